@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable
 
 from penstock.http.errors import ApiError
-from penstock.http.http1.connection import Application, ServerProtocol
+from penstock.http.http1.connection import ServerProtocol
 from penstock.http.server_state import Limits, ServerState
+from penstock.http.sink import Application
 from penstock.http.sockets.connection_source import ConnectionSource
 from penstock.streaming.flow_windows import FlowWindows
 

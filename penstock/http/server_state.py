@@ -7,12 +7,23 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from email.utils import formatdate
-from typing import Protocol
+from typing import Any, Protocol
 
 from penstock.http.errors import ApiError
 from penstock.http.http1.chunked_body import ChunkRounds
 from penstock.http.receive_budget import Holder, ReceiveBudget
 from penstock.streaming.flow_windows import FlowWindows
+
+LINGER_S = 5.0
+"""Time for which a closing connection reads and discards what its client still sends: closing with unread
+bytes resets the connection, which can destroy the reply (RFC 9112 §9.6)."""
+MAX_LINGER_BYTES = 64 * 1024 * 1024
+"""Bytes that it discards."""
+
+
+def address(info: Any) -> tuple[str, int] | None:
+    """Host and port; None for a Unix socket, and for a client that has gone already."""
+    return (str(info[0]), int(info[1])) if isinstance(info, tuple) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

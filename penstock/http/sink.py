@@ -6,7 +6,7 @@ of an HTTP/2 connection, each stream does. Replies give content; framing is the 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping, Sequence
 from typing import Any, Protocol
 
 from penstock.streaming.row_path import RowPath
@@ -15,6 +15,13 @@ Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+
+EVENT_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # proxies such as nginx must not buffer events
+]
+"""Headers of a reply that is sent by :meth:`Sink.send`."""
 
 
 class Listener(Protocol):
@@ -78,3 +85,8 @@ class Sink(Protocol):
     def finish(self) -> None:
         """End the body."""
         ...
+
+
+Application = Callable[[Scope, Receive, Send, Sink], Coroutine[Any, Any, None]]
+"""Called for each request, with the ASGI arguments and the sink of the reply. It runs without a task until it
+first waits (:mod:`penstock.http.eager`)."""

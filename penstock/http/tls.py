@@ -17,7 +17,7 @@ WATCH_INTERVAL_S = 1.0
 
 
 def server_context(config: ServeConfig) -> ssl.SSLContext | None:
-    """The SSL context for the options (TLS 1.2 and later, HTTP/1.1); None without TLS.
+    """The SSL context for the options (TLS 1.2 and later, HTTP/2 and HTTP/1.1); None without TLS.
 
     Raises ConfigError for contradictory options and for files that cannot be loaded.
     """
@@ -38,7 +38,7 @@ def server_context(config: ServeConfig) -> ssl.SSLContext | None:
         )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2  # the default of some builds of Python is OpenSSL's
-    context.set_alpn_protocols(["http/1.1"])
+    context.set_alpn_protocols(["h2", "http/1.1"])
     where = f"--ssl-certfile {config.ssl_certfile}"
     if config.ssl_keyfile is not None:
         where += f", --ssl-keyfile {config.ssl_keyfile}"

@@ -12,7 +12,7 @@ import logging
 import socket
 import time
 from asyncio import Protocol, get_running_loop
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from http.client import responses
 from typing import Any
 
@@ -21,20 +21,17 @@ from penstock.http.eager import run_eagerly
 from penstock.http.errors import ApiError
 from penstock.http.http1.request_head import RequestHead
 from penstock.http.http1.request_reader import RequestReader
+from penstock.http.http2.connection import Http2Connection
+from penstock.http.http2.frames import PREFACE
 from penstock.http.served_request import ServedRequest
-from penstock.http.server_state import ServerState
-from penstock.http.sink import Listener, Receive, Scope, Send, Sink
+from penstock.http.server_state import LINGER_S, MAX_LINGER_BYTES, ServerState, address
+from penstock.http.sink import EVENT_STREAM_HEADERS, Application, Listener, Scope
 from penstock.http.slow_clients import MIN_BODY_RATE, SlowClientTimer, Verdict
 from penstock.streaming.chunked import LAST_CHUNK, chunk
 from penstock.streaming.row_path import RowPath
 
 log = logging.getLogger(__name__)
 
-EVENT_STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # proxies such as nginx must not buffer events
-]
 HIGH_WATER_BYTES = 16 * 1024
 """Unsent bytes of a connection from which on its client counts as not reading."""
 MAX_WAITING_BYTES = 16 * 1024
@@ -43,11 +40,6 @@ MAX_UNRECEIVED_BYTES = 64 * 1024
 """Bytes of a body that the application has not asked for from which on the connection is not read."""
 MAX_DISCARDED_BYTES = 64 * 1024
 """Rest of a body that is read and discarded after an early reply, to keep the connection."""
-LINGER_S = 5.0
-"""Time for which a closing connection reads and discards what its client still sends: closing with unread
-bytes resets the connection, which can destroy the reply (RFC 9112 §9.6)."""
-MAX_LINGER_BYTES = 64 * 1024 * 1024
-"""Bytes that it discards."""
 GONE_CHECK_S = 0.05
 """Time for the answer of a closed socket to a probe."""
 
@@ -57,10 +49,6 @@ _COMMENT = b":\n\n"
 _CLOSE = b"connection: close\r\n"
 _KEEP_ALIVE = b"connection: keep-alive\r\n"
 """For HTTP/1.0, whose connections close otherwise (RFC 9112 §9.3)."""
-
-Application = Callable[[Scope, Receive, Send, Sink], Coroutine[Any, Any, None]]
-"""Called for each request, with the ASGI arguments and the connection of the reply. It runs without a task
-until it first waits (:mod:`penstock.http.eager`)."""
 
 
 def _lines(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
@@ -85,6 +73,14 @@ class ServerProtocol(Protocol):
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
+        self._start = b""
+        """First bytes that may become the preface of HTTP/2."""
+        self._speaks_http1 = False
+        """Whether the first bytes are no preface of HTTP/2."""
+        tls = transport.get_extra_info("ssl_object")
+        if tls is not None and tls.selected_alpn_protocol() == "h2":
+            self._speak_http2()
+            return
         self._state.connections.add(self)
         self._reader = RequestReader(self._limits.max_header_bytes)
         self._request: ServedRequest | None = None
@@ -100,8 +96,8 @@ class ServerProtocol(Protocol):
         self._row_path: RowPath | None = None
         if not (self._tls or self._socket is None):
             self._row_path = RowPath(descriptor=self._socket.fileno(), write_rest=transport.write)
-        self._client = _address(transport.get_extra_info("peername"))
-        self._server = _address(transport.get_extra_info("sockname"))
+        self._client = address(transport.get_extra_info("peername"))
+        self._server = address(transport.get_extra_info("sockname"))
         # Half of the backlog is for bytes written before the client counts as slow, half for later ones.
         transport.set_write_buffer_limits(min(HIGH_WATER_BYTES, self._limits.max_backlog // 2))
         self.timer = SlowClientTimer(time.monotonic())
@@ -155,12 +151,40 @@ class ServerProtocol(Protocol):
 
     def data_received(self, data: bytes) -> None:
         if not self._discards:
+            if not self._speaks_http1:
+                self._start += data
+                if not self._choose_protocol():
+                    return
+                data = self._start
             self._reader.receive(data)
             self._advance()
             return
         self._discarded += len(data)
         if self._discarded > MAX_LINGER_BYTES:
             self.transport.abort()
+
+    def _choose_protocol(self) -> bool:
+        """Whether the client speaks HTTP/1.1; until that is known, and if it speaks HTTP/2: False."""
+        start = self._start
+        self._speaks_http1 = not (start.startswith(PREFACE) or PREFACE.startswith(start))
+        if self._speaks_http1:
+            return True
+        if len(start) < len(PREFACE):
+            if self.timer.waiting_since is None:
+                self.timer.on_request_begin(time.monotonic())
+        else:
+            self._state.connections.discard(self)
+            self.timer.on_close()
+            self._speak_http2()
+        return False
+
+    def _speak_http2(self) -> None:
+        """Leave the transport to the protocol of HTTP/2."""
+        connection = Http2Connection(self._app, self._state)
+        self.transport.set_protocol(connection)
+        connection.connection_made(self.transport)
+        if self._start:
+            connection.data_received(self._start)
 
     def eof_received(self) -> bool:
         """The client has closed the connection, or its sending side alone: both look the same. If its request
@@ -582,8 +606,3 @@ class ServerProtocol(Protocol):
         if self._request is not None:
             self._request.disconnected = True
             self._request.wake()
-
-
-def _address(info: Any) -> tuple[str, int] | None:
-    """Host and port; None for a Unix socket, and for a client that has gone already."""
-    return (str(info[0]), int(info[1])) if isinstance(info, tuple) else None

@@ -16,9 +16,9 @@ from penstock.http.errors import ApiError
 
 MAX_HEADERS = 128
 """Headers of one request."""
-_METHODS = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"OPTIONS", b"PATCH", b"TRACE"))
+METHODS = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"OPTIONS", b"PATCH", b"TRACE"))
 """Methods of RFC 9110 and RFC 5789, without CONNECT, which is for proxies."""
-_CHECKED = frozenset(
+CHECKED = frozenset(
     (
         b"api-key",
         b"authorization",
@@ -46,9 +46,9 @@ _BARE_LF = re.compile(rb"(?<!\r)\n")
 _ABSOLUTE = re.compile(rb"https?://[^/?#]+", re.IGNORECASE)
 _ALPHANUMERIC = string.ascii_letters.encode() + string.digits.encode()
 _TOKEN_CHARACTERS = _ALPHANUMERIC + b"!#$%&'*+-.^_`|~"
-_HOST_CHARACTERS = _ALPHANUMERIC + b"._~!$&'()*+,;=%:[]-"
+HOST_CHARACTERS = _ALPHANUMERIC + b"._~!$&'()*+,;=%:[]-"
 _PRINTABLE = bytes({*range(256)} - {*range(32), 127} | {*b"\t\r\n"})
-_LENGTH = re.compile(rb"[0-9]{1,18}")
+LENGTH = re.compile(rb"[0-9]{1,18}")
 _COMMON = {
     name: name.lower()
     for lower in [
@@ -115,14 +115,14 @@ def parse_head(head: bytes) -> RequestHead:
     method, target, major, minor = match.groups()
     if major != b"1":
         raise ApiError(505, "The request is not of HTTP/1.1 or HTTP/1.0, the versions of this server.")
-    if method not in _METHODS:
-        raise ApiError(501, f"There is no method {_shown(method)} on this server.")
+    if method not in METHODS:
+        raise ApiError(501, f"There is no method {shown_text(method)} on this server.")
     raw_path, query = _split_target(method, target)
     headers, checked = _parse_headers(rest[:-2])
     new = minor != b"0"
     connection = checked.get(b"connection", b"")
     host = checked.get(b"host")
-    if (host is None and new) or (host is not None and host.translate(None, _HOST_CHARACTERS)):
+    if (host is None and new) or (host is not None and host.translate(None, HOST_CHARACTERS)):
         raise ApiError(
             400, "The header Host is missing or no host: HTTP/1.1 needs exactly one.", param="Host"
         )
@@ -184,7 +184,7 @@ def _split_target(method: bytes, target: bytes) -> tuple[bytes, bytes]:
 
 
 def _parse_headers(lines: bytes) -> tuple[list[tuple[bytes, bytes]], dict[bytes, bytes]]:
-    """All headers, and the values of :data:`_CHECKED` by name. ``lines`` end with CR LF each.
+    """All headers, and the values of :data:`CHECKED` by name. ``lines`` end with CR LF each.
 
     The characters are checked by whole lines: this takes a third of the time of a request's head.
     """
@@ -208,14 +208,14 @@ def _parse_headers(lines: bytes) -> tuple[list[tuple[bytes, bytes]], dict[bytes,
             raise bad_header(lines)
         value = value.strip()
         headers.append((name, value))
-        if name in _CHECKED:
+        if name in CHECKED:
             if name not in checked:
                 checked[name] = value
             elif name == b"connection":
                 checked[name] += b"," + value
             else:
                 raise ApiError(
-                    400, f"The header {_shown(name)} is given more than once.", param=name.decode()
+                    400, f"The header {shown_text(name)} is given more than once.", param=name.decode()
                 )
     return headers, checked
 
@@ -231,10 +231,10 @@ def bad_header(lines: bytes) -> ApiError:
         if not colon:
             return ApiError(400, "A header line has no colon.")
         if not _NAME.fullmatch(name):
-            text = f"The name of the header {_shown(name)} has characters that no header's name may have."
+            text = f"The name of the header {shown_text(name)} has characters that no header's name may have."
             return ApiError(400, text)
         return ApiError(
-            400, f"The value of the header {_shown(name)} has control characters.", param=name.decode()
+            400, f"The value of the header {shown_text(name)} has control characters.", param=name.decode()
         )
     return ApiError(400, "A header line does not end with CR LF.")
 
@@ -245,7 +245,7 @@ def _body_length(checked: dict[bytes, bytes], *, chunks: bool) -> int | None:
     if coding is None:
         if length is None:
             return 0
-        if not _LENGTH.fullmatch(length):
+        if not LENGTH.fullmatch(length):
             raise ApiError(400, "The header Content-Length is no number of bytes.", param="Content-Length")
         return int(length)
     if length is not None:
@@ -271,6 +271,6 @@ def _has_token(connection: bytes, wanted: bytes) -> bool:
     return wanted in lower and wanted in (token.strip() for token in lower.split(b","))
 
 
-def _shown(text: bytes) -> str:
+def shown_text(text: bytes) -> str:
     shown = text[:_SHOWN].decode("latin-1")
     return repr(shown if len(text) <= _SHOWN else shown + "…")

@@ -1,0 +1,683 @@
+"""The HTTP/2 server protocol: one object per client connection, which many requests share (RFC 9113).
+
+It reads frames and keeps the states of the streams (:mod:`penstock.http.http2.stream`); the sender writes
+(:mod:`penstock.http.http2.sender`). What breaks the protocol ends the connection with GOAWAY, or the stream
+with RST_STREAM; a request that is refused gets a reply. Floods are bounded by
+:mod:`penstock.http.http2.rates`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import time
+from asyncio import Protocol, get_running_loop
+from collections import deque
+from typing import Any
+
+from penstock.http.eager import run_eagerly
+from penstock.http.errors import ApiError
+from penstock.http.http1.request_head import MAX_HEADERS, RequestHead
+from penstock.http.http2 import frames
+from penstock.http.http2.faults import ConnectionFault, ErrorCode, StreamFault
+from penstock.http.http2.frames import FrameScanner
+from penstock.http.http2.header_blocks import HeaderDecoder, HeaderListTooLarge
+from penstock.http.http2.peer_settings import PeerSettings
+from penstock.http.http2.rates import BYTES_PER_CONTROL, control_limit, reset_limit
+from penstock.http.http2.request_fields import MalformedRequest, parse_fields
+from penstock.http.http2.sender import FrameSender
+from penstock.http.http2.stream import STREAM_WINDOW, Http2Stream
+from penstock.http.served_request import ServedRequest
+from penstock.http.server_state import LINGER_S, MAX_LINGER_BYTES, ServerState, address
+from penstock.http.sink import Application, Scope
+
+log = logging.getLogger(__name__)
+
+MAX_STREAMS = 2048
+"""Requests of one connection at a time, with those whose client has gone and whose work has not ended."""
+CONNECTION_WINDOW = 1024 * 1024
+"""Bytes of all bodies that a client may send before WINDOW_UPDATE; it gets that as soon as they are read."""
+FRAMES_PER_PIECE = 32
+"""Frames between two looks at the clock."""
+TURN_S = 0.002
+"""Time for the frames of one connection in a turn of the event loop."""
+SMALL_DATA = 64
+"""Smaller DATA frames within a body count as frames that carry nothing."""
+BLOCK_BYTES_PER_LIST_BYTE = 2
+"""Encoded header blocks may be this many times as long as the list, which is then refused with 431."""
+MAX_CUT_IDS = 1024
+"""Streams that were ended before their request, whose frames are ignored; those of others are faults."""
+MAX_CLOSED_IDS = 256
+"""Streams that are remembered as closed, for the error code alone."""
+GOAWAY_DELAY_S = 1.0
+"""Maximum time between the two GOAWAY frames of a connection that ends (RFC 9113 §6.8)."""
+LOST_PER_TURN = 64
+"""Streams of a lost connection that end in one turn of the event loop, so others' events are not late."""
+UNSENT_IN_KERNEL = 128 * 1024
+"""Bytes that the kernel takes beyond what it can send: rows wait behind no more than that."""
+_TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)
+
+_GOING_PING = b"penstock"
+_ANNOUNCED = {
+    frames.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
+    frames.INITIAL_WINDOW_SIZE: STREAM_WINDOW,
+}
+
+
+class Http2Connection(Protocol):
+    """One connection. ``app`` is called for each request with the ASGI arguments and the request's stream."""
+
+    def __init__(self, app: Application, state: ServerState) -> None:
+        self.app = app
+        self.state = state
+
+    # -- per connection
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        self.now = now = time.monotonic()
+        """Of the latest read or sweep."""
+        limits = self.state.limits
+        self.sender = FrameSender(transport, self.state.windows, self._open_streams, self._on_sent)
+        self._streams: dict[int, Http2Stream] = {}
+        self._scanner = FrameScanner()
+        self._decoder = HeaderDecoder()
+        self._max_header_bytes = limits.max_header_bytes
+        self._settings = PeerSettings()
+        self._control = control_limit(now)
+        self._resets = reset_limit(now)
+        self._tls = transport.get_extra_info("sslcontext") is not None
+        self._client = address(transport.get_extra_info("peername"))
+        self._server = address(transport.get_extra_info("sockname"))
+        _limit_kernel_buffer(transport.get_extra_info("socket"))
+        self._prefaced = 0
+        """Bytes of the preface that have come."""
+        self._has_settings = False
+        """Whether the client's first frame has come."""
+        self._block: _PartialBlock | None = None
+        """A header block that goes on in CONTINUATION frames."""
+        self._last_id = 0
+        """The latest stream of the client."""
+        self._cut_ids: dict[int, None] = {}
+        self._closed_ids = deque[int](maxlen=MAX_CLOSED_IDS)
+        self._abandoned = 0
+        """Requests whose stream is closed and whose application runs on."""
+        self._fresh: list[Http2Stream] = []
+        """Requests of this read whose bodies have not come."""
+        self._receiving: set[Http2Stream] = set()
+        """Streams whose request is incomplete."""
+        self._holding: set[Http2Stream] = set()
+        """Streams with bytes that wait."""
+        self._receive_window = CONNECTION_WINDOW
+        self._read_on = False
+        """Whether the next turn goes on with what was read."""
+        self._held = 0
+        """Bytes that the budget knows of."""
+        self._partial_since: float | None = None
+        """Since when the preface, a frame or a header block is incomplete."""
+        self._idle_since = now
+        self._taken = 0
+        """Bytes that the client has taken at the latest sweep."""
+        self._taken_at = now
+        self._last_served: int | None = None
+        """The last stream id that is served, once the connection ends."""
+        self._going = False
+        """Whether the first GOAWAY is sent."""
+        self._lingers_since: float | None = None
+        """Since when nothing is left to do but to discard what comes; None while there is."""
+        self._discarded = 0
+        self._losing = False
+        """Whether streams of an ended connection are still to be closed."""
+        self._lost = False
+        self.state.connections.add(self)
+        self.sender.write(
+            frames.settings_frame({**_ANNOUNCED, frames.MAX_HEADER_LIST_SIZE: limits.max_header_bytes})
+            + frames.window_update(0, CONNECTION_WINDOW - frames.DEFAULT_WINDOW)
+        )
+        if len(self.state.connections) > limits.max_connections:
+            self._end(ErrorCode.ENHANCE_YOUR_CALM, "too many connections to this server")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = True
+        self.state.connections.discard(self)
+        self.state.lingering.discard(self)
+        self.sender.close()
+        self._forget_input()
+        if not self._losing:
+            self._lose_some()
+        self.state.on_lost()
+
+    def pause_writing(self) -> None:
+        self.sender.on_congested()
+
+    def resume_writing(self) -> None:
+        self.sender.on_drained()
+
+    def eof_received(self) -> bool:
+        """The client sends nothing more: it is gone."""
+        return False
+
+    def _open_streams(self) -> list[Any]:
+        return list(self._streams.values())
+
+    def _on_sent(self, size: int) -> None:
+        self._control.allow(size / BYTES_PER_CONTROL)
+
+    @property
+    def bytes_queued(self) -> int:
+        size: int = self.transport.get_write_buffer_size()
+        return size + sum([stream.held for stream in self._holding])
+
+    # -- reading
+
+    def data_received(self, data: bytes) -> None:
+        if self._lingers_since is not None:
+            self._discarded += len(data)
+            if self._discarded > MAX_LINGER_BYTES:
+                self.transport.abort()
+            return
+        self._scanner.receive(data)
+        if not self._read_on:
+            self._read()
+
+    def _read(self) -> None:
+        """Handle the frames that have come, for a limited time."""
+        self._read_on = False
+        if self._is_over():
+            return
+        self.now = now = time.monotonic()
+        self.sender.begin_batch()
+        try:
+            if self._prefaced < len(frames.PREFACE):
+                self._read_preface()
+            while taken := self._scanner.take(FRAMES_PER_PIECE):
+                for frame in taken:
+                    self._handle(*frame)
+                    if self._is_over():
+                        return
+                self._start_fresh()
+                if len(taken) == FRAMES_PER_PIECE and time.monotonic() > now + TURN_S:
+                    self._read_on = True
+                    break
+            if self.state.ending:
+                self.shutdown()
+            self._after_read()
+        except ConnectionFault as fault:
+            self._end(fault.code, fault.reason)
+        except Exception:
+            log.exception("an HTTP/2 connection failed")
+            self._end(ErrorCode.INTERNAL_ERROR, "the server failed")
+        finally:
+            self.sender.end_batch()
+
+    def _read_preface(self) -> None:
+        start = self._scanner.take_bytes(len(frames.PREFACE) - self._prefaced)
+        if start != frames.PREFACE[self._prefaced :][: len(start)]:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "this is not the preface of HTTP/2")
+        self._prefaced += len(start)
+
+    def _after_read(self) -> None:
+        if self._read_on:
+            self.transport.pause_reading()
+            get_running_loop().call_soon(self._continue)
+        partial = self._scanner.waiting + (len(self._block.data) if self._block else 0)
+        if not partial and self._prefaced == len(frames.PREFACE):
+            self._partial_since = None
+        elif self._partial_since is None:
+            self._partial_since = self.now
+        if partial != self._held:
+            self._held = partial
+            self.state.budget.hold(self, partial)
+
+    def _continue(self) -> None:
+        if not (self._lost or self.transport.is_closing()):
+            self.transport.resume_reading()
+        self._read()
+
+    def _handle(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        if self._block is not None and (kind != frames.CONTINUATION or stream_id != self._block.stream_id):
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a header block is interrupted by another frame")
+        if not self._has_settings:
+            if kind != frames.SETTINGS or flags & frames.ACK:
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
+            self._has_settings = True
+        try:
+            if kind == frames.DATA:
+                self._on_data(flags, stream_id, payload)
+            elif kind == frames.HEADERS:
+                self._on_headers(flags, stream_id, payload)
+            elif kind == frames.WINDOW_UPDATE:
+                self._on_window_update(stream_id, frames.unpack_long(payload, "WINDOW_UPDATE"))
+            elif kind == frames.RST_STREAM:
+                self._on_rst_stream(stream_id, payload)
+            else:
+                self._control.spend(self.now)
+                self._on_control(kind, flags, stream_id, payload)
+        except StreamFault as fault:
+            self._resets.spend(self.now)
+            log.debug("stream %d: %s", fault.stream_id, fault.reason)
+            stream = self._streams.get(fault.stream_id)
+            if stream is None:
+                self.sender.write(frames.rst_stream(fault.stream_id, fault.code))
+                self._note_cut(fault.stream_id)
+            else:
+                self.reset_stream(stream, fault.code)
+
+    def _on_control(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        if kind == frames.SETTINGS:
+            self._on_settings(flags, stream_id, payload)
+        elif kind == frames.PING:
+            if stream_id:
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PING on a stream")
+            if len(payload) != 8:
+                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "the length of PING is not 8")
+            if not flags & frames.ACK:
+                self.sender.write(frames.ping(payload, ack=True))
+            elif payload == _GOING_PING and self._going:
+                self._go()
+        elif kind == frames.CONTINUATION:
+            self._on_continuation(flags, stream_id, payload)
+        elif kind == frames.PRIORITY:
+            if not stream_id:
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PRIORITY without a stream")
+            if len(payload) != 5:
+                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "the length of PRIORITY is not 5")
+            _check_dependency(stream_id, payload)
+        elif kind == frames.GOAWAY:
+            if stream_id:
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "GOAWAY on a stream")
+            frames.unpack_goaway(payload)
+        elif kind == frames.PUSH_PROMISE:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a client cannot push")
+
+    def _on_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if stream_id:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "SETTINGS on a stream")
+        if flags & frames.ACK:
+            if payload:
+                raise ConnectionFault(
+                    ErrorCode.FRAME_SIZE_ERROR, "an acknowledgement of SETTINGS has settings"
+                )
+            return
+        before = self._settings.initial_window
+        self._settings.apply(payload)
+        if not self.sender.change_initial_window(self._settings.initial_window - before):
+            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "SETTINGS raise a window above 2^31-1")
+        self.sender.write(frames.SETTINGS_ACK)
+        self.sender.max_frame_size = self._settings.max_frame_size
+
+    def _on_window_update(self, stream_id: int, increment: int) -> None:
+        self._control.spend(self.now)
+        increment &= frames.STREAM_BITS
+        stream = self._streams.get(stream_id)
+        if stream is None and stream_id:
+            self._check_not_idle(stream_id, "WINDOW_UPDATE")
+            return
+        if not increment:
+            if not stream_id:
+                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE by 0")
+            raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE by 0")
+        if not self.sender.widen(None if stream is None else stream.slot, increment):
+            text = "WINDOW_UPDATE beyond 2^31-1"
+            if not stream_id:
+                raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, text)
+            raise StreamFault(stream_id, ErrorCode.FLOW_CONTROL_ERROR, text)
+        if stream is None:
+            self.sender.pump()
+        elif stream.held:
+            self.sender.queue(stream)
+
+    def _on_rst_stream(self, stream_id: int, payload: bytes) -> None:
+        frames.unpack_long(payload, "RST_STREAM")
+        self._check_not_idle(stream_id, "RST_STREAM")
+        stream = self._streams.pop(stream_id, None)
+        if stream is None:
+            self._control.spend(self.now)
+            return
+        self._resets.spend(self.now)
+        self._close(stream)
+        self._after_stream()
+
+    def _check_not_idle(self, stream_id: int, name: str) -> None:
+        if not stream_id or stream_id > self._last_id or not stream_id & 1:
+            text = f"{name} on stream {stream_id}, which the client has not opened"
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, text)
+
+    # -- requests
+
+    def _on_data(self, flags: int, stream_id: int, payload: bytes) -> None:
+        size = len(payload)
+        self._check_not_idle(stream_id, "DATA")
+        self._receive_window -= size
+        if self._receive_window < 0:
+            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "DATA beyond the connection's window")
+        if self._receive_window < CONNECTION_WINDOW // 2:
+            self.sender.write(frames.window_update(0, CONNECTION_WINDOW - self._receive_window))
+            self._receive_window = CONNECTION_WINDOW
+        data = frames.without_padding(flags, payload)
+        last = bool(flags & frames.END_STREAM)
+        if len(data) < SMALL_DATA and not last:
+            self._control.spend(self.now)
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            if self._is_ignored(stream_id):
+                return
+            raise StreamFault(stream_id, ErrorCode.STREAM_CLOSED, "DATA on a closed stream")
+        stream.on_data(data, size, self.now, last=last)
+        if last:
+            self._receiving.discard(stream)
+
+    def _is_ignored(self, stream_id: int) -> bool:
+        """Whether the client may not know yet that the stream has ended, or that it is not served."""
+        return stream_id in self._cut_ids or (self._last_served is not None and stream_id > self._last_served)
+
+    def _on_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
+        if not stream_id & 1:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"HEADERS on stream {stream_id}")
+        block = frames.without_padding(flags, payload)
+        if flags & frames.PRIORITY_FLAG:
+            if len(block) < 5:
+                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "HEADERS are too short for a priority")
+            _check_dependency(stream_id, block)
+            block = block[5:]
+        if flags & frames.END_HEADERS:
+            self._on_block(flags, stream_id, block)
+        else:
+            self._block = _PartialBlock(stream_id, flags, block)
+
+    def _on_continuation(self, flags: int, stream_id: int, payload: bytes) -> None:
+        block = self._block
+        if block is None:
+            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS before it")
+        block.data += payload
+        if len(block.data) > BLOCK_BYTES_PER_LIST_BYTE * self._max_header_bytes:
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "a header block is too large")
+        if flags & frames.END_HEADERS:
+            self._block = None
+            self._on_block(block.flags, stream_id, bytes(block.data))
+
+    def _on_block(self, flags: int, stream_id: int, block: bytes) -> None:
+        """A complete header block: of a request, or of trailers."""
+        too_large = False
+        try:
+            fields = self._decoder.decode(block, self._max_header_bytes, MAX_HEADERS)
+        except HeaderListTooLarge:
+            fields, too_large = [], True
+        last = bool(flags & frames.END_STREAM)
+        if stream_id <= self._last_id:
+            self._on_trailers(stream_id, fields, last=last)
+            return
+        self._last_id = stream_id
+        if self._last_served is not None and stream_id > self._last_served:
+            return
+        if len(self._streams) + self._abandoned >= MAX_STREAMS:
+            raise StreamFault(stream_id, ErrorCode.REFUSED_STREAM, "too many streams")
+        try:
+            if too_large:
+                raise _too_large(self._max_header_bytes)
+            head = parse_fields(fields, complete=last)
+            if head.length != 0 and self.state.budget.full:
+                raise self.state.budget.refusal()
+        except MalformedRequest as malformed:
+            raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR, str(malformed)) from None
+        except ApiError as error:
+            method = "HEAD" if (b":method", b"HEAD") in fields else "GET"
+            stream = self._open(stream_id, None, {"method": method}, last=last, expects_continue=False)
+            stream.refuse(error)
+            return
+        self._begin(stream_id, head, last=last)
+
+    def _on_trailers(self, stream_id: int, fields: list[tuple[bytes, bytes]], *, last: bool) -> None:
+        """Trailers are dropped."""
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            if self._is_ignored(stream_id):
+                return
+            was_open = stream_id in self._closed_ids
+            code = ErrorCode.STREAM_CLOSED if was_open else ErrorCode.PROTOCOL_ERROR
+            raise ConnectionFault(code, f"HEADERS on stream {stream_id}, which is closed")
+        request = stream.request
+        assert request is not None
+        if request.body_complete:
+            raise StreamFault(stream_id, ErrorCode.STREAM_CLOSED, "HEADERS after the end of a request")
+        if not last:
+            raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR, "HEADERS within a body")
+        if any(not name or name[0] == 58 for name, _ in fields):
+            raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR, "trailers with malformed or pseudo fields")
+        stream.on_data(b"", 0, self.now, last=True)
+        self._receiving.discard(stream)
+
+    def _begin(self, stream_id: int, head: RequestHead, *, last: bool) -> None:
+        scope: Scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "2",
+            "server": self._server,
+            "client": self._client,
+            "scheme": "https" if self._tls else "http",
+            "method": head.method,
+            "root_path": "",
+            "path": head.path,
+            "raw_path": head.raw_path,
+            "query_string": head.query,
+            "headers": head.headers,
+        }
+        stream = self._open(stream_id, head.length, scope, last=last, expects_continue=head.expects_continue)
+        if last:
+            self._start(stream)
+        else:
+            self._fresh.append(stream)
+
+    def _open(
+        self, stream_id: int, length: int | None, scope: Scope, *, last: bool, expects_continue: bool
+    ) -> Http2Stream:
+        slot = self.state.windows.add_stream(self.sender.slot, self._settings.initial_window)
+        stream = Http2Stream(self, stream_id, slot, length)
+        stream.request = ServedRequest(scope, stream, keep_alive=True, expects_continue=expects_continue)
+        self._streams[stream_id] = stream
+        if last:
+            stream.request.body_complete = True
+        else:
+            self._receiving.add(stream)
+        return stream
+
+    def _start_fresh(self) -> None:
+        """Start the applications of requests whose bodies may have come in the same read."""
+        while self._fresh:
+            fresh, self._fresh = self._fresh, []
+            for stream in fresh:
+                if not stream.closed:
+                    self._start(stream)
+
+    def _start(self, stream: Http2Stream) -> None:
+        request = stream.request
+        assert request is not None
+        run_eagerly(stream.run(request.scope, request), self.state.tasks)
+
+    # -- the ends of streams
+
+    def end_stream(self, stream: Http2Stream) -> None:
+        """END_STREAM was written. A client that still sends its request learns that nobody reads it."""
+        request = stream.request
+        del self._streams[stream.id]
+        if request is not None and not request.body_complete:
+            self.sender.write(frames.rst_stream(stream.id, ErrorCode.NO_ERROR))
+            self._note_cut(stream.id)
+        self._resets.allow(1.0)
+        self._close(stream)
+        self._after_stream()
+
+    def reset_stream(self, stream: Http2Stream, code: ErrorCode) -> None:
+        del self._streams[stream.id]
+        self.sender.write(frames.rst_stream(stream.id, code))
+        self._note_cut(stream.id)
+        self._close(stream)
+        self._after_stream()
+
+    def _note_cut(self, stream_id: int) -> None:
+        """The client may still send frames of the stream."""
+        if len(self._cut_ids) >= MAX_CUT_IDS:
+            del self._cut_ids[next(iter(self._cut_ids))]
+        self._cut_ids[stream_id] = None
+
+    def _close(self, stream: Http2Stream) -> None:
+        self._receiving.discard(stream)
+        self._holding.discard(stream)
+        self._closed_ids.append(stream.id)
+        if stream.running:
+            self._abandoned += 1
+        stream.close()
+        self.state.windows.remove_stream(stream.slot)
+
+    def _after_stream(self) -> None:
+        if not self._streams:
+            self._idle_since = self.now
+            if self._last_served is not None:
+                self._linger()
+
+    def on_run_end(self) -> None:
+        """The application has returned for a request whose stream is closed."""
+        self._abandoned -= 1
+
+    def on_held(self, stream: Http2Stream) -> None:
+        stream.progress_at = self.now
+        self._holding.add(stream)
+
+    def on_sent(self, stream: Http2Stream) -> None:
+        self._holding.discard(stream)
+
+    # -- the bytes that it holds: partial frames and header blocks
+
+    @property
+    def receiving(self) -> bool:
+        return True
+
+    def on_over_budget(self) -> None:
+        self._held = 0
+        self._end(ErrorCode.ENHANCE_YOUR_CALM, self.state.budget.refusal().message)
+
+    # -- the end of the connection
+
+    def _is_over(self) -> bool:
+        return self._lost or self._lingers_since is not None
+
+    def shutdown(self) -> None:
+        """Close now if idle, else after the replies in progress, and those of requests on their way."""
+        if self._going or self._is_over():
+            return
+        self._going = True
+        if not self._streams:
+            self._go()
+            return
+        self.sender.write(frames.goaway(frames.STREAM_BITS, ErrorCode.NO_ERROR) + frames.ping(_GOING_PING))
+        get_running_loop().call_later(GOAWAY_DELAY_S, self._go)
+
+    def _go(self) -> None:
+        """The client knows that the connection ends: serve what has come, and nothing after it."""
+        if self._last_served is not None or self._is_over():
+            return
+        self._last_served = self._last_id
+        self.sender.write(frames.goaway(self._last_id, ErrorCode.NO_ERROR))
+        if not self._streams:
+            self._linger()
+
+    def _end(self, code: ErrorCode, reason: str) -> None:
+        """The client broke the protocol, or takes too much: end all its streams."""
+        if self._is_over():
+            return
+        log.debug("connection ended: %s: %s", code.name, reason)
+        self.sender.write(frames.goaway(self._last_id, code, reason))
+        self._linger()
+
+    def _linger(self) -> None:
+        """Close once the client has closed, or is too late (:data:`LINGER_S`): closing with unread bytes
+        would destroy what it has not read."""
+        self._lingers_since = self.now
+        self.sender.flush()
+        self.sender.close()
+        self._forget_input()
+        lingering = self.state.lingering
+        if self.transport.is_closing():
+            pass
+        elif len(lingering) < self.state.limits.max_lingering and self.transport.can_write_eof():
+            lingering.add(self)
+            self.transport.write_eof()
+        else:
+            self.transport.close()
+        self._lose_some()
+
+    def _forget_input(self) -> None:
+        self._scanner.clear()
+        self._block = self._partial_since = None
+        self._fresh.clear()
+        if self._held:
+            self._held = 0
+            self.state.budget.hold(self, 0)
+
+    def _lose_some(self) -> None:
+        """Close streams, some in each turn."""
+        streams = self._streams
+        for _ in range(min(len(streams), LOST_PER_TURN)):
+            self._close(streams.popitem()[1])
+        self._losing = bool(streams)
+        if streams:
+            get_running_loop().call_soon(self._lose_some)
+        elif self._lost:
+            self.state.windows.remove_connection(self.sender.slot)
+
+    def cut_if_slow(self, now: float, request_timeout_s: float, keep_alive_s: float) -> None:
+        """Called once a second: see :class:`penstock.http.server_state.ServedConnection`."""
+        self.now = now
+        if self._lingers_since is not None:
+            if now - self._lingers_since > LINGER_S:
+                self.transport.abort()
+            return
+        if self.state.ending:
+            self.shutdown()
+        for stream in list(self._receiving):
+            stream.check_body(now, request_timeout_s)
+        for stream in list(self._holding):
+            stream.check_held(now, keep_alive_s)
+        waiting = self.transport.get_write_buffer_size()
+        taken = self.sender.written - waiting
+        if not waiting or taken != self._taken:
+            self._taken, self._taken_at = taken, now
+        elif now - self._taken_at > keep_alive_s:
+            self.transport.abort()
+            return
+        if self._partial_since is not None and now - self._partial_since > request_timeout_s:
+            self._end(ErrorCode.PROTOCOL_ERROR, "a frame or header block did not arrive in time")
+        elif not self._streams and now - self._idle_since > keep_alive_s:
+            self._end(ErrorCode.NO_ERROR, "idle")
+
+
+class _PartialBlock:
+    """A header block whose CONTINUATION frames have not all come."""
+
+    __slots__ = ("data", "flags", "stream_id")
+
+    def __init__(self, stream_id: int, flags: int, data: bytes) -> None:
+        self.stream_id = stream_id
+        self.flags = flags
+        self.data = bytearray(data)
+
+
+def _check_dependency(stream_id: int, priority: bytes) -> None:
+    """Priorities are ignored, but no stream depends on itself (RFC 7540 §5.3.1)."""
+    if int.from_bytes(priority[:4], "big") & frames.STREAM_BITS == stream_id:
+        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a stream depends on itself")
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(
+        431,
+        f"The request has more than {MAX_HEADERS} headers, or they are larger than the {limit} bytes allowed "
+        "by --max-header-bytes.",
+    )
+
+
+def _limit_kernel_buffer(tcp: Any) -> None:
+    if tcp is not None:
+        with contextlib.suppress(OSError):  # a Unix socket
+            tcp.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, UNSENT_IN_KERNEL)

@@ -1,0 +1,38 @@
+"""What a client's SETTINGS say, within what RFC 9113 §6.5.2 allows."""
+
+from __future__ import annotations
+
+from penstock.http.http2 import frames
+from penstock.http.http2.faults import ConnectionFault, ErrorCode
+
+
+class PeerSettings:
+    """The settings of a client that matter to a server: it pushes nothing, and compresses without a table."""
+
+    __slots__ = ("initial_window", "max_frame_size")
+
+    def __init__(self) -> None:
+        self.initial_window = frames.DEFAULT_WINDOW
+        """Send window of streams that open."""
+        self.max_frame_size = frames.DEFAULT_FRAME_SIZE
+        """Maximum payload of a frame that the client accepts."""
+
+    def apply(self, payload: bytes) -> None:
+        """Take over the settings of one SETTINGS frame; unknown ones are ignored. Raises ConnectionFault."""
+        for identifier, value in frames.unpack_settings(payload):
+            if identifier == frames.INITIAL_WINDOW_SIZE:
+                if value > frames.MAX_WINDOW:
+                    raise ConnectionFault(
+                        ErrorCode.FLOW_CONTROL_ERROR, f"SETTINGS_INITIAL_WINDOW_SIZE {value} is above 2^31-1"
+                    )
+                self.initial_window = value
+            elif identifier == frames.MAX_FRAME_SIZE:
+                if not frames.DEFAULT_FRAME_SIZE <= value <= frames.LARGEST_FRAME_SIZE:
+                    raise ConnectionFault(
+                        ErrorCode.PROTOCOL_ERROR, f"SETTINGS_MAX_FRAME_SIZE {value} is not 16384 to 2^24-1"
+                    )
+                self.max_frame_size = value
+            elif identifier == frames.ENABLE_PUSH and value > 1:
+                raise ConnectionFault(
+                    ErrorCode.PROTOCOL_ERROR, f"SETTINGS_ENABLE_PUSH {value} is neither 0 nor 1"
+                )

@@ -1,0 +1,54 @@
+"""How often a peer may send frames that cost work and carry nothing, and abandon requests.
+
+Both are leaky buckets per connection: a burst, a rate per second, and more in proportion to what the peer
+has been served. So floods end the connection (the attacks of 2019, CVE-2019-9511 to -9518, and the rapid
+resets of 2023 and 2025, CVE-2023-44487 and CVE-2025-8671), and busy gateways never come near.
+"""
+
+from __future__ import annotations
+
+from penstock.http.http2.faults import ConnectionFault, ErrorCode
+
+CONTROL_BURST = 10_000
+CONTROL_PER_S = 1_000
+BYTES_PER_CONTROL = 32
+"""Bytes sent that allow another control frame: some clients send two WINDOW_UPDATE frames for every event."""
+RESET_BURST = 2_048
+"""As many as a gateway may have streams, all of which it may cancel at once."""
+RESETS_PER_S = 100
+
+
+class RateLimit:
+    """Counts events of one kind."""
+
+    __slots__ = ("_at", "_burst", "_level", "_per_s", "_what")
+
+    def __init__(self, what: str, burst: int, per_s: int, now: float) -> None:
+        """``what``: of which the peer sends too many, for GOAWAY."""
+        self._what = what
+        self._burst = burst
+        self._per_s = per_s
+        self._level = float(burst)
+        """Events that are allowed at the time ``_at``."""
+        self._at = now
+
+    def spend(self, now: float) -> None:
+        """One event. Raises ConnectionFault if there are too many."""
+        self._level -= 1.0
+        if self._level < 0.0:
+            self._level = min(self._level + (now - self._at) * self._per_s, self._burst)
+            self._at = now
+            if self._level < 0.0:
+                raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, f"too many {self._what}")
+
+    def allow(self, more: float) -> None:
+        """The peer has been served."""
+        self._level = min(self._level + more, self._burst)
+
+
+def control_limit(now: float) -> RateLimit:
+    return RateLimit("control frames and empty frames", CONTROL_BURST, CONTROL_PER_S, now)
+
+
+def reset_limit(now: float) -> RateLimit:
+    return RateLimit("streams that are reset before their end", RESET_BURST, RESETS_PER_S, now)

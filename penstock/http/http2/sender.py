@@ -1,0 +1,277 @@
+"""Sends the frames of one HTTP/2 connection: what is urgent at once, large replies in turns behind it.
+
+Rows, events, heads and control frames go to the transport as they come, joined per turn of the event loop.
+What does not fit into one frame or a window waits in its stream (:class:`HeldStream`): held streams take
+turns, a frame each, and no more than :data:`BULK_BYTES` of the transport, so a row never waits behind a large
+reply.
+"""
+
+from __future__ import annotations
+
+from asyncio import get_running_loop
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from penstock.http.http2 import frames
+from penstock.streaming.flow_windows import FlowWindows
+
+BULK_BYTES = 64 * 1024
+"""Bytes that wait in the transport from which on held streams wait."""
+LOW_WATER_BYTES = 16 * 1024
+"""Bytes in the transport from which on they go on."""
+MAX_UNSENT_BYTES = 512 * 1024
+"""Bytes in the transport from which on its client counts as not reading: every stream pauses."""
+BULK_FRAME = frames.DEFAULT_FRAME_SIZE
+"""Payload of the frames of held streams, which every client accepts."""
+RESUMED_PER_TURN = 64
+"""Streams that are resumed in one turn of the event loop: each may make an event of all that it held."""
+
+
+class HeldStream(Protocol):
+    """A stream whose bytes wait for a window, or for its turn."""
+
+    slot: int
+    queued: bool
+    """Whether it waits for its turn."""
+
+    @property
+    def held(self) -> int:
+        """Bytes that wait."""
+        ...
+
+    def take(self, size: int) -> tuple[bytes, memoryview]:
+        """The next ``size`` of them as a frame: header and payload."""
+        ...
+
+    def on_all_sent(self) -> None:
+        """None wait any more."""
+        ...
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+
+class FrameSender:
+    """The sending half of a connection; a :class:`penstock.streaming.flow_windows.FrameWriter`."""
+
+    __slots__ = (
+        "_batching",
+        "_bulk",
+        "_closed",
+        "_flushes",
+        "_on_sent",
+        "_out",
+        "_pumping",
+        "_resuming",
+        "_streams",
+        "_transport",
+        "_windows",
+        "congested",
+        "max_frame_size",
+        "paused",
+        "slot",
+        "written",
+    )
+
+    def __init__(
+        self,
+        transport: Any,
+        windows: FlowWindows,
+        streams: Callable[[], list[HeldStream]],
+        on_sent: Callable[[int], None],
+    ) -> None:
+        """``streams``: all of the connection's. ``on_sent`` is called with the size of each write."""
+        self._transport = transport
+        self._windows = windows
+        self._streams = streams
+        self._on_sent = on_sent
+        self.slot = windows.add_connection(self, frames.DEFAULT_WINDOW)
+        self.max_frame_size = frames.DEFAULT_FRAME_SIZE
+        """Largest payload of a frame that is sent at once."""
+        self._out: list[bytes | memoryview] = []
+        """What is written at the end of this turn of the event loop."""
+        self._batching = False
+        """Whether the connection flushes at the end of what it does."""
+        self._flushes = False
+        """Whether a flush is scheduled."""
+        self._bulk = deque[HeldStream]()
+        """Streams whose turn comes."""
+        self._pumping = False
+        self._resuming = deque[HeldStream]()
+        self.congested = False
+        """Whether the transport holds so much that held streams wait."""
+        self.paused = False
+        """Whether it holds so much that every stream pauses."""
+        self._closed = False
+        self.written = 0
+        """Bytes given to the transport."""
+        transport.set_write_buffer_limits(BULK_BYTES, LOW_WATER_BYTES)
+
+    # -- urgent frames
+
+    def write(self, data: bytes) -> None:
+        """Write frames at the end of the turn."""
+        self._out.append(data)
+        if not (self._batching or self._flushes):
+            self._flushes = True
+            get_running_loop().call_soon(self._flush_later)
+
+    def write_frames(self, data: bytes) -> None:
+        """Write the DATA frames of a step's rows: now, together with what waits for the end of the turn."""
+        self._out.append(data)
+        self.flush()
+
+    def begin_batch(self) -> None:
+        """What is written is flushed by :meth:`end_batch`."""
+        self._batching = True
+
+    def end_batch(self) -> None:
+        self._batching = False
+        self.flush()
+
+    def _flush_later(self) -> None:
+        self._flushes = False
+        self.flush()
+
+    def flush(self) -> None:
+        out = self._out
+        if not out:
+            return
+        data = out[0] if len(out) == 1 else b"".join(out)
+        out.clear()
+        if self._closed or self._transport.is_closing():
+            return
+        self.written += len(data)
+        self._on_sent(len(data))
+        self._transport.write(data)
+        if self.congested and not self.paused and self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+            self.paused = True
+            for stream in self._streams():
+                stream.pause()
+
+    def take_window(self, slot: int, size: int, *, urgent: bool) -> bool:
+        """Whether a frame of ``size`` bytes may be sent now for the stream in ``slot``, whose windows are
+        then charged. ``urgent``: an event, which does not wait for a turn."""
+        if size > self.max_frame_size or self.paused or (self.congested and not urgent):
+            return False
+        windows, own = self._windows, self.slot
+        stream_left = windows.streams.item(slot) - size
+        left = windows.connections.item(own) - size
+        if stream_left < 0 or left < 0:
+            return False
+        windows.streams[slot] = stream_left
+        windows.connections[own] = left
+        return True
+
+    def widen(self, slot: int | None, increment: int) -> bool:
+        """WINDOW_UPDATE for the stream in ``slot``, or for the connection. Returns whether the window stays
+        below its maximum."""
+        windows = self._windows
+        if slot is None:
+            column, slot = windows.connections, self.slot
+        else:
+            column = windows.streams
+        window = column.item(slot) + increment
+        if window > frames.MAX_WINDOW:
+            return False
+        column[slot] = window
+        return True
+
+    # -- held streams
+
+    def queue(self, stream: HeldStream) -> None:
+        """The stream holds bytes, or its window has opened."""
+        if not stream.queued:
+            stream.queued = True
+            self._bulk.append(stream)
+        self.pump()
+
+    def pump(self) -> None:
+        """Let the held streams take turns, as far as transport and windows allow."""
+        if self._pumping:
+            return
+        self._pumping = True
+        try:
+            size = 0
+            while self._bulk and not self.congested:
+                sent = self._take_turn()
+                if not sent:
+                    break
+                size += sent
+                if size >= BULK_BYTES:
+                    size = 0
+                    self.flush()
+        finally:
+            self._pumping = False
+        if self._out and not (self._batching or self._flushes):
+            self.flush()
+
+    def _take_turn(self) -> int:
+        """One frame of the next stream whose window is open. Returns its size; 0: the connection's window is
+        used up, or no stream's is open."""
+        windows, bulk = self._windows, self._bulk
+        left = windows.connections.item(self.slot)
+        while bulk and left > 0:
+            stream = bulk.popleft()
+            stream.queued = False
+            stream_left = windows.streams.item(stream.slot)
+            size = min(stream.held, stream_left, left, BULK_FRAME)
+            if size <= 0:
+                continue  # until its window opens
+            windows.streams[stream.slot] = stream_left - size
+            windows.connections[self.slot] = left - size
+            self._out += stream.take(size)
+            if stream.held:
+                stream.queued = True
+                bulk.append(stream)
+            else:
+                stream.on_all_sent()
+            return size
+        return 0
+
+    # -- the transport's notices
+
+    def on_congested(self) -> None:
+        self.congested = True
+
+    def on_drained(self) -> None:
+        """The transport has little left."""
+        self.congested = False
+        if self.paused:
+            self.paused = False
+            self._resuming = deque(self._streams())
+            self._resume_some()
+        self.pump()
+
+    def _resume_some(self) -> None:
+        resuming = self._resuming
+        for _ in range(min(len(resuming), RESUMED_PER_TURN)):
+            if self.paused:
+                return
+            resuming.popleft().resume()
+        if resuming:
+            get_running_loop().call_soon(self._resume_some)
+
+    def change_initial_window(self, difference: int) -> bool:
+        """New SETTINGS change the windows of all streams. Returns whether none exceeds the maximum."""
+        streams = self._streams()
+        if not streams:
+            return True
+        slots = [stream.slot for stream in streams]
+        windows = self._windows.streams[slots] + difference
+        self._windows.streams[slots] = windows
+        if difference > 0:
+            for stream in streams:
+                if stream.held:
+                    self.queue(stream)
+        return int(windows.max()) <= frames.MAX_WINDOW
+
+    def close(self) -> None:
+        """Nothing is sent any more. The slot stays until no stream is left."""
+        self._closed = True
+        self._out.clear()
+        self._bulk.clear()
+        self._resuming.clear()
+        self.paused = True

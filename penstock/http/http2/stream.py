@@ -1,0 +1,417 @@
+"""One stream of an HTTP/2 connection: a request, and the sink of its reply."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from penstock.http.errors import ApiError
+from penstock.http.http2 import frames
+from penstock.http.http2.faults import ErrorCode, StreamFault
+from penstock.http.http2.header_blocks import encode_fields, encode_status
+from penstock.http.served_request import ServedRequest
+from penstock.http.sink import EVENT_STREAM_HEADERS, Listener, Scope
+from penstock.http.slow_clients import MIN_BODY_RATE, SlowClientTimer, Verdict
+from penstock.streaming.row_path import RowPath
+
+if TYPE_CHECKING:
+    from penstock.http.http2.connection import Http2Connection
+
+log = logging.getLogger(__name__)
+
+STREAM_WINDOW = 256 * 1024
+"""Bytes of a body that a client may send before the application asks for more."""
+SMALL_BODY = 16 * 1024
+"""Complete bodies of this size are not counted: the application takes them at once."""
+_EVENTS_HEAD = encode_status(200) + encode_fields(EVENT_STREAM_HEADERS)
+_CONTINUE = encode_status(100)
+_PER_CONNECTION = frozenset(
+    (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade")
+)
+"""Headers that HTTP/2 forbids (RFC 9113 §8.2.2); a relayed reply may have them."""
+
+
+@lru_cache(maxsize=2)
+def _date_field(date: bytes) -> bytes:
+    return encode_fields([(b"date", date)])
+
+
+class Http2Stream:
+    """A request and its reply, as :class:`penstock.http.sink.Sink`, from HEADERS to the end of both.
+
+    It is open until :meth:`close`. Calls of a reply that goes on after that have no effect.
+    """
+
+    __slots__ = (
+        "_bodyless",
+        "_connection",
+        "_listener",
+        "_reply_headers",
+        "_row_path",
+        "_sender",
+        "_sent",
+        "_unsent",
+        "body_left",
+        "closed",
+        "ends",
+        "id",
+        "paused",
+        "progress_at",
+        "queued",
+        "receive_window",
+        "request",
+        "running",
+        "slot",
+        "timer",
+    )
+
+    def __init__(self, connection: Http2Connection, id: int, slot: int, body_left: int | None) -> None:
+        """``slot``: in the flow windows. ``body_left``: content-length; None: it is not known."""
+        self._connection = connection
+        self._sender = connection.sender
+        self.id = id
+        self.slot = slot
+        self.request: ServedRequest | None = None
+        """None before the application is called and after :meth:`close`."""
+        self.running = False
+        """Whether the application is called and has not returned."""
+        self.closed = False
+        # the request
+        self.receive_window = STREAM_WINDOW
+        self.body_left = body_left
+        self.timer: SlowClientTimer | None = None
+        # the reply
+        self._listener: Listener | None = None
+        self._reply_headers: Sequence[tuple[bytes, bytes]] = ()
+        self._bodyless = False
+        self._row_path: RowPath | None = None
+        self._unsent: bytes = b""
+        """Bytes of the body that wait for a window, or for the stream's turn; from ``_sent`` on."""
+        self._sent = 0
+        self.ends = False
+        """The reply's end is handed over, and follows what is unsent."""
+        self.queued = False
+        self.paused = False
+        """Whether the reply was told to pause."""
+        self.progress_at = 0.0
+        """When bytes that waited were last sent."""
+
+    # -- the request: called by the connection
+
+    def on_data(self, data: bytes, flow_size: int, now: float, *, last: bool) -> None:
+        """A DATA frame. ``flow_size`` counts its padding. Raises StreamFault."""
+        request = self.request
+        assert request is not None
+        if request.body_complete:
+            raise StreamFault(self.id, ErrorCode.STREAM_CLOSED, "DATA after the end of a request")
+        self.receive_window -= flow_size
+        if self.receive_window < 0:
+            raise StreamFault(self.id, ErrorCode.FLOW_CONTROL_ERROR, "DATA beyond the window of a stream")
+        if self.body_left is not None:
+            self.body_left -= len(data)
+            if self.body_left < 0 or (last and self.body_left):
+                raise StreamFault(self.id, ErrorCode.PROTOCOL_ERROR, "a body has not its content-length")
+        if self.timer is not None:
+            self.timer.on_body(now, len(data))
+        request.add_body(data)
+        if last:
+            request.body_complete = True
+            self.timer = None
+        if not last or request.body_size > SMALL_BODY:
+            self._connection.state.budget.hold(self, request.body_size)
+        request.wake()
+
+    def close(self) -> None:
+        """The stream has ended. The application, if it still runs, sees that its client has gone, unless its
+        reply is complete."""
+        self.closed = True
+        listener, self._listener = self._listener, None
+        request, self.request = self.request, None  # breaks a reference cycle
+        self._unsent = b""
+        if request is not None:
+            request.disconnected = True
+            if request.body_size:
+                self._connection.state.budget.hold(self, 0)
+            request.wake()
+        if listener is not None:
+            listener.on_disconnect()
+
+    async def run(self, scope: Scope, request: ServedRequest) -> None:
+        """Call the application. It may return before its reply ends if it has called :meth:`listen`."""
+        self.running = True
+        try:
+            await self._connection.app(scope, request.receive, request.send, self)
+        except Exception:
+            log.exception("the application failed")
+            if self.closed:
+                return
+            if request.started:
+                self.reset(ErrorCode.INTERNAL_ERROR)
+            else:
+                self.reply(ApiError(500, "The server failed to handle this request."))
+            return
+        finally:
+            self.running = False
+            if self.closed:
+                self._connection.on_run_end()
+            else:
+                self.release()
+        if not (request.complete or request.disconnected or self._listener is not None):
+            log.error("the application has not completed a reply")
+            self.reset(ErrorCode.INTERNAL_ERROR)
+
+    def refuse(self, error: ApiError) -> None:
+        """Answer what cannot be given to the application, or not all of it. A reply that has begun is broken
+        off."""
+        request = self.request
+        if request is None or request.complete:
+            return
+        self._connection.state.on_refusal(error)
+        if request.started:
+            self.reset(ErrorCode.CANCEL)
+        else:
+            self.reply(error)
+
+    def reply(self, error: ApiError) -> None:
+        """Reply without the application."""
+        body = error.body()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            *error.headers,
+        ]
+        self.write_part(self.reply_head(error.status, headers), body, last=True)
+
+    def reset(self, code: ErrorCode) -> None:
+        """End the stream by RST_STREAM."""
+        if not self.closed:
+            self._connection.reset_stream(self, code)
+
+    # -- the request: see RequestConnection
+
+    @property
+    def write_paused(self) -> bool:
+        return self.paused
+
+    def on_body_wanted(self) -> None:
+        request = self.request
+        if request is None:
+            return
+        if request.expects_continue:
+            request.expects_continue = False
+            if not request.started:
+                self._sender.write(frames.frame(frames.HEADERS, frames.END_HEADERS, self.id, _CONTINUE))
+        more = STREAM_WINDOW - self.receive_window
+        if more >= STREAM_WINDOW // 2:
+            self.receive_window = STREAM_WINDOW
+            self._sender.write(frames.window_update(self.id, more))
+
+    def reply_head(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+        """The HEADERS frame of the reply. Replies to HEAD and with status 204 or 304 have no body."""
+        request = self.request
+        if request is None:
+            return b""
+        request.started = True
+        self._bodyless = request.scope["method"] == "HEAD" or status in (204, 304)
+        fields = []
+        dated = sized = False
+        for name, value in headers:
+            name = name.lower()
+            if name in _PER_CONNECTION:
+                continue
+            dated = dated or name == b"date"
+            sized = sized or name == b"content-length"
+            fields.append((name, value.strip()))
+        request.streamed = not (sized or self._bodyless)
+        date = b"" if dated else _date_field(self._connection.state.date)
+        return self._head(encode_status(status) + encode_fields(fields) + date)
+
+    def _head(self, block: bytes) -> bytes:
+        limit = self._sender.max_frame_size
+        return frames.header_frames(self.id, block, end_stream=False, max_frame_size=limit)
+
+    def write_part(self, head: bytes, body: bytes, *, last: bool) -> None:
+        self._write(head, b"" if self._bodyless else body, last=last, urgent=False)
+
+    # -- the sink: see Sink
+
+    @property
+    def row_path(self) -> RowPath | None:
+        if self._unsent or self.closed or self._sender.paused:
+            return None
+        if self._row_path is None:
+            self._row_path = RowPath(window=self.slot, prefix=frames.data_prefix(self.id))
+        return self._row_path
+
+    def listen(self, listener: Listener, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+        if self.closed:
+            listener.on_disconnect()
+            return
+        self._reply_headers = headers
+        self._listener = listener
+        if self._sender.paused:
+            self.paused = True
+        if self.paused:
+            listener.on_pause()
+
+    def release(self) -> None:
+        request = self.request
+        if request is not None and request.body_size:
+            request.body_size = 0
+            self._connection.state.budget.hold(self, 0)
+
+    def unread(self) -> int:
+        return self.held
+
+    def send(self, data: bytes, *, last: bool) -> None:
+        request = self.request
+        if request is None:
+            return
+        head = b""
+        if not request.started:
+            request.started = request.events = request.streamed = True
+            block = _EVENTS_HEAD + _date_field(self._connection.state.date)
+            if self._reply_headers:
+                block += encode_fields(self._reply_headers)
+            head = self._head(block)
+        self._write(head, data, last=last, urgent=True)
+
+    def write(self, data: bytes) -> None:
+        self._write(b"", data, last=False, urgent=True)
+
+    def begin(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        self._write(self.reply_head(status, headers), b"", last=False, urgent=False)
+
+    def write_body(self, data: bytes) -> None:
+        self._write(b"", b"" if self._bodyless else data, last=False, urgent=True)
+
+    def finish(self) -> None:
+        self._write(b"", b"", last=True, urgent=True)
+
+    def cut(self) -> None:
+        self._listener = None
+        self.reset(ErrorCode.CANCEL)
+
+    # -- writing
+
+    def _write(self, head: bytes, data: bytes, *, last: bool, urgent: bool) -> None:
+        """Write ``head``, HEADERS or nothing, and data, as far as it fits; the rest is held."""
+        if self.closed or self.ends:
+            return
+        if last:
+            self._complete()
+        size, sender = len(data), self._sender
+        if self._unsent:
+            self._hold(data)
+        elif not size:
+            if last:
+                head = _ended(head) if head else frames.frame(frames.DATA, frames.END_STREAM, self.id)
+            if head:
+                sender.write(head)
+            if last:
+                self._connection.end_stream(self)
+        elif sender.take_window(self.slot, size, urgent=urgent):
+            flags = frames.END_STREAM if last else 0
+            sender.write(b"".join((head, frames.frame_header(size, frames.DATA, flags, self.id), data)))
+            if last:
+                self._connection.end_stream(self)
+        else:
+            if head:
+                sender.write(head)
+            self._hold(data)
+
+    def _complete(self) -> None:
+        """The end of the reply is handed over."""
+        request = self.request
+        assert request is not None
+        self._listener = None
+        self.ends = request.complete = True
+        request.wake()
+
+    def _hold(self, data: bytes) -> None:
+        if self._unsent:
+            self._unsent = self._unsent[self._sent :] + data
+        else:
+            self._unsent = data
+            self._connection.on_held(self)
+        self._sent = 0
+        self._sender.queue(self)
+        if self._unsent:
+            self.pause()
+
+    @property
+    def held(self) -> int:
+        """Bytes that wait for a window, or for the stream's turn."""
+        return len(self._unsent) - self._sent
+
+    def take(self, size: int) -> tuple[bytes, memoryview]:
+        start = self._sent
+        self._sent = end = start + size
+        last = self.ends and end == len(self._unsent)
+        self.progress_at = self._connection.now
+        header = frames.frame_header(size, frames.DATA, frames.END_STREAM if last else 0, self.id)
+        return header, memoryview(self._unsent)[start:end]
+
+    def on_all_sent(self) -> None:
+        self._unsent, self._sent = b"", 0
+        self._connection.on_sent(self)
+        if self.ends:
+            self._connection.end_stream(self)
+        elif not self._sender.paused:
+            self.resume()
+
+    def pause(self) -> None:
+        """The client does not read."""
+        if not self.paused:
+            self.paused = True
+            if self._listener is not None:
+                self._listener.on_pause()
+
+    def resume(self) -> None:
+        """The client reads again."""
+        if self.closed or self._unsent or not self.paused:
+            return
+        self.paused = False
+        if self._listener is not None:
+            self._listener.on_resume()
+        if self.request is not None:
+            self.request.wake()
+
+    # -- the bytes that it holds, and the time that it takes
+
+    @property
+    def receiving(self) -> bool:
+        return self.request is not None and not self.request.body_complete
+
+    def on_over_budget(self) -> None:
+        self.refuse(self._connection.state.budget.refusal())
+
+    def check_body(self, now: float, timeout_s: float) -> None:
+        """Refuse a body that comes too slowly; called once a second while it is incomplete."""
+        if self.timer is None:
+            self.timer = SlowClientTimer(now)
+            self.timer.on_body_begin(now)
+            return
+        verdict = self.timer.check(
+            now, timeout_s, 0.0, reading=self.receive_window > 0, replying=True, unread=0
+        )
+        if verdict is Verdict.STALLED_BODY:
+            text = f"Nothing of the request body arrived for {timeout_s:g} s (--header-timeout)."
+            self.refuse(ApiError(408, text))
+        elif verdict is Verdict.SLOW_BODY:
+            text = f"The request body arrives with less than {MIN_BODY_RATE} bytes per second."
+            self.refuse(ApiError(408, text))
+
+    def check_held(self, now: float, timeout_s: float) -> None:
+        """Cut a reply of which nothing is taken for too long. One that is streamed limits its own backlog."""
+        request = self.request
+        assert request is not None
+        if (self.ends or not request.streamed) and now - self.progress_at > timeout_s:
+            self.cut()
+
+
+def _ended(head: bytes) -> bytes:
+    """HEADERS with END_STREAM."""
+    return b"%b%c%b" % (head[:4], head[4] | frames.END_STREAM, head[5:])
