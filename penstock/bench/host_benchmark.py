@@ -13,8 +13,9 @@ from penstock.bench import report
 from penstock.bench.deadline import Deadline, ProgressCallback
 from penstock.bench.errors import BenchError
 from penstock.bench.kernel_floor import KernelFloor
-from penstock.bench.load_client import LoadPlan, RoundResult
-from penstock.bench.load_process import LoadProcess
+from penstock.bench.load.messages import LoadPlan, RoundResult
+from penstock.bench.load.process import LoadProcess
+from penstock.bench.load.slow_readers import SlowReaders
 from penstock.bench.machine import this_machine
 from penstock.bench.process_usage import (
     PeakMemory,
@@ -27,7 +28,6 @@ from penstock.bench.process_usage import (
 from penstock.bench.report import HostReport, MeasuredRound
 from penstock.bench.request_bodies import ProbeResult, RequestBodies
 from penstock.bench.server_process import ServerProcess, serve_arguments
-from penstock.bench.slow_readers import SlowReaders
 from penstock.config.bench import OF_STARTED_SERVER, BenchHostConfig
 
 LEAD_BYTES = 160 * 1024

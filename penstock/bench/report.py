@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from penstock.bench.latency import Latency
-from penstock.bench.load_client import RoundResult
+from penstock.bench.load.latency import Latency
+from penstock.bench.load.messages import RoundResult
 from penstock.bench.machine import Machine
 from penstock.bench.process_usage import CpuTime
 from penstock.bench.tables import format_table, options_line

@@ -15,7 +15,7 @@ import msgspec
 from penstock.bench import host_benchmark
 from penstock.bench.deadline import Deadline, ProgressCallback
 from penstock.bench.errors import BenchError
-from penstock.bench.load_process import LoadProcess
+from penstock.bench.load.process import LoadProcess
 from penstock.bench.machine import Machine, this_machine
 from penstock.bench.process_usage import ServerPids, cpu_time, pids_of_supervisor
 from penstock.bench.report import MeasuredRound

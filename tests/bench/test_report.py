@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from penstock.bench import report
-from penstock.bench.latency import Latency
-from penstock.bench.load_client import RoundResult
+from penstock.bench.load.latency import Latency
+from penstock.bench.load.messages import RoundResult
 from penstock.bench.machine import Machine, this_machine
 from penstock.bench.process_usage import CpuTime
 from penstock.bench.report import HostReport, MeasuredRound, StreamMemory, Subject
@@ -40,6 +40,7 @@ def measured(cpu: float = 1.0, **changes: Any) -> MeasuredRound:
         "error_samples": [],
         "events": 1000,
         "bytes": 200_000,
+        "reads": 500,
         "wall_s": 2.0,
         "cpu_s": 0.5,
         "ttft_ms": NONE,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 import threading
 
-from penstock.bench.load_client import LoadPlan
-from penstock.bench.slow_readers import READ_BYTES, READ_INTERVAL_S, WINDOW_BYTES, SlowReaders
+from penstock.bench.load.messages import LoadPlan
+from penstock.bench.load.slow_readers import READ_BYTES, READ_INTERVAL_S, WINDOW_BYTES, SlowReaders
 
 PATIENCE_S = 30.0
 

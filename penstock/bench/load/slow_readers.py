@@ -8,7 +8,8 @@ import threading
 from typing import Self
 
 from penstock.bench.errors import BenchError
-from penstock.bench.load_client import LoadPlan, request_bytes
+from penstock.bench.load.http1 import request_bytes
+from penstock.bench.load.messages import LoadPlan
 
 WINDOW_BYTES = 4096
 """Receive buffer of each connection: small, so that unread data stays at the server."""
