@@ -13,7 +13,8 @@ from penstock.bench.load.latency import Latency
 from penstock.bench.load.messages import RoundResult
 from penstock.bench.machine import Machine, this_machine
 from penstock.bench.process_usage import CpuTime
-from penstock.bench.report import HostReport, MeasuredRound, StreamMemory, Subject
+from penstock.bench.report import HostReport, StreamMemory, Subject
+from penstock.bench.server_under_load import MeasuredRound
 
 KEYS = {
     "tokens_per_cpu_s",
@@ -57,7 +58,9 @@ def built(
     *rounds: MeasuredRound, floor: tuple[float, ...] = (2900.0, 3000.0, 3100.0), interval: Any = 1
 ) -> HostReport:
     options = {"streams": 4, "stream_interval": interval}
-    return report.build(rounds, floor, Subject("m", 32, 10, 1, 1, 2**27, options), MACHINE, MEMORY)
+    return report.build(
+        rounds, floor, Subject("HTTP/1.1", "m", 32, 10, 1, 1, 2**27, options), MACHINE, MEMORY
+    )
 
 
 def test_memory_is_shown_with_its_peak() -> None:

@@ -59,7 +59,7 @@ class LoadClient:
     def __init__(self, plan: LoadPlan, *, poll: bool = False) -> None:
         self._plan = plan
         self._new_connection = connections_of(plan)
-        self._tls = client_context(plan.authority, _alpn(plan)) if plan.authority else None
+        self._tls = client_context(plan.authority, plan.alpn) if plan.authority else None
         self._poller, self._wait = _poller(poll)
         self._buffer = bytearray(READ_BYTES)
         self._kept: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
@@ -248,10 +248,8 @@ class LoadClient:
             self._receive[fd] = connection.recv_into
             if self._tls is not None:
                 session = TlsSession(self._tls, connection, host)
-                if session.protocol != _alpn(self._plan):
-                    raise LoadError(
-                        f"{host}:{port} chose {session.protocol} by ALPN, not {_alpn(self._plan)}"
-                    )
+                if session.protocol != self._plan.alpn:
+                    raise LoadError(f"{host}:{port} chose {session.protocol} by ALPN, not {self._plan.alpn}")
                 self._receive[fd], self._seal[fd] = session.recv_into, session.seal
             self._connections[fd] = self._new_connection(fd)
             self._greet(fd)
@@ -313,10 +311,6 @@ def connections_of(plan: LoadPlan) -> Callable[[int], Connection]:
         return lambda fd: Http2Connection(fields, plan.streams_per_connection)
     requests = [request_bytes(plan, body) for body in bodies]
     return lambda fd: Http1Connection(requests, fd)
-
-
-def _alpn(plan: LoadPlan) -> str:
-    return "h2" if plan.http2 else "http/1.1"
 
 
 def _poller(poll: bool) -> tuple[select.epoll | select.poll, Callable[[float], list[tuple[int, int]]]]:

@@ -143,6 +143,7 @@ class Http2Connection:
         self._window = DEFAULT_WINDOW
         self._stream_window = DEFAULT_WINDOW
         self._frame_bytes = FRAME_BYTES
+        self._most_streams = LARGEST_WINDOW
         self._unsent: dict[int, _Stream] = {}
 
     @property
@@ -196,6 +197,11 @@ class Http2Connection:
                 self._take_frame(kind >> 8, kind & 255, number & LARGEST_WINDOW, data[start:end], log)
             position = end
         self._input = data[position:]
+        if self._most_streams < self.places:
+            self._fail(
+                f"the server takes {self._most_streams:,} streams per connection "
+                f"(SETTINGS_MAX_CONCURRENT_STREAMS), {self.places:,} are needed: use more connections"
+            )
         if len(self._input) >= 9 and int.from_bytes(self._input[:3], "big") > FRAME_BYTES:
             self._fail(f"not a frame of HTTP/2: {self._input[:64]!r}")
         self._unread += unread
@@ -290,11 +296,7 @@ class Http2Connection:
     def _take_settings(self, payload: bytes) -> None:
         values = dict(struct.iter_unpack(">HI", payload))
         self._output.append(frame(SETTINGS, ACK, 0))
-        if (most := values.get(MAX_CONCURRENT_STREAMS)) is not None and most < self.places:
-            self._fail(
-                f"the server takes {most:,} streams per connection (SETTINGS_MAX_CONCURRENT_STREAMS), "
-                f"{self.places:,} are needed: use more connections"
-            )
+        self._most_streams = values.get(MAX_CONCURRENT_STREAMS, self._most_streams)
         if not self.ready or HEADER_TABLE_SIZE in values:
             self._encoder.header_table_size = min(values.get(HEADER_TABLE_SIZE, 4096), 4096)
             # The first block fills the table, those that follow refer to it and are all alike.

@@ -27,6 +27,11 @@ class LoadPlan(msgspec.Struct, frozen=True):
     streams_per_connection: int = 1
     authority: str | None = None
 
+    @property
+    def alpn(self) -> str:
+        """The protocol's name in a TLS handshake."""
+        return "h2" if self.http2 else "http/1.1"
+
 
 class RoundOrder(msgspec.Struct, frozen=True):
     """Run one round within ``seconds``. ``keep``: its latencies count in the totals of later results."""

@@ -63,10 +63,11 @@ class TlsSession:
         view, total = memoryview(buffer), 0
         try:
             while total < len(view):
-                size = self._tls.read(len(view) - total, view[total:])
-                if not size:
+                piece = self._tls.read(min(len(view) - total, RECORD_BYTES))
+                if not piece:
                     return total  # closed by the server
-                total += size
+                view[total : total + len(piece)] = piece
+                total += len(piece)
         except ssl.SSLWantReadError:
             if not total:
                 raise BlockingIOError from None

@@ -44,7 +44,7 @@ class Scripted2:
     port: int = 0
     reply: Callable[[int], Reply] = lambda number: stream(3)
     closing: Callable[[int], bool] = lambda number: False
-    settings: dict[h2.settings.SettingCodes | int, int] = field(default_factory=dict)
+    settings: dict[h2.settings.SettingCodes, int] = field(default_factory=dict)
     context: ssl.SSLContext | None = None
     pieces: int = 1 << 20
     """Bytes of each write."""

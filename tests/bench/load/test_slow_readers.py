@@ -6,7 +6,7 @@ import socket
 import threading
 
 from penstock.bench.load.messages import LoadPlan
-from penstock.bench.load.slow_readers import READ_BYTES, READ_INTERVAL_S, WINDOW_BYTES, SlowReaders
+from penstock.bench.load.slow_readers import READ_BYTES, TURN_S, WINDOW_BYTES, SlowReaders
 
 PATIENCE_S = 30.0
 
@@ -34,7 +34,7 @@ def test_they_send_their_request_and_leave_most_of_the_reply_unread() -> None:
 
 def send_until_full(connection: socket.socket) -> int:
     """Bytes that go out before the other side and the kernel take no more for ten reads of a slow reader."""
-    connection.settimeout(10 * READ_INTERVAL_S)
+    connection.settimeout(10 * TURN_S)
     taken = 0
     try:
         while True:
@@ -61,4 +61,4 @@ def test_a_connection_that_the_server_ends_is_counted() -> None:
 
 
 def test_a_slow_reader_is_slower_than_a_stream() -> None:
-    assert READ_BYTES / READ_INTERVAL_S < WINDOW_BYTES
+    assert READ_BYTES / TURN_S < WINDOW_BYTES
