@@ -10,7 +10,7 @@ from typing import Protocol, Self
 
 from penstock.bench.errors import BenchError
 from penstock.bench.load.http1 import request_bytes
-from penstock.bench.load.http2 import Http2Connection, Http2Requests
+from penstock.bench.load.http2 import LARGEST_WINDOW, Http2Connection, Http2Requests
 from penstock.bench.load.latency import ReadLog
 from penstock.bench.load.messages import LoadPlan
 from penstock.bench.load.tls import TlsSession, client_context
@@ -90,6 +90,7 @@ class _Socket:
 
     def __init__(self, plan: LoadPlan, receive_bytes: int | None) -> None:
         self.socket = socket.socket(socket.AF_INET6 if ":" in plan.host else socket.AF_INET)
+        self._unsent = b""
         try:
             if receive_bytes is not None:
                 self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
@@ -104,7 +105,15 @@ class _Socket:
             raise
 
     def send(self, data: bytes) -> None:
-        self.socket.sendall(self._tls.seal(data) if self._tls else data)
+        """Sends ``data``, after all that the kernel has not taken yet."""
+        self._unsent += self._tls.seal(data) if self._tls else data
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[self.socket.send(self._unsent) :]
+        except BlockingIOError:
+            pass
+        except ConnectionError:
+            self._unsent = b""  # the next read tells
 
     def read(self, size: int) -> bytes | None:
         """Up to ``size`` bytes; empty once the connection is closed, None if there is nothing to read."""
@@ -140,9 +149,11 @@ class OneStream:
 class _Http2Streams:
     """A connection of HTTP/2 with streams whose requests the server has taken."""
 
-    def __init__(self, plan: LoadPlan, body: bytes, streams: int, receive_bytes: int | None, **window: int):
+    def __init__(
+        self, plan: LoadPlan, body: bytes, streams: int, receive_bytes: int | None, window: int
+    ) -> None:
         self.socket = _Socket(plan, receive_bytes)
-        self.state = Http2Connection(Http2Requests(plan, [body]), streams, **window)
+        self.state = Http2Connection(Http2Requests(plan, [body]), streams, window)
         self._log = ReadLog()
         try:
             self._start(streams)
@@ -189,7 +200,7 @@ class UnreadConnection:
     """A connection of HTTP/2 whose streams have large windows, but which is not read."""
 
     def __init__(self, plan: LoadPlan, body: bytes, streams: int) -> None:
-        self._streams = _Http2Streams(plan, body, streams, WINDOW_BYTES)
+        self._streams = _Http2Streams(plan, body, streams, WINDOW_BYTES, LARGEST_WINDOW)
         self._count = streams
         self._poller = select.poll()
         # Unread data hides the end of a connection from POLLIN.
@@ -209,7 +220,7 @@ class NarrowWindows:
     """A connection of HTTP/2 that is read, but whose streams get a window of 1 byte at a time."""
 
     def __init__(self, plan: LoadPlan, body: bytes, streams: int) -> None:
-        self._streams = _Http2Streams(plan, body, streams, None, window=1)
+        self._streams = _Http2Streams(plan, body, streams, None, 1)
 
     def turn(self) -> int:
         state = self._streams.state

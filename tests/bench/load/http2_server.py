@@ -39,12 +39,14 @@ class Scripted2:
     """What the server does: ``reply`` gets the number of a request and gives what is done with its stream.
 
     ``settings`` are the first of each connection. With ``closing``, a connection is closed after the reply.
+    ``granted`` is done when the window of a stream grows.
     """
 
     port: int = 0
     reply: Callable[[int], Reply] = lambda number: stream(3)
     closing: Callable[[int], bool] = lambda number: False
     settings: dict[h2.settings.SettingCodes, int] = field(default_factory=dict)
+    granted: Reply = lambda connection, number: None
     context: ssl.SSLContext | None = None
     pieces: int = 1 << 20
     """Bytes of each write."""
@@ -83,6 +85,8 @@ class _Peer:
         elif isinstance(event, h2.events.DataReceived):
             self._bodies[event.stream_id] += event.data
             self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+        elif isinstance(event, h2.events.WindowUpdated) and event.stream_id:
+            script.granted(self._h2, event.stream_id)
         elif isinstance(event, h2.events.StreamReset):
             script.resets += 1
         elif isinstance(event, h2.events.StreamEnded):
