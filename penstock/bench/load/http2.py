@@ -15,34 +15,44 @@ from penstock.bench.load.connection import Ended
 from penstock.bench.load.latency import ReadLog
 from penstock.bench.load.messages import LoadPlan
 from penstock.bench.load.reply_counter import ERROR, EVENT, ReplyCounter
+from penstock.http.http2.faults import ConnectionFault, ErrorCode
+from penstock.http.http2.frames import (
+    ACK,
+    CONTINUATION,
+    DATA,
+    DEFAULT_FRAME_SIZE,
+    DEFAULT_WINDOW,
+    ENABLE_PUSH,
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
+    HEADER_BYTES,
+    HEADER_TABLE_SIZE,
+    HEADERS,
+    INITIAL_WINDOW_SIZE,
+    MAX_CONCURRENT_STREAMS,
+    MAX_FRAME_SIZE,
+    MAX_WINDOW,
+    PING,
+    PREFACE,
+    PRIORITY_FLAG,
+    PUSH_PROMISE,
+    RST_STREAM,
+    SETTINGS,
+    SETTINGS_ACK,
+    STREAM_BITS,
+    WINDOW_UPDATE,
+    frame,
+    ping,
+    rst_stream,
+    settings_frame,
+    unpack_goaway,
+    unpack_long,
+    unpack_settings,
+    window_update,
+    without_padding,
+)
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = (
-    range(10)
-)
-END_STREAM, ACK, END_HEADERS, PADDED, PRIORITY_FLAG = 0x1, 0x1, 0x4, 0x8, 0x20
-HEADER_TABLE_SIZE, ENABLE_PUSH, MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE = 1, 2, 3, 4, 5
-CANCEL = 8
-ERRORS = (
-    "NO_ERROR",
-    "PROTOCOL_ERROR",
-    "INTERNAL_ERROR",
-    "FLOW_CONTROL_ERROR",
-    "SETTINGS_TIMEOUT",
-    "STREAM_CLOSED",
-    "FRAME_SIZE_ERROR",
-    "REFUSED_STREAM",
-    "CANCEL",
-    "COMPRESSION_ERROR",
-    "CONNECT_ERROR",
-    "ENHANCE_YOUR_CALM",
-    "INADEQUATE_SECURITY",
-    "HTTP_1_1_REQUIRED",
-)
-FRAME_BYTES = 16384
-"""Longest payload of a frame before settings change it; the client takes no longer ones."""
-DEFAULT_WINDOW = 65535
-LARGEST_WINDOW = 2**31 - 1
 WINDOW = 2**26
 """Receive window of a connection: far more than a server writes between two reads."""
 UPDATE_BYTES = 2**24
@@ -50,27 +60,6 @@ UPDATE_BYTES = 2**24
 
 _HEADER = struct.Struct(">HBHI")
 _WHOLE_EVENTS = b"}\n\n"
-
-
-def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """One frame, with its header."""
-    size = len(payload)
-    return _HEADER.pack(size >> 8, size & 255, kind << 8 | flags, stream) + payload
-
-
-def settings(values: dict[int, int]) -> bytes:
-    """A SETTINGS frame."""
-    return frame(SETTINGS, 0, 0, b"".join(struct.pack(">HI", *item) for item in values.items()))
-
-
-def window_update(stream: int, by: int) -> bytes:
-    """A WINDOW_UPDATE frame."""
-    return frame(WINDOW_UPDATE, 0, stream, by.to_bytes(4, "big"))
-
-
-def error_name(code: int) -> str:
-    """The name of an error code of RST_STREAM and GOAWAY."""
-    return ERRORS[code] if code < len(ERRORS) else f"error {code}"
 
 
 class Http2Requests:
@@ -117,12 +106,12 @@ class Http2Connection:
 
     whole_events = False
 
-    def __init__(self, requests: Http2Requests, places: int, window: int = LARGEST_WINDOW) -> None:
+    def __init__(self, requests: Http2Requests, places: int, window: int = MAX_WINDOW) -> None:
         self.places = places
         self.ready = False
         self.failure: str | None = None
         self._requests = requests
-        greeting = settings({ENABLE_PUSH: 0, INITIAL_WINDOW_SIZE: window})
+        greeting = settings_frame({ENABLE_PUSH: 0, INITIAL_WINDOW_SIZE: window})
         self._output = [PREFACE, greeting, window_update(0, WINDOW - DEFAULT_WINDOW)]
         self._input = b""  # part of a frame
         self._unread = 0  # bytes of DATA that the server has not been granted again
@@ -142,8 +131,8 @@ class Http2Connection:
         # -- what the server takes
         self._window = DEFAULT_WINDOW
         self._stream_window = DEFAULT_WINDOW
-        self._frame_bytes = FRAME_BYTES
-        self._most_streams = LARGEST_WINDOW
+        self._frame_bytes = DEFAULT_FRAME_SIZE
+        self._most_streams = MAX_WINDOW
         self._unsent: dict[int, _Stream] = {}
 
     @property
@@ -180,12 +169,12 @@ class Http2Connection:
         append_entry, append_count = log.entries.append, log.counts.append
         ends_with, count = data.endswith, data.count
         sound = data.find(ERROR) < 0
-        position, unread, last = 0, 0, len(data) - 9
+        position, unread, last = 0, 0, len(data) - HEADER_BYTES
         while position <= last:
             high, low, kind, number = unpack(data, position)
-            start = position + 9
+            start = position + HEADER_BYTES
             end = start + (high << 8 | low)
-            if end > last + 9:
+            if end > last + HEADER_BYTES:
                 break
             request = request_of(number)
             # Fast path of nearly all events: kind is the frame's type and flags.
@@ -194,7 +183,7 @@ class Http2Connection:
                 append_count(count(EVENT, start, end))
                 unread += end - start
             else:
-                self._take_frame(kind >> 8, kind & 255, number & LARGEST_WINDOW, data[start:end], log)
+                self._take_frame(kind >> 8, kind & 0xFF, number & STREAM_BITS, data[start:end], log)
             position = end
         self._input = data[position:]
         if self._most_streams < self.places:
@@ -202,7 +191,7 @@ class Http2Connection:
                 f"the server takes {self._most_streams:,} streams per connection "
                 f"(SETTINGS_MAX_CONCURRENT_STREAMS), {self.places:,} are needed: use more connections"
             )
-        if len(self._input) >= 9 and int.from_bytes(self._input[:3], "big") > FRAME_BYTES:
+        if len(self._input) >= HEADER_BYTES and int.from_bytes(self._input[:3], "big") > DEFAULT_FRAME_SIZE:
             self._fail(f"not a frame of HTTP/2: {self._input[:64]!r}")
         self._unread += unread
         if self._unread >= UPDATE_BYTES:
@@ -225,12 +214,18 @@ class Http2Connection:
     # -- frames from the server
 
     def _take_frame(self, kind: int, flags: int, number: int, payload: bytes, log: ReadLog) -> None:
+        try:
+            self._take_sound_frame(kind, flags, number, payload, log)
+        except ConnectionFault as fault:
+            self._fail(fault.reason)
+
+    def _take_sound_frame(self, kind: int, flags: int, number: int, payload: bytes, log: ReadLog) -> None:
         if not self.ready and kind != SETTINGS:
             self._fail(f"the server did not begin with SETTINGS, but with {payload[:64]!r}")
         elif kind == DATA:
             self._take_data(flags, number, payload, log)
         elif kind == HEADERS:
-            fragment = _without_padding(flags, payload)
+            fragment = without_padding(flags, payload)
             self._block = number, flags, fragment[5:] if flags & PRIORITY_FLAG else fragment
             self._take_block(flags)
         elif kind == CONTINUATION and self._block is not None:
@@ -238,13 +233,13 @@ class Http2Connection:
             self._block = first, first_flags, fragment + payload
             self._take_block(flags)
         elif kind == RST_STREAM:
-            self._end(number, f"RST_STREAM: {error_name(int.from_bytes(payload, 'big'))}")
+            self._end(number, f"RST_STREAM: {_error_name(unpack_long(payload, 'RST_STREAM'))}")
         elif kind == SETTINGS and not flags & ACK:
             self._take_settings(payload)
         elif kind == PING and not flags & ACK:
-            self._output.append(frame(PING, ACK, 0, payload))
+            self._output.append(ping(payload, ack=True))
         elif kind == WINDOW_UPDATE:
-            self._take_window(number, int.from_bytes(payload, "big") & LARGEST_WINDOW)
+            self._take_window(number, unpack_long(payload, "WINDOW_UPDATE"))
         elif kind == GOAWAY:
             self._take_goaway(payload)
         elif kind == PUSH_PROMISE:
@@ -255,7 +250,7 @@ class Http2Connection:
         stream = self._streams.get(number)
         if stream is None:
             return  # it has ended, and was reset
-        events = stream.reply.feed(_without_padding(flags, payload))
+        events = stream.reply.feed(without_padding(flags, payload))
         log.entries.append(stream.request)
         log.counts.append(events)
         if flags & END_STREAM:
@@ -294,8 +289,8 @@ class Http2Connection:
             self._settle(number, stream)
 
     def _take_settings(self, payload: bytes) -> None:
-        values = dict(struct.iter_unpack(">HI", payload))
-        self._output.append(frame(SETTINGS, ACK, 0))
+        values = dict(unpack_settings(payload))
+        self._output.append(SETTINGS_ACK)
         self._most_streams = values.get(MAX_CONCURRENT_STREAMS, self._most_streams)
         if not self.ready or HEADER_TABLE_SIZE in values:
             self._encoder.header_table_size = min(values.get(HEADER_TABLE_SIZE, 4096), 4096)
@@ -318,10 +313,10 @@ class Http2Connection:
         self._send_bodies()
 
     def _take_goaway(self, payload: bytes) -> None:
-        last, code = struct.unpack_from(">II", payload)
-        reason = f"GOAWAY: {error_name(code)} {payload[8:].decode(errors='replace')}".rstrip()
+        last, code, debug = unpack_goaway(payload)
+        reason = f"GOAWAY: {_error_name(code)} {debug.decode(errors='replace')}".rstrip()
         self.failure = self.failure or reason
-        for number in [each for each in self._streams if each > last & LARGEST_WINDOW]:
+        for number in [each for each in self._streams if each > last]:
             self._end(number, reason)
 
     # -- bodies to the server
@@ -354,7 +349,7 @@ class Http2Connection:
             return
         self._steady.pop(number, None)
         if self._unsent.pop(number, None) is not None and cut is None:
-            self._output.append(frame(RST_STREAM, 0, number, CANCEL.to_bytes(4, "big")))
+            self._output.append(rst_stream(number, ErrorCode.CANCEL))
         self._ended.append(Ended(stream.request, stream.reply.end(cut)))
 
     def _fail(self, reason: str) -> None:
@@ -368,5 +363,5 @@ class Http2Connection:
         return ended
 
 
-def _without_padding(flags: int, payload: bytes) -> bytes:
-    return payload[1 : len(payload) - payload[0]] if flags & PADDED else payload
+def _error_name(code: int) -> str:
+    return ErrorCode(code).name if code in set(ErrorCode) else f"error {code}"

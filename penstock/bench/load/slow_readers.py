@@ -10,10 +10,11 @@ from typing import Protocol, Self
 
 from penstock.bench.errors import BenchError
 from penstock.bench.load.http1 import request_bytes
-from penstock.bench.load.http2 import LARGEST_WINDOW, Http2Connection, Http2Requests
+from penstock.bench.load.http2 import Http2Connection, Http2Requests
 from penstock.bench.load.latency import ReadLog
 from penstock.bench.load.messages import LoadPlan
 from penstock.bench.load.tls import TlsSession, client_context
+from penstock.http.http2.frames import MAX_WINDOW
 
 WINDOW_BYTES = 4096
 """Receive buffer of a connection that is read slowly: small, so that unread data stays at the server."""
@@ -200,7 +201,7 @@ class UnreadConnection:
     """A connection of HTTP/2 whose streams have large windows, but which is not read."""
 
     def __init__(self, plan: LoadPlan, body: bytes, streams: int) -> None:
-        self._streams = _Http2Streams(plan, body, streams, WINDOW_BYTES, LARGEST_WINDOW)
+        self._streams = _Http2Streams(plan, body, streams, WINDOW_BYTES, MAX_WINDOW)
         self._count = streams
         self._poller = select.poll()
         # Unread data hides the end of a connection from POLLIN.

@@ -17,9 +17,22 @@ from hypothesis import strategies as st
 
 from penstock.bench.load import http2
 from penstock.bench.load.client import LoadClient, LoadError
-from penstock.bench.load.http2 import Http2Connection, Http2Requests, frame
+from penstock.bench.load.http2 import Http2Connection, Http2Requests
 from penstock.bench.load.latency import ReadLog
 from penstock.bench.load.messages import LoadPlan, RoundOrder, RoundResult
+from penstock.http.http2.faults import ErrorCode
+from penstock.http.http2.frames import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    PING,
+    frame,
+    ping,
+    rst_stream,
+    settings_frame,
+    window_update,
+)
 from tests import certificates
 from tests.bench.conftest import DONE, EVENT, Scripted
 from tests.bench.load.http2_server import HEAD, Reply, Scripted2, scripted2, stream
@@ -161,11 +174,11 @@ def test_a_reply_before_the_end_of_its_request_resets_it(scripted2: Scripted2) -
     connection.take_output()
     head = bytes([0x88])
     ended = connection.feed(
-        frame(http2.HEADERS, http2.END_HEADERS, 1, head) + frame(http2.DATA, http2.END_STREAM, 1, DONE),
+        frame(HEADERS, END_HEADERS, 1, head) + frame(DATA, END_STREAM, 1, DONE),
         ReadLog(),
     )
     assert [each.error for each in ended] == [None]
-    assert connection.take_output() == frame(http2.RST_STREAM, 0, 1, bytes([0, 0, 0, http2.CANCEL]))
+    assert connection.take_output() == rst_stream(1, ErrorCode.CANCEL)
     assert connection.unsent == 0
 
 
@@ -210,7 +223,7 @@ def ready(values: dict[int, int], body: bytes = b"{}", places: int = 4) -> Http2
     """A connection after the settings of its server."""
     requests = Http2Requests(plan(80), [body])
     connection = Http2Connection(requests, places)
-    connection.feed(http2.settings(values), ReadLog())
+    connection.feed(settings_frame(values), ReadLog())
     connection.take_output()
     return connection
 
@@ -219,15 +232,15 @@ def ready(values: dict[int, int], body: bytes = b"{}", places: int = 4) -> Http2
 def test_reads_may_end_anywhere(cuts: list[int], events: int) -> None:
     connection, log = ready({}), ReadLog()
     connection.start(0)
-    data = frame(http2.HEADERS, http2.END_HEADERS, 1, bytes([0x88])) + frame(http2.DATA, 0, 1, EVENT) * events
-    data += frame(http2.PING, 0, 0, b"12345678") + frame(http2.DATA, http2.END_STREAM, 1, DONE)
+    data = frame(HEADERS, END_HEADERS, 1, bytes([0x88])) + frame(DATA, 0, 1, EVENT) * events
+    data += frame(PING, 0, 0, b"12345678") + frame(DATA, END_STREAM, 1, DONE)
     edges = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
     ended = []
     for start, end in itertools.pairwise(edges):
         ended += connection.feed(data[start:end], log)
     assert [(each.request, each.error) for each in ended] == [(0, None)]
     assert log.events == events
-    assert connection.take_output().endswith(frame(http2.PING, http2.ACK, 0, b"12345678"))
+    assert connection.take_output().endswith(ping(b"12345678", ack=True))
 
 
 def test_the_server_is_granted_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,8 +248,8 @@ def test_the_server_is_granted_what_was_read(monkeypatch: pytest.MonkeyPatch) ->
     connection, log = ready({}), ReadLog()
     connection.start(0)
     connection.take_output()
-    connection.feed(frame(http2.HEADERS, http2.END_HEADERS, 1, bytes([0x88])), log)
-    connection.feed(frame(http2.DATA, 0, 1, EVENT) * 2, log)
+    connection.feed(frame(HEADERS, END_HEADERS, 1, bytes([0x88])), log)
+    connection.feed(frame(DATA, 0, 1, EVENT) * 2, log)
     assert connection.take_output() == b""
-    connection.feed(frame(http2.DATA, 0, 1, EVENT) * 2, log)
-    assert connection.take_output() == http2.window_update(0, 4 * len(EVENT))
+    connection.feed(frame(DATA, 0, 1, EVENT) * 2, log)
+    assert connection.take_output() == window_update(0, 4 * len(EVENT))
