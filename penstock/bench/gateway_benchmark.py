@@ -10,10 +10,13 @@ import time
 
 import msgspec
 
+from penstock.bench.comparison import ComparisonReport, measure_sides
 from penstock.bench.deadline import Deadline, ProgressCallback
-from penstock.bench.host_benchmark import measure
+from penstock.bench.host_benchmark import NOT_SHOWN, measure
+from penstock.bench.process_usage import ServerPids
 from penstock.bench.report import HostReport
 from penstock.bench.server_process import ServerProcess, serve_arguments
+from penstock.bench.server_under_load import MeasuredServer, ServerUnderLoad
 from penstock.config.bench import BenchGatewayConfig, BenchHostConfig
 
 PICKED_ENDPOINTS = 64
@@ -40,29 +43,8 @@ def measure_gateway(config: BenchGatewayConfig, say: ProgressCallback) -> Gatewa
     """Runs the measurement and ends all its processes. Raises BenchError."""
     deadline = Deadline(config.timeout)
     with contextlib.ExitStack() as stack:
-        urls = []
-        for number in range(config.servers):
-            say(f"starting model server {number + 1} of {config.servers}")
-            server = BenchHostConfig(
-                step_ms=config.step_ms, concurrency=config.streams, streams=config.streams
-            )
-            started = ServerProcess(serve_arguments(server), deadline.left("the start of a model server"))
-            urls.append(stack.enter_context(started).url)
-        say("starting penstock gateway")
-        arguments = ["gateway", "--port=0", *shlex.split(config.gateway_args or ""), "--endpoints", *urls]
-        gateway = stack.enter_context(ServerProcess(arguments, deadline.left("the start of the gateway")))
-        relay = measure(
-            BenchHostConfig(
-                streams=config.streams,
-                tokens=config.tokens,
-                endpoint=config.endpoint,
-                rounds=config.rounds,
-                url=gateway.url,
-                pid=[gateway.pid],
-                timeout=deadline.left("the load"),
-            ),
-            say,
-        )
+        gateway = _Gateways(stack, deadline, say).start(config)
+        relay = measure(load_of(config, gateway, deadline.left("the load")), say)
     events = relay.events_per_request * relay.requests
     return GatewayReport(
         cpu_us_per_event=relay.api_server_cpu_s.total / events * 1e6 if events else 0.0,
@@ -71,6 +53,73 @@ def measure_gateway(config: BenchGatewayConfig, say: ProgressCallback) -> Gatewa
         errors=relay.errors,
         relay=relay,
     )
+
+
+def compare_gateways(
+    config: BenchGatewayConfig, other: BenchGatewayConfig, say: ProgressCallback
+) -> ComparisonReport:
+    """Measures two gateways by turns, in front of the same servers if these have the same options.
+
+    Raises BenchError.
+    """
+    deadline = Deadline(config.timeout)
+    with contextlib.ExitStack() as stack:
+        gateways = _Gateways(stack, deadline, say)
+        sides = []
+        for each in (config, other):
+            gateway = gateways.start(each)
+            load = load_of(each, gateway, deadline.left("the load"))
+            server = MeasuredServer(gateway.url, ServerPids((gateway.pid,)))
+            sides.append(ServerUnderLoad(load, server, stack, deadline))
+        shown = (_options_shown(config), _options_shown(other))
+        return measure_sides((sides[0], sides[1]), shown, deadline, say)
+
+
+class _Gateways:
+    """Starts gateways, and model servers for them, which those of the same options share."""
+
+    def __init__(self, stack: contextlib.ExitStack, deadline: Deadline, say: ProgressCallback) -> None:
+        self._stack = stack
+        self._deadline = deadline
+        self._say = say
+        self._servers: dict[tuple[str, ...], list[str]] = {}
+
+    def start(self, config: BenchGatewayConfig) -> ServerProcess:
+        urls = self._model_servers(config)
+        self._say("starting penstock gateway")
+        arguments = ["gateway", "--port=0", *shlex.split(config.gateway_args or ""), "--endpoints", *urls]
+        started = ServerProcess(arguments, self._deadline.left("the start of the gateway"))
+        return self._stack.enter_context(started)
+
+    def _model_servers(self, config: BenchGatewayConfig) -> list[str]:
+        server = BenchHostConfig(step_ms=config.step_ms, concurrency=config.streams, streams=config.streams)
+        arguments = serve_arguments(server)
+        urls = self._servers.setdefault(tuple(arguments), [])
+        while len(urls) < config.servers:
+            self._say(f"starting model server {len(urls) + 1} of {config.servers}")
+            started = ServerProcess(arguments, self._deadline.left("the start of a model server"))
+            urls.append(self._stack.enter_context(started).url)
+        return urls
+
+
+def load_of(config: BenchGatewayConfig, gateway: ServerProcess, seconds: float) -> BenchHostConfig:
+    """The load for one gateway."""
+    return BenchHostConfig(
+        streams=config.streams,
+        http2=config.http2,
+        connections=config.connections,
+        tokens=config.tokens,
+        endpoint=config.endpoint,
+        rounds=config.rounds,
+        url=gateway.url,
+        pid=[gateway.pid],
+        timeout=seconds,
+    )
+
+
+def _options_shown(config: BenchGatewayConfig) -> dict[str, object]:
+    values = msgspec.structs.asdict(config)
+    return {name: value for name, value in values.items() if value is not None and name not in NOT_SHOWN}
 
 
 def pick_cost_us(picks: int = PICKS, runs: int = PICK_RUNS) -> float:
@@ -100,6 +149,7 @@ def render(report: GatewayReport) -> str:
     relay = report.relay
     floor = relay.floor_sends_per_cpu_s
     lines = [
+        f"clients: {relay.subject.protocol}",
         f"CPU per relayed event    {report.cpu_us_per_event:6.1f} microseconds, requests included",
         f"CPU per pick             {report.cpu_us_per_pick:6.1f} microseconds, {PICKED_ENDPOINTS} endpoints, "
         f"{len(PICKED_WEIGHTS)} scorers, {PICKED_PROMPT_BYTES:,} bytes of prompt",
@@ -108,5 +158,5 @@ def render(report: GatewayReport) -> str:
         f"errors                   {report.errors:6d} of {relay.requests:,} requests",
     ]
     if floor:
-        lines.insert(1, f"C floor per send         {1e6 / floor:6.1f} microseconds, in the same run")
+        lines.insert(2, f"C floor per send         {1e6 / floor:6.1f} microseconds, in the same run")
     return "\n".join(lines)

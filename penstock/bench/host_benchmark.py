@@ -4,30 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import time
-from urllib.parse import urlsplit
 
-import httpx
 import msgspec
 
 from penstock.bench import report
 from penstock.bench.deadline import Deadline, ProgressCallback
-from penstock.bench.errors import BenchError
 from penstock.bench.kernel_floor import KernelFloor
-from penstock.bench.load_client import LoadPlan, RoundResult
-from penstock.bench.load_process import LoadProcess
+from penstock.bench.load.messages import RoundResult
+from penstock.bench.load.slow_readers import SlowReaders
 from penstock.bench.machine import this_machine
-from penstock.bench.process_usage import (
-    PeakMemory,
-    ServerPids,
-    cpu_time,
-    pids_of_supervisor,
-    resident_bytes,
-    resolve_pids,
-)
-from penstock.bench.report import HostReport, MeasuredRound
-from penstock.bench.request_bodies import ProbeResult, RequestBodies
-from penstock.bench.server_process import ServerProcess, serve_arguments
-from penstock.bench.slow_readers import SlowReaders
+from penstock.bench.process_usage import PeakMemory, resident_bytes, resolve_pids
+from penstock.bench.report import HostReport
+from penstock.bench.server_under_load import MeasuredRound, MeasuredServer, ServerUnderLoad, start_server
 from penstock.config.bench import OF_STARTED_SERVER, BenchHostConfig
 
 LEAD_BYTES = 160 * 1024
@@ -37,8 +25,7 @@ FLOOR_RUNS = 5
 """Measurements of the C floor before the rounds, and again after them."""
 AFTER_S = 1.0
 """Time for API servers to notice closed connections and free their memory."""
-DEFAULT_PORT = 80
-NOT_SHOWN = ("json", "api_key", "timeout", "rounds", "warmup_rounds")
+NOT_SHOWN = ("json", "api_key", "timeout", "rounds", "warmup_rounds", "compare_with")
 """Options that affect neither load nor server."""
 
 
@@ -49,33 +36,36 @@ def measure(config: BenchHostConfig, say: ProgressCallback) -> HostReport:
     """
     deadline = Deadline(config.timeout)
     with contextlib.ExitStack() as stack:
-        url, processes = _server(config, deadline, stack, say)
-        facts, plan, endless = prepare(config, url, deadline)
+        server = _server(config, deadline, stack, say)
+        api_servers = server.processes.api_servers
         floor = stack.enter_context(KernelFloor())
-        memory = stack.enter_context(PeakMemory(processes.api_servers))
+        memory = stack.enter_context(PeakMemory(api_servers))
         slow = None
-        with LoadProcess(plan, deadline.left("the connections")) as load:
+        with contextlib.ExitStack() as connected:
+            load = ServerUnderLoad(config, server, connected, deadline)
+            facts, plan, endless = load.prepared
             chunk = _warm_up(config, load, deadline, say)
             floors = _measure_floor(floor, config, chunk, deadline, say)
-            rounds = _measure_rounds(config, load, processes, deadline, say)
-            resident, peak = resident_bytes(processes.api_servers), memory.peak
+            rounds = _measure_rounds(config, load, deadline, say)
+            resident, peak = resident_bytes(api_servers), memory.peak
             if config.slow_readers:
                 say(f"starting {config.slow_readers:,} slow readers")
                 without = [one.load for one in rounds]
                 with SlowReaders(plan, endless, config.slow_readers) as readers:
-                    beside, grown = _measure_beside(config, load, processes, without, deadline)
+                    beside, grown = _measure_beside(config, load, without, deadline)
                 say("slow readers disconnected")
                 without += _plain_rounds(config, load, deadline)
                 slow = report.slow_reading(config.slow_readers, readers.cut, without, beside, grown)
             floors += _measure_floor(floor, config, chunk, deadline, say)
         time.sleep(AFTER_S)
-        after = resident_bytes(processes.api_servers)
+        after = resident_bytes(api_servers)
     subject = report.Subject(
+        protocol=protocol_of(config),
         model=facts.model,
         prompt_tokens=facts.prompt_tokens,
         tokens_per_request=config.tokens,
-        api_servers=len(processes.api_servers),
-        engines=len(processes.engines),
+        api_servers=len(api_servers),
+        engines=len(server.processes.engines),
         api_server_resident_bytes=resident,
         options=options_shown(config),
     )
@@ -86,50 +76,18 @@ def measure(config: BenchHostConfig, say: ProgressCallback) -> HostReport:
 
 def _server(
     config: BenchHostConfig, deadline: Deadline, stack: contextlib.ExitStack, say: ProgressCallback
-) -> tuple[str, ServerPids]:
-    """Base URL and processes of the measured server, which is started unless ``--url`` is given."""
+) -> MeasuredServer:
+    """The measured server, which is started unless ``--url`` is given."""
     if config.url is not None:
         base = config.url.rstrip("/").removesuffix("/v1")
-        return base, resolve_pids(config.pid or [])
+        return MeasuredServer(base, resolve_pids(config.pid or []))
     say("starting penstock serve --engine synthetic")
-    server = stack.enter_context(
-        ServerProcess(
-            serve_arguments(config, config.api_server_count[0]), deadline.left("the start of the server")
-        )
-    )
-    processes = pids_of_supervisor(server.pid)
-    if not processes.api_servers:
-        raise BenchError("the server has no process titled penstock: api-server")
-    return server.url, processes
-
-
-def prepare(config: BenchHostConfig, url: str, deadline: Deadline) -> tuple[ProbeResult, LoadPlan, str]:
-    """Sends one request and plans the load. Third: the request body of slow readers, or an empty text."""
-    headers = {"authorization": f"Bearer {config.api_key}"} if config.api_key else {}
-    parts = urlsplit(url)
-    with httpx.Client(
-        base_url=url, headers=headers, timeout=deadline.left("the first request"), trust_env=False
-    ) as http:
-        requests = RequestBodies(config, http)
-        facts = requests.probe()
-        plan = LoadPlan(
-            host=parts.hostname or "",
-            port=parts.port or DEFAULT_PORT,
-            path=parts.path + requests.path,
-            bodies=requests.bodies(),
-            connections=config.connections,
-            in_flight=config.in_flight,
-            requests=config.requests_per_round,
-            api_key=config.api_key,
-        )
-        endless = requests.slow_reader_body() if config.slow_readers else ""
-    return facts, plan, endless
+    return start_server(config, config.api_server_count[0], stack, deadline)
 
 
 def _measure_beside(
     config: BenchHostConfig,
-    load: LoadProcess,
-    processes: ServerPids,
+    load: ServerUnderLoad,
     without: list[RoundResult],
     deadline: Deadline,
 ) -> tuple[list[RoundResult], int]:
@@ -137,57 +95,41 @@ def _measure_beside(
 
     Returns the rounds, and the growth of the API servers' memory in bytes.
     """
-    resident = resident_bytes(processes.api_servers)
+    api_servers = load.processes.api_servers
+    resident = resident_bytes(api_servers)
     sent_per_s = sum(one.bytes for one in without) / sum(one.wall_s for one in without) / config.in_flight
     lead = time.monotonic() + LEAD_BYTES / max(sent_per_s, 1.0)
     while time.monotonic() < lead:
-        load.run(keep=False, seconds=deadline.left("the slow readers' lead"))
+        load.run(deadline.left("the slow readers' lead"), keep=False)
     beside = _plain_rounds(config, load, deadline)
-    return beside, resident_bytes(processes.api_servers) - resident
+    return beside, resident_bytes(api_servers) - resident
 
 
-def _plain_rounds(config: BenchHostConfig, load: LoadProcess, deadline: Deadline) -> list[RoundResult]:
+def _plain_rounds(config: BenchHostConfig, load: ServerUnderLoad, deadline: Deadline) -> list[RoundResult]:
     """Rounds of which only the latencies are used."""
-    return [load.run(keep=False, seconds=deadline.left("another round")) for _ in range(config.rounds)]
+    return [load.run(deadline.left("another round"), keep=False).load for _ in range(config.rounds)]
 
 
-def _warm_up(config: BenchHostConfig, load: LoadProcess, deadline: Deadline, say: ProgressCallback) -> int:
+def _warm_up(
+    config: BenchHostConfig, load: ServerUnderLoad, deadline: Deadline, say: ProgressCallback
+) -> int:
     """Runs the warm-up rounds. Returns the mean size of an event in bytes."""
     chunk = 1
     for number in range(1, config.warmup_rounds + 1):
         say(f"warm-up round {number} of {config.warmup_rounds}")
-        warm = load.run(keep=False, seconds=deadline.left("the warm-up"))
+        warm = load.run(deadline.left("the warm-up"), keep=False).load
         chunk = max(1, round(warm.bytes / max(1, warm.events)))
     return chunk
 
 
 def _measure_rounds(
-    config: BenchHostConfig,
-    load: LoadProcess,
-    processes: ServerPids,
-    deadline: Deadline,
-    say: ProgressCallback,
+    config: BenchHostConfig, load: ServerUnderLoad, deadline: Deadline, say: ProgressCallback
 ) -> list[MeasuredRound]:
     rounds = []
     for number in range(1, config.rounds + 1):
-        rounds.append(measure_round(config, load, processes, deadline.left(f"round {number}")))
+        rounds.append(load.run(deadline.left(f"round {number}")))
         say(f"round {number} of {config.rounds}: {rounds[-1].tokens_per_cpu_s:,.0f} tokens per CPU-second")
     return rounds
-
-
-def measure_round(
-    config: BenchHostConfig, load: LoadProcess, processes: ServerPids, seconds: float
-) -> MeasuredRound:
-    engines, api_servers = cpu_time(processes.engines), cpu_time(processes.api_servers)
-    result = load.run(keep=True, seconds=seconds)
-    api_servers, engines = (
-        cpu_time(processes.api_servers) - api_servers,
-        cpu_time(processes.engines) - engines,
-    )
-    tokens = (result.requests - result.errors) * config.tokens
-    return MeasuredRound(
-        result, api_servers, engines, tokens / api_servers.total if api_servers.total else 0.0
-    )
 
 
 def _measure_floor(
@@ -200,10 +142,18 @@ def _measure_floor(
     return floor.measure(config.streams, chunk, times=FLOOR_RUNS, seconds=deadline.left("the C floor"))
 
 
+def protocol_of(config: BenchHostConfig) -> str:
+    """The protocol of the load and its connections, in words."""
+    name = "HTTP/2" if config.http2 else "HTTP/1.1"
+    return f"{name}{' with TLS' if config.tls else ''} over {config.load_connections:,} connections"
+
+
 def options_shown(config: BenchHostConfig) -> dict[str, object]:
     """The options that affect the results."""
     hidden = set(NOT_SHOWN)
     hidden |= {"url", "pid"} if config.url is None else set(OF_STARTED_SERVER)
     values = msgspec.structs.asdict(config)
+    if config.http2:
+        values["connections"] = config.load_connections
     values |= {"requests": config.requests_per_round, "concurrency": config.in_flight}
     return {name: value for name, value in values.items() if value is not None and name not in hidden}

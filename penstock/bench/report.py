@@ -8,25 +8,17 @@ from typing import Any
 
 import msgspec
 
-from penstock.bench.latency import Latency
-from penstock.bench.load_client import RoundResult
+from penstock.bench.load.latency import Latency
+from penstock.bench.load.messages import RoundResult
 from penstock.bench.machine import Machine
 from penstock.bench.process_usage import CpuTime
+from penstock.bench.server_under_load import MeasuredRound
 from penstock.bench.tables import format_table, options_line
 
 BUSY_CLIENT = 0.9
 """CPU share of the load client above which its own queue affects latencies."""
 UNSTEADY_FLOOR = 1.5
 """Ratio of the largest to the smallest C floor above which the machine was busy with other work."""
-
-
-class MeasuredRound(msgspec.Struct, frozen=True):
-    """One round: the load client's results, and the CPU time of the server's processes."""
-
-    load: RoundResult
-    api_server_cpu_s: CpuTime
-    engine_cpu_s: CpuTime
-    tokens_per_cpu_s: float
 
 
 class SlowReading(msgspec.Struct, frozen=True):
@@ -59,8 +51,12 @@ class StreamMemory(msgspec.Struct, frozen=True):
 
 
 class Subject(msgspec.Struct, frozen=True):
-    """The measured server. Resident memory is that of all API servers, after the last round."""
+    """The measured server. Resident memory is that of all API servers, after the last round.
 
+    ``protocol``: that of the load client's connections, with their number.
+    """
+
+    protocol: str
     model: str
     prompt_tokens: int
     tokens_per_request: int
@@ -75,13 +71,15 @@ class HostReport(msgspec.Struct, frozen=True, kw_only=True):
 
     ``tokens_per_cpu_s`` and ``requests_per_cpu_s`` count successful requests. ``floor_sends_per_cpu_s`` is
     the median of ``floor_measurements``, ``floor_ratio`` the CPU time of the API servers per token divided by
-    that of the C floor per send; both are None without a C compiler. ``errors`` counts failed requests.
+    that of the C floor per send, over HTTP/2 as well; both are None without a C compiler.
+    ``events_per_read``: events that the load client got in one read. ``errors`` counts failed requests.
     """
 
     tokens_per_cpu_s: float
     requests_per_cpu_s: float
     events_per_request: float
     events_per_token: float
+    events_per_read: float
     bytes_per_event: float
     floor_sends_per_cpu_s: float | None
     floor_ratio: float | None
@@ -149,6 +147,7 @@ def build(
         requests_per_cpu_s=_ratio(requests - errors, cpu.total),
         events_per_request=_ratio(events, requests),
         events_per_token=_ratio(events, requests * subject.tokens_per_request),
+        events_per_read=_ratio(events, sum(load.reads for load in loads)),
         bytes_per_event=_ratio(sum(load.bytes for load in loads), events),
         floor_sends_per_cpu_s=sends_per_cpu_s,
         floor_ratio=sends_per_cpu_s / tokens_per_cpu_s if sends_per_cpu_s and tokens_per_cpu_s else None,
@@ -194,7 +193,7 @@ def render(report: HostReport) -> str:
         (
             "events per request",
             f"{report.events_per_request:,.2f}",
-            f"{report.events_per_token:.3f} per token",
+            f"{report.events_per_token:.3f} per token, {report.events_per_read:,.1f} per read of the client",
         ),
         ("bytes per event", f"{report.bytes_per_event:,.0f}", "with HTTP framing"),
         ("errors", f"{report.errors:,}", f"of {report.requests:,} requests"),
@@ -212,7 +211,7 @@ def render(report: HostReport) -> str:
     lines = [
         str(report.machine),
         options_line(subject.options),
-        f"model {subject.model}, prompts of about {subject.prompt_tokens:,} tokens",
+        f"{subject.protocol}; model {subject.model}, prompts of about {subject.prompt_tokens:,} tokens",
         "",
         *format_table(rows),
         "",

@@ -14,12 +14,9 @@ import msgspec
 
 from penstock.bench import host_benchmark
 from penstock.bench.deadline import Deadline, ProgressCallback
-from penstock.bench.errors import BenchError
-from penstock.bench.load_process import LoadProcess
 from penstock.bench.machine import Machine, this_machine
-from penstock.bench.process_usage import ServerPids, cpu_time, pids_of_supervisor
-from penstock.bench.report import MeasuredRound
-from penstock.bench.server_process import ServerProcess, serve_arguments
+from penstock.bench.process_usage import cpu_time
+from penstock.bench.server_under_load import MeasuredRound, ServerUnderLoad, start_server
 from penstock.bench.tables import format_table, options_line
 from penstock.config.bench import BenchHostConfig
 
@@ -88,8 +85,8 @@ class ScalingReport(msgspec.Struct, frozen=True, kw_only=True):
     machine: Machine
 
 
-class _ServerUnderLoad:
-    """A server and its load client, during the measurement."""
+class _ScaledServer:
+    """A server with so many API servers and its load client, during the measurement."""
 
     def __init__(
         self,
@@ -99,23 +96,21 @@ class _ServerUnderLoad:
         deadline: Deadline,
     ) -> None:
         if config.grow_load:
-            config = msgspec.structs.replace(config, streams=config.streams * api_servers)
+            connections = config.load_connections * api_servers if config.http2 else None
+            config = msgspec.structs.replace(
+                config, streams=config.streams * api_servers, connections=connections
+            )
         self.config = config
-        arguments = serve_arguments(config, api_servers)
-        server = stack.enter_context(ServerProcess(arguments, deadline.left("the start of a server")))
-        self._processes: ServerPids = pids_of_supervisor(server.pid)
-        if len(self._processes.api_servers) != api_servers:
-            raise BenchError(f"the server does not have {api_servers} processes titled penstock: api-server")
-        _, plan, _ = host_benchmark.prepare(config, server.url, deadline)
-        before = cpu_time([server.pid])
-        self._load = stack.enter_context(LoadProcess(plan, deadline.left("the connections")))
-        accepting = cpu_time([server.pid]) - before
-        self.us_per_connection = 1e6 * accepting.total / plan.connections if api_servers > 1 else None
+        server = start_server(config, api_servers, stack, deadline)
+        self._coordinators = server.processes.coordinators
+        self._load = ServerUnderLoad(config, server, stack, deadline)
+        accepting = 1e6 * self._load.accepting.total / config.load_connections
+        self.us_per_connection = accepting if api_servers > 1 else None
 
     def run(self, seconds: float) -> ScalingSample:
-        before = cpu_time(self._processes.coordinators)
-        measured = host_benchmark.measure_round(self.config, self._load, self._processes, seconds)
-        return ScalingSample(measured, (cpu_time(self._processes.coordinators) - before).total)
+        before = cpu_time(self._coordinators)
+        measured = self._load.run(seconds)
+        return ScalingSample(measured, (cpu_time(self._coordinators) - before).total)
 
 
 def measure(config: BenchHostConfig, say: ProgressCallback) -> ScalingReport:
@@ -125,7 +120,7 @@ def measure(config: BenchHostConfig, say: ProgressCallback) -> ScalingReport:
         servers = []
         for count in config.api_server_count:
             say(f"starting penstock serve --engine synthetic --api-server-count {count}")
-            servers.append(_ServerUnderLoad(config, count, stack, deadline))
+            servers.append(_ScaledServer(config, count, stack, deadline))
         for _ in range(config.warmup_rounds):
             for server in servers:
                 server.run(deadline.left("the warm-up"))

@@ -29,7 +29,7 @@ SLOW_MODEL_LEN = 32768
 """With slow readers, whose streams must outlast the measurement."""
 BASE_SLOTS = 1024
 
-_URL = re.compile(r"^\s*URL\s+(http://\S+?)/v1\b")
+_URL = re.compile(r"^\s*URL\s+(https?://\S+?)/v1\b")
 _READY = re.compile(r"^ready in ")
 
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 
 
 def options_line(options: Mapping[str, object]) -> str:
     """Options as on a command line, from field names and values."""
-    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in options.items())
+    return " ".join(_as_given(name.replace("_", "-"), value) for name, value in options.items())
+
+
+def _as_given(name: str, value: object) -> str:
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no-{name}"
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    return f"--{name} {shlex.quote(text)}"
 
 
 def format_table(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -12,14 +13,18 @@ from typing import TYPE_CHECKING, Never, TypeVar
 
 import msgspec
 
+from penstock.cli import parser
 from penstock.cli.command import Command
 from penstock.config.bench import OF_STARTED_SERVER, BenchEngineConfig, BenchGatewayConfig, BenchHostConfig
 from penstock.config.errors import ConfigError
-from penstock.config.origins import Origins
+from penstock.config.introspect import options_of
+from penstock.config.origins import Origin, Origins
+from penstock.config.values import convert
 
 if TYPE_CHECKING:  # penstock.bench imports httpx, numpy and psutil
     from penstock.bench.deadline import ProgressCallback
 
+C = TypeVar("C", bound=msgspec.Struct)
 R = TypeVar("R")
 
 
@@ -28,7 +33,7 @@ def run_host(config: BenchHostConfig, origins: Origins) -> int:
 
     Raises ConfigError for options of a started server when ``--url`` names a running one.
     """
-    from penstock.bench import host_benchmark, report, scaling
+    from penstock.bench import comparison, host_benchmark, report, scaling
 
     if config.url is not None:
         for name in OF_STARTED_SERVER:
@@ -36,6 +41,12 @@ def run_host(config: BenchHostConfig, origins: Origins) -> int:
                 raise ConfigError(
                     f"{origins[name]} is for a server that is started, it has no effect with --url"
                 )
+    if config.compare_with is not None:
+        other = compared(HOST, config, config.compare_with)
+        both = run_measurement(
+            lambda say: comparison.measure(config, other, say), comparison.render, config.json
+        )
+        return 1 if both is None or both.errors else 0
     if len(config.api_server_count) > 1:
         scaled = run_measurement(lambda say: scaling.measure(config, say), scaling.render, config.json)
         return 1 if scaled is None or scaled.errors else 0
@@ -52,8 +63,15 @@ def run_engine(config: BenchEngineConfig, origins: Origins) -> int:
 
 def run_gateway(config: BenchGatewayConfig, origins: Origins) -> int:
     """1 when requests failed or nothing could be measured."""
-    from penstock.bench.gateway_benchmark import measure_gateway, render
+    from penstock.bench import comparison
+    from penstock.bench.gateway_benchmark import compare_gateways, measure_gateway, render
 
+    if config.compare_with is not None:
+        other = compared(GATEWAY, config, config.compare_with)
+        both = run_measurement(
+            lambda say: compare_gateways(config, other, say), comparison.render, config.json
+        )
+        return 1 if both is None or both.errors else 0
     found = run_measurement(lambda say: measure_gateway(config, say), render, config.json)
     return 1 if found is None or found.errors else 0
 
@@ -65,6 +83,42 @@ ENGINE = Command(
 GATEWAY = Command(
     ("bench", "gateway"), "Measure CPU time per event of the gateway.", BenchGatewayConfig, run_gateway
 )
+
+
+OF_BOTH = (
+    "rounds",
+    "warmup_rounds",
+    "timeout",
+    "json",
+    "compare_with",
+    "url",
+    "pid",
+    "slow_readers",
+    "servers",
+)
+"""Fields that a second measurement cannot change: it runs by turns with the first."""
+
+
+def compared(command: Command[C], config: C, text: str) -> C:
+    """``config`` with the options in ``text``, which a shell would split. Raises ConfigError."""
+    by_field = {option.field: option for option in options_of(command.config)}
+    try:
+        given = parser.parse(command, shlex.split(text)).arguments
+    except (ValueError, ConfigError) as error:
+        raise ConfigError(f"--compare-with: {error}") from None
+    changes = {}
+    for field, value in given.items():
+        option = by_field[field]
+        if field in OF_BOTH:
+            raise ConfigError(f"--compare-with: {option.flag} holds for both measurements")
+        changes[field] = convert(option, Origin("command line", f"--compare-with: {option.flag}"), value)
+    values = msgspec.structs.asdict(config) | {"compare_with": None}
+    if changes.get("http2") is False:
+        values["connections"] = None  # HTTP/1.1 takes one per stream
+    try:
+        return msgspec.convert(values | changes, command.config)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"--compare-with: {error}") from None
 
 
 def run_measurement(

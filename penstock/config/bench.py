@@ -21,6 +21,25 @@ ServerArgs = Annotated[
     str | None,
     option("Additional options of penstock serve, such as --server-args='--log-level debug'.", "Server"),
 ]
+Http2 = Annotated[
+    bool,
+    option(
+        "Load over HTTP/2, by prior knowledge or, with TLS, by ALPN. The streams share --connections.", "Load"
+    ),
+]
+Connections = Annotated[
+    Annotated[int, Meta(ge=1, le=65536)] | None,
+    option("With --http2: number of connections. Default: 4. HTTP/1.1 takes one per stream.", "Load"),
+]
+CompareWith = Annotated[
+    str | None,
+    option(
+        "Options of a second measurement, made by turns with this one and compared: "
+        "--compare-with=--no-http2 for the same load over HTTP/1.1. Other options stay as they are.",
+        "Load",
+        metavar="OPTIONS",
+    ),
+]
 Report = Annotated[str | None, option("File for the report, as JSON.", "Report", metavar="FILE")]
 
 
@@ -29,8 +48,16 @@ class BenchHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     # -- load
     streams: Annotated[
-        int, option("Connections, kept open and reused in all rounds.", "Load", ge=1, le=65536)
+        int,
+        option(
+            "Concurrent streams. Their connections are kept open and reused in all rounds.",
+            "Load",
+            ge=1,
+            le=65536,
+        ),
     ] = 1024
+    http2: Http2 = False
+    connections: Connections = None
     tokens: Tokens = 128
     prompt_tokens: Annotated[int, option("Prompt length, in tokens.", "Load", ge=1)] = 32
     prompt_kind: Annotated[
@@ -53,7 +80,8 @@ class BenchHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         int,
         option(
             "Number of streams, out of --streams, that hardly read. Latencies of the others are "
-            "compared to rounds without slow readers.",
+            "compared to rounds without slow readers. With --http2 half of them share a connection that is "
+            "not read, half have windows of 1 byte.",
             "Load",
             ge=0,
         ),
@@ -62,6 +90,7 @@ class BenchHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     warmup_rounds: Annotated[
         int, option("Number of rounds before the measured ones.", "Load", ge=1, le=1000)
     ] = 1
+    compare_with: CompareWith = None
     timeout: Timeout = 300.0
 
     # -- server started for the run
@@ -85,6 +114,13 @@ class BenchHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         ),
     ] = False
     engines: Annotated[int, option("Number of engine processes.", "Server", ge=1, le=1024)] = 1
+    tls: Annotated[
+        bool,
+        option(
+            "Serve over TLS, with a certificate made for the run. Needs the package trustme.",
+            "Server",
+        ),
+    ] = False
     server_args: ServerArgs = None
 
     # -- server that runs already
@@ -123,33 +159,49 @@ class BenchHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise ValueError(
                 f"--slow-readers: {self.slow_readers} leave none of {self.streams} streams to compare"
             )
-        if self.concurrency is not None and self.concurrency > self.connections:
+        if self.concurrency is not None and self.concurrency > self.measured_streams:
             raise ValueError(
-                f"--concurrency: {self.concurrency} requests cannot be in flight on {self.connections} "
-                "connections, it takes at most --streams without --slow-readers"
+                f"--concurrency: {self.concurrency} requests cannot be in flight on {self.measured_streams} "
+                "streams, it takes at most --streams without --slow-readers"
             )
+        check_connections(self.http2, self.connections, self.measured_streams)
+        if self.http2 and max(counts) > self.load_connections:
+            raise ValueError(
+                f"--connections: {self.load_connections} leave some of {max(counts)} API servers without load"
+            )
+        if self.compare_with is not None and (self.slow_readers or len(counts) > 1):
+            raise ValueError("--compare-with: takes no --slow-readers, and one --api-server-count")
         if self.prompt_kind == "ids" and self.endpoint == "chat":
             raise ValueError("--prompt-kind: chat takes text only, use --endpoint completions for ids")
         if self.url is not None and self.pid is None:
             raise ValueError("--url: CPU time can be read only of known processes, give them with --pid")
         if self.pid is not None and self.url is None:
             raise ValueError("--pid: names processes of a running server, give its address with --url")
-        check_server_args(self.server_args)
+        check_arguments("--server-args", self.server_args)
 
     @property
-    def connections(self) -> int:
-        """Connections of the load client, without the slow readers."""
+    def measured_streams(self) -> int:
+        """Streams of the load client, without the slow readers."""
         return self.streams - self.slow_readers
+
+    @property
+    def load_connections(self) -> int:
+        """Connections of the load client, without those of the slow readers."""
+        return (
+            http2_connections(self.connections, self.measured_streams)
+            if self.http2
+            else self.measured_streams
+        )
 
     @property
     def requests_per_round(self) -> int:
         """Requests of one round."""
-        return self.requests or self.connections
+        return self.requests or self.measured_streams
 
     @property
     def in_flight(self) -> int:
         """Requests in flight at a time."""
-        return self.concurrency or self.connections
+        return self.concurrency or self.measured_streams
 
 
 class BenchEngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -183,6 +235,8 @@ class BenchGatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """Options of ``penstock bench gateway``."""
 
     streams: Annotated[int, option("Concurrent streams.", "Load", ge=1, le=65536)] = 256
+    http2: Http2 = False
+    connections: Connections = None
     tokens: Tokens = 128
     endpoint: Endpoint = "completions"
     rounds: Rounds = 3
@@ -196,16 +250,40 @@ class BenchGatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
             "Additional options of penstock gateway, such as --gateway-args='--include-usage off'.", "Servers"
         ),
     ] = None
+    compare_with: CompareWith = None
     timeout: Timeout = 300.0
     json: Report = None
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for options that contradict each other."""
+        check_connections(self.http2, self.connections, self.streams)
+        check_arguments("--gateway-args", self.gateway_args)
 
-def check_server_args(text: str | None) -> None:
-    """Raises ValueError for a --server-args that a shell cannot parse."""
+
+DEFAULT_CONNECTIONS = 4
+
+
+def http2_connections(given: int | None, streams: int) -> int:
+    """Connections that share ``streams``."""
+    return given or min(DEFAULT_CONNECTIONS, streams)
+
+
+def check_connections(http2: bool, connections: int | None, streams: int) -> None:
+    """Raises ValueError for --connections without HTTP/2, or more of them than streams."""
+    if connections is None:
+        return
+    if not http2:
+        raise ValueError("--connections: needs --http2, as HTTP/1.1 takes one connection per stream")
+    if connections > streams:
+        raise ValueError(f"--connections: {connections} are more than {streams} streams")
+
+
+def check_arguments(flag: str, text: str | None) -> None:
+    """Raises ValueError for further arguments that a shell cannot parse."""
     try:
         shlex.split(text or "")
     except ValueError as error:
-        raise ValueError(f"--server-args: {error}") from None
+        raise ValueError(f"{flag}: {error}") from None
 
 
 OF_STARTED_SERVER = (
@@ -213,6 +291,7 @@ OF_STARTED_SERVER = (
     "stream_interval",
     "api_server_count",
     "engines",
+    "tls",
     "server_args",
     "slow_readers",
 )

@@ -106,7 +106,7 @@ def test_time_that_is_over_is_an_error(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--concurrency", "5"], "--concurrency: 5 requests cannot be in flight on 4 connections"),
+        (["--concurrency", "5"], "--concurrency: 5 requests cannot be in flight on 4 streams"),
         (["--slow-readers", "4"], "--slow-readers: 4 leave none of 4 streams to compare"),
         (["--url", "http://x", "--pid", "1", "--slow-readers", "1"], "--slow-readers is for a server"),
         (["--api-server-count", "2,2"], "--api-server-count: 2, 2 has a number twice"),

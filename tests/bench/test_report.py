@@ -9,11 +9,12 @@ import msgspec
 import pytest
 
 from penstock.bench import report
-from penstock.bench.latency import Latency
-from penstock.bench.load_client import RoundResult
+from penstock.bench.load.latency import Latency
+from penstock.bench.load.messages import RoundResult
 from penstock.bench.machine import Machine, this_machine
 from penstock.bench.process_usage import CpuTime
-from penstock.bench.report import HostReport, MeasuredRound, StreamMemory, Subject
+from penstock.bench.report import HostReport, StreamMemory, Subject
+from penstock.bench.server_under_load import MeasuredRound
 
 KEYS = {
     "tokens_per_cpu_s",
@@ -40,6 +41,7 @@ def measured(cpu: float = 1.0, **changes: Any) -> MeasuredRound:
         "error_samples": [],
         "events": 1000,
         "bytes": 200_000,
+        "reads": 500,
         "wall_s": 2.0,
         "cpu_s": 0.5,
         "ttft_ms": NONE,
@@ -56,7 +58,9 @@ def built(
     *rounds: MeasuredRound, floor: tuple[float, ...] = (2900.0, 3000.0, 3100.0), interval: Any = 1
 ) -> HostReport:
     options = {"streams": 4, "stream_interval": interval}
-    return report.build(rounds, floor, Subject("m", 32, 10, 1, 1, 2**27, options), MACHINE, MEMORY)
+    return report.build(
+        rounds, floor, Subject("HTTP/1.1", "m", 32, 10, 1, 1, 2**27, options), MACHINE, MEMORY
+    )
 
 
 def test_memory_is_shown_with_its_peak() -> None:

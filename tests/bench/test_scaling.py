@@ -6,8 +6,8 @@ import pytest
 
 from penstock.bench import scaling
 from penstock.bench.process_usage import CpuTime
-from penstock.bench.report import MeasuredRound
 from penstock.bench.scaling import ScalingPoint, ScalingSample, coordinator_messages
+from penstock.bench.server_under_load import MeasuredRound
 from penstock.config.bench import BenchHostConfig
 from tests.bench.test_report import measured
 

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.bench.server_process import BASE_MODEL_LEN, serve_command
-from penstock.config.bench import Report, ServerArgs, Timeout, check_server_args
+from penstock.config.bench import Report, ServerArgs, Timeout, check_arguments
 from penstock.config.describe import option
 from penstock.config.options.synthetic import STEP_MS
 
@@ -86,7 +86,7 @@ class SoakConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def __post_init__(self) -> None:
         """Raises ValueError for --server-args that are no command line."""
-        check_server_args(self.server_args)
+        check_arguments("--server-args", self.server_args)
 
 
 class GatewayMemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -7,8 +7,9 @@ from contextlib import closing
 
 import pytest
 
-from penstock.bench import load_client
-from penstock.bench.load_client import LoadClient, LoadError, LoadPlan, RoundOrder, RoundResult
+from penstock.bench.load import client
+from penstock.bench.load.client import LoadClient, LoadError
+from penstock.bench.load.messages import LoadPlan, RoundOrder, RoundResult
 from tests.bench.conftest import DONE, EVENT, HEAD, LAST_CHUNK, Scripted, chunk, refusal, stream
 
 ORDER = RoundOrder(keep=True, seconds=30.0)
@@ -54,7 +55,7 @@ def test_no_more_are_in_flight_than_planned_and_all_connections_serve(scripted: 
 def test_events_split_over_reads_count_once(
     scripted: Scripted, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    monkeypatch.setattr(load_client, "READ_BYTES", size)
+    monkeypatch.setattr(client, "READ_BYTES", size)
     result = run(plan(scripted))[0]
     assert (result.errors, result.events, result.bytes) == (0, 12, 4 * len(stream(3)))
 
@@ -90,7 +91,7 @@ def test_an_error_event_within_a_stream_is_seen(scripted: Scripted, monkeypatch:
     """On the way that whole events take."""
     error = chunk(b'data: {"error":{"code":500}}\n\n')
     head_and_event = HEAD + chunk(EVENT)
-    monkeypatch.setattr(load_client, "READ_BYTES", len(head_and_event))
+    monkeypatch.setattr(client, "READ_BYTES", len(head_and_event))
     scripted.reply = lambda number: head_and_event + error + b" " * (len(head_and_event) - len(error))
     scripted.closing = lambda number: True
     result = run(plan(scripted, connections=1, in_flight=1, requests=1))[0]
@@ -101,7 +102,7 @@ def test_a_server_that_refuses_everything_ends_the_round(scripted: Scripted) -> 
     scripted.reply = lambda number: refusal(b"400 Bad", b"no %d" % number)
     result = run(plan(scripted, requests=20))[0]
     assert (result.requests, result.errors, result.events) == (20, 20, 0)
-    assert len(result.error_samples) == load_client.SAMPLES
+    assert len(result.error_samples) == client.SAMPLES
     assert result.ttft_ms.p50 is None
 
 

@@ -10,14 +10,21 @@ from typing import Self
 import msgspec
 
 from penstock.bench.errors import BenchError
-from penstock.bench.load_client import LoadFailure, LoadMessage, LoadPlan, LoadReady, RoundOrder, RoundResult
+from penstock.bench.load.messages import (
+    LoadFailure,
+    LoadMessage,
+    LoadPlan,
+    LoadReady,
+    RoundOrder,
+    RoundResult,
+)
 
 ANSWER_GRACE = 10.0
 """Additional seconds for an answer: the client checks the time limit itself, then computes percentiles."""
 
 
 class LoadProcess:
-    """Runs ``penstock.bench.load_client``, in its own session so that Ctrl-C does not kill it.
+    """Runs ``penstock.bench.load.client``, in its own session so that Ctrl-C does not kill it.
 
     Use it as a context. The process exits when its standard input is closed, so it does not outlive this one.
     """
@@ -25,7 +32,7 @@ class LoadProcess:
     def __init__(self, plan: LoadPlan, seconds: float) -> None:
         """Opens the connections of ``plan`` within ``seconds``. Raises BenchError."""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "penstock.bench.load_client"],
+            [sys.executable, "-m", "penstock.bench.load.client"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,

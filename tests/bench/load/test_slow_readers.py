@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import socket
 import threading
+from functools import partial
 
-from penstock.bench.load_client import LoadPlan
-from penstock.bench.slow_readers import READ_BYTES, READ_INTERVAL_S, WINDOW_BYTES, SlowReaders
+import h2.connection
 
+from penstock.bench.load.messages import LoadPlan
+from penstock.bench.load.slow_readers import READ_BYTES, TURN_S, WINDOW_BYTES, SlowReaders
+from tests.bench.load.http2_server import HEAD, Scripted2, scripted2
+
+__all__ = ["scripted2"]
 PATIENCE_S = 30.0
 
 
@@ -34,7 +39,7 @@ def test_they_send_their_request_and_leave_most_of_the_reply_unread() -> None:
 
 def send_until_full(connection: socket.socket) -> int:
     """Bytes that go out before the other side and the kernel take no more for ten reads of a slow reader."""
-    connection.settimeout(10 * READ_INTERVAL_S)
+    connection.settimeout(10 * TURN_S)
     taken = 0
     try:
         while True:
@@ -51,14 +56,44 @@ def test_a_connection_that_the_server_ends_is_counted() -> None:
     ):
         listener.accept()[0].close()
         kept, _ = listener.accept()
-        done = threading.Event()
-        for _ in range(int(PATIENCE_S / 0.01)):
-            if readers.cut:
-                break
-            done.wait(0.01)
-        assert readers.cut == 1
+        assert cut_in_time(readers, 1)
         kept.close()
 
 
+def cut_in_time(readers: SlowReaders, count: int) -> bool:
+    done = threading.Event()
+    for _ in range(int(PATIENCE_S / 0.01)):
+        if readers.cut == count:
+            return True
+        done.wait(0.01)
+    return False
+
+
+def test_over_http2_half_are_unread_and_half_have_windows_of_one_byte(scripted2: Scripted2) -> None:
+    large: list[int] = []
+    small: list[int] = []
+
+    def begin(request: int, connection: h2.connection.H2Connection, number: int) -> None:
+        narrow = connection.local_flow_control_window(number) == 1
+        (small if narrow else large).append(request)
+        connection.send_headers(number, HEAD)
+        connection.send_data(number, b"d")
+
+    def go_on(connection: h2.connection.H2Connection, number: int) -> None:
+        small.append(connection.local_flow_control_window(number))
+        connection.send_data(number, b"a")
+        if len(small) == 4:
+            connection.reset_stream(number)
+
+    scripted2.reply = lambda request: partial(begin, request)
+    scripted2.granted = go_on
+    scripted2.closing = lambda request: request in large[1:2]
+    plan = LoadPlan("127.0.0.1", scripted2.port, "/", [], 1, 1, 1, http2=True)
+    with SlowReaders(plan, "{}", 3) as readers:
+        assert cut_in_time(readers, 3)
+    assert scripted2.connections == 2
+    assert (len(large), small[1:]) == (2, [1, 1, 1])
+
+
 def test_a_slow_reader_is_slower_than_a_stream() -> None:
-    assert READ_BYTES / READ_INTERVAL_S < WINDOW_BYTES
+    assert READ_BYTES / TURN_S < WINDOW_BYTES

@@ -1,10 +1,10 @@
 """The load client: many streams over raw sockets, at the least possible CPU time.
 
-Runs as ``python -m penstock.bench.load_client``, started by :mod:`penstock.bench.load_process`. Reads lines
+Runs as ``python -m penstock.bench.load.client``, started by :mod:`penstock.bench.load.process`. Reads lines
 of JSON from standard input, a LoadPlan and then a RoundOrder per round, and answers each with a line on
 standard output. Exits when standard input is closed.
 
-An event takes one read and a few searches in bytes: JSON is not parsed, no object is created per event. See
+An event takes a few searches in bytes: JSON is not parsed, no object is created per event. See
 ``docs/benchmarks.md`` for what is not checked therefore.
 """
 
@@ -17,74 +17,36 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.bench.latency import Latency, ReadLog
-from penstock.bench.reply_counter import ERROR, EVENT, ReplyCounter
+from penstock.bench.load.connection import Connection, Ended
+from penstock.bench.load.http1 import Http1Connection, request_bytes
+from penstock.bench.load.http2 import Http2Connection, Http2Requests
+from penstock.bench.load.latency import Latency, ReadLog
+from penstock.bench.load.messages import (
+    LoadFailure,
+    LoadMessage,
+    LoadPlan,
+    LoadReady,
+    RoundOrder,
+    RoundResult,
+)
+from penstock.bench.load.reply_counter import ERROR, EVENT
+from penstock.bench.load.tls import RECORD_BYTES, SEALED_BYTES, TlsSession, client_context
 
 WHOLE_EVENTS = (b"}\n\n\r\n", b"}\n\n")
 """Ends of a read that holds only whole JSON events, with or without the end of a chunk."""
 BATCH = 64
 """Ready connections taken from the kernel at once. They share a timestamp, which limits its error."""
-READ_BYTES = 65536
+READ_BYTES = SEALED_BYTES + RECORD_BYTES
+"""Maximum bytes of a read: more than a step of a thousand streams has."""
+CONNECT_SECONDS = 10.0
 SAMPLES = 5  # different errors in a result
 SPARE_DESCRIPTORS = 64
-
-
-class LoadPlan(msgspec.Struct, frozen=True):
-    """Server, requests and connections. Requests use the ``bodies`` (JSON texts) in turn."""
-
-    host: str
-    port: int
-    path: str
-    bodies: list[str]
-    connections: int
-    in_flight: int
-    requests: int
-    api_key: str | None = None
-
-
-class RoundOrder(msgspec.Struct, frozen=True):
-    """Run one round within ``seconds``. ``keep``: its latencies count in the totals of later results."""
-
-    keep: bool
-    seconds: float
-
-
-class LoadReady(msgspec.Struct, frozen=True, tag="ready"):
-    """All connections are open."""
-
-
-class LoadFailure(msgspec.Struct, frozen=True, tag="failure"):
-    """The load client stops."""
-
-    reason: str
-
-
-class RoundResult(msgspec.Struct, frozen=True, tag="round"):
-    """Results of one round. ``errors`` counts failed requests; times are in seconds.
-
-    ``ttft_ms`` and ``itl_ms`` are for this round, ``all_ttft_ms`` and ``all_itl_ms`` for all kept rounds.
-    """
-
-    requests: int
-    errors: int
-    error_samples: list[str]
-    events: int
-    bytes: int
-    wall_s: float
-    cpu_s: float
-    ttft_ms: Latency
-    itl_ms: Latency
-    all_ttft_ms: Latency
-    all_itl_ms: Latency
-
-
-LoadMessage = LoadReady | LoadFailure | RoundResult
 
 
 class LoadError(Exception):
@@ -96,7 +58,8 @@ class LoadClient:
 
     def __init__(self, plan: LoadPlan, *, poll: bool = False) -> None:
         self._plan = plan
-        self._requests = [request_bytes(plan, body.encode()) for body in plan.bodies]
+        self._new_connection = connections_of(plan)
+        self._tls = client_context(plan.authority, plan.alpn) if plan.authority else None
         self._poller, self._wait = _poller(poll)
         self._buffer = bytearray(READ_BYTES)
         self._kept: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
@@ -104,23 +67,26 @@ class LoadClient:
         # -- per connection, by descriptor
         self._sockets: dict[int, socket.socket] = {}
         self._receive: dict[int, Callable[[bytearray], int]] = {}
+        self._seal: dict[int, Callable[[bytes], bytes]] = {}  # with TLS
+        self._connections: dict[int, Connection] = {}
         self._unsent: dict[int, memoryview] = {}
-        self._idle: deque[int] = deque()
-
-        # -- per request in flight, by descriptor
-        self._replies: dict[int, tuple[int, ReplyCounter]] = {}
-        # All but those in the middle of a stream, whose next read most likely holds whole events.
+        # All but those whose next read most likely holds whole events.
         self._careful: set[int] = set()
+
+        # -- places for requests: descriptors, the longest idle first
+        self._idle: deque[int] = deque()
 
         # -- per round
         self._log = ReadLog()
+        self._running = 0
         self._errors: list[str] = []
-        self._read_bytes = 0
+        self._read_bytes = self._reads = 0
 
     def open(self) -> None:
         """Opens all connections. Raises LoadError."""
-        for _ in range(self._plan.connections):
-            self._connect()
+        descriptors = [self._connect() for _ in range(self._plan.connections)]
+        places = max(connection.places for connection in self._connections.values())
+        self._idle = deque(descriptors * places)  # requests go to the connections in turn
 
     def close(self) -> None:
         """Closes all connections."""
@@ -130,10 +96,10 @@ class LoadClient:
 
     def run(self, order: RoundOrder) -> RoundResult:
         """Runs one round. Raises LoadError when the server is unreachable or the time limit is exceeded."""
-        self._renew_idle()
+        self._read_between_rounds()
         log = self._log = ReadLog()
         self._errors = []
-        self._read_bytes = 0
+        self._read_bytes = self._reads = 0
         cpu, begin = time.process_time(), time.perf_counter()
         self._drive(begin + order.seconds)
         cpu, wall = time.process_time() - cpu, time.perf_counter() - begin
@@ -149,6 +115,7 @@ class LoadClient:
             error_samples=list(dict.fromkeys(self._errors))[:SAMPLES],
             events=log.events,
             bytes=self._read_bytes,
+            reads=self._reads,
             wall_s=wall,
             cpu_s=cpu,
             ttft_ms=ttft,
@@ -165,13 +132,12 @@ class LoadClient:
         buffer, clock = self._buffer, time.perf_counter
         append_entry, append_count = log.entries.append, log.counts.append
         ends_with, find, count = buffer.endswith, buffer.find, buffer.count
-        for _ in range(self._plan.in_flight):
-            self._start_next()
+        self._start_requests()
         now = clock()
-        while self._replies:
+        while self._running:
             if now > deadline:
                 raise LoadError(self._late())
-            total = fd = 0
+            total = reads = fd = 0
             try:
                 for fd, mask in wait(deadline - now):
                     if mask != select.POLLIN:
@@ -179,68 +145,73 @@ class LoadClient:
                         continue
                     size = receive[fd](buffer)
                     total += size
-                    # Fast path of nearly all events.
+                    reads += 1
+                    # Fast path of nearly all events over HTTP/1.1.
                     if fd not in careful and ends_with(WHOLE_EVENTS, 0, size) and find(ERROR, 0, size) < 0:
                         append_entry(fd)
                         append_count(count(EVENT, 0, size))
                     else:
-                        self._read_carefully(fd, bytes(memoryview(buffer)[:size]))
+                        self._take(fd, bytes(memoryview(buffer)[:size]))
             except BlockingIOError:
                 pass  # poll reports the rest of the batch again
             except ConnectionError:
-                self._read_carefully(fd, b"")
+                self._take(fd, b"")
             self._read_bytes += total
+            self._reads += reads
             now = clock()
             log.end_batch(now)
 
-    def _read_carefully(self, fd: int, data: bytes) -> None:
-        """Handles a read that may hold a head, part of an event or an end; empty: connection closed."""
-        if fd not in self._replies:
-            self._reconnect(fd)  # the server closed an idle connection, or sent data on it
-            return
-        request, reply = self._replies[fd]
-        if data:
-            events = reply.feed(data)
-            self._log.entries.append(fd)
-            self._log.counts.append(events)
-        else:
-            reply.close()
-        if reply.ended:
-            self._finish(fd, request, reply)
-        elif reply.in_stream:
+    def _take(self, fd: int, data: bytes) -> None:
+        """Hands a read to its connection; empty: the server closed it. Starts requests in free places."""
+        connection = self._connections[fd]
+        ended = connection.feed(data, self._log) if data else connection.close()
+        self._send(fd)
+        for each in ended:
+            self._finish(fd, each)
+        if connection.failure is not None:
+            self._replace(fd)
+        elif connection.whole_events:
             self._careful.discard(fd)
         else:
             self._careful.add(fd)
+        if ended:
+            self._start_requests()
 
-    def _finish(self, fd: int, request: int, reply: ReplyCounter) -> None:
-        del self._replies[fd]
-        self._careful.add(fd)
-        if reply.error is not None:
-            self._errors.append(reply.error)
-            self._log.failed.append(request)
-        if reply.error is None and reply.reusable:
-            self._idle.append(fd)
-        else:
-            self._reconnect(fd)
-        self._start_next()
+    def _finish(self, fd: int, ended: Ended) -> None:
+        self._running -= 1
+        if ended.error is not None:
+            self._errors.append(ended.error)
+            self._log.failed.append(ended.request)
+        self._idle.append(fd)
 
-    def _start_next(self) -> None:
-        """Sends the next request of the round, if any, on the connection that has been idle longest."""
-        number = len(self._log.starts)
-        if number == self._plan.requests:
+    def _start_requests(self) -> None:
+        """Sends further requests of the round, each on the connection that has waited longest."""
+        log, plan = self._log, self._plan
+        while self._idle and self._running < plan.in_flight and len(log.starts) < plan.requests:
+            fd = self._idle.popleft()
+            self._running += 1
+            lane = self._connections[fd].start(len(log.starts))
+            log.start(lane, time.perf_counter())
+            self._send(fd)
+
+    def _send(self, fd: int) -> None:
+        """Sends what the connection has to send; the rest when the kernel takes it."""
+        data = self._connections[fd].take_output()
+        if not data:
             return
-        fd = self._idle.popleft()
-        request = self._requests[number % len(self._requests)]
-        self._replies[fd] = number, ReplyCounter()
-        self._log.start(fd, time.perf_counter())
+        if fd in self._seal:
+            data = self._seal[fd](data)
+        if fd in self._unsent:
+            self._unsent[fd] = memoryview(bytes(self._unsent[fd]) + data)
+            return
         try:
-            sent = self._sockets[fd].send(request)
+            sent = self._sockets[fd].send(data)
         except BlockingIOError:
             sent = 0
         except ConnectionError:
             return  # the next read fails as well
-        if sent < len(request):
-            self._unsent[fd] = memoryview(request)[sent:]
+        if sent < len(data):
+            self._unsent[fd] = memoryview(data)[sent:]
             self._poller.modify(fd, select.POLLIN | select.POLLOUT)
 
     def _handle_unusual(self, fd: int, mask: int) -> None:
@@ -255,10 +226,10 @@ class LoadClient:
         if mask & ~select.POLLOUT:
             size = self._receive[fd](self._buffer)
             self._read_bytes += size
-            self._read_carefully(fd, bytes(memoryview(self._buffer)[:size]))
+            self._take(fd, bytes(memoryview(self._buffer)[:size]))
 
     def _late(self) -> str:
-        started, running = len(self._log.starts), len(self._replies)
+        started, running = len(self._log.starts), self._running
         return (
             f"time is over with {started - running} of {self._plan.requests} requests of the round finished "
             f"({len(self._errors)} of them with an error) and {running} in flight"
@@ -266,46 +237,80 @@ class LoadClient:
 
     # -- connections
 
-    def _connect(self) -> None:
-        address = self._plan.host, self._plan.port
+    def _connect(self) -> int:
+        """Opens a connection, ready for requests. Returns its descriptor. Raises LoadError."""
+        host, port = self._plan.host, self._plan.port
         try:
-            connection = socket.create_connection(address, timeout=10)
+            connection = socket.create_connection((host, port), timeout=CONNECT_SECONDS)
+            fd = connection.fileno()
+            self._sockets[fd] = connection
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._receive[fd] = connection.recv_into
+            if self._tls is not None:
+                session = TlsSession(self._tls, connection, host)
+                if session.protocol != self._plan.alpn:
+                    raise LoadError(f"{host}:{port} chose {session.protocol} by ALPN, not {self._plan.alpn}")
+                self._receive[fd], self._seal[fd] = session.recv_into, session.seal
+            self._connections[fd] = self._new_connection(fd)
+            self._greet(fd)
         except OSError as error:
-            raise LoadError(f"cannot connect to {address[0]}:{address[1]}: {error}") from None
+            raise LoadError(f"cannot connect to {host}:{port}: {error}") from None
         connection.setblocking(False)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        fd = connection.fileno()
-        self._sockets[fd] = connection
-        self._receive[fd] = connection.recv_into
         self._careful.add(fd)
-        self._idle.append(fd)
         self._poller.register(fd, select.POLLIN)
+        return fd
 
-    def _reconnect(self, fd: int) -> None:
+    def _greet(self, fd: int) -> None:
+        """Exchanges what a protocol begins with. Raises LoadError and OSError."""
+        connection = self._connections[fd]
+        self._send(fd)
+        while not connection.ready and connection.failure is None:
+            try:
+                size = self._receive[fd](self._buffer)
+            except BlockingIOError:
+                continue  # no whole record of TLS yet
+            if not size:
+                raise LoadError("the server closed the connection instead of sending SETTINGS of HTTP/2")
+            connection.feed(bytes(memoryview(self._buffer)[:size]), self._log)
+            self._send(fd)
+        if connection.failure is not None:
+            raise LoadError(connection.failure)
+
+    def _replace(self, fd: int) -> None:
+        """Opens another connection for one that takes no requests, once its last one has ended."""
+        connection = self._connections[fd]
+        self._idle = deque(each for each in self._idle if each != fd)
+        if connection.running:
+            return
         self._poller.unregister(fd)
         self._unsent.pop(fd, None)
-        if fd in self._idle:
-            self._idle.remove(fd)
+        self._seal.pop(fd, None)
         self._sockets.pop(fd).close()
-        self._connect()
+        self._idle.extend([self._connect()] * connection.places)
 
-    def _renew_idle(self) -> None:
-        """Reopens connections that the server has closed since the last round."""
+    def _read_between_rounds(self) -> None:
+        """Reads what came since the last round: connections that the server has closed are replaced."""
         left = len(self._sockets)
         while left > 0 and (ready := self._wait(0)):
             for fd, _ in ready:
-                self._reconnect(fd)
+                try:
+                    size = self._receive[fd](self._buffer)
+                except BlockingIOError:
+                    continue
+                except ConnectionError:
+                    size = 0
+                self._take(fd, bytes(memoryview(self._buffer)[:size]))
             left -= len(ready)
 
 
-def request_bytes(plan: LoadPlan, body: bytes) -> bytes:
-    """One HTTP request, with its head."""
-    key = f"Authorization: Bearer {plan.api_key}\r\n" if plan.api_key else ""
-    head = (
-        f"POST {plan.path} HTTP/1.1\r\nHost: {plan.host}:{plan.port}\r\n{key}"
-        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
-    return head.encode() + body
+def connections_of(plan: LoadPlan) -> Callable[[int], Connection]:
+    """What makes a connection of the plan's protocol, given its descriptor."""
+    bodies: Sequence[bytes] = [body.encode() for body in plan.bodies]
+    if plan.http2:
+        fields = Http2Requests(plan, bodies)
+        return lambda fd: Http2Connection(fields, plan.streams_per_connection)
+    requests = [request_bytes(plan, body) for body in bodies]
+    return lambda fd: Http1Connection(requests, fd)
 
 
 def _poller(poll: bool) -> tuple[select.epoll | select.poll, Callable[[float], list[tuple[int, int]]]]:

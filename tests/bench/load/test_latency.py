@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.bench.latency import Latency, ReadLog
+from penstock.bench.load.latency import Latency, ReadLog
 
 Step = tuple[int, int]  # connection, events of a read; 0 starts a request on it
 

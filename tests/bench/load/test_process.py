@@ -7,8 +7,8 @@ import os
 import pytest
 
 from penstock.bench.errors import BenchError
-from penstock.bench.load_client import LoadPlan
-from penstock.bench.load_process import LoadProcess
+from penstock.bench.load.messages import LoadPlan
+from penstock.bench.load.process import LoadProcess
 from tests.bench.conftest import Scripted, refusal
 
 

@@ -1,0 +1,61 @@
+"""Counts the events of one streamed reply, from the bytes of its body; without sockets and JSON."""
+
+from __future__ import annotations
+
+EVENT = b"data: {"
+DONE = b"data: [DONE]"
+ERROR = b'data: {"error"'
+"""Start of an error event. Quotes are escaped in generated text, which therefore cannot contain it."""
+SHOWN = 300
+"""Maximum bytes of an error body in an error message."""
+
+
+class ReplyCounter:
+    """Counts the events of one reply, of either protocol.
+
+    Lines are counted, so an event that is split over reads counts when its line is complete. Chunk headers of
+    HTTP/1.1 are ignored as separate lines: chunks must hold whole events, as servers write them.
+    """
+
+    __slots__ = ("_error", "_line", "body", "done", "status")
+
+    def __init__(self) -> None:
+        self.status = 0
+        """Status of the reply; 0 until its head has come."""
+        self.done = False
+        """Whether ``[DONE]`` has come."""
+        self.body = b""
+        """Start of the body of a reply with another status than 200."""
+        self._error: str | None = None
+        self._line = b""  # an incomplete line
+
+    @property
+    def between_events(self) -> bool:
+        """Whether bytes that hold only whole JSON events may be counted without ``feed``."""
+        return self.status == 200 and not (self._line or self.done or self._error)
+
+    def feed(self, data: bytes) -> int:
+        """Reads more of the body; returns the number of JSON events that it completes."""
+        if self.status != 200:
+            self.body += data[: SHOWN - len(self.body)] if len(self.body) < SHOWN else b""
+            return 0
+        text = self._line + data
+        end = text.rfind(b"\n") + 1
+        self._line = text[end:]
+        if self._error is None and (start := text.find(ERROR, 0, end)) >= 0:
+            self._error = "error event: " + shown(text[start + len(b"data: ") : end].partition(b"\n")[0])
+        self.done = self.done or text.find(DONE, 0, end) >= 0
+        return text.count(EVENT, 0, end)
+
+    def end(self, cut: str | None = None) -> str | None:
+        """The reply has ended: what was wrong with it, or None. ``cut``: why it ended early, if it did."""
+        if self.status not in (0, 200):
+            return f"HTTP {self.status}: {shown(self.body)}"
+        if self._error is not None or cut is not None:
+            return self._error or cut
+        return None if self.done else "the reply ended without [DONE]"
+
+
+def shown(text: bytes) -> str:
+    """The beginning of ``text`` as one line."""
+    return " ".join(text[:SHOWN].decode(errors="replace").split())
