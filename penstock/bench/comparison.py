@@ -23,55 +23,65 @@ UNEQUAL_EVENTS = 0.02
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the two measurements. Figures are medians over its rounds; None where there is none.
-
-    CPU times are those of the API servers, or of the gateway. ``events_per_read``: events that the load
-    client got in one read.
-    """
+    """One of the two measurements."""
 
     protocol: str
     options: dict[str, Any]
-    tokens_per_cpu_s: float
-    us_per_token: float
-    us_per_event: float
-    ttft_p50_ms: float | None
-    ttft_p99_ms: float | None
-    itl_p99_ms: float | None
-    events_per_token: float
-    events_per_read: float
     errors: int
     error_samples: list[str]
     rounds: list[MeasuredRound]
 
 
-class Ratio(msgspec.Struct, frozen=True):
-    """Ratios of the first measurement to the second in the same round; None without any."""
+Figure = Callable[[MeasuredRound], float | None]
 
-    median: float | None
+
+class Compared(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure: its median over the rounds of both, and ratios of the first to the second in a round.
+
+    None where no round has the figure.
+    """
+
+    first: float | None
+    second: float | None
+    ratio: float | None
+    """The median."""
     least: float | None
     most: float | None
 
     @classmethod
-    def of(cls, pairs: Sequence[tuple[float | None, float | None]]) -> Ratio:
-        """From a figure of both measurements in each round."""
-        ratios = [first / second for first, second in pairs if first is not None and second]
-        return cls(statistics.median(ratios), min(ratios), max(ratios)) if ratios else cls(None, None, None)
+    def of(cls, figure: Figure, first: Sequence[MeasuredRound], second: Sequence[MeasuredRound]) -> Compared:
+        """``figure`` of as many rounds of both."""
+        pairs = [(figure(one), figure(two)) for one, two in zip(first, second, strict=True)]
+        ratios = [one / two for one, two in pairs if one is not None and two]
+        return cls(
+            first=_median(one for one, _ in pairs),
+            second=_median(two for _, two in pairs),
+            ratio=_median(ratios),
+            least=min(ratios, default=None),
+            most=max(ratios, default=None),
+        )
 
 
 class ComparisonReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The results: both measurements, and the ratios of the first to the second.
+    """The results. CPU times are those of the API servers, or of the gateway.
 
-    ``load_average``: that of the machine in the last minute, with this measurement.
+    ``changes``: the options of the second measurement that differ, as given. ``events_per_read``: events that
+    the load client got in one read. ``load_average``: that of the machine in the last minute, with this
+    measurement.
     """
 
+    changes: str
+    tokens_per_cpu_s: Compared
+    us_per_token: Compared
+    us_per_event: Compared
+    ttft_p50_ms: Compared
+    ttft_p99_ms: Compared
+    itl_p99_ms: Compared
+    events_per_token: Compared
+    events_per_read: Compared
+    errors: int
     first: Side
     second: Side
-    tokens_per_cpu_s: Ratio
-    us_per_token: Ratio
-    us_per_event: Ratio
-    ttft_p99_ms: Ratio
-    itl_p99_ms: Ratio
-    errors: int
     load_average: float
     machine: Machine
 
@@ -89,89 +99,73 @@ def measure(config: BenchHostConfig, other: BenchHostConfig, say: ProgressCallba
                 say(f"starting penstock {' '.join(arguments)}{' with TLS' if each.tls else ''}")
                 servers[key] = start_server(each, each.api_server_count[0], stack, deadline)
             sides.append(ServerUnderLoad(each, servers[key], stack, deadline))
-        return measure_sides(
-            (sides[0], sides[1]), (options_shown(config), options_shown(other)), deadline, say
-        )
+        first, second = run_by_turns(sides[0], sides[1], deadline, say)
+    return build(
+        config.compare_with or "",
+        side(config, options_shown(config), first),
+        side(other, options_shown(other), second),
+    )
 
 
-def measure_sides(
-    sides: tuple[ServerUnderLoad, ServerUnderLoad],
-    options: tuple[dict[str, Any], dict[str, Any]],
-    deadline: Deadline,
-    say: ProgressCallback,
-) -> ComparisonReport:
-    """Runs the rounds of two connected load clients by turns. Raises BenchError."""
-    first, second = sides
-    config = first.config
-    for _ in range(config.warmup_rounds):
-        for side in sides:
-            side.run(deadline.left("the warm-up"), keep=False)
-    pairs: list[tuple[MeasuredRound, MeasuredRound]] = []
-    for number in range(1, config.rounds + 1):
-        stage = f"round {number}"
-        # Each is first in every other round.
-        if number % 2:
-            one = first.run(deadline.left(stage))
-            pairs.append((one, second.run(deadline.left(stage))))
-        else:
-            other = second.run(deadline.left(stage))
-            pairs.append((first.run(deadline.left(stage)), other))
-        costs = ", ".join(f"{us_per_token(each):.2f}" for each in pairs[-1])
-        say(f"{stage} of {config.rounds}: {costs} microseconds per token")
-    return build(sides[0].config, sides[1].config, options, pairs)
+def run_by_turns(
+    first: ServerUnderLoad, second: ServerUnderLoad, deadline: Deadline, say: ProgressCallback
+) -> tuple[list[MeasuredRound], list[MeasuredRound]]:
+    """The rounds of both, as many as the first is to have. Raises BenchError."""
+    turns: list[tuple[ServerUnderLoad, list[MeasuredRound]]] = [(first, []), (second, [])]
+    for _ in range(first.config.warmup_rounds):
+        for load, _ in turns:
+            load.run(deadline.left("the warm-up"), keep=False)
+    for number in range(1, first.config.rounds + 1):
+        # Each is the first of its round in every other round.
+        for load, rounds in turns if number % 2 else reversed(turns):
+            rounds.append(load.run(deadline.left(f"round {number}")))
+        costs = ", ".join(_shown(us_per_token(rounds[-1]), ".2f") for _, rounds in turns)
+        say(f"round {number} of {first.config.rounds}: {costs} microseconds per token")
+    return turns[0][1], turns[1][1]
 
 
-def build(
-    config: BenchHostConfig,
-    other: BenchHostConfig,
-    options: tuple[dict[str, Any], dict[str, Any]],
-    pairs: Sequence[tuple[MeasuredRound, MeasuredRound]],
-) -> ComparisonReport:
-    """The report over rounds of both."""
+def build(changes: str, first: Side, second: Side) -> ComparisonReport:
+    """The report over as many rounds of both."""
 
-    def ratio(figure: Callable[[MeasuredRound], float | None]) -> Ratio:
-        return Ratio.of([(figure(one), figure(two)) for one, two in pairs])
+    def compared(figure: Figure) -> Compared:
+        return Compared.of(figure, first.rounds, second.rounds)
 
-    first = _side(config, options[0], [one for one, _ in pairs])
-    second = _side(other, options[1], [two for _, two in pairs])
     return ComparisonReport(
+        changes=changes,
+        tokens_per_cpu_s=compared(lambda each: each.tokens_per_cpu_s),
+        us_per_token=compared(us_per_token),
+        us_per_event=compared(us_per_event),
+        ttft_p50_ms=compared(lambda each: each.load.ttft_ms.p50),
+        ttft_p99_ms=compared(lambda each: each.load.ttft_ms.p99),
+        itl_p99_ms=compared(lambda each: each.load.itl_ms.p99),
+        events_per_token=compared(lambda each: each.load.events / each.tokens if each.tokens else None),
+        events_per_read=compared(
+            lambda each: each.load.events / each.load.reads if each.load.reads else None
+        ),
+        errors=first.errors + second.errors,
         first=first,
         second=second,
-        tokens_per_cpu_s=ratio(lambda each: each.tokens_per_cpu_s),
-        us_per_token=ratio(us_per_token),
-        us_per_event=ratio(us_per_event),
-        ttft_p99_ms=ratio(lambda each: each.load.ttft_ms.p99),
-        itl_p99_ms=ratio(lambda each: each.load.itl_ms.p99),
-        errors=first.errors + second.errors,
         load_average=os.getloadavg()[0],
         machine=this_machine(),
     )
 
 
-def us_per_token(each: MeasuredRound) -> float:
-    """CPU microseconds per token; 0 without any."""
-    return 1e6 / each.tokens_per_cpu_s if each.tokens_per_cpu_s else 0.0
+def us_per_token(each: MeasuredRound) -> float | None:
+    """CPU microseconds per token."""
+    return 1e6 / each.tokens_per_cpu_s if each.tokens_per_cpu_s else None
 
 
-def us_per_event(each: MeasuredRound) -> float:
-    """CPU microseconds per event; 0 without any."""
-    return 1e6 * each.api_server_cpu_s.total / each.load.events if each.load.events else 0.0
+def us_per_event(each: MeasuredRound) -> float | None:
+    """CPU microseconds per event."""
+    return 1e6 * each.api_server_cpu_s.total / each.load.events if each.load.events else None
 
 
-def _side(config: BenchHostConfig, options: dict[str, Any], rounds: list[MeasuredRound]) -> Side:
+def side(config: BenchHostConfig, options: dict[str, Any], rounds: list[MeasuredRound]) -> Side:
+    """One measurement with its rounds."""
     loads = [each.load for each in rounds]
-    requests, events = sum(load.requests for load in loads), sum(load.events for load in loads)
     return Side(
         protocol=protocol_of(config),
         options=options,
-        tokens_per_cpu_s=statistics.median(each.tokens_per_cpu_s for each in rounds),
-        us_per_token=statistics.median(map(us_per_token, rounds)),
-        us_per_event=statistics.median(map(us_per_event, rounds)),
-        ttft_p50_ms=_median(load.ttft_ms.p50 for load in loads),
-        ttft_p99_ms=_median(load.ttft_ms.p99 for load in loads),
-        itl_p99_ms=_median(load.itl_ms.p99 for load in loads),
-        events_per_token=events / (requests * config.tokens) if requests else 0.0,
-        events_per_read=events / (sum(load.reads for load in loads) or 1),
         errors=sum(load.errors for load in loads),
         error_samples=list(dict.fromkeys(sample for load in loads for sample in load.error_samples)),
         rounds=rounds,
@@ -186,51 +180,37 @@ def _median(values: Iterable[float | None]) -> float | None:
 def render(report: ComparisonReport) -> str:
     """The report as text for a terminal, without a newline at its end."""
     first, second = report.first, report.second
-    changed = {
-        name: value
-        for name, value in {**dict.fromkeys(first.options, "default"), **second.options}.items()
-        if first.options.get(name, "default") != value
-    }
-    table: list[tuple[str, ...]] = [("", "first", "second", "ratio", "least", "most")]
-    rows: list[tuple[str, str, float | None, float | None, Ratio | None]] = [
-        (
-            "tokens per CPU-second",
-            ",.0f",
-            first.tokens_per_cpu_s,
-            second.tokens_per_cpu_s,
-            report.tokens_per_cpu_s,
-        ),
-        ("CPU per token, us", ".2f", first.us_per_token, second.us_per_token, report.us_per_token),
-        ("CPU per event, us", ".2f", first.us_per_event, second.us_per_event, report.us_per_event),
-        ("time to first event p50, ms", ",.1f", first.ttft_p50_ms, second.ttft_p50_ms, None),
-        ("time to first event p99, ms", ",.1f", first.ttft_p99_ms, second.ttft_p99_ms, report.ttft_p99_ms),
-        ("between events p99, ms", ",.1f", first.itl_p99_ms, second.itl_p99_ms, report.itl_p99_ms),
-        ("events per token", ".3f", first.events_per_token, second.events_per_token, None),
-        ("events per read of the client", ",.1f", first.events_per_read, second.events_per_read, None),
-        ("errors", ",.0f", first.errors, second.errors, None),
+    rows = [
+        ("tokens per CPU-second", ",.0f", report.tokens_per_cpu_s),
+        ("CPU per token, us", ",.2f", report.us_per_token),
+        ("CPU per event, us", ",.2f", report.us_per_event),
+        ("time to first event p50, ms", ",.1f", report.ttft_p50_ms),
+        ("time to first event p99, ms", ",.1f", report.ttft_p99_ms),
+        ("between events p99, ms", ",.1f", report.itl_p99_ms),
+        ("events per token", ",.3f", report.events_per_token),
+        ("events per read of the client", ",.1f", report.events_per_read),
     ]
-    for name, form, one, two, ratio in rows:
-        values = ["-" if value is None else format(value, form) for value in (one, two)]
-        ratios = ("", "", "") if ratio is None else (ratio.median, ratio.least, ratio.most)
-        table.append((name, *values, *(_ratio(value) for value in ratios)))
-    samples = [*first.error_samples, *second.error_samples]
+    table: list[tuple[str, ...]] = [("", "first", "second", "ratio", "least", "most")]
+    for name, form, each in rows:
+        figures = (_shown(each.first, form), _shown(each.second, form))
+        table.append((name, *figures, *(_shown(one, ".3f") for one in (each.ratio, each.least, each.most))))
+    table.append(("errors", str(first.errors), str(second.errors), "", "", ""))
     lines = [
         f"{report.machine}; load average {report.load_average:.1f}",
         f"first:  {options_line(first.options)}",
         f"        {first.protocol}",
-        f"second: {options_line(changed)}",
+        f"second: the same with {report.changes}",
         f"        {second.protocol}",
         f"medians of {len(first.rounds)} rounds each, by turns; ratios first / second within a round",
         "",
         *format_table(table),
     ]
-    remarks = [f"note: error: {sample}" for sample in samples]
-    if first.events_per_token and abs(second.events_per_token / first.events_per_token - 1) > UNEQUAL_EVENTS:
+    remarks = [f"note: error: {sample}" for sample in (*first.error_samples, *second.error_samples)]
+    merged = report.events_per_token.ratio
+    if merged is not None and abs(merged - 1) > UNEQUAL_EVENTS:
         remarks.append("note: events per token differ: a server that was behind merged tokens")
     return "\n".join(lines + (["", *remarks] if remarks else []))
 
 
-def _ratio(value: float | str | None) -> str:
-    if value is None:
-        return "-"
-    return value if isinstance(value, str) else f"{value:.3f}"
+def _shown(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)

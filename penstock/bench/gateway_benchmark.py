@@ -10,7 +10,7 @@ import time
 
 import msgspec
 
-from penstock.bench.comparison import ComparisonReport, measure_sides
+from penstock.bench.comparison import ComparisonReport, build, run_by_turns, side
 from penstock.bench.deadline import Deadline, ProgressCallback
 from penstock.bench.host_benchmark import NOT_SHOWN, measure
 from penstock.bench.process_usage import ServerPids
@@ -68,11 +68,15 @@ def compare_gateways(
         sides = []
         for each in (config, other):
             gateway = gateways.start(each)
-            load = load_of(each, gateway, deadline.left("the load"))
             server = MeasuredServer(gateway.url, ServerPids((gateway.pid,)))
+            load = load_of(each, gateway, deadline.left("the load"))
             sides.append(ServerUnderLoad(load, server, stack, deadline))
-        shown = (_options_shown(config), _options_shown(other))
-        return measure_sides((sides[0], sides[1]), shown, deadline, say)
+        first, second = run_by_turns(sides[0], sides[1], deadline, say)
+    return build(
+        config.compare_with or "",
+        side(sides[0].config, _options_shown(config), first),
+        side(sides[1].config, _options_shown(other), second),
+    )
 
 
 class _Gateways:

@@ -184,7 +184,7 @@ def render(report: HostReport) -> str:
     rows = [
         ("tokens per API-server CPU-second", f"{report.tokens_per_cpu_s:,.0f}", span),
         ("requests per API-server CPU-second", f"{report.requests_per_cpu_s:,.0f}", ""),
-        ("C floor, sends per CPU-second", *floor),
+        ("C floor, HTTP/1.1 sends per CPU-second", *floor),
         (
             "CPU per token / CPU per floor send",
             f"{report.floor_ratio:.2f}" if report.floor_ratio else "-",

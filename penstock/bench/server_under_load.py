@@ -26,11 +26,15 @@ DEFAULT_PORT = 80
 
 
 class MeasuredRound(msgspec.Struct, frozen=True):
-    """One round: the load client's results, and the CPU time of the server's processes."""
+    """One round: the load client's results, and the CPU time of the server's processes.
+
+    ``tokens`` are those of successful requests.
+    """
 
     load: RoundResult
     api_server_cpu_s: CpuTime
     engine_cpu_s: CpuTime
+    tokens: int
     tokens_per_cpu_s: float
 
 
@@ -126,4 +130,4 @@ class ServerUnderLoad:
         engines = cpu_time(processes.engines) - engines
         tokens = (result.requests - result.errors) * self.config.tokens
         per_cpu_s = tokens / api_servers.total if api_servers.total else 0.0
-        return MeasuredRound(result, api_servers, engines, per_cpu_s)
+        return MeasuredRound(result, api_servers, engines, tokens, per_cpu_s)

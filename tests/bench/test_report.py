@@ -51,7 +51,9 @@ def measured(cpu: float = 1.0, **changes: Any) -> MeasuredRound:
     }
     load = RoundResult(**values | changes)
     tokens = (load.requests - load.errors) * 10
-    return MeasuredRound(load, CpuTime(cpu, cpu / 4, cpu * 3 / 4), CpuTime(0.1, 0.1, 0.0), tokens / cpu)
+    return MeasuredRound(
+        load, CpuTime(cpu, cpu / 4, cpu * 3 / 4), CpuTime(0.1, 0.1, 0.0), tokens, tokens / cpu
+    )
 
 
 def built(

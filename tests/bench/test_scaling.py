@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from penstock.bench import scaling
 from penstock.bench.process_usage import CpuTime
 from penstock.bench.scaling import ScalingPoint, ScalingSample, coordinator_messages
-from penstock.bench.server_under_load import MeasuredRound
 from penstock.config.bench import BenchHostConfig
 from tests.bench.test_report import measured
 
@@ -17,7 +17,7 @@ CONFIG = BenchHostConfig(streams=100, tokens=10, api_server_count=[1, 2, 4])
 
 def sample(us_per_token: float, engine_s: float = 0.1, coordinator_s: float = 0.0) -> ScalingSample:
     of_one = measured(us_per_token / 1000)
-    round_ = MeasuredRound(of_one.load, of_one.api_server_cpu_s, CpuTime(engine_s), of_one.tokens_per_cpu_s)
+    round_ = msgspec.structs.replace(of_one, engine_cpu_s=CpuTime(engine_s))
     return ScalingSample(round_, coordinator_s)
 
 
