@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 
 _warn = RateLimitedLog(logging.getLogger(__name__))
 
-SAFETY_INTERVAL_S = 0.02
-"""Interval of the timer that reads all connections, in case an edge of ZMQ's descriptors was missed."""
+CHECK_INTERVAL_S = 1.0
+"""Interval of the timer that finds engines which do not answer. It also reads all connections, although no
+edge of their descriptors is missed: whatever sends on a link receives afterwards."""
 PUMP_INTERVAL_S = 0.003
 """Maximum time that a burst of requests may delay waiting frames."""
 RECONNECT_S = 0.2
@@ -237,7 +238,7 @@ class Connections:
     def open(self) -> None:
         for engine in self.engines:
             self._connect(engine)
-        self._timer = PeriodicTimer("the engines' connections", SAFETY_INTERVAL_S, self._tick)
+        self._timer = PeriodicTimer("the engines' connections", CHECK_INTERVAL_S, self._tick)
 
     def set_address(self, rank: int, address: str | None) -> None:
         """Sets the address of an engine; None: it leaves, so a broken connection is not made again."""
@@ -268,6 +269,7 @@ class Connections:
         link.send([encode(hello)])
         self._loop.add_reader(link.fd, self._receive, engine)
         self._loop.add_reader(link.monitor_fd, self._check, engine)
+        self._loop.call_soon(self._receive, engine)  # sending may consume the descriptor's edge
 
     def _check(self, engine: EngineState) -> None:
         if engine.link is not None and engine.link.lost():
@@ -299,7 +301,6 @@ class Connections:
         self.pump()
         for engine in self.engines:
             self._check(engine)
-        self._receiver.on_tick(time.monotonic())
 
     def stop(self) -> None:
         """Makes no more connections."""
@@ -339,6 +340,7 @@ class Connections:
     def _schedule_flush(self, engine: EngineState) -> None:
         if len(engine.outbox) > MESSAGE_PARTS:
             self._flush(engine)
+            self._loop.call_soon(self._receive, engine)  # not now: this may be a reply to what it sent
         elif not self._flush_scheduled:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush_all)
