@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -340,7 +340,7 @@ class OutputProcessor:
         remaining = frame.counts() > 0
         if frame.finish is not None:
             remaining |= frame.finish != 0
-        return take_rows(replace(frame, prompt=None), np.flatnonzero(remaining))
+        return take_rows(msgspec.structs.replace(frame, prompt=None), np.flatnonzero(remaining))
 
     def _hand_transfers(self, rank: int, given: Mapping[int, KVTransferParams]) -> None:
         for handle, params in given.items():
