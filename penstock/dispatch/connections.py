@@ -37,7 +37,7 @@ _warn = RateLimitedLog(logging.getLogger(__name__))
 
 CHECK_INTERVAL_S = 1.0
 """Interval of the timer that finds engines which do not answer. It also reads all connections, although no
-edge of their descriptors is missed: whatever sends on a link receives afterwards."""
+edge of their descriptors is missed: whatever connects or sends on a link receives afterwards."""
 PUMP_INTERVAL_S = 0.003
 """Maximum time that a burst of requests may delay waiting frames."""
 RECONNECT_S = 0.2
@@ -269,7 +269,7 @@ class Connections:
         link.send([encode(hello)])
         self._loop.add_reader(link.fd, self._receive, engine)
         self._loop.add_reader(link.monitor_fd, self._check, engine)
-        self._loop.call_soon(self._receive, engine)  # sending may consume the descriptor's edge
+        self._loop.call_soon(self._look, engine)  # ZMQ reports nothing before the first vain read
 
     def _check(self, engine: EngineState) -> None:
         if engine.link is not None and engine.link.lost():
@@ -296,11 +296,14 @@ class Connections:
         if not self._closed:
             self._loop.call_later(RECONNECT_S, self._connect, engine)
 
+    def _look(self, engine: EngineState) -> None:
+        """Reads a connection, and finds out whether it is broken."""
+        self._receive(engine)
+        self._check(engine)
+
     def _tick(self) -> None:
-        """Timer: reads all connections and finds broken ones."""
-        self.pump()
         for engine in self.engines:
-            self._check(engine)
+            self._look(engine)
 
     def stop(self) -> None:
         """Makes no more connections."""
