@@ -35,6 +35,7 @@ from penstock.config.errors import ConfigError
 from penstock.dialects.registry import make_dialects
 from penstock.dispatch.coordinator_client import CoordinatorClient
 from penstock.dispatch.engine_client import EngineClient
+from penstock.dispatch.periodic_timer import PeriodicTimer
 from penstock.dispatch.two_phase_commit import TwoPhaseCommit
 from penstock.generation.chat_template import ChatTemplate
 from penstock.generation.input_processor import InputProcessor
@@ -76,8 +77,8 @@ from penstock.wire.sockets import engine_address
 
 log = logging.getLogger(__name__)
 
-COLLECT_INTERVAL_S = 0.05
-"""Seconds between checks whether to collect garbage."""
+HOUSEKEEPING_INTERVAL_S = 0.25
+"""Seconds between checks whether to collect garbage, and between samples of the event loop's lag."""
 SWITCH_INTERVAL_S = 0.0005
 """Time that a thread runs Python code while another one wants to. With Python's 5 ms, every system call of
 the event loop would wait that long while a thread checks a large request."""
@@ -116,6 +117,7 @@ class _Server:
         self._config = self._launch.config
         self._metrics = ApiServerMetrics()
         self._collector = GarbageCollector(self._config.gc_policy, self._config.gc_pause_budget_ms / 1000)
+        self._trimmer = Trimmer()
         self._first_engine: asyncio.Future[EngineInfo]
         self._engine_client: EngineClient
         self._two_phase_commit: TwoPhaseCommit
@@ -174,7 +176,9 @@ class _Server:
         loop.add_reader(self._control.fileno(), self._on_command)
         self._engine_client.connect()
         with contextlib.ExitStack() as ends:
-            ends.callback(asyncio.ensure_future(self._send_heartbeats()).cancel)
+            self._send_heartbeat()
+            heartbeats = PeriodicTimer("heartbeats", HEARTBEAT_INTERVAL_S, self._send_heartbeat)
+            ends.callback(heartbeats.cancel)
             if launch.coordinator is not None:
                 self._coordinator_client = CoordinatorClient(launch, self._engine_client)
                 ends.callback(self._coordinator_client.close)
@@ -316,7 +320,7 @@ class _Server:
             on_refusal=app.refused,
             windows=self._windows,
         )
-        helpers = [asyncio.ensure_future(self._collect_garbage())]
+        helpers = []
         if config.log_interval:
             self._throughput_task = asyncio.ensure_future(self._log_throughput())
             helpers.append(self._throughput_task)
@@ -327,6 +331,10 @@ class _Server:
         with contextlib.ExitStack() as ends:
             for helper in helpers:
                 ends.callback(helper.cancel)
+            housekeeping = PeriodicTimer(
+                "housekeeping", HOUSEKEEPING_INTERVAL_S, lambda: self._keep_house(housekeeping.lag_s)
+            )
+            ends.callback(housekeeping.cancel)
             if config.sse_keep_alive:
                 ends.callback(KeepAlive(self._engine_client.streams, config.sse_keep_alive).cancel)
             ends.callback(self._generation.close)
@@ -356,29 +364,24 @@ class _Server:
 
     # -- while it runs
 
-    async def _send_heartbeats(self) -> None:
+    def _send_heartbeat(self) -> None:
         """Tell the supervisor that this loop runs; reports that found no room go with the next."""
         with contextlib.suppress(SupervisorGone):  # the reader of commands ends the process
-            while True:
-                self._control.heartbeat()
-                await asyncio.sleep(HEARTBEAT_INTERVAL_S)
+            self._control.heartbeat()
 
     def _clients(self) -> tuple[int, int]:
         """Number of open connections, and reply bytes that wait for them."""
         return self._http.connection_count, self._http.bytes_queued
 
-    async def _collect_garbage(self) -> None:
-        """Collect garbage and return freed memory to the system while no stream is open."""
-        trimmer = Trimmer()
-        while True:
-            due = time.monotonic() + COLLECT_INTERVAL_S
-            await asyncio.sleep(COLLECT_INTERVAL_S)
-            self._metrics.loop_lag.add(max(0.0, time.monotonic() - due))
-            trimmer.watch(self._http.connection_count, idle=not self._engine_client.streams)
-            if self._engine_client.streams:
-                self._collector.on_busy()
-            else:
-                self._collector.on_idle()
+    def _keep_house(self, lag_s: float) -> None:
+        """Collect garbage and return freed memory to the system while no stream is open. ``lag_s``: how late
+        the loop runs this."""
+        self._metrics.loop_lag.add(lag_s)
+        self._trimmer.watch(self._http.connection_count, idle=not self._engine_client.streams)
+        if self._engine_client.streams:
+            self._collector.on_busy()
+        else:
+            self._collector.on_idle()
 
     async def _log_throughput(self) -> None:
         """Runs until this API server ends or is replaced."""

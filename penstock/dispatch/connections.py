@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 
 _warn = RateLimitedLog(logging.getLogger(__name__))
 
-SAFETY_INTERVAL_S = 0.02
-"""Interval of the timer that reads all connections, in case an edge of ZMQ's descriptors was missed."""
+CHECK_INTERVAL_S = 1.0
+"""Interval of the timer that finds engines which do not answer. It also reads all connections, although no
+edge of their descriptors is missed: whatever connects or sends on a link receives afterwards."""
 PUMP_INTERVAL_S = 0.003
 """Maximum time that a burst of requests may delay waiting frames."""
 RECONNECT_S = 0.2
@@ -237,7 +238,7 @@ class Connections:
     def open(self) -> None:
         for engine in self.engines:
             self._connect(engine)
-        self._timer = PeriodicTimer("the engines' connections", SAFETY_INTERVAL_S, self._tick)
+        self._timer = PeriodicTimer("the engines' connections", CHECK_INTERVAL_S, self._tick)
 
     def set_address(self, rank: int, address: str | None) -> None:
         """Sets the address of an engine; None: it leaves, so a broken connection is not made again."""
@@ -268,6 +269,7 @@ class Connections:
         link.send([encode(hello)])
         self._loop.add_reader(link.fd, self._receive, engine)
         self._loop.add_reader(link.monitor_fd, self._check, engine)
+        self._loop.call_soon(self._look, engine)  # ZMQ reports nothing before the first vain read
 
     def _check(self, engine: EngineState) -> None:
         if engine.link is not None and engine.link.lost():
@@ -294,12 +296,14 @@ class Connections:
         if not self._closed:
             self._loop.call_later(RECONNECT_S, self._connect, engine)
 
+    def _look(self, engine: EngineState) -> None:
+        """Reads a connection, and finds out whether it is broken."""
+        self._receive(engine)
+        self._check(engine)
+
     def _tick(self) -> None:
-        """Timer: reads all connections and finds broken ones."""
-        self.pump()
         for engine in self.engines:
-            self._check(engine)
-        self._receiver.on_tick(time.monotonic())
+            self._look(engine)
 
     def stop(self) -> None:
         """Makes no more connections."""
@@ -339,6 +343,7 @@ class Connections:
     def _schedule_flush(self, engine: EngineState) -> None:
         if len(engine.outbox) > MESSAGE_PARTS:
             self._flush(engine)
+            self._loop.call_soon(self._receive, engine)  # not now: this may be a reply to what it sent
         elif not self._flush_scheduled:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush_all)
@@ -405,8 +410,7 @@ class Connections:
         link = engine.link
         try:
             for _ in range(MESSAGES_PER_READ):
-                parts = None if link is None else link.receive()
-                if parts is None:
+                if link is None or (parts := link.receive()) is None:
                     return True
                 message = decode_from_engine(parts[0])
                 if isinstance(message, FrameHeader):
@@ -419,6 +423,8 @@ class Connections:
                         self._receiver.on_frames(engine, before, now)
                     self._receiver.on_message(engine, message)
                     link = engine.link
+                if link is None or not link.has_message:
+                    return True
             return False
         finally:
             if frames:  # also those before a message that cannot be read

@@ -181,6 +181,7 @@ class CoordinatorClient:
     async def _send_requested_later(self, request: MetricsRequest) -> None:
         await self._engine_client.confirm_aborts()
         self._send_requested(request)
+        self._receive()  # sending may consume the descriptor's edge
 
     def _send_requested(self, request: MetricsRequest) -> None:
         if self._snapshot is None or self._send_metrics(self._snapshot()):

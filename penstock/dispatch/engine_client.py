@@ -13,6 +13,7 @@ from penstock.dispatch.connections import Connections, EngineState
 from penstock.dispatch.engine_rpc import Calls
 from penstock.dispatch.load_balancer import LoadBalancer, affinity_keys
 from penstock.dispatch.metrics_queries import MetricsQueries
+from penstock.dispatch.periodic_timer import PeriodicTimer
 from penstock.dispatch.resumption import Resumption
 from penstock.metrics.board import MetricsBoard
 from penstock.metrics.snapshot import ProcessKey, decode_snapshot, process_name, role_of
@@ -52,6 +53,8 @@ MAX_MESSAGE_LENGTH = 4096
 """Characters of an engine's error messages that clients get."""
 MAX_RETRY_AFTER_MS = 60_000
 """Maximum time that clients are told to wait; engines estimate at most that."""
+RESUMPTION_INTERVAL_S = 0.025
+"""Interval of the timer that runs while streams wait for an engine."""
 
 _FIELD = re.compile(r"([a-z_]+): ")
 """How an engine's message starts that is about one field."""
@@ -102,6 +105,7 @@ class EngineClient:
         self.frames_merged = 0
         self._load_balancer = LoadBalancer(ranks, first=server.server)
         self._resumption: Resumption | None = None
+        self._resumption_timer: PeriodicTimer | None = None
         self._on_up = on_up
         self._lockstep = lockstep
         self._unconfirmed_aborts: set[int] = set()
@@ -138,6 +142,7 @@ class EngineClient:
         self.metrics_queries.on_disconnected(engine.rank)
         if self._resumption is not None:
             self._resumption.on_lost(engine.rank, reason, time.monotonic(), accepted)
+            self._watch_resumption()
 
     def on_fault(self, engine: EngineState, message: str, *arguments: object, exc_info: bool = False) -> None:
         """A message of the engine could not be decoded or handled; the connection is closed."""
@@ -152,14 +157,31 @@ class EngineClient:
             if stream is not None:
                 self.streams.break_off(stream, ended=True)
 
-    def on_tick(self, now: float) -> None:
-        """Called every SAFETY_INTERVAL_S."""
+    def _watch_resumption(self) -> None:
+        """Starts the timer of :meth:`resume` if streams wait for an engine."""
+        waits = self._resumption is not None and self._resumption.waits
+        if waits and self._resumption_timer is None:
+            self._resumption_timer = PeriodicTimer(
+                "resumption", RESUMPTION_INTERVAL_S, lambda: self.resume(time.monotonic())
+            )
+
+    def resume(self, now: float) -> None:
+        """Resumes or ends streams that wait for an engine. Called every RESUMPTION_INTERVAL_S while there
+        are any."""
         if self._resumption is not None:
             self._resumption.tick(now)
+            if not self._resumption.waits:
+                self._end_resumption_timer()
+
+    def _end_resumption_timer(self) -> None:
+        if self._resumption_timer is not None:
+            self._resumption_timer.cancel()
+            self._resumption_timer = None
 
     def close(self, message: str) -> None:
         """Ends every stream with an error and disconnects from the engines."""
         self._connections.stop()
+        self._end_resumption_timer()
         if self._resumption is not None:
             self._resumption.close(message)
         self._connections.close(message)
@@ -350,6 +372,7 @@ class EngineClient:
             if stream.resumed_at >= 0:
                 assert self._resumption is not None  # it has resumed the stream
                 self._resumption.on_refused(stream, time.monotonic())
+                self._watch_resumption()
                 return
             if fresh and self._submit_to_next(stream):
                 return

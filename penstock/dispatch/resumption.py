@@ -107,6 +107,11 @@ class Resumption:
         waiting, self._waiting = self._waiting, deque()
         self._resume(list(waiting))
 
+    @property
+    def waits(self) -> bool:
+        """Whether :meth:`tick` has something to do, now or later."""
+        return bool(self._waiting or self._suspects or self._retry_at is not None)
+
     def tick(self, now: float) -> None:
         """Resumes the next suspect and streams that were refused, and ends the streams that have expired."""
         if self._retry_at is not None and now >= self._retry_at:

@@ -361,7 +361,7 @@ LOOP_LAG = _histogram(
     "penstock:event_loop_lag_seconds",
     "seconds",
     _SERVER,
-    "How late the event loop ran a timer, 20 times a second.",
+    "How late the event loop ran a timer, 4 times a second.",
     bounds=PAUSE_BOUNDS,
 )
 

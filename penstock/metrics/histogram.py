@@ -1,53 +1,72 @@
-"""Histograms that observe whole columns: one array operation per frame, none per token."""
+"""Histograms that observe whole columns: they keep them, and count what many steps gave at once."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
+
+KEPT_COLUMNS = 64
+"""Columns of :meth:`Histogram.observe` that are kept at most. Counting one of 64 values takes 6 microseconds,
+counting 64 of them together takes 60."""
 
 
 class Histogram:
     """Counts observations per bucket; ``bounds``: the upper bounds, inclusive, ascending."""
 
-    __slots__ = ("_bound_list", "_bounds", "counts", "total")
+    __slots__ = ("_bound_list", "_bounds", "_columns", "_counts", "_total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = np.asarray(bounds, np.float64)
         self._bound_list = list(bounds)
-        self.counts = np.zeros(len(bounds) + 1, np.int64)
-        """int64[B + 1]: observations per bucket; the last bucket is above every bound."""
-        self.total = 0.0
-        """Sum of the observations."""
+        self._counts = np.zeros(len(bounds) + 1, np.int64)
+        self._total = 0.0
+        self._columns: list[NDArray[Any]] = []
+        """Observations that are not in the counts yet."""
 
-    def observe(self, values: ArrayLike) -> None:
-        """Adds observations, float64[N]; half the cost if all fall into one bucket."""
-        array = np.atleast_1d(np.asarray(values, np.float64))
-        if not array.size:
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """int64[B + 1]: observations per bucket; the last bucket is above every bound."""
+        self._count()
+        return self._counts
+
+    @property
+    def total(self) -> float:
+        """Sum of the observations."""
+        self._count()
+        return self._total
+
+    def observe(self, values: NDArray[Any]) -> None:
+        """Adds observations, numbers[N]. The array is kept: it must not change afterwards."""
+        self._columns.append(values)
+        if len(self._columns) >= KEPT_COLUMNS:
+            self._count()
+
+    def _count(self) -> None:
+        """Counts the kept columns."""
+        if not self._columns:
             return
-        lowest = bisect_left(self._bound_list, float(array.min()))  # comparing numpy's floats is slow
-        if lowest == bisect_left(self._bound_list, float(array.max())):  # usual for the latencies of one step
-            self.counts[lowest] += array.size
-        else:
-            buckets = np.searchsorted(self._bounds, array)
-            self.counts += np.bincount(buckets, minlength=len(self.counts))
-        self.total += float(array.sum())
+        values = np.concatenate(self._columns, dtype=np.float64)
+        self._columns.clear()
+        self._counts += np.bincount(self._bounds.searchsorted(values), minlength=len(self._counts))
+        self._total += float(values.sum())
 
     def observe_times(self, values: NDArray[np.float64], times: NDArray[np.int32]) -> None:
         """Adds each of ``values``, float64[N], ``times`` times, int32[N], not negative."""
         buckets = np.searchsorted(self._bounds, values)
-        weighed = np.bincount(buckets, weights=times, minlength=len(self.counts))
-        self.counts += weighed.astype(np.int64)
-        self.total += float(values @ times)
+        weighed = np.bincount(buckets, weights=times, minlength=len(self._counts))
+        self._counts += weighed.astype(np.int64)
+        self._total += float(values @ times)
 
     def merge(self, counts: Sequence[int], total: float) -> None:
         """Adds another histogram of the same bounds: its :attr:`counts` and its :attr:`total`."""
-        self.counts += np.asarray(counts, np.int64)
-        self.total += total
+        self._counts += np.asarray(counts, np.int64)
+        self._total += total
 
     def add(self, value: float, times: int = 1) -> None:
         """Adds one observation ``times`` times."""
-        self.counts[bisect_left(self._bound_list, value)] += times
-        self.total += value * times
+        self._counts[bisect_left(self._bound_list, value)] += times
+        self._total += value * times

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import struct
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -56,6 +57,10 @@ _REFUSALS = {
 """What clients are told, by the reason why a row was refused."""
 
 
+_RANK = struct.Struct("=i").pack
+"""An engine's rank as an array of int32 has it."""
+
+
 def _at_once(function: Callable[[], None]) -> None:
     """The ``later`` of a processor without a loop."""
     function()
@@ -100,10 +105,12 @@ class OutputProcessor:
         self._row = np.zeros(capacity, np.int32)
         """Scratch: index of each stream's row in the frame at hand."""
         self._rows = np.arange(capacity, dtype=np.int32)
-        self._arrival = np.zeros(capacity)
         self._last = np.zeros(capacity)
+        """Monotonic time of each stream's latest row; before the first one, of its arrival."""
         self._written = np.zeros(capacity, np.bool_)
         """Whether the stream's rows become events, as in a streamed reply."""
+        self._not_written = 0
+        """Number of open streams whose rows do not."""
         self._texts = np.array(texts, np.object_)
         self._ttft = ttft
         self._itl = itl
@@ -143,8 +150,9 @@ class OutputProcessor:
         self._position[handle] = 0
         self._rank[handle] = stream.rank
         self._limit[handle] = max_tokens
-        self._arrival[handle] = self._last[handle] = arrival
+        self._last[handle] = arrival
         self._written[handle] = bool(stream.head)
+        self._not_written += not stream.head
         if self._log is not None:
             self._log.open(handle)
         return handle
@@ -179,6 +187,7 @@ class OutputProcessor:
         self._writer.close(handle)
         stream.paths = stream.row_path = None
         self._rank[handle] = NO_ENGINE
+        self._not_written -= not self._written[handle]
         self._written[handle] = False
         self._free.append(handle)
         if self._log is not None:
@@ -209,7 +218,6 @@ class OutputProcessor:
         self._limit = np.concatenate((self._limit, np.full(old, NO_LIMIT, np.int32)))
         self._row = np.zeros(2 * old, np.int32)
         self._rows = np.arange(2 * old, dtype=np.int32)
-        self._arrival = np.concatenate((self._arrival, np.zeros(old)))
         self._last = np.concatenate((self._last, np.zeros(old)))
         self._written = np.concatenate((self._written, np.zeros(old, np.bool_)))
         self._writer.grow(2 * old)
@@ -239,22 +247,27 @@ class OutputProcessor:
         """The texts of all tokens if every row is the next one of a stream that the engine runs, one row per
         stream; otherwise None."""
         handles, position = frame.stream, frame.position
-        try:
-            wrong = self._position.take(handles) != position
-            texts = self._texts.take(frame.tokens)
-        except IndexError:  # of a handle or a token id; cheaper than to look for the greatest
-            return None
-        wrong |= self._rank.take(handles) != rank
         rows = self._rows[: len(handles)]
         if len(rows) < len(handles):
             return None
-        self._row[handles] = rows
-        wrong |= self._row.take(handles) != rows
+        try:  # bytes are compared in a fifth of the time that arrays of 64 rows take
+            if self._position.take(handles).tobytes() != position.tobytes():
+                return None
+            texts = self._texts.take(frame.tokens)
+        except IndexError:  # of a handle or a token id; cheaper than to look for the greatest
+            return None
+        if self._rank.take(handles).tobytes() != _RANK(rank) * len(handles):
+            return None
+        self._row.put(handles, rows)
+        if self._row.take(handles).tobytes() != rows.tobytes():
+            return None
         limit = self._limit.take(handles)
-        wrong |= position >= limit if frame.count is None else position > limit - frame.count
-        if frame.logprobs is not None or frame.prompt is not None:
-            wrong |= self._has_wrong_candidates(frame)
-        return None if np.count_nonzero(wrong) else texts
+        if np.count_nonzero(position >= limit if frame.count is None else position > limit - frame.count):
+            return None
+        has_candidates = frame.logprobs is not None or frame.prompt is not None
+        if has_candidates and np.count_nonzero(self._has_wrong_candidates(frame)):
+            return None
+        return texts
 
     def _has_wrong_candidates(self, frame: TokenFrame) -> NDArray[np.bool_]:
         """bool[R]: whether a row has logprobs, of its tokens or its stream's prompt, that are not valid."""
@@ -316,7 +329,7 @@ class OutputProcessor:
         handles = frame.stream
         if frame.kv_transfer_params is not None:
             self._hand_transfers(rank, frame.kv_transfer_params)
-        self._position[handles] = frame.position + (1 if frame.count is None else frame.count)
+        self._position.put(handles, frame.position + (1 if frame.count is None else frame.count))
         self._record_latency(frame, now)
         self._record_sizes(frame)
         self.generated_tokens += len(frame.tokens)
@@ -340,7 +353,7 @@ class OutputProcessor:
         remaining = frame.counts() > 0
         if frame.finish is not None:
             remaining |= frame.finish != 0
-        return take_rows(replace(frame, prompt=None), np.flatnonzero(remaining))
+        return take_rows(msgspec.structs.replace(frame, prompt=None), np.flatnonzero(remaining))
 
     def _hand_transfers(self, rank: int, given: Mapping[int, KVTransferParams]) -> None:
         for handle, params in given.items():
@@ -489,25 +502,26 @@ class OutputProcessor:
 
     def _record_latency(self, frame: TokenFrame, now: float) -> None:
         handles, first = frame.stream, frame.position == 0
+        waits = now - self._last.take(handles)
+        self._last.put(handles, now)
         if frame.count is not None and np.count_nonzero(frame.count) < len(handles):  # ends without tokens
             made = frame.count > 0
-            handles, first = handles[made], first[made]
+            waits, first = waits[made], first[made]
         if np.count_nonzero(first):
-            opened = handles[first]
-            self._ttft.observe(now - self._arrival[opened])
-            later = handles[~first]
-        else:
-            later = handles
-        if len(later):
-            self._itl.observe(now - self._last.take(later))
-        self._last[handles] = now
+            self._ttft.observe(waits[first])
+            waits = waits[~first]
+        self._itl.observe(waits)
 
     def _record_sizes(self, frame: TokenFrame) -> None:
+        count = frame.count
+        if count is None and not self._not_written:
+            self._event_tokens.add(1.0, frame.rows)
+            return
         written = self._written.take(frame.stream)
-        if frame.count is None:
+        if count is None:
             self._event_tokens.add(1.0, int(np.count_nonzero(written)))
         else:
-            self._event_tokens.observe(frame.count[written & (frame.count > 0)])
+            self._event_tokens.observe(count[written & (count > 0)])
 
 
 def _no_abort(stream: Stream) -> None:

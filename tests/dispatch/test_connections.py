@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import select
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, closing
 from typing import Any
@@ -17,6 +18,7 @@ from penstock.wire.frames import TokenFrame
 from penstock.wire.messages import (
     ENGINE_PROTOCOL_VERSION,
     EngineInfo,
+    EngineMetricsQuery,
     FromEngine,
     GoAway,
     Hello,
@@ -69,9 +71,6 @@ class Records:
 
     def on_lost(self, engine: EngineState, reason: str, accepted: int) -> None:
         self.losses.append(reason)
-
-    def on_tick(self, now: float) -> None:
-        pass
 
     def on_fault(self, *arguments: object, **how: object) -> None:
         raise AssertionError(arguments)
@@ -198,6 +197,7 @@ def test_a_hello_that_is_not_answered_is_said_again_on_another_connection(
 ) -> None:
     """As when another process has this one's identity at the engine."""
     monkeypatch.setattr(connections, "WELCOME_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(connections, "CHECK_INTERVAL_S", 0.02)
     place = engine_address(run_dir, 0)
 
     async def scenario(bench: Bench) -> None:
@@ -214,6 +214,30 @@ def test_a_hello_that_is_not_answered_is_said_again_on_another_connection(
         assert "engine 0 does not answer" in caplog.text
 
     run(scenario, {0: place})
+
+
+def test_a_message_that_came_before_a_send_is_received_without_the_timer(
+    run: Run, run_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sending consumes the edge of the descriptor that announces the message."""
+    monkeypatch.setattr(connections, "CHECK_INTERVAL_S", 3600.0)
+    address = engine_address(run_dir, 0)
+
+    async def scenario(bench: Bench) -> None:
+        engine = bench.start(address)
+        await bench.welcomes(1)
+        link = bench.connections.engines[0].link
+        assert link is not None
+        expected = 1
+        for count in (1, connections.MESSAGE_PARTS + 1):
+            engine.say(Welcome(ENGINE_PROTOCOL_VERSION, 0, 0, INFO))
+            assert select.select([link.fd], [], [], PATIENCE_S)[0]
+            for _ in range(count):
+                bench.connections.send(bench.connections.engines[0], encode(EngineMetricsQuery(1)))
+            expected += 1
+            await bench.welcomes(expected)
+
+    run(scenario, {0: address})
 
 
 def test_a_connection_that_cannot_be_made_is_tried_again(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 from hypothesis import strategies as st
 
@@ -192,5 +193,5 @@ def load_of(frame: TokenFrame) -> tuple[int, int, int, int]:
 
 def tolerant_rows(frame: TokenFrame) -> list[tuple[int, int, list[int], int]]:
     """Rows without logprobs, whose ids may be anything."""
-    plain = replace(frame, logprobs=None, prompt=None)
+    plain = msgspec.structs.replace(frame, logprobs=None, prompt=None)
     return [(stream, part.position, part.tokens, part.finish) for stream, part in rows_of(plain)]

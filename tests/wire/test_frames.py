@@ -104,6 +104,8 @@ def test_decoded_columns_are_read_only() -> None:
         ([0, 1, 1, 1, 3, 1], b"\xff\xff\xff\xff" + bytes(8), "negative stream"),
         ([0, 1, 1, 1, 3, 1], bytes(4) + b"\xff\xff\xff\xff" + bytes(4), "negative stream or position"),
         ([0, 1, 1, 1, 3, 1], bytes(8) + b"\xff\xff\xff\xff", "negative token"),
+        ([0, 1, 1, 1, 3, 1, 5, 1], bytes(12) + b"\0\0\0\x80", "negative number of cached"),
+        ([0, 1, 1, 1, 3, 1, 4, 1, 5, 1], bytes(13) + b"\0\0\0\x80", "negative number of cached"),
         ([0, 1, 1, 1, 3, 1, 4, 1], bytes(12) + b"\x06", "unknown finish"),
         ([0, 1, 1, 1, 3, 1, 4, 1], bytes(12) + b"\xff", "unknown finish"),
         ([0, 1, 1, 1, 3, 1, 4, 0], bytes(12), "0 values of finish"),

@@ -47,6 +47,10 @@ class FakeLink:
     def lost(self) -> bool:
         return False
 
+    @property
+    def has_message(self) -> bool:
+        return bool(self.arriving)
+
     def receive(self) -> list[bytes] | None:
         return self.arriving.popleft() if self.arriving else None
 

@@ -120,9 +120,9 @@ def test_a_stream_that_was_accepted_once_is_not_refused_by_another_engine(server
     server.arrive(1, [encode(GoAway("over"))])
     refusal = StreamFailed(moved.handle, 0, OVERLOADED, "no memory")
     server.arrive(0, [encode(refusal)])
-    server.client.on_tick(time.monotonic())
+    server.client.resume(time.monotonic())
     assert (reply.end, len(server.links[0].sent)) == ("", 1)
-    server.client.on_tick(time.monotonic() + RETRY_S)
+    server.client.resume(time.monotonic() + RETRY_S)
     server.connections._flush_all()
     assert (reply.end, len(server.links[0].sent)) == ("", 2)
     server.arrive(0, rows((moved.handle, 0, [1], END)))
@@ -250,7 +250,7 @@ def test_a_request_that_names_its_engine_waits_for_it_alone(server: ApiServer) -
     server.connections.disconnect(server.engine(1), "lost")
     errors: list[StreamError] = []
     reply.on_failure = lambda stream, error: errors.append(error)  # type: ignore[method-assign]
-    server.client.on_tick(1e12)
+    server.client.resume(1e12)
     (error,) = errors
     assert (error.status, error.code) == (503, "engine_died")
     assert "Engine 1, the only one that may run this request (X-data-parallel-rank)" in error.message
