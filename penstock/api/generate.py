@@ -138,7 +138,7 @@ class GenerationRoutes:
         hints = self._routing_hints(scope)
         prompts = self._tokenize(plan)
         if prompts is None:
-            tokenized = self._large.run_in_thread(sum(map(len, plan.prompts)), self._tokenize_all, plan)
+            tokenized = self._large.run_in_thread(_characters(plan), self._tokenize_all, plan)
             prompts = await unless_gone(exchange.receive, tokenized)
             self._check_open()
         of_prompts = wide_prompt_logprob_bytes(plan.prompt_logprobs, sum(prompt.length for prompt in prompts))
@@ -286,21 +286,21 @@ class GenerationRoutes:
     def _tokenize(self, plan: RequestPlan) -> list[Prompt] | None:
         """Token ids of all prompts; None if they are so long that a thread should make them."""
         most = self._tokenizer.inline_characters(plan.add_special_tokens)
-        if sum(map(len, plan.prompts)) > most:
+        if _characters(plan) > most:
             return None
         return self._tokenize_all(plan)
 
     def _tokenize_all(self, plan: RequestPlan) -> list[Prompt]:
         return [self._prompt(plan, prompt) for prompt in plan.prompts]
 
-    def _prompt(self, plan: RequestPlan, prompt: str | list[int]) -> Prompt:
+    def _prompt(self, plan: RequestPlan, prompt: str | bytes) -> Prompt:
         if isinstance(prompt, str):
             self._check_text(plan, prompt)
             ids, length = self._tokenizer.encode_bytes(prompt, plan.add_special_tokens)
             echo = prompt if plan.echo else plan.echo_text
         else:
-            ids, length = self._tokenizer.pack(prompt)
-            echo = self._tokenizer.decode(prompt) if plan.echo else ""
+            ids, length = prompt, len(prompt) // 4
+            echo = self._tokenizer.decode(memoryview(ids).cast("i").tolist()) if plan.echo else ""
         if plan.truncate_prompt_tokens is not None:
             ids = plan.truncate(ids)
             length = len(ids) // 4
@@ -321,3 +321,14 @@ class GenerationRoutes:
                 "too many for truncate_prompt_tokens.",
                 param="truncate_prompt_tokens",
             )
+
+
+def _characters(plan: RequestPlan) -> int:
+    """What there is to tokenize, and token ids to decode for an echo."""
+    characters = 0
+    for prompt in plan.prompts:
+        if isinstance(prompt, str):
+            characters += len(prompt)
+        elif plan.echo:
+            characters += len(prompt) // 4
+    return characters

@@ -70,10 +70,11 @@ class InputProcessor:
 
     # -- parts of a dialect
 
-    def decoder(self, type: type[Request]) -> BodyDecoder[Request]:
-        """A decoder for bodies of one type; its unknown fields are counted by :meth:`unknown_fields`."""
+    def decoder(self, type: type[Request], *, id_field: str | None = None) -> BodyDecoder[Request]:
+        """A decoder for bodies of one type; its unknown fields are counted by :meth:`unknown_fields`.
+        ``id_field``: see :class:`BodyDecoder`."""
         most = max(MAX_COMMAS, 2 * self.model_info.max_model_len)
-        decoder = BodyDecoder(type, strict=self._strict, max_commas=most)
+        decoder = BodyDecoder(type, strict=self._strict, max_commas=most, id_field=id_field)
         self._decoders.append(decoder)
         return decoder
 
@@ -101,7 +102,7 @@ class InputProcessor:
         self,
         request: GenerateRequest,
         request_id: str | None,
-        prompts: Sequence[str | list[int]],
+        prompts: Sequence[str | bytes],
         max_tokens: int | None,
         logprobs: int,
     ) -> RequestPlan:
