@@ -201,15 +201,16 @@ class App:
         exchange.dialect = self._dialects.get(path)
         if self.tracing is not None and exchange.dialect is not None:
             exchange.trace = self.tracing.extract(scope["headers"])
-        preflight = self._cors.preflight(scope)
-        if preflight is not None:
-            exchange.headers = preflight
-            await send_empty(exchange.send)
-            return
-        if path not in self._page_paths:  # the page asks for the key
-            exchange.tenant = self._keys.check(path, scope)
+        if method == "OPTIONS":
+            preflight = self._cors.preflight(scope)
+            if preflight is not None:
+                exchange.headers = preflight
+                await send_empty(exchange.send)
+                return
         if not self.config.api_key:
             check_local(path, scope, unix_socket=self.config.uds is not None)
+        elif path not in self._page_paths:  # the page asks for the key
+            exchange.tenant = self._keys.check(path, scope)
         await self._handler(path, method)(exchange)
 
     def _handler(self, path: str, method: str) -> Handler:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from typing import NamedTuple
+
+import msgspec
 
 from penstock.api.byte_budget import ByteBudget
 from penstock.api.exchange import Exchange, Handler
-from penstock.api.load_report import load_report
+from penstock.api.load_report import FORMAT_HEADER, load_report
 from penstock.api.piecewise import PiecewiseSender
 from penstock.api.queue_capacity import check_queue_capacity
 from penstock.config.serve import ServeConfig
 from penstock.dispatch.connections import MAX_QUEUED_BYTES
-from penstock.dispatch.engine_client import RoutingHints
+from penstock.dispatch.engine_client import NO_HINTS, RoutingHints
 from penstock.generation.collected import CollectedReply
 from penstock.generation.dialect import Dialect, ReplyFormat
 from penstock.generation.grammars.checker import GrammarChecker
@@ -26,9 +27,9 @@ from penstock.generation.request_validation import (
     wide_prompt_logprob_bytes,
 )
 from penstock.generation.streamed import StreamedReply
-from penstock.generation.tokenizer import Tokenizer
+from penstock.generation.tokenizer import PIECE, Tokenizer
 from penstock.http.admission import no_engine, overloaded, stream_failed, unavailable
-from penstock.http.asgi import ClientGone, read_body, request_header, unless_gone
+from penstock.http.asgi import ClientGone, first_headers, read_body, request_header, unless_gone
 from penstock.http.errors import ApiError
 from penstock.http.sink import Scope
 from penstock.wire.messages import SamplingParams, Submit
@@ -46,7 +47,7 @@ MAX_RANK_DIGITS = 20
 """Maximum digits of X-data-parallel-rank, leading zeros included."""
 
 
-class Work(NamedTuple):
+class Work(msgspec.Struct, gc=False):
     """A checked and tokenized request."""
 
     plan: RequestPlan
@@ -90,7 +91,7 @@ class GenerationRoutes:
         """The handler of the dialect's route."""
 
         def handle(exchange: Exchange) -> Awaitable[None]:
-            return self._count(exchange, dialect)
+            return self._run(exchange, dialect)
 
         return handle
 
@@ -98,15 +99,6 @@ class GenerationRoutes:
         """Refuse new requests and wait for the end of running ones."""
         self.draining = True
         await self._idle.wait()
-
-    async def _count(self, exchange: Exchange, dialect: Dialect) -> None:
-        self._running += 1
-        self._idle.clear()
-        try:
-            await self._run(exchange, dialect)
-        finally:
-            if not exchange.detached:
-                self.on_request_end(exchange)
 
     def on_request_end(self, exchange: Exchange) -> None:
         """A request has ended; called from outside if its reply is detached."""
@@ -116,48 +108,70 @@ class GenerationRoutes:
             self._idle.set()
 
     async def _run(self, exchange: Exchange, dialect: Dialect) -> None:
-        scope = exchange.scope
-        body = await read_body(scope, exchange.receive, self._config.max_request_bytes)
-        self._check_open()
-        request_id = request_header(scope, b"x-request-id")
-        if len(body) <= INLINE_BODY:
-            plan = dialect.plan(body, request_id)
+        self._running += 1
+        self._idle.clear()
+        try:
+            body = await read_body(exchange.scope, exchange.receive, self._config.max_request_bytes)
+            self._check_open()
+            request_id = request_header(exchange.scope, b"x-request-id")
+            if len(body) <= INLINE_BODY:
+                plan = dialect.plan(body, request_id)
+            else:
+                planned = self._large.run_in_thread(len(body), dialect.plan, body, request_id)
+                plan = await unless_gone(exchange.receive, planned)
+                self._check_open()
+            del body  # not kept while the reply is generated
+            if plan.warning is not None:
+                exchange.add_warning(plan.warning)
+            if plan.constraint is not None and self._config.engine != "synthetic":  # which refuses grammars
+                checked = self._grammars.check(plan.constraint, exchange.client)
+                constrain(plan, await unless_gone(exchange.receive, checked))
+                self._check_open()
+            if exchange.tenant is not None and not self._config.shared_prefix_cache:
+                plan.cache_salt = exchange.tenant + (plan.cache_salt or "")
+            hints = self._routing_hints(exchange.scope)
+            prompts = self._tokenize(plan)
+            if prompts is None:
+                tokenized = self._large.run_in_thread(_characters(plan), self._tokenize_all, plan)
+                prompts = await unless_gone(exchange.receive, tokenized)
+                self._check_open()
+            plan.prompts = ()  # nor are their texts
+            work = self._work(exchange, dialect, plan, hints, prompts)
+            if plan.stream:
+                self._stream(work, exchange)
+            else:
+                await self._collect(work, exchange)
+        finally:
+            if not exchange.detached:
+                self.on_request_end(exchange)
+
+    def _work(
+        self,
+        exchange: Exchange,
+        dialect: Dialect,
+        plan: RequestPlan,
+        hints: RoutingHints,
+        prompts: list[Prompt],
+    ) -> Work:
+        """Checks what depends on the prompts' lengths, and prepares the reply. Raises ApiError."""
+        if plan.logprob_bytes or plan.prompt_logprobs >= 0:
+            of_prompts = wide_prompt_logprob_bytes(
+                plan.prompt_logprobs, sum(prompt.length for prompt in prompts)
+            )
+            self._reserve_logprobs(exchange, plan.logprob_bytes + of_prompts)
+        if plan.n == 1 and len(prompts) == 1:
+            samplings = [plan.sampling(prompts[0].length)]
         else:
-            planned = self._large.run_in_thread(len(body), dialect.plan, body, request_id)
-            plan = await unless_gone(exchange.receive, planned)
-            self._check_open()
-        del body  # not kept while the reply is generated
-        if plan.warning is not None:
-            exchange.add_warning(plan.warning)
-        if plan.constraint is not None and self._config.engine != "synthetic":  # which refuses grammars
-            checked = self._grammars.check(plan.constraint, exchange.client)
-            constrain(plan, await unless_gone(exchange.receive, checked))
-            self._check_open()
-        if exchange.tenant is not None and not self._config.shared_prefix_cache:
-            plan.cache_salt = exchange.tenant + (plan.cache_salt or "")
-        hints = self._routing_hints(scope)
-        prompts = self._tokenize(plan)
-        if prompts is None:
-            tokenized = self._large.run_in_thread(sum(map(len, plan.prompts)), self._tokenize_all, plan)
-            prompts = await unless_gone(exchange.receive, tokenized)
-            self._check_open()
-        of_prompts = wide_prompt_logprob_bytes(plan.prompt_logprobs, sum(prompt.length for prompt in prompts))
-        self._reserve_logprobs(exchange, plan.logprob_bytes + of_prompts)
-        check_queue_capacity(self._config, plan, [prompt.length for prompt in prompts], hints.rank)
-        samplings = [plan.sampling(prompt.length, index) for prompt in prompts for index in range(plan.n)]
-        format = dialect.reply_format(plan, exchange.request_id)
-        work = Work(
+            check_queue_capacity(self._config, plan, [prompt.length for prompt in prompts], hints.rank)
+            samplings = [plan.sampling(prompt.length, index) for prompt in prompts for index in range(plan.n)]
+        return Work(
             plan=plan,
-            format=format,
+            format=dialect.reply_format(plan, exchange.request_id),
             hints=hints,
             prompts=prompts,
             samplings=samplings,
             trace=exchange.trace.sent if exchange.trace is not None and exchange.trace.sampled else "",
         )
-        if plan.stream:
-            self._stream(work, exchange)
-        else:
-            await self._collect(work, exchange)
 
     def _reserve_logprobs(self, exchange: Exchange, size: int) -> None:
         """Reserve ``size`` bytes until the request ends. Raises ApiError if others have reserved too much."""
@@ -205,7 +219,8 @@ class GenerationRoutes:
 
     def _report_load(self, exchange: Exchange) -> None:
         """Add the load of the engines to the reply's headers, if the request asks for it."""
-        exchange.headers = [*exchange.headers, *load_report(exchange.scope, self._engine_client.engines)]
+        if FORMAT_HEADER in first_headers(exchange.scope):
+            exchange.headers = [*exchange.headers, *load_report(exchange.scope, self._engine_client.engines)]
 
     def _submit(self, reply: StreamedReply | CollectedReply, work: Work) -> None:
         """Start all streams of a reply before any of their rows arrives.
@@ -263,7 +278,7 @@ class GenerationRoutes:
         pin = request_header(scope, b"x-data-parallel-rank")
         session = request_header(scope, b"x-session-id")
         if pin is None:
-            return RoutingHints(session)
+            return NO_HINTS if session is None else RoutingHints(session)
         ranks = len(self._engine_client.engines)
         # The length first: int() refuses more than 4,300 digits.
         if not (pin.isascii() and pin.isdecimal() and len(pin) <= MAX_RANK_DIGITS and int(pin) < ranks):
@@ -286,21 +301,22 @@ class GenerationRoutes:
     def _tokenize(self, plan: RequestPlan) -> list[Prompt] | None:
         """Token ids of all prompts; None if they are so long that a thread should make them."""
         most = self._tokenizer.inline_characters(plan.add_special_tokens)
-        if sum(map(len, plan.prompts)) > most:
+        if _characters(plan) > most:
             return None
         return self._tokenize_all(plan)
 
     def _tokenize_all(self, plan: RequestPlan) -> list[Prompt]:
         return [self._prompt(plan, prompt) for prompt in plan.prompts]
 
-    def _prompt(self, plan: RequestPlan, prompt: str | list[int]) -> Prompt:
+    def _prompt(self, plan: RequestPlan, prompt: str | bytes) -> Prompt:
         if isinstance(prompt, str):
-            self._check_text(plan, prompt)
+            if len(prompt) > PIECE:
+                self._check_text(plan, prompt)
             ids, length = self._tokenizer.encode_bytes(prompt, plan.add_special_tokens)
             echo = prompt if plan.echo else plan.echo_text
         else:
-            ids, length = self._tokenizer.pack(prompt)
-            echo = self._tokenizer.decode(prompt) if plan.echo else ""
+            ids, length = prompt, len(prompt) // 4
+            echo = self._tokenizer.decode(memoryview(ids).cast("i").tolist()) if plan.echo else ""
         if plan.truncate_prompt_tokens is not None:
             ids = plan.truncate(ids)
             length = len(ids) // 4
@@ -321,3 +337,14 @@ class GenerationRoutes:
                 "too many for truncate_prompt_tokens.",
                 param="truncate_prompt_tokens",
             )
+
+
+def _characters(plan: RequestPlan) -> int:
+    """What there is to tokenize, and token ids to decode for an echo."""
+    characters = 0
+    for prompt in plan.prompts:
+        if isinstance(prompt, str):
+            characters += len(prompt)
+        elif plan.echo:
+            characters += len(prompt) // 4
+    return characters

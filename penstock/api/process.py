@@ -397,9 +397,14 @@ class _Server:
         metrics = self._metrics
         metrics.requests[outcome] += 1
         metrics.e2e.add(time.monotonic() - reply.arrival)
-        n, generated = reply.plan.n, [choice.generated for choice in reply.choices]
+        requests = metrics.requests_by_engine(reply.first_rank)
+        n, choices = reply.plan.n, reply.choices
+        if len(choices) == 1:
+            requests.add(1, choices[0].generated)
+            return
+        generated = [choice.generated for choice in choices]
         for first in range(0, len(generated), n):  # of each prompt
-            metrics.requests_by_engine(reply.first_rank).add(n, max(generated[first : first + n]))
+            requests.add(n, max(generated[first : first + n]))
 
     async def _refresh_metrics(self, own: Snapshot) -> None:
         """See :class:`MetricsEndpoint`. The API servers first: when one has answered, what it has sent to

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any, ClassVar
 
 from penstock import __version__
@@ -55,13 +56,8 @@ class OpenAIReply(ReplyFormat):
         self.created = int(time.time())
         self._done_after_error = done_after_error
         self._service_tier = SERVICE_TIER if show_tier else b"null"
-        self._prefix = b'data: {"id":"%b","object":"%b","created":%d,"model":"%b"%b,"choices":[' % (
-            escape_json(id),
-            self.event_object.encode(),
-            self.created,
-            escape_json(model),
-            b',"service_tier":' + SERVICE_TIER if show_tier else b"",
-        )
+        after_id = _event_fields(self.event_object, self.created, model, show_tier)
+        self._prefix = b'data: {"id":"%b%b' % (escape_json(id), after_id)
 
     # -- events
 
@@ -178,6 +174,17 @@ class OpenAIReply(ReplyFormat):
         if self.prompt_in_choice:
             yield from self.prompt_fields(choice.prompt, return_ids=return_ids)
         yield b',"routed_experts":null}'
+
+
+@lru_cache(maxsize=64)
+def _event_fields(object: str, created: int, model: str, show_tier: bool) -> bytes:
+    """What follows the id in the events of all requests of one second."""
+    return b'","object":"%b","created":%d,"model":"%b"%b,"choices":[' % (
+        object.encode(),
+        created,
+        escape_json(model),
+        b',"service_tier":' + SERVICE_TIER if show_tier else b"",
+    )
 
 
 def usage_field(usage: TokenUsage) -> dict[str, Any]:

@@ -186,7 +186,13 @@ class EngineState:
 
     @property
     def accepts_streams(self) -> bool:
-        return self.up_to_date and not (self.asleep or self.draining or self.leaving)
+        # Spelled out: several calls per request.
+        return (
+            self.info is not None
+            and self.link is not None
+            and self.reached_revision == self.target_revision
+            and not (self.asleep or self.draining or self.leaving)
+        )
 
     @property
     def full(self) -> bool:

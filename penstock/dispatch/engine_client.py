@@ -193,7 +193,10 @@ class EngineClient:
     # -- choosing an engine and submitting
 
     def accepts_streams(self) -> bool:
-        return any(engine.accepts_streams for engine in self.engines)
+        for engine in self.engines:  # noqa: SIM110 - any() over a generator takes three times as long
+            if engine.accepts_streams:
+                return True
+        return False
 
     def sleeps(self) -> bool:
         """Whether no engine accepts streams because the engines sleep or have not woken up yet."""
@@ -215,8 +218,13 @@ class EngineClient:
     def full(self, hints: RoutingHints = NO_HINTS) -> bool:
         """Whether a request may use engines, but all of these have too many bytes of requests queued."""
         engines = self.engines if hints.rank is None else [self.engines[hints.rank]]
-        full = [engine.full for engine in engines if engine.accepts_streams]
-        return bool(full) and all(full)
+        some = False
+        for engine in engines:
+            if engine.accepts_streams:
+                if not engine.full:
+                    return False
+                some = True
+        return some
 
     def pick(
         self, hints: RoutingHints = NO_HINTS, prompt: bytes = b"", cache_salt: str | None = None

@@ -49,9 +49,10 @@ class ChatTemplate:
         for name, source in sources.items():
             try:
                 tree = environment.parse(source)
-                self._templates[name] = environment.from_string(tree, globals=special_tokens)
+                self._templates[name] = template = environment.from_string(tree, globals=special_tokens)
             except jinja2.TemplateSyntaxError as error:
                 raise ValueError(f"line {error.lineno}: {error.message}") from None
+            template.globals = dict(template.globals)  # a ChainMap, which is copied for every rendering
             self._wants_parts[name] = _iterates_content(tree)
 
     @classmethod
@@ -202,8 +203,22 @@ class _Generation(jinja2.ext.Extension):
         return jinja2.nodes.Scope(body, lineno=line)
 
 
+_DICT_ATTRIBUTES = frozenset(dir(dict))
+
+
+class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """Reads the fields of dictionaries, such as ``message.role``, without raising an exception for each."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is not dict or attribute in _DICT_ATTRIBUTES:
+            return super().getattr(obj, attribute)
+        if attribute in obj:
+            return obj[attribute]
+        return self.undefined(obj=obj, name=attribute)
+
+
 def _environment() -> jinja2.Environment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    environment = _Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _tojson

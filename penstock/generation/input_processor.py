@@ -70,10 +70,11 @@ class InputProcessor:
 
     # -- parts of a dialect
 
-    def decoder(self, type: type[Request]) -> BodyDecoder[Request]:
-        """A decoder for bodies of one type; its unknown fields are counted by :meth:`unknown_fields`."""
+    def decoder(self, type: type[Request], *, id_field: str | None = None) -> BodyDecoder[Request]:
+        """A decoder for bodies of one type; its unknown fields are counted by :meth:`unknown_fields`.
+        ``id_field``: see :class:`BodyDecoder`."""
         most = max(MAX_COMMAS, 2 * self.model_info.max_model_len)
-        decoder = BodyDecoder(type, strict=self._strict, max_commas=most)
+        decoder = BodyDecoder(type, strict=self._strict, max_commas=most, id_field=id_field)
         self._decoders.append(decoder)
         return decoder
 
@@ -101,7 +102,7 @@ class InputProcessor:
         self,
         request: GenerateRequest,
         request_id: str | None,
-        prompts: Sequence[str | list[int]],
+        prompts: Sequence[str | bytes],
         max_tokens: int | None,
         logprobs: int,
     ) -> RequestPlan:
@@ -139,7 +140,8 @@ class InputProcessor:
             plan.n = request.n
         if request.best_of is not None:
             self._set_best_of(plan, request.best_of)
-        request_validation.check_streams(len(prompts), plan.n)
+        if len(prompts) > 1 or plan.n > 1:
+            request_validation.check_streams(len(prompts), plan.n)
         self._set_reply(plan, request)
         if request.priority is not None:
             plan.priority = request.priority
@@ -174,11 +176,12 @@ class InputProcessor:
         if request.include_stop_str_in_output:
             plan.include_stop_str = True
         plan.interval = self._interval_policy.interval(request, streamed=plan.stream or bool(plan.stop))
-        plan.logprob_bytes = request_validation.wide_logprob_bytes(
-            plan.logprobs, plan.base.max_tokens, len(plan.prompts) * plan.n, stream=plan.stream
-        )
-        if plan.logprob_bytes:
-            plan.interval = EVERY_TOKEN  # so that engines hold none back
+        if plan.logprobs >= 0:
+            plan.logprob_bytes = request_validation.wide_logprob_bytes(
+                plan.logprobs, plan.base.max_tokens, len(plan.prompts) * plan.n, stream=plan.stream
+            )
+            if plan.logprob_bytes:
+                plan.interval = EVERY_TOKEN  # so that engines hold none back
         if request.skip_special_tokens is False:
             plan.skip_special_tokens = False
         if request.return_token_ids:

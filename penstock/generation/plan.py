@@ -21,8 +21,8 @@ class RequestPlan(msgspec.Struct, gc=False):
 
     model: str
     """The model name that replies report."""
-    prompts: Sequence[str | list[int]]
-    """Texts or lists of token ids; never empty."""
+    prompts: Sequence[str | bytes]
+    """Texts, or token ids as int32 little-endian; at least one until they are tokenized."""
     add_special_tokens: bool
     base: SamplingParams
     """Parameters of choice 0 with the requested max_tokens; see :meth:`sampling`."""

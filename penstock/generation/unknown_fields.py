@@ -47,6 +47,12 @@ def exact_type(type: type[msgspec.Struct]) -> type[msgspec.Struct]:
     return msgspec.defstruct(type.__name__, fields, bases=(type,), forbid_unknown_fields=True, kw_only=True)
 
 
+def with_raw_field(type: type[msgspec.Struct], name: str) -> type[msgspec.Struct]:
+    """A subtype in which one field is left undecoded; absent, it is ``null``. It refuses unknown fields."""
+    field = (name, msgspec.Raw, msgspec.Raw(b"null"))
+    return msgspec.defstruct(type.__name__, [field], bases=(type,), forbid_unknown_fields=True, kw_only=True)
+
+
 def _exact(annotation: Any) -> Any:
     """``annotation`` with exact types."""
     if _is_struct(annotation):

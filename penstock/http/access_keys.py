@@ -7,7 +7,7 @@ import ipaddress
 from collections.abc import Iterable
 from hashlib import blake2b, sha256
 
-from penstock.http.asgi import request_header
+from penstock.http.asgi import first_headers, request_header
 from penstock.http.errors import ApiError
 from penstock.http.sink import Scope
 
@@ -83,7 +83,7 @@ def check_local(path: str, scope: Scope, *, unix_socket: bool) -> None:
     """
     if not is_administrative(path):
         return
-    names = {name for name, _ in scope["headers"]}
+    names = first_headers(scope).keys()
     if b"origin" not in names and not names & _FORWARDED and (unix_socket or _is_loopback(scope["client"])):
         return
     raise ApiError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -22,13 +22,18 @@ class ClientGone(Exception):
     """The client closed its connection before its reply was complete; no reply is sent."""
 
 
+def first_headers(scope: Scope) -> Mapping[bytes, bytes]:
+    """The request's headers by name, in lower case; of those with the same name the first one."""
+    found: dict[bytes, bytes] | None = scope.get("first_headers")
+    if found is None:
+        found = scope["first_headers"] = dict(reversed(scope["headers"]))
+    return found
+
+
 def request_header(scope: Scope, name: bytes) -> str | None:
     """The first header called ``name`` (lower case), decoded as Latin-1; None when absent."""
-    for key, value in scope["headers"]:
-        if key == name:
-            decoded: str = value.decode("latin-1")
-            return decoded
-    return None
+    value = first_headers(scope).get(name)
+    return None if value is None else value.decode("latin-1")
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
@@ -53,7 +58,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     """
     check_coding(scope)
     for name, value in scope["headers"]:
-        if name == b"content-type" and not _is_json(value):
+        if name == b"content-type" and value != JSON and not _is_json(value):
             kind = value.decode("latin-1")
             raise ApiError(
                 400,
@@ -66,6 +71,8 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
 
 def check_coding(scope: Scope) -> None:
     """Check that a request's body is not compressed. Raises ApiError."""
+    if b"content-encoding" not in first_headers(scope):
+        return
     for name, value in scope["headers"]:
         if name == b"content-encoding" and value.lower() not in (b"", b"identity"):
             raise ApiError(
@@ -81,7 +88,7 @@ async def read_any_body(
 ) -> bytes:
     """A request's whole body. Raises ``too_large(limit)`` beyond ``limit`` bytes, ClientGone when it ends
     early."""
-    if int(request_header(scope, b"content-length") or 0) > limit:
+    if int(first_headers(scope).get(b"content-length") or 0) > limit:
         raise too_large(limit)
     message = await receive()
     if message["type"] == "http.request" and not message.get("more_body", False):

@@ -70,11 +70,19 @@ def split_submit(joined: Submit) -> Iterator[Submit]:
 
 def shared_size(submit: Submit) -> int:
     """Estimated bytes of what the streams of a request share, without the prompt."""
-    sampling = submit.sampling
-    tokens = len(sampling.stop_token_ids) + 2 * len(sampling.logit_bias or ())
-    tokens += len(sampling.allowed_token_ids or ()) + sum(len(word) for word in sampling.bad_words)
-    texts = len(sampling.grammar or "") + len(submit.cache_salt or "") + len(submit.kv_transfer_params or b"")
-    return FIXED_SIZE + texts + TOKEN_SIZE * tokens
+    sampling, size = submit.sampling, FIXED_SIZE
+    if sampling.stop_token_ids:
+        size += TOKEN_SIZE * len(sampling.stop_token_ids)
+    if sampling.logit_bias:
+        size += 2 * TOKEN_SIZE * len(sampling.logit_bias)
+    if sampling.allowed_token_ids:
+        size += TOKEN_SIZE * len(sampling.allowed_token_ids)
+    if sampling.bad_words:
+        size += TOKEN_SIZE * sum(map(len, sampling.bad_words))
+    for text in (sampling.grammar, submit.cache_salt, submit.kv_transfer_params):
+        if text is not None:
+            size += len(text)
+    return size
 
 
 def _without_output(submit: Submit) -> bytes:

@@ -63,7 +63,9 @@ def outcome(case: Case) -> int | ApiError:
             return len(PLANNER.detokenize(body))
         plan = (PLANNER.chat if "chat" in case["path"] else PLANNER.completion)(body)
         lengths = [
-            len(tokenizer.encode(prompt, plan.add_special_tokens)) if isinstance(prompt, str) else len(prompt)
+            len(tokenizer.encode(prompt, plan.add_special_tokens))
+            if isinstance(prompt, str)
+            else len(prompt) // 4
             for prompt in plan.prompts
         ]
         for length in lengths:

@@ -88,7 +88,7 @@ def test_everything_a_completion_can_ask_for() -> None:
             user="u",
         )
     )
-    assert plan.prompts == [[5, 6], [7]]
+    assert plan.prompts == [np.array(ids, "<i4").tobytes() for ids in ([5, 6], [7])]
     assert (plan.n, plan.stream, plan.include_usage, plan.continuous_usage, plan.echo) == (
         2,
         True,

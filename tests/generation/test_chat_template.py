@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jinja2.sandbox
 import pytest
 
 from penstock.generation.chat_template import ChatTemplate
@@ -141,6 +142,36 @@ def test_text_is_not_escaped() -> None:
     assert (
         rendered("{{ messages[0].content }}", {"role": "user", "content": "<a> & {{ x }}"}) == "<a> & {{ x }}"
     )
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        *(
+            "m.role",
+            "m.content.upper()",
+            "m.absent",
+            "m.absent is defined",
+            "m.items() | list",
+            "m.get('role')",
+        ),
+        *("m.keys", "m.x.y", "m.x.absent", "m.x", "m.pop", "m.update({})", "m.__class__", "m.absent.deeper"),
+    ],
+)
+def test_fields_of_dictionaries_are_read_as_jinjas_sandbox_reads_them(read: str) -> None:
+    message = {"role": "user", "content": "hi", "keys": "own", "x": {"y": [1]}}
+    source = "{%- for m in messages -%}{{ " + read + " }}{%- endfor -%}"
+    sandbox = jinja2.sandbox.ImmutableSandboxedEnvironment()
+    problem = expected = ""
+    try:
+        expected = sandbox.from_string(source).render(messages=[message])
+    except jinja2.TemplateError as error:
+        problem = str(error)
+    if problem:
+        assert problem in error_of(rendered, source, message).message
+    else:
+        found = rendered(source, message)
+        assert found == expected or " object at 0x" in expected
 
 
 def test_variables_of_the_request() -> None:

@@ -34,7 +34,7 @@ def test_a_header_of_its_own(header: bytes, key: bytes, lets_in: bool) -> None:
     keys = Keys(["one", "two"])
     if lets_in:
         keys.check("/v1/messages", scope)
-        scope["headers"].append((b"authorization", b"Bearer three"))
+        scope = {"headers": [(header, key), (b"authorization", b"Bearer three")]}
     with pytest.raises(ApiError):
         keys.check("/v1/messages", scope)
 

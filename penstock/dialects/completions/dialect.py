@@ -24,7 +24,7 @@ class Completions(Dialect):
 
     def __init__(self, config: ServeConfig, processor: InputProcessor) -> None:
         self._processor = processor
-        self._decoder = processor.decoder(CompletionRequest)
+        self._decoder = processor.decoder(CompletionRequest, id_field="prompt")
         self._unsupported = processor.unsupported(UNSUPPORTED)
         self._done_after_error = config.compat_done_after_error
 
