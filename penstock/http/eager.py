@@ -56,6 +56,9 @@ class _Rest(Awaitable[None]):
             try:
                 try:
                     value = yield waited_for
+                except GeneratorExit:  # the loop was closed
+                    coroutine.close()
+                    raise
                 except BaseException as error:  # noqa: BLE001 - a cancellation, for the coroutine
                     waited_for = coroutine.throw(error)
                 else:

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from penstock.streaming.chunked import unframed
+from tests.http.chunks import unframed
 from tests.integration.server import SYNTHETIC, Server, wait_until
 from tests.integration.test_connections import connect, read_until, request
 
