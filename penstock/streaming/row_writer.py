@@ -9,8 +9,9 @@ take the slow path, the stream's reply.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
+from itertools import repeat
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -31,6 +32,7 @@ _MAX_EVENT = len(CHUNK_SIZES)
 _FINISH = tuple(FinishReason)
 """By value; looking it up in the enumeration takes ten times as long."""
 _NONE = FinishReason.NONE
+_NO_ROWS = np.empty(0, np.intp)
 _NOT_DIRECT = 1 << 40
 """Size that stands for rows that are not written by columns; the sum of many does not overflow."""
 
@@ -93,6 +95,8 @@ class RowWriter:
         FRAME."""
         self._targets = np.zeros(0, np.int64)
         """CHUNK: descriptor of the socket. FRAME: complement (~) of the slot in the windows."""
+        self._numbers = np.zeros(0, np.intp)
+        """0, 1, 2, …"""
         self.grow(len(streams))
 
     def grow(self, capacity: int) -> None:
@@ -103,6 +107,7 @@ class RowWriter:
         self._tails = np.concatenate((self._tails, np.empty(more, np.object_)))
         self._sizes = np.concatenate((self._sizes, np.full(more, _NOT_DIRECT)))
         self._targets = np.concatenate((self._targets, np.zeros(more, np.int64)))
+        self._numbers = np.arange(capacity)
 
     # -- the path of a stream
 
@@ -149,25 +154,30 @@ class RowWriter:
             sizes[frame.finish != 0] = _NOT_DIRECT
         if frame.cached is not None:
             sizes[frame.cached != 0] = _NOT_DIRECT
-        targets = self._targets.take(handles)
-        rows = _Rows(handles, sizes, targets, texts, counts, np.arange(len(handles)))
         direct = sizes < _MAX_EVENT
-        others: list[int] = []
-        if np.count_nonzero(direct) < len(handles):
-            others = np.flatnonzero(~direct).tolist()
-            rows = rows.take(np.flatnonzero(direct))
+        count, others = np.count_nonzero(direct), _NO_ROWS
+        if count < len(handles):
+            others = np.flatnonzero(~direct)
+        if count:
+            targets, numbers = self._targets.take(handles), self._numbers[: len(handles)]
+            rows = _Rows(handles, sizes, targets, texts, counts, numbers)
+            refused = self._write_direct(rows.take(np.flatnonzero(direct)) if len(others) else rows)
+            if len(refused):
+                others = np.concatenate((others, refused))
+        if len(others):
+            self._write_others(frame, texts, others)
+
+    def _write_direct(self, rows: _Rows) -> NDArray[np.intp]:
+        """Write rows by columns. Returns the numbers of those for which an HTTP/2 window has no room."""
         framed = rows.targets < 0
         count = np.count_nonzero(framed)
-        if count == len(framed):
-            if count:
-                others += self._write_frames(rows)
-        elif count == 0:
+        if not count:
             self._write_chunks(rows)
-        else:
-            self._write_chunks(rows.take(np.flatnonzero(~framed)))
-            others += self._write_frames(rows.take(np.flatnonzero(framed)))
-        if others:
-            self._write_others(frame, texts, others)
+            return _NO_ROWS
+        if count == len(framed):
+            return self._write_frames(rows)
+        self._write_chunks(rows.take(np.flatnonzero(~framed)))
+        return self._write_frames(rows.take(np.flatnonzero(framed)))
 
     def _write_chunks(self, rows: _Rows) -> None:
         """Write rows to HTTP/1.1 sockets; what a socket does not take goes to its connection, as does
@@ -185,8 +195,8 @@ class RowWriter:
             except Exception:  # noqa: BLE001 - this stream ends, the others go on
                 self._on_fault(stream)
 
-    def _write_frames(self, rows: _Rows) -> list[int]:
-        """Write rows to HTTP/2 connections, each of which gets one write. Returns the indexes of those for
+    def _write_frames(self, rows: _Rows) -> NDArray[np.intp]:
+        """Write rows to HTTP/2 connections, each of which gets one write. Returns the numbers of those for
         which the window of their stream or connection has no room."""
         windows = self._windows
         if windows.connection_count > 1:
@@ -202,8 +212,9 @@ class RowWriter:
             refused = left < 0
             refused |= np.isin(connections, open_connections[room < 0])
             granted = np.flatnonzero(~refused)
-            others: list[int] = rows.number[refused].tolist()
-            return others + (self._write_frames(rows.take(granted)) if len(granted) else [])
+            if len(granted):
+                self._write_frames(rows.take(granted))
+            return rows.numbers[refused]
         windows.streams[slots] = left
         windows.connections[open_connections] = room
         parts = self._parts(_FRAME_LENGTHS, rows)
@@ -218,7 +229,7 @@ class RowWriter:
             writer = windows.writers[connection]
             assert writer is not None  # a stream of it is open
             writer.write_frames(b"".join(parts[start:end]))
-        return []
+        return _NO_ROWS
 
     def _parts(self, lengths: Objects, rows: _Rows) -> list[bytes]:
         """The pieces of rows in order: length, head, texts, tail of each. ``lengths``: by size."""
@@ -236,33 +247,33 @@ class RowWriter:
         pieces: list[bytes] = parts.tolist()
         return pieces
 
-    def _write_others(self, frame: TokenFrame, texts: Objects, rows: list[int]) -> None:
+    def _write_others(self, frame: TokenFrame, texts: Objects, rows: NDArray[np.intp]) -> None:
         """Rows that are not written by columns."""
-        ends = frame.counts().cumsum()
-        for row in rows:
-            stream = self._streams[frame.stream[row]]
+        streams, slow_path = self._streams, self._slow_path
+        counts = frame.count
+        ends = rows + 1 if counts is None else counts.cumsum().take(rows)
+        starts = rows if counts is None else ends - counts.take(rows)
+        finishes = repeat(0) if frame.finish is None else frame.finish.take(rows).tolist()
+        hits: Iterable[int] = repeat(0)
+        if frame.cached is not None:  # a resumed stream's count includes its own output
+            hits = np.where(frame.position == 0, frame.cached, 0).take(rows).tolist()
+        handles = frame.stream.take(rows)
+        paths = self._path.take(handles).tolist()
+        columns = (handles.tolist(), starts.tolist(), ends.tolist(), finishes, hits, paths)
+        for handle, start, end, finish, hit, path in zip(*columns, strict=False):
+            plain = path and not (finish or hit or start == end)
+            stream = streams[handle]
             if stream is None:  # it ended with its reply, in a row before this one
                 continue
-            end = int(ends[row])
-            start = end - (1 if frame.count is None else int(frame.count[row]))
-            event = None
-            if self._path[stream.handle] >= Path.SINK and not _has_more_than_text(frame, row):
-                event = _event(stream, texts[start:end].tolist())
-            if event is None:
-                self._slow_path_row(frame, row, stream, start, end)
+            event = _event(stream, texts[start:end].tolist()) if plain else None
+            if event is None or stream.paths is None:  # None: it was dropped in a row before this one
+                logprobs = None if frame.logprobs is None else _entries(frame.logprobs, start, end)
+                slow_path(stream, frame.tokens[start:end].tolist(), _FINISH[finish], hit, logprobs)
                 continue
             try:
                 stream.write(event)
             except Exception:  # noqa: BLE001 - this stream ends, the others go on
                 self._on_fault(stream)
-
-    def _slow_path_row(self, frame: TokenFrame, row: int, stream: Stream, start: int, end: int) -> None:
-        finish = _NONE if frame.finish is None else _FINISH[frame.finish[row]]
-        cached = 0
-        if frame.cached is not None and not frame.position[row]:
-            cached = int(frame.cached[row])  # a resumed stream's count includes its own output
-        logprobs = None if frame.logprobs is None else _entries(frame.logprobs, start, end)
-        self._slow_path(stream, frame.tokens[start:end].tolist(), finish, cached, logprobs)
 
 
 class _Rows(NamedTuple):
@@ -276,7 +287,7 @@ class _Rows(NamedTuple):
     """Of the tokens, row after row."""
     counts: I32 | None
     """Tokens per row; None: one."""
-    number: NDArray[np.intp]
+    numbers: NDArray[np.intp]
     """Index of each row in its frame."""
 
     def take(self, rows: NDArray[np.intp]) -> _Rows:
@@ -289,7 +300,7 @@ class _Rows(NamedTuple):
             self.targets.take(rows),
             texts,
             None if counts is None else counts.take(rows),
-            self.number.take(rows),
+            self.numbers.take(rows),
         )
 
 
@@ -301,14 +312,6 @@ def _row_sizes(sizes: NDArray[np.int64], counts: I32) -> NDArray[np.int64]:
     summed: NDArray[np.int64] = whole.take(ends) - whole.take(ends - counts)
     summed[counts == 0] = _NOT_DIRECT
     return summed
-
-
-def _has_more_than_text(frame: TokenFrame, row: int) -> bool:
-    return bool(
-        (frame.finish is not None and frame.finish[row])
-        or (frame.cached is not None and frame.cached[row])
-        or (frame.count is not None and not frame.count[row])
-    )
 
 
 def _event(stream: Stream, texts: list[Any]) -> bytes | None:

@@ -63,6 +63,9 @@ class Desk:
         for handle, window in enumerate(stream_windows):
             connection = handle % len(slots)
             slot = self.windows.add_stream(slots[connection], window)
+            stream = self.streams[handle]
+            assert stream is not None
+            stream.paths = self.writer
             prefix = b"\0\0" + handle.to_bytes(4, "big")
             self.choose(handle, RowPath(window=slot, prefix=prefix))
 
