@@ -79,12 +79,14 @@ class Http2Connection(Protocol):
         self.now = now = time.monotonic()
         """Of the latest read or sweep."""
         limits = self.state.limits
-        self.sender = FrameSender(transport, self.state.windows, self._open_streams, self._on_sent)
+        self.sender = FrameSender(transport, self.state.windows, self._open_streams)
         self._streams: dict[int, Http2Stream] = {}
         self._scanner = FrameScanner()
         self._decoder = HeaderDecoder()
         self._max_header_bytes = limits.max_header_bytes
         self._settings = PeerSettings()
+        self._completed = 0
+        """Replies that were sent to their end."""
         self._control = control_limit(now)
         self._resets = reset_limit(now)
         self._tls = transport.get_extra_info("sslcontext") is not None
@@ -161,8 +163,9 @@ class Http2Connection(Protocol):
     def _open_streams(self) -> list[Any]:
         return list(self._streams.values())
 
-    def _on_sent(self, size: int) -> None:
-        self._control.allow(size / BYTES_PER_CONTROL)
+    def _spend_control(self) -> None:
+        """A frame that carries nothing, or hardly anything, has come."""
+        self._control.spend(self.now, self.sender.data_bytes // BYTES_PER_CONTROL)
 
     @property
     def bytes_queued(self) -> int:
@@ -252,10 +255,10 @@ class Http2Connection(Protocol):
             elif kind == frames.RST_STREAM:
                 self._on_rst_stream(stream_id, payload)
             else:
-                self._control.spend(self.now)
+                self._spend_control()
                 self._on_control(kind, flags, stream_id, payload)
         except StreamFault as fault:
-            self._resets.spend(self.now)
+            self._resets.spend(self.now, self._completed)
             log.debug("stream %d: %s", fault.stream_id, fault.reason)
             stream = self._streams.get(fault.stream_id)
             if stream is None:
@@ -308,7 +311,7 @@ class Http2Connection(Protocol):
         self.sender.max_frame_size = self._settings.max_frame_size
 
     def _on_window_update(self, stream_id: int, increment: int) -> None:
-        self._control.spend(self.now)
+        self._spend_control()
         increment &= frames.STREAM_BITS
         stream = self._streams.get(stream_id)
         if stream is None and stream_id:
@@ -331,11 +334,12 @@ class Http2Connection(Protocol):
     def _on_rst_stream(self, stream_id: int, payload: bytes) -> None:
         frames.unpack_long(payload, "RST_STREAM")
         self._check_not_idle(stream_id, "RST_STREAM")
-        stream = self._streams.pop(stream_id, None)
+        stream = self._streams.get(stream_id)
         if stream is None:
-            self._control.spend(self.now)
+            self._spend_control()
             return
-        self._resets.spend(self.now)
+        self._resets.spend(self.now, self._completed)
+        del self._streams[stream_id]
         self._close(stream)
         self._after_stream()
 
@@ -358,7 +362,7 @@ class Http2Connection(Protocol):
         data = frames.without_padding(flags, payload)
         last = bool(flags & frames.END_STREAM)
         if len(data) < SMALL_DATA and not last:
-            self._control.spend(self.now)
+            self._spend_control()
         stream = self._streams.get(stream_id)
         if stream is None:
             if self._is_ignored(stream_id):
@@ -504,7 +508,7 @@ class Http2Connection(Protocol):
         if request is not None and not request.body_complete:
             self.sender.write(frames.rst_stream(stream.id, ErrorCode.NO_ERROR))
             self._note_cut(stream.id)
-        self._resets.allow(1.0)
+        self._completed += 1
         self._close(stream)
         self._after_stream()
 
