@@ -52,6 +52,8 @@ MAX_CLOSED_IDS = 256
 """Streams that are remembered as closed, for the error code alone."""
 GOAWAY_DELAY_S = 1.0
 """Maximum time between the two GOAWAY frames of a connection that ends (RFC 9113 §6.8)."""
+IDLE_S = 1.0
+"""A client that has asked for nothing for this long, or longer, has read the replies before."""
 LOST_PER_TURN = 64
 """Streams of a lost connection that end in one turn of the event loop, so others' events are not late."""
 UNSENT_IN_KERNEL = 128 * 1024
@@ -536,7 +538,7 @@ class Http2Connection(Protocol):
 
     def _after_stream(self) -> None:
         if not self._streams:
-            self._idle_since = self.now
+            self._idle_since = time.monotonic()
             if self._last_served is not None:
                 self._linger()
 
@@ -583,8 +585,13 @@ class Http2Connection(Protocol):
             return
         self._last_served = self._last_id
         self.sender.write(frames.goaway(self._last_id, ErrorCode.NO_ERROR))
-        if not self._streams:
+        if self._streams:
+            return
+        if time.monotonic() - self._idle_since < IDLE_S:
             self._linger()
+        else:
+            self.sender.flush()
+            self.transport.close()
 
     def _end(self, code: ErrorCode, reason: str) -> None:
         """The client broke the protocol, or takes too much: end all its streams."""
@@ -653,7 +660,7 @@ class Http2Connection(Protocol):
         if self._partial_since is not None and now - self._partial_since > request_timeout_s:
             self._end(ErrorCode.PROTOCOL_ERROR, "a frame or header block did not arrive in time")
         elif not self._streams and now - self._idle_since > keep_alive_s:
-            self._end(ErrorCode.NO_ERROR, "idle")
+            self._go()
 
 
 class _PartialBlock:

@@ -26,8 +26,13 @@ async def test_an_idle_connection_is_closed_when_the_server_ends() -> None:
     await client.frames()
     client.connection.shutdown()
     assert goaways(client.received()) == [(1, 0)]
-    assert client.transport.end == "eof"
+    assert client.transport.end == "eof", "it may still send WINDOW_UPDATE for the reply"
     assert not client.connection.eof_received()
+    client = Client()
+    client.connection._idle_since -= 2.0
+    client.connection.shutdown()
+    assert goaways(client.received()) == [(0, 0)]
+    assert client.transport.end == "close"
 
 
 @in_loop
@@ -75,14 +80,23 @@ async def test_a_server_that_retires_tells_its_clients() -> None:
 async def test_an_idle_connection_is_closed() -> None:
     client = Client()
     client.send(client.headers(1))
-    now = client.connection.now
-    client.connection.cut_if_slow(now + 75.0, *TIMES)
+    since = client.connection._idle_since = client.connection._idle_since - 10.0
+    client.connection.cut_if_slow(since + 75.0, *TIMES)
     assert client.transport.end == ""
-    client.connection.cut_if_slow(now + 75.1, *TIMES)
-    assert client.transport.end == "eof"
+    client.connection.cut_if_slow(since + 75.1, *TIMES)
+    assert client.transport.end == "close"
     assert goaways(await client.frames()) == [(1, 0)]
+
+
+@in_loop
+async def test_a_closing_connection_discards_what_comes_for_a_while() -> None:
+    client = Client()
+    client.send(b"x" * 9)
+    assert client.transport.end == "eof"
     client.send(b"late")
-    client.connection.cut_if_slow(now + 75.2 + LINGER_S, *TIMES)
+    client.connection.cut_if_slow(client.connection.now + LINGER_S - 0.1, *TIMES)
+    assert client.transport.end == "eof"
+    client.connection.cut_if_slow(client.connection.now + LINGER_S + 0.2, *TIMES)
     assert client.transport.end == "abort"
 
 
