@@ -107,6 +107,8 @@ class Http2Connection(Protocol):
         self._closed_ids = deque[int](maxlen=MAX_CLOSED_IDS)
         self._abandoned = 0
         """Requests whose stream is closed and whose application runs on."""
+        self._answered: dict[int, _Answered] = {}
+        """Requests that are answered, and whose bodies still come."""
         self._fresh: list[Http2Stream] = []
         """Requests of this read whose bodies have not come."""
         self._receiving: set[Http2Stream] = set()
@@ -264,6 +266,7 @@ class Http2Connection(Protocol):
             log.debug("stream %d: %s", fault.stream_id, fault.reason)
             stream = self._streams.get(fault.stream_id)
             if stream is None:
+                self._answered.pop(fault.stream_id, None)
                 self.sender.write(frames.rst_stream(fault.stream_id, fault.code))
                 self._note_cut(fault.stream_id)
             else:
@@ -338,6 +341,7 @@ class Http2Connection(Protocol):
         self._check_not_idle(stream_id, "RST_STREAM")
         stream = self._streams.get(stream_id)
         if stream is None:
+            self._answered.pop(stream_id, None)
             self._spend_control()
             return
         self._resets.spend(self.now, self._completed)
@@ -367,12 +371,35 @@ class Http2Connection(Protocol):
             self._spend_control()
         stream = self._streams.get(stream_id)
         if stream is None:
-            if self._is_ignored(stream_id):
-                return
-            raise StreamFault(stream_id, ErrorCode.STREAM_CLOSED, "DATA on a closed stream")
+            if stream_id in self._answered:
+                self._discard(stream_id, size, last=last)
+            elif not self._is_ignored(stream_id):
+                raise StreamFault(stream_id, ErrorCode.STREAM_CLOSED, "DATA on a closed stream")
+            return
         stream.on_data(data, size, self.now, last=last)
         if last:
             self._receiving.discard(stream)
+
+    def _discard(self, stream_id: int, size: int, *, last: bool) -> None:
+        """More of a body whose request is answered."""
+        answered = self._answered[stream_id]
+        answered.window -= size
+        answered.size += size
+        if answered.window < 0:
+            raise StreamFault(stream_id, ErrorCode.FLOW_CONTROL_ERROR, "DATA beyond the window of a stream")
+        if last:
+            del self._answered[stream_id]
+        elif answered.size > MAX_LINGER_BYTES:
+            self._stop_answered(stream_id)
+        elif answered.window < STREAM_WINDOW // 2:
+            self.sender.write(frames.window_update(stream_id, STREAM_WINDOW - answered.window))
+            answered.window = STREAM_WINDOW
+
+    def _stop_answered(self, stream_id: int) -> None:
+        """The client still sends its request: tell it that nobody reads that (RFC 9113 §8.1)."""
+        del self._answered[stream_id]
+        self.sender.write(frames.rst_stream(stream_id, ErrorCode.NO_ERROR))
+        self._note_cut(stream_id)
 
     def _is_ignored(self, stream_id: int) -> bool:
         """Whether the client may not know yet that the stream has ended, or that it is not served."""
@@ -417,7 +444,7 @@ class Http2Connection(Protocol):
         self._last_id = stream_id
         if self._last_served is not None and stream_id > self._last_served:
             return
-        if len(self._streams) + self._abandoned >= MAX_STREAMS:
+        if len(self._streams) + self._abandoned + len(self._answered) >= MAX_STREAMS:
             raise StreamFault(stream_id, ErrorCode.REFUSED_STREAM, "too many streams")
         try:
             if too_large:
@@ -438,6 +465,9 @@ class Http2Connection(Protocol):
         """Trailers are dropped."""
         stream = self._streams.get(stream_id)
         if stream is None:
+            if stream_id in self._answered and last:
+                del self._answered[stream_id]
+                return
             if self._is_ignored(stream_id):
                 return
             was_open = stream_id in self._closed_ids
@@ -504,12 +534,12 @@ class Http2Connection(Protocol):
     # -- the ends of streams
 
     def end_stream(self, stream: Http2Stream) -> None:
-        """END_STREAM was written. A client that still sends its request learns that nobody reads it."""
+        """END_STREAM was written. The rest of a request is discarded for a while: some clients lose the reply
+        if they are told at once to stop."""
         request = stream.request
         del self._streams[stream.id]
         if request is not None and not request.body_complete:
-            self.sender.write(frames.rst_stream(stream.id, ErrorCode.NO_ERROR))
-            self._note_cut(stream.id)
+            self._answered[stream.id] = _Answered(stream.receive_window, self.now)
         self._completed += 1
         self._close(stream)
         self._after_stream()
@@ -611,9 +641,10 @@ class Http2Connection(Protocol):
         lingering = self.state.lingering
         if self.transport.is_closing():
             pass
-        elif len(lingering) < self.state.limits.max_lingering and self.transport.can_write_eof():
+        elif len(lingering) < self.state.limits.max_lingering:
             lingering.add(self)
-            self.transport.write_eof()
+            if self.transport.can_write_eof():  # with TLS the client alone can close
+                self.transport.write_eof()
         else:
             self.transport.close()
         self._lose_some()
@@ -648,6 +679,9 @@ class Http2Connection(Protocol):
             self.shutdown()
         for stream in list(self._receiving):
             stream.check_body(now, request_timeout_s)
+        for stream_id, answered in list(self._answered.items()):
+            if now - answered.since > LINGER_S:
+                self._stop_answered(stream_id)
         for stream in list(self._holding):
             stream.check_held(now, keep_alive_s)
         waiting = self.transport.get_write_buffer_size()
@@ -672,6 +706,19 @@ class _PartialBlock:
         self.stream_id = stream_id
         self.flags = flags
         self.data = bytearray(data)
+
+
+class _Answered:
+    """What still comes of a request whose reply is sent."""
+
+    __slots__ = ("since", "size", "window")
+
+    def __init__(self, window: int, since: float) -> None:
+        self.window = window
+        """Bytes that the client may send."""
+        self.size = 0
+        """Bytes that were discarded."""
+        self.since = since
 
 
 def _check_dependency(stream_id: int, priority: bytes) -> None:

@@ -8,6 +8,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -54,8 +55,8 @@ forever.on('close', () => ask('/gone'));
 
 
 class App:
-    """``/large``, ``/events``, ``/forever``; ``/gone`` says how many replies have lost their client; any
-    other path echoes the size of its body."""
+    """``/large``, ``/events``, ``/forever``; ``/early`` answers before the body comes; ``/gone`` says how many
+    replies have lost their client; any other path echoes the size of its body."""
 
     def __init__(self) -> None:
         self.gone = 0
@@ -66,6 +67,8 @@ class App:
             await send_json(send, b"x" * LARGE)
         elif path in ("/events", "/forever"):
             Events(self, sink, last=EVENTS - 1 if path == "/events" else -1)
+        elif path == "/early":
+            await send_json(send, b"{}", 413)
         elif path == "/gone":
             await send_json(send, b"%d" % self.gone)
         else:
@@ -156,6 +159,21 @@ def test_curl_speaks_either_protocol_on_one_port(flag: str) -> None:
         assert text == f'{{"size":1000,"version":"{version}"}}'
         text = await output("curl", "-sSN", flag, f"{url}/events")
         assert text.endswith(f"data: {EVENTS - 1}\n\n")
+
+    with_server(test)
+
+
+def test_a_reply_reaches_clients_that_still_send_their_request(tmp_path: Path) -> None:
+    """curl 7.88 and httpx fail if RST_STREAM follows the reply."""
+    (tmp_path / "body").write_bytes(b"x" * 3_000_000)
+
+    async def test(port: int, server: HttpServer) -> None:
+        url = f"http://127.0.0.1:{port}/early"
+        flags = ["-sS", "-w", "%{http_code}", "--http2-prior-knowledge"]
+        assert await output("curl", *flags, "--data-binary", f"@{tmp_path / 'body'}", url) == "{}413"
+        async with httpx.AsyncClient(http1=False, http2=True, timeout=PATIENCE_S) as client:
+            assert (await client.post(url, content=b"x" * 3_000_000)).status_code == 413
+            assert (await client.post(url[:-5] + "large")).status_code == 200
 
     with_server(test)
 

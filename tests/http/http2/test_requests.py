@@ -14,8 +14,8 @@ from penstock.http.http2.faults import ErrorCode
 from penstock.http.http2.frames import DATA, END_STREAM, HEADERS, RST_STREAM, WINDOW_UPDATE, frame
 from penstock.http.http2.header_blocks import encode_fields
 from penstock.http.http2.stream import STREAM_WINDOW
-from penstock.http.server_state import Limits, ServerState
-from tests.http.http2.clients import GET, POST, Client, Recorder, Streaming, in_loop
+from penstock.http.server_state import LINGER_S, Limits, ServerState
+from tests.http.http2.clients import GET, POST, TIMES, Client, Recorder, Streaming, in_loop
 
 
 async def echo(scope: Any, receive: Any, send: Any, sink: Any) -> None:
@@ -168,18 +168,45 @@ async def test_a_body_is_asked_for_with_100_continue() -> None:
 
 
 @in_loop
-async def test_a_reply_before_the_end_of_the_request_stops_the_client() -> None:
+async def test_the_rest_of_an_answered_request_is_discarded_for_a_while() -> None:
+    """A client that is told at once to stop may lose the reply: curl 7.88 does."""
+
     async def app(scope: Any, receive: Any, send: Any, sink: Any) -> None:
         await send_json(send, b"{}", 401)
 
     client = Client(app)
-    client.send(client.headers(1, POST, end=False))
-    kinds = [each[0] for each in await client.frames()]
-    assert kinds == [HEADERS, DATA, RST_STREAM]
-    client.send(frame(DATA, 0, 1, b"x" * 1000) + client.headers(1, [(b"x", b"y")]))  # on their way
+    for stream_id in (1, 3, 5, 7):
+        client.send(client.headers(stream_id, POST, end=False))
+        assert [each[0] for each in await client.frames()] == [HEADERS, DATA]
+    for _ in range(STREAM_WINDOW // 32_000 + 1):
+        client.send(frame(DATA, 0, 1, b"x" * 16_000))
+    assert [each[:3] for each in await client.frames()] == [(WINDOW_UPDATE, 0, 1)]
+    client.send(frame(DATA, END_STREAM, 1, b"x") + client.headers(3, [(b"x", b"y")]))
+    client.send(frames.rst_stream(5, ErrorCode.NO_ERROR))
     assert await client.frames() == []
-    client.send(client.headers(3))
-    assert (await client.reply(3))[0][b":status"] == b"401"
+    client.connection.cut_if_slow(client.connection.now + LINGER_S + 0.1, *TIMES)
+    assert await client.resets() == {7: ErrorCode.NO_ERROR}
+    client.send(frame(DATA, 0, 7, b"x" * 1000) + client.headers(7, [(b"x", b"y")]))  # on their way
+    assert await client.frames() == []
+    client.send(frame(DATA, 0, 1, b"x"))
+    assert await client.resets() == {1: ErrorCode.STREAM_CLOSED}
+
+
+@in_loop
+async def test_an_answered_request_keeps_to_its_window_and_has_a_maximum(monkeypatch: Any) -> None:
+    async def app(scope: Any, receive: Any, send: Any, sink: Any) -> None:
+        await send_json(send, b"{}", 401)
+
+    monkeypatch.setattr("penstock.http.http2.connection.MAX_LINGER_BYTES", 40_000)
+    client = Client(app)
+    client.send(client.headers(1, POST, end=False) + client.headers(3, POST, end=False))
+    await client.frames()
+    client.send(frame(DATA, 0, 1, b"x" * 16_000) * 3)
+    assert await client.resets() == {1: ErrorCode.NO_ERROR}
+    client.connection._answered[3].window = 10
+    client.send(frame(DATA, 0, 3, b"x" * 100))
+    assert await client.resets() == {3: ErrorCode.FLOW_CONTROL_ERROR}
+    assert not client.connection._answered
 
 
 @in_loop
