@@ -13,13 +13,15 @@ import logging
 import socket
 import time
 from asyncio import Protocol, get_running_loop
-from collections import deque
 from typing import Any
 
+from penstock.http.admission import unavailable
 from penstock.http.eager import run_eagerly
 from penstock.http.errors import ApiError
 from penstock.http.http1.request_head import MAX_HEADERS, RequestHead
 from penstock.http.http2 import frames
+from penstock.http.http2.block_assembler import Block, BlockAssembler, check_dependency
+from penstock.http.http2.closed_streams import ClosedStreams
 from penstock.http.http2.faults import ConnectionFault, ErrorCode, StreamFault
 from penstock.http.http2.frames import FrameScanner
 from penstock.http.http2.header_blocks import HeaderDecoder, HeaderListTooLarge
@@ -44,12 +46,6 @@ TURN_S = 0.002
 """Time for the frames of one connection in a turn of the event loop."""
 SMALL_DATA = 64
 """Smaller DATA frames within a body count as frames that carry nothing."""
-BLOCK_BYTES_PER_LIST_BYTE = 2
-"""Encoded header blocks may be this many times as long as the list, which is then refused with 431."""
-MAX_CUT_IDS = 1024
-"""Streams that were ended before their request, whose frames are ignored; those of others are faults."""
-MAX_CLOSED_IDS = 256
-"""Streams that are remembered as closed, for the error code alone."""
 GOAWAY_DELAY_S = 1.0
 """Maximum time between the two GOAWAY frames of a connection that ends (RFC 9113 §6.8)."""
 IDLE_S = 1.0
@@ -99,16 +95,12 @@ class Http2Connection(Protocol):
         """Bytes of the preface that have come."""
         self._has_settings = False
         """Whether the client's first frame has come."""
-        self._block: _PartialBlock | None = None
-        """A header block that goes on in CONTINUATION frames."""
+        self._blocks = BlockAssembler(limits.max_header_bytes)
         self._last_id = 0
         """The latest stream of the client."""
-        self._cut_ids: dict[int, None] = {}
-        self._closed_ids = deque[int](maxlen=MAX_CLOSED_IDS)
+        self._closed = ClosedStreams()
         self._abandoned = 0
         """Requests whose stream is closed and whose application runs on."""
-        self._answered: dict[int, _Answered] = {}
-        """Requests that are answered, and whose bodies still come."""
         self._fresh: list[Http2Stream] = []
         """Requests of this read whose bodies have not come."""
         self._receiving: set[Http2Stream] = set()
@@ -228,7 +220,7 @@ class Http2Connection(Protocol):
         if self._read_on:
             self.transport.pause_reading()
             get_running_loop().call_soon(self._continue)
-        partial = self._scanner.waiting + (len(self._block.data) if self._block else 0)
+        partial = self._scanner.waiting + self._blocks.waiting
         if not partial and self._prefaced == len(frames.PREFACE):
             self._partial_since = None
         elif self._partial_since is None:
@@ -243,7 +235,8 @@ class Http2Connection(Protocol):
         self._read()
 
     def _handle(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        if self._block is not None and (kind != frames.CONTINUATION or stream_id != self._block.stream_id):
+        unfinished = self._blocks.stream_id
+        if unfinished and (kind != frames.CONTINUATION or stream_id != unfinished):
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a header block is interrupted by another frame")
         if not self._has_settings:
             if kind != frames.SETTINGS or flags & frames.ACK:
@@ -253,7 +246,7 @@ class Http2Connection(Protocol):
             if kind == frames.DATA:
                 self._on_data(flags, stream_id, payload)
             elif kind == frames.HEADERS:
-                self._on_headers(flags, stream_id, payload)
+                self._on_block(self._blocks.on_headers(flags, stream_id, payload))
             elif kind == frames.WINDOW_UPDATE:
                 self._on_window_update(stream_id, frames.unpack_long(payload, "WINDOW_UPDATE"))
             elif kind == frames.RST_STREAM:
@@ -266,9 +259,7 @@ class Http2Connection(Protocol):
             log.debug("stream %d: %s", fault.stream_id, fault.reason)
             stream = self._streams.get(fault.stream_id)
             if stream is None:
-                self._answered.pop(fault.stream_id, None)
-                self.sender.write(frames.rst_stream(fault.stream_id, fault.code))
-                self._note_cut(fault.stream_id)
+                self.sender.write(self._closed.cut(fault.stream_id, fault.code))
             else:
                 self.reset_stream(stream, fault.code)
 
@@ -285,13 +276,13 @@ class Http2Connection(Protocol):
             elif payload == _GOING_PING and self._going:
                 self._go()
         elif kind == frames.CONTINUATION:
-            self._on_continuation(flags, stream_id, payload)
+            self._on_block(self._blocks.on_continuation(flags, stream_id, payload))
         elif kind == frames.PRIORITY:
             if not stream_id:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PRIORITY without a stream")
             if len(payload) != 5:
                 raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "the length of PRIORITY is not 5")
-            _check_dependency(stream_id, payload)
+            check_dependency(stream_id, payload)
         elif kind == frames.GOAWAY:
             if stream_id:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "GOAWAY on a stream")
@@ -341,7 +332,7 @@ class Http2Connection(Protocol):
         self._check_not_idle(stream_id, "RST_STREAM")
         stream = self._streams.get(stream_id)
         if stream is None:
-            self._answered.pop(stream_id, None)
+            self._closed.on_rst_stream(stream_id)
             self._spend_control()
             return
         self._resets.spend(self.now, self._completed)
@@ -371,67 +362,24 @@ class Http2Connection(Protocol):
             self._spend_control()
         stream = self._streams.get(stream_id)
         if stream is None:
-            if stream_id in self._answered:
-                self._discard(stream_id, size, last=last)
-            elif not self._is_ignored(stream_id):
-                raise StreamFault(stream_id, ErrorCode.STREAM_CLOSED, "DATA on a closed stream")
+            if not self._is_unserved(stream_id) and (
+                sent := self._closed.on_data(stream_id, size, last=last)
+            ):
+                self.sender.write(sent)
             return
         stream.on_data(data, size, self.now, last=last)
         if last:
             self._receiving.discard(stream)
 
-    def _discard(self, stream_id: int, size: int, *, last: bool) -> None:
-        """More of a body whose request is answered."""
-        answered = self._answered[stream_id]
-        answered.window -= size
-        answered.size += size
-        if answered.window < 0:
-            raise StreamFault(stream_id, ErrorCode.FLOW_CONTROL_ERROR, "DATA beyond the window of a stream")
-        if last:
-            del self._answered[stream_id]
-        elif answered.size > MAX_LINGER_BYTES:
-            self._stop_answered(stream_id)
-        elif answered.window < STREAM_WINDOW // 2:
-            self.sender.write(frames.window_update(stream_id, STREAM_WINDOW - answered.window))
-            answered.window = STREAM_WINDOW
+    def _is_unserved(self, stream_id: int) -> bool:
+        """Whether GOAWAY has said that the stream is not served."""
+        return self._last_served is not None and stream_id > self._last_served
 
-    def _stop_answered(self, stream_id: int) -> None:
-        """The client still sends its request: tell it that nobody reads that (RFC 9113 §8.1)."""
-        del self._answered[stream_id]
-        self.sender.write(frames.rst_stream(stream_id, ErrorCode.NO_ERROR))
-        self._note_cut(stream_id)
-
-    def _is_ignored(self, stream_id: int) -> bool:
-        """Whether the client may not know yet that the stream has ended, or that it is not served."""
-        return stream_id in self._cut_ids or (self._last_served is not None and stream_id > self._last_served)
-
-    def _on_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
-        if not stream_id & 1:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"HEADERS on stream {stream_id}")
-        block = frames.without_padding(flags, payload)
-        if flags & frames.PRIORITY_FLAG:
-            if len(block) < 5:
-                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "HEADERS are too short for a priority")
-            _check_dependency(stream_id, block)
-            block = block[5:]
-        if flags & frames.END_HEADERS:
-            self._on_block(flags, stream_id, block)
-        else:
-            self._block = _PartialBlock(stream_id, flags, block)
-
-    def _on_continuation(self, flags: int, stream_id: int, payload: bytes) -> None:
-        block = self._block
-        if block is None:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS before it")
-        block.data += payload
-        if len(block.data) > BLOCK_BYTES_PER_LIST_BYTE * self._max_header_bytes:
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "a header block is too large")
-        if flags & frames.END_HEADERS:
-            self._block = None
-            self._on_block(block.flags, stream_id, bytes(block.data))
-
-    def _on_block(self, flags: int, stream_id: int, block: bytes) -> None:
-        """A complete header block: of a request, or of trailers."""
+    def _on_block(self, complete: Block | None) -> None:
+        """A header block: of a request, or of trailers; None: it is not complete yet."""
+        if complete is None:
+            return
+        flags, stream_id, block = complete
         too_large = False
         try:
             fields = self._decoder.decode(block, self._max_header_bytes, MAX_HEADERS)
@@ -442,13 +390,15 @@ class Http2Connection(Protocol):
             self._on_trailers(stream_id, fields, last=last)
             return
         self._last_id = stream_id
-        if self._last_served is not None and stream_id > self._last_served:
+        if self._is_unserved(stream_id):
             return
-        if len(self._streams) + self._abandoned + len(self._answered) >= MAX_STREAMS:
+        if len(self._streams) + self._abandoned + self._closed.unfinished >= MAX_STREAMS:
             raise StreamFault(stream_id, ErrorCode.REFUSED_STREAM, "too many streams")
         try:
             if too_large:
                 raise _too_large(self._max_header_bytes)
+            if self.state.http2_streams >= self.state.limits.max_connections:
+                raise unavailable("Too many requests to this server at a time.", "too_many_connections")
             head = parse_fields(fields, complete=last)
             if head.length != 0 and self.state.budget.full:
                 raise self.state.budget.refusal()
@@ -465,12 +415,9 @@ class Http2Connection(Protocol):
         """Trailers are dropped."""
         stream = self._streams.get(stream_id)
         if stream is None:
-            if stream_id in self._answered and last:
-                del self._answered[stream_id]
+            if self._is_unserved(stream_id) or self._closed.on_trailers(stream_id, last=last):
                 return
-            if self._is_ignored(stream_id):
-                return
-            was_open = stream_id in self._closed_ids
+            was_open = self._closed.was_open(stream_id)
             code = ErrorCode.STREAM_CLOSED if was_open else ErrorCode.PROTOCOL_ERROR
             raise ConnectionFault(code, f"HEADERS on stream {stream_id}, which is closed")
         request = stream.request
@@ -512,6 +459,7 @@ class Http2Connection(Protocol):
         stream = Http2Stream(self, stream_id, slot, length)
         stream.request = ServedRequest(scope, stream, keep_alive=True, expects_continue=expects_continue)
         self._streams[stream_id] = stream
+        self.state.http2_streams += 1
         if last:
             stream.request.body_complete = True
         else:
@@ -534,33 +482,26 @@ class Http2Connection(Protocol):
     # -- the ends of streams
 
     def end_stream(self, stream: Http2Stream) -> None:
-        """END_STREAM was written. The rest of a request is discarded for a while: some clients lose the reply
-        if they are told at once to stop."""
+        """END_STREAM was written."""
         request = stream.request
         del self._streams[stream.id]
         if request is not None and not request.body_complete:
-            self._answered[stream.id] = _Answered(stream.receive_window, self.now)
+            self._closed.add_answered(stream.id, stream.receive_window, self.now)
         self._completed += 1
         self._close(stream)
         self._after_stream()
 
     def reset_stream(self, stream: Http2Stream, code: ErrorCode) -> None:
         del self._streams[stream.id]
-        self.sender.write(frames.rst_stream(stream.id, code))
-        self._note_cut(stream.id)
+        self.sender.write(self._closed.cut(stream.id, code))
         self._close(stream)
         self._after_stream()
-
-    def _note_cut(self, stream_id: int) -> None:
-        """The client may still send frames of the stream."""
-        if len(self._cut_ids) >= MAX_CUT_IDS:
-            del self._cut_ids[next(iter(self._cut_ids))]
-        self._cut_ids[stream_id] = None
 
     def _close(self, stream: Http2Stream) -> None:
         self._receiving.discard(stream)
         self._holding.discard(stream)
-        self._closed_ids.append(stream.id)
+        self._closed.add(stream.id)
+        self.state.http2_streams -= 1
         if stream.running:
             self._abandoned += 1
         stream.close()
@@ -651,7 +592,8 @@ class Http2Connection(Protocol):
 
     def _forget_input(self) -> None:
         self._scanner.clear()
-        self._block = self._partial_since = None
+        self._blocks.clear()
+        self._partial_since = None
         self._fresh.clear()
         if self._held:
             self._held = 0
@@ -679,9 +621,8 @@ class Http2Connection(Protocol):
             self.shutdown()
         for stream in list(self._receiving):
             stream.check_body(now, request_timeout_s)
-        for stream_id, answered in list(self._answered.items()):
-            if now - answered.since > LINGER_S:
-                self._stop_answered(stream_id)
+        if resets := self._closed.sweep(now):
+            self.sender.write(resets)
         for stream in list(self._holding):
             stream.check_held(now, keep_alive_s)
         waiting = self.transport.get_write_buffer_size()
@@ -695,36 +636,6 @@ class Http2Connection(Protocol):
             self._end(ErrorCode.PROTOCOL_ERROR, "a frame or header block did not arrive in time")
         elif not self._streams and now - self._idle_since > keep_alive_s:
             self._go()
-
-
-class _PartialBlock:
-    """A header block whose CONTINUATION frames have not all come."""
-
-    __slots__ = ("data", "flags", "stream_id")
-
-    def __init__(self, stream_id: int, flags: int, data: bytes) -> None:
-        self.stream_id = stream_id
-        self.flags = flags
-        self.data = bytearray(data)
-
-
-class _Answered:
-    """What still comes of a request whose reply is sent."""
-
-    __slots__ = ("since", "size", "window")
-
-    def __init__(self, window: int, since: float) -> None:
-        self.window = window
-        """Bytes that the client may send."""
-        self.size = 0
-        """Bytes that were discarded."""
-        self.since = since
-
-
-def _check_dependency(stream_id: int, priority: bytes) -> None:
-    """Priorities are ignored, but no stream depends on itself (RFC 7540 §5.3.1)."""
-    if int.from_bytes(priority[:4], "big") & frames.STREAM_BITS == stream_id:
-        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a stream depends on itself")
 
 
 def _too_large(limit: int) -> ApiError:

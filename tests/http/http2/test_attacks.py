@@ -162,6 +162,21 @@ async def test_work_that_outlives_its_stream_counts_as_a_stream() -> None:
 
 
 @in_loop
+async def test_streams_of_all_connections_are_as_many_as_connections_may_be() -> None:
+    state = ServerState(limits=Limits(max_connections=10))
+    clients = [Client(Streaming(), state) for _ in range(2)]
+    for client in clients:
+        client.send(b"".join(client.headers(2 * n + 1) for n in range(5)))
+        assert await client.frames() == []
+    clients[0].send(clients[0].headers(11))
+    headers, body = await clients[0].reply(11)
+    assert (headers[b":status"], b"too_many_connections" in body) == (b"503", True)
+    for client in clients:
+        client.connection.connection_lost(None)
+    assert state.http2_streams == 0
+
+
+@in_loop
 async def test_a_continuation_flood_is_bounded_by_bytes_and_by_frames() -> None:
     client = Client()
     client.send(frame(HEADERS, 0, 1, encode_fields(GET)))

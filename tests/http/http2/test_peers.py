@@ -55,8 +55,8 @@ forever.on('close', () => ask('/gone'));
 
 
 class App:
-    """``/large``, ``/events``, ``/forever``; ``/early`` answers before the body comes; ``/gone`` says how many
-    replies have lost their client; any other path echoes the size of its body."""
+    """``/large``, ``/events``, ``/forever``; ``/early`` answers before the body comes; ``/gone`` says how
+    many replies have lost their client; any other path echoes the size of its body."""
 
     def __init__(self) -> None:
         self.gone = 0

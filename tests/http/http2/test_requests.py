@@ -197,16 +197,16 @@ async def test_an_answered_request_keeps_to_its_window_and_has_a_maximum(monkeyp
     async def app(scope: Any, receive: Any, send: Any, sink: Any) -> None:
         await send_json(send, b"{}", 401)
 
-    monkeypatch.setattr("penstock.http.http2.connection.MAX_LINGER_BYTES", 40_000)
+    monkeypatch.setattr("penstock.http.http2.closed_streams.MAX_LINGER_BYTES", 40_000)
     client = Client(app)
     client.send(client.headers(1, POST, end=False) + client.headers(3, POST, end=False))
     await client.frames()
     client.send(frame(DATA, 0, 1, b"x" * 16_000) * 3)
     assert await client.resets() == {1: ErrorCode.NO_ERROR}
-    client.connection._answered[3].window = 10
+    client.connection._closed._answered[3].window = 10
     client.send(frame(DATA, 0, 3, b"x" * 100))
     assert await client.resets() == {3: ErrorCode.FLOW_CONTROL_ERROR}
-    assert not client.connection._answered
+    assert not client.connection._closed.unfinished
 
 
 @in_loop
