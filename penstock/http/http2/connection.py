@@ -570,24 +570,25 @@ class Http2Connection(Protocol):
             return
         log.debug("connection ended: %s: %s", code.name, reason)
         self.sender.write(frames.goaway(self._last_id, code, reason))
-        self._linger()
+        self._linger(faulty=True)
 
-    def _linger(self) -> None:
+    def _linger(self, *, faulty: bool = False) -> None:
         """Close once the client has closed, or is too late (:data:`LINGER_S`): closing with unread bytes
-        would destroy what it has not read."""
+        would destroy what it has not read. With TLS, which has no end of one direction, it may have read all
+        replies and wait for us; a ``faulty`` one is not waited for."""
         self._lingers_since = self.now
         self.sender.flush()
         self.sender.close()
         self._forget_input()
-        lingering = self.state.lingering
-        if self.transport.is_closing():
+        lingering, transport = self.state.lingering, self.transport
+        if transport.is_closing():
             pass
-        elif len(lingering) < self.state.limits.max_lingering:
+        elif len(lingering) < self.state.limits.max_lingering and (transport.can_write_eof() or not faulty):
             lingering.add(self)
-            if self.transport.can_write_eof():  # with TLS the client alone can close
-                self.transport.write_eof()
+            if transport.can_write_eof():
+                transport.write_eof()
         else:
-            self.transport.close()
+            transport.close()
         self._lose_some()
 
     def _forget_input(self) -> None:

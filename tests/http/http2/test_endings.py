@@ -171,3 +171,17 @@ async def test_too_many_lingering_connections_close_at_once() -> None:
     client.state.lingering |= {object() for _ in range(client.state.limits.max_lingering)}  # type: ignore[misc]
     client.connection.shutdown()
     assert client.transport.end == "close"
+
+
+@in_loop
+async def test_with_tls_a_client_closes_after_goaway_and_a_faulty_one_is_closed() -> None:
+    ends = []
+    for start in (b"", frames.window_update(0, 0)):
+        client = Client()
+        client.transport.can_write_eof = lambda: False  # type: ignore[method-assign]
+        client.send(start)
+        client.connection.shutdown()
+        ends.append(client.transport.end)
+        client.connection.cut_if_slow(client.connection.now + LINGER_S + 0.1, *TIMES)
+        ends.append(client.transport.end)
+    assert ends == ["", "abort", "close", "abort"]
