@@ -73,6 +73,8 @@ class ServerState:
     ending: bool = False
     """True once the process is about to end."""
     connections: set[ServedConnection] = field(default_factory=set)
+    http2_streams: int = 0
+    """Open streams of all HTTP/2 connections, at most as many as connections may be."""
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     """Applications that wait for something."""
     budget: ReceiveBudget = field(init=False)

@@ -13,13 +13,15 @@ import logging
 import socket
 import time
 from asyncio import Protocol, get_running_loop
-from collections import deque
 from typing import Any
 
+from penstock.http.admission import unavailable
 from penstock.http.eager import run_eagerly
 from penstock.http.errors import ApiError
 from penstock.http.http1.request_head import MAX_HEADERS, RequestHead
 from penstock.http.http2 import frames
+from penstock.http.http2.block_assembler import Block, BlockAssembler, check_dependency
+from penstock.http.http2.closed_streams import ClosedStreams
 from penstock.http.http2.faults import ConnectionFault, ErrorCode, StreamFault
 from penstock.http.http2.frames import FrameScanner
 from penstock.http.http2.header_blocks import HeaderDecoder, HeaderListTooLarge
@@ -44,14 +46,10 @@ TURN_S = 0.002
 """Time for the frames of one connection in a turn of the event loop."""
 SMALL_DATA = 64
 """Smaller DATA frames within a body count as frames that carry nothing."""
-BLOCK_BYTES_PER_LIST_BYTE = 2
-"""Encoded header blocks may be this many times as long as the list, which is then refused with 431."""
-MAX_CUT_IDS = 1024
-"""Streams that were ended before their request, whose frames are ignored; those of others are faults."""
-MAX_CLOSED_IDS = 256
-"""Streams that are remembered as closed, for the error code alone."""
 GOAWAY_DELAY_S = 1.0
 """Maximum time between the two GOAWAY frames of a connection that ends (RFC 9113 §6.8)."""
+IDLE_S = 1.0
+"""A client that has asked for nothing for this long, or longer, has read the replies before."""
 LOST_PER_TURN = 64
 """Streams of a lost connection that end in one turn of the event loop, so others' events are not late."""
 UNSENT_IN_KERNEL = 128 * 1024
@@ -79,12 +77,14 @@ class Http2Connection(Protocol):
         self.now = now = time.monotonic()
         """Of the latest read or sweep."""
         limits = self.state.limits
-        self.sender = FrameSender(transport, self.state.windows, self._open_streams, self._on_sent)
+        self.sender = FrameSender(transport, self.state.windows, self._open_streams)
         self._streams: dict[int, Http2Stream] = {}
         self._scanner = FrameScanner()
         self._decoder = HeaderDecoder()
         self._max_header_bytes = limits.max_header_bytes
         self._settings = PeerSettings()
+        self._completed = 0
+        """Replies that were sent to their end."""
         self._control = control_limit(now)
         self._resets = reset_limit(now)
         self._tls = transport.get_extra_info("sslcontext") is not None
@@ -95,12 +95,10 @@ class Http2Connection(Protocol):
         """Bytes of the preface that have come."""
         self._has_settings = False
         """Whether the client's first frame has come."""
-        self._block: _PartialBlock | None = None
-        """A header block that goes on in CONTINUATION frames."""
+        self._blocks = BlockAssembler(limits.max_header_bytes)
         self._last_id = 0
         """The latest stream of the client."""
-        self._cut_ids: dict[int, None] = {}
-        self._closed_ids = deque[int](maxlen=MAX_CLOSED_IDS)
+        self._closed = ClosedStreams()
         self._abandoned = 0
         """Requests whose stream is closed and whose application runs on."""
         self._fresh: list[Http2Stream] = []
@@ -161,8 +159,9 @@ class Http2Connection(Protocol):
     def _open_streams(self) -> list[Any]:
         return list(self._streams.values())
 
-    def _on_sent(self, size: int) -> None:
-        self._control.allow(size / BYTES_PER_CONTROL)
+    def _spend_control(self) -> None:
+        """A frame that carries nothing, or hardly anything, has come."""
+        self._control.spend(self.now, self.sender.data_bytes // BYTES_PER_CONTROL)
 
     @property
     def bytes_queued(self) -> int:
@@ -221,7 +220,7 @@ class Http2Connection(Protocol):
         if self._read_on:
             self.transport.pause_reading()
             get_running_loop().call_soon(self._continue)
-        partial = self._scanner.waiting + (len(self._block.data) if self._block else 0)
+        partial = self._scanner.waiting + self._blocks.waiting
         if not partial and self._prefaced == len(frames.PREFACE):
             self._partial_since = None
         elif self._partial_since is None:
@@ -236,7 +235,8 @@ class Http2Connection(Protocol):
         self._read()
 
     def _handle(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        if self._block is not None and (kind != frames.CONTINUATION or stream_id != self._block.stream_id):
+        unfinished = self._blocks.stream_id
+        if unfinished and (kind != frames.CONTINUATION or stream_id != unfinished):
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a header block is interrupted by another frame")
         if not self._has_settings:
             if kind != frames.SETTINGS or flags & frames.ACK:
@@ -246,21 +246,20 @@ class Http2Connection(Protocol):
             if kind == frames.DATA:
                 self._on_data(flags, stream_id, payload)
             elif kind == frames.HEADERS:
-                self._on_headers(flags, stream_id, payload)
+                self._on_block(self._blocks.on_headers(flags, stream_id, payload))
             elif kind == frames.WINDOW_UPDATE:
                 self._on_window_update(stream_id, frames.unpack_long(payload, "WINDOW_UPDATE"))
             elif kind == frames.RST_STREAM:
                 self._on_rst_stream(stream_id, payload)
             else:
-                self._control.spend(self.now)
+                self._spend_control()
                 self._on_control(kind, flags, stream_id, payload)
         except StreamFault as fault:
-            self._resets.spend(self.now)
+            self._resets.spend(self.now, self._completed)
             log.debug("stream %d: %s", fault.stream_id, fault.reason)
             stream = self._streams.get(fault.stream_id)
             if stream is None:
-                self.sender.write(frames.rst_stream(fault.stream_id, fault.code))
-                self._note_cut(fault.stream_id)
+                self.sender.write(self._closed.cut(fault.stream_id, fault.code))
             else:
                 self.reset_stream(stream, fault.code)
 
@@ -277,13 +276,13 @@ class Http2Connection(Protocol):
             elif payload == _GOING_PING and self._going:
                 self._go()
         elif kind == frames.CONTINUATION:
-            self._on_continuation(flags, stream_id, payload)
+            self._on_block(self._blocks.on_continuation(flags, stream_id, payload))
         elif kind == frames.PRIORITY:
             if not stream_id:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PRIORITY without a stream")
             if len(payload) != 5:
                 raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "the length of PRIORITY is not 5")
-            _check_dependency(stream_id, payload)
+            check_dependency(stream_id, payload)
         elif kind == frames.GOAWAY:
             if stream_id:
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "GOAWAY on a stream")
@@ -308,7 +307,7 @@ class Http2Connection(Protocol):
         self.sender.max_frame_size = self._settings.max_frame_size
 
     def _on_window_update(self, stream_id: int, increment: int) -> None:
-        self._control.spend(self.now)
+        self._spend_control()
         increment &= frames.STREAM_BITS
         stream = self._streams.get(stream_id)
         if stream is None and stream_id:
@@ -331,11 +330,13 @@ class Http2Connection(Protocol):
     def _on_rst_stream(self, stream_id: int, payload: bytes) -> None:
         frames.unpack_long(payload, "RST_STREAM")
         self._check_not_idle(stream_id, "RST_STREAM")
-        stream = self._streams.pop(stream_id, None)
+        stream = self._streams.get(stream_id)
         if stream is None:
-            self._control.spend(self.now)
+            self._closed.on_rst_stream(stream_id)
+            self._spend_control()
             return
-        self._resets.spend(self.now)
+        self._resets.spend(self.now, self._completed)
+        del self._streams[stream_id]
         self._close(stream)
         self._after_stream()
 
@@ -358,47 +359,27 @@ class Http2Connection(Protocol):
         data = frames.without_padding(flags, payload)
         last = bool(flags & frames.END_STREAM)
         if len(data) < SMALL_DATA and not last:
-            self._control.spend(self.now)
+            self._spend_control()
         stream = self._streams.get(stream_id)
         if stream is None:
-            if self._is_ignored(stream_id):
-                return
-            raise StreamFault(stream_id, ErrorCode.STREAM_CLOSED, "DATA on a closed stream")
+            if not self._is_unserved(stream_id) and (
+                sent := self._closed.on_data(stream_id, size, last=last)
+            ):
+                self.sender.write(sent)
+            return
         stream.on_data(data, size, self.now, last=last)
         if last:
             self._receiving.discard(stream)
 
-    def _is_ignored(self, stream_id: int) -> bool:
-        """Whether the client may not know yet that the stream has ended, or that it is not served."""
-        return stream_id in self._cut_ids or (self._last_served is not None and stream_id > self._last_served)
+    def _is_unserved(self, stream_id: int) -> bool:
+        """Whether GOAWAY has said that the stream is not served."""
+        return self._last_served is not None and stream_id > self._last_served
 
-    def _on_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
-        if not stream_id & 1:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"HEADERS on stream {stream_id}")
-        block = frames.without_padding(flags, payload)
-        if flags & frames.PRIORITY_FLAG:
-            if len(block) < 5:
-                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "HEADERS are too short for a priority")
-            _check_dependency(stream_id, block)
-            block = block[5:]
-        if flags & frames.END_HEADERS:
-            self._on_block(flags, stream_id, block)
-        else:
-            self._block = _PartialBlock(stream_id, flags, block)
-
-    def _on_continuation(self, flags: int, stream_id: int, payload: bytes) -> None:
-        block = self._block
-        if block is None:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS before it")
-        block.data += payload
-        if len(block.data) > BLOCK_BYTES_PER_LIST_BYTE * self._max_header_bytes:
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "a header block is too large")
-        if flags & frames.END_HEADERS:
-            self._block = None
-            self._on_block(block.flags, stream_id, bytes(block.data))
-
-    def _on_block(self, flags: int, stream_id: int, block: bytes) -> None:
-        """A complete header block: of a request, or of trailers."""
+    def _on_block(self, complete: Block | None) -> None:
+        """A header block: of a request, or of trailers; None: it is not complete yet."""
+        if complete is None:
+            return
+        flags, stream_id, block = complete
         too_large = False
         try:
             fields = self._decoder.decode(block, self._max_header_bytes, MAX_HEADERS)
@@ -409,13 +390,15 @@ class Http2Connection(Protocol):
             self._on_trailers(stream_id, fields, last=last)
             return
         self._last_id = stream_id
-        if self._last_served is not None and stream_id > self._last_served:
+        if self._is_unserved(stream_id):
             return
-        if len(self._streams) + self._abandoned >= MAX_STREAMS:
+        if len(self._streams) + self._abandoned + self._closed.unfinished >= MAX_STREAMS:
             raise StreamFault(stream_id, ErrorCode.REFUSED_STREAM, "too many streams")
         try:
             if too_large:
                 raise _too_large(self._max_header_bytes)
+            if self.state.http2_streams >= self.state.limits.max_connections:
+                raise unavailable("Too many requests to this server at a time.", "too_many_connections")
             head = parse_fields(fields, complete=last)
             if head.length != 0 and self.state.budget.full:
                 raise self.state.budget.refusal()
@@ -432,9 +415,9 @@ class Http2Connection(Protocol):
         """Trailers are dropped."""
         stream = self._streams.get(stream_id)
         if stream is None:
-            if self._is_ignored(stream_id):
+            if self._is_unserved(stream_id) or self._closed.on_trailers(stream_id, last=last):
                 return
-            was_open = stream_id in self._closed_ids
+            was_open = self._closed.was_open(stream_id)
             code = ErrorCode.STREAM_CLOSED if was_open else ErrorCode.PROTOCOL_ERROR
             raise ConnectionFault(code, f"HEADERS on stream {stream_id}, which is closed")
         request = stream.request
@@ -476,6 +459,7 @@ class Http2Connection(Protocol):
         stream = Http2Stream(self, stream_id, slot, length)
         stream.request = ServedRequest(scope, stream, keep_alive=True, expects_continue=expects_continue)
         self._streams[stream_id] = stream
+        self.state.http2_streams += 1
         if last:
             stream.request.body_complete = True
         else:
@@ -498,33 +482,26 @@ class Http2Connection(Protocol):
     # -- the ends of streams
 
     def end_stream(self, stream: Http2Stream) -> None:
-        """END_STREAM was written. A client that still sends its request learns that nobody reads it."""
+        """END_STREAM was written."""
         request = stream.request
         del self._streams[stream.id]
         if request is not None and not request.body_complete:
-            self.sender.write(frames.rst_stream(stream.id, ErrorCode.NO_ERROR))
-            self._note_cut(stream.id)
-        self._resets.allow(1.0)
+            self._closed.add_answered(stream.id, stream.receive_window, self.now)
+        self._completed += 1
         self._close(stream)
         self._after_stream()
 
     def reset_stream(self, stream: Http2Stream, code: ErrorCode) -> None:
         del self._streams[stream.id]
-        self.sender.write(frames.rst_stream(stream.id, code))
-        self._note_cut(stream.id)
+        self.sender.write(self._closed.cut(stream.id, code))
         self._close(stream)
         self._after_stream()
-
-    def _note_cut(self, stream_id: int) -> None:
-        """The client may still send frames of the stream."""
-        if len(self._cut_ids) >= MAX_CUT_IDS:
-            del self._cut_ids[next(iter(self._cut_ids))]
-        self._cut_ids[stream_id] = None
 
     def _close(self, stream: Http2Stream) -> None:
         self._receiving.discard(stream)
         self._holding.discard(stream)
-        self._closed_ids.append(stream.id)
+        self._closed.add(stream.id)
+        self.state.http2_streams -= 1
         if stream.running:
             self._abandoned += 1
         stream.close()
@@ -532,7 +509,7 @@ class Http2Connection(Protocol):
 
     def _after_stream(self) -> None:
         if not self._streams:
-            self._idle_since = self.now
+            self._idle_since = time.monotonic()
             if self._last_served is not None:
                 self._linger()
 
@@ -579,8 +556,13 @@ class Http2Connection(Protocol):
             return
         self._last_served = self._last_id
         self.sender.write(frames.goaway(self._last_id, ErrorCode.NO_ERROR))
-        if not self._streams:
+        if self._streams:
+            return
+        if time.monotonic() - self._idle_since < IDLE_S:
             self._linger()
+        else:
+            self.sender.flush()
+            self.transport.close()
 
     def _end(self, code: ErrorCode, reason: str) -> None:
         """The client broke the protocol, or takes too much: end all its streams."""
@@ -588,28 +570,31 @@ class Http2Connection(Protocol):
             return
         log.debug("connection ended: %s: %s", code.name, reason)
         self.sender.write(frames.goaway(self._last_id, code, reason))
-        self._linger()
+        self._linger(faulty=True)
 
-    def _linger(self) -> None:
+    def _linger(self, *, faulty: bool = False) -> None:
         """Close once the client has closed, or is too late (:data:`LINGER_S`): closing with unread bytes
-        would destroy what it has not read."""
+        would destroy what it has not read. With TLS, which has no end of one direction, it may have read all
+        replies and wait for us; a ``faulty`` one is not waited for."""
         self._lingers_since = self.now
         self.sender.flush()
         self.sender.close()
         self._forget_input()
-        lingering = self.state.lingering
-        if self.transport.is_closing():
+        lingering, transport = self.state.lingering, self.transport
+        if transport.is_closing():
             pass
-        elif len(lingering) < self.state.limits.max_lingering and self.transport.can_write_eof():
+        elif len(lingering) < self.state.limits.max_lingering and (transport.can_write_eof() or not faulty):
             lingering.add(self)
-            self.transport.write_eof()
+            if transport.can_write_eof():
+                transport.write_eof()
         else:
-            self.transport.close()
+            transport.close()
         self._lose_some()
 
     def _forget_input(self) -> None:
         self._scanner.clear()
-        self._block = self._partial_since = None
+        self._blocks.clear()
+        self._partial_since = None
         self._fresh.clear()
         if self._held:
             self._held = 0
@@ -637,6 +622,8 @@ class Http2Connection(Protocol):
             self.shutdown()
         for stream in list(self._receiving):
             stream.check_body(now, request_timeout_s)
+        if resets := self._closed.sweep(now):
+            self.sender.write(resets)
         for stream in list(self._holding):
             stream.check_held(now, keep_alive_s)
         waiting = self.transport.get_write_buffer_size()
@@ -649,24 +636,7 @@ class Http2Connection(Protocol):
         if self._partial_since is not None and now - self._partial_since > request_timeout_s:
             self._end(ErrorCode.PROTOCOL_ERROR, "a frame or header block did not arrive in time")
         elif not self._streams and now - self._idle_since > keep_alive_s:
-            self._end(ErrorCode.NO_ERROR, "idle")
-
-
-class _PartialBlock:
-    """A header block whose CONTINUATION frames have not all come."""
-
-    __slots__ = ("data", "flags", "stream_id")
-
-    def __init__(self, stream_id: int, flags: int, data: bytes) -> None:
-        self.stream_id = stream_id
-        self.flags = flags
-        self.data = bytearray(data)
-
-
-def _check_dependency(stream_id: int, priority: bytes) -> None:
-    """Priorities are ignored, but no stream depends on itself (RFC 7540 §5.3.1)."""
-    if int.from_bytes(priority[:4], "big") & frames.STREAM_BITS == stream_id:
-        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a stream depends on itself")
+            self._go()
 
 
 def _too_large(limit: int) -> ApiError:

@@ -12,7 +12,7 @@ from penstock.http.http2.faults import ConnectionFault, ErrorCode
 CONTROL_BURST = 10_000
 CONTROL_PER_S = 1_000
 BYTES_PER_CONTROL = 32
-"""Bytes sent that allow another control frame: some clients send two WINDOW_UPDATE frames for every event."""
+"""Bytes of DATA sent that allow another control frame: some clients send two WINDOW_UPDATE per event."""
 RESET_BURST = 2_048
 """As many as a gateway may have streams, all of which it may cancel at once."""
 RESETS_PER_S = 100
@@ -21,7 +21,7 @@ RESETS_PER_S = 100
 class RateLimit:
     """Counts events of one kind."""
 
-    __slots__ = ("_at", "_burst", "_level", "_per_s", "_what")
+    __slots__ = ("_at", "_burst", "_level", "_per_s", "_served", "_what")
 
     def __init__(self, what: str, burst: int, per_s: int, now: float) -> None:
         """``what``: of which the peer sends too many, for GOAWAY."""
@@ -31,19 +31,19 @@ class RateLimit:
         self._level = float(burst)
         """Events that are allowed at the time ``_at``."""
         self._at = now
+        self._served = 0
+        """What the peer had been served then."""
 
-    def spend(self, now: float) -> None:
-        """One event. Raises ConnectionFault if there are too many."""
+    def spend(self, now: float, served: int) -> None:
+        """One event. ``served``: further events that the peer has earned, ever. Raises ConnectionFault if
+        there are too many."""
         self._level -= 1.0
         if self._level < 0.0:
-            self._level = min(self._level + (now - self._at) * self._per_s, self._burst)
-            self._at = now
+            earned = (now - self._at) * self._per_s + served - self._served
+            self._level = min(self._level + earned, self._burst)
+            self._at, self._served = now, served
             if self._level < 0.0:
                 raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, f"too many {self._what}")
-
-    def allow(self, more: float) -> None:
-        """The peer has been served."""
-        self._level = min(self._level + more, self._burst)
 
 
 def control_limit(now: float) -> RateLimit:

@@ -61,7 +61,6 @@ class FrameSender:
         "_bulk",
         "_closed",
         "_flushes",
-        "_on_sent",
         "_out",
         "_pumping",
         "_resuming",
@@ -69,24 +68,18 @@ class FrameSender:
         "_transport",
         "_windows",
         "congested",
+        "data_bytes",
         "max_frame_size",
         "paused",
         "slot",
         "written",
     )
 
-    def __init__(
-        self,
-        transport: Any,
-        windows: FlowWindows,
-        streams: Callable[[], list[HeldStream]],
-        on_sent: Callable[[int], None],
-    ) -> None:
-        """``streams``: all of the connection's. ``on_sent`` is called with the size of each write."""
+    def __init__(self, transport: Any, windows: FlowWindows, streams: Callable[[], list[HeldStream]]) -> None:
+        """``streams``: all of the connection's."""
         self._transport = transport
         self._windows = windows
         self._streams = streams
-        self._on_sent = on_sent
         self.slot = windows.add_connection(self, frames.DEFAULT_WINDOW)
         self.max_frame_size = frames.DEFAULT_FRAME_SIZE
         """Largest payload of a frame that is sent at once."""
@@ -105,6 +98,8 @@ class FrameSender:
         self.paused = False
         """Whether it holds so much that every stream pauses."""
         self._closed = False
+        self.data_bytes = 0
+        """Bytes of DATA frames, ever."""
         self.written = 0
         """Bytes given to the transport."""
         transport.set_write_buffer_limits(BULK_BYTES, LOW_WATER_BYTES)
@@ -120,6 +115,7 @@ class FrameSender:
 
     def write_frames(self, data: bytes) -> None:
         """Write the DATA frames of a step's rows: now, together with what waits for the end of the turn."""
+        self.data_bytes += len(data)
         self._out.append(data)
         self.flush()
 
@@ -144,7 +140,6 @@ class FrameSender:
         if self._closed or self._transport.is_closing():
             return
         self.written += len(data)
-        self._on_sent(len(data))
         self._transport.write(data)
         if self.congested and not self.paused and self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
             self.paused = True
@@ -163,6 +158,7 @@ class FrameSender:
             return False
         windows.streams[slot] = stream_left
         windows.connections[own] = left
+        self.data_bytes += size
         return True
 
     def widen(self, slot: int | None, increment: int) -> bool:
@@ -222,6 +218,7 @@ class FrameSender:
                 continue  # until its window opens
             windows.streams[stream.slot] = stream_left - size
             windows.connections[self.slot] = left - size
+            self.data_bytes += size
             self._out += stream.take(size)
             if stream.held:
                 stream.queued = True

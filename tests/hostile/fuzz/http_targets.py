@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
 import re
-from collections.abc import Iterator
 from typing import Any
 
 from penstock.gateway.upstream.http_client import Connection, ConnectionPool, Headers
 from penstock.http.asgi import send_json
 from tests.hostile.fuzz.byte_source import ByteSource
+from tests.hostile.fuzz.failures import logged
 from tests.http.connections import FakeTransport, connection
 
 TURNS = 8
@@ -43,35 +41,6 @@ class Served:
         seen = scope["method"], scope["raw_path"], scope["query_string"], tuple(scope["headers"]), body
         self.requests.append(seen)
         await send_json(send, b"{}")
-
-
-class _Failures(logging.Handler):
-    """Errors that the protocol logs instead of raising them."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.ERROR)
-        self.seen: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.seen.append(self.format(record))
-
-
-_LOGGERS = [
-    logging.getLogger(name) for name in ("penstock.http.http1.connection", "uvicorn.error", "asyncio")
-]
-
-
-@contextlib.contextmanager
-def _logged() -> Iterator[list[str]]:
-    """The errors that are logged meanwhile."""
-    failures = _Failures()
-    for logger in _LOGGERS:
-        logger.addHandler(failures)
-    try:
-        yield failures.seen
-    finally:
-        for logger in _LOGGERS:
-            logger.removeHandler(failures)
 
 
 async def _settle(transport: FakeTransport, served: Served) -> None:
@@ -109,7 +78,7 @@ def http_server(data: bytes) -> None:
     one reply; what is no request gets one refusal, and the connection closes."""
     source = ByteSource(data)
     cut_at, stream = source.take(8), source.rest()
-    with _logged() as failures:
+    with logged("penstock.http.http1.connection", "asyncio") as failures:
         whole = _loop.run_until_complete(serve([stream]))
         cut = _loop.run_until_complete(serve(ByteSource(cut_at).pieces(stream, 3)))
     assert not failures, failures

@@ -10,12 +10,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from penstock.http.http2 import frames
 from penstock.metrics.snapshot import Distribution, Series, Snapshot
 from penstock.wire import control, coordination, waves
 from penstock.wire.frames import TokenFrame, encode_frame
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
 from penstock.wire.messages import Abort, Disconnect, EngineMetrics, RpcCall, SamplingParams, Submit, encode
-from tests.hostile.fuzz import event_targets, http_targets, text_targets, wire_targets
+from tests.hostile.fuzz import event_targets, http2_targets, http_targets, text_targets, wire_targets
 
 FINDINGS = Path(__file__).parent / "findings"
 """One folder per target: inputs that once failed."""
@@ -115,6 +116,15 @@ _HTTP = (
     b"POST /x?y=1 HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2;e=1\r\n{}\r\n0\r\nT: 1\r\n\r\n",
     b"HEAD * HTTP/1.0\r\nConnection: keep-alive\r\nExpect: 100-continue\r\nUpgrade: h2c\r\n\r\n",
 )
+_HTTP2 = (
+    frames.frame(frames.HEADERS, 5, 1, http2_targets.BLOCKS[0]) + frames.window_update(0, 9),
+    frames.frame(frames.HEADERS, 4, 1, http2_targets.BLOCKS[2]) + frames.frame(frames.DATA, 1, 1, b"12345"),
+    frames.frame(frames.HEADERS, 1, 1, http2_targets.BLOCKS[7][:5])
+    + frames.frame(frames.CONTINUATION, 4, 1, http2_targets.BLOCKS[7][5:])
+    + frames.frame(frames.HEADERS, 5, 3, b"\x82\x86\x84\x41\x01h\xbe")
+    + frames.rst_stream(3, 8),
+    frames.settings_frame({4: 100, 5: 20_000}) + frames.ping(b"12345678") + frames.frame(2, 0, 5, bytes(5)),
+)
 _REPLIES = (
     b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -149,6 +159,8 @@ _BODIES = (
 
 TARGETS: dict[str, Target] = {
     "http-server": Target(http_targets.http_server, tuple(bytes(8) + each * 2 for each in _HTTP)),
+    "http2-bytes": Target(http2_targets.http2_bytes, tuple(bytes(8) + each for each in _HTTP2)),
+    "http2-frames": Target(http2_targets.http2_frames, (bytes(range(200)), bytes(range(255, 60, -3)))),
     "http-client": Target(http_targets.http_client, tuple(bytes(9) + each for each in _REPLIES)),
     "frames": Target(wire_targets.frames, _frame_seeds()),
     "made-frames": Target(wire_targets.made_frames, (bytes(range(200)), b"\7" + b"\1" * 150)),

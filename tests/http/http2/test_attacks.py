@@ -1,0 +1,297 @@
+"""The public lists of attacks on HTTP/2 (2019: CVE-2019-9511 to -9518; CVE-2023-44487; CONTINUATION floods of
+2024; CVE-2025-8671): each is bounded, and a busy client is not mistaken for one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from penstock.http.asgi import send_json
+from penstock.http.http2 import connection as module
+from penstock.http.http2 import frames
+from penstock.http.http2.connection import MAX_STREAMS
+from penstock.http.http2.faults import ErrorCode
+from penstock.http.http2.frames import (
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    GOAWAY,
+    HEADERS,
+    PRIORITY,
+    frame,
+    ping,
+    rst_stream,
+    settings_frame,
+    window_update,
+)
+from penstock.http.http2.header_blocks import encode_fields
+from penstock.http.http2.rates import CONTROL_BURST, RESET_BURST
+from penstock.http.http2.stream import Http2Stream
+from penstock.http.server_state import Limits, ServerState
+from tests.http.http2.clients import GET, POST, Client, Streaming, in_loop, settle
+
+CALM = ErrorCode.ENHANCE_YOUR_CALM
+
+FLOODS: dict[str, bytes] = {
+    "PING (CVE-2019-9512)": ping(b"12345678"),
+    "SETTINGS (CVE-2019-9515)": settings_frame({frames.INITIAL_WINDOW_SIZE: 5}),
+    "empty SETTINGS": settings_frame({}),
+    "acknowledged SETTINGS": frames.SETTINGS_ACK,
+    "PRIORITY (CVE-2019-9513)": frame(PRIORITY, 0, 99, b"\0\0\0\3\0"),
+    "WINDOW_UPDATE of the connection": window_update(0, 1),
+    "WINDOW_UPDATE of a stream": window_update(1, 1),
+    "WINDOW_UPDATE of a closed stream": window_update(3, 1),
+    "RST_STREAM of a closed stream": rst_stream(3, 8),
+    "empty DATA (CVE-2019-9518)": frame(DATA, 0, 1),
+    "DATA of a byte": frame(DATA, 0, 1, b"x"),
+    "DATA of padding alone": frame(DATA, frames.PADDED, 1, b"\1\0"),
+    "unknown frames": frame(0x77, 0, 0, b"x"),
+    "GOAWAY": frames.goaway(0, 0),
+}
+
+
+async def until_over(client: Client) -> None:
+    """Everything that was sent is handled."""
+    while client.connection._read_on:
+        await settle()
+
+
+async def wait(scope: Any, receive: Any, send: Any, sink: Any) -> None:
+    while (await receive())["type"] == "http.request":
+        pass
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+@in_loop
+async def test_frames_that_carry_nothing_end_the_connection_when_there_are_too_many(flood: str) -> None:
+    client = Client(wait)
+    client.send(client.headers(1, POST, end=False) + client.headers(3) + rst_stream(3, 8))
+    client.send(FLOODS[flood] * (CONTROL_BURST - 100))
+    await until_over(client)
+    assert GOAWAY not in {each[0] for each in client.received()}
+    client.send(FLOODS[flood] * 3000)
+    await until_over(client)
+    assert await client.goaway() == (CALM, "too many control frames and empty frames")
+
+
+@in_loop
+async def test_updates_in_proportion_to_events_are_no_flood() -> None:
+    """Some clients send two WINDOW_UPDATE frames for every event of 100 bytes or more."""
+    app = Streaming()
+    client = Client(app)
+    client.send(client.headers(1))
+    for _ in range(2 * CONTROL_BURST):
+        app.sinks[0].send(b"x" * 91, last=False)
+        client.connection.sender.flush()
+        client.send(window_update(0, 91) + window_update(1, 91))
+    assert GOAWAY not in {each[0] for each in await client.frames()}
+
+
+def provoke_by_window(stream_id: int) -> bytes:
+    return window_update(stream_id, 0)
+
+
+def provoke_by_data(stream_id: int) -> bytes:
+    return frame(DATA, 0, stream_id, b"x")
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda stream_id: rst_stream(stream_id, 8),  # rapid reset, CVE-2023-44487
+        lambda stream_id: window_update(stream_id, 0),  # resets that the server makes, CVE-2025-8671
+        lambda stream_id: window_update(stream_id, 2**31 - 1),
+        lambda stream_id: frame(DATA, 0, stream_id, b"x" * 100),
+    ],
+)
+@in_loop
+async def test_rapid_resets_end_the_connection(end: Callable[[int], bytes]) -> None:
+    started = 0
+
+    async def app(scope: Any, receive: Any, send: Any, sink: Any) -> None:
+        nonlocal started
+        started += 1
+        await wait(scope, receive, send, sink)
+
+    client = Client(app)
+    client.send(b"".join(client.headers(2 * n + 1) + end(2 * n + 1) for n in range(RESET_BURST + 1000)))
+    await until_over(client)
+    assert await client.goaway() == (CALM, "too many streams that are reset before their end")
+    assert RESET_BURST <= started <= RESET_BURST + 200
+    assert not client.state.tasks
+    assert client.connection._abandoned == 0
+
+
+@in_loop
+async def test_a_gateway_whose_clients_cancel_is_no_attacker() -> None:
+    async def app(scope: Any, receive: Any, send: Any, sink: Any) -> None:
+        await (wait(scope, receive, send, sink) if scope["path"] == "/wait" else send_json(send, b"{}"))
+
+    client = Client(app)
+    hangs = [*GET[:2], (b":path", b"/wait"), GET[3]]
+    for n in range(2 * RESET_BURST):
+        client.send(client.headers(4 * n + 1) + client.headers(4 * n + 3, hangs) + rst_stream(4 * n + 3, 8))
+        if n % 100 == 0:
+            await settle()
+    await until_over(client)
+    assert GOAWAY not in {each[0] for each in await client.frames()}
+
+
+@in_loop
+async def test_work_that_outlives_its_stream_counts_as_a_stream() -> None:
+    finish = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any, sink: Any) -> None:
+        await finish.wait()
+
+    client = Client(app)
+    for n in range(MAX_STREAMS):
+        client.send(client.headers(2 * n + 1))
+        if n % 2:
+            client.send(rst_stream(2 * n + 1, 8))
+    client.send(client.headers(9001))
+    assert await client.resets() == {9001: ErrorCode.REFUSED_STREAM}
+    finish.set()
+    await settle()
+    client.received()
+    client.send(client.headers(9003))
+    assert await client.resets() != {9003: ErrorCode.REFUSED_STREAM}
+
+
+@in_loop
+async def test_streams_of_all_connections_are_as_many_as_connections_may_be() -> None:
+    state = ServerState(limits=Limits(max_connections=10))
+    clients = [Client(Streaming(), state) for _ in range(2)]
+    for client in clients:
+        client.send(b"".join(client.headers(2 * n + 1) for n in range(5)))
+        assert await client.frames() == []
+    clients[0].send(clients[0].headers(11))
+    headers, body = await clients[0].reply(11)
+    assert (headers[b":status"], b"too_many_connections" in body) == (b"503", True)
+    for client in clients:
+        client.connection.connection_lost(None)
+    assert state.http2_streams == 0
+
+
+@in_loop
+async def test_a_continuation_flood_is_bounded_by_bytes_and_by_frames() -> None:
+    client = Client()
+    client.send(frame(HEADERS, 0, 1, encode_fields(GET)))
+    for _ in range(9):
+        client.send(frame(CONTINUATION, 0, 1, b"\0\1x\0" * 4000))
+    assert await client.goaway() == (CALM, "a header block is too large")
+    client = Client()
+    client.send(frame(HEADERS, 0, 1, encode_fields(GET)) + frame(CONTINUATION, 0, 1) * (CONTROL_BURST + 3000))
+    await until_over(client)
+    assert (await client.goaway())[0] is CALM
+    assert client.state.budget.held == 0
+
+
+@in_loop
+async def test_header_bombs_are_refused() -> None:
+    """One entry of 4 KB that a block names a thousand times; names that grow the table for ever."""
+    client = Client()
+    bomb = b"\x40\x01x\x7f\xa1\x1e" + b"v" * 4000
+    client.send(frame(HEADERS, END_HEADERS | frames.END_STREAM, 1, encode_fields(GET) + bomb + b"\xbe" * 900))
+    [headers, _] = await client.frames()
+    assert b"431" in headers[3]
+    client.send(frame(HEADERS, END_HEADERS | frames.END_STREAM, 3, encode_fields(GET) + b"\xbe" * 16_000))
+    assert await client.goaway() == (CALM, "a header block has too many fields")
+    client = Client()
+    for n in range(1, 200, 2):
+        block = client.encoder.encode([*GET, (b"x-%d" % n, b"v" * 3000)], huffman=False)
+        client.send(frame(HEADERS, END_HEADERS | frames.END_STREAM, n, block))
+    assert sum(map(len, (each for field in client.connection._decoder._entries for each in field))) < 4096
+
+
+@in_loop
+async def test_partial_headers_count_as_held_bytes() -> None:
+    state = ServerState(limits=Limits(max_held_bytes=50_000))
+    clients = [Client(state=state) for _ in range(5)]
+    for size, client in enumerate(clients):
+        client.send(
+            frame(HEADERS, 0, 1, b"\0\1x\0" * 3000)
+            + frames.frame_header(9000, CONTINUATION, 0, 1)
+            + b"x" * size
+        )
+    assert state.budget.held <= 50_000
+    assert [client.transport.end for client in clients] == ["", "", "", "", "eof"]
+
+
+@in_loop
+async def test_replies_to_a_client_without_windows_are_bounded_and_cut() -> None:
+    """CVE-2019-9511 and -9517: many requests for large replies, and windows that hardly open."""
+
+    async def app(scope: Any, receive: Any, send: Any, sink: Any) -> None:
+        await send_json(send, b"x" * 100_000)
+
+    client = Client(app, INITIAL_WINDOW_SIZE=0)
+    for n in range(50):
+        client.send(client.headers(2 * n + 1))
+    assert sum(len(each[3]) for each in await client.frames() if each[0] == DATA) == 0
+    for now in (10.0, 60.0):
+        client.connection.cut_if_slow(client.connection.now + now, 30.0, 75.0)
+    client.send(window_update(1, 1) + window_update(3, 1))
+    received = await client.frames()
+    assert [each[3] for each in received if each[0] == DATA] == [b"x", b"x"]
+    at = client.connection.now
+    client.connection.cut_if_slow(at + 70.0, 30.0, 75.0)
+    assert await client.resets() == {}
+    client.connection.cut_if_slow(at + 76.0, 30.0, 75.0)
+    assert set(await client.resets()) == set(range(1, 100, 2))
+    assert client.connection._streams == {}
+
+
+@in_loop
+async def test_a_window_of_a_byte_does_one_byte_of_work_for_each_update() -> None:
+    app = Streaming()
+    client = Client(app, INITIAL_WINDOW_SIZE=1)
+    client.send(client.headers(1) + client.headers(3))
+    client.send(window_update(3, 1000))
+    for sink in app.sinks:
+        sink.send(b"data: x\n\n", last=False)
+    received = await client.frames()
+    assert [(each[2], each[3]) for each in received if each[0] == DATA] == [(1, b"d"), (3, b"data: x\n\n")]
+    assert [listener.told for listener in app.listeners] == [["pause"], []]
+    assert app.sinks[0].unread() == 8
+    assert app.sinks[0].row_path is None
+    assert app.sinks[1].row_path is not None
+    client.send(window_update(1, 1) * 7)
+    assert app.listeners[0].told == ["pause"]
+    client.send(window_update(1, 1))
+    assert app.listeners[0].told == ["pause", "resume"]
+    assert b"".join(each[3] for each in await client.frames()) == b"ata: x\n\n"
+
+
+@in_loop
+async def test_a_read_of_many_frames_takes_turns_with_the_event_loop(monkeypatch: Any) -> None:
+    monkeypatch.setattr(module, "TURN_S", -1.0)
+    client = Client()
+    client.send(b"".join(client.headers(2 * n + 1) for n in range(100)))
+    assert len([each for each in client.received() if each[0] == HEADERS]) == 32
+    assert not client.transport.reading
+    assert len([each for each in await client.frames() if each[0] == HEADERS]) == 68
+    assert client.transport.reading
+
+
+@in_loop
+async def test_a_lost_connection_ends_its_streams_in_turns() -> None:
+    app = Streaming()
+    client = Client(app)
+    client.send(b"".join(client.headers(2 * n + 1) for n in range(300)))
+    await until_over(client)
+    client.connection.connection_lost(None)
+    assert sum(bool(listener.told) for listener in app.listeners) == module.LOST_PER_TURN
+    app.sinks[0].write(b"late")
+    await settle()
+    assert all(listener.told == ["disconnect"] for listener in app.listeners)
+    windows = client.state.windows
+    assert windows.writers == [None] * len(windows.writers)
+    assert len(windows._free_streams) == len(windows.streams)
+
+
+def test_a_stream_without_a_reply_is_small() -> None:
+    assert Http2Stream.__sizeof__(Http2Stream.__new__(Http2Stream)) < 300

@@ -1,0 +1,187 @@
+"""How connections end: drained, idle, slow, lost; each without taking a reply with it."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from penstock.http.http2 import frames
+from penstock.http.http2.faults import ErrorCode
+from penstock.http.http2.frames import DATA, END_STREAM, GOAWAY, HEADERS, PING, STREAM_BITS, frame
+from penstock.http.http2.header_blocks import encode_fields
+from penstock.http.server_state import LINGER_S
+from tests.http.http2.clients import GET, POST, TIMES, Client, Streaming, in_loop
+
+
+def goaways(received: list[frames.Frame]) -> list[tuple[int, int]]:
+    """Last stream and code of each GOAWAY."""
+    return [frames.unpack_goaway(each[3])[:2] for each in received if each[0] == GOAWAY]
+
+
+@in_loop
+async def test_an_idle_connection_is_closed_when_the_server_ends() -> None:
+    client = Client()
+    client.send(client.headers(1))
+    await client.frames()
+    client.connection.shutdown()
+    assert goaways(client.received()) == [(1, 0)]
+    assert client.transport.end == "eof", "it may still send WINDOW_UPDATE for the reply"
+    assert not client.connection.eof_received()
+    client = Client()
+    client.connection._idle_since -= 2.0
+    client.connection.shutdown()
+    assert goaways(client.received()) == [(0, 0)]
+    assert client.transport.end == "close"
+
+
+@in_loop
+async def test_a_busy_connection_serves_what_is_on_its_way_and_ends_with_its_last_reply() -> None:
+    app = Streaming()
+    client = Client(app)
+    client.send(client.headers(1))
+    client.connection.shutdown()
+    client.connection.shutdown()
+    [first, ping] = await client.frames()
+    assert goaways([first]) == [(STREAM_BITS, 0)]
+    assert ping[0] == PING
+    client.send(client.headers(3) + frame(PING, frames.ACK, 0, ping[3]))
+    assert goaways(await client.frames()) == [(3, 0)]
+    client.send(client.headers(5) + frame(DATA, END_STREAM, 5, b"x"))  # not served, which the client knows
+    assert await client.frames() == []
+    for sink in app.sinks:
+        assert client.transport.end == ""
+        sink.send(b"x", last=True)
+    assert client.transport.end == "eof"
+    assert [each[0] for each in await client.frames()] == [HEADERS, DATA] * 2
+
+
+@in_loop
+async def test_the_last_goaway_does_not_wait_for_a_client_that_answers_no_ping(monkeypatch: Any) -> None:
+    monkeypatch.setattr("penstock.http.http2.connection.GOAWAY_DELAY_S", 0.001)
+    client = Client(Streaming())
+    client.send(client.headers(1))
+    client.connection.shutdown()
+    await asyncio.sleep(0.01)
+    assert goaways(await client.frames()) == [(STREAM_BITS, 0), (1, 0)]
+
+
+@in_loop
+async def test_a_server_that_retires_tells_its_clients() -> None:
+    client = Client()
+    client.state.ending = True
+    client.send(client.headers(1))
+    received = await client.frames()
+    assert [each[0] for each in received] == [HEADERS, DATA, GOAWAY]
+    assert client.transport.end == "eof"
+
+
+@in_loop
+async def test_an_idle_connection_is_closed() -> None:
+    client = Client()
+    client.send(client.headers(1))
+    since = client.connection._idle_since = client.connection._idle_since - 10.0
+    client.connection.cut_if_slow(since + 75.0, *TIMES)
+    assert client.transport.end == ""
+    client.connection.cut_if_slow(since + 75.1, *TIMES)
+    assert client.transport.end == "close"
+    assert goaways(await client.frames()) == [(1, 0)]
+
+
+@in_loop
+async def test_a_closing_connection_discards_what_comes_for_a_while() -> None:
+    client = Client()
+    client.send(b"x" * 9)
+    assert client.transport.end == "eof"
+    client.send(b"late")
+    client.connection.cut_if_slow(client.connection.now + LINGER_S - 0.1, *TIMES)
+    assert client.transport.end == "eof"
+    client.connection.cut_if_slow(client.connection.now + LINGER_S + 0.2, *TIMES)
+    assert client.transport.end == "abort"
+
+
+@in_loop
+async def test_a_connection_with_a_stream_is_not_idle() -> None:
+    client = Client(Streaming())
+    client.send(client.headers(1))
+    client.connection.cut_if_slow(client.connection.now + 1000.0, *TIMES)
+    assert client.transport.end == ""
+
+
+@in_loop
+async def test_frames_and_header_blocks_have_their_time_to_arrive() -> None:
+    for start in (
+        frames.frame_header(100, DATA, 0, 1),
+        frame(HEADERS, 0, 1, encode_fields(GET)),
+    ):
+        client = Client()
+        client.send(start)
+        now = client.connection.now
+        client.connection.cut_if_slow(now + 29.0, *TIMES)
+        assert client.transport.end == ""
+        client.connection.cut_if_slow(now + 31.0, *TIMES)
+        assert (await client.goaway())[0] is ErrorCode.PROTOCOL_ERROR
+
+
+@in_loop
+async def test_a_body_has_its_time_to_arrive_and_others_go_on(monkeypatch: Any) -> None:
+    statuses = []
+
+    async def app(scope: Any, receive: Any, send: Any, sink: Any) -> None:
+        while (await receive())["type"] == "http.request":
+            pass
+
+    client = Client(app)
+    client.send(client.headers(1, POST, end=False) + client.headers(3, POST, end=False))
+    now = client.connection.now
+    for late in (1.0, 25.0, 50.0):
+        clock = SimpleNamespace(monotonic=lambda at=now + late: at)
+        monkeypatch.setattr("penstock.http.http2.connection.time", clock)
+        client.connection.cut_if_slow(now + late, *TIMES)
+        client.send(frame(DATA, 0, 3, b"x" * 16_000))
+        for each in await client.frames():
+            if each[0] == HEADERS:
+                fields = client.decoder.decode(each[3], raw=True)
+                statuses.append((each[2], dict(fields)[b":status"]))  # type: ignore[arg-type]
+    assert statuses == [(1, b"408")]
+    assert list(client.connection._streams) == [3]
+
+
+@in_loop
+async def test_a_lost_connection_leaves_nothing_behind() -> None:
+    app = Streaming()
+    client = Client(app)
+    client.send(client.headers(1) + client.headers(3, POST, end=False) + frames.frame_header(100, DATA, 0, 3))
+    app.sinks[0].send(b"x" * 100_000, last=False)
+    assert client.state.budget.held
+    client.connection.connection_lost(ConnectionResetError())
+    assert [listener.told[-1] for listener in app.listeners] == ["disconnect", "disconnect"]
+    assert client.state.budget.held == 0
+    assert not client.state.connections
+    for sink in app.sinks:
+        sink.write(b"late")
+        assert sink.row_path is None
+    client.connection.shutdown()
+    assert client.state.windows.writers == [None] * len(client.state.windows.writers)
+
+
+@in_loop
+async def test_too_many_lingering_connections_close_at_once() -> None:
+    client = Client()
+    client.state.lingering |= {object() for _ in range(client.state.limits.max_lingering)}  # type: ignore[misc]
+    client.connection.shutdown()
+    assert client.transport.end == "close"
+
+
+@in_loop
+async def test_with_tls_a_client_closes_after_goaway_and_a_faulty_one_is_closed() -> None:
+    ends = []
+    for start in (b"", frames.window_update(0, 0)):
+        client = Client()
+        client.transport.can_write_eof = lambda: False  # type: ignore[method-assign]
+        client.send(start)
+        client.connection.shutdown()
+        ends.append(client.transport.end)
+        client.connection.cut_if_slow(client.connection.now + LINGER_S + 0.1, *TIMES)
+        ends.append(client.transport.end)
+    assert ends == ["", "abort", "close", "abort"]
