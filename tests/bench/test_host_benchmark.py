@@ -68,6 +68,24 @@ def test_numbers_of_api_servers_are_compared(tmp_path: Path, capsys: pytest.Capt
     assert "round 2 of 2" in err
 
 
+def test_http2_and_http1_are_compared_by_turns_on_one_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--http2", "--connections", "2", "--tls", "--step-ms", "2", "--compare-with=--no-http2"]
+    report = run(arguments, tmp_path / "report.json")
+    first, second = report["first"], report["second"]
+    assert first["protocol"] == "HTTP/2 with TLS over 2 connections"  # type: ignore[index]
+    assert second["protocol"] == "HTTP/1.1 with TLS over 4 connections"  # type: ignore[index]
+    assert report["errors"] == 0
+    for name in ("tokens_per_cpu_s", "us_per_token", "us_per_event", "ttft_p99_ms", "itl_p99_ms"):
+        figure = report[name]
+        assert 0 < figure["least"] <= figure["ratio"] <= figure["most"]  # type: ignore[index]
+    out, err = capsys.readouterr()
+    assert "second: the same with --no-http2" in out
+    assert err.count("starting penstock serve") == 1
+    assert "round 2 of 2: " in err
+
+
 @pytest.mark.parametrize(
     "arguments", [["--endpoint", "chat"], ["--prompt-kind", "ids", "--prompt-tokens", "100"]]
 )
@@ -121,6 +139,16 @@ def test_time_that_is_over_is_an_error(capsys: pytest.CaptureFixture[str]) -> No
         (["--url", "https://x", "--pid", "1"], "--url: 'https://x' is not valid"),
         (["--server-args", "'a"], "--server-args: No closing quotation"),
         (["--url", "http://x", "--pid", "1", "--step-ms", "3"], "--step-ms is for a server that is started"),
+        (["--url", "http://x", "--pid", "1", "--tls"], "--tls is for a server that is started"),
+        (["--connections", "2"], "--connections: needs --http2"),
+        (["--http2", "--connections", "5"], "--connections: 5 are more than 4 streams"),
+        (["--http2", "--connections", "1", "--api-server-count", "2"], "leave some of 2 API servers without"),
+        (["--compare-with=--http2", "--slow-readers", "1"], "--compare-with: takes no --slow-readers"),
+        (["--compare-with=--rounds 3"], "--compare-with: --rounds holds for both measurements"),
+        (["--compare-with=--http3"], "--compare-with: unknown option --http3"),
+        (["--compare-with=--connections 2"], "--compare-with: --connections: needs --http2"),
+        (["--compare-with=--tokens 0"], "--compare-with: --tokens: '0' is not valid"),
+        (["--compare-with='a"], "--compare-with: No closing quotation"),
     ],
 )
 def test_options_that_contradict_are_errors(

@@ -41,7 +41,8 @@ from penstock.bench.load.tls import RECORD_BYTES, SEALED_BYTES, TlsSession, clie
 WHOLE_EVENTS = (b"}\n\n\r\n", b"}\n\n")
 """Ends of a read that holds only whole JSON events, with or without the end of a chunk."""
 BATCH = 64
-"""Ready connections taken from the kernel at once. They share a timestamp, which limits its error."""
+"""Ready connections taken from the kernel at once, and requests started at once. Reads of a batch share a
+timestamp, which limits its error."""
 READ_BYTES = SEALED_BYTES + RECORD_BYTES
 """Maximum bytes of a read: more than a step of a thousand streams has."""
 CONNECT_SECONDS = 10.0
@@ -185,14 +186,26 @@ class LoadClient:
         self._idle.append(fd)
 
     def _start_requests(self) -> None:
-        """Sends further requests of the round, each on the connection that has waited longest."""
-        log, plan = self._log, self._plan
-        while self._idle and self._running < plan.in_flight and len(log.starts) < plan.requests:
-            fd = self._idle.popleft()
-            self._running += 1
-            lane = self._connections[fd].start(len(log.starts))
-            log.start(lane, time.perf_counter())
-            self._send(fd)
+        """Sends further requests of the round, each on the connection that has waited longest.
+
+        Those of one turn share a write per connection, as in a proxy whose clients' requests come together.
+        """
+        log = self._log
+        while left := self._to_start():
+            written: dict[int, None] = {}
+            for _ in range(min(left, BATCH)):
+                fd = self._idle.popleft()
+                self._running += 1
+                lane = self._connections[fd].start(len(log.starts))
+                log.start(lane, time.perf_counter())
+                written[fd] = None
+            for fd in written:
+                self._send(fd)
+
+    def _to_start(self) -> int:
+        """Requests for which there are places now."""
+        plan = self._plan
+        return min(len(self._idle), plan.in_flight - self._running, plan.requests - len(self._log.starts))
 
     def _send(self, fd: int) -> None:
         """Sends what the connection has to send; the rest when the kernel takes it."""

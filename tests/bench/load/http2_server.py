@@ -14,7 +14,6 @@ import h2.config
 import h2.connection
 import h2.events
 import h2.settings
-import pytest
 
 from tests.bench.conftest import DONE, EVENT
 
@@ -104,9 +103,9 @@ class _Peer:
             self._socket.sendall(data[start : start + self._script.pieces])
 
 
-@pytest.fixture
-def scripted2() -> Iterator[Scripted2]:
-    """A running server; it serves until the test ends."""
+@contextlib.contextmanager
+def running() -> Iterator[Scripted2]:
+    """A server that serves until the context ends."""
     script = Scripted2()
     sockets: list[socket.socket] = []
 

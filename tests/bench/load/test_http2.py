@@ -35,9 +35,8 @@ from penstock.http.http2.frames import (
 )
 from tests import certificates
 from tests.bench.conftest import DONE, EVENT, Scripted
-from tests.bench.load.http2_server import HEAD, Reply, Scripted2, scripted2, stream
+from tests.bench.load.http2_server import HEAD, Reply, Scripted2, stream
 
-__all__ = ["scripted2"]
 ORDER = RoundOrder(keep=True, seconds=30.0)
 SETTINGS = h2.settings.SettingCodes
 

@@ -10,9 +10,8 @@ import h2.connection
 
 from penstock.bench.load.messages import LoadPlan
 from penstock.bench.load.slow_readers import READ_BYTES, TURN_S, WINDOW_BYTES, SlowReaders
-from tests.bench.load.http2_server import HEAD, Scripted2, scripted2
+from tests.bench.load.http2_server import HEAD, Scripted2
 
-__all__ = ["scripted2"]
 PATIENCE_S = 30.0
 
 
