@@ -381,7 +381,7 @@ class OutputProcessor:
         self.generated_tokens += len(frame.tokens)
         if self._log is not None:
             self._log.append(handles, frame.tokens, frame.count)
-        self._writer.write(frame, texts)
+        self._writer.write(frame, texts, steady)
 
     def _without_prompts(self, rank: int, frame: TokenFrame, prompt: PromptLogprobs) -> TokenFrame:
         """Delivers prompt logprobs to their streams. Returns the rows that have tokens or a finish."""

@@ -7,13 +7,32 @@ up for each step far more than their work, since nothing of them is in the proce
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
 from penstock.wire.frames import TokenFrame
+
+
+class ChunkColumns(NamedTuple):
+    """What the row writer needs of streams whose rows are chunks, in the order of their rows."""
+
+    changes: int
+    """The writer's number of changes when these columns were made."""
+    sizes: NDArray[np.int64]
+    """Bytes of an event besides its text, without framing."""
+    targets: NDArray[np.int64]
+    """Descriptors."""
+    parts: NDArray[np.object_] | None
+    """Size line, head, text and tail of each row: heads and tails are there. None: not all rows are
+    chunks."""
 
 
 class SteadyRows:
     """The rows of one engine's latest frame, which were checked, and of those that have continued them."""
 
-    __slots__ = ("_positions", "_step", "_streams", "frames", "handles", "left", "now", "written")
+    __slots__ = ("_positions", "_step", "_streams", "columns", "frames", "handles", "left", "now", "written")
 
     def __init__(self, frame: TokenFrame, now: float, written: int, left: int) -> None:
         """``frame``: with one token per row, and nothing else (:func:`is_plain`). ``now``: when it came.
@@ -24,6 +43,8 @@ class SteadyRows:
         """When the latest frame came."""
         self.written = written
         self.left = left
+        self.columns: ChunkColumns | None = None
+        """Set by the row writer."""
         self.frames = 0
         """Frames that have continued the first one and are not written down."""
         self._streams = frame.stream.tobytes()

@@ -18,11 +18,12 @@ from penstock.streaming.engine_faults import (
     UNKNOWN_STREAM,
 )
 from penstock.streaming.output_processor import OutputProcessor
+from penstock.streaming.row_path import RowPath
 from penstock.streaming.steady_rows import SteadyRows
 from penstock.streaming.stream import Stream
 from penstock.streaming.token_log import TokenLog
 from penstock.wire.frames import FinishReason, TokenFrame
-from tests.streaming.test_output_processor import RecordingReply
+from tests.streaming.test_output_processor import Column, RecordingReply
 
 NO_LIMIT = (1 << 31) - 1
 
@@ -145,3 +146,62 @@ def test_rows_continue_if_each_position_is_the_next_one(first: list[int], steps:
     rows = SteadyRows(frame(range(len(first)), first), 0.0, 0, left=1)
     continued = all(after == before + 1 for before, after in zip(first, following, strict=True))
     assert rows.take(frame(range(len(first)), following)) == continued
+
+
+class Sockets:
+    """Takes chunks as sockets do; a full one takes two bytes of each, the rest goes to its connection."""
+
+    def __init__(self) -> None:
+        self.taken: dict[int, bytes] = {}
+        self.full: set[int] = set()
+        self.bursts = 0
+
+    def burst(self, descriptors: Column, data: bytes, sizes: Column) -> list[tuple[int, int]]:
+        self.bursts += 1
+        short, start = [], 0
+        for index, (descriptor, size) in enumerate(zip(descriptors.tolist(), sizes.tolist(), strict=True)):
+            sent = 2 if descriptor in self.full else size
+            self.take(descriptor, data[start : start + sent])
+            if sent < size:
+                short.append((index, sent))
+            start += size
+        assert start == len(data)
+        return short
+
+    def take(self, descriptor: int, data: bytes) -> None:
+        self.taken[descriptor] = self.taken.get(descriptor, b"") + data
+
+
+def chunk(text: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(text), text)
+
+
+def test_steady_rows_are_written_as_others_are() -> None:
+    sockets, replies = Sockets(), [RecordingReply() for _ in range(3)]
+    histograms = Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), Histogram(EVENT_BOUNDS)
+    large = b"l" * 70_000
+    texts = [b"a", b"bc", None, large]
+    table = OutputProcessor(texts, *histograms, TokenLog(), sockets.burst, capacity=4)
+    streams = []
+    for descriptor, reply in enumerate(replies):
+
+        def write(data: bytes, descriptor: int = descriptor) -> None:
+            sockets.take(descriptor, chunk(data))
+
+        def write_rest(data: bytes, descriptor: int = descriptor) -> None:
+            sockets.take(descriptor, data)
+
+        stream = Stream(reply, 0, 0, write, b"<", b">")
+        table.open(stream, 0.0)
+        stream.write_plain_rows(RowPath(descriptor=descriptor, write_rest=write_rest))
+        streams.append(stream)
+    handles = [stream.handle for stream in streams]
+    tokens = [0, 0, 1, 3, 2, 1, 0, 0, 1]
+    for step, token in enumerate(tokens):
+        sockets.full = {1} if step == 6 else set()
+        table.process_frame(0, frame(handles, [step] * 3, token), 0.0)
+        assert (table._steady[0].frames > 0) == (step > 0)
+    expected = b"".join(chunk(b"<%s>" % text) for token in tokens if (text := texts[token]) is not None)
+    assert sockets.taken == dict.fromkeys(range(3), expected)
+    assert [reply.rows for reply in replies] == [[([2], FinishReason.NONE, 0)]] * 3
+    assert sockets.bursts == len(tokens) - 2  # the large events and those of the replies were not
