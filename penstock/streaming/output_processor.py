@@ -28,10 +28,11 @@ from penstock.streaming.flow_windows import FlowWindows
 from penstock.streaming.io_submit import BurstWriter, write_each
 from penstock.streaming.request_states import StreamEvent, StreamState, next_stream_state
 from penstock.streaming.row_writer import RowWriter
+from penstock.streaming.steady_rows import SteadyRows, is_plain
 from penstock.streaming.stream import Stream, StreamError, StreamReply
 from penstock.streaming.token_log import TokenLog
 from penstock.streaming.wide_rows import WideRows
-from penstock.wire.arrays import I32
+from penstock.wire.arrays import I32, any_true
 from penstock.wire.frames import FinishReason, TokenFrame
 from penstock.wire.logprobs import Logprobs, PromptLogprobs, wrong_candidates
 from penstock.wire.messages import KVTransferParams
@@ -109,8 +110,9 @@ class OutputProcessor:
         """Monotonic time of each stream's latest row; before the first one, of its arrival."""
         self._written = np.zeros(capacity, np.bool_)
         """Whether the stream's rows become events, as in a streamed reply."""
-        self._not_written = 0
-        """Number of open streams whose rows do not."""
+        self._steady: dict[int, SteadyRows] = {}
+        """By engine, the rows of its latest frames, as long as they are of the same streams. Their positions
+        and times are written down (:meth:`_settle`) when they are needed."""
         self._texts = np.array(texts, np.object_)
         self._ttft = ttft
         self._itl = itl
@@ -152,13 +154,13 @@ class OutputProcessor:
         self._limit[handle] = max_tokens
         self._last[handle] = arrival
         self._written[handle] = bool(stream.head)
-        self._not_written += not stream.head
         if self._log is not None:
             self._log.open(handle)
         return handle
 
     def num_delivered(self, stream: Stream) -> int:
         """Tokens of the stream that have been delivered to its reply."""
+        self._settle(stream.rank)
         return int(self._position[stream.handle]) - self._wide.tokens(stream.handle)
 
     @property
@@ -181,13 +183,13 @@ class OutputProcessor:
         stream.state = next_stream_state(stream.state, StreamEvent.END)
         if ended:
             return
+        self._end_steady(stream.rank)
         handle = stream.handle
         self._wide.drop(handle)
         self.streams[handle] = None
         self._writer.close(handle)
         stream.paths = stream.row_path = None
         self._rank[handle] = NO_ENGINE
-        self._not_written -= not self._written[handle]
         self._written[handle] = False
         self._free.append(handle)
         if self._log is not None:
@@ -195,6 +197,7 @@ class OutputProcessor:
 
     def streams_idle_since(self, since: float) -> list[Stream]:
         """Open streams that write events and have had no row since the monotonic time ``since``."""
+        self._settle_all()
         quiet = np.flatnonzero(self._written & (self._last <= since))
         streams = (self.streams[handle] for handle in quiet.tolist())
         return [stream for stream in streams if stream is not None]
@@ -202,6 +205,7 @@ class OutputProcessor:
     def adapter_counts(self) -> Counter[tuple[str, str]]:
         """Number of open streams per (adapter name, state); "running" after the first token, else
         "waiting"."""
+        self._settle_all()
         found: Counter[tuple[str, str]] = Counter()
         for stream in self.streams:
             if stream is not None and stream.request is not None and stream.request.adapter is not None:
@@ -232,42 +236,68 @@ class OutputProcessor:
         """
         if not len(frame.stream):
             return
-        texts = self._texts_if_fit(rank, frame)
-        if texts is None:
-            frame = self._sift(rank, frame)
-            if not len(frame.stream):
-                return
-            texts = self._texts.take(frame.tokens)
+        texts, steady = self._texts_of(frame), self._steady.get(rank)
+        if texts is None or steady is None or not steady.take(frame):
+            self._end_steady(rank)
+            steady = None
+            if texts is None or not self._fits(rank, frame):
+                frame = self._sift(rank, frame)
+                if not len(frame.stream):
+                    return
+                texts = self._texts.take(frame.tokens)
         try:
-            self._deliver(rank, frame, texts, now)
+            self._deliver(rank, frame, texts, now, steady)
         except Exception:  # noqa: BLE001 - the streams of the frame end, the others go on
             self._break_all(frame)
 
-    def _texts_if_fit(self, rank: int, frame: TokenFrame) -> NDArray[np.object_] | None:
-        """The texts of all tokens if every row is the next one of a stream that the engine runs, one row per
-        stream; otherwise None."""
+    def _texts_of(self, frame: TokenFrame) -> NDArray[np.object_] | None:
+        """The texts of all tokens; None if the model lacks one of them."""
+        try:
+            return self._texts.take(frame.tokens)
+        except IndexError:  # cheaper than to look for the greatest
+            return None
+
+    def _settle(self, rank: int) -> None:
+        """Writes down how far the steady rows of an engine have come."""
+        steady = self._steady.get(rank)
+        if steady is not None and steady.frames:
+            handles = steady.handles
+            self._position.put(handles, self._position.take(handles) + np.int32(steady.frames))
+            self._last.put(handles, steady.now)
+            steady.frames = 0
+
+    def _settle_all(self) -> None:
+        for rank in self._steady:
+            self._settle(rank)
+
+    def _end_steady(self, rank: int) -> None:
+        """The next frame of an engine is checked row by row."""
+        self._settle(rank)
+        self._steady.pop(rank, None)
+
+    def _fits(self, rank: int, frame: TokenFrame) -> bool:
+        """Whether every row is the next one of a stream that the engine runs, one row per stream. Does not
+        check token ids."""
         handles, position = frame.stream, frame.position
         rows = self._rows[: len(handles)]
         if len(rows) < len(handles):
-            return None
+            return False
         try:  # bytes are compared in a fifth of the time that arrays of 64 rows take
             if self._position.take(handles).tobytes() != position.tobytes():
-                return None
-            texts = self._texts.take(frame.tokens)
-        except IndexError:  # of a handle or a token id; cheaper than to look for the greatest
-            return None
+                return False
+        except IndexError:
+            return False
         if self._rank.take(handles).tobytes() != _RANK(rank) * len(handles):
-            return None
+            return False
         self._row.put(handles, rows)
         if self._row.take(handles).tobytes() != rows.tobytes():
-            return None
+            return False
         limit = self._limit.take(handles)
-        if np.count_nonzero(position >= limit if frame.count is None else position > limit - frame.count):
-            return None
-        has_candidates = frame.logprobs is not None or frame.prompt is not None
-        if has_candidates and np.count_nonzero(self._has_wrong_candidates(frame)):
-            return None
-        return texts
+        if any_true(position >= limit if frame.count is None else position > limit - frame.count):
+            return False
+        if frame.logprobs is None and frame.prompt is None:
+            return True
+        return not any_true(self._has_wrong_candidates(frame))
 
     def _has_wrong_candidates(self, frame: TokenFrame) -> NDArray[np.bool_]:
         """bool[R]: whether a row has logprobs, of its tokens or its stream's prompt, that are not valid."""
@@ -320,8 +350,16 @@ class OutputProcessor:
         elif ended:
             self.close(stream)
 
-    def _deliver(self, rank: int, frame: TokenFrame, texts: NDArray[np.object_], now: float) -> None:
-        """Delivers rows that fit, one per stream. ``texts``: of their tokens."""
+    def _deliver(
+        self,
+        rank: int,
+        frame: TokenFrame,
+        texts: NDArray[np.object_],
+        now: float,
+        steady: SteadyRows | None,
+    ) -> None:
+        """Delivers rows that fit, one per stream. ``texts``: of their tokens. ``steady``: these rows, if they
+        continue those of the frame before."""
         if frame.prompt is not None:
             frame = self._without_prompts(rank, frame, frame.prompt)  # those without tokens
             if not len(frame.stream):
@@ -329,13 +367,21 @@ class OutputProcessor:
         handles = frame.stream
         if frame.kv_transfer_params is not None:
             self._hand_transfers(rank, frame.kv_transfer_params)
-        self._position.put(handles, frame.position + (1 if frame.count is None else frame.count))
-        self._record_latency(frame, now)
-        self._record_sizes(frame)
+        if steady is None:
+            self._position.put(handles, frame.position + (1 if frame.count is None else frame.count))
+            self._record_latency(frame, now)
+            written = self._record_sizes(frame)
+            if is_plain(frame):
+                left = int((self._limit.take(handles) - frame.position).min()) - 1
+                self._steady[rank] = SteadyRows(frame, now, written, left)
+        else:
+            self._itl.add(now - steady.now, frame.rows)
+            self._event_tokens.add(1.0, steady.written)
+            steady.now = now
         self.generated_tokens += len(frame.tokens)
         if self._log is not None:
             self._log.append(handles, frame.tokens, frame.count)
-        self._writer.write(frame, texts)
+        self._writer.write(frame, texts, steady)
 
     def _without_prompts(self, rank: int, frame: TokenFrame, prompt: PromptLogprobs) -> TokenFrame:
         """Delivers prompt logprobs to their streams. Returns the rows that have tokens or a finish."""
@@ -496,6 +542,7 @@ class OutputProcessor:
         self._set_engine(stream, rank)
 
     def _set_engine(self, stream: Stream, rank: int) -> None:
+        self._end_steady(stream.rank)
         stream.rank = self._rank[stream.handle] = rank
 
     # -- metrics, by whole columns
@@ -507,21 +554,21 @@ class OutputProcessor:
         if frame.count is not None and np.count_nonzero(frame.count) < len(handles):  # ends without tokens
             made = frame.count > 0
             waits, first = waits[made], first[made]
-        if np.count_nonzero(first):
+        if any_true(first):
             self._ttft.observe(waits[first])
             waits = waits[~first]
         self._itl.observe(waits)
 
-    def _record_sizes(self, frame: TokenFrame) -> None:
-        count = frame.count
-        if count is None and not self._not_written:
-            self._event_tokens.add(1.0, frame.rows)
-            return
+    def _record_sizes(self, frame: TokenFrame) -> int:
+        """Returns how many rows become events."""
         written = self._written.take(frame.stream)
-        if count is None:
-            self._event_tokens.add(1.0, int(np.count_nonzero(written)))
-        else:
-            self._event_tokens.observe(count[written & (count > 0)])
+        if frame.count is None:
+            events = int(np.count_nonzero(written))
+            self._event_tokens.add(1.0, events)
+            return events
+        sizes = frame.count[written & (frame.count > 0)]
+        self._event_tokens.observe(sizes)
+        return len(sizes)
 
 
 def _no_abort(stream: Stream) -> None:

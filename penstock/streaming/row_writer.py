@@ -21,6 +21,7 @@ from penstock.streaming.chunked import CHUNK_SIZES
 from penstock.streaming.flow_windows import FlowWindows
 from penstock.streaming.io_submit import BurstWriter
 from penstock.streaming.row_path import RowPath
+from penstock.streaming.steady_rows import ChunkColumns, SteadyRows
 from penstock.streaming.stream import Stream
 from penstock.wire.arrays import I32
 from penstock.wire.frames import FinishReason, TokenFrame
@@ -48,7 +49,8 @@ def _objects(values: Sequence[bytes]) -> Objects:
 
 
 _CHUNK_SIZES = _objects(CHUNK_SIZES)
-_CHUNK_SIZE_LENGTHS = np.array([len(line) for line in CHUNK_SIZES], np.int64)
+_CHUNK_LENGTHS = np.array([len(line) + size + 2 for size, line in enumerate(CHUNK_SIZES)], np.int64)
+"""Bytes of a whole chunk, by the size of its event."""
 _FRAME_LENGTHS = _objects([size.to_bytes(3, "big") for size in range(_MAX_EVENT)])
 """Length fields of HTTP/2 frames (RFC 9113 §4.1), by payload size."""
 
@@ -64,6 +66,9 @@ class Path(IntEnum):
     """As chunks, to an HTTP/1.1 socket."""
     FRAME = 3
     """As DATA frames, to an HTTP/2 connection."""
+
+
+_CHUNK_BYTE = bytes((Path.CHUNK,))
 
 
 class RowWriter:
@@ -97,6 +102,8 @@ class RowWriter:
         """CHUNK: descriptor of the socket. FRAME: complement (~) of the slot in the windows."""
         self._numbers = np.zeros(0, np.intp)
         """0, 1, 2, …"""
+        self._changes = 0
+        """Changes of the columns."""
         self.grow(len(streams))
 
     def grow(self, capacity: int) -> None:
@@ -117,6 +124,7 @@ class RowWriter:
     def choose(self, stream: Stream, row_path: RowPath | None) -> None:
         """Write the stream's next plain rows by its ``row_path``; without one, by its ``write``."""
         handle = stream.handle
+        self._changes += 1
         if row_path is None:
             self._path[handle], self._sizes[handle] = Path.SINK, _NOT_DIRECT
             return
@@ -134,6 +142,7 @@ class RowWriter:
 
     def stop(self, handle: int) -> None:
         """Leave the stream's next rows to its reply."""
+        self._changes += 1
         self._path[handle], self._sizes[handle] = Path.REPLY, _NOT_DIRECT
 
     def close(self, handle: int) -> None:
@@ -143,8 +152,11 @@ class RowWriter:
 
     # -- rows
 
-    def write(self, frame: TokenFrame, texts: Objects) -> None:
-        """Write the rows of a frame, one per stream. ``texts``: of its tokens."""
+    def write(self, frame: TokenFrame, texts: Objects, steady: SteadyRows | None = None) -> None:
+        """Write the rows of a frame, one per stream. ``texts``: of its tokens. ``steady``: what the frame
+        continues."""
+        if steady is not None and self._write_steady(frame, texts, steady):
+            return
         handles, counts = frame.stream, frame.count
         sizes = self._text_sizes.take(frame.tokens)
         if counts is not None:
@@ -179,13 +191,44 @@ class RowWriter:
         self._write_chunks(rows.take(np.flatnonzero(~framed)))
         return self._write_frames(rows.take(np.flatnonzero(framed)))
 
+    def _write_steady(self, frame: TokenFrame, texts: Objects, steady: SteadyRows) -> bool:
+        """Write the rows of a frame whose streams all have the path CHUNK, as in the frame before; False if
+        they have not."""
+        columns = steady.columns
+        if columns is None or columns.changes != self._changes:
+            columns = steady.columns = self._chunk_columns(frame.stream)
+        if columns.parts is None:
+            return False
+        sizes = self._text_sizes.take(frame.tokens)
+        sizes += columns.sizes
+        try:
+            columns.parts[0::4] = _CHUNK_SIZES.take(sizes)
+        except IndexError:  # a text that depends on others, or an event that is too large
+            return False
+        columns.parts[2::4] = texts
+        data = b"".join(columns.parts.tolist())
+        self._send_chunks(frame.stream, columns.targets, data, _CHUNK_LENGTHS.take(sizes))
+        return True
+
+    def _chunk_columns(self, handles: I32) -> ChunkColumns:
+        parts = None
+        if self._path.take(handles).tobytes() == _CHUNK_BYTE * len(handles):
+            parts = np.empty(4 * len(handles), np.object_)
+            parts[1::4], parts[3::4] = self._heads.take(handles), self._tails.take(handles)
+        return ChunkColumns(self._changes, self._sizes.take(handles), self._targets.take(handles), parts)
+
     def _write_chunks(self, rows: _Rows) -> None:
-        """Write rows to HTTP/1.1 sockets; what a socket does not take goes to its connection, as does
-        everything after it."""
+        """Write rows to HTTP/1.1 sockets."""
         data = b"".join(self._parts(_CHUNK_SIZES, rows))
-        lengths = rows.sizes + _CHUNK_SIZE_LENGTHS.take(rows.sizes) + 2
-        for index, sent in self._burst(rows.targets, data, lengths):
-            stream = self._streams[rows.handles[index]]
+        self._send_chunks(rows.handles, rows.targets, data, _CHUNK_LENGTHS.take(rows.sizes))
+
+    def _send_chunks(
+        self, handles: I32, descriptors: NDArray[np.int64], data: bytes, lengths: NDArray[np.int64]
+    ) -> None:
+        """Write a chunk to each stream's socket; what a socket does not take goes to its connection, as does
+        everything after it."""
+        for index, sent in self._burst(descriptors, data, lengths):
+            stream = self._streams[handles[index]]
             assert stream is not None and stream.row_path is not None  # noqa: PT018
             self.choose(stream, None)
             end = int(lengths[: index + 1].sum())

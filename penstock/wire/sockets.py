@@ -287,7 +287,7 @@ class EngineLink:
     @property
     def has_message(self) -> bool:
         """Whether :meth:`receive` returns a message; takes a third of the time of a vain :meth:`receive`."""
-        return bool(self._socket.getsockopt(_EVENTS) & _READABLE)
+        return bool(cast(int, self._socket.getsockopt(_EVENTS)) & _READABLE)
 
     def receive(self) -> list[bytes] | None:
         """The parts of one ZMQ message, or None if none waits."""
