@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from functools import partial
 
 import msgspec
 
@@ -43,6 +43,7 @@ TRUNCATED = 4
 """A prompt that is to be truncated may have this many times the context."""
 
 
+RANK_HEADER, SESSION_HEADER = b"x-data-parallel-rank", b"x-session-id"
 MAX_RANK_DIGITS = 20
 """Maximum digits of X-data-parallel-rank, leading zeros included."""
 
@@ -89,11 +90,7 @@ class GenerationRoutes:
 
     def handler(self, dialect: Dialect) -> Handler:
         """The handler of the dialect's route."""
-
-        def handle(exchange: Exchange) -> Awaitable[None]:
-            return self._run(exchange, dialect)
-
-        return handle
+        return partial(self._run, dialect)
 
     async def drain(self) -> None:
         """Refuse new requests and wait for the end of running ones."""
@@ -107,7 +104,7 @@ class GenerationRoutes:
         if not self._running:
             self._idle.set()
 
-    async def _run(self, exchange: Exchange, dialect: Dialect) -> None:
+    async def _run(self, dialect: Dialect, exchange: Exchange) -> None:
         self._running += 1
         self._idle.clear()
         try:
@@ -275,10 +272,12 @@ class GenerationRoutes:
 
     def _routing_hints(self, scope: Scope) -> RoutingHints:
         """From the headers X-Session-ID and X-data-parallel-rank. Raises ApiError."""
-        pin = request_header(scope, b"x-data-parallel-rank")
-        session = request_header(scope, b"x-session-id")
+        headers = first_headers(scope)
+        if RANK_HEADER not in headers and SESSION_HEADER not in headers:
+            return NO_HINTS
+        pin, session = request_header(scope, RANK_HEADER), request_header(scope, SESSION_HEADER)
         if pin is None:
-            return NO_HINTS if session is None else RoutingHints(session)
+            return RoutingHints(session)
         ranks = len(self._engine_client.engines)
         # The length first: int() refuses more than 4,300 digits.
         if not (pin.isascii() and pin.isdecimal() and len(pin) <= MAX_RANK_DIGITS and int(pin) < ranks):
@@ -300,8 +299,7 @@ class GenerationRoutes:
 
     def _tokenize(self, plan: RequestPlan) -> list[Prompt] | None:
         """Token ids of all prompts; None if they are so long that a thread should make them."""
-        most = self._tokenizer.inline_characters(plan.add_special_tokens)
-        if _characters(plan) > most:
+        if _characters(plan) > self._tokenizer.inline_characters[plan.add_special_tokens]:
             return None
         return self._tokenize_all(plan)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from penstock.api.exchange import Exchange
@@ -37,7 +38,7 @@ class EndedRequest:
     first_token_at: float | None = None
     engine: int | None = None
     """That the first choice was submitted to."""
-    resumptions: list[tuple[float, int, int]] = field(default_factory=list)
+    resumptions: Sequence[tuple[float, int, int]] = ()
     """Of streams that lost their engine: time, rank of the next engine, tokens until then."""
 
 

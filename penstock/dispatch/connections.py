@@ -70,7 +70,7 @@ class SubmitBatch:
         self.submits = [first]
         self.size = shared_size(first) + len(first.prompt)
         """Estimated bytes of the encoded streams."""
-        self._max_size = self.size + max(self.size, MESSAGE_BYTES)
+        self._first_size = self.size
 
     def add(self, owner: object, submit: Submit) -> int | None:
         """Adds another stream of the same request. Returns the bytes it adds, None if it needs another
@@ -81,7 +81,7 @@ class SubmitBatch:
         if submit.resubmitted != first.resubmitted:
             return None
         size = CHOICE_SIZE + (0 if submit.prompt is first.prompt else len(submit.prompt))
-        if self.size + size > self._max_size:
+        if self.size + size > self._first_size + max(self._first_size, MESSAGE_BYTES):
             return None
         self.submits.append(submit)
         self.size += size

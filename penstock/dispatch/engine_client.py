@@ -248,7 +248,7 @@ class EngineClient:
 
     def submit(self, stream: Stream, request: Submit) -> None:
         """Submits the stream to the engine of its rank, and keeps the request for resumption."""
-        self._submit(self.engines[stream.rank], stream, request)
+        self._connections.submit(self.engines[stream.rank], request, owner=stream.reply)
         stream.request = request
 
     def _resubmit(self, stream: Stream, request: Submit) -> bool:
@@ -259,13 +259,10 @@ class EngineClient:
             return False
         stream.refusals = 0
         self.streams.assign(stream, engine.rank)
-        self._submit(engine, stream, request)
+        self._connections.submit(engine, request, owner=stream.reply)
         stream.started, stream.submit_number = False, engine.submitted
         stream.reply.on_resumed(engine.rank, request.resumed)
         return True
-
-    def _submit(self, engine: EngineState, stream: Stream, request: Submit) -> None:
-        self._connections.submit(engine, request, owner=stream.reply)
 
     def abort(self, stream: Stream, *, stopped: bool = False) -> None:
         """Aborts a stream that its request has dropped on its engine; its handle is free once the engine has
@@ -409,7 +406,7 @@ class EngineClient:
             return False
         following = next((engine for engine in candidates if engine.rank > stream.rank), candidates[0])
         self.streams.assign(stream, following.rank)
-        self._submit(following, stream, stream.request)
+        self._connections.submit(following, stream.request, owner=stream.reply)
         return True
 
     def _on_metrics(self, engine: EngineState, message: EngineMetrics) -> None:

@@ -160,6 +160,20 @@ class RequestContext:
 class RequestReply(ABC):
     """The choices of one request, as rows arrive for them (a :class:`Stream` calls the ``on_`` methods)."""
 
+    # -- at first
+    first_rank = 0
+    """The engine that the first choice was submitted to."""
+    first_token_at: float | None = None
+    """Monotonic seconds."""
+    resumptions: Sequence[tuple[float, int, int]] = ()
+    """Of streams that lost their engine: time, rank of the next engine, tokens until then."""
+    cached = 0
+    """Prompt tokens found in the prefix cache."""
+    state = ReplyState.WAITING
+    """See :mod:`penstock.streaming.request_states`."""
+    outcome = ""
+    """Set at the end: stop, length, error, abort (the client disconnected) or cut (it was too slow)."""
+
     def __init__(
         self, context: RequestContext, plan: RequestPlan, format: ReplyFormat, arrival: float
     ) -> None:
@@ -168,18 +182,6 @@ class RequestReply(ABC):
         self.format = format
         self.arrival = arrival
         self.choices: list[Choice] = []
-        self.first_rank = 0
-        """The engine that the first choice was submitted to."""
-        self.first_token_at: float | None = None
-        """Monotonic seconds."""
-        self.resumptions: list[tuple[float, int, int]] = []
-        """Of streams that lost their engine: time, rank of the next engine, tokens until then."""
-        self.cached = 0
-        """Prompt tokens found in the prefix cache."""
-        self.state = ReplyState.WAITING
-        """See :mod:`penstock.streaming.request_states`."""
-        self.outcome = ""
-        """Set at the end: stop, length, error, abort (the client disconnected) or cut (it was too slow)."""
 
     def add(self, prompt: Prompt, rank: int) -> Stream:
         """Create the next choice and its stream; the caller opens and submits the stream."""
@@ -270,7 +272,7 @@ class RequestReply(ABC):
         self._extend(choice, stream, piece.text, counted, logprobs)
 
     def on_resumed(self, rank: int, position: int) -> None:
-        self.resumptions.append((time.monotonic(), rank, position))
+        self.resumptions = (*self.resumptions, (time.monotonic(), rank, position))
 
     def _on_slow_row(self, stream: Stream, cached: int) -> None:
         """A first row, or one that is not on the fast path."""

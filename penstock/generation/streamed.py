@@ -41,6 +41,12 @@ class StreamedReply(RequestReply):
     While the client does not read, all rows are held, and become one event per choice.
     """
 
+    # -- at first
+    _last_comment = 0.0
+    """When the last comment was sent."""
+    _backlog = 0
+    """Bytes that wait for the client, counted while it does not read."""
+
     def __init__(
         self,
         context: RequestContext,
@@ -57,10 +63,6 @@ class StreamedReply(RequestReply):
         self.sink = sink
         self._on_end: Callable[[StreamError | None], None] | None = on_end
         self._tail = format.tail()
-        self._last_comment = 0.0
-        """When the last comment was sent."""
-        self._backlog = 0
-        """Bytes that wait for the client, counted while it does not read."""
         self._plain = (
             format.fast_path
             and not plan.stop

@@ -47,6 +47,12 @@ class Tokenizer:
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
         texts = list(check_texts(raw)) if fast else []
         self._fast = {special: _if_exact(fast, raw, texts, special) for special in (False, True)}
+        self.inline_characters = {
+            special: INLINE_SLOW if encoder is None else INLINE_FAST
+            for special, encoder in self._fast.items()
+        }
+        """Longest text to encode on the event loop (about 1 ms), by whether special tokens are added; longer
+        texts belong in a thread."""
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str]) -> Tokenizer:
@@ -65,10 +71,6 @@ class Tokenizer:
     def is_fast(self, add_special_tokens: bool) -> bool:
         """Whether fastokens encodes, otherwise ``tokenizers``. Both let other threads run."""
         return self._fast[add_special_tokens] is not None
-
-    def inline_characters(self, add_special_tokens: bool) -> int:
-        """Longest text to encode on the event loop (about 1 ms); longer texts belong in a thread."""
-        return INLINE_FAST if self.is_fast(add_special_tokens) else INLINE_SLOW
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of ``text``."""

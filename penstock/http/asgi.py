@@ -50,8 +50,8 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Re
         gone.cancel()
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """The whole body of a JSON request.
+def read_body(scope: Scope, receive: Receive, limit: int) -> Coroutine[Any, Any, bytes]:
+    """The whole body of a JSON request, to be awaited.
 
     Raises ApiError for another content type or more than ``limit`` bytes, ClientGone if the client
     disconnects.
@@ -66,7 +66,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
                 type=MALFORMED,
                 param="Content-Type",
             )
-    return await read_any_body(scope, receive, limit, _too_large)
+    return read_any_body(scope, receive, limit, _too_large)
 
 
 def check_coding(scope: Scope) -> None:

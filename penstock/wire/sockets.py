@@ -232,6 +232,7 @@ class RouterSocket:
 
 
 _EVENTS, _READABLE, _NOBLOCK = zmq.EVENTS, int(zmq.POLLIN), zmq.NOBLOCK
+_NOBLOCK_MORE = zmq.NOBLOCK | zmq.SNDMORE
 _BROKEN = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | HANDSHAKE_FAILURES
 
 
@@ -282,7 +283,11 @@ class EngineLink:
 
     def send(self, parts: list[bytes]) -> None:
         """Queues one or more messages as one ZMQ message."""
-        self._socket.send_multipart(cut(parts), zmq.NOBLOCK)
+        *others, last = cut(parts)
+        send = self._socket.send
+        for part in others:  # as in send_multipart, which combines the flags anew for each part
+            send(part, _NOBLOCK_MORE)
+        send(last, _NOBLOCK)
 
     @property
     def has_message(self) -> bool:

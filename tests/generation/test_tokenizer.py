@@ -119,7 +119,7 @@ def test_bpe_is_encoded_fast(tmp_path: Path, make: Callable[[], Reference], spec
     assert tokenizer.is_fast(special)
     slow = Tokenizer(tokenizer.raw, None)
     assert not slow.is_fast(special)
-    assert tokenizer.inline_characters(special) > slow.inline_characters(special)
+    assert tokenizer.inline_characters[special] > slow.inline_characters[special]
 
 
 def test_pack() -> None:
