@@ -21,7 +21,7 @@ from penstock.streaming.chunked import CHUNK_SIZES
 from penstock.streaming.flow_windows import FlowWindows
 from penstock.streaming.io_submit import BurstWriter
 from penstock.streaming.row_path import RowPath
-from penstock.streaming.steady_rows import ChunkColumns, SteadyRows
+from penstock.streaming.steady_rows import ChunkColumns, FrameColumns, SteadyRows
 from penstock.streaming.stream import Stream
 from penstock.wire.arrays import I32
 from penstock.wire.frames import FinishReason, TokenFrame
@@ -66,9 +66,6 @@ class Path(IntEnum):
     """As chunks, to an HTTP/1.1 socket."""
     FRAME = 3
     """As DATA frames, to an HTTP/2 connection."""
-
-
-_CHUNK_BYTE = bytes((Path.CHUNK,))
 
 
 class RowWriter:
@@ -192,30 +189,54 @@ class RowWriter:
         return self._write_frames(rows.take(np.flatnonzero(framed)))
 
     def _write_steady(self, frame: TokenFrame, texts: Objects, steady: SteadyRows) -> bool:
-        """Write the rows of a frame whose streams all have the path CHUNK, as in the frame before; False if
-        they have not."""
+        """Write the rows of a frame whose streams all have the path CHUNK, or all the path FRAME, as in the
+        frame before; False if they have not, and nothing is written."""
+        if steady.columns_at != self._changes:
+            steady.columns_at, steady.columns = self._changes, self._steady_columns(frame.stream)
         columns = steady.columns
-        if columns is None or columns.changes != self._changes:
-            columns = steady.columns = self._chunk_columns(frame.stream)
-        if columns.parts is None:
+        if columns is None:
             return False
         sizes = self._text_sizes.take(frame.tokens)
-        sizes += columns.sizes
-        try:
+        try:  # an IndexError: a text that depends on others, or an event that is too large
+            if isinstance(columns, FrameColumns):
+                return self._write_steady_frames(sizes, texts, columns)
+            sizes += columns.sizes
             columns.parts[0::4] = _CHUNK_SIZES.take(sizes)
-        except IndexError:  # a text that depends on others, or an event that is too large
+        except IndexError:
             return False
         columns.parts[2::4] = texts
         data = b"".join(columns.parts.tolist())
         self._send_chunks(frame.stream, columns.targets, data, _CHUNK_LENGTHS.take(sizes))
         return True
 
-    def _chunk_columns(self, handles: I32) -> ChunkColumns:
-        parts = None
-        if self._path.take(handles).tobytes() == _CHUNK_BYTE * len(handles):
-            parts = np.empty(4 * len(handles), np.object_)
-            parts[1::4], parts[3::4] = self._heads.take(handles), self._tails.take(handles)
-        return ChunkColumns(self._changes, self._sizes.take(handles), self._targets.take(handles), parts)
+    def _write_steady_frames(self, sizes: NDArray[np.int64], texts: Objects, columns: FrameColumns) -> bool:
+        """``sizes``: of the texts. Raises IndexError."""
+        if columns.order is not None:
+            sizes, texts = sizes.take(columns.order), texts.take(columns.order)
+        sizes += columns.sizes
+        columns.parts[0::4] = _FRAME_LENGTHS.take(sizes)
+        if not self._take_windows(columns.slots, sizes, columns.starts, columns.connections):
+            return False
+        columns.parts[2::4] = texts
+        self._send_frames(columns.parts.tolist(), columns.connections, columns.bounds)
+        return True
+
+    def _steady_columns(self, handles: I32) -> ChunkColumns | FrameColumns | None:
+        paths = self._path.take(handles).tobytes()
+        if paths != paths[:1] * len(handles) or paths[0] < Path.CHUNK:
+            return None
+        targets, order = self._targets.take(handles), None
+        if paths[0] == Path.FRAME and self._windows.connection_count > 1:
+            order = self._windows.connection_of.take(~targets).argsort(kind="stable")
+            handles, targets = handles.take(order), targets.take(order)
+        sizes, parts = self._sizes.take(handles), np.empty(4 * len(handles), np.object_)
+        parts[1::4], parts[3::4] = self._heads.take(handles), self._tails.take(handles)
+        if paths[0] == Path.CHUNK:
+            return ChunkColumns(sizes, targets, parts)
+        connections = self._windows.connection_of.take(~targets)
+        starts = _starts(connections)
+        bounds = [*(4 * starts).tolist(), len(parts)]
+        return FrameColumns(order, sizes, ~targets, starts, connections.take(starts), parts, bounds)
 
     def _write_chunks(self, rows: _Rows) -> None:
         """Write rows to HTTP/1.1 sockets."""
@@ -246,33 +267,45 @@ class RowWriter:
             rows = rows.take(windows.connection_of.take(~rows.targets).argsort(kind="stable"))
         slots, sizes = ~rows.targets, rows.sizes
         connections = windows.connection_of.take(slots)
-        starts = np.flatnonzero(connections[1:] != connections[:-1]) + 1
-        starts = np.concatenate(([0], starts))
-        left = windows.streams.take(slots) - sizes
-        open_connections = connections.take(starts)
-        room = windows.connections.take(open_connections) - np.add.reduceat(sizes, starts)
-        if left.min() < 0 or room.min() < 0:
-            refused = left < 0
-            refused |= np.isin(connections, open_connections[room < 0])
+        starts = _starts(connections)
+        if not self._take_windows(slots, sizes, starts, connections.take(starts)):
+            refused = windows.streams.take(slots) < sizes
+            used = np.add.reduceat(sizes, starts)
+            closed = connections.take(starts)[windows.connections.take(connections.take(starts)) < used]
+            refused |= np.isin(connections, closed)
             granted = np.flatnonzero(~refused)
             if len(granted):
                 self._write_frames(rows.take(granted))
             return rows.numbers[refused]
-        windows.streams[slots] = left
-        windows.connections[open_connections] = room
         parts = self._parts(_FRAME_LENGTHS, rows)
-        if len(starts) == 1:
-            bounds = [0, len(parts)]
-        else:
-            firsts = (
-                4 * starts if rows.counts is None else ((rows.counts + 3).cumsum() - rows.counts - 3)[starts]
-            )
-            bounds = [*firsts.tolist(), len(parts)]
-        for connection, start, end in zip(open_connections.tolist(), bounds[:-1], bounds[1:], strict=True):
-            writer = windows.writers[connection]
+        firsts = 4 * starts if rows.counts is None else ((rows.counts + 3).cumsum() - rows.counts - 3)[starts]
+        self._send_frames(parts, connections.take(starts), [*firsts.tolist(), len(parts)])
+        return _NO_ROWS
+
+    def _take_windows(
+        self,
+        slots: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        starts: NDArray[np.intp],
+        connections: NDArray[np.uint16],
+    ) -> bool:
+        """Take the bytes of rows, in the order of their connections, from all windows; False, and nothing is
+        taken, if one has no room. ``starts``: index of each connection's first row."""
+        windows = self._windows
+        left = windows.streams.take(slots) - sizes
+        room = windows.connections.take(connections) - np.add.reduceat(sizes, starts)
+        if np.count_nonzero(left < 0) or np.count_nonzero(room < 0):
+            return False
+        windows.streams[slots] = left
+        windows.connections[connections] = room
+        return True
+
+    def _send_frames(self, parts: list[bytes], connections: NDArray[np.uint16], bounds: list[int]) -> None:
+        """Write to each connection its parts, which begin at its bound."""
+        for connection, start, end in zip(connections.tolist(), bounds[:-1], bounds[1:], strict=True):
+            writer = self._windows.writers[connection]
             assert writer is not None  # a stream of it is open
             writer.write_frames(b"".join(parts[start:end]))
-        return _NO_ROWS
 
     def _parts(self, lengths: Objects, rows: _Rows) -> list[bytes]:
         """The pieces of rows in order: length, head, texts, tail of each. ``lengths``: by size."""
@@ -317,6 +350,11 @@ class RowWriter:
                 stream.write(event)
             except Exception:  # noqa: BLE001 - this stream ends, the others go on
                 self._on_fault(stream)
+
+
+def _starts(connections: NDArray[np.uint16]) -> NDArray[np.intp]:
+    """Index of the first row of each connection; ``connections``: of rows, sorted."""
+    return np.concatenate(([0], np.flatnonzero(connections[1:] != connections[:-1]) + 1))
 
 
 class _Rows(NamedTuple):

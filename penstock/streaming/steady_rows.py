@@ -18,21 +18,47 @@ from penstock.wire.frames import TokenFrame
 class ChunkColumns(NamedTuple):
     """What the row writer needs of streams whose rows are chunks, in the order of their rows."""
 
-    changes: int
-    """The writer's number of changes when these columns were made."""
     sizes: NDArray[np.int64]
     """Bytes of an event besides its text, without framing."""
     targets: NDArray[np.int64]
     """Descriptors."""
-    parts: NDArray[np.object_] | None
-    """Size line, head, text and tail of each row: heads and tails are there. None: not all rows are
-    chunks."""
+    parts: NDArray[np.object_]
+    """Size line, head, text and tail of each row: heads and tails are there."""
+
+
+class FrameColumns(NamedTuple):
+    """What the row writer needs of streams whose rows are frames, in the order of their connections."""
+
+    order: NDArray[np.intp] | None
+    """Indexes that sort rows by connection; None: they are sorted."""
+    sizes: NDArray[np.int64]
+    """Bytes of an event besides its text, without framing."""
+    slots: NDArray[np.int64]
+    """Of the streams' windows."""
+    starts: NDArray[np.intp]
+    """Index of each connection's first row."""
+    connections: NDArray[np.uint16]
+    parts: NDArray[np.object_]
+    """Length, head, text and tail of each row: heads and tails are there."""
+    bounds: list[int]
+    """Index of each connection's first part, and the number of parts."""
 
 
 class SteadyRows:
     """The rows of one engine's latest frame, which were checked, and of those that have continued them."""
 
-    __slots__ = ("_positions", "_step", "_streams", "columns", "frames", "handles", "left", "now", "written")
+    __slots__ = (
+        "_positions",
+        "_step",
+        "_streams",
+        "columns",
+        "columns_at",
+        "frames",
+        "handles",
+        "left",
+        "now",
+        "written",
+    )
 
     def __init__(self, frame: TokenFrame, now: float, written: int, left: int) -> None:
         """``frame``: with one token per row, and nothing else (:func:`is_plain`). ``now``: when it came.
@@ -43,8 +69,10 @@ class SteadyRows:
         """When the latest frame came."""
         self.written = written
         self.left = left
-        self.columns: ChunkColumns | None = None
-        """Set by the row writer."""
+        self.columns: ChunkColumns | FrameColumns | None = None
+        """Set by the row writer; None: rows have different paths."""
+        self.columns_at = -1
+        """The writer's number of changes when the columns were made."""
         self.frames = 0
         """Frames that have continued the first one and are not written down."""
         self._streams = frame.stream.tobytes()

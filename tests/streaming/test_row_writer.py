@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from penstock.streaming.flow_windows import FlowWindows
 from penstock.streaming.row_path import RowPath
 from penstock.streaming.row_writer import Path, RowWriter
+from penstock.streaming.steady_rows import SteadyRows
 from penstock.streaming.stream import Stream
 from penstock.wire.frames import FinishReason, TokenFrame
 from tests.streaming.test_output_processor import RecordingReply
@@ -87,7 +88,12 @@ class Desk:
     def _fault(self, stream: Stream) -> None:
         raise AssertionError("no stream is at fault")
 
-    def rows(self, *rows: tuple[int, list[int]], finish: list[int] | None = None) -> None:
+    def rows(
+        self,
+        *rows: tuple[int, list[int]],
+        finish: list[int] | None = None,
+        steady: SteadyRows | None = None,
+    ) -> None:
         counts = [len(tokens) for _, tokens in rows]
         frame = TokenFrame(
             step=1,
@@ -97,7 +103,7 @@ class Desk:
             count=None if set(counts) == {1} else np.array(counts, np.int32),
             finish=None if finish is None else np.array(finish, np.int8),
         )
-        self.writer.write(frame, np.array(TEXTS, np.object_).take(frame.tokens))
+        self.writer.write(frame, np.array(TEXTS, np.object_).take(frame.tokens), steady)
 
     def left(self) -> tuple[list[int], list[int]]:
         """Of the windows of streams and connections."""
@@ -188,3 +194,34 @@ def test_no_row_is_lost_or_doubled_and_no_window_is_exceeded(
     streams, connections = desk.left()
     assert min(streams) >= 0
     assert min(connections) >= 0
+
+
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=12),
+    st.lists(st.integers(0, 60), min_size=1, max_size=4),
+    st.data(),
+)
+def test_frames_of_the_same_streams_are_written_as_others_are(
+    stream_windows: list[int], connection_windows: list[int], data: st.DataObject
+) -> None:
+    """Also when windows are used up, and when streams take another path meanwhile."""
+    desks = [Desk(stream_windows, connection_windows) for _ in range(2)]
+    handles = data.draw(st.permutations(range(len(stream_windows))))
+    frame = TokenFrame(
+        step=1,
+        stream=np.array(handles, np.int32),
+        position=np.zeros(len(handles), np.int32),
+        tokens=np.zeros(len(handles), np.int32),
+    )
+    steady = SteadyRows(frame, 0.0, len(handles), 100)
+    for _ in range(4):
+        rows = [(handle, [data.draw(st.integers(0, 3))]) for handle in handles]
+        for desk, rest in zip(desks, (steady, None), strict=True):
+            desk.rows(*rows, steady=rest)
+        if data.draw(st.booleans()):
+            changed = data.draw(st.sampled_from(handles))
+            for desk in desks:
+                desk.writer.stop(changed)
+    first, second = desks
+    assert [each.events() for each in first.connections] == [each.events() for each in second.connections]
+    assert (first.alone, first.slow, first.left()) == (second.alone, second.slow, second.left())
