@@ -138,7 +138,7 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send, sink: Sink) -> None:
         exchange = self._exchange(scope, receive, send, sink)
         try:
-            await self._answer(exchange)
+            await self._handler(exchange)(exchange)
         except ApiError as error:
             await self._send_error(exchange, error, probe=scope["path"] in OPEN_PATHS)
         except ClientGone:
@@ -193,7 +193,8 @@ class App:
             scope, receive, send, sink, request_id=request_id, headers=headers, on_end=self._on_end
         )
 
-    async def _answer(self, exchange: Exchange) -> None:
+    def _handler(self, exchange: Exchange) -> Handler:
+        """The handler of a request that may be answered. Raises ApiError."""
         scope, root = exchange.scope, self.config.root_path
         if root and scope["path"].startswith(f"{root}/"):  # a proxy may have removed it
             scope["path"] = scope["path"][len(root) :]
@@ -205,15 +206,14 @@ class App:
             preflight = self._cors.preflight(scope)
             if preflight is not None:
                 exchange.headers = preflight
-                await send_empty(exchange.send)
-                return
+                return _send_empty
         if not self.config.api_key:
             check_local(path, scope, unix_socket=self.config.uds is not None)
         elif path not in self._page_paths:  # the page asks for the key
             exchange.tenant = self._keys.check(path, scope)
-        await self._handler(path, method)(exchange)
+        return self._route(path, method)
 
-    def _handler(self, path: str, method: str) -> Handler:
+    def _route(self, path: str, method: str) -> Handler:
         methods = self._routes.get(path)
         if methods is None and path.startswith(_MODEL_PREFIX):
             methods = {"GET": self._model}
@@ -268,6 +268,10 @@ class App:
 
     async def _load(self, exchange: Exchange) -> None:
         await send_json(exchange.send, encode_json({"server_load": len(self.streams)}))
+
+
+async def _send_empty(exchange: Exchange) -> None:
+    await send_empty(exchange.send)
 
 
 def _fixed(body: bytes) -> Handler:

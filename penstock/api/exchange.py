@@ -30,8 +30,6 @@ class Exchange:
         "error",
         "headers",
         "logprob_bytes",
-        "method",
-        "path",
         "receive",
         "reply",
         "request_id",
@@ -66,9 +64,6 @@ class Exchange:
         self.dialect: Dialect | None = None
         """The API of a generating route."""
         self.arrival = time.monotonic()
-        self.method: str = scope["method"]
-        self.path: bytes = scope.get("raw_path") or scope["path"].encode()
-        """Percent-encoded, without the query."""
         self.request_id = request_id
         self.headers = headers
         self.tenant: str | None = None
@@ -81,6 +76,16 @@ class Exchange:
         """What it was answered with, if it failed."""
         self.reply: RequestReply | None = None
         """Set by generating routes once the reply exists."""
+
+    @property
+    def method(self) -> str:
+        method: str = self.scope["method"]
+        return method
+
+    @property
+    def path(self) -> bytes:
+        """Percent-encoded, without the query."""
+        return self.scope.get("raw_path") or self.scope["path"].encode()
 
     @property
     def client(self) -> str:

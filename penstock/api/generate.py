@@ -29,7 +29,14 @@ from penstock.generation.request_validation import (
 from penstock.generation.streamed import StreamedReply
 from penstock.generation.tokenizer import PIECE, Tokenizer
 from penstock.http.admission import no_engine, overloaded, stream_failed, unavailable
-from penstock.http.asgi import ClientGone, first_headers, read_body, request_header, unless_gone
+from penstock.http.asgi import (
+    ClientGone,
+    first_headers,
+    forget_headers,
+    read_body,
+    request_header,
+    unless_gone,
+)
 from penstock.http.errors import ApiError
 from penstock.http.sink import Scope
 from penstock.wire.messages import SamplingParams, Submit
@@ -194,6 +201,7 @@ class GenerationRoutes:
             )
             exchange.reply = streamed
             self._report_load(exchange)
+            forget_headers(exchange.scope)
             exchange.sink.listen(streamed, exchange.headers)
             self._submit(streamed, work)
         except BaseException:

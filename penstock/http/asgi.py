@@ -30,6 +30,12 @@ def first_headers(scope: Scope) -> Mapping[bytes, bytes]:
     return found
 
 
+def forget_headers(scope: Scope) -> None:
+    """Free the memory of the request's headers, which nobody asks for any more."""
+    scope["headers"] = ()
+    scope.pop("first_headers", None)
+
+
 def request_header(scope: Scope, name: bytes) -> str | None:
     """The first header called ``name`` (lower case), decoded as Latin-1; None when absent."""
     value = first_headers(scope).get(name)
