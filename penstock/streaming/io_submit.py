@@ -90,8 +90,8 @@ class IoSubmitWriter:
     """
 
     def __init__(self, few: int = FEW) -> None:
-        """Up to ``few`` parts are written one by one. Raises OSError if the system has no io_submit(2) or does
-        not allow it."""
+        """Up to ``few`` parts are written one by one. Raises OSError if the system has no io_submit(2) or
+        does not allow it."""
         self._few = few
         numbers = _NUMBERS.get(platform.machine()) if sys.platform == "linux" else None
         if numbers is None or sys.maxsize < 2**32:
