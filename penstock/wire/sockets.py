@@ -231,8 +231,8 @@ class RouterSocket:
         self._context.term()
 
 
-_EVENTS, _READABLE, _NOBLOCK = zmq.EVENTS, int(zmq.POLLIN), zmq.NOBLOCK
-_NOBLOCK_MORE = zmq.NOBLOCK | zmq.SNDMORE
+_EVENTS, _MORE, _READABLE, _NOBLOCK = zmq.EVENTS, zmq.RCVMORE, int(zmq.POLLIN), int(zmq.NOBLOCK)
+_NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _BROKEN = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | HANDSHAKE_FAILURES
 
 
@@ -291,20 +291,19 @@ class EngineLink:
 
     @property
     def has_message(self) -> bool:
-        """Whether :meth:`receive` returns a message; takes a third of the time of a vain :meth:`receive`."""
+        """Whether :meth:`receive` returns a message; takes a sixth of the time of a vain :meth:`receive`
+        in a process that has just woken up."""
         return bool(cast(int, self._socket.getsockopt(_EVENTS)) & _READABLE)
 
     def receive(self) -> list[bytes] | None:
         """The parts of one ZMQ message, or None if none waits."""
-        receive = self._socket.recv
+        end = self._socket
         try:
-            part = receive(_NOBLOCK, copy=False)
+            parts = [end.recv(_NOBLOCK)]
         except zmq.Again:
             return None
-        parts = [part.bytes]
-        while part.more:
-            part = receive(_NOBLOCK, copy=False)
-            parts.append(part.bytes)
+        while end.getsockopt(_MORE):
+            parts.append(end.recv(_NOBLOCK))
         return joined(parts)
 
     def close(self) -> None:

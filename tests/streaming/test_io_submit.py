@@ -22,7 +22,7 @@ def burst(request: pytest.FixtureRequest) -> BurstWriter:
     if request.param == "one by one":
         return write_each
     try:
-        return IoSubmitWriter()
+        return IoSubmitWriter(few=0)
     except OSError as error:
         pytest.skip(str(error))
 
