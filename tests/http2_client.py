@@ -110,18 +110,18 @@ class Http2Client:
 
     # -- requests
 
-    def start(self, path: str, body: bytes, reply: Reply) -> int:
-        """Returns the stream's id."""
+    def start(self, path: str, body: bytes, reply: Reply, *, ends: bool = True) -> int:
+        """Returns the stream's id. Without ``ends`` the body is missing."""
         number, self._next = self._next, self._next + 2
         fields = [
-            (b":method", b"POST" if body else b"GET"),
+            (b":method", b"POST" if body or not ends else b"GET"),
             (b":scheme", b"http"),
             (b":path", path.encode()),
             (b":authority", self._authority),
         ]
         if body:
             fields += [JSON, (b"content-length", b"%d" % len(body))]
-        flags = END_HEADERS if body else END_HEADERS | END_STREAM
+        flags = END_HEADERS if body or not ends else END_HEADERS | END_STREAM
         self._output.append(frame(HEADERS, flags, number, self._encoder.encode(fields)))
         self._streams[number] = _Stream(reply, body, self._send_initial, self._initial_window)
         self._send_bodies()
@@ -131,6 +131,17 @@ class Http2Client:
         """The client wants no more of the reply, if it has not ended."""
         if self._streams.pop(stream, None) is not None:
             self._output.append(rst_stream(stream, code))
+
+    def change_window(self, window: int) -> None:
+        """New SETTINGS: the windows of all streams change by the same."""
+        for stream in self._streams.values():
+            stream.window += window - self._initial_window
+        self._initial_window = window
+        self._output.append(settings_frame({INITIAL_WINDOW_SIZE: window}))
+
+    def write(self, frames: bytes) -> None:
+        """Send something else."""
+        self._output.append(frames)
 
     def ping(self) -> None:
         self._output.append(ping(b"12345678"))
