@@ -24,7 +24,7 @@ PATH = "/v1/completions"
 _EVENT = re.compile(rb"data: (.*?)\n\n", re.DOTALL)
 
 
-class _Client:
+class Completion:
     """One streamed completion; over HTTP/2 the receiver of its reply."""
 
     def __init__(self, body: dict[str, Any]) -> None:
@@ -70,7 +70,7 @@ class _Client:
 class _Http1Connection:
     """One client."""
 
-    def __init__(self, address: tuple[str, int], clients: Sequence[_Client]) -> None:
+    def __init__(self, address: tuple[str, int], clients: Sequence[Completion]) -> None:
         (self._client,) = self.clients = clients
         content = self._client.content
         head = f"POST {PATH} HTTP/1.1\r\nhost: test\r\ncontent-length: {len(content)}\r\n"
@@ -97,15 +97,25 @@ class _Http1Connection:
         return status.startswith(b"HTTP") and b" 200 " not in status and unread.endswith(b"}}")
 
 
-class _Http2Connection:
-    """Several clients."""
+class Http2Connection:
+    """Several clients. A context."""
 
-    def __init__(self, address: tuple[str, int], clients: Sequence[_Client]) -> None:
-        self.clients = clients
+    def __init__(self, address: tuple[str, int], clients: Sequence[Completion]) -> None:
+        self.clients = list[Completion]()
         self._http2 = Http2Client("test")
+        self.socket = socket.create_connection(address, timeout=PATIENCE_S)
+        self.start(*clients)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.socket.close()
+
+    def start(self, *clients: Completion) -> None:
         for client in clients:
             self._http2.start(PATH, client.content, client)
-        self.socket = socket.create_connection(address)
+        self.clients += clients
         self._send()
 
     def receive(self) -> None:
@@ -119,10 +129,24 @@ class _Http2Connection:
         if not data:
             self._http2.lost()
 
+    def until_each_has(self, events: int) -> None:
+        while not all(client.ended or len(client.pieces) >= events for client in self.clients):
+            self.receive()
+
+    def until_all_ended(self) -> None:
+        while not all(client.ended for client in self.clients):
+            self.receive()
+
     def _send(self) -> None:
         output = self._http2.take_output()
         if output:
             self.socket.sendall(output)
+
+
+def address_of(url: str) -> tuple[str, int]:
+    parsed = httpx.URL(url)
+    assert parsed.port is not None
+    return parsed.host, parsed.port
 
 
 class Streams:
@@ -132,14 +156,12 @@ class Streams:
     """
 
     def __init__(self, url: str, bodies: Sequence[dict[str, Any]]) -> None:
-        parsed = httpx.URL(url)
-        assert parsed.port is not None
-        address = parsed.host, parsed.port
-        self._clients = [_Client(body) for body in bodies]
+        address = address_of(url)
+        self._clients = [Completion(body) for body in bodies]
         alone, shared = self._clients[::2], self._clients[1::2]
-        self._connections: list[_Http1Connection | _Http2Connection] = [
+        self._connections: list[_Http1Connection | Http2Connection] = [
             *(_Http1Connection(address, [client]) for client in alone),
-            *(_Http2Connection(address, shared[at : at + SHARED]) for at in range(0, len(shared), SHARED)),
+            *(Http2Connection(address, shared[at : at + SHARED]) for at in range(0, len(shared), SHARED)),
         ]
         self._changed = threading.Condition()
         self._leaving = False

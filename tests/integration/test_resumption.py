@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.integration.clients import Streams, texts_of
+from tests.integration.clients import Completion, Http2Connection, Streams, address_of, texts_of
 from tests.integration.server import SYNTHETIC, Server, wait_until
 
 PACED = (*SYNTHETIC, "--synthetic-step-ms", "5")
@@ -91,15 +91,25 @@ def test_streams_that_wait_too_long_end_truthfully(server: Server, tmp_path: Pat
 
 
 def test_without_resumption_streams_end_and_the_engine_comes_back(tmp_path: Path) -> None:
-    with Server(*PACED, "--resume-timeout", "0", directory=tmp_path) as alone:
-        with Streams(alone.url, [LONG] * 2) as streams:
+    """Each stream of an HTTP/2 connection ends with an error event, and the connection goes on."""
+    lost, later = [Completion(LONG) for _ in range(2)], Completion(LONG | {"max_tokens": 3})
+    with (
+        Server(*PACED, "--resume-timeout", "0", directory=tmp_path) as alone,
+        Http2Connection(address_of(alone.url), lost) as connection,
+    ):
+        with Streams(alone.url, [LONG]) as streams:
             streams.until_each_has(1)
+            connection.until_each_has(1)
             (engine,) = alone.children("engine")
             engine.kill()
             streams.until_all_ended()
-        assert [code for code, _ in streams.failures] == ["engine_died"] * 2
+            connection.until_all_ended()
+        failures = [*streams.failures, *(each.failure for each in lost)]
+        assert [failure[0] for failure in failures if failure is not None] == ["engine_died"] * 3
         engines_up(alone, 1)
-        assert alone.complete(max_tokens=3)["usage"]["completion_tokens"] == 3
+        connection.start(later)
+        connection.until_all_ended()
+        assert (later.done, later.failure) == (True, None)
 
 
 def test_an_engine_that_breaks_in_order_hands_its_streams_on(server: Server, tmp_path: Path) -> None:
