@@ -1,4 +1,4 @@
-"""Many streaming clients in one thread."""
+"""Many streaming clients in one thread, half of them over HTTP/1.1 and half over HTTP/2."""
 
 from __future__ import annotations
 
@@ -14,50 +14,36 @@ from typing import Any, Self
 
 import httpx
 
+from tests.http2_client import Http2Client
+
 PATIENCE_S = 300.0
 """Far more than streams take; what reaches it has failed."""
+SHARED = 8
+"""Streams of an HTTP/2 connection."""
+PATH = "/v1/completions"
 _EVENT = re.compile(rb"data: (.*?)\n\n", re.DOTALL)
 
 
-class _Client:
-    """One streamed completion."""
+class Completion:
+    """One streamed completion; over HTTP/2 the receiver of its reply."""
 
-    def __init__(self, address: tuple[str, int], body: dict[str, Any]) -> None:
-        content = json.dumps(body | {"stream": True}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-length: {len(content)}\r\n"
-        self.socket = socket.create_connection(address)
-        self.socket.sendall(head.encode() + b"content-type: application/json\r\n\r\n" + content)
-        self.socket.setblocking(False)
+    def __init__(self, body: dict[str, Any]) -> None:
+        self.content = json.dumps(body | {"stream": True}).encode()
         self.pieces: list[str] = []
         self.failure: tuple[str, str] | None = None
         """Code and message."""
         self.done = self.ended = False
         self.last = 0.0
         """When its latest event came, time.monotonic()."""
-        self._unread = b""
+        self.unread = b""
 
-    def receive(self) -> None:
-        try:
-            data = self.socket.recv(1 << 18)
-        except BlockingIOError:
-            return
-        except ConnectionError as error:
-            self.failure, self.ended = ("connection", str(error)), True
-            return
-        self._unread += data
+    def on_body(self, data: bytes) -> None:
+        self.unread += data
         end = 0
-        for event in _EVENT.finditer(self._unread):
+        for event in _EVENT.finditer(self.unread):
             self._on_event(event.group(1))
             end = event.end()
-        self._unread = self._unread[end:]
-        if not data or self._unread.endswith(b"0\r\n\r\n") or self._is_whole_error():
-            self.ended = True
-            if not self.done and self.failure is None:
-                self.failure = ("truncated", self._unread.decode())
-
-    def _is_whole_error(self) -> bool:
-        status, _, _ = self._unread.partition(b"\r\n")
-        return status.startswith(b"HTTP") and b" 200 " not in status and self._unread.endswith(b"}}")
+        self.unread = self.unread[end:]
 
     def _on_event(self, data: bytes) -> None:
         self.last = time.monotonic()
@@ -70,14 +56,113 @@ class _Client:
         else:
             self.pieces += [choice["text"] for choice in event["choices"]]
 
+    def begin(self, status: int, headers: dict[bytes, bytes]) -> None: ...
+
+    def end(self) -> None:
+        self.ended = True
+        if not self.done and self.failure is None:
+            self.failure = ("truncated", self.unread.decode())
+
+    def cut(self, reason: str, *, refused: bool = False) -> None:
+        self.failure, self.ended = ("connection", reason), True
+
+
+class _Http1Connection:
+    """One client."""
+
+    def __init__(self, address: tuple[str, int], clients: Sequence[Completion]) -> None:
+        (self._client,) = self.clients = clients
+        content = self._client.content
+        head = f"POST {PATH} HTTP/1.1\r\nhost: test\r\ncontent-length: {len(content)}\r\n"
+        self.socket = socket.create_connection(address)
+        self.socket.sendall(head.encode() + b"content-type: application/json\r\n\r\n" + content)
+        self.socket.setblocking(False)
+
+    def receive(self) -> None:
+        client = self._client
+        try:
+            data = self.socket.recv(1 << 18)
+        except BlockingIOError:
+            return
+        except ConnectionError as error:
+            client.cut(str(error))
+            return
+        client.on_body(data)
+        if not data or client.unread.endswith(b"0\r\n\r\n") or self._is_whole_error():
+            client.end()
+
+    def _is_whole_error(self) -> bool:
+        unread = self._client.unread
+        status, _, _ = unread.partition(b"\r\n")
+        return status.startswith(b"HTTP") and b" 200 " not in status and unread.endswith(b"}}")
+
+
+class Http2Connection:
+    """Several clients. A context."""
+
+    def __init__(self, address: tuple[str, int], clients: Sequence[Completion]) -> None:
+        self.clients = list[Completion]()
+        self._http2 = Http2Client("test")
+        self.socket = socket.create_connection(address, timeout=PATIENCE_S)
+        self.start(*clients)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.socket.close()
+
+    def start(self, *clients: Completion) -> None:
+        for client in clients:
+            self._http2.start(PATH, client.content, client)
+        self.clients += clients
+        self._send()
+
+    def receive(self) -> None:
+        try:
+            data = self.socket.recv(1 << 18)
+            self._http2.feed(data)
+            self._send()
+        except ConnectionError as error:
+            self._http2.lost(str(error))
+            return
+        if not data:
+            self._http2.lost()
+
+    def until_each_has(self, events: int) -> None:
+        while not all(client.ended or len(client.pieces) >= events for client in self.clients):
+            self.receive()
+
+    def until_all_ended(self) -> None:
+        while not all(client.ended for client in self.clients):
+            self.receive()
+
+    def _send(self) -> None:
+        output = self._http2.take_output()
+        if output:
+            self.socket.sendall(output)
+
+
+def address_of(url: str) -> tuple[str, int]:
+    parsed = httpx.URL(url)
+    assert parsed.port is not None
+    return parsed.host, parsed.port
+
 
 class Streams:
-    """Streamed completions, one per body, read in a thread. A context; leaving it cuts what runs."""
+    """Streamed completions, one per body, read in a thread. A context; leaving it cuts what runs.
+
+    The first, third, fifth ... go over connections of their own, the others share connections of HTTP/2.
+    """
 
     def __init__(self, url: str, bodies: Sequence[dict[str, Any]]) -> None:
-        parsed = httpx.URL(url)
-        assert parsed.port is not None
-        self._clients = [_Client((parsed.host, parsed.port), body) for body in bodies]
+        address = address_of(url)
+        self._clients = [Completion(body) for body in bodies]
+        alone, shared = self._clients[::2], self._clients[1::2]
+        self._connections: list[_Http1Connection | Http2Connection] = [
+            *(_Http1Connection(address, [client]) for client in alone),
+            *(Http2Connection(address, shared[at : at + SHARED]) for at in range(0, len(shared), SHARED)),
+        ]
         self._changed = threading.Condition()
         self._leaving = False
         self._thread = threading.Thread(target=self._read, daemon=True)
@@ -91,17 +176,17 @@ class Streams:
     ) -> None:
         self._leaving = True
         self._thread.join(30)
-        for client in self._clients:
-            client.socket.close()
+        for connection in self._connections:
+            connection.socket.close()
 
     def _read(self) -> None:
         with selectors.DefaultSelector() as selector:
-            for client in self._clients:
-                selector.register(client.socket, selectors.EVENT_READ, client)
+            for connection in self._connections:
+                selector.register(connection.socket, selectors.EVENT_READ, connection)
             while selector.get_map() and not self._leaving:
                 for key, _ in selector.select(0.1):
                     key.data.receive()
-                    if key.data.ended:
+                    if all(client.ended for client in key.data.clients):
                         selector.unregister(key.fileobj)
                         key.data.socket.close()
                 with self._changed:
@@ -144,6 +229,15 @@ class Streams:
     def outcomes(self) -> list[tuple[str, str] | None]:
         """None, or code and message of an error, a truncated reply or a broken connection, per stream."""
         return [client.failure for client in self._clients]
+
+    @property
+    def connections(self) -> int:
+        return len(self._connections)
+
+    @property
+    def broken_connections(self) -> int:
+        """Connections with a stream that failed."""
+        return sum(any(client.failure for client in each.clients) for each in self._connections)
 
     @property
     def failures(self) -> list[tuple[str, str]]:

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from tests.http.chunks import unframed
+from tests.integration.clients import Completion, Http2Connection, address_of
 from tests.integration.server import SYNTHETIC, Server, wait_until
 from tests.integration.test_connections import connect, read_until, request
 
@@ -51,6 +52,17 @@ def test_streams_of_clients_that_left_are_freed_within_a_second(paced: Server, c
     wait_until(lambda: paced.metric("penstock:streams") == 0, FREE_WITHIN_S, "freeing the handles")
     wait_until(lambda: paced.metric("vllm:num_requests_running") == 0, FREE_WITHIN_S, "freeing the slots")
     wait_until(lambda: api.num_fds() <= before + 1, FREE_WITHIN_S, "closing the descriptors")
+    assert "ERROR" not in paced.log
+    assert paced.complete(max_tokens=2)["usage"]["completion_tokens"] == 2
+
+
+def test_a_thousand_streams_of_one_http2_connection_are_freed(paced: Server) -> None:
+    completions = [Completion({"prompt": "x", "max_tokens": 1900, "ignore_eos": True}) for _ in range(1000)]
+    with Http2Connection(address_of(paced.url), completions) as connection:
+        connection.until_each_has(1)
+        wait_until(lambda: paced.metric("vllm:num_requests_running") == 1000, 30, "hearing of all that run")
+    wait_until(lambda: paced.metric("penstock:streams") == 0, FREE_WITHIN_S, "freeing the handles")
+    wait_until(lambda: paced.metric("vllm:num_requests_running") == 0, FREE_WITHIN_S, "freeing the slots")
     assert "ERROR" not in paced.log
     assert paced.complete(max_tokens=2)["usage"]["completion_tokens"] == 2
 

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.integration.clients import Streams, texts_of
+from tests.integration.clients import Completion, Http2Connection, Streams, address_of, texts_of
 from tests.integration.server import SYNTHETIC, Server, wait_until
 
 PACED = (*SYNTHETIC, "--synthetic-step-ms", "5")
@@ -47,20 +47,20 @@ def test_streams_of_a_killed_engine_go_on(server: Server, tmp_path: Path) -> Non
 
 
 def test_streams_wait_for_the_only_engine(server: Server, tmp_path: Path) -> None:
-    undisturbed = texts_of(server.url, [LONG])
-    with Server(*PACED, directory=tmp_path) as alone, Streams(alone.url, [LONG]) as streams:
+    undisturbed = texts_of(server.url, [LONG] * 2)
+    with Server(*PACED, directory=tmp_path) as alone, Streams(alone.url, [LONG] * 2) as streams:
         streams.until_each_has(3)
         (engine,) = alone.children("engine")
         engine.kill()
         streams.until_all_ended()
         assert (streams.failures, streams.texts) == ([], undisturbed)
-        assert interrupted(alone, "resumed") == 1
+        assert interrupted(alone, "resumed") == 2
 
 
 def test_a_client_may_leave_while_its_stream_waits(tmp_path: Path) -> None:
     with Server(*PACED, directory=tmp_path) as server:
         (engine,) = server.children("engine")
-        with Streams(server.url, [LONG]) as streams:
+        with Streams(server.url, [LONG] * 2) as streams:
             streams.until_each_has(3)
             engine.kill()
         wait_until(lambda: server.metric("penstock:streams") == 0, 30, "forgetting the stream")
@@ -71,9 +71,9 @@ def test_a_client_may_leave_while_its_stream_waits(tmp_path: Path) -> None:
 def test_streams_that_wait_too_long_end_truthfully(server: Server, tmp_path: Path) -> None:
     (undisturbed,) = texts_of(server.url, [LONG])
     with Server(*PACED, "--resume-timeout", "0.01", directory=tmp_path) as alone:
-        with ThreadPoolExecutor() as pool, Streams(alone.url, [LONG]) as streams:
+        with ThreadPoolExecutor() as pool, Streams(alone.url, [LONG] * 2) as streams:
             waiting = pool.submit(alone.post, "/v1/completions", LONG | {"max_tokens": 1900})
-            wait_until(lambda: alone.metric("penstock:streams") == 2, 30, "starting both streams")
+            wait_until(lambda: alone.metric("penstock:streams") == 3, 30, "starting all streams")
             streams.until_each_has(3)
             (engine,) = alone.children("engine")
             engine.kill()
@@ -81,24 +81,35 @@ def test_streams_that_wait_too_long_end_truthfully(server: Server, tmp_path: Pat
             reply = waiting.result(60)
         assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
         assert reply.json()["error"]["code"] == "engine_died"
-        ((code, message),) = streams.failures
-        assert code == "engine_died"
-        assert "0.01 s (--resume-timeout)" in message
-        assert 0 < len(streams.texts[0]) < len(undisturbed)
-        assert undisturbed.startswith(streams.texts[0])
-        assert interrupted(alone, "expired") == 2
+        assert len(streams.failures) == 2
+        for (code, message), text in zip(streams.failures, streams.texts, strict=True):
+            assert code == "engine_died"
+            assert "0.01 s (--resume-timeout)" in message
+            assert 0 < len(text) < len(undisturbed)
+            assert undisturbed.startswith(text)
+        assert interrupted(alone, "expired") == 3
 
 
 def test_without_resumption_streams_end_and_the_engine_comes_back(tmp_path: Path) -> None:
-    with Server(*PACED, "--resume-timeout", "0", directory=tmp_path) as alone:
+    """Each stream of an HTTP/2 connection ends with an error event, and the connection goes on."""
+    lost, later = [Completion(LONG) for _ in range(2)], Completion(LONG | {"max_tokens": 3})
+    with (
+        Server(*PACED, "--resume-timeout", "0", directory=tmp_path) as alone,
+        Http2Connection(address_of(alone.url), lost) as connection,
+    ):
         with Streams(alone.url, [LONG]) as streams:
             streams.until_each_has(1)
+            connection.until_each_has(1)
             (engine,) = alone.children("engine")
             engine.kill()
             streams.until_all_ended()
-        assert [code for code, _ in streams.failures] == ["engine_died"]
+            connection.until_all_ended()
+        failures = [*streams.failures, *(each.failure for each in lost)]
+        assert [failure[0] for failure in failures if failure is not None] == ["engine_died"] * 3
         engines_up(alone, 1)
-        assert alone.complete(max_tokens=3)["usage"]["completion_tokens"] == 3
+        connection.start(later)
+        connection.until_all_ended()
+        assert (later.done, later.failure) == (True, None)
 
 
 def test_an_engine_that_breaks_in_order_hands_its_streams_on(server: Server, tmp_path: Path) -> None:

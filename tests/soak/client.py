@@ -1,63 +1,31 @@
-"""Clients of a soak: they keep, drop, read slowly or do not read connections."""
+"""Clients of a soak over HTTP/1.1: they keep, drop, read slowly or do not read connections."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import socket
 import time
 from typing import cast
 from urllib.parse import urlsplit
 
-import msgspec
-
-from tests.soak.received_reply import ReceivedReply
+from tests.soak.exchange import SLOW_READ_INTERVAL_S, SMALL_WINDOW, Exchange, SentRequest
 from tests.soak.request_mix import ClientBehaviour, RequestSpec
 
-SMALL_WINDOW = 4096
-"""Receive buffer of a client that reads slowly, in bytes."""
-SLOW_READ_INTERVAL_S = 0.3
-"""Time between its reads."""
 REUSE = 0.7
 """Share of requests that reuse an open connection, where there is one."""
 
 
-class SentRequest:
-    """A request on a connection: what was received, and how it ended."""
-
-    def __init__(self, port: int, opened_at: float, *, reused: bool) -> None:
-        self.seen = ReceivedReply()
-        self.port = port
-        """The client's port, which identifies the API server that served it. Ports are reused over time."""
-        self.opened_at = opened_at
-        """time.monotonic() before the connection was opened. Its server may be killed before this process
-        continues."""
-        self.reused = reused
-        self.left = False
-        """The client closed the connection."""
-        self.stuck = False
-        """It did not finish in time."""
-        self.ended_at = 0.0
-        """time.monotonic()"""
-
-    @property
-    def stale(self) -> bool:
-        """Nothing was received on a reused connection: the server had closed it. Clients retry."""
-        return self.reused and not self.seen.status and not self.left and not self.seen.whole
-
-
-class _Connection(asyncio.Protocol):
+class _Connection(asyncio.Protocol, Exchange):
     """One connection to the server, with one request at a time."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.port = 0
         self.opened_at = 0.0
         self.used = False
-        self.open = False
         self._transport: asyncio.Transport
         self._attempt: SentRequest | None = None
-        self._change = asyncio.Event()
         self._sip: asyncio.TimerHandle | None = None
         self._slow = False
 
@@ -71,7 +39,7 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._attempt is not None:
             self._attempt.seen.feed(data)
-            self._change.set()
+            self.changed.set()
         if self._slow and not self._transport.is_closing():
             self._transport.pause_reading()
             loop = asyncio.get_running_loop()
@@ -81,7 +49,7 @@ class _Connection(asyncio.Protocol):
         self.open = False
         if self._sip is not None:
             self._sip.cancel()
-        self._change.set()
+        self.changed.set()
 
     # -- a request
 
@@ -91,42 +59,16 @@ class _Connection(asyncio.Protocol):
         self.used = True
         self._slow = spec.behaviour is ClientBehaviour.SLOW
         self._transport.write(request)
-        try:
-            async with asyncio.timeout(seconds):
-                await self._behave(spec, attempt.seen)
-        except TimeoutError:
-            attempt.stuck = True
-        finally:
-            self._attempt = None
-            self._slow = False
-        attempt.ended_at = time.monotonic()
-        attempt.left = self.open and not attempt.seen.whole and not attempt.stuck
+        await self.until_end(attempt, spec, seconds)
+        self._attempt = None
+        self._slow = False
         return attempt
 
-    async def _behave(self, spec: RequestSpec, seen: ReceivedReply) -> None:
-        match spec.behaviour:
-            case ClientBehaviour.LEAVE_EARLY:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(spec.wait_s):
-                        await self._until_whole(seen)
-            case ClientBehaviour.LEAVE_LATE:
-                while self.open and not seen.whole and seen.events < spec.events:
-                    await self._wait()
-            case ClientBehaviour.STALL:
-                self._transport.pause_reading()
-                await asyncio.sleep(spec.wait_s)
-                self._transport.resume_reading()
-                await self._until_whole(seen)
-            case _:
-                await self._until_whole(seen)
+    def stop_reading(self) -> None:
+        self._transport.pause_reading()
 
-    async def _until_whole(self, seen: ReceivedReply) -> None:
-        while self.open and not seen.whole:
-            await self._wait()
-
-    async def _wait(self) -> None:
-        self._change.clear()
-        await self._change.wait()
+    def read_again(self) -> None:
+        self._transport.resume_reading()
 
     def close(self) -> None:
         self._transport.abort()
@@ -185,8 +127,7 @@ class ClientPool:
         return connection
 
     def _request(self, spec: RequestSpec) -> bytes:
-        content = spec.content
-        body = content if isinstance(content, bytes) else msgspec.json.encode(content)
+        body = spec.body
         head = (
             f"POST {spec.path} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"

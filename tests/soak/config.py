@@ -28,6 +28,9 @@ class SoakConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     concurrency: Annotated[
         int, option("Number of clients, each with one request in flight.", "Load", ge=1, le=4096)
     ] = 48
+    http2_share: Annotated[
+        float, option("Share of the clients that use HTTP/2; the others use HTTP/1.1.", "Load", ge=0, le=1)
+    ] = 0.5
     hostile: Annotated[
         int,
         option(

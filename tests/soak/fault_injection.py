@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 import psutil
 
-from tests.soak.client import SentRequest
+from tests.soak.exchange import SentRequest
 from tests.soak.server_processes import ProcessInstance, ProcessTree, client_ports, is_alive, process_of
 
 PAUSES_S = (0.2, 2.0)

@@ -1,4 +1,7 @@
-"""A client that keeps to no rule: what it sends is refused or answered, and never costs others anything."""
+"""Clients that keep to no rule: what they send is refused or answered, and never costs others anything.
+
+That of HTTP/1.1 is here, that of HTTP/2 in :mod:`tests.soak.hostile_http2`.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,13 @@ import enum
 import random
 import socket
 import time
-from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
 
-from tests.soak.client import SentRequest
+from tests.soak.exchange import SentRequest
 from tests.soak.request_mix import COMPLETIONS
 
 REPLY_S = 150.0
@@ -46,6 +49,10 @@ class HostileAct(enum.StrEnum):
     """A whole request; then the sending side is closed, and the reply read."""
 
 
+Act = Callable[[socket.socket], Awaitable[str]]
+"""Returns what is wrong with the server's answer, or nothing."""
+
+
 class _Attack(NamedTuple):
     data: bytes
     statuses: frozenset[int]
@@ -56,9 +63,11 @@ class _Attack(NamedTuple):
     """Whether the server must close the connection."""
 
 
-class HostileClient:
+class Attacker:
     """``find`` records a defect, ``count`` a request that may generate that many tokens; ``killed`` returns
     whether a connection's server process was killed before its end."""
+
+    acts: Mapping[str, Act]
 
     def __init__(
         self,
@@ -74,7 +83,34 @@ class HostileClient:
         self._find = find
         self._count = count
         self._killed = killed
-        self._acts: dict[HostileAct, Callable[[socket.socket], Awaitable[str]]] = {
+
+    async def once(self, act: str | None = None) -> None:
+        """One connection and what is done on it, at random unless ``act`` says it."""
+        act = act or self._random.choice(list(self.acts))
+        attempt = SentRequest(0, time.monotonic(), reused=False)
+        problem = ""
+        with socket.socket() as sock:
+            sock.setblocking(False)
+            try:
+                async with asyncio.timeout(REPLY_S):
+                    await asyncio.get_running_loop().sock_connect(sock, (self._host, self._port))
+                    attempt.port = sock.getsockname()[1]
+                    problem = await self.acts[act](sock)
+            except TimeoutError:
+                problem = f"no end in {REPLY_S:g} s"
+            except OSError as error:
+                problem = f"{error!r}"
+        attempt.ended_at = time.monotonic()
+        if problem and not self._killed(attempt):
+            self._find("hostile client", f"{act}: {problem}")
+
+
+class HostileClient(Attacker):
+    """Over HTTP/1.1."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.acts = {
             HostileAct.MALFORMED: lambda sock: self._expect(sock, self._malformed()),
             HostileAct.BAD_HEADERS: lambda sock: self._expect(sock, self._bad_headers()),
             HostileAct.HUGE: lambda sock: self._expect(sock, self._huge()),
@@ -84,33 +120,13 @@ class HostileClient:
             HostileAct.HALF_CLOSED: self._half_close,
         }
 
-    async def once(self, act: HostileAct | None = None) -> None:
-        """One connection and what is done on it, at random unless ``act`` says it."""
-        act = act or self._random.choice(list(HostileAct))
-        attempt = SentRequest(0, time.monotonic(), reused=False)
-        problem = ""
-        with socket.socket() as sock:
-            sock.setblocking(False)
-            try:
-                async with asyncio.timeout(REPLY_S):
-                    await asyncio.get_running_loop().sock_connect(sock, (self._host, self._port))
-                    attempt.port = sock.getsockname()[1]
-                    problem = await self._acts[act](sock)
-            except TimeoutError:
-                problem = f"no end in {REPLY_S:g} s"
-            except OSError as error:
-                problem = f"{error!r}"
-        attempt.ended_at = time.monotonic()
-        if problem and not self._killed(attempt):
-            self._find("hostile client", f"{act}: {problem}")
-
     # -- acts; each returns what is wrong with the server's answer, or nothing
 
     async def _expect(self, sock: socket.socket, attack: _Attack) -> str:
         """Sends and reads the first reply; afterwards the connection must be closed by the server."""
         self._count(attack.tokens)
         # The server may answer and close while it is still being sent to.
-        sending = asyncio.ensure_future(_send(sock, attack.data))
+        sending = asyncio.ensure_future(send(sock, attack.data))
         try:
             reply = await _read(sock, until_end=attack.closes)
         finally:
@@ -126,20 +142,20 @@ class HostileClient:
         tokens = self._random.choice((1, 30, MOST_TOKENS))
         choices = self._random.choice((1, 2, 3))
         self._count(tokens * choices)
-        await _send(sock, self._completion(tokens, n=choices, stream=self._random.random() < 0.7))
+        await send(sock, self._completion(tokens, n=choices, stream=self._random.random() < 0.7))
         await asyncio.sleep(self._random.uniform(0.0, 0.3))
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # RST, not FIN
+        reset_at_close(sock)
         return ""
 
     async def _pipeline(self, sock: socket.socket) -> str:
         """All replies come in the end, or the server closes after some."""
         requests = self._head("GET", "/version") * PIPELINED
-        sending = asyncio.ensure_future(_send(sock, requests))
+        sending = asyncio.ensure_future(send(sock, requests))
         await asyncio.sleep(self._random.uniform(0.0, 0.5))  # reads nothing meanwhile
         data = b""
         try:
             while data.count(b"HTTP/1.1 ") < PIPELINED:
-                more = await _receive(sock)
+                more = await receive(sock)
                 if not more:
                     break
                 data += more
@@ -153,7 +169,7 @@ class HostileClient:
         data = self._completion(5)
         end = time.monotonic() + self._random.uniform(0.1, SLOW_S)
         for at in range(len(data) - 1):
-            await _send(sock, data[at : at + 1])
+            await send(sock, data[at : at + 1])
             if time.monotonic() > end:
                 break
             await asyncio.sleep(0.02)
@@ -188,7 +204,7 @@ class HostileClient:
                 _Attack(self._random.randbytes(64) + b"\r\n\r\n", refused),
                 _Attack(b"GET /\r\n\r\n", refused),
                 _Attack(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(40), refused),
-                _Attack(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", refused),
+                _Attack(b"PRI * HTTP/2.0\r\n\r\nXX\r\n\r\n", refused),
                 _Attack(self._post(b'{"prompt": ' + b"[" * 50_000, "Connection: close"), frozenset((400,))),
                 _Attack(self._post(b"\xff\xfe{}", "Connection: close"), frozenset((400,))),
                 _Attack(self._post(b'{"prompt": "x", "max_tokens": 1e999}', "Connection: close"), refused),
@@ -237,7 +253,12 @@ class HostileClient:
 # -- sockets
 
 
-async def _send(sock: socket.socket, data: bytes) -> None:
+def reset_at_close(sock: socket.socket) -> None:
+    """RST, not FIN."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+
+
+async def send(sock: socket.socket, data: bytes) -> None:
     """Ignores that the server has closed: its reply says why."""
     try:
         await asyncio.get_running_loop().sock_sendall(sock, data)
@@ -245,7 +266,7 @@ async def _send(sock: socket.socket, data: bytes) -> None:
         return
 
 
-async def _receive(sock: socket.socket) -> bytes:
+async def receive(sock: socket.socket) -> bytes:
     try:
         return await asyncio.get_running_loop().sock_recv(sock, 1 << 16)
     except ConnectionError:
@@ -255,7 +276,7 @@ async def _receive(sock: socket.socket) -> bytes:
 async def _read(sock: socket.socket, *, until_end: bool) -> bytes:
     """What comes until the connection closes, or only the first reply's head."""
     data = b""
-    while (until_end or b"\r\n\r\n" not in _final(data)) and (more := await _receive(sock)):
+    while (until_end or b"\r\n\r\n" not in _final(data)) and (more := await receive(sock)):
         data += more
     return _final(data)
 

@@ -1,8 +1,9 @@
-"""Parses the reply to one request from the bytes of its connection."""
+"""Parses the reply to one request: of HTTP/1.1 from the bytes of its connection, of HTTP/2 as it comes."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 import httptools
@@ -50,7 +51,8 @@ _decode = msgspec.json.Decoder(_Reply).decode
 
 
 class ReceivedReply:
-    """Fed with the bytes that a connection receives during one request."""
+    """Over HTTP/1.1 :meth:`feed` gets the bytes that a connection receives during one request. Over HTTP/2
+    :meth:`begin`, :meth:`on_body`, and :meth:`end` or :meth:`cut` are called."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -69,6 +71,10 @@ class ReceivedReply:
         self.whole = False
         """The HTTP reply is complete."""
         self.reusable = False
+        self.cut_reason = ""
+        """Why it ended before its end, over HTTP/2."""
+        self.refused = False
+        """The server has not begun the request, and says so, over HTTP/2."""
         self._parser = httptools.HttpResponseParser(self)
         self._streamed = False
         self._sse = SSEParser()
@@ -83,6 +89,21 @@ class ReceivedReply:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             self.error = self.error or f"not HTTP: {error}"
+
+    def begin(self, status: int, headers: Mapping[bytes, bytes]) -> None:
+        """The head of a reply over HTTP/2; names are in lower case."""
+        self.status = status
+        self._streamed = headers.get(b"content-type", b"").startswith(EVENTS)
+
+    def end(self) -> None:
+        """The reply is complete."""
+        self.whole = True
+        if not self._streamed:
+            self._take(bytes(self._body))
+
+    def cut(self, reason: str, *, refused: bool) -> None:
+        """The stream or its connection has ended."""
+        self.cut_reason, self.refused = reason, refused
 
     # -- httptools calls these
 
@@ -109,10 +130,8 @@ class ReceivedReply:
                 self._take(event.data)
 
     def on_message_complete(self) -> None:
-        self.whole = True
         self.reusable = self._parser.should_keep_alive()
-        if not self._streamed:
-            self._take(bytes(self._body))
+        self.end()
 
     def _take(self, data: bytes) -> None:
         try:

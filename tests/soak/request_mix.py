@@ -7,6 +7,8 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from tests.soak.oracle import Oracle, Output
 
 MOST_TOKENS = 600
@@ -53,6 +55,10 @@ class RequestSpec:
     """Events after which a client leaves in the middle."""
     wait_s: float = 0.0
     """Time after which a client leaves without reading."""
+
+    @property
+    def body(self) -> bytes:
+        return self.content if isinstance(self.content, bytes) else msgspec.json.encode(self.content)
 
     @property
     def streamed(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from tests.soak.client import SentRequest
+from tests.soak.exchange import SentRequest
 from tests.soak.oracle import Oracle, Output
 from tests.soak.received_reply import ReceivedReply
 from tests.soak.request_mix import UNKNOWN_ROUTE, ClientBehaviour, RequestSpec
@@ -161,7 +161,7 @@ class RequestVerifier:
             return RequestEnd.SERVER_KILLED, ""
         if spec.behaviour is ClientBehaviour.STALL:
             return RequestEnd.CUT, ""
-        return RequestEnd.BROKEN, f"after {seen.events} events"
+        return RequestEnd.BROKEN, f"after {seen.events} events; {seen.cut_reason}"
 
 
 def _difference(spec: RequestSpec, seen: ReceivedReply) -> str:
@@ -214,6 +214,4 @@ def _first_difference(expected: Any, found: Any) -> str:
 
 
 def _shown(spec: RequestSpec) -> str:
-    content = spec.content
-    shown = content if isinstance(content, bytes) else msgspec.json.encode(content)
-    return f"{spec.behaviour.value}, {spec.path} {shown[:400]!r}"
+    return f"{spec.behaviour.value}, {spec.path} {spec.body[:400]!r}"

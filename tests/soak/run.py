@@ -26,7 +26,9 @@ from penstock.supervisor.startup.model_resolution import DEMO_DIR
 from tests.soak.client import ClientPool
 from tests.soak.config import SoakConfig, soak_arguments
 from tests.soak.fault_injection import FaultInjector
-from tests.soak.hostile_client import HostileClient
+from tests.soak.hostile_client import Attacker, HostileClient
+from tests.soak.hostile_http2 import HostileHttp2Client
+from tests.soak.http2_client import Http2ClientPool
 from tests.soak.leaks import MOST_FILES, Growth, MemorySample, growth, leaks
 from tests.soak.oracle import Oracle
 from tests.soak.report import SoakReport
@@ -35,6 +37,7 @@ from tests.soak.request_verification import ClientCounts, RequestEnd, RequestVer
 from tests.soak.server_processes import ProcessInstance, ProcessTree, files_below, is_alive, process_of
 from tests.soak.token_accounting import ServerCounts, TokenBalance, read_server_counts, reconcile
 
+Pool = ClientPool | Http2ClientPool
 START_S = 120.0
 REQUEST_S = 150.0
 """Time limit of a request: the longest takes about 20 s, twice that with a hung engine or a restart."""
@@ -112,14 +115,18 @@ class _Soak:
         self._mix = RequestMix(oracle, random.Random(rng.random()))
         url = server.url if gateway is None else gateway.url
         self._url = url
-        self._clients = ClientPool(url, random.Random(rng.random()))
-        self._hostile = HostileClient(
-            url,
-            random.Random(rng.random()),
-            find=lambda kind, text: self._verifier.record_defect(kind, text),
-            count=lambda tokens: self._verifier.record_hostile(tokens),
-            killed=self._faults.was_killed,
-        )
+        self._http1 = ClientPool(url, random.Random(rng.random()))
+        self._http2 = Http2ClientPool(url, random.Random(rng.random()))
+        self._hostile: list[Attacker] = [
+            attacker(
+                url,
+                random.Random(rng.random()),
+                self._verifier.record_defect,
+                self._verifier.record_hostile,
+                self._faults.was_killed,
+            )
+            for attacker in (HostileClient, HostileHttp2Client)
+        ]
         self._samples: dict[ProcessInstance, list[MemorySample]] = defaultdict(list)
         self._balances: list[TokenBalance] = []
         self._files: list[int] = []
@@ -203,29 +210,34 @@ class _Soak:
             injecting = None
             if disturb_every is not None:
                 injecting = group.create_task(self._faults.run(disturb_every))
-            clients = [group.create_task(self._client(end)) for _ in range(self._config.concurrency)]
-            clients += [group.create_task(self._attack(end)) for _ in range(self._config.hostile)]
+            shared = round(self._config.http2_share * self._config.concurrency)
+            pools = [self._http2] * shared + [self._http1] * (self._config.concurrency - shared)
+            clients = [group.create_task(self._client(pool, end)) for pool in pools]
+            clients += [
+                group.create_task(self._attack(number, end)) for number in range(self._config.hostile)
+            ]
             await asyncio.sleep(seconds)
             if injecting is not None:
                 injecting.cancel()
             await asyncio.gather(*clients)
 
-    async def _client(self, end: float) -> None:
+    async def _client(self, pool: Pool, end: float) -> None:
         """One request after the other until ``end``."""
         while asyncio.get_running_loop().time() < end and self._left_s() > 0:
-            await self._request(self._mix.draw())
+            await self._request(pool, self._mix.draw())
 
-    async def _attack(self, end: float) -> None:
-        """One hostile act after the other until ``end``."""
+    async def _attack(self, number: int, end: float) -> None:
+        """One hostile act after the other until ``end``, over both protocols in turn."""
         while asyncio.get_running_loop().time() < end and self._left_s() > 0:
-            await self._hostile.once()
+            await self._hostile[number % len(self._hostile)].once()
+            number += 1
 
-    async def _request(self, spec: RequestSpec) -> None:
+    async def _request(self, pool: Pool, spec: RequestSpec) -> None:
         try:
-            attempt = await self._clients.send(spec, REQUEST_S)
+            attempt = await pool.send(spec, REQUEST_S)
             while attempt.stale and not self._faults.was_killed(attempt):
                 self._retry()
-                attempt = await self._clients.send(spec, REQUEST_S)
+                attempt = await pool.send(spec, REQUEST_S)
         except (OSError, TimeoutError) as error:
             self._verifier.record_unsent(error)
         else:
@@ -248,7 +260,8 @@ class _Soak:
 
     async def _rest(self) -> ServerCounts | None:
         """Waits until the server is complete and idle and all counts are reported; None after SETTLE_S."""
-        self._clients.close()
+        self._http1.close()
+        self._http2.close()
         end = time.monotonic() + SETTLE_S
         steady: ServerCounts | None = None
         since = 0.0

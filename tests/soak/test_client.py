@@ -8,7 +8,8 @@ import random
 import pytest
 
 from tests.bench.conftest import EVENT, HEAD, Scripted, chunk, stream
-from tests.soak.client import ClientPool, SentRequest
+from tests.soak.client import ClientPool
+from tests.soak.exchange import SentRequest
 from tests.soak.request_mix import COMPLETIONS, ClientBehaviour, RequestSpec
 
 PATIENCE_S = 60.0

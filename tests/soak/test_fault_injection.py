@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from tests.soak import fault_injection
-from tests.soak.client import SentRequest
+from tests.soak.exchange import SentRequest
 from tests.soak.fault_injection import FaultInjector
 from tests.soak.server_processes import ProcessInstance, ProcessTree, is_alive
 

@@ -10,17 +10,18 @@ import pytest
 
 from tests.integration.server import SYNTHETIC, Server
 from tests.soak import hostile_client
-from tests.soak.hostile_client import HostileAct, HostileClient
+from tests.soak.hostile_client import Attacker, HostileAct, HostileClient
+from tests.soak.hostile_http2 import HostileHttp2Act, HostileHttp2Client
 
 TIMES = 8
 FAULTY = b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
-def attack(url: str, act: HostileAct) -> tuple[list[str], list[int]]:
+def attack(url: str, act: str, kind: type[Attacker] = HostileClient) -> tuple[list[str], list[int]]:
     """Defects found, and the tokens that were asked for."""
     found: list[str] = []
     tokens: list[int] = []
-    client = HostileClient(
+    client = kind(
         url, random.Random(1), lambda kind, text: found.append(text), tokens.append, lambda attempt: False
     )
 
@@ -37,6 +38,9 @@ def test_a_server_withstands_every_act(tmp_path: Path) -> None:
             found, tokens = attack(server.url, act)
             assert not found, act
             assert any(tokens) == (act in (HostileAct.CANCELLED, HostileAct.HALF_CLOSED))
+        for http2_act in HostileHttp2Act:
+            found, _ = attack(server.url, http2_act, HostileHttp2Client)
+            assert not found, http2_act
         assert server.complete(max_tokens=2)["choices"]
 
 

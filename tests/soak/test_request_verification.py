@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from penstock.supervisor.startup.model_resolution import DEMO_DIR
-from tests.soak.client import SentRequest
+from tests.soak.exchange import SentRequest
 from tests.soak.oracle import Oracle
 from tests.soak.received_reply import ReceivedReply
 from tests.soak.request_mix import COMPLETIONS, ClientBehaviour, RequestSpec
