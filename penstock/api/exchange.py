@@ -85,7 +85,8 @@ class Exchange:
     @property
     def path(self) -> bytes:
         """Percent-encoded, without the query."""
-        return self.scope.get("raw_path") or self.scope["path"].encode()
+        path: bytes = self.scope.get("raw_path") or self.scope["path"].encode()
+        return path
 
     @property
     def client(self) -> str:
