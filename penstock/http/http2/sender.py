@@ -65,14 +65,16 @@ class FrameSender:
         "_pumping",
         "_resuming",
         "_streams",
+        "_taken",
+        "_taken_at",
         "_transport",
         "_windows",
+        "_written",
         "congested",
         "data_bytes",
         "max_frame_size",
         "paused",
         "slot",
-        "written",
     )
 
     def __init__(self, transport: Any, windows: FlowWindows, streams: Callable[[], list[HeldStream]]) -> None:
@@ -100,8 +102,12 @@ class FrameSender:
         self._closed = False
         self.data_bytes = 0
         """Bytes of DATA frames, ever."""
-        self.written = 0
+        self._written = 0
         """Bytes given to the transport."""
+        self._taken = 0
+        """Of them, those that the client had taken at the latest check."""
+        self._taken_at = 0.0
+        """When that had changed."""
         transport.set_write_buffer_limits(BULK_BYTES, LOW_WATER_BYTES)
 
     # -- urgent frames
@@ -139,7 +145,7 @@ class FrameSender:
         out.clear()
         if self._closed or self._transport.is_closing():
             return
-        self.written += len(data)
+        self._written += len(data)
         self._transport.write(data)
         if self.congested and not self.paused and self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
             self.paused = True
@@ -250,6 +256,14 @@ class FrameSender:
             resuming.popleft().resume()
         if resuming:
             get_running_loop().call_soon(self._resume_some)
+
+    def is_stuck(self, now: float, timeout_s: float) -> bool:
+        """Whether the client has taken nothing of what waits for ``timeout_s``; called once a second."""
+        waiting = self._transport.get_write_buffer_size()
+        taken = self._written - waiting
+        if not waiting or taken != self._taken:
+            self._taken, self._taken_at = taken, now
+        return bool(now - self._taken_at > timeout_s)
 
     def change_initial_window(self, difference: int) -> bool:
         """New SETTINGS change the windows of all streams. Returns whether none exceeds the maximum."""

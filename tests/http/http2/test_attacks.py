@@ -242,7 +242,7 @@ async def test_replies_to_a_client_without_windows_are_bounded_and_cut() -> None
     assert await client.resets() == {}
     client.connection.cut_if_slow(at + 76.0, 30.0, 75.0)
     assert set(await client.resets()) == set(range(1, 100, 2))
-    assert client.connection._streams == {}
+    assert client.connection.streams == {}
 
 
 @in_loop

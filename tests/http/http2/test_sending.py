@@ -61,7 +61,7 @@ async def test_a_large_reply_keeps_within_the_windows_and_goes_on_when_they_open
     received = await client.frames()
     assert sum(size for _, size in data(received)) == LARGE - 65_535 - 50_000
     assert received[-1][1] == END_STREAM
-    assert not client.connection._streams
+    assert not client.connection.streams
 
 
 @in_loop
