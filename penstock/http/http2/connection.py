@@ -287,7 +287,6 @@ class Http2Connection(Protocol):
         if not self.sender.change_initial_window(self._settings.initial_window - before):
             raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "SETTINGS raise a window above 2^31-1")
         self.sender.write(frames.SETTINGS_ACK)
-        self.sender.max_frame_size = self._settings.max_frame_size
 
     def _on_window_update(self, stream_id: int, increment: int) -> None:
         self._spend_control()

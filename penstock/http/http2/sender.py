@@ -22,8 +22,8 @@ LOW_WATER_BYTES = 16 * 1024
 """Bytes in the transport from which on they go on."""
 MAX_UNSENT_BYTES = 512 * 1024
 """Bytes in the transport from which on its client counts as not reading: every stream pauses."""
-BULK_FRAME = frames.DEFAULT_FRAME_SIZE
-"""Payload of the frames of held streams, which every client accepts."""
+MAX_FRAME = frames.DEFAULT_FRAME_SIZE
+"""Largest payload of a frame that is sent. Every client accepts it; larger ones would keep others waiting."""
 RESUMED_PER_TURN = 64
 """Streams that are resumed in one turn of the event loop: each may make an event of all that it held."""
 
@@ -72,7 +72,6 @@ class FrameSender:
         "_written",
         "congested",
         "data_bytes",
-        "max_frame_size",
         "paused",
         "slot",
     )
@@ -83,8 +82,6 @@ class FrameSender:
         self._windows = windows
         self._streams = streams
         self.slot = windows.add_connection(self, frames.DEFAULT_WINDOW)
-        self.max_frame_size = frames.DEFAULT_FRAME_SIZE
-        """Largest payload of a frame that is sent at once."""
         self._out: list[bytes | memoryview] = []
         """What is written at the end of this turn of the event loop."""
         self._batching = False
@@ -155,7 +152,7 @@ class FrameSender:
     def take_window(self, slot: int, size: int, *, urgent: bool) -> bool:
         """Whether a frame of ``size`` bytes may be sent now for the stream in ``slot``, whose windows are
         then charged. ``urgent``: an event, which does not wait for a turn."""
-        if size > self.max_frame_size or self.paused or (self.congested and not urgent):
+        if size > MAX_FRAME or self.paused or (self.congested and not urgent):
             return False
         windows, own = self._windows, self.slot
         stream_left = windows.streams.item(slot) - size
@@ -219,7 +216,7 @@ class FrameSender:
             stream = bulk.popleft()
             stream.queued = False
             stream_left = windows.streams.item(stream.slot)
-            size = min(stream.held, stream_left, left, BULK_FRAME)
+            size = min(stream.held, stream_left, left, MAX_FRAME)
             if size <= 0:
                 continue  # until its window opens
             windows.streams[stream.slot] = stream_left - size
