@@ -25,7 +25,7 @@ from penstock.http.http2.connection import Http2Connection
 from penstock.http.http2.frames import PREFACE
 from penstock.http.served_request import ServedRequest
 from penstock.http.server_state import LINGER_S, MAX_LINGER_BYTES, ServerState, address
-from penstock.http.sink import EVENT_STREAM_HEADERS, Application, Listener, Scope
+from penstock.http.sink import EVENT_STREAM_HEADERS, Application, Listener
 from penstock.http.slow_clients import MIN_BODY_RATE, SlowClientTimer, Verdict
 from penstock.streaming.chunked import LAST_CHUNK, chunk
 from penstock.streaming.row_path import RowPath
@@ -316,20 +316,7 @@ class ServerProtocol(Protocol):
     def _begin(self, head: RequestHead) -> None:
         """Start the application for a request."""
         self._chunks = head.version != "1.0"
-        scope: Scope = {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": head.version,
-            "server": self._server,
-            "client": self._client,
-            "scheme": "https" if self._tls else "http",
-            "method": head.method,
-            "root_path": "",
-            "path": head.path,
-            "raw_path": head.raw_path,
-            "query_string": head.query,
-            "headers": head.headers,
-        }
+        scope = head.scope(client=self._client, server=self._server, tls=self._tls)
         self._request = request = ServedRequest(
             scope, self, keep_alive=head.keep_alive, expects_continue=head.expects_continue
         )

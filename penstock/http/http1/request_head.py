@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import string
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from penstock.http.errors import ApiError
@@ -95,7 +95,7 @@ class RequestHead(NamedTuple):
     raw_path: bytes
     query: bytes
     version: str
-    """``1.0`` or ``1.1``."""
+    """``1.0``, ``1.1`` or ``2``."""
     headers: list[tuple[bytes, bytes]]
     """Names in lower case."""
     length: int | None
@@ -104,6 +104,25 @@ class RequestHead(NamedTuple):
     """Whether the client wants to use the connection again."""
     expects_continue: bool
     """Whether the client waits for 100 (Continue) before it sends the body."""
+
+    def scope(
+        self, *, client: tuple[str, int] | None, server: tuple[str, int] | None, tls: bool
+    ) -> dict[str, Any]:
+        """The ASGI scope."""
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": self.version,
+            "server": server,
+            "client": client,
+            "scheme": "https" if tls else "http",
+            "method": self.method,
+            "root_path": "",
+            "path": self.path,
+            "raw_path": self.raw_path,
+            "query_string": self.query,
+            "headers": self.headers,
+        }
 
 
 def parse_head(head: bytes) -> RequestHead:

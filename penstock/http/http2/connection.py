@@ -22,6 +22,7 @@ from penstock.http.http1.request_head import MAX_HEADERS, RequestHead
 from penstock.http.http2 import frames
 from penstock.http.http2.block_assembler import Block, BlockAssembler, check_dependency
 from penstock.http.http2.closed_streams import ClosedStreams
+from penstock.http.http2.ending import Ending
 from penstock.http.http2.faults import ConnectionFault, ErrorCode, StreamFault
 from penstock.http.http2.frames import FrameScanner
 from penstock.http.http2.header_blocks import HeaderDecoder, HeaderListTooLarge
@@ -31,7 +32,7 @@ from penstock.http.http2.request_fields import MalformedRequest, parse_fields
 from penstock.http.http2.sender import FrameSender
 from penstock.http.http2.stream import STREAM_WINDOW, Http2Stream
 from penstock.http.served_request import ServedRequest
-from penstock.http.server_state import LINGER_S, MAX_LINGER_BYTES, ServerState, address
+from penstock.http.server_state import ServerState, address
 from penstock.http.sink import Application, Scope
 
 log = logging.getLogger(__name__)
@@ -46,17 +47,12 @@ TURN_S = 0.002
 """Time for the frames of one connection in a turn of the event loop."""
 SMALL_DATA = 64
 """Smaller DATA frames within a body count as frames that carry nothing."""
-GOAWAY_DELAY_S = 1.0
-"""Maximum time between the two GOAWAY frames of a connection that ends (RFC 9113 §6.8)."""
-IDLE_S = 1.0
-"""A client that has asked for nothing for this long, or longer, has read the replies before."""
 LOST_PER_TURN = 64
 """Streams of a lost connection that end in one turn of the event loop, so others' events are not late."""
 UNSENT_IN_KERNEL = 128 * 1024
 """Bytes that the kernel takes beyond what it can send: rows wait behind no more than that."""
 _TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)
 
-_GOING_PING = b"penstock"
 _ANNOUNCED = {
     frames.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
     frames.INITIAL_WINDOW_SIZE: STREAM_WINDOW,
@@ -78,7 +74,7 @@ class Http2Connection(Protocol):
         """Of the latest read or sweep."""
         limits = self.state.limits
         self.sender = FrameSender(transport, self.state.windows, self._open_streams)
-        self._streams: dict[int, Http2Stream] = {}
+        self.streams: dict[int, Http2Stream] = {}
         self._scanner = FrameScanner()
         self._decoder = HeaderDecoder()
         self._max_header_bytes = limits.max_header_bytes
@@ -96,7 +92,7 @@ class Http2Connection(Protocol):
         self._has_settings = False
         """Whether the client's first frame has come."""
         self._blocks = BlockAssembler(limits.max_header_bytes)
-        self._last_id = 0
+        self.last_id = 0
         """The latest stream of the client."""
         self._closed = ClosedStreams()
         self._abandoned = 0
@@ -114,17 +110,9 @@ class Http2Connection(Protocol):
         """Bytes that the budget knows of."""
         self._partial_since: float | None = None
         """Since when the preface, a frame or a header block is incomplete."""
-        self._idle_since = now
-        self._taken = 0
-        """Bytes that the client has taken at the latest sweep."""
-        self._taken_at = now
-        self._last_served: int | None = None
-        """The last stream id that is served, once the connection ends."""
-        self._going = False
-        """Whether the first GOAWAY is sent."""
-        self._lingers_since: float | None = None
-        """Since when nothing is left to do but to discard what comes; None while there is."""
-        self._discarded = 0
+        self.idle_since = now
+        self._ending = Ending(self)
+        self._is_over = False
         self._losing = False
         """Whether streams of an ended connection are still to be closed."""
         self._lost = False
@@ -134,16 +122,13 @@ class Http2Connection(Protocol):
             + frames.window_update(0, CONNECTION_WINDOW - frames.DEFAULT_WINDOW)
         )
         if len(self.state.connections) > limits.max_connections:
-            self._end(ErrorCode.ENHANCE_YOUR_CALM, "too many connections to this server")
+            self._ending.fail(ErrorCode.ENHANCE_YOUR_CALM, "too many connections to this server")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
         self.state.connections.discard(self)
         self.state.lingering.discard(self)
-        self.sender.close()
-        self._forget_input()
-        if not self._losing:
-            self._lose_some()
+        self.end_all()
         self.state.on_lost()
 
     def pause_writing(self) -> None:
@@ -157,7 +142,7 @@ class Http2Connection(Protocol):
         return False
 
     def _open_streams(self) -> list[Any]:
-        return list(self._streams.values())
+        return list(self.streams.values())
 
     def _spend_control(self) -> None:
         """A frame that carries nothing, or hardly anything, has come."""
@@ -171,10 +156,8 @@ class Http2Connection(Protocol):
     # -- reading
 
     def data_received(self, data: bytes) -> None:
-        if self._lingers_since is not None:
-            self._discarded += len(data)
-            if self._discarded > MAX_LINGER_BYTES:
-                self.transport.abort()
+        if self._is_over:
+            self._ending.discard(len(data))
             return
         self._scanner.receive(data)
         if not self._read_on:
@@ -183,7 +166,7 @@ class Http2Connection(Protocol):
     def _read(self) -> None:
         """Handle the frames that have come, for a limited time."""
         self._read_on = False
-        if self._is_over():
+        if self._is_over:
             return
         self.now = now = time.monotonic()
         self.sender.begin_batch()
@@ -193,8 +176,6 @@ class Http2Connection(Protocol):
             while taken := self._scanner.take(FRAMES_PER_PIECE):
                 for frame in taken:
                     self._handle(*frame)
-                    if self._is_over():
-                        return
                 self._start_fresh()
                 if len(taken) == FRAMES_PER_PIECE and time.monotonic() > now + TURN_S:
                     self._read_on = True
@@ -203,10 +184,10 @@ class Http2Connection(Protocol):
                 self.shutdown()
             self._after_read()
         except ConnectionFault as fault:
-            self._end(fault.code, fault.reason)
+            self._ending.fail(fault.code, fault.reason)
         except Exception:
             log.exception("an HTTP/2 connection failed")
-            self._end(ErrorCode.INTERNAL_ERROR, "the server failed")
+            self._ending.fail(ErrorCode.INTERNAL_ERROR, "the server failed")
         finally:
             self.sender.end_batch()
 
@@ -235,6 +216,8 @@ class Http2Connection(Protocol):
         self._read()
 
     def _handle(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        if self._is_over:
+            return
         unfinished = self._blocks.stream_id
         if unfinished and (kind != frames.CONTINUATION or stream_id != unfinished):
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a header block is interrupted by another frame")
@@ -257,7 +240,7 @@ class Http2Connection(Protocol):
         except StreamFault as fault:
             self._resets.spend(self.now, self._completed)
             log.debug("stream %d: %s", fault.stream_id, fault.reason)
-            stream = self._streams.get(fault.stream_id)
+            stream = self.streams.get(fault.stream_id)
             if stream is None:
                 self.sender.write(self._closed.cut(fault.stream_id, fault.code))
             else:
@@ -273,8 +256,8 @@ class Http2Connection(Protocol):
                 raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "the length of PING is not 8")
             if not flags & frames.ACK:
                 self.sender.write(frames.ping(payload, ack=True))
-            elif payload == _GOING_PING and self._going:
-                self._go()
+            else:
+                self._ending.on_ping_ack(payload)
         elif kind == frames.CONTINUATION:
             self._on_block(self._blocks.on_continuation(flags, stream_id, payload))
         elif kind == frames.PRIORITY:
@@ -304,12 +287,11 @@ class Http2Connection(Protocol):
         if not self.sender.change_initial_window(self._settings.initial_window - before):
             raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "SETTINGS raise a window above 2^31-1")
         self.sender.write(frames.SETTINGS_ACK)
-        self.sender.max_frame_size = self._settings.max_frame_size
 
     def _on_window_update(self, stream_id: int, increment: int) -> None:
         self._spend_control()
         increment &= frames.STREAM_BITS
-        stream = self._streams.get(stream_id)
+        stream = self.streams.get(stream_id)
         if stream is None and stream_id:
             self._check_not_idle(stream_id, "WINDOW_UPDATE")
             return
@@ -330,18 +312,18 @@ class Http2Connection(Protocol):
     def _on_rst_stream(self, stream_id: int, payload: bytes) -> None:
         frames.unpack_long(payload, "RST_STREAM")
         self._check_not_idle(stream_id, "RST_STREAM")
-        stream = self._streams.get(stream_id)
+        stream = self.streams.get(stream_id)
         if stream is None:
             self._closed.on_rst_stream(stream_id)
             self._spend_control()
             return
         self._resets.spend(self.now, self._completed)
-        del self._streams[stream_id]
+        del self.streams[stream_id]
         self._close(stream)
         self._after_stream()
 
     def _check_not_idle(self, stream_id: int, name: str) -> None:
-        if not stream_id or stream_id > self._last_id or not stream_id & 1:
+        if not stream_id or stream_id > self.last_id or not stream_id & 1:
             text = f"{name} on stream {stream_id}, which the client has not opened"
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, text)
 
@@ -360,9 +342,9 @@ class Http2Connection(Protocol):
         last = bool(flags & frames.END_STREAM)
         if len(data) < SMALL_DATA and not last:
             self._spend_control()
-        stream = self._streams.get(stream_id)
+        stream = self.streams.get(stream_id)
         if stream is None:
-            if not self._is_unserved(stream_id) and (
+            if not self._ending.is_unserved(stream_id) and (
                 sent := self._closed.on_data(stream_id, size, last=last)
             ):
                 self.sender.write(sent)
@@ -370,10 +352,6 @@ class Http2Connection(Protocol):
         stream.on_data(data, size, self.now, last=last)
         if last:
             self._receiving.discard(stream)
-
-    def _is_unserved(self, stream_id: int) -> bool:
-        """Whether GOAWAY has said that the stream is not served."""
-        return self._last_served is not None and stream_id > self._last_served
 
     def _on_block(self, complete: Block | None) -> None:
         """A header block: of a request, or of trailers; None: it is not complete yet."""
@@ -386,13 +364,13 @@ class Http2Connection(Protocol):
         except HeaderListTooLarge:
             fields, too_large = [], True
         last = bool(flags & frames.END_STREAM)
-        if stream_id <= self._last_id:
+        if stream_id <= self.last_id:
             self._on_trailers(stream_id, fields, last=last)
             return
-        self._last_id = stream_id
-        if self._is_unserved(stream_id):
+        self.last_id = stream_id
+        if self._ending.is_unserved(stream_id):
             return
-        if len(self._streams) + self._abandoned + self._closed.unfinished >= MAX_STREAMS:
+        if len(self.streams) + self._abandoned + self._closed.unfinished >= MAX_STREAMS:
             raise StreamFault(stream_id, ErrorCode.REFUSED_STREAM, "too many streams")
         try:
             if too_large:
@@ -413,9 +391,9 @@ class Http2Connection(Protocol):
 
     def _on_trailers(self, stream_id: int, fields: list[tuple[bytes, bytes]], *, last: bool) -> None:
         """Trailers are dropped."""
-        stream = self._streams.get(stream_id)
+        stream = self.streams.get(stream_id)
         if stream is None:
-            if self._is_unserved(stream_id) or self._closed.on_trailers(stream_id, last=last):
+            if self._ending.is_unserved(stream_id) or self._closed.on_trailers(stream_id, last=last):
                 return
             was_open = self._closed.was_open(stream_id)
             code = ErrorCode.STREAM_CLOSED if was_open else ErrorCode.PROTOCOL_ERROR
@@ -432,20 +410,7 @@ class Http2Connection(Protocol):
         self._receiving.discard(stream)
 
     def _begin(self, stream_id: int, head: RequestHead, *, last: bool) -> None:
-        scope: Scope = {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": "2",
-            "server": self._server,
-            "client": self._client,
-            "scheme": "https" if self._tls else "http",
-            "method": head.method,
-            "root_path": "",
-            "path": head.path,
-            "raw_path": head.raw_path,
-            "query_string": head.query,
-            "headers": head.headers,
-        }
+        scope = head.scope(client=self._client, server=self._server, tls=self._tls)
         stream = self._open(stream_id, head.length, scope, last=last, expects_continue=head.expects_continue)
         if last:
             self._start(stream)
@@ -458,7 +423,7 @@ class Http2Connection(Protocol):
         slot = self.state.windows.add_stream(self.sender.slot, self._settings.initial_window)
         stream = Http2Stream(self, stream_id, slot, length)
         stream.request = ServedRequest(scope, stream, keep_alive=True, expects_continue=expects_continue)
-        self._streams[stream_id] = stream
+        self.streams[stream_id] = stream
         self.state.http2_streams += 1
         if last:
             stream.request.body_complete = True
@@ -484,7 +449,7 @@ class Http2Connection(Protocol):
     def end_stream(self, stream: Http2Stream) -> None:
         """END_STREAM was written."""
         request = stream.request
-        del self._streams[stream.id]
+        del self.streams[stream.id]
         if request is not None and not request.body_complete:
             self._closed.add_answered(stream.id, stream.receive_window, self.now)
         self._completed += 1
@@ -492,7 +457,7 @@ class Http2Connection(Protocol):
         self._after_stream()
 
     def reset_stream(self, stream: Http2Stream, code: ErrorCode) -> None:
-        del self._streams[stream.id]
+        del self.streams[stream.id]
         self.sender.write(self._closed.cut(stream.id, code))
         self._close(stream)
         self._after_stream()
@@ -508,10 +473,9 @@ class Http2Connection(Protocol):
         self.state.windows.remove_stream(stream.slot)
 
     def _after_stream(self) -> None:
-        if not self._streams:
-            self._idle_since = time.monotonic()
-            if self._last_served is not None:
-                self._linger()
+        if not self.streams:
+            self.idle_since = time.monotonic()
+            self._ending.on_last_stream()
 
     def on_run_end(self) -> None:
         """The application has returned for a request whose stream is closed."""
@@ -532,64 +496,20 @@ class Http2Connection(Protocol):
 
     def on_over_budget(self) -> None:
         self._held = 0
-        self._end(ErrorCode.ENHANCE_YOUR_CALM, self.state.budget.refusal().message)
+        self._ending.fail(ErrorCode.ENHANCE_YOUR_CALM, self.state.budget.refusal().message)
 
     # -- the end of the connection
 
-    def _is_over(self) -> bool:
-        return self._lost or self._lingers_since is not None
-
     def shutdown(self) -> None:
-        """Close now if idle, else after the replies in progress, and those of requests on their way."""
-        if self._going or self._is_over():
-            return
-        self._going = True
-        if not self._streams:
-            self._go()
-            return
-        self.sender.write(frames.goaway(frames.STREAM_BITS, ErrorCode.NO_ERROR) + frames.ping(_GOING_PING))
-        get_running_loop().call_later(GOAWAY_DELAY_S, self._go)
+        self._ending.drain()
 
-    def _go(self) -> None:
-        """The client knows that the connection ends: serve what has come, and nothing after it."""
-        if self._last_served is not None or self._is_over():
-            return
-        self._last_served = self._last_id
-        self.sender.write(frames.goaway(self._last_id, ErrorCode.NO_ERROR))
-        if self._streams:
-            return
-        if time.monotonic() - self._idle_since < IDLE_S:
-            self._linger()
-        else:
-            self.sender.flush()
-            self.transport.close()
-
-    def _end(self, code: ErrorCode, reason: str) -> None:
-        """The client broke the protocol, or takes too much: end all its streams."""
-        if self._is_over():
-            return
-        log.debug("connection ended: %s: %s", code.name, reason)
-        self.sender.write(frames.goaway(self._last_id, code, reason))
-        self._linger(faulty=True)
-
-    def _linger(self, *, faulty: bool = False) -> None:
-        """Close once the client has closed, or is too late (:data:`LINGER_S`): closing with unread bytes
-        would destroy what it has not read. With TLS, which has no end of one direction, it may have read all
-        replies and wait for us; a ``faulty`` one is not waited for."""
-        self._lingers_since = self.now
-        self.sender.flush()
+    def end_all(self) -> None:
+        """Nothing is read or written any more."""
+        self._is_over = True
         self.sender.close()
         self._forget_input()
-        lingering, transport = self.state.lingering, self.transport
-        if transport.is_closing():
-            pass
-        elif len(lingering) < self.state.limits.max_lingering and (transport.can_write_eof() or not faulty):
-            lingering.add(self)
-            if transport.can_write_eof():
-                transport.write_eof()
-        else:
-            transport.close()
-        self._lose_some()
+        if not self._losing:
+            self._lose_some()
 
     def _forget_input(self) -> None:
         self._scanner.clear()
@@ -602,9 +522,12 @@ class Http2Connection(Protocol):
 
     def _lose_some(self) -> None:
         """Close streams, some in each turn."""
-        streams = self._streams
+        streams = self.streams
         for _ in range(min(len(streams), LOST_PER_TURN)):
-            self._close(streams.popitem()[1])
+            try:
+                self._close(streams.popitem()[1])
+            except Exception:
+                log.exception("the end of a stream failed")
         self._losing = bool(streams)
         if streams:
             get_running_loop().call_soon(self._lose_some)
@@ -612,11 +535,9 @@ class Http2Connection(Protocol):
             self.state.windows.remove_connection(self.sender.slot)
 
     def cut_if_slow(self, now: float, request_timeout_s: float, keep_alive_s: float) -> None:
-        """Called once a second: see :class:`penstock.http.server_state.ServedConnection`."""
         self.now = now
-        if self._lingers_since is not None:
-            if now - self._lingers_since > LINGER_S:
-                self.transport.abort()
+        if self._is_over:
+            self._ending.check(now)
             return
         if self.state.ending:
             self.shutdown()
@@ -626,17 +547,13 @@ class Http2Connection(Protocol):
             self.sender.write(resets)
         for stream in list(self._holding):
             stream.check_held(now, keep_alive_s)
-        waiting = self.transport.get_write_buffer_size()
-        taken = self.sender.written - waiting
-        if not waiting or taken != self._taken:
-            self._taken, self._taken_at = taken, now
-        elif now - self._taken_at > keep_alive_s:
+        if self.sender.is_stuck(now, keep_alive_s):
             self.transport.abort()
             return
         if self._partial_since is not None and now - self._partial_since > request_timeout_s:
-            self._end(ErrorCode.PROTOCOL_ERROR, "a frame or header block did not arrive in time")
-        elif not self._streams and now - self._idle_since > keep_alive_s:
-            self._go()
+            self._ending.fail(ErrorCode.PROTOCOL_ERROR, "a frame or header block did not arrive in time")
+        elif not self.streams and now - self.idle_since > keep_alive_s:
+            self._ending.go()
 
 
 def _too_large(limit: int) -> ApiError:

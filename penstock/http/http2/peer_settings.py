@@ -7,15 +7,14 @@ from penstock.http.http2.faults import ConnectionFault, ErrorCode
 
 
 class PeerSettings:
-    """The settings of a client that matter to a server: it pushes nothing, and compresses without a table."""
+    """The settings of a client that matter to a server: it pushes nothing, compresses without a table, and
+    sends no frame that is larger than every client accepts."""
 
-    __slots__ = ("initial_window", "max_frame_size")
+    __slots__ = ("initial_window",)
 
     def __init__(self) -> None:
         self.initial_window = frames.DEFAULT_WINDOW
         """Send window of streams that open."""
-        self.max_frame_size = frames.DEFAULT_FRAME_SIZE
-        """Maximum payload of a frame that the client accepts."""
 
     def apply(self, payload: bytes) -> None:
         """Take over the settings of one SETTINGS frame; unknown ones are ignored. Raises ConnectionFault."""
@@ -31,7 +30,6 @@ class PeerSettings:
                     raise ConnectionFault(
                         ErrorCode.PROTOCOL_ERROR, f"SETTINGS_MAX_FRAME_SIZE {value} is not 16384 to 2^24-1"
                     )
-                self.max_frame_size = value
             elif identifier == frames.ENABLE_PUSH and value > 1:
                 raise ConnectionFault(
                     ErrorCode.PROTOCOL_ERROR, f"SETTINGS_ENABLE_PUSH {value} is neither 0 nor 1"

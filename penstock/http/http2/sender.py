@@ -22,8 +22,8 @@ LOW_WATER_BYTES = 16 * 1024
 """Bytes in the transport from which on they go on."""
 MAX_UNSENT_BYTES = 512 * 1024
 """Bytes in the transport from which on its client counts as not reading: every stream pauses."""
-BULK_FRAME = frames.DEFAULT_FRAME_SIZE
-"""Payload of the frames of held streams, which every client accepts."""
+MAX_FRAME = frames.DEFAULT_FRAME_SIZE
+"""Largest payload of a frame that is sent. Every client accepts it; larger ones would keep others waiting."""
 RESUMED_PER_TURN = 64
 """Streams that are resumed in one turn of the event loop: each may make an event of all that it held."""
 
@@ -65,14 +65,15 @@ class FrameSender:
         "_pumping",
         "_resuming",
         "_streams",
+        "_taken",
+        "_taken_at",
         "_transport",
         "_windows",
+        "_written",
         "congested",
         "data_bytes",
-        "max_frame_size",
         "paused",
         "slot",
-        "written",
     )
 
     def __init__(self, transport: Any, windows: FlowWindows, streams: Callable[[], list[HeldStream]]) -> None:
@@ -81,8 +82,6 @@ class FrameSender:
         self._windows = windows
         self._streams = streams
         self.slot = windows.add_connection(self, frames.DEFAULT_WINDOW)
-        self.max_frame_size = frames.DEFAULT_FRAME_SIZE
-        """Largest payload of a frame that is sent at once."""
         self._out: list[bytes | memoryview] = []
         """What is written at the end of this turn of the event loop."""
         self._batching = False
@@ -100,8 +99,12 @@ class FrameSender:
         self._closed = False
         self.data_bytes = 0
         """Bytes of DATA frames, ever."""
-        self.written = 0
+        self._written = 0
         """Bytes given to the transport."""
+        self._taken = 0
+        """Of them, those that the client had taken at the latest check."""
+        self._taken_at = 0.0
+        """When that had changed."""
         transport.set_write_buffer_limits(BULK_BYTES, LOW_WATER_BYTES)
 
     # -- urgent frames
@@ -139,7 +142,7 @@ class FrameSender:
         out.clear()
         if self._closed or self._transport.is_closing():
             return
-        self.written += len(data)
+        self._written += len(data)
         self._transport.write(data)
         if self.congested and not self.paused and self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
             self.paused = True
@@ -149,7 +152,7 @@ class FrameSender:
     def take_window(self, slot: int, size: int, *, urgent: bool) -> bool:
         """Whether a frame of ``size`` bytes may be sent now for the stream in ``slot``, whose windows are
         then charged. ``urgent``: an event, which does not wait for a turn."""
-        if size > self.max_frame_size or self.paused or (self.congested and not urgent):
+        if size > MAX_FRAME or self.paused or (self.congested and not urgent):
             return False
         windows, own = self._windows, self.slot
         stream_left = windows.streams.item(slot) - size
@@ -213,7 +216,7 @@ class FrameSender:
             stream = bulk.popleft()
             stream.queued = False
             stream_left = windows.streams.item(stream.slot)
-            size = min(stream.held, stream_left, left, BULK_FRAME)
+            size = min(stream.held, stream_left, left, MAX_FRAME)
             if size <= 0:
                 continue  # until its window opens
             windows.streams[stream.slot] = stream_left - size
@@ -250,6 +253,14 @@ class FrameSender:
             resuming.popleft().resume()
         if resuming:
             get_running_loop().call_soon(self._resume_some)
+
+    def is_stuck(self, now: float, timeout_s: float) -> bool:
+        """Whether the client has taken nothing of what waits for ``timeout_s``; called once a second."""
+        waiting = self._transport.get_write_buffer_size()
+        taken = self._written - waiting
+        if not waiting or taken != self._taken:
+            self._taken, self._taken_at = taken, now
+        return bool(now - self._taken_at > timeout_s)
 
     def change_initial_window(self, difference: int) -> bool:
         """New SETTINGS change the windows of all streams. Returns whether none exceeds the maximum."""

@@ -11,6 +11,7 @@ from penstock.http.errors import ApiError
 from penstock.http.http2 import frames
 from penstock.http.http2.faults import ErrorCode, StreamFault
 from penstock.http.http2.header_blocks import encode_fields, encode_status
+from penstock.http.http2.sender import MAX_FRAME
 from penstock.http.served_request import ServedRequest
 from penstock.http.sink import EVENT_STREAM_HEADERS, Listener, Scope
 from penstock.http.slow_clients import MIN_BODY_RATE, SlowClientTimer, Verdict
@@ -229,8 +230,7 @@ class Http2Stream:
         return self._head(encode_status(status) + encode_fields(fields) + date)
 
     def _head(self, block: bytes) -> bytes:
-        limit = self._sender.max_frame_size
-        return frames.header_frames(self.id, block, end_stream=False, max_frame_size=limit)
+        return frames.header_frames(self.id, block, end_stream=False, max_frame_size=MAX_FRAME)
 
     def write_part(self, head: bytes, body: bytes, *, last: bool) -> None:
         self._write(head, b"" if self._bodyless else body, last=last, urgent=False)
@@ -285,7 +285,9 @@ class Http2Stream:
         self._write(self.reply_head(status, headers), b"", last=False, urgent=False)
 
     def write_body(self, data: bytes) -> None:
-        self._write(b"", b"" if self._bodyless else data, last=False, urgent=True)
+        request = self.request
+        urgent = request is not None and request.streamed  # events, as far as can be told
+        self._write(b"", b"" if self._bodyless else data, last=False, urgent=urgent)
 
     def finish(self) -> None:
         self._write(b"", b"", last=True, urgent=True)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,7 @@ from penstock.http.http2.frames import (
 from penstock.http.http2.header_blocks import encode_fields
 from penstock.http.http2.rates import CONTROL_BURST, RESET_BURST
 from penstock.http.http2.stream import Http2Stream
+from penstock.http.served_request import ServedRequest
 from penstock.http.server_state import Limits, ServerState
 from tests.http.http2.clients import GET, POST, Client, Streaming, in_loop, settle
 
@@ -242,7 +244,7 @@ async def test_replies_to_a_client_without_windows_are_bounded_and_cut() -> None
     assert await client.resets() == {}
     client.connection.cut_if_slow(at + 76.0, 30.0, 75.0)
     assert set(await client.resets()) == set(range(1, 100, 2))
-    assert client.connection._streams == {}
+    assert client.connection.streams == {}
 
 
 @in_loop
@@ -293,5 +295,21 @@ async def test_a_lost_connection_ends_its_streams_in_turns() -> None:
     assert len(windows._free_streams) == len(windows.streams)
 
 
-def test_a_stream_without_a_reply_is_small() -> None:
-    assert Http2Stream.__sizeof__(Http2Stream.__new__(Http2Stream)) < 300
+@in_loop
+async def test_streams_leave_nothing_to_the_garbage_collector() -> None:
+    async def app(scope: Any, receive: Any, send: Any, sink: Any) -> None:
+        await (send_json(send, b"{}") if scope["method"] == "GET" else wait(scope, receive, send, sink))
+
+    client = Client(app)
+    gc.collect()
+    gc.disable()
+    try:
+        for n in range(0, 100, 2):
+            client.send(client.headers(2 * n + 1) + client.headers(2 * n + 3, POST, end=False))
+            await asyncio.sleep(0)
+            client.send(rst_stream(2 * n + 3, 8))
+        await settle()
+        left = [each for each in gc.get_objects() if isinstance(each, Http2Stream | ServedRequest)]
+    finally:
+        gc.enable()
+    assert not left

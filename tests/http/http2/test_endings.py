@@ -29,7 +29,7 @@ async def test_an_idle_connection_is_closed_when_the_server_ends() -> None:
     assert client.transport.end == "eof", "it may still send WINDOW_UPDATE for the reply"
     assert not client.connection.eof_received()
     client = Client()
-    client.connection._idle_since -= 2.0
+    client.connection.idle_since -= 2.0
     client.connection.shutdown()
     assert goaways(client.received()) == [(0, 0)]
     assert client.transport.end == "close"
@@ -58,7 +58,7 @@ async def test_a_busy_connection_serves_what_is_on_its_way_and_ends_with_its_las
 
 @in_loop
 async def test_the_last_goaway_does_not_wait_for_a_client_that_answers_no_ping(monkeypatch: Any) -> None:
-    monkeypatch.setattr("penstock.http.http2.connection.GOAWAY_DELAY_S", 0.001)
+    monkeypatch.setattr("penstock.http.http2.ending.GOAWAY_DELAY_S", 0.001)
     client = Client(Streaming())
     client.send(client.headers(1))
     client.connection.shutdown()
@@ -80,7 +80,7 @@ async def test_a_server_that_retires_tells_its_clients() -> None:
 async def test_an_idle_connection_is_closed() -> None:
     client = Client()
     client.send(client.headers(1))
-    since = client.connection._idle_since = client.connection._idle_since - 10.0
+    since = client.connection.idle_since = client.connection.idle_since - 10.0
     client.connection.cut_if_slow(since + 75.0, *TIMES)
     assert client.transport.end == ""
     client.connection.cut_if_slow(since + 75.1, *TIMES)
@@ -144,7 +144,7 @@ async def test_a_body_has_its_time_to_arrive_and_others_go_on(monkeypatch: Any) 
                 fields = client.decoder.decode(each[3], raw=True)
                 statuses.append((each[2], dict(fields)[b":status"]))  # type: ignore[arg-type]
     assert statuses == [(1, b"408")]
-    assert list(client.connection._streams) == [3]
+    assert list(client.connection.streams) == [3]
 
 
 @in_loop

@@ -61,7 +61,7 @@ async def test_a_large_reply_keeps_within_the_windows_and_goes_on_when_they_open
     received = await client.frames()
     assert sum(size for _, size in data(received)) == LARGE - 65_535 - 50_000
     assert received[-1][1] == END_STREAM
-    assert not client.connection._streams
+    assert not client.connection.streams
 
 
 @in_loop
@@ -238,3 +238,25 @@ async def test_a_part_waits_while_the_client_does_not_read() -> None:
     client.send(frames.rst_stream(1, ErrorCode.CANCEL))
     await client.frames()
     assert not client.state.tasks
+
+
+@in_loop
+async def test_a_relayed_reply_of_known_length_waits_where_events_do_not() -> None:
+    app = Streaming()
+    client = Client(app, INITIAL_WINDOW_SIZE=MAX_WINDOW)
+    client.send(window_update(0, MAX_WINDOW - 65_535) + client.headers(1) + client.headers(3))
+    client.transport.stalled = True
+    sized, events = app.sinks
+    sized.begin(200, [(b"content-length", b"1000000")])
+    events.begin(200, [(b"content-type", b"text/event-stream")])
+    while not app.listeners[0].told:
+        sized.write_body(b"x" * 10_000)
+        events.write_body(b"y" * 10_000)
+        await client.frames()
+    assert client.transport.unread < BULK_BYTES + 40_000
+    events.write_body(b"y" * 10_000)
+    assert data(await client.frames()) == [(3, 10_000)]
+    assert [listener.told for listener in app.listeners] == [["pause"], []]
+    client.transport.drain()
+    assert data(await client.frames()) == [(1, 10_000)]
+    assert [listener.told for listener in app.listeners] == [["pause", "resume"], []]
