@@ -49,7 +49,8 @@ SMALL_DATA = 64
 GOAWAY_DELAY_S = 1.0
 """Maximum time between the two GOAWAY frames of a connection that ends (RFC 9113 §6.8)."""
 IDLE_S = 1.0
-"""A client that has asked for nothing for this long, or longer, has read the replies before."""
+"""A client that has asked for nothing for this long, or longer, has read the replies before. A server that
+ends waits this long for the first request of a connection, to answer it."""
 LOST_PER_TURN = 64
 """Streams of a lost connection that end in one turn of the event loop, so others' events are not late."""
 UNSENT_IN_KERNEL = 128 * 1024
@@ -199,7 +200,7 @@ class Http2Connection(Protocol):
                 if len(taken) == FRAMES_PER_PIECE and time.monotonic() > now + TURN_S:
                     self._read_on = True
                     break
-            if self.state.ending:
+            if self.state.ending and self._last_id and not self._streams:
                 self.shutdown()
             self._after_read()
         except ConnectionFault as fault:
@@ -618,7 +619,7 @@ class Http2Connection(Protocol):
             if now - self._lingers_since > LINGER_S:
                 self.transport.abort()
             return
-        if self.state.ending:
+        if self.state.ending and (self._last_id or now - self._idle_since > IDLE_S):
             self.shutdown()
         for stream in list(self._receiving):
             stream.check_body(now, request_timeout_s)
