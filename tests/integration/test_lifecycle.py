@@ -39,6 +39,9 @@ def drained(server: Server, directory: Path, count: int) -> None:
         refused = pair.post("/v1/completions", BODY)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         assert refused.headers["connection"] == "close"
+        with httpx.Client(http1=False, http2=True) as client:
+            refused = client.post(f"{pair.url}/v1/completions", json=BODY)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         streams.until_all_ended()
         assert (streams.failures, streams.texts) == ([], undisturbed)
         assert pair.process.wait(60) == 0

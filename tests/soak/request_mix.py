@@ -17,6 +17,7 @@ STALLED_TOKENS = 3000
 STALL_S = 8.0
 """Time without reading, long enough for that many tokens."""
 MOST_CHOICES = 3
+MOST_LOGPROBS = 20
 SLOW_TOKENS = 200
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -139,9 +140,9 @@ class RequestMix:
     def _stalled(self) -> RequestSpec:
         """Logprobs make events large."""
         seed = self._random.getrandbits(31)
-        body = {"prompt": self._text(), "seed": seed, "max_tokens": STALLED_TOKENS, "logprobs": 1}
-        body |= {"stream": True, "stream_interval": 1, "ignore_eos": True}
-        outputs = [self._oracle.output(seed, STALLED_TOKENS, None)]
+        body = {"prompt": self._text(), "seed": seed, "max_tokens": STALLED_TOKENS, "n": MOST_CHOICES}
+        body |= {"logprobs": MOST_LOGPROBS, "stream": True, "stream_interval": 1, "ignore_eos": True}
+        outputs = [self._oracle.output(seed + index, STALLED_TOKENS, None) for index in range(MOST_CHOICES)]
         return RequestSpec(COMPLETIONS, body, ClientBehaviour.STALL, outputs=outputs, wait_s=STALL_S)
 
     def _bad(self) -> RequestSpec:

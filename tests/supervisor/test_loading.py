@@ -74,6 +74,10 @@ def test_probes_are_answered_while_the_model_loads(serve: Serve, short_dir: Path
         assert body["error"]["code"] == "loading"
         head = client.head("/ready")
         assert (head.status_code, head.content) == (503, b"")
+        http2 = httpx.HTTPTransport(uds=str(path), http1=False, http2=True)
+        with httpx.Client(transport=http2, base_url="http://x", timeout=PATIENCE_S) as other:
+            assert other.get("/health").status_code == 200
+            assert other.post("/v1/chat/completions", json={}, headers=KEY).status_code == 503
         assert client.post("/v1/chat/completions", json={}).status_code == 401
         refusal = client.post("/v1/chat/completions", json={}, headers=KEY)
         assert refusal.status_code == 503

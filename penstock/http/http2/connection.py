@@ -47,6 +47,8 @@ TURN_S = 0.002
 """Time for the frames of one connection in a turn of the event loop."""
 SMALL_DATA = 64
 """Smaller DATA frames within a body count as frames that carry nothing."""
+FIRST_REQUEST_S = 1.0
+"""A server that ends waits this long for the first request of a connection, to answer it."""
 LOST_PER_TURN = 64
 """Streams of a lost connection that end in one turn of the event loop, so others' events are not late."""
 UNSENT_IN_KERNEL = 128 * 1024
@@ -180,7 +182,7 @@ class Http2Connection(Protocol):
                 if len(taken) == FRAMES_PER_PIECE and time.monotonic() > now + TURN_S:
                     self._read_on = True
                     break
-            if self.state.ending:
+            if self.state.ending and self.last_id and not self.streams:
                 self.shutdown()
             self._after_read()
         except ConnectionFault as fault:
@@ -539,7 +541,7 @@ class Http2Connection(Protocol):
         if self._is_over:
             self._ending.check(now)
             return
-        if self.state.ending:
+        if self.state.ending and (self.last_id or now - self.idle_since > FIRST_REQUEST_S):
             self.shutdown()
         for stream in list(self._receiving):
             stream.check_body(now, request_timeout_s)

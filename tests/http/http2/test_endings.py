@@ -6,11 +6,12 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+from penstock.http.asgi import send_json
 from penstock.http.http2 import frames
 from penstock.http.http2.faults import ErrorCode
 from penstock.http.http2.frames import DATA, END_STREAM, GOAWAY, HEADERS, PING, STREAM_BITS, frame
 from penstock.http.http2.header_blocks import encode_fields
-from penstock.http.server_state import LINGER_S
+from penstock.http.server_state import LINGER_S, ServerState
 from tests.http.http2.clients import GET, POST, TIMES, Client, Streaming, in_loop
 
 
@@ -74,6 +75,35 @@ async def test_a_server_that_retires_tells_its_clients() -> None:
     received = await client.frames()
     assert [each[0] for each in received] == [HEADERS, DATA, GOAWAY]
     assert client.transport.end == "eof"
+
+
+@in_loop
+async def test_a_server_that_ends_answers_one_request_of_a_new_connection_however_it_is_cut() -> None:
+    """Clients send the preface first, and a body behind its HEADERS."""
+
+    async def answer_body(scope: Any, receive: Any, send: Any, sink: Any) -> None:
+        while (await receive())["more_body"]:
+            pass
+        await send_json(send, b"{}")
+
+    client = Client(answer_body, ServerState(ending=True))
+    assert goaways(await client.frames()) == []
+    client.send(client.headers(1, POST, end=False))
+    assert goaways(await client.frames()) == []
+    client.send(frame(DATA, END_STREAM, 1, b"x"))
+    assert [each[0] for each in await client.frames()] == [HEADERS, DATA]
+    client.connection.cut_if_slow(client.connection.now, *TIMES)
+    assert goaways(await client.frames()) == [(1, 0)]
+    assert client.transport.end == "eof"
+
+
+@in_loop
+async def test_a_server_that_ends_waits_a_second_for_the_request_of_a_new_connection() -> None:
+    client = Client(state=ServerState(ending=True))
+    client.connection.cut_if_slow(client.connection.now + 0.9, *TIMES)
+    assert goaways(await client.frames()) == []
+    client.connection.cut_if_slow(client.connection.now + 1.1, *TIMES)
+    assert goaways(await client.frames()) == [(0, 0)]
 
 
 @in_loop
