@@ -233,7 +233,7 @@ class Http2Client:
             stream.withheld = 0
 
     def _take_head(self, number: int, block: bytes, *, last: bool) -> None:
-        headers: dict[bytes, bytes] = dict(self._decoder.decode(block, raw=True))  # type: ignore[arg-type]
+        headers: dict[bytes, bytes] = dict(self._decoder.decode(block, raw=True))
         stream = self._streams.get(number)
         if stream is None:
             self._check_known(number)
