@@ -496,7 +496,7 @@ class Http2Connection(Protocol):
 
     @property
     def receiving(self) -> bool:
-        return True
+        return self._blocks.waiting > 0
 
     def on_over_budget(self) -> None:
         self._held = 0
