@@ -133,7 +133,7 @@ def parse_head(head: bytes) -> RequestHead:
         raise _bad_line(line)
     method, target, major, minor = match.groups()
     if major != b"1":
-        raise ApiError(505, "The request is not of HTTP/1.1 or HTTP/1.0, the versions of this server.")
+        raise ApiError(505, "The request is not of HTTP/1.1 or HTTP/1.0, and HTTP/2 has no request line.")
     if method not in METHODS:
         raise ApiError(501, f"There is no method {shown_text(method)} on this server.")
     raw_path, query = _split_target(method, target)

@@ -27,7 +27,7 @@ from penstock.http.http2.faults import ConnectionFault, ErrorCode, StreamFault
 from penstock.http.http2.frames import FrameScanner
 from penstock.http.http2.header_blocks import HeaderDecoder, HeaderListTooLarge
 from penstock.http.http2.peer_settings import PeerSettings
-from penstock.http.http2.rates import BYTES_PER_CONTROL, control_limit, reset_limit
+from penstock.http.http2.rates import BYTES_PER_CONTROL, HEADER_BYTES_PER_CONTROL, control_limit, reset_limit
 from penstock.http.http2.request_fields import MalformedRequest, parse_fields
 from penstock.http.http2.sender import FrameSender
 from penstock.http.http2.stream import STREAM_WINDOW, Http2Stream
@@ -146,9 +146,9 @@ class Http2Connection(Protocol):
     def _open_streams(self) -> list[Any]:
         return list(self.streams.values())
 
-    def _spend_control(self) -> None:
-        """A frame that carries nothing, or hardly anything, has come."""
-        self._control.spend(self.now, self.sender.data_bytes // BYTES_PER_CONTROL)
+    def _spend_control(self, count: int = 1) -> None:
+        """A frame that carries nothing, or hardly anything, has come, or what takes as long as ``count``."""
+        self._control.spend(self.now, self.sender.data_bytes // BYTES_PER_CONTROL, count)
 
     @property
     def bytes_queued(self) -> int:
@@ -360,6 +360,8 @@ class Http2Connection(Protocol):
         if complete is None:
             return
         flags, stream_id, block = complete
+        if len(block) >= HEADER_BYTES_PER_CONTROL:
+            self._spend_control(len(block) // HEADER_BYTES_PER_CONTROL)
         too_large = False
         try:
             fields = self._decoder.decode(block, self._max_header_bytes, MAX_HEADERS)
@@ -494,7 +496,7 @@ class Http2Connection(Protocol):
 
     @property
     def receiving(self) -> bool:
-        return True
+        return self._blocks.waiting > 0
 
     def on_over_budget(self) -> None:
         self._held = 0

@@ -32,9 +32,10 @@ MAX_DECODED_FIELDS: Final = 1024
 MALFORMED: Final = b""
 """Name of a field that was malformed; its value says why."""
 
-_STATIC: Final = tuple(HeaderTable.STATIC_TABLE)
-_STATIC_FIELDS: Final = {field: bytes([0x80 | index]) for index, field in enumerate(_STATIC, 1)}
-_STATIC_NAMES: Final = {name: index for index, (name, _) in reversed([*enumerate(_STATIC, 1)])}
+_STATIC_TABLE: Final = tuple(enumerate(HeaderTable.STATIC_TABLE, 1))
+_STATIC: Final = tuple((field, len(field[0]) + len(field[1]) + ENTRY_BYTES) for _, field in _STATIC_TABLE)
+_STATIC_FIELDS: Final = {field: bytes([0x80 | index]) for index, field in _STATIC_TABLE}
+_STATIC_NAMES: Final = {name: index for index, (name, _) in reversed(_STATIC_TABLE)}
 
 _NAME_BYTES: Final = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz"
 _VALUE_BYTES: Final = bytes({*range(256)} - {*range(32), 127} | {*b"\t"})
@@ -56,12 +57,11 @@ class HeaderListTooLarge(Exception):
 class HeaderDecoder:
     """Decodes the header blocks that one connection receives, in their order."""
 
-    __slots__ = ("_entries", "_limit", "_size", "_sizes")
+    __slots__ = ("_entries", "_limit", "_size")
 
     def __init__(self) -> None:
-        self._entries = deque[Field]()
-        """The dynamic table, the latest field first."""
-        self._sizes = deque[int]()
+        self._entries = deque[tuple[Field, int]]()
+        """The dynamic table, the latest field first, with sizes."""
         self._size = 0
         self._limit = TABLE_SIZE
         """Maximum size of the dynamic table, which the peer may lower."""
@@ -91,9 +91,9 @@ class HeaderDecoder:
                 if index == 0x7F:
                     index, position = _long_integer(block, position, 0x7F)
                 if index > 61:
-                    field = entries[index - 62]
+                    field, field_size = entries[index - 62]
                 elif index:
-                    field = _STATIC[index - 1]
+                    field, field_size = _STATIC[index - 1]
                 else:
                     raise HPACKError("the index 0")
             elif first >= 0x40:
@@ -105,9 +105,9 @@ class HeaderDecoder:
                 position = self._resize(block, position)
                 continue
             else:
-                field, _, position = self._literal(block, position, 0x0F)
+                field, field_size, position = self._literal(block, position, 0x0F)
             count += 1
-            size += len(field[0]) + len(field[1]) + ENTRY_BYTES
+            size += field_size
             if size <= max_size and count <= max_fields:
                 fields.append(field)
             elif count > MAX_DECODED_FIELDS:
@@ -125,7 +125,7 @@ class HeaderDecoder:
         else:
             if index == mask:
                 index, position = _long_integer(block, position, mask)
-            name = _STATIC[index - 1][0] if index < 62 else _name(self._entries[index - 62])
+            name = _STATIC[index - 1][0][0] if index < 62 else _name(self._entries[index - 62][0])
         value, position = _string(block, position)
         size = len(name) + len(value) + ENTRY_BYTES
         fault = _fault(name, value)
@@ -136,15 +136,13 @@ class HeaderDecoder:
         return malformed, size, position
 
     def _add(self, field: Field, size: int) -> None:
-        self._entries.appendleft(field)
-        self._sizes.appendleft(size)
+        self._entries.appendleft((field, size))
         self._size += size
         self._evict()
 
     def _evict(self) -> None:
         while self._size > self._limit:
-            self._entries.pop()
-            self._size -= self._sizes.pop()
+            self._size -= self._entries.pop()[1]
 
     def _resize(self, block: bytes, position: int) -> int:
         limit = block[position] & 0x1F

@@ -13,6 +13,8 @@ CONTROL_BURST = 10_000
 CONTROL_PER_S = 1_000
 BYTES_PER_CONTROL = 32
 """Bytes of DATA sent that allow another control frame: some clients send two WINDOW_UPDATE per event."""
+HEADER_BYTES_PER_CONTROL = 256
+"""Bytes of a header block that count as a control frame: to decode them takes up to 80 microseconds."""
 RESET_BURST = 2_048
 """As many as a gateway may have streams, all of which it may cancel at once."""
 RESETS_PER_S = 100
@@ -34,10 +36,10 @@ class RateLimit:
         self._served = 0
         """What the peer had been served then."""
 
-    def spend(self, now: float, served: int) -> None:
-        """One event. ``served``: further events that the peer has earned, ever. Raises ConnectionFault if
-        there are too many."""
-        self._level -= 1.0
+    def spend(self, now: float, served: int, count: int = 1) -> None:
+        """``count`` events. ``served``: further events that the peer has earned, ever. Raises ConnectionFault
+        if there are too many."""
+        self._level -= count
         if self._level < 0.0:
             earned = (now - self._at) * self._per_s + served - self._served
             self._level = min(self._level + earned, self._burst)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import unquote
 
 from penstock.http.errors import ApiError
@@ -31,59 +31,82 @@ class MalformedRequest(Exception):
     """A request that RFC 9113 §8.1.1 wants answered with a stream error."""
 
 
+class _Start(NamedTuple):
+    """What the pseudo-header fields say."""
+
+    method: str
+    authority: bytes | None
+    path: str
+    raw_path: bytes
+    query: bytes
+
+
 def parse_fields(fields: Sequence[Field], *, complete: bool) -> RequestHead:
     """The head of a request. ``complete``: it has no body.
 
     The header ``host`` comes first. Raises MalformedRequest, and ApiError for a request that is well-formed
     but not for this server.
     """
-    pseudo: dict[bytes, bytes] = {}
-    start = 0
-    for name, value in fields:
-        if name not in _PSEUDO:
-            break
-        if name in pseudo:
-            raise MalformedRequest(f"the field {name.decode()} is given twice")
-        pseudo[name] = value
-        start += 1
-    method, target = pseudo.get(b":method", _ABSENT), pseudo.get(b":path", _ABSENT)
-    if method not in METHODS and method:
-        raise ApiError(501, f"There is no method {shown_text(method)} on this server.")
-    if not (method and target and b":scheme" in pseudo):
-        raise MalformedRequest("a request lacks :method, :scheme or :path")
-    headers, checked = _regular_headers(fields, start)
+    count = 0
+    while count < len(fields) and fields[count][0] in _PSEUDO:
+        count += 1
+    start = _parse_start(fields[:count])
+    headers, checked = _regular_headers(fields, count)
     host = checked.get(b"host")
-    authority = pseudo.get(b":authority")
-    if authority is not None:
+    if start.authority is not None:
         if host is None:
-            headers.insert(0, (b"host", authority))
-        elif host != authority:
+            headers.insert(0, (b"host", start.authority))
+        elif host != start.authority:
             raise ApiError(400, "The header Host differs from :authority.", param="Host")
-        host = authority
-    if not host or host.translate(None, HOST_CHARACTERS):
-        raise ApiError(400, "The field :authority is missing or no host.", param="Host")
-    raw_path, _, query = target.partition(b"?")
-    if not target.startswith(b"/") and (target != b"*" or method != b"OPTIONS"):
-        raise MalformedRequest(":path does not start with a slash")
-    if target.translate(None, _GRAPHIC) or b"#" in target:
-        raise MalformedRequest(":path has a fragment, or characters that no path may have")
+    elif not host or host.translate(None, HOST_CHARACTERS):
+        raise _no_host()
     expect = checked.get(b"expect", b"").lower()
     if expect not in (b"", b"100-continue"):
         raise ApiError(
             417, "The header Expect is not 100-continue, the only expectation of this server.", param="Expect"
         )
-    path = raw_path.decode("ascii")
     return RequestHead(
-        method=method.decode("ascii"),
-        path=unquote(path) if "%" in path else path,
-        raw_path=raw_path,
-        query=query,
+        method=start.method,
+        path=start.path,
+        raw_path=start.raw_path,
+        query=start.query,
         version="2",
         headers=headers,
         length=_body_length(checked.get(b"content-length"), complete=complete),
         keep_alive=True,
         expects_continue=bool(expect) and not complete,
     )
+
+
+def _parse_start(fields: Sequence[Field]) -> _Start:
+    pseudo = dict(fields)
+    if len(pseudo) != len(fields):
+        raise MalformedRequest("a pseudo-header field is given twice")
+    method, target = pseudo.get(b":method", _ABSENT), pseudo.get(b":path", _ABSENT)
+    if method not in METHODS and method:
+        raise ApiError(501, f"There is no method {shown_text(method)} on this server.")
+    if not (method and target and b":scheme" in pseudo):
+        raise MalformedRequest("a request lacks :method, :scheme or :path")
+    raw_path, _, query = target.partition(b"?")
+    if not target.startswith(b"/") and (target != b"*" or method != b"OPTIONS"):
+        raise MalformedRequest(":path does not start with a slash")
+    if target.translate(None, _GRAPHIC) or b"#" in target:
+        raise MalformedRequest(":path has a fragment, or characters that no path may have")
+    authority = pseudo.get(b":authority")
+    if authority is not None and (not authority or authority.translate(None, HOST_CHARACTERS)):
+        raise _no_host()
+    path = raw_path.decode("ascii")
+    return _Start(
+        method=method.decode("ascii"),
+        authority=authority,
+        path=unquote(path) if "%" in path else path,
+        raw_path=raw_path,
+        query=query,
+    )
+
+
+def _no_host() -> ApiError:
+    return ApiError(400, "The field :authority is missing or no host.", param="Host")
 
 
 def _regular_headers(fields: Sequence[Field], start: int) -> tuple[list[Field], dict[bytes, bytes]]:

@@ -22,6 +22,8 @@ LOW_WATER_BYTES = 16 * 1024
 """Bytes in the transport from which on they go on."""
 MAX_UNSENT_BYTES = 512 * 1024
 """Bytes in the transport from which on its client counts as not reading: every stream pauses."""
+UNSENT_BYTES_PER_STREAM = 4 * 1024
+"""The same for a connection of many streams: about 20 events of each, a quarter of what HTTP/1.1 allows."""
 MAX_FRAME = frames.DEFAULT_FRAME_SIZE
 """Largest payload of a frame that is sent. Every client accepts it; larger ones would keep others waiting."""
 RESUMED_PER_TURN = 64
@@ -144,10 +146,17 @@ class FrameSender:
             return
         self._written += len(data)
         self._transport.write(data)
-        if self.congested and not self.paused and self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
-            self.paused = True
-            for stream in self._streams():
-                stream.pause()
+        if self.congested and not self.paused:
+            self._pause_if_unread()
+
+    def _pause_if_unread(self) -> None:
+        unsent = self._transport.get_write_buffer_size()
+        if unsent > MAX_UNSENT_BYTES:
+            streams = self._streams()
+            if unsent > UNSENT_BYTES_PER_STREAM * len(streams):
+                self.paused = True
+                for stream in streams:
+                    stream.pause()
 
     def take_window(self, slot: int, size: int, *, urgent: bool) -> bool:
         """Whether a frame of ``size`` bytes may be sent now for the stream in ``slot``, whose windows are

@@ -56,7 +56,7 @@ CASES = [
     Case("unknown version", bare(b"GET / HTTP/9.9", b"Host: x"), 505, "HTTP/1.1"),
     Case("version 1.2 is like 1.1", get(b"GET /version HTTP/1.2"), 200),
     Case("lower case version", bare(b"GET / http/1.1", b"Host: x"), 400, "request line"),
-    Case("HTTP/2 preface", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505, "HTTP/1.1"),
+    Case("no preface of HTTP/2", b"PRI * HTTP/2.0\r\n\r\nXX\r\n\r\n", 505, "HTTP/1.1"),
     Case("TLS on a plain port", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400, "TLS"),
     Case("nonsense", b"\x00\x01\x02\x03", 400, "request line"),
     Case("no method", bare(b" / HTTP/1.1", b"Host: x"), 400, "request line"),

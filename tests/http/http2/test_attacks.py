@@ -29,7 +29,7 @@ from penstock.http.http2.frames import (
     window_update,
 )
 from penstock.http.http2.header_blocks import encode_fields
-from penstock.http.http2.rates import CONTROL_BURST, RESET_BURST
+from penstock.http.http2.rates import CONTROL_BURST, HEADER_BYTES_PER_CONTROL, RESET_BURST
 from penstock.http.http2.stream import Http2Stream
 from penstock.http.served_request import ServedRequest
 from penstock.http.server_state import Limits, ServerState
@@ -206,7 +206,24 @@ async def test_header_bombs_are_refused() -> None:
     for n in range(1, 200, 2):
         block = client.encoder.encode([*GET, (b"x-%d" % n, b"v" * 3000)], huffman=False)
         client.send(frame(HEADERS, END_HEADERS | frames.END_STREAM, n, block))
-    assert sum(map(len, (each for field in client.connection._decoder._entries for each in field))) < 4096
+    assert sum(size for _, size in client.connection._decoder._entries) <= 4096
+
+
+@in_loop
+async def test_large_header_blocks_are_rare() -> None:
+    """Huffman's code takes 0.3 microseconds per byte: blocks of the maximum size would take all the time."""
+    client = Client(wait)
+    block = client.encoder.encode([*GET, *[(b"x-%d" % n, b"v" * 800) for n in range(20)]])
+    client.send(frame(HEADERS, END_HEADERS | frames.END_STREAM, 1, block))
+    per_block = len(block) // HEADER_BYTES_PER_CONTROL
+    for n in range(1, 3 * CONTROL_BURST // per_block):
+        client.send(
+            frame(HEADERS, END_HEADERS | frames.END_STREAM, 2 * n + 1, block) + rst_stream(2 * n + 1, 8)
+        )
+        if client.transport.end:
+            break
+    assert (await client.goaway())[0] is CALM
+    assert CONTROL_BURST / per_block - 1 <= n < 2 * CONTROL_BURST / per_block
 
 
 @in_loop

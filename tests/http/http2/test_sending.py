@@ -19,7 +19,7 @@ from penstock.http.http2.frames import (
     settings_frame,
     window_update,
 )
-from penstock.http.http2.sender import BULK_BYTES, MAX_UNSENT_BYTES
+from penstock.http.http2.sender import BULK_BYTES, MAX_UNSENT_BYTES, UNSENT_BYTES_PER_STREAM
 from tests.http.http2.clients import GET, TIMES, Client, Streaming, in_loop
 
 LARGE = 200_000
@@ -207,6 +207,21 @@ async def test_a_client_that_reads_nothing_pauses_all_its_streams_and_is_cut() -
     assert client.transport.end == ""
     client.connection.cut_if_slow(now + 76.0, *TIMES)
     assert client.transport.end == "abort"
+
+
+@in_loop
+async def test_a_connection_of_many_streams_may_be_behind_by_some_events_of_each() -> None:
+    app = Streaming()
+    client = Client(app, INITIAL_WINDOW_SIZE=MAX_WINDOW)
+    client.send(window_update(0, MAX_WINDOW - 65_535))
+    for n in range(1000):
+        client.send(client.headers(2 * n + 1))
+    client.transport.stalled = True
+    while not app.listeners[0].told:
+        for sink in app.sinks:
+            sink.send(b"x" * 200, last=False)
+        client.connection.sender.flush()
+    assert 1000 * UNSENT_BYTES_PER_STREAM < client.transport.unread < 1000 * (UNSENT_BYTES_PER_STREAM + 500)
 
 
 @pytest.mark.parametrize("window", [0, 1, 100])
