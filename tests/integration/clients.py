@@ -8,12 +8,13 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
 
+from penstock.http.http2.frames import DEFAULT_WINDOW
 from tests.http2_client import Http2Client
 
 PATIENCE_S = 300.0
@@ -55,6 +56,10 @@ class Completion:
             self.failure = event["error"]["code"], event["error"]["message"]
         else:
             self.pieces += [choice["text"] for choice in event["choices"]]
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
 
     def begin(self, status: int, headers: dict[bytes, bytes]) -> None: ...
 
@@ -98,11 +103,16 @@ class _Http1Connection:
 
 
 class Http2Connection:
-    """Several clients. A context."""
+    """Several clients. A context; streams have the numbers 0, 1, ... in the order of their requests."""
 
-    def __init__(self, address: tuple[str, int], clients: Sequence[Completion]) -> None:
+    def __init__(
+        self, address: tuple[str, int], clients: Sequence[Completion], window: int = DEFAULT_WINDOW
+    ) -> None:
+        """``window``: of each stream."""
         self.clients = list[Completion]()
-        self._http2 = Http2Client("test")
+        self.http2 = Http2Client("test", window)
+        self.closed = False
+        self._ids: list[int] = []
         self.socket = socket.create_connection(address, timeout=PATIENCE_S)
         self.start(*clients)
 
@@ -113,32 +123,46 @@ class Http2Connection:
         self.socket.close()
 
     def start(self, *clients: Completion) -> None:
-        for client in clients:
-            self._http2.start(PATH, client.content, client)
+        self._ids += [self.http2.start(PATH, client.content, client) for client in clients]
         self.clients += clients
+        self._send()
+
+    def cancel(self, number: int) -> None:
+        self.http2.reset(self._ids[number])
+        self._send()
+
+    def shut_window(self, number: int) -> None:
+        self.http2.hold(self._ids[number])
+
+    def open_window(self, number: int) -> None:
+        self.http2.open(self._ids[number])
         self._send()
 
     def receive(self) -> None:
         try:
             data = self.socket.recv(1 << 18)
-            self._http2.feed(data)
+            self.http2.feed(data)
             self._send()
         except ConnectionError as error:
-            self._http2.lost(str(error))
+            self.http2.lost(str(error))
             return
         if not data:
-            self._http2.lost()
+            self.closed = True
+            self.http2.lost()
+
+    def until(self, condition: Callable[[], object]) -> None:
+        while not condition():
+            assert not self.closed, "the server has closed the connection"
+            self.receive()
 
     def until_each_has(self, events: int) -> None:
-        while not all(client.ended or len(client.pieces) >= events for client in self.clients):
-            self.receive()
+        self.until(lambda: all(each.ended or len(each.pieces) >= events for each in self.clients))
 
     def until_all_ended(self) -> None:
-        while not all(client.ended for client in self.clients):
-            self.receive()
+        self.until(lambda: all(each.ended for each in self.clients))
 
     def _send(self) -> None:
-        output = self._http2.take_output()
+        output = self.http2.take_output()
         if output:
             self.socket.sendall(output)
 
@@ -223,7 +247,7 @@ class Streams:
 
     @property
     def texts(self) -> list[str]:
-        return ["".join(client.pieces) for client in self._clients]
+        return [client.text for client in self._clients]
 
     @property
     def outcomes(self) -> list[tuple[str, str] | None]:

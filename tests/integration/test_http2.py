@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock.http.http2.faults import ErrorCode
-from tests.integration.http2_client import Http2Client
+from penstock.http.http2.frames import DEFAULT_WINDOW
+from tests.integration.clients import Completion, Http2Connection, address_of
 from tests.integration.server import SYNTHETIC, Server, wait_until
 
 BODY: dict[str, Any] = {"prompt": "x", "seed": 1, "max_tokens": 1900, "ignore_eos": True}
@@ -24,60 +24,62 @@ def paced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
+def connect(server: Server, *bodies: dict[str, Any], window: int = DEFAULT_WINDOW) -> Http2Connection:
+    return Http2Connection(address_of(server.url), [Completion(body) for body in bodies], window)
+
+
 def test_a_connection_brings_the_texts_of_http1(server: Server) -> None:
     bodies = [
         {"prompt": "x", "seed": seed, "max_tokens": 40, "n": 1 + seed % 3, "temperature": 1.0}
         for seed in range(50)
     ]
-    with Http2Client(server.url) as client:
-        client.request(*bodies)
-        client.read_until(client.all_ended)
-        assert not client.resets
+    with connect(server, *bodies) as connection:
+        connection.until_all_ended()
+        assert all(each.done and each.failure is None for each in connection.clients)
         for number in (0, 3, 30):
             whole = server.complete(**bodies[number])
-            assert client.text(number) == "".join(choice["text"] for choice in whole["choices"])
-            assert client.events(number)[-1] == b"[DONE]"
+            assert connection.clients[number].text == whole["choices"][0]["text"]
 
 
 def test_rst_stream_frees_one_stream_and_a_lost_connection_all(paced: Server) -> None:
-    with Http2Client(paced.url) as client:
-        client.request(*[BODY] * 40)
-        client.read_until(client.all_begun)
+    with connect(paced, *[BODY] * 40) as connection:
+        connection.until_each_has(1)
         for number in range(0, 40, 2):
-            client.cancel(number)
+            connection.cancel(number)
         wait_until(lambda: paced.metric("penstock:streams") == 20, 30, "freeing the handles")
         wait_until(lambda: paced.metric("vllm:num_requests_running") == 20, 30, "freeing the slots")
-        counts = [len(client.events(number)) for number in range(40)]
-        client.read_until(lambda: all(len(client.events(n)) > counts[n] + 5 for n in range(1, 40, 2)))
+        others = [(each, len(each.pieces) + 5) for each in connection.clients[1::2]]
+        connection.until(lambda: all(len(each.pieces) > count for each, count in others))
     wait_until(lambda: paced.metric("penstock:streams") == 0, 30, "freeing the handles of all")
     assert "ERROR" not in paced.log
 
 
 def test_streams_whose_windows_stay_shut_are_reset_and_others_of_the_connection_go_on(paced: Server) -> None:
-    with Http2Client(paced.url, window=1000) as client:
-        client.request(BODY, BODY, BODY | {"return_token_ids": True})  # which counts as backlog
-        client.open_window(0, 2**30)
-        client.read_until(lambda: len(client.events(0)) > 50)
-        before = len(client.events(1))
-        client.open_window(1, 2**30)
-        client.read_until(lambda: len(client.events(1)) > before + 20)
-        assert max(map(len, client.events(1))) > 300, "what was held is one event"
-        client.read_until(lambda: client.resets)
-        assert client.resets == {2: ErrorCode.CANCEL}
-        assert client.text(0).startswith(client.text(1))
-        counts = len(client.events(0)), len(client.events(1))
-        client.read_until(lambda: all(len(client.events(n)) > counts[n] + 5 for n in (0, 1)))
+    bodies = BODY, BODY, BODY | {"return_token_ids": True}  # which counts as backlog
+    with connect(paced, *bodies, window=1000) as connection:
+        reader, late, shut = connection.clients
+        connection.shut_window(1)
+        connection.shut_window(2)
+        connection.until(lambda: len(reader.pieces) > 50)
+        before = len(late.pieces)
+        connection.open_window(1)
+        connection.until(lambda: len(late.pieces) > before + 20)
+        assert max(map(len, late.pieces)) > 50, "what was held is one event"
+        connection.until(lambda: shut.ended)
+        assert shut.failure == ("connection", "CANCEL")
+        assert reader.text.startswith(late.text)
+        counts = len(reader.pieces), len(late.pieces)
+        connection.until(lambda: len(reader.pieces) > counts[0] + 5 and len(late.pieces) > counts[1] + 5)
 
 
 def test_a_drain_serves_what_is_on_its_way_and_ends_the_connection(tmp_path: Path) -> None:
-    with Server(*PACED, directory=tmp_path) as server, Http2Client(server.url) as client:
-        client.request(*[BODY | {"max_tokens": 100}] * 16)
-        client.read_until(client.all_begun)
+    bodies = [BODY | {"max_tokens": 100}] * 16
+    with Server(*PACED, directory=tmp_path) as server, connect(server, *bodies) as connection:
+        connection.until_each_has(1)
         server.process.send_signal(signal.SIGTERM)
-        client.read_until(client.all_ended)
-        assert not client.resets
-        assert all(client.events(number)[-1] == b"[DONE]" for number in range(16))
-        client.read_until(lambda: client.closed)
-        assert client.goaways == [2**31 - 1, 31]
-        client.socket.close()
+        connection.until_all_ended()
+        assert all(each.done and each.failure is None for each in connection.clients)
+        connection.until(lambda: connection.closed)
+        assert connection.http2.last_ids == [2**31 - 1, 31]
+        connection.socket.close()
         assert server.process.wait(60) == 0

@@ -47,8 +47,6 @@ TURN_S = 0.002
 """Time for the frames of one connection in a turn of the event loop."""
 SMALL_DATA = 64
 """Smaller DATA frames within a body count as frames that carry nothing."""
-FIRST_REQUEST_S = 1.0
-"""A server that ends waits this long for the first request of a connection, to answer it."""
 LOST_PER_TURN = 64
 """Streams of a lost connection that end in one turn of the event loop, so others' events are not late."""
 UNSENT_IN_KERNEL = 128 * 1024
@@ -182,8 +180,8 @@ class Http2Connection(Protocol):
                 if len(taken) == FRAMES_PER_PIECE and time.monotonic() > now + TURN_S:
                     self._read_on = True
                     break
-            if self.state.ending and self.last_id and not self.streams:
-                self.shutdown()
+            if self.state.ending and not self.streams:
+                self._ending.on_server_ends()
             self._after_read()
         except ConnectionFault as fault:
             self._ending.fail(fault.code, fault.reason)
@@ -543,8 +541,8 @@ class Http2Connection(Protocol):
         if self._is_over:
             self._ending.check(now)
             return
-        if self.state.ending and (self.last_id or now - self.idle_since > FIRST_REQUEST_S):
-            self.shutdown()
+        if self.state.ending:
+            self._ending.on_server_ends()
         for stream in list(self._receiving):
             stream.check_body(now, request_timeout_s)
         if resets := self._closed.sweep(now):
@@ -557,7 +555,7 @@ class Http2Connection(Protocol):
         if self._partial_since is not None and now - self._partial_since > request_timeout_s:
             self._ending.fail(ErrorCode.PROTOCOL_ERROR, "a frame or header block did not arrive in time")
         elif not self.streams and now - self.idle_since > keep_alive_s:
-            self._ending.go()
+            self._ending.drain()
 
 
 def _too_large(limit: int) -> ApiError:

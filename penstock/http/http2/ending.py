@@ -19,7 +19,8 @@ log = logging.getLogger(__name__)
 GOAWAY_DELAY_S = 1.0
 """Maximum time between the two GOAWAY frames of a connection that ends (RFC 9113 §6.8)."""
 IDLE_S = 1.0
-"""A client that has asked for nothing for this long, or longer, has read the replies before."""
+"""A client that has asked for nothing for this long, or longer, has read the replies before, and a new one
+has nothing to ask."""
 PING = b"penstock"
 """Of the PING behind the first GOAWAY: when it is answered, no request is on its way."""
 
@@ -48,13 +49,24 @@ class Ending:
         """Whether the client was told that the stream is not served."""
         return self._last_served is not None and stream_id > self._last_served
 
+    def on_server_ends(self) -> None:
+        """Drain once the first request is answered, or does not come: the server tells new clients why it
+        does not serve them."""
+        if self._connection.last_id or not self._was_busy:
+            self.drain()
+
+    @property
+    def _was_busy(self) -> bool:
+        """Whether the connection is new, or had a stream a moment ago."""
+        return time.monotonic() - self._connection.idle_since < IDLE_S
+
     def drain(self) -> None:
-        """Close now if idle, else after the replies in progress, and those of requests on their way."""
+        """Close after the replies in progress, and those of requests on their way."""
         if self._draining or self.lingers:
             return
         self._draining = True
-        if not self._connection.streams:
-            self.go()
+        if not self._connection.streams and self._was_busy:
+            self.go()  # it lingers
             return
         self._connection.sender.write(
             frames.goaway(frames.STREAM_BITS, ErrorCode.NO_ERROR) + frames.ping(PING)
@@ -74,7 +86,7 @@ class Ending:
         connection.sender.write(frames.goaway(connection.last_id, ErrorCode.NO_ERROR))
         if connection.streams:
             return
-        if time.monotonic() - connection.idle_since < IDLE_S:
+        if self._was_busy:
             self._linger()
         else:
             connection.sender.flush()

@@ -29,11 +29,23 @@ async def test_an_idle_connection_is_closed_when_the_server_ends() -> None:
     assert goaways(client.received()) == [(1, 0)]
     assert client.transport.end == "eof", "it may still send WINDOW_UPDATE for the reply"
     assert not client.connection.eof_received()
-    client = Client()
-    client.connection.idle_since -= 2.0
-    client.connection.shutdown()
-    assert goaways(client.received()) == [(0, 0)]
-    assert client.transport.end == "close"
+
+
+@in_loop
+async def test_a_connection_that_was_idle_is_closed_when_its_client_knows() -> None:
+    """A request that crosses the first GOAWAY is served: closing would reset it without a word."""
+    for late in (False, True):
+        client = Client()
+        client.connection.idle_since -= 2.0
+        client.connection.shutdown()
+        [first, ping] = await client.frames()
+        assert goaways([first]) == [(STREAM_BITS, 0)]
+        if late:
+            client.send(client.headers(1))
+            assert [each[0] for each in await client.frames()] == [HEADERS, DATA]
+        client.send(frame(PING, frames.ACK, 0, ping[3]))
+        assert goaways(await client.frames()) == [(1 if late else 0, 0)]
+        assert client.transport.end == ("eof" if late else "close")
 
 
 @in_loop
@@ -100,10 +112,11 @@ async def test_a_server_that_ends_answers_one_request_of_a_new_connection_howeve
 @in_loop
 async def test_a_server_that_ends_waits_a_second_for_the_request_of_a_new_connection() -> None:
     client = Client(state=ServerState(ending=True))
-    client.connection.cut_if_slow(client.connection.now + 0.9, *TIMES)
-    assert goaways(await client.frames()) == []
-    client.connection.cut_if_slow(client.connection.now + 1.1, *TIMES)
-    assert goaways(await client.frames()) == [(0, 0)]
+    client.connection.cut_if_slow(client.connection.now, *TIMES)
+    assert await client.frames() == []
+    client.connection.idle_since -= 1.0
+    client.connection.cut_if_slow(client.connection.now, *TIMES)
+    assert goaways(await client.frames()) == [(STREAM_BITS, 0)]
 
 
 @in_loop
@@ -114,6 +127,10 @@ async def test_an_idle_connection_is_closed() -> None:
     client.connection.cut_if_slow(since + 75.0, *TIMES)
     assert client.transport.end == ""
     client.connection.cut_if_slow(since + 75.1, *TIMES)
+    client.connection.cut_if_slow(since + 75.2, *TIMES)
+    *_, first, ping = await client.frames()
+    assert goaways([first]) == [(STREAM_BITS, 0)]
+    client.send(frame(PING, frames.ACK, 0, ping[3]))
     assert client.transport.end == "close"
     assert goaways(await client.frames()) == [(1, 0)]
 
