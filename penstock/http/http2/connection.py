@@ -51,7 +51,7 @@ LOST_PER_TURN = 64
 """Streams of a lost connection that end in one turn of the event loop, so others' events are not late."""
 UNSENT_IN_KERNEL = 128 * 1024
 """Bytes that the kernel takes beyond what it can send: rows wait behind no more than that."""
-_TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)
+_TCP_NOTSENT_LOWAT: int | None = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 
 _ANNOUNCED = {
     frames.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
@@ -567,6 +567,6 @@ def _too_large(limit: int) -> ApiError:
 
 
 def _limit_kernel_buffer(tcp: Any) -> None:
-    if tcp is not None:
+    if tcp is not None and _TCP_NOTSENT_LOWAT is not None:
         with contextlib.suppress(OSError):  # a Unix socket
             tcp.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, UNSENT_IN_KERNEL)
