@@ -78,7 +78,7 @@ class Http2Connection(Protocol):
         self._scanner = FrameScanner()
         self._decoder = HeaderDecoder()
         self._max_header_bytes = limits.max_header_bytes
-        self._settings = PeerSettings()
+        self.settings = PeerSettings()
         self._completed = 0
         """Replies that were sent to their end."""
         self._control = control_limit(now)
@@ -282,9 +282,9 @@ class Http2Connection(Protocol):
                     ErrorCode.FRAME_SIZE_ERROR, "an acknowledgement of SETTINGS has settings"
                 )
             return
-        before = self._settings.initial_window
-        self._settings.apply(payload)
-        if not self.sender.change_initial_window(self._settings.initial_window - before):
+        before = self.settings.initial_window
+        self.settings.apply(payload)
+        if not self.sender.change_initial_window(self.settings.initial_window - before):
             raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "SETTINGS raise a window above 2^31-1")
         self.sender.write(frames.SETTINGS_ACK)
 
@@ -422,7 +422,7 @@ class Http2Connection(Protocol):
     def _open(
         self, stream_id: int, length: int | None, scope: Scope, *, last: bool, expects_continue: bool
     ) -> Http2Stream:
-        slot = self.state.windows.add_stream(self.sender.slot, self._settings.initial_window)
+        slot = self.state.windows.add_stream(self.sender.slot, self.settings.initial_window)
         stream = Http2Stream(self, stream_id, slot, length)
         stream.request = ServedRequest(scope, stream, keep_alive=True, expects_continue=expects_continue)
         self.streams[stream_id] = stream
