@@ -170,10 +170,12 @@ class Http2Connection(Protocol):
             return
         self.now = now = time.monotonic()
         self.sender.begin_batch()
+        progress = False
         try:
             if self._prefaced < len(frames.PREFACE):
                 self._read_preface()
             while taken := self._scanner.take(FRAMES_PER_PIECE):
+                progress = True
                 for frame in taken:
                     self._handle(*frame)
                 self._start_fresh()
@@ -182,7 +184,7 @@ class Http2Connection(Protocol):
                     break
             if self.state.ending and not self.streams:
                 self._ending.on_server_ends()
-            self._after_read()
+            self._after_read(progress=progress)
         except ConnectionFault as fault:
             self._ending.fail(fault.code, fault.reason)
         except Exception:
@@ -197,14 +199,15 @@ class Http2Connection(Protocol):
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "this is not the preface of HTTP/2")
         self._prefaced += len(start)
 
-    def _after_read(self) -> None:
+    def _after_read(self, *, progress: bool) -> None:
+        """``progress``: frames have come."""
         if self._read_on:
             self.transport.pause_reading()
             get_running_loop().call_soon(self._continue)
         partial = self._scanner.waiting + self._blocks.waiting
         if not partial and self._prefaced == len(frames.PREFACE):
             self._partial_since = None
-        elif self._partial_since is None:
+        elif self._partial_since is None or (progress and not self._blocks.waiting):
             self._partial_since = self.now
         if partial != self._held:
             self._held = partial
