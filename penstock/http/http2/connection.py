@@ -51,7 +51,7 @@ LOST_PER_TURN = 64
 """Streams of a lost connection that end in one turn of the event loop, so others' events are not late."""
 UNSENT_IN_KERNEL = 128 * 1024
 """Bytes that the kernel takes beyond what it can send: rows wait behind no more than that."""
-_TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)
+_TCP_NOTSENT_LOWAT: int | None = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 
 _ANNOUNCED = {
     frames.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
@@ -78,7 +78,7 @@ class Http2Connection(Protocol):
         self._scanner = FrameScanner()
         self._decoder = HeaderDecoder()
         self._max_header_bytes = limits.max_header_bytes
-        self._settings = PeerSettings()
+        self.settings = PeerSettings()
         self._completed = 0
         """Replies that were sent to their end."""
         self._control = control_limit(now)
@@ -170,10 +170,12 @@ class Http2Connection(Protocol):
             return
         self.now = now = time.monotonic()
         self.sender.begin_batch()
+        progress = False
         try:
             if self._prefaced < len(frames.PREFACE):
                 self._read_preface()
             while taken := self._scanner.take(FRAMES_PER_PIECE):
+                progress = True
                 for frame in taken:
                     self._handle(*frame)
                 self._start_fresh()
@@ -182,7 +184,7 @@ class Http2Connection(Protocol):
                     break
             if self.state.ending and not self.streams:
                 self._ending.on_server_ends()
-            self._after_read()
+            self._after_read(progress=progress)
         except ConnectionFault as fault:
             self._ending.fail(fault.code, fault.reason)
         except Exception:
@@ -197,14 +199,15 @@ class Http2Connection(Protocol):
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "this is not the preface of HTTP/2")
         self._prefaced += len(start)
 
-    def _after_read(self) -> None:
+    def _after_read(self, *, progress: bool) -> None:
+        """``progress``: frames have come."""
         if self._read_on:
             self.transport.pause_reading()
             get_running_loop().call_soon(self._continue)
         partial = self._scanner.waiting + self._blocks.waiting
         if not partial and self._prefaced == len(frames.PREFACE):
             self._partial_since = None
-        elif self._partial_since is None:
+        elif self._partial_since is None or (progress and not self._blocks.waiting):
             self._partial_since = self.now
         if partial != self._held:
             self._held = partial
@@ -282,9 +285,9 @@ class Http2Connection(Protocol):
                     ErrorCode.FRAME_SIZE_ERROR, "an acknowledgement of SETTINGS has settings"
                 )
             return
-        before = self._settings.initial_window
-        self._settings.apply(payload)
-        if not self.sender.change_initial_window(self._settings.initial_window - before):
+        before = self.settings.initial_window
+        self.settings.apply(payload)
+        if not self.sender.change_initial_window(self.settings.initial_window - before):
             raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "SETTINGS raise a window above 2^31-1")
         self.sender.write(frames.SETTINGS_ACK)
 
@@ -422,7 +425,7 @@ class Http2Connection(Protocol):
     def _open(
         self, stream_id: int, length: int | None, scope: Scope, *, last: bool, expects_continue: bool
     ) -> Http2Stream:
-        slot = self.state.windows.add_stream(self.sender.slot, self._settings.initial_window)
+        slot = self.state.windows.add_stream(self.sender.slot, self.settings.initial_window)
         stream = Http2Stream(self, stream_id, slot, length)
         stream.request = ServedRequest(scope, stream, keep_alive=True, expects_continue=expects_continue)
         self.streams[stream_id] = stream
@@ -567,6 +570,6 @@ def _too_large(limit: int) -> ApiError:
 
 
 def _limit_kernel_buffer(tcp: Any) -> None:
-    if tcp is not None:
+    if tcp is not None and _TCP_NOTSENT_LOWAT is not None:
         with contextlib.suppress(OSError):  # a Unix socket
             tcp.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, UNSENT_IN_KERNEL)

@@ -206,6 +206,10 @@ def _fault(name: bytes, value: bytes) -> bytes:
 
 # -- encoding
 
+NO_TABLE: Final = b"\x20"
+"""Starts the blocks to a peer whose SETTINGS_HEADER_TABLE_SIZE is below the default: its table has size 0, as
+the encoding uses none. Decoders insist on being told (RFC 7541 §4.2)."""
+
 
 def encode_status(status: int) -> bytes:
     """The field ``:status``."""

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from penstock.http.http2 import frames
 from penstock.http.http2.faults import ConnectionFault, ErrorCode
+from penstock.http.http2.header_blocks import NO_TABLE, TABLE_SIZE
 
 
 class PeerSettings:
     """The settings of a client that matter to a server: it pushes nothing, compresses without a table, and
     sends no frame that is larger than every client accepts."""
 
-    __slots__ = ("initial_window",)
+    __slots__ = ("block_start", "initial_window")
 
     def __init__(self) -> None:
         self.initial_window = frames.DEFAULT_WINDOW
         """Send window of streams that open."""
+        self.block_start = b""
+        """What every header block that is sent begins with."""
 
     def apply(self, payload: bytes) -> None:
         """Take over the settings of one SETTINGS frame; unknown ones are ignored. Raises ConnectionFault."""
@@ -25,6 +28,9 @@ class PeerSettings:
                         ErrorCode.FLOW_CONTROL_ERROR, f"SETTINGS_INITIAL_WINDOW_SIZE {value} is above 2^31-1"
                     )
                 self.initial_window = value
+            elif identifier == frames.HEADER_TABLE_SIZE:
+                if value < TABLE_SIZE:
+                    self.block_start = NO_TABLE
             elif identifier == frames.MAX_FRAME_SIZE:
                 if not frames.DEFAULT_FRAME_SIZE <= value <= frames.LARGEST_FRAME_SIZE:
                     raise ConnectionFault(

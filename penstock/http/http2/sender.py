@@ -103,7 +103,7 @@ class FrameSender:
         """Bytes of DATA frames, ever."""
         self._written = 0
         """Bytes given to the transport."""
-        self._taken = 0
+        self._taken = -1
         """Of them, those that the client had taken at the latest check."""
         self._taken_at = 0.0
         """When that had changed."""

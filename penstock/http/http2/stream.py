@@ -75,7 +75,7 @@ class Http2Stream:
         self.id = id
         self.slot = slot
         self.request: ServedRequest | None = None
-        """None before the application is called and after :meth:`close`."""
+        """None before it is set by the connection, and after :meth:`close`."""
         self.running = False
         """Whether the application is called and has not returned."""
         self.closed = False
@@ -203,7 +203,7 @@ class Http2Stream:
         if request.expects_continue:
             request.expects_continue = False
             if not request.started:
-                self._sender.write(frames.frame(frames.HEADERS, frames.END_HEADERS, self.id, _CONTINUE))
+                self._sender.write(self._head(_CONTINUE))
         more = STREAM_WINDOW - self.receive_window
         if more >= STREAM_WINDOW // 2:
             self.receive_window = STREAM_WINDOW
@@ -230,6 +230,8 @@ class Http2Stream:
         return self._head(encode_status(status) + encode_fields(fields) + date)
 
     def _head(self, block: bytes) -> bytes:
+        """HEADERS of a reply, or of an interim one."""
+        block = self._connection.settings.block_start + block
         return frames.header_frames(self.id, block, end_stream=False, max_frame_size=MAX_FRAME)
 
     def write_part(self, head: bytes, body: bytes, *, last: bool) -> None:

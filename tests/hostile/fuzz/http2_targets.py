@@ -73,6 +73,7 @@ async def _end(client: Client) -> None:
     assert state.budget.held == 0, state.budget.held
     assert not state.tasks, state.tasks
     assert not state.connections
+    assert state.http2_streams == 0
     assert len(state.windows._free_streams) == len(state.windows.streams)
     assert not any(state.windows.writers)
     assert client.connection._abandoned == 0

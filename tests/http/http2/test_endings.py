@@ -9,7 +9,16 @@ from typing import Any
 from penstock.http.asgi import send_json
 from penstock.http.http2 import frames
 from penstock.http.http2.faults import ErrorCode
-from penstock.http.http2.frames import DATA, END_STREAM, GOAWAY, HEADERS, PING, STREAM_BITS, frame
+from penstock.http.http2.frames import (
+    CONTINUATION,
+    DATA,
+    END_STREAM,
+    GOAWAY,
+    HEADERS,
+    PING,
+    STREAM_BITS,
+    frame,
+)
 from penstock.http.http2.header_blocks import encode_fields
 from penstock.http.server_state import LINGER_S, ServerState
 from tests.http.http2.clients import GET, POST, TIMES, Client, Streaming, in_loop
@@ -168,6 +177,34 @@ async def test_frames_and_header_blocks_have_their_time_to_arrive() -> None:
         assert client.transport.end == ""
         client.connection.cut_if_slow(now + 31.0, *TIMES)
         assert (await client.goaway())[0] is ErrorCode.PROTOCOL_ERROR
+
+
+@in_loop
+async def test_a_busy_connection_whose_reads_end_within_frames_is_not_slow(monkeypatch: Any) -> None:
+    client = Client()
+    now = client.connection.now
+    requests = b"".join(client.headers(2 * n + 1) for n in range(100))
+    for second in range(100):
+        clock = SimpleNamespace(monotonic=lambda at=now + second: at)
+        monkeypatch.setattr("penstock.http.http2.connection.time", clock)
+        piece = len(requests) // 100
+        client.send(requests[second * piece : (second + 1) * piece])
+        client.connection.cut_if_slow(now + second, *TIMES)
+    assert client.transport.end == ""
+
+
+@in_loop
+async def test_a_header_block_that_drips_has_its_time(monkeypatch: Any) -> None:
+    client = Client()
+    now = client.connection.now
+    client.send(frame(HEADERS, 0, 1, encode_fields(GET)))
+    for second in range(40):
+        clock = SimpleNamespace(monotonic=lambda at=now + second: at)
+        monkeypatch.setattr("penstock.http.http2.connection.time", clock)
+        if not client.transport.end:
+            client.send(frame(CONTINUATION, 0, 1, b"\x82"))
+        client.connection.cut_if_slow(now + second, *TIMES)
+    assert goaways(client.received()) == [(0, ErrorCode.PROTOCOL_ERROR)]
 
 
 @in_loop

@@ -18,12 +18,14 @@ import uvloop
 from penstock.config.serve import ServeConfig
 from penstock.http.asgi import read_any_body, send_json
 from penstock.http.errors import ApiError
+from penstock.http.http2 import frames
+from penstock.http.http2.header_blocks import encode_fields
 from penstock.http.server import HttpServer
 from penstock.http.server_state import Limits
 from penstock.http.sockets.connection_source import ListeningSocket
 from penstock.http.tls import server_context
 from tests.certificates import Certificates
-from tests.http.http2.clients import Recorder
+from tests.http.http2.clients import GET, Recorder, Streaming
 
 PATIENCE_S = 60.0
 LARGE = 1_000_000
@@ -101,11 +103,11 @@ class Events(Recorder):
 
 
 @asynccontextmanager
-async def serving(tls: ssl.SSLContext | None) -> AsyncIterator[tuple[int, HttpServer]]:
+async def serving(tls: ssl.SSLContext | None, app: Any) -> AsyncIterator[tuple[int, HttpServer]]:
     """Its port, and the server."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     listening = asyncio.Event()
-    server = HttpServer(App(), ListeningSocket(listener, 1000), Limits(), tls=tls, on_listening=listening.set)
+    server = HttpServer(app, ListeningSocket(listener, 1000), Limits(), tls=tls, on_listening=listening.set)
     running = asyncio.ensure_future(server.run_to_the_end())
     await listening.wait()
     try:
@@ -116,10 +118,10 @@ async def serving(tls: ssl.SSLContext | None) -> AsyncIterator[tuple[int, HttpSe
 
 
 def with_server(
-    test: Callable[[int, HttpServer], Awaitable[None]], tls: ssl.SSLContext | None = None
+    test: Callable[[int, HttpServer], Awaitable[None]], tls: ssl.SSLContext | None = None, app: Any = None
 ) -> None:
     async def main() -> None:
-        async with asyncio.timeout(PATIENCE_S), serving(tls) as (port, server):
+        async with asyncio.timeout(PATIENCE_S), serving(tls, app or App()) as (port, server):
             await test(port, server)
 
     uvloop.run(main())
@@ -208,7 +210,14 @@ def test_nghttp2_loads_many_streams(window: str) -> None:
 
 def test_nghttp_follows_the_frames() -> None:
     async def test(port: int, server: HttpServer) -> None:
-        text = await output("nghttp", "-nv", f"http://127.0.0.1:{port}/events", "-H", "x: " + "v" * 20_000)
+        text = await output(
+            "nghttp",
+            "-nv",
+            f"http://127.0.0.1:{port}/events",
+            "-H",
+            "x: " + "v" * 20_000,
+            "--header-table-size=0",
+        )
         assert text.count("recv DATA frame") == EVENTS
         assert "END_STREAM" in text
 
@@ -243,3 +252,44 @@ def test_httpx_shares_a_connection_until_the_server_drains() -> None:
         await server.run_to_the_end()
 
     with_server(test)
+
+
+def test_an_event_overtakes_a_large_reply_that_a_slow_client_has_not_read() -> None:
+    """Neither the transport nor the kernel takes more of a large reply than a client reads soon."""
+    streaming = Streaming()
+
+    async def app(scope: Any, receive: Any, send: Any, sink: Any) -> None:
+        if scope["path"] == "/large":
+            await send_json(send, b"x" * 8_000_000)
+        else:
+            await streaming(scope, receive, send, sink)
+
+    def request(stream_id: int, path: bytes) -> bytes:
+        block = encode_fields([*GET[:2], (b":path", path), GET[3]])
+        return frames.header_frames(stream_id, block, end_stream=True, max_frame_size=16_384)
+
+    async def test(port: int, server: HttpServer) -> None:
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32_768)
+            client.connect(("127.0.0.1", port))
+            client.setblocking(False)
+            loop = asyncio.get_running_loop()
+            windows = frames.settings_frame({frames.INITIAL_WINDOW_SIZE: 2**30}) + frames.window_update(
+                0, 2**30
+            )
+            await loop.sock_sendall(
+                client, frames.PREFACE + windows + request(1, b"/x") + request(3, b"/large")
+            )
+            scanner, before, found = frames.FrameScanner(2**20), 0, False
+            while not found:
+                await asyncio.sleep(0.002)  # the server fills what it can while the client does not read
+                if before > 300_000 and not streaming.sinks[0].request.started:
+                    streaming.sinks[0].send(b"event", last=False)
+                    before = 0
+                scanner.receive(await loop.sock_recv(client, 16_384))
+                for kind, _, stream_id, payload in scanner.take(1000):
+                    found = found or (kind == frames.DATA and stream_id == 1)
+                    before += len(payload) if stream_id == 3 and not found else 0
+            assert before < 500_000
+
+    with_server(test, app=app)

@@ -392,3 +392,15 @@ async def test_bodies_beyond_the_budget_lose_the_largest_of_them() -> None:
     assert list(found) == [3]
     assert dict(client.decoder.decode(found[3][3], raw=True))[b":status"] == b"503"  # type: ignore[arg-type]
     assert state.budget.held == 64_000
+
+
+@in_loop
+async def test_a_client_that_lowers_its_header_table_is_told_that_it_is_not_used() -> None:
+    """Decoders insist on it (RFC 7541 §4.2): that of nghttp2 as well as that of h2."""
+    client = Client(HEADER_TABLE_SIZE=100)
+    client.decoder.max_allowed_table_size = 100
+    for stream_id in (1, 3):
+        client.send(client.headers(stream_id))
+        assert (await client.reply(stream_id))[0][b":status"] == b"200"
+    client.send(frames.settings_frame({frames.HEADER_TABLE_SIZE: 4096}) + client.headers(5))
+    assert (await client.reply(5))[0][b":status"] == b"200"

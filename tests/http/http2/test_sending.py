@@ -210,6 +210,19 @@ async def test_a_client_that_reads_nothing_pauses_all_its_streams_and_is_cut() -
 
 
 @in_loop
+async def test_a_client_that_has_never_read_has_its_time_too() -> None:
+    client = Client(Streaming())
+    client.send(client.headers(1))
+    client.transport.unread = client.connection.sender._written
+    now = client.connection.now
+    client.connection.cut_if_slow(now, *TIMES)
+    client.connection.cut_if_slow(now + 75.0, *TIMES)
+    assert client.transport.end == ""
+    client.connection.cut_if_slow(now + 75.1, *TIMES)
+    assert client.transport.end == "abort"
+
+
+@in_loop
 async def test_a_connection_of_many_streams_may_be_behind_by_some_events_of_each() -> None:
     app = Streaming()
     client = Client(app, INITIAL_WINDOW_SIZE=MAX_WINDOW)
