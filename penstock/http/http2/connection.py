@@ -538,6 +538,7 @@ class Http2Connection(Protocol):
             get_running_loop().call_soon(self._lose_some)
         elif self._lost:
             self.state.windows.remove_connection(self.sender.slot)
+            self._ending.forget()
 
     def cut_if_slow(self, now: float, request_timeout_s: float, keep_alive_s: float) -> None:
         self.now = now

@@ -134,3 +134,8 @@ class Ending:
         """Called once a second while the connection lingers."""
         if self._lingers_since is not None and now - self._lingers_since > LINGER_S:
             self._connection.transport.abort()
+
+    def forget(self) -> None:
+        """The connection is lost, and its streams are closed: nothing is done any more."""
+        self._lingers_since = 0.0
+        del self._connection  # breaks a reference cycle

@@ -288,6 +288,7 @@ class FrameSender:
     def close(self) -> None:
         """Nothing is sent any more. The slot stays until no stream is left."""
         self._closed = True
+        self._streams = list  # breaks a reference cycle
         self._out.clear()
         self._bulk.clear()
         self._resuming.clear()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -269,3 +271,27 @@ async def test_with_tls_a_client_closes_after_goaway_and_a_faulty_one_is_closed(
         client.connection.cut_if_slow(client.connection.now + LINGER_S + 0.1, *TIMES)
         ends.append(client.transport.end)
     assert ends == ["", "abort", "close", "abort"]
+
+
+@in_loop
+async def test_a_lost_connection_needs_no_garbage_collection() -> None:
+    for ends in ("lost", "drained", "faulty"):
+        app = Streaming()
+        client = Client(app)
+        client.send(client.headers(1))
+        await client.frames()
+        if ends == "drained":
+            client.connection.shutdown()
+        elif ends == "faulty":
+            client.send(frame(PING, 0, 1, bytes(8)))
+        client.connection.connection_lost(None)
+        await client.frames()
+        connection = weakref.ref(client.connection)
+        app.sinks.clear()
+        del client.transport.protocol
+        gc.disable()
+        try:
+            del client
+            assert connection() is None or ends == "drained", "a timer has it for a second"
+        finally:
+            gc.enable()
