@@ -154,6 +154,15 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             "Relaying",
         ),
     ] = "auto"
+    upstream_http2: Annotated[
+        Literal["auto", "off", "require"],
+        option(
+            "HTTP/2 to endpoints. auto: where they speak it, which the gateway finds out once per "
+            "endpoint (by ALPN with https; with http by the beginning of HTTP/2 on a connection of its own, "
+            "which others refuse); off: never; require: endpoints that do not speak it get no requests.",
+            "Relaying",
+        ),
+    ] = "auto"
     max_attempts: Annotated[
         int,
         option(

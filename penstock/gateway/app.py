@@ -11,16 +11,17 @@ import msgspec
 
 from penstock import __version__
 from penstock.config.gateway import GatewayConfig
-from penstock.gateway.relay.client_connection import REQUEST_ID, HttpClientConnection, WriteBatch
+from penstock.gateway.relay.client_connection import REQUEST_ID, HttpClientConnection
 from penstock.gateway.relay.relay import IncomingRequest, Relay
 from penstock.gateway.relay.request_record import RequestRecord
+from penstock.gateway.relay.write_batch import WriteBatch
 from penstock.gateway.requests.model_rewrites import ModelRewrites
 from penstock.gateway.requests.relayed_routes import check_relayed
 from penstock.gateway.requests.request_body import GENERATION_PATHS, read_request
 from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.telemetry.metrics import GatewayMetrics
 from penstock.gateway.telemetry.request_recorder import RequestRecorder
-from penstock.gateway.upstream.http_client import Headers, without_hop_by_hop
+from penstock.gateway.upstream.exchange import Headers, without_hop_by_hop
 from penstock.generation.request_schemas import MAX_REQUEST_ID
 from penstock.http.access_keys import KEY_HEADERS, Keys
 from penstock.http.admission import send_readiness, unavailable
@@ -37,6 +38,7 @@ from penstock.http.sink import Receive, Scope, Send, Sink
 from penstock.metrics.exposition import CONTENT_TYPE
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.metrics.shared_exposition import SharedExposition
+from penstock.streaming.io_submit import BurstWriter
 from penstock.telemetry.trace_context import TracePropagator, inject_trace_context
 
 log = logging.getLogger(__name__)
@@ -66,6 +68,7 @@ class GatewayApp:
         tracing: TracePropagator,
         collector: GarbageCollector,
         clock: Callable[[], float],
+        burst: BurstWriter,
     ) -> None:
         self.leaving = False
         """A shutdown was announced: requests are still relayed, but ``/ready`` answers 503."""
@@ -80,7 +83,7 @@ class GatewayApp:
         self._tracing = tracing
         self._collector = collector
         self._clock = clock
-        self._write_batch = WriteBatch()
+        self._write_batch = WriteBatch(burst)
         self._exposition = SharedExposition(self._expose)
         self._keys = Keys(config.api_key or ())
         self._session_header = config.session_header.lower().encode()

@@ -27,6 +27,7 @@ from penstock.config.secret_files import warn_if_open_to_others
 from penstock.distribution import pip_install
 from penstock.exit_codes import EXIT_FAILED, EXIT_OK, StartupError
 from penstock.gateway.app import GatewayApp
+from penstock.gateway.relay.plain_events import PlainEvents
 from penstock.gateway.relay.relay import Relay
 from penstock.gateway.relay.request_record import RequestRecord
 from penstock.gateway.relay.retry_policy import RetryPolicy
@@ -42,7 +43,7 @@ from penstock.gateway.telemetry.access_log import log_to_file
 from penstock.gateway.telemetry.metrics import GatewayMetrics, MetricsOptions
 from penstock.gateway.telemetry.request_recorder import RequestRecorder
 from penstock.gateway.telemetry.spans import span_data
-from penstock.gateway.upstream.http_client import port_of
+from penstock.gateway.upstream.exchange import port_of
 from penstock.gateway.upstream.timeouts import Timeouts
 from penstock.http.access_keys import Keys
 from penstock.http.api_key_file import load_api_keys
@@ -51,6 +52,8 @@ from penstock.http.server_state import Limits
 from penstock.http.sockets.connection_source import ListeningSocket
 from penstock.http.sockets.listener import ListenSocket, listen
 from penstock.metrics.gc_policy import GarbageCollector
+from penstock.streaming.flow_windows import FlowWindows
+from penstock.streaming.io_submit import make_burst_writer
 from penstock.supervisor.service_manager import ServiceManager, ServiceState
 from penstock.supervisor.startup.file_limit import raise_file_limit
 from penstock.telemetry.spans import BatchSpanExporter, make_span_exporter
@@ -247,13 +250,19 @@ class _Gateway:
     def _assemble(self, loop: asyncio.AbstractEventLoop) -> EndpointPool:
         """Create the parts; nothing listens yet. Raises ConfigError when libraries are missing."""
         config = self._config
+        windows, burst = FlowWindows(), make_burst_writer()
         timeouts = Timeouts(
             connect=config.connect_timeout,
             first_token=config.first_token_timeout,
             event=config.event_timeout,
             total=config.request_timeout,
         )
-        pool = EndpointPool(timeouts, lambda endpoint: self._relay.forget(endpoint), config.endpoint_api_key)
+        pool = EndpointPool(
+            timeouts,
+            lambda endpoint: self._relay.forget(endpoint),
+            config.endpoint_api_key,
+            http2=config.upstream_http2,
+        )
         picker = Picker(
             self._weights,
             limits=PickerLimits(config.saturated_waiting, config.saturated_kv_used, config.affinity_excess),
@@ -265,6 +274,7 @@ class _Gateway:
             retry_policy=RetryPolicy(pool, picker, config.max_attempts),
             timeouts=timeouts,
             clock=loop.time,
+            plain_events=PlainEvents(burst, windows),
             include_usage=config.include_usage,
             ttft_slo_s=config.ttft_slo,
         )
@@ -287,6 +297,7 @@ class _Gateway:
             tracing=tracing,
             collector=self._collector,
             clock=loop.time,
+            burst=burst,
         )
         self._routed_requests, self._envoy = make_external_processor(
             config,
@@ -313,6 +324,7 @@ class _Gateway:
             ),
             limits,
             on_refusal=self._app.refused,
+            windows=windows,
         )
         return pool
 

@@ -63,7 +63,8 @@ class SSEParser:
 
     def feed(self, chunk: bytes) -> list[Event]:
         """The events that ``chunk`` completes. Raises SSEError; what was not returned is pending then."""
-        if self.between_events and _is_plain(chunk):
+        if (self.between_events or (self._at_start and not self._pending)) and _is_plain(chunk):
+            self.between_events, self._at_start = True, False
             if chunk.find(b"\n") == len(chunk) - 2:
                 return [Event(chunk, chunk[6:-2])]
             return [Event(b"data: %b\n\n" % data, data) for data in chunk[6:-2].split(b"\n\ndata: ")]

@@ -84,6 +84,9 @@ class Upstream:
             def handle(self) -> None:
                 self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 while (call := _read_call(self.request)) is not None:
+                    if call.method == "PRI":  # the beginning of HTTP/2
+                        call.reply(400, b"{}")
+                        return
                     if call.path == "/metrics":
                         owner.on_metrics(call)
                         continue

@@ -13,13 +13,8 @@ from typing import Self, cast
 
 import msgspec
 
-from penstock.gateway.upstream.http_client import (
-    Connection,
-    ConnectionPool,
-    Headers,
-    UpstreamError,
-    request_bytes,
-)
+from penstock.gateway.upstream.connection_pool import ConnectionPool
+from penstock.gateway.upstream.exchange import Exchange, Failure, Headers, UpstreamError, UpstreamRequest
 
 
 class Scenario(enum.StrEnum):
@@ -164,25 +159,25 @@ class ModelServers:
 class _Reply:
     """Receives one reply. ``leaves``: disconnects at its first byte."""
 
-    def __init__(self, connection: Connection, *, leaves: bool) -> None:
+    def __init__(self, exchange: Exchange, *, leaves: bool) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.body = bytearray()
-        self._connection = connection
+        self._exchange = exchange
         self._leaves = leaves
 
     def on_head(self, status: int, headers: Headers) -> None: ...
 
-    def on_body(self, data: bytes) -> None:
+    def on_body(self, data: bytes, now: float) -> None:
         self.body += data
         if self._leaves:
-            self._connection.abort()
+            self._exchange.abort()
             self.on_end()
 
     def on_end(self) -> None:
         if not self.done.done():
             self.done.set_result(None)
 
-    def on_broken(self, reason: str) -> None:
+    def on_broken(self, reason: str, failure: Failure) -> None:
         self.on_end()
 
 
@@ -190,7 +185,7 @@ class ScenarioClient:
     """Sends requests to the gateway at ``url``, one after the other."""
 
     def __init__(self, url: str, rng: random.Random) -> None:
-        self._pool = ConnectionPool(url, connect_timeout_s=30.0)
+        self._pool = ConnectionPool(url, connect_timeout_s=30.0, http2="off")
         self._rng = rng
 
     async def run(self, kinds: Iterator[Scenario]) -> None:
@@ -227,22 +222,20 @@ class ScenarioClient:
         }
         body = b"{" if kind is Scenario.REFUSED else msgspec.json.encode(fields)
         headers = [(b"x-session-id", b"%d" % name)]
-        connection = await self._pool.acquire()
-        reply = _Reply(connection, leaves=kind is Scenario.LEAVES_WITHIN)
-        connection.send(
-            request_bytes(b"POST", b"/v1/completions", connection.authority, headers, body), reply
-        )
+        exchange = await self._pool.acquire()
+        reply = _Reply(exchange, leaves=kind is Scenario.LEAVES_WITHIN)
+        exchange.send(UpstreamRequest(b"POST", b"/v1/completions", headers, body), reply)
         if kind is Scenario.LEAVES_AT_ONCE:
             await asyncio.sleep(self._rng.random() / 100)
-            connection.abort()
+            exchange.abort()
         else:
             await reply.done
 
     async def _get(self, path: bytes) -> bytes:
         """Raises UpstreamError when there is no response."""
-        connection = await self._pool.acquire()
-        reply = _Reply(connection, leaves=False)
-        connection.send(request_bytes(b"GET", path, connection.authority, [], b""), reply)
+        exchange = await self._pool.acquire()
+        reply = _Reply(exchange, leaves=False)
+        exchange.send(UpstreamRequest(b"GET", path, [], b""), reply)
         await reply.done
         if not reply.body:
             raise UpstreamError(f"no answer to {path.decode()}")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.upstream.http_client import Headers
+from penstock.gateway.upstream.exchange import Headers
 from penstock.telemetry.trace_context import (
     TraceContext,
     TracePropagator,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from penstock.gateway.upstream.http_client import Headers
+from penstock.gateway.upstream.exchange import Headers
 
 Texts = dict[str, list[str]]
 """Lists of strings in one metadata namespace, by key; a string is split at commas."""

@@ -34,7 +34,7 @@ from penstock.gateway.extproc.messages import (
     Texts,
 )
 from penstock.gateway.routing.endpoint_discovery import host_and_port
-from penstock.gateway.upstream.http_client import Headers
+from penstock.gateway.upstream.exchange import Headers
 
 # Enums are declared as int32, which has the same encoding. "*" repeats a field, "%" is a map from strings.
 _SCHEMA = """

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from penstock.gateway.relay.plain_events import PlainEvents
 from penstock.gateway.requests.request_body import RequestBody
 from penstock.gateway.responses.outcome import TransportResult
 from penstock.gateway.responses.response_observer import Observation, ReplyObserver, StreamObserver
-from penstock.gateway.upstream.http_client import Connection, Headers, without_hop_by_hop
+from penstock.gateway.upstream.exchange import Exchange, Failure, Headers, without_hop_by_hop
+from penstock.gateway.upstream.reply_scanner import Lane
 from penstock.gateway.upstream.timeouts import Timeouts
 
 if TYPE_CHECKING:
@@ -23,6 +25,11 @@ BACKPRESSURE_S = 5.0
 """Seconds after a pause for a slow client within which a broken reply is due to that client: what the model
 server sent before it broke may still have to be read and relayed."""
 STOPPED = "the gateway was stopped"
+RESULTS = {
+    Failure.NETWORK: TransportResult.BROKEN,
+    Failure.SERVER: TransportResult.SERVER_FAILED,
+    Failure.UNPROCESSED: TransportResult.UNPROCESSED,
+}
 ExpectedReply = Literal["stream", "json", "anything"]
 """The content that a good reply to the request has."""
 
@@ -37,7 +44,8 @@ class Attempt:
     def __init__(
         self,
         client: HttpClientConnection,
-        connection: Connection,
+        exchange: Exchange,
+        plain_events: PlainEvents,
         *,
         expects: ExpectedReply,
         strip_usage: bool,
@@ -54,13 +62,22 @@ class Attempt:
         """Why the attempt failed."""
         self.bytes_out = 0
         self._client = client
-        self._connection = connection
+        self.sink = client.sink
+        self._exchange = exchange
+        self._plain_events = plain_events
+        self._slot = -1
+        """Of the stream, in the columns of plain events; -1: it has had no lane."""
+        self._in_lane = False
+        self._takes_lanes = False
+        """Whether plain events may come by a lane."""
         self._expects = expects
         self._strip_usage = strip_usage
         self._discards = discards
         self._timeouts = timeouts
         self._clock = clock
-        self._sent_at = self._read_at = clock()
+        self._sent_at = self._read_at = now = clock()
+        self.check_at = now + min(timeouts.event, timeouts.first_token, timeouts.total)
+        """No time-out is exceeded before."""
         self._paused_at: float | None = None
         """Since when the client's write buffer is full."""
         self._resumed_at = -math.inf
@@ -77,17 +94,53 @@ class Attempt:
     def on_head(self, status: int, headers: Headers) -> None:
         self.status = status
         if self._discards(status):
-            self._connection.abort()
+            self._exchange.abort()
             self._end(TransportResult.COMPLETE)
             return
         self._headers = without_hop_by_hop(headers)
         self._observer = make_observer(status, headers, self._expects, strip_usage=self._strip_usage)
         if self.seen.stream:  # it may get an error event, or lose its usage
+            self._takes_lanes = self._exchange.has_lanes
             self._headers = [header for header in self._headers if header[0] != b"content-length"]
 
-    def on_body(self, data: bytes) -> None:
-        self._read_at = now = self._clock()
+    def on_body(self, data: bytes, now: float) -> None:
+        self._read_at = now
+        if self._in_lane:
+            self.leave_lane()
+        if self._takes_lanes and self._enter_lane(data, now):
+            return
         self._write(self._observer.feed(data, now))
+
+    def _enter_lane(self, data: bytes, now: float) -> bool:
+        """Relay an event by a lane, as those that follow, if it is plain and the client takes it at once."""
+        observer, path = self._observer, self._client.row_path
+        if path is None or self.seen.last_token_at is None or not isinstance(observer, StreamObserver):
+            return False
+        parts = observer.plain_parts(data)
+        if parts is None:
+            return False
+        if self._slot < 0:
+            self._slot = self._plain_events.open(self)
+        head, tail = parts
+        lane = Lane(head, tail, len(head) + len(tail), self._slot)
+        allowed = self._exchange.enter_lane(lane, self._plain_events)
+        if not allowed:
+            return False
+        self._in_lane = True
+        self._plain_events.enter(self._slot, path, self.seen.last_token_at, allowed)
+        self._plain_events.add(self._slot, data, now)
+        return True
+
+    def leave_lane(self, *, gone: bool = False) -> None:
+        """Events come by :meth:`on_body` again. ``gone``: the client has disconnected."""
+        if not self._in_lane:
+            return
+        self._in_lane = False
+        came = self._plain_events.leave(self._slot, gone=gone)
+        self._exchange.leave_lane(came.size)
+        self.bytes_out += came.size
+        self.seen.add(came)
+        self._read_at = came.last_at
 
     def _write(self, data: bytes) -> None:
         if not data:
@@ -103,38 +156,42 @@ class Attempt:
         self._client.start(self.status, self._headers)
 
     def on_end(self) -> None:
+        self.leave_lane()
         self._write(self._observer.finish(self._clock()))
         if self._expects == "stream" and self.status == 200 and self.seen.lacks_end:
-            self.on_broken("the stream ended without its terminator")
+            self.on_broken("the stream ended without its terminator", Failure.NETWORK)
             return
         if not self.relayed:  # it had no body
             self._start()
         self._client.end()
         self._end(TransportResult.COMPLETE)
 
-    def on_broken(self, reason: str) -> None:
-        """A model server may break the connection because the reply waited for too long: servers bound what
-        they hold for a slow client."""
+    def on_broken(self, reason: str, failure: Failure) -> None:
+        """A model server may break the reply off because it waited for too long: servers bound what they hold
+        for a slow client."""
+        self.leave_lane()
         if self.relayed and not self.seen.ended and self._client_was_slow(self._clock()):
             self._give_up(f"the client read slowly: {reason}")
         else:
-            self._break(TransportResult.BROKEN, reason)
+            self._break(RESULTS[failure], reason)
 
     # -- the client
 
     def on_disconnect(self) -> None:
         if not self.ended.done():
-            self._connection.abort()
+            self.leave_lane(gone=True)
+            self._exchange.abort()
             self._end(TransportResult.CLIENT_GONE)
 
     def on_pause(self) -> None:
+        self.leave_lane()
         self._paused_at = self._clock()
-        self._connection.pause(self)
+        self._exchange.pause(self)
 
     def on_resume(self) -> None:
         self._paused_at = None
         self._read_at = self._resumed_at = self._clock()  # nothing was read from the server during the pause
-        self._connection.resume(self)
+        self._exchange.resume(self)
 
     def _client_was_slow(self, now: float) -> bool:
         """Whether the model server waits for this client, or did until recently."""
@@ -148,36 +205,49 @@ class Attempt:
         if self.ended.done():
             return
         timeouts = self._timeouts
+        self.check_at = now + timeouts.event
         if self._paused_at is not None:
-            if now - self._paused_at > timeouts.event:
+            self.check_at = self._paused_at + timeouts.event
+            if now > self.check_at:
                 self._give_up(f"the client read nothing for {timeouts.event:g} s")
             return
         begun = self.seen.first_token_at is not None or (self.relayed and not self.seen.stream)
+        if begun:
+            due_at = self._latest_read() + timeouts.event
+        else:
+            due_at = self._sent_at + timeouts.first_token
+        self.check_at = min(self.check_at, due_at, self._sent_at + timeouts.total)
         if now - self._sent_at > timeouts.total:
             reason = f"the reply took more than {timeouts.total:g} s"
             if self.relayed and self._client_was_slow(now):
                 self._give_up(f"the client read slowly: {reason}")
                 return
-        elif not begun and now - self._sent_at > timeouts.first_token:
-            reason = f"no token came within {timeouts.first_token:g} s"
-        elif begun and now - self._read_at > timeouts.event:
+        elif now <= due_at:
+            return
+        elif begun:
             reason = f"nothing came for {timeouts.event:g} s"
         else:
-            return
-        self._connection.abort()
+            reason = f"no token came within {timeouts.first_token:g} s"
+        self.leave_lane()
+        self._exchange.abort()
         self._break(TransportResult.TIMEOUT, reason)
+
+    def _latest_read(self) -> float:
+        return self._plain_events.last_at(self._slot) if self._in_lane else self._read_at
 
     # -- the end
 
     def stop(self) -> None:
         """End the attempt, as the gateway ends."""
         if not self.ended.done():
-            self._connection.abort()
+            self.leave_lane()
+            self._exchange.abort()
             self._break(TransportResult.STOPPED, STOPPED)
 
     def _give_up(self, reason: str) -> None:
         self.reason = reason
-        self._connection.abort()
+        self.leave_lane()
+        self._exchange.abort()
         self._end(TransportResult.CLIENT_GONE)
         self._client.cut()
 
@@ -199,6 +269,9 @@ class Attempt:
     def _end(self, ending: TransportResult) -> None:
         if not self.ended.done():
             self.ended.set_result(ending)
+        if self._slot >= 0:
+            self._plain_events.close(self._slot)
+            self._slot = -1
 
 
 def expected_reply(body: RequestBody | None) -> ExpectedReply:

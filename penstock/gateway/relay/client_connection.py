@@ -1,13 +1,14 @@
-"""The connection to the client of one request, and the batch of writes to all clients."""
+"""The connection to the client of one request."""
 
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import TYPE_CHECKING
 
-from penstock.gateway.upstream.http_client import Headers
+from penstock.gateway.relay.write_batch import WriteBatch
+from penstock.gateway.upstream.exchange import Headers
 from penstock.http.sink import Sink
+from penstock.streaming.row_path import RowPath
 
 if TYPE_CHECKING:
     from penstock.gateway.relay.attempt import Attempt
@@ -15,48 +16,21 @@ if TYPE_CHECKING:
 REQUEST_ID = b"x-request-id"
 
 
-class WriteBatch:
-    """Collects writes to clients during one iteration of the event loop and makes them at its end.
-
-    An iteration reads from many model servers. Batched writes cost less than a write after each read: a
-    receiving process wakes up once for several pieces, and reads and writes do not evict each other from the
-    CPU's caches. A piece is delayed by at most one iteration.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: list[tuple[Sink, bytes]] = []
-
-    def write(self, connection: Sink, data: bytes) -> None:
-        if not self._waiting:
-            asyncio.get_running_loop().call_soon(self.flush)
-        self._waiting.append((connection, data))
-
-    def flush(self) -> None:
-        """Make the collected writes now; called before any other operation on one of the connections."""
-        waiting, self._waiting = self._waiting, []
-        for connection, data in waiting:
-            connection.write_body(data)
-
-    def forget(self, connection: Sink) -> None:
-        """Drop the writes to a connection whose client has disconnected."""
-        self._waiting = [entry for entry in self._waiting if entry[0] is not connection]
-
-
 class HttpClientConnection:
     """The connection that a request came on: the relay writes the reply to it, an attempt listens to it."""
 
-    def __init__(self, protocol: Sink, request_id: tuple[bytes, bytes], write_batch: WriteBatch) -> None:
+    def __init__(self, sink: Sink, request_id: tuple[bytes, bytes], write_batch: WriteBatch) -> None:
         """``request_id``: a header that replies get unless they have one of that name."""
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the client has disconnected."""
-        self._protocol = protocol
+        self.sink = sink
+        self.streamed = False
+        """The reply that has begun has no length."""
         self._request_id = request_id
         self._write_batch = write_batch
-        self.write = partial(write_batch.write, protocol)
-        """Writes bytes of the body, at the end of this iteration of the event loop."""
         self._attempt: Attempt | None = None
         self._paused = False
-        protocol.listen(self)
+        sink.listen(self)
 
     # -- called by the relay
 
@@ -76,21 +50,33 @@ class HttpClientConnection:
             headers = [header for header in headers if header[0] != b"content-length"]
         if not any(name == REQUEST_ID for name, _ in headers):
             headers = [*headers, self._request_id]
-        self._protocol.begin(status, headers)
+        self.streamed = status not in (204, 304) and not any(name == b"content-length" for name, _ in headers)
+        self.sink.begin(status, headers)
+
+    @property
+    def row_path(self) -> RowPath | None:
+        """How events may be written now without :meth:`write`; None: not at all."""
+        if not self.streamed or self._paused or self._write_batch.holds(self):
+            return None
+        return self.sink.row_path
+
+    def write(self, data: bytes) -> None:
+        """Write bytes of the body, at the end of this iteration of the event loop."""
+        self._write_batch.write(self, data)
 
     def end(self) -> None:
-        self._write_batch.flush()
-        self._protocol.finish()
+        self._write_batch.flush_client(self)
+        self.sink.finish()
 
     def cut(self) -> None:
         """Break the connection, so that the client cannot take the body for a complete one."""
-        self._write_batch.flush()
-        self._protocol.cut()
+        self._write_batch.flush_client(self)
+        self.sink.cut()
 
     # -- called by the connection
 
     def on_disconnect(self) -> None:
-        self._write_batch.forget(self._protocol)
+        self._write_batch.forget(self)
         if not self.gone.done():
             self.gone.set_result(None)
         if self._attempt is not None:

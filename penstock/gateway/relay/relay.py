@@ -12,19 +12,15 @@ from typing import Literal
 
 from penstock.gateway.relay.attempt import Attempt, error_body, expected_reply, local_reply_headers
 from penstock.gateway.relay.client_connection import HttpClientConnection
+from penstock.gateway.relay.plain_events import PlainEvents
 from penstock.gateway.relay.request_record import FailedAttempt, RequestRecord, failure_reason
-from penstock.gateway.relay.retry_policy import (
-    RETRIABLE_STATUSES,
-    RetryPolicy,
-    refused_with_usage,
-    was_idle_closed,
-)
+from penstock.gateway.relay.retry_policy import RETRIABLE_STATUSES, RetryPolicy, refused_with_usage
 from penstock.gateway.requests.request_body import STREAMING_PATHS, RequestBody
 from penstock.gateway.responses.outcome import Outcome, TransportResult, classify_outcome
 from penstock.gateway.routing.endpoint import Endpoint
 from penstock.gateway.routing.endpoint_pool import EndpointPool
 from penstock.gateway.routing.picker import NoEndpointError, Picker, PickRequest, pick_request
-from penstock.gateway.upstream.http_client import Connection, Headers, UpstreamError, request_bytes
+from penstock.gateway.upstream.exchange import Exchange, Headers, UpstreamError, UpstreamRequest
 from penstock.gateway.upstream.timeouts import Timeouts
 
 log = logging.getLogger(__name__)
@@ -39,7 +35,7 @@ class IncomingRequest:
     """Path and query."""
     path: str
     headers: Headers
-    """End-to-end headers, see :func:`~penstock.gateway.upstream.http_client.without_hop_by_hop`."""
+    """End-to-end headers, see :func:`~penstock.gateway.upstream.exchange.without_hop_by_hop`."""
     raw: bytes
     """The body's bytes."""
     body: RequestBody | None
@@ -56,6 +52,7 @@ class Relay:
     retry_policy: RetryPolicy
     timeouts: Timeouts
     clock: Callable[[], float]
+    plain_events: PlainEvents = field(default_factory=PlainEvents)
     include_usage: Literal["auto", "off", "require"] = "auto"
     ttft_slo_s: float | None = None
     running: set[Attempt] = field(default_factory=set)
@@ -65,7 +62,7 @@ class Relay:
     def check_timeouts(self) -> None:
         """End attempts that exceed a time-out; called several times a second."""
         now = self.clock()
-        for attempt in list(self.running):
+        for attempt in [each for each in self.running if now >= each.check_at]:
             attempt.check_timeouts(now)
 
     def stop(self) -> int:
@@ -185,19 +182,17 @@ class _RequestRelay:
         fresh = False
         while True:
             try:
-                connection = await self._connect(endpoint, fresh=fresh)
+                exchange = await self._connect(endpoint, fresh=fresh)
             except UpstreamError as error:
                 return self._finish_attempt(endpoint, TransportResult.BROKEN, None, str(error))
-            if connection is None:
+            if exchange is None:
                 return self._finish_attempt(endpoint, TransportResult.CLIENT_GONE, None, "")
-            was_used = connection.was_used
-            attempt = await self._attempt(connection, with_usage)
+            attempt = await self._attempt(exchange, with_usage)
             ending = attempt.ended.result()
             if refused_with_usage(attempt.status, with_usage=with_usage, relayed=attempt.relayed):
                 with_usage, fresh = False, False
                 continue
-            reused = was_used and not fresh
-            if self._claim_resend(ending, connection, attempt, reused=reused):
+            if ending is TransportResult.UNPROCESSED and not fresh and self._claim_resend(attempt):
                 fresh = True
                 continue
             if not with_usage and relay.wants_usage(self._incoming, endpoint) and attempt.status == 200:
@@ -205,26 +200,23 @@ class _RequestRelay:
             record.bytes_out = attempt.bytes_out
             return self._finish_attempt(endpoint, ending, attempt, attempt.reason)
 
-    def _claim_resend(
-        self, ending: TransportResult, connection: Connection, attempt: Attempt, *, reused: bool
-    ) -> bool:
-        """Decide whether to send the request again on a new connection, and count that as a failed attempt
-        that is no fault of the endpoint."""
+    def _claim_resend(self, attempt: Attempt) -> bool:
+        """Decide whether to send the endpoint a request again that it has not processed, and count that as a
+        failed attempt that is no fault of the endpoint."""
         record, now = self._record, self._relay.clock()
-        assert record.sent_at is not None
-        waited_s = now - record.sent_at
-        if not was_idle_closed(ending, reused=reused, answered=connection.answered, waited_s=waited_s):
-            return False
         if not self._relay.retry_policy.claim_resend(now):
             return False
         record.attempts += 1
-        reason = f"the idle connection was closed: {attempt.reason}"
-        record.failures.append(FailedAttempt(now, record.endpoint, Outcome.NETWORK_ERROR, reason))
+        record.failures.append(FailedAttempt(now, record.endpoint, Outcome.NETWORK_ERROR, attempt.reason))
         return True
 
-    async def _connect(self, endpoint: Endpoint, *, fresh: bool) -> Connection | None:
-        """A connection to the endpoint; None when the client disconnects first. Raises UpstreamError."""
-        connecting = asyncio.ensure_future(self._relay.pool.connections(endpoint).acquire(fresh=fresh))
+    async def _connect(self, endpoint: Endpoint, *, fresh: bool) -> Exchange | None:
+        """A stream or a connection to the endpoint; None when the client disconnects first. Raises
+        UpstreamError."""
+        connections = self._relay.pool.connections(endpoint)
+        if not self._client.gone.done() and (exchange := connections.take(fresh=fresh)) is not None:
+            return exchange
+        connecting = asyncio.ensure_future(connections.acquire(fresh=fresh))
         await asyncio.wait((connecting, self._client.gone), return_when=asyncio.FIRST_COMPLETED)
         if connecting.done() and not self._client.gone.done():
             return connecting.result()
@@ -233,12 +225,13 @@ class _RequestRelay:
             (await connecting).abort()
         return None
 
-    async def _attempt(self, connection: Connection, with_usage: bool) -> Attempt:
+    async def _attempt(self, exchange: Exchange, with_usage: bool) -> Attempt:
         relay, incoming, body = self._relay, self._incoming, self._incoming.body
         self._record.sent_at = relay.clock()
         attempt = Attempt(
             self._client,
-            connection,
+            exchange,
+            relay.plain_events,
             expects=expected_reply(body),
             strip_usage=with_usage,
             discards=lambda status: self._claim_discard(status, with_usage),
@@ -246,14 +239,12 @@ class _RequestRelay:
             clock=relay.clock,
         )
         raw = body.with_usage() if with_usage and body is not None else incoming.raw
-        sent = request_bytes(
-            incoming.method.encode(), incoming.target, connection.authority, incoming.headers, raw
-        )
+        request = UpstreamRequest(incoming.method.encode(), incoming.target, incoming.headers, raw)
         relay.running.add(attempt)
         try:
-            connection.send(sent, attempt)
+            exchange.send(request, attempt)
             self._client.listen(attempt)
-            await asyncio.wait((attempt.ended,))
+            await attempt.ended
         finally:
             relay.running.discard(attempt)
             self._client.listen(None)  # breaks a reference cycle

@@ -5,15 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from penstock.gateway.relay.retry_budget import RetryBudget
-from penstock.gateway.responses.outcome import TransportResult
 from penstock.gateway.routing.endpoint_pool import EndpointPool
 from penstock.gateway.routing.picker import Picker, PickRequest
 
 RETRIABLE_STATUSES = frozenset({429, 502, 503})
 """Another endpoint may do better; 500 is the model server's own failure, which a retry repeats."""
-
-IDLE_CLOSE_S = 0.2
-"""Seconds within which a closed connection answers a request with a reset: a round trip and a busy turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +39,8 @@ class RetryPolicy:
         return True
 
     def claim_resend(self, now: float) -> bool:
-        """Take one retry from the budget for a request that its endpoint did not get. It is no attempt of its
-        own: only the connection failed."""
+        """Take one retry from the budget for a request that its endpoint did not process. It is no attempt
+        of its own: only the connection failed."""
         if not self.budget.allows(now):
             return False
         self.budget.spend(now)
@@ -57,10 +53,3 @@ class RetryPolicy:
 def refused_with_usage(status: int | None, *, with_usage: bool, relayed: bool) -> bool:
     """Whether to send the request without ``include_usage``: the 400 may be due to that addition of ours."""
     return with_usage and status == 400 and not relayed
-
-
-def was_idle_closed(result: TransportResult, *, reused: bool, answered: bool, waited_s: float) -> bool:
-    """Whether the server had closed the idle connection before it got the request, which says nothing about
-    the request. A server that has closed it answers with a reset at once; one that breaks ``waited_s`` later
-    may have run the request."""
-    return result is TransportResult.BROKEN and reused and not answered and waited_s <= IDLE_CLOSE_S

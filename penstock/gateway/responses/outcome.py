@@ -41,6 +41,10 @@ class TransportResult(enum.Enum):
     """The HTTP reply is complete."""
     BROKEN = enum.auto()
     """No connection, or it broke before the reply was complete."""
+    SERVER_FAILED = enum.auto()
+    """The server has ended the reply with an error of its own, on a connection that goes on."""
+    UNPROCESSED = enum.auto()
+    """The server has not processed the request."""
     TIMEOUT = enum.auto()
     CLIENT_GONE = enum.auto()
     STOPPED = enum.auto()
@@ -50,6 +54,7 @@ class TransportResult(enum.Enum):
 _INCOMPLETE = {
     TransportResult.CLIENT_GONE: Outcome.CLIENT_DISCONNECT,
     TransportResult.STOPPED: Outcome.REJECTED,
+    TransportResult.SERVER_FAILED: Outcome.MODEL_SERVER_ERROR,
 }
 
 

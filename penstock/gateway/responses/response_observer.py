@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from penstock.gateway.metric_definitions import ITL
 from penstock.gateway.responses.event_reader import (
@@ -19,6 +20,16 @@ from penstock.gateway.responses.token_usage import TokenUsage
 from penstock.streaming.sse_parser import Event, SSEError, SSEParser
 
 _GAP_BOUNDS = ITL.bounds
+
+
+class EventCounts(NamedTuple):
+    """Events with tokens and nothing else."""
+
+    events: int
+    size: int
+    """Bytes."""
+    last_at: float
+    itl_bucket_counts: list[int]
 
 
 @dataclass(slots=True)
@@ -44,6 +55,15 @@ class Observation:
     """Events with tokens up to the latest event that gave its choices a finish reason; None: none did."""
     content_problem: str | None = None
     """Why the content cannot be parsed; the bytes are relayed nevertheless."""
+
+    def add(self, counts: EventCounts) -> None:
+        """Add events with tokens that were observed elsewhere, after the first one."""
+        self.token_events += counts.events
+        self.last_token_at = counts.last_at
+        before = self.itl_bucket_counts
+        self.itl_bucket_counts = [
+            count + more for count, more in zip(before, counts.itl_bucket_counts, strict=True)
+        ]
 
     @property
     def lacks_end(self) -> bool:
@@ -76,6 +96,14 @@ class StreamObserver:
     """The parser has failed."""
     _dropped: bool = False
     """The last event was removed."""
+
+    def plain_parts(self, chunk: bytes) -> tuple[bytes, bytes] | None:
+        """What precedes and follows the text of ``chunk`` if it is an event that differs from an earlier one
+        only in its text, and is not observed in another way. None: it is not."""
+        if not (self._between_events and self._template.matches(chunk)):
+            return None
+        self._dropped = False
+        return self._template.parts
 
     def feed(self, chunk: bytes, now: float) -> bytes:
         """Observe the next bytes of the stream; returns the bytes to pass on."""

@@ -15,7 +15,7 @@ import msgspec
 
 from penstock.config.errors import ConfigError
 from penstock.config.gateway import Url
-from penstock.gateway.upstream.http_client import port_of
+from penstock.gateway.upstream.exchange import port_of
 
 log = logging.getLogger(__name__)
 

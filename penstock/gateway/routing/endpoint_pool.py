@@ -9,13 +9,8 @@ from collections.abc import Callable, Iterable
 from penstock.gateway.routing.endpoint import Endpoint, EndpointLoad
 from penstock.gateway.routing.endpoint_discovery import ResolvedEndpoint
 from penstock.gateway.routing.load_scrape import LoadReader, NoLoadError
-from penstock.gateway.upstream.http_client import (
-    Connection,
-    ConnectionPool,
-    Headers,
-    UpstreamError,
-    request_bytes,
-)
+from penstock.gateway.upstream.connection_pool import ConnectionPool, Http2Policy
+from penstock.gateway.upstream.exchange import Exchange, Failure, Headers, UpstreamError, UpstreamRequest
 from penstock.gateway.upstream.timeouts import Timeouts
 
 log = logging.getLogger(__name__)
@@ -30,10 +25,16 @@ class EndpointPool:
     """Endpoints with their connections. Requests in flight keep the connection of a removed endpoint."""
 
     def __init__(
-        self, timeouts: Timeouts, on_removed: Callable[[Endpoint], None], api_key: str | None = None
+        self,
+        timeouts: Timeouts,
+        on_removed: Callable[[Endpoint], None],
+        api_key: str | None = None,
+        *,
+        http2: Http2Policy = "auto",
     ) -> None:
         """``on_removed`` is called with removed endpoints; ``api_key`` is sent with scrapes."""
         self._timeouts = timeouts
+        self._http2 = http2
         self._scrape_headers: Headers = []
         if api_key is not None:
             self._scrape_headers.append((b"authorization", b"Bearer " + api_key.encode()))
@@ -58,7 +59,11 @@ class EndpointPool:
                 log.info("endpoint %s added", url)
                 known[url] = Endpoint(url)
                 self._connections[known[url]] = ConnectionPool(
-                    target.url, address=target.address, connect_timeout_s=self._timeouts.connect
+                    target.url,
+                    address=target.address,
+                    connect_timeout_s=self._timeouts.connect,
+                    silence_s=self._timeouts.event,
+                    http2=self._http2,
                 )
             known[url].destination = target.destination
 
@@ -92,11 +97,11 @@ class EndpointPool:
 
     async def _scrape(self, endpoint: Endpoint, interval_s: float) -> None:
         began = asyncio.get_running_loop().time()
-        connection = None
+        exchange = None
         try:
             async with asyncio.timeout(max(2 * interval_s, 1.0)):
-                connection = await self.connections(endpoint).acquire()
-                load = await self._read_load(connection)
+                exchange = await self.connections(endpoint).acquire()
+                load = await self._read_load(exchange)
         except NoLoadError as error:
             if endpoint.reports_load:
                 log.warning("endpoint %s reports no load: %s", endpoint.url, error)
@@ -104,21 +109,20 @@ class EndpointPool:
         except (UpstreamError, TimeoutError) as error:
             if endpoint.scrape_failures == 1:
                 log.warning("endpoint %s cannot be scraped: %s", endpoint.url, str(error) or "time-out")
-            endpoint.scrape_failed(connected=connection is not None)
+            endpoint.scrape_failed(connected=exchange is not None)
         else:
             if endpoint.scrape_failures > 1:
                 log.info("endpoint %s can be scraped again", endpoint.url)
             endpoint.scrape_succeeded(load, began)
 
-    async def _read_load(self, connection: Connection) -> EndpointLoad:
+    async def _read_load(self, exchange: Exchange) -> EndpointLoad:
         """Scrape /metrics once. Raises UpstreamError, NoLoadError."""
-        page = _ScrapeReceiver(connection)
-        request = request_bytes(b"GET", b"/metrics", connection.authority, self._scrape_headers, b"")
-        connection.send(request, page)
+        page = _ScrapeReceiver(exchange)
+        exchange.send(UpstreamRequest(b"GET", b"/metrics", self._scrape_headers, b""), page)
         try:
             status = await page.done
         except asyncio.CancelledError:
-            connection.abort()
+            exchange.abort()
             raise
         if status != 200:
             problem = f"its /metrics answered with status {status}"
@@ -129,20 +133,20 @@ class EndpointPool:
 class _ScrapeReceiver:
     """Receives the reply to a scrape, and reads it as it comes."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, exchange: Exchange) -> None:
         self.done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         """The status. Raises UpstreamError, NoLoadError."""
         self.reader = LoadReader()
-        self._connection = connection
+        self._exchange = exchange
         self._status = self._size = 0
 
     def on_head(self, status: int, headers: Headers) -> None:
         self._status = status
 
-    def on_body(self, data: bytes) -> None:
+    def on_body(self, data: bytes, now: float) -> None:
         self._size += len(data)
         if self._size > MOST_SCRAPE_BYTES:
-            self._connection.abort()
+            self._exchange.abort()
             if not self.done.done():
                 self.done.set_exception(NoLoadError(f"its /metrics is larger than {MOST_SCRAPE_BYTES} bytes"))
         elif self._status == 200:
@@ -152,6 +156,6 @@ class _ScrapeReceiver:
         if not self.done.done():
             self.done.set_result(self._status)
 
-    def on_broken(self, reason: str) -> None:
+    def on_broken(self, reason: str, failure: Failure) -> None:
         if not self.done.done():
             self.done.set_exception(UpstreamError(reason))

@@ -55,7 +55,7 @@ Frame: TypeAlias = tuple[int, int, int, bytes]
 
 _HEADER = struct.Struct(">HBBBL")
 _pack_header = _HEADER.pack
-_unpack_header = _HEADER.unpack_from
+unpack_header = _HEADER.unpack_from
 _SETTING = struct.Struct(">HL")
 
 
@@ -184,7 +184,7 @@ class FrameScanner:
         buffer, start, largest = self._buffer, self._start, self._max_frame_size
         size, frames = len(buffer), list[Frame]()
         while start + HEADER_BYTES <= size and len(frames) < limit:
-            high, low, kind, flags, stream_id = _unpack_header(buffer, start)
+            high, low, kind, flags, stream_id = unpack_header(buffer, start)
             length = high << 8 | low
             if length > largest:
                 if frames:  # which are handled first

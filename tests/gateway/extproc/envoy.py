@@ -63,7 +63,9 @@ def _address(port: int) -> dict[str, Any]:
     return {"socket_address": {"address": "127.0.0.1", "port_value": port}}
 
 
-def _configured(upstreams: list[str], gateway_port: int, change: Change | None) -> dict[str, Any]:
+def _configured(
+    upstreams: list[str], gateway_port: int, change: Change | None, *, http2: bool
+) -> dict[str, Any]:
     config: dict[str, Any] = yaml.safe_load(CONFIG.read_text())
     config["admin"]["address"] = _address(0)
     resources = config["static_resources"]
@@ -81,6 +83,8 @@ def _configured(upstreams: list[str], gateway_port: int, change: Change | None) 
         for check in cluster.get("health_checks", ()):
             check["timeout"] = f"{WAIT_S:g}s"
         cluster["connect_timeout"] = f"{WAIT_S:g}s"
+    if not http2:
+        del resources["clusters"][0]["typed_extension_protocol_options"]
     manager(config)["http_filters"][0]["typed_config"]["message_timeout"] = f"{WAIT_S:g}s"
     if change is not None:
         change(config)
@@ -135,13 +139,16 @@ def subset_hint(*addresses: str) -> Change:
 
 
 @contextlib.contextmanager
-def envoy(*upstreams: str, gateway_port: int, change: Change | None = None) -> Iterator[Envoy]:
-    """An Envoy that knows ``upstreams`` and asks the gateway at ``gateway_port``."""
+def envoy(
+    *upstreams: str, gateway_port: int, change: Change | None = None, http2: bool = False
+) -> Iterator[Envoy]:
+    """An Envoy that knows ``upstreams`` and asks the gateway at ``gateway_port``. ``http2``: it speaks HTTP/2
+    to them, as in the example."""
     path = binary()
     assert path is not None
     with tempfile.TemporaryDirectory() as folder:
         config, admin = Path(folder, "envoy.yaml"), Path(folder, "admin")
-        config.write_text(yaml.safe_dump(_configured(list(upstreams), gateway_port, change)))
+        config.write_text(yaml.safe_dump(_configured(list(upstreams), gateway_port, change, http2=http2)))
         command = [path, "-c", str(config), "--admin-address-path", str(admin), "--disable-hot-restart"]
         with Path(folder, "log").open("w+") as log:
             process = subprocess.Popen(

@@ -12,6 +12,8 @@ import pytest
 from tests.gateway.behaviours import DONE, TEXT, USAGE, broken_stream, good
 from tests.gateway.extproc.envoy import Envoy, binary, envoy, ext_proc_port, observed, processing, subset_hint
 from tests.gateway.processes import WAIT_S, Call, Gateway, Upstream, closed_port, eventually, gateway
+from tests.gateway.test_http2 import good as http2_good
+from tests.gateway.test_http2 import model_server
 from tests.telemetry.collector import Collector, otel
 
 pytestmark = pytest.mark.skipif(
@@ -281,3 +283,17 @@ def test_the_port_must_be_free(upstream: Upstream) -> None:
             gateway(upstream, options=("--ext-proc-port", port)),
         ):
             pass
+
+
+def test_over_http2_to_the_model_servers() -> None:
+    """The example as it is."""
+    with (
+        model_server(http2_good) as server,
+        gateway(server.url, options=(*OPTIONS, "--upstream-http2", "require")) as front,
+        envoy(server.url, gateway_port=ext_proc_port(front), http2=True) as edge,
+    ):
+        before = front.counts()
+        reply = edge.complete()
+        assert reply.content.endswith(b"data: [DONE]\n\n")
+        assert dict(server.streams[-1].headers)[b"x-gateway-destination-endpoint"]
+        assert outcome_of(front, before) == "ok_without_usage"

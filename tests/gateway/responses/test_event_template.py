@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.responses.event_template import MOST_MISSES, EventTemplate
+from penstock.gateway.responses.event_template import MOST_MISSES, EventTemplate, are_texts
 from penstock.gateway.responses.response_observer import Observation, StreamObserver
 
 
@@ -55,6 +55,7 @@ def test_another_text(text: str, dialect: Callable[[str], dict[str, object]]) ->
     template = EventTemplate()
     template.learn(event(dialect("Hello")))
     assert template.matches(event(dialect(text), ascii_only=False))
+    assert template.matches(event(dialect(text)))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def test_another_text(text: str, dialect: Callable[[str], dict[str, object]]) ->
         event(completion("@")).replace(b"@", b"\\"),
         event(completion("@")).replace(b"@", b"\\x"),
         event(completion("@")).replace(b"@", b"\xff"),
-        event(completion("é")),  # an escape of six characters is left to the JSON reader
+        event(completion("\U0001f600")),  # surrogates are left to the JSON reader
         b"data: [DONE]\n\n",
         b"",
     ],
@@ -138,3 +139,21 @@ def test_it_changes_nothing_of_what_is_seen(stream: list[bytes], cuts: list[int]
         with mock.patch.object(EventTemplate, "matches", return_value=False):
             expected = observed(chunks, strip_usage=strip_usage)
         assert observed(chunks, strip_usage=strip_usage) == expected
+
+
+@pytest.mark.parametrize(
+    ("texts", "plain"),
+    [
+        ([b"a", " größer".encode(), b'\\"', b"\\u00e9"], True),
+        ([b"a", b"", b"b"], False),
+        ([b"", b"a"], False),
+        ([b"a", b""], False),
+        ([b"a", b"\n", b"b"], False),
+        ([b"a", b'"', b"b"], False),
+        ([b"a", b"\\", b"n"], False),
+        ([b"\xc3", b"\xa9"], False),
+        ([b"\\ud83d"], False),
+    ],
+)
+def test_many_texts_at_once(texts: list[bytes], plain: bool) -> None:
+    assert are_texts(texts) is plain

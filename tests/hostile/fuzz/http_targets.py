@@ -6,8 +6,10 @@ import asyncio
 import re
 from typing import Any
 
-from penstock.gateway.upstream.http_client import Connection, ConnectionPool, Headers
+from penstock.gateway.upstream.connection_pool import ConnectionPool
+from penstock.gateway.upstream.exchange import Failure, Headers, UpstreamRequest
 from penstock.http.asgi import send_json
+from penstock.http.http2.frames import settings_frame
 from tests.hostile.fuzz.byte_source import ByteSource
 from tests.hostile.fuzz.failures import logged
 from tests.http.connections import FakeTransport, connection
@@ -104,21 +106,21 @@ class _Reply:
         assert not self.ends
         self.status, self.headers = status, list(headers)
 
-    def on_body(self, data: bytes) -> None:
+    def on_body(self, data: bytes, now: float) -> None:
         assert not self.ends
         self.body += data
 
     def on_end(self) -> None:
         self.ends.append("end")
 
-    def on_broken(self, reason: str) -> None:
+    def on_broken(self, reason: str, failure: Failure) -> None:
         self.ends.append("broken")
 
 
-def _relayed(request: bytes, pieces: list[bytes]) -> tuple[_Reply, _Reply]:
+def _relayed(request: UpstreamRequest, pieces: list[bytes]) -> tuple[_Reply, _Reply]:
     """The replies to two requests over one connection, the second if the first leaves it usable."""
     pool = ConnectionPool("http://model-server:80", connect_timeout_s=1.0)
-    upstream = Connection(pool)
+    upstream = pool.make_http1()
     transport = FakeTransport()
     upstream.connection_made(transport)
     first, second = _Reply(), _Reply()
@@ -142,7 +144,7 @@ def http_client(data: bytes) -> None:
     """Bytes of a model server. Every reply ends exactly once, and its head and body do not depend on how its
     bytes were cut."""
     source = ByteSource(data)
-    request = b"HEAD / HTTP/1.1\r\n\r\n" if source.byte() == 1 else b"POST / HTTP/1.1\r\n\r\n"
+    request = UpstreamRequest(b"HEAD" if source.byte() == 1 else b"POST", b"/", [], b"")
     cut_at, stream = source.take(8), source.rest()
 
     async def both() -> tuple[_Reply, _Reply, _Reply]:
@@ -158,3 +160,39 @@ def http_client(data: bytes) -> None:
     assert cut.body.startswith(first.body) or first.body.startswith(cut.body), (first.body, cut.body)
     if first.ends == cut.ends == ["end"]:
         assert (first.status, first.headers, first.body) == (cut.status, cut.headers, cut.body)
+
+
+async def _relayed_over_http2(pieces: list[bytes]) -> list[_Reply]:
+    """The replies to two requests over one connection."""
+    connection = ConnectionPool("http://model-server:80", connect_timeout_s=1.0).make_http2()
+    transport = FakeTransport()
+    connection.connection_made(transport)
+    connection.data_received(settings_frame({}))
+    replies = [_Reply(), _Reply()]
+    for reply in replies:
+        connection.take().send(UpstreamRequest(b"POST", b"/", [], b"body"), reply)
+    for piece in pieces:
+        connection.data_received(piece)
+        while connection._waits_for_turn:  # noqa: ASYNC110 - it depends on time how many turns it takes
+            await asyncio.sleep(0)
+    connection.connection_lost(None)
+    for _ in range(TURNS):
+        await asyncio.sleep(0)
+    assert connection.active == 0
+    return replies
+
+
+def http2_client(data: bytes) -> None:
+    """Bytes of a model server over HTTP/2. Every reply ends exactly once, and its head and body do not depend
+    on how its bytes were cut."""
+    source = ByteSource(data)
+    cut_at, stream = source.take(8), source.rest()
+
+    async def both() -> tuple[list[_Reply], list[_Reply]]:
+        whole = await _relayed_over_http2([stream])
+        return whole, await _relayed_over_http2(ByteSource(cut_at).pieces(stream, 3))
+
+    for reply, cut in zip(*_loop.run_until_complete(both()), strict=True):
+        assert len(reply.ends) == len(cut.ends) == 1, (reply.ends, cut.ends)
+        assert (reply.ends, reply.status, reply.headers) == (cut.ends, cut.status, cut.headers)
+        assert reply.body == cut.body

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from penstock.http.http2 import frames
+from penstock.http.http2.header_blocks import encode_fields
 from penstock.metrics.snapshot import Distribution, Series, Snapshot
 from penstock.wire import control, coordination, waves
 from penstock.wire.frames import TokenFrame, encode_frame
@@ -125,6 +126,25 @@ _HTTP2 = (
     + frames.rst_stream(3, 8),
     frames.settings_frame({4: 100, 5: 20_000}) + frames.ping(b"12345678") + frames.frame(2, 0, 5, bytes(5)),
 )
+_HEAD = encode_fields([(b":status", b"200"), (b"content-type", b"text/event-stream")])
+_HTTP2_REPLIES = (
+    frames.frame(frames.HEADERS, 4, 1, _HEAD)
+    + frames.frame(frames.DATA, 0, 1, b"data: {}\n\n")
+    + frames.frame(frames.HEADERS, 4, 3, _HEAD)
+    + frames.frame(frames.DATA, 8, 3, b"\2ab\0\0")
+    + frames.frame(frames.DATA, 1, 1, b"data: [DONE]\n\n")
+    + frames.frame(frames.HEADERS, 5, 3, encode_fields([(b"trailer", b"1")])),
+    frames.frame(frames.HEADERS, 0, 1, _HEAD[:1])
+    + frames.frame(frames.CONTINUATION, 4, 1, _HEAD[1:])
+    + frames.ping(bytes(8))
+    + frames.window_update(1, 9)
+    + frames.rst_stream(3, 7)
+    + frames.goaway(1, 0),
+    frames.frame(frames.HEADERS, 5, 1, encode_fields([(b":status", b"204"), (b"content-length", b"0")]))
+    + frames.settings_frame({frames.INITIAL_WINDOW_SIZE: 1, frames.MAX_CONCURRENT_STREAMS: 1})
+    + frames.frame(frames.HEADERS, 4, 3, encode_fields([(b":status", b"200"), (b"content-length", b"3")]))
+    + frames.frame(frames.DATA, 1, 3, b"abc"),
+)
 _REPLIES = (
     b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -161,6 +181,7 @@ TARGETS: dict[str, Target] = {
     "http-server": Target(http_targets.http_server, tuple(bytes(8) + each * 2 for each in _HTTP)),
     "http2-bytes": Target(http2_targets.http2_bytes, tuple(bytes(8) + each for each in _HTTP2)),
     "http2-frames": Target(http2_targets.http2_frames, (bytes(range(200)), bytes(range(255, 60, -3)))),
+    "http2-client": Target(http_targets.http2_client, tuple(bytes(8) + each for each in _HTTP2_REPLIES)),
     "http-client": Target(http_targets.http_client, tuple(bytes(9) + each for each in _REPLIES)),
     "frames": Target(wire_targets.frames, _frame_seeds()),
     "made-frames": Target(wire_targets.made_frames, (bytes(range(200)), b"\7" + b"\1" * 150)),

@@ -5,60 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
 
 import pytest
 import uvloop
 
-from penstock.gateway.upstream import http_client
-from penstock.gateway.upstream.http_client import (
+from penstock.gateway.upstream import http1_connection
+from penstock.gateway.upstream.connection_pool import ConnectionPool
+from penstock.gateway.upstream.exchange import (
     MAX_OVERHEAD_BYTES,
-    Connection,
-    ConnectionPool,
-    Headers,
+    PIECE_BYTES,
     UpstreamError,
-    request_bytes,
+    UpstreamRequest,
     without_hop_by_hop,
 )
+from penstock.gateway.upstream.http1_connection import Http1Connection, request_bytes
+from tests.gateway.upstream.receivers import WAIT_S, Collected
 
-WAIT_S = 30.0
-REQUEST = request_bytes(b"POST", b"/x", b"h", [(b"a", b"b")], b"body")
-
-
-@dataclass
-class Collected:
-    """A receiver that remembers."""
-
-    status: int = 0
-    headers: Headers = field(default_factory=list)
-    body: bytes = b""
-    end: str | None = None
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def on_head(self, status: int, headers: Headers) -> None:
-        self.status, self.headers = status, headers
-
-    def on_body(self, data: bytes) -> None:
-        self.body += data
-        self.changed.set()
-
-    def on_end(self) -> None:
-        self._set_end("end")
-
-    def on_broken(self, reason: str) -> None:
-        self._set_end(reason)
-
-    def _set_end(self, end: str) -> None:
-        assert self.end is None, "one end"
-        self.end = end
-        self.changed.set()
-
-    async def until_end(self) -> str:
-        async with asyncio.timeout(WAIT_S):
-            while self.end is None:
-                self.changed.clear()
-                await self.changed.wait()
-        return self.end
+REQUEST = UpstreamRequest(b"POST", b"/x", [(b"a", b"b")], b"body")
+REQUEST_BYTES = request_bytes(REQUEST, b"h")
 
 
 Peer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -81,7 +45,7 @@ async def pool_to(peer: Peer) -> AsyncIterator[ConnectionPool]:
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    pool = ConnectionPool(f"http://127.0.0.1:{port}", connect_timeout_s=WAIT_S)
+    pool = ConnectionPool(f"http://127.0.0.1:{port}", connect_timeout_s=WAIT_S, http2="off")
     try:
         yield pool
     finally:
@@ -97,7 +61,7 @@ def answering(*replies: bytes, close: bool = True) -> Peer:
 
     async def peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for reply in replies:
-            if not await reader.read(len(REQUEST)):
+            if not await reader.read(1 << 16):
                 break
             writer.write(reply)
         if not close:
@@ -106,7 +70,7 @@ def answering(*replies: bytes, close: bool = True) -> Peer:
     return peer
 
 
-async def ask(pool: ConnectionPool) -> tuple[Collected, Connection]:
+async def ask(pool: ConnectionPool) -> tuple[Collected, Http1Connection]:
     connection = await pool.acquire()
     collected = Collected()
     connection.send(REQUEST, collected)
@@ -114,7 +78,7 @@ async def ask(pool: ConnectionPool) -> tuple[Collected, Connection]:
     return collected, connection
 
 
-async def open_after_a_turn(connection: Connection) -> bool:
+async def open_after_a_turn(connection: Http1Connection) -> bool:
     """Lets the loop turn once; whether the connection is still open."""
     await asyncio.sleep(0)
     return connection.usable
@@ -201,7 +165,7 @@ def test_abort_tells_the_server() -> None:
         left = asyncio.Event()
 
         async def peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readexactly(len(REQUEST))
+            await reader.read(1 << 16)
             writer.write(OK[:-1])
             with suppress(ConnectionError):
                 await reader.read()
@@ -230,8 +194,10 @@ def test_nobody_listens() -> None:
 
 
 def test_requests_on_the_wire() -> None:
-    assert REQUEST == b"POST /x HTTP/1.1\r\nhost: h\r\na: b\r\ncontent-length: 4\r\n\r\nbody"
-    get = request_bytes(b"GET", b"/", b"h", [(b"host", b"other"), (b"content-length", b"9")], b"")
+    assert REQUEST_BYTES == b"POST /x HTTP/1.1\r\nhost: h\r\na: b\r\ncontent-length: 4\r\n\r\nbody"
+    get = request_bytes(
+        UpstreamRequest(b"GET", b"/", [(b"host", b"other"), (b"content-length", b"9")], b""), b"h"
+    )
     assert get == b"GET / HTTP/1.1\r\nhost: h\r\n\r\n"
 
 
@@ -248,7 +214,7 @@ def test_headers_of_one_connection_are_not_passed_on() -> None:
 HEAD_REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"
 
 
-async def _lost(connection: Connection) -> None:
+async def _lost(connection: Http1Connection) -> None:
     """Until the loop has said that the connection is closed."""
     async with asyncio.timeout(WAIT_S):
         while await open_after_a_turn(connection):
@@ -266,7 +232,7 @@ def test_a_connection_that_breaks_before_it_is_used_says_so() -> None:
             collected = Collected()
             kept.send(REQUEST, collected)
             assert "closed" in await collected.until_end()
-            assert not kept.answered
+            assert not kept._answered
 
     asyncio.run(run())
 
@@ -276,7 +242,7 @@ def test_the_reply_to_head_has_no_body() -> None:
         async with pool_to(answering(HEAD_REPLY, close=False)) as pool:
             connection = await pool.acquire()
             collected = Collected()
-            connection.send(request_bytes(b"HEAD", b"/x", b"h", [], b""), collected)
+            connection.send(UpstreamRequest(b"HEAD", b"/x", [], b""), collected)
             assert await collected.until_end() == "end"
             assert (collected.status, collected.body) == (200, b"")
 
@@ -304,7 +270,7 @@ def test_an_early_answer_ends_the_connection() -> None:
         async with pool_to(answering(OK, close=False)) as pool:
             connection = await pool.acquire()
             collected = Collected()
-            connection.send(request_bytes(b"POST", b"/x", b"h", [], bytes(64 << 20)), collected)
+            connection.send(UpstreamRequest(b"POST", b"/x", [], bytes(64 << 20)), collected)
             assert await collected.until_end() == "end"
             assert not connection.usable
 
@@ -325,7 +291,9 @@ def test_a_closed_pool_keeps_nothing() -> None:
 
 
 def test_nobody_waits_for_the_server_to_expect_the_body() -> None:
-    assert b"expect" not in request_bytes(b"POST", b"/", b"h", [(b"expect", b"100-continue")], b"b")
+    assert b"expect" not in request_bytes(
+        UpstreamRequest(b"POST", b"/", [(b"expect", b"100-continue")], b"b"), b"h"
+    )
 
 
 @pytest.mark.parametrize(
@@ -345,7 +313,7 @@ def test_what_is_no_content_is_bounded(begin: bytes, endless: bytes) -> None:
 
     async def peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal sent
-        await reader.read(len(REQUEST))
+        await reader.read(1 << 16)
         writer.write(begin)
         piece = endless * (65_536 // len(endless))
         with suppress(ConnectionError):
@@ -384,19 +352,19 @@ def test_a_flood_leaves_turns_to_others(
     loop_factory: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counted in turns of the loop: one per read whose processing takes long."""
-    monkeypatch.setattr(http_client, "TURN_S", -1.0)
+    monkeypatch.setattr(http1_connection, "TURN_S", -1.0)
     size, reads, turns = 1 << 22, 0, 0
 
     async def peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(len(REQUEST))
+        await reader.read(1 << 16)
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size)
         await writer.drain()
 
     class Counting(Collected):
-        def on_body(self, data: bytes) -> None:
+        def on_body(self, data: bytes, now: float) -> None:
             nonlocal reads
             reads += 1
-            super().on_body(data)
+            super().on_body(data, now)
 
     async def count() -> None:
         nonlocal turns
@@ -476,9 +444,9 @@ class Pieces(Collected):
         super().__init__()
         self.sizes: list[int] = []
 
-    def on_body(self, data: bytes) -> None:
+    def on_body(self, data: bytes, now: float) -> None:
         self.sizes.append(len(data))
-        super().on_body(data)
+        super().on_body(data, now)
 
 
 LARGE = b"HTTP/1.1 200 OK\r\nContent-Length: 262144\r\n\r\n" + bytes(262_144)
@@ -488,11 +456,11 @@ LARGE = b"HTTP/1.1 200 OK\r\nContent-Length: 262144\r\n\r\n" + bytes(262_144)
 @pytest.fixture
 def slow_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every piece takes long."""
-    monkeypatch.setattr(http_client, "TURN_S", -1.0)
+    monkeypatch.setattr(http1_connection, "TURN_S", -1.0)
 
 
-def large_read(read: bytes = LARGE) -> tuple[Connection, FakeTransport, Pieces]:
-    connection = Connection(ConnectionPool("http://127.0.0.1:1", connect_timeout_s=WAIT_S))
+def large_read(read: bytes = LARGE) -> tuple[Http1Connection, FakeTransport, Pieces]:
+    connection = ConnectionPool("http://127.0.0.1:1", connect_timeout_s=WAIT_S, http2="off").make_http1()
     transport, pieces = FakeTransport(), Pieces()
     connection.connection_made(transport)
     connection.send(REQUEST, pieces)
@@ -512,8 +480,8 @@ def test_a_large_read_takes_turns() -> None:
             turns += 1
         assert (pieces.end, pieces.body) == ("end", bytes(262_144))
         assert transport.reading
-        assert max(pieces.sizes) <= http_client.PIECE_BYTES
-        assert turns >= 262_144 // http_client.PIECE_BYTES
+        assert max(pieces.sizes) <= PIECE_BYTES
+        assert turns >= 262_144 // PIECE_BYTES
 
     asyncio.run(main())
 

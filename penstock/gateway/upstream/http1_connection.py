@@ -1,60 +1,49 @@
-"""HTTP/1.1 client for model servers: pooled connections, replies as callbacks.
-
-Streams are relayed from the callback that reads them, without a task or queue in between. Common clients
-hand bodies to a coroutine, so none of them is used here.
-"""
+"""A connection to a model server over HTTP/1.1: one request after the other, replies as callbacks."""
 
 from __future__ import annotations
 
 import asyncio
-import ssl
 import time
-from collections.abc import Sequence
 from typing import Protocol, cast
-from urllib.parse import urlsplit
 
 import httptools
 
-Headers = list[tuple[bytes, bytes]]
-
-IDLE_S = 30.0
-"""Seconds that an idle connection is kept; below the 75 s and 60 s of common servers."""
-MOST_IDLE = 256
-"""Idle connections kept per endpoint."""
-MAX_OVERHEAD_BYTES = 256 << 10
-"""Maximum bytes of a reply without content in between: interim replies, head, chunk extensions, trailers."""
-PIECE_BYTES = 4 << 10
-"""Bytes that are processed at a time. The loop reads up to 256 KiB at once: half a second for tiny events."""
-TURN_S = 0.002
-"""A piece after which processing has taken longer is the connection's last one in this turn of the loop."""
-
-
-class UpstreamError(ConnectionError):
-    """No connection to the endpoint, or it broke."""
+from penstock.gateway.upstream.exchange import (
+    IDLE_CLOSE_S,
+    MAX_OVERHEAD_BYTES,
+    PIECE_BYTES,
+    REPLACED,
+    TURN_S,
+    Failure,
+    Headers,
+    ReplyReceiver,
+    UpstreamError,
+    UpstreamRequest,
+)
+from penstock.gateway.upstream.reply_scanner import Lane, PlainEventRelay
 
 
-class ReplyReceiver(Protocol):
-    """Gets one reply: on_head, any number of on_body, then on_end or on_broken."""
+class ConnectionOwner(Protocol):
+    """Whoever keeps connections while they are idle."""
 
-    def on_head(self, status: int, headers: Headers) -> None: ...
-
-    def on_body(self, data: bytes) -> None:
-        """The next content, without transfer encoding, at most :data:`PIECE_BYTES`."""
+    def release(self, connection: Http1Connection) -> None:
+        """Take back a connection whose reply is complete, for the next request."""
         ...
 
-    def on_end(self) -> None: ...
-
-    def on_broken(self, reason: str) -> None:
-        """The connection broke before the end. Not called after :meth:`Connection.abort`."""
+    def forget(self, connection: Http1Connection) -> None:
+        """The connection is closed."""
         ...
 
 
-class Connection(asyncio.Protocol):
+class Http1Connection(asyncio.Protocol):
     """One connection to an endpoint. It carries one request after the other."""
 
-    def __init__(self, pool: ConnectionPool) -> None:
-        self._pool = pool
+    def __init__(self, owner: ConnectionOwner, authority: bytes) -> None:
+        """``authority``: value of the host header."""
+        self._owner = owner
+        self._authority = authority
         self._transport: asyncio.Transport
+        self._loop = asyncio.get_running_loop()
         self._receiver: ReplyReceiver | None = None
         self._parser: httptools.HttpResponseParser | None = None
         self._headers: Headers = []
@@ -76,15 +65,11 @@ class Connection(asyncio.Protocol):
         """The request is HEAD: the reply has the length of a body, but no body."""
         self._reusable = True
         self.idle_since = 0.0
-        self.answered = False
+        self._answered = False
         """Bytes of the reply to the latest request have come."""
         self.was_used = False
         """It has carried a reply before, so the server may have closed it meanwhile."""
-
-    @property
-    def authority(self) -> bytes:
-        """Value of the host header."""
-        return self._pool.authority
+        self._sent_at = 0.0
 
     # -- asyncio
 
@@ -95,7 +80,7 @@ class Connection(asyncio.Protocol):
         if self._receiver is None:
             self._transport.abort()  # a reply without a request
             return
-        self.answered = True
+        self._answered = True
         if self._unread or self._waits_for_turn:
             self._unread += data  # TLS may have read on
         else:
@@ -138,7 +123,7 @@ class Connection(asyncio.Protocol):
             body = b"".join(self._body)
             self._body.clear()
             if self._receiver is not None and not self._bodyless:  # it may be sent nevertheless
-                self._receiver.on_body(body)
+                self._receiver.on_body(body, self._loop.time())
         else:
             self._overhead += len(piece)
             if self._overhead > MAX_OVERHEAD_BYTES and not self._complete:
@@ -153,7 +138,7 @@ class Connection(asyncio.Protocol):
         self._waits_for_turn = True
         if not self._transport.is_closing():
             self._transport.pause_reading()
-        asyncio.get_running_loop().call_soon(self._take_turn)
+        self._loop.call_soon(self._take_turn)
 
     def _take_turn(self) -> None:
         self._waits_for_turn = False
@@ -172,7 +157,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._reusable = False
-        self._pool.forget(self)
+        self._owner.forget(self)
         self._lost = str(exc) if exc else "the connection was closed before the reply was complete"
         if not self._unread:
             self._on_lost()
@@ -225,17 +210,18 @@ class Connection(asyncio.Protocol):
     def usable(self) -> bool:
         return self._reusable and not self._transport.is_closing()
 
-    def send(self, request: bytes, receiver: ReplyReceiver) -> None:
+    def send(self, request: UpstreamRequest, receiver: ReplyReceiver) -> None:
         """Send a request. ``receiver`` gets the reply, or on_broken if the connection broke while idle."""
         self._receiver = receiver
-        self._bodyless = request.startswith(b"HEAD ")
+        self._bodyless = request.method == b"HEAD"
         self._parser = httptools.HttpResponseParser(self)
-        self._complete = self.answered = self._has_head = False
+        self._complete = self._answered = self._has_head = False
         self._overhead = 0
+        self._sent_at = self._loop.time()
         if self.usable:
-            self._transport.write(request)
+            self._transport.write(request_bytes(request, self._authority))
         else:  # connection_lost, called only once, may be over
-            asyncio.get_running_loop().call_soon(self._break, "the connection was closed")
+            self._loop.call_soon(self._break, "the connection was closed")
 
     def abort(self) -> None:
         """Discard the rest of the reply; closing the connection cancels the request at the server."""
@@ -260,6 +246,14 @@ class Connection(asyncio.Protocol):
             elif not (self._waits_for_turn or self._transport.is_closing()):
                 self._transport.resume_reading()
 
+    has_lanes = False
+
+    def enter_lane(self, lane: Lane, relay: PlainEventRelay) -> int:
+        return 0
+
+    def leave_lane(self, relayed: int) -> None:
+        raise AssertionError("it has no lanes")
+
     def close(self) -> None:
         self._transport.close()
 
@@ -274,7 +268,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()  # the server answered without reading the whole request
         elif self.usable:
             self._transport.resume_reading()
-            self._pool.release(self)
+            self._owner.release(self)
         else:
             self._transport.close()
         receiver.on_end()
@@ -282,121 +276,25 @@ class Connection(asyncio.Protocol):
     def _break(self, reason: str) -> None:
         receiver, self._receiver = self._receiver, None
         self._transport.abort()
-        if receiver is not None:
-            receiver.on_broken(reason)
-
-
-class ConnectionPool:
-    """Connections to one endpoint. Times are those of the event loop."""
-
-    def __init__(
-        self,
-        url: str,
-        *,
-        connect_timeout_s: float,
-        address: str | None = None,
-    ) -> None:
-        """``url`` has a scheme, a host and optionally a port; ``address`` is one of the host's addresses."""
-        parts = urlsplit(url)
-        assert parts.hostname is not None
-        self._name = parts.hostname
-        self._address = address or parts.hostname
-        self._port = port_of(url)
-        self.authority = parts.netloc.encode()
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
-        self._connect_timeout_s = connect_timeout_s
-        self._idle: list[Connection] = []
-        self._closed = False
-
-    async def acquire(self, *, fresh: bool = False) -> Connection:
-        """An idle connection or a new one; ``fresh``: a new one. Raises UpstreamError."""
-        now = asyncio.get_running_loop().time()
-        while self._idle and not fresh:
-            connection = self._idle.pop()
-            if connection.usable and now - connection.idle_since < IDLE_S:
-                return connection
-            connection.close()
-        try:
-            async with asyncio.timeout(self._connect_timeout_s):
-                _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: Connection(self),
-                    self._address,
-                    self._port,
-                    ssl=self._tls,
-                    server_hostname=self._name if self._tls is not None else None,
-                )
-        except TimeoutError:
-            raise UpstreamError(f"no connection within {self._connect_timeout_s:g} s") from None
-        except (OSError, ssl.SSLError) as error:
-            raise UpstreamError(f"no connection: {error}") from None
-        return connection
-
-    def release(self, connection: Connection) -> None:
-        """Take back a connection whose reply is complete, for the next request."""
-        if self._closed or len(self._idle) >= MOST_IDLE:
-            connection.close()
+        if receiver is None:
             return
-        connection.was_used = True
-        connection.idle_since = asyncio.get_running_loop().time()
-        self._idle.append(connection)
+        if self._was_idle_closed():
+            receiver.on_broken(f"the idle connection was closed: {reason}", Failure.UNPROCESSED)
+        else:
+            receiver.on_broken(reason, Failure.NETWORK)
 
-    def forget(self, connection: Connection) -> None:
-        """Remove a closed connection."""
-        if connection in self._idle:
-            self._idle.remove(connection)
-
-    def close(self) -> None:
-        """Close idle connections immediately, the others when their replies are complete."""
-        self._closed = True
-        for connection in list(self._idle):
-            connection.close()
-        self._idle.clear()
+    def _was_idle_closed(self) -> bool:
+        """Whether the server had closed the idle connection before it got the request. It answers with a
+        reset at once then; a server that breaks the connection later may have run the request."""
+        waited_s = self._loop.time() - self._sent_at
+        return self.was_used and not self._answered and waited_s <= IDLE_CLOSE_S
 
 
-def port_of(url: str) -> int:
-    """The port of a URL, or its scheme's default. Raises ValueError for an invalid port."""
-    parts = urlsplit(url)
-    return parts.port or (443 if parts.scheme == "https" else 80)
-
-
-_HOP_BY_HOP = frozenset(
-    (
-        b"connection",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-    )
-)
-"""Headers that apply to one connection only (RFC 9110 §7.6.1)."""
-
-
-def without_hop_by_hop(headers: Sequence[tuple[bytes, bytes]]) -> Headers:
-    """The end-to-end headers: without hop-by-hop headers, and without those that ``connection`` names."""
-    named = {
-        token.strip().lower()
-        for name, value in headers
-        if name == b"connection"
-        for token in value.split(b",")
-    }
-    return [(name, value) for name, value in headers if name not in _HOP_BY_HOP and name not in named]
-
-
-def request_bytes(
-    method: bytes, target: bytes, authority: bytes, headers: Sequence[tuple[bytes, bytes]], body: bytes
-) -> bytes:
-    """The bytes of an HTTP/1.1 request. ``headers`` are end-to-end headers; host and content-length are
-    replaced, expect is dropped because the body is sent without waiting for 100 (Continue)."""
+def request_bytes(request: UpstreamRequest, authority: bytes) -> bytes:
+    """The bytes of an HTTP/1.1 request. ``authority``: value of the host header."""
+    method, target, headers, body = request
     lines = [b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (method, target, authority)]
-    lines += [
-        b"%b: %b\r\n" % (name, value)
-        for name, value in headers
-        if name not in (b"host", b"content-length", b"expect")
-    ]
+    lines += [b"%b: %b\r\n" % header for header in headers if header[0] not in REPLACED]
     if body or method not in (b"GET", b"HEAD"):
         lines.append(b"content-length: %d\r\n" % len(body))
     return b"".join([*lines, b"\r\n", body])

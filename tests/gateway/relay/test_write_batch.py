@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
-from penstock.gateway.relay.client_connection import WriteBatch
+from penstock.gateway.relay.write_batch import WriteBatch
 
 Log = list[tuple[str, bytes]]
 """What was written in which order, over all connections."""
 
 
 class Connection:
+    row_path = None
+
     def __init__(self, log: Log, name: str) -> None:
         self._log, self._name = log, name
+        self.sink: Any = self
+        self.streamed = True
 
     def write_body(self, data: bytes) -> None:
         self._log.append((self._name, data))
 
 
 def two_pieces() -> tuple[WriteBatch, Connection, Connection, Log]:
-    """An batch with 1 for the first connection and 2 for the second."""
+    """A batch with 1 for the first connection and 2 for the second."""
     log: Log = []
     batch, first, second = WriteBatch(), Connection(log, "first"), Connection(log, "second")
     batch.write(first, b"1")
@@ -33,12 +38,13 @@ def test_a_turn_s_pieces_are_written_at_its_end() -> None:
         batch.write(first, b"3")
         assert log == []
         await asyncio.sleep(0)
-        assert log == [("first", b"1"), ("second", b"2"), ("first", b"3")]
-        batch.write(second, b"4")
-        batch.flush()
-        assert log[3:] == [("second", b"4")]
+        assert log == [("first", b"13"), ("second", b"2")]
+        batch.write(first, b"4")
+        batch.write(second, b"5")
+        batch.flush_client(second)
+        assert log[2:] == [("second", b"5")]
         await asyncio.sleep(0)
-        assert len(log) == 4
+        assert log[3:] == [("first", b"4")]
 
     asyncio.run(turn())
 

@@ -1,0 +1,97 @@
+"""Splits what a model server sends over HTTP/2 into events that are known but for their text, and frames.
+
+Most frames of a stream are events that differ from the one before only in their text. Those are recognized
+here, without an object per frame, and relayed together (:mod:`penstock.gateway.relay.plain_events`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from penstock.http.http2.faults import ConnectionFault, ErrorCode
+from penstock.http.http2.frames import DEFAULT_FRAME_SIZE, HEADER_BYTES, STREAM_BITS, Frame, unpack_header
+
+FRAMES_AT_ONCE = 64
+BYTES_AT_ONCE = 32 << 10
+"""What is scanned between two looks at the clock."""
+
+
+class Lane(NamedTuple):
+    """How plain events of one stream look: ``head``, a text, ``tail``."""
+
+    head: bytes
+    tail: bytes
+    fixed: int
+    """Bytes of both."""
+    slot: int
+    """Of the stream, in :class:`PlainEventRelay`."""
+
+
+class PlainEventRelay(Protocol):
+    """Relays plain events of many streams at once."""
+
+    def take(self, slots: list[int], events: list[bytes], texts: list[bytes], now: float) -> None:
+        """Relay events. A text may still be something else than text, so that its event is not plain."""
+        ...
+
+
+class ReplyScanner:
+    """The bytes that one connection has received and not handled."""
+
+    __slots__ = ("_buffer", "_start", "lanes")
+
+    def __init__(self) -> None:
+        self._buffer = b""
+        self._start = 0
+        """Where the first frame that has not been taken starts."""
+        self.lanes: dict[int, Lane] = {}
+        """By stream id. A frame that is no plain event ends the lane of its stream, so that what follows
+        it is not relayed before it."""
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that have come and have not been taken."""
+        return len(self._buffer) - self._start
+
+    def receive(self, data: bytes) -> None:
+        start = self._start
+        self._buffer = data if start == len(self._buffer) else self._buffer[start:] + data
+        self._start = 0
+
+    def clear(self) -> None:
+        self._buffer, self._start = b"", 0
+        self.lanes.clear()
+
+    def take(self, slots: list[int], events: list[bytes], texts: list[bytes]) -> list[Frame]:
+        """The next frames. Plain events among them, and their texts, are added to the lists instead. Raises
+        ConnectionFault."""
+        buffer, start, lanes = self._buffer, self._start, self.lanes
+        find, add_slot, add_event, add_text = lanes.get, slots.append, events.append, texts.append
+        frames: list[Frame] = []
+        size = len(buffer)
+        stop = min(size - HEADER_BYTES, start + BYTES_AT_ONCE)
+        while start <= stop:
+            high, low, kind, flags, stream_id = unpack_header(buffer, start)
+            at = start + HEADER_BYTES
+            end = at + (high << 8 | low)
+            if end > size:
+                if end - at > DEFAULT_FRAME_SIZE and not (frames or slots):
+                    reason = f"a frame of {end - at} bytes is larger than {DEFAULT_FRAME_SIZE}"
+                    raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, reason)
+                break
+            payload = buffer[at:end]
+            start = end
+            if (lane := find(stream_id)) is not None:
+                head, tail, fixed, slot = lane
+                text = payload.removeprefix(head).removesuffix(tail)
+                if not (kind or flags) and len(text) + fixed == end - at:
+                    add_slot(slot)
+                    add_event(payload)
+                    add_text(text)
+                    continue
+                del lanes[stream_id]
+            frames.append((kind, flags, stream_id & STREAM_BITS, payload))
+            if len(frames) >= FRAMES_AT_ONCE:
+                break
+        self._start = start
+        return frames
