@@ -27,7 +27,14 @@ from penstock.http.http2.faults import ConnectionFault, ErrorCode, StreamFault
 from penstock.http.http2.frames import FrameScanner
 from penstock.http.http2.header_blocks import HeaderDecoder, HeaderListTooLarge
 from penstock.http.http2.peer_settings import PeerSettings
-from penstock.http.http2.rates import BYTES_PER_CONTROL, HEADER_BYTES_PER_CONTROL, control_limit, reset_limit
+from penstock.http.http2.rates import (
+    BYTES_PER_CONTROL,
+    HEADER_BYTES_PER_CONTROL,
+    SETTINGS_BYTES_PER_CONTROL,
+    WINDOWS_PER_CONTROL,
+    control_limit,
+    reset_limit,
+)
 from penstock.http.http2.request_fields import MalformedRequest, parse_fields
 from penstock.http.http2.sender import FrameSender
 from penstock.http.http2.stream import STREAM_WINDOW, Http2Stream
@@ -287,7 +294,10 @@ class Http2Connection(Protocol):
             return
         before = self.settings.initial_window
         self.settings.apply(payload)
-        if not self.sender.change_initial_window(self.settings.initial_window - before):
+        difference = self.settings.initial_window - before
+        windows = len(self.streams) // WINDOWS_PER_CONTROL if difference else 0
+        self._spend_control(windows + len(payload) // SETTINGS_BYTES_PER_CONTROL)
+        if difference and not self.sender.change_initial_window(difference):
             raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "SETTINGS raise a window above 2^31-1")
         self.sender.write(frames.SETTINGS_ACK)
 

@@ -15,6 +15,9 @@ BYTES_PER_CONTROL = 32
 """Bytes of DATA sent that allow another control frame: some clients send two WINDOW_UPDATE per event."""
 HEADER_BYTES_PER_CONTROL = 256
 """Bytes of a header block that count as a control frame: to decode them takes up to 80 microseconds."""
+SETTINGS_BYTES_PER_CONTROL = 256
+"""The same for SETTINGS, and for the windows of streams that they change."""
+WINDOWS_PER_CONTROL = 16
 RESET_BURST = 2_048
 """As many as a gateway may have streams, all of which it may cancel at once."""
 RESETS_PER_S = 100

@@ -227,6 +227,20 @@ async def test_large_header_blocks_are_rare() -> None:
 
 
 @in_loop
+async def test_settings_that_change_many_windows_are_rare() -> None:
+    """Each takes as long as the connection has streams."""
+    client = Client(Streaming())
+    client.send(b"".join(client.headers(2 * n + 1) for n in range(1000)))
+    await until_over(client)
+    change = b"".join(settings_frame({frames.INITIAL_WINDOW_SIZE: size}) for size in (65_536, 65_537))
+    client.send(change * 20)
+    assert GOAWAY not in {each[0] for each in client.received()}
+    client.send(change * 200)
+    await until_over(client)
+    assert (await client.goaway())[0] is CALM
+
+
+@in_loop
 async def test_partial_headers_count_as_held_bytes() -> None:
     state = ServerState(limits=Limits(max_held_bytes=50_000))
     clients = [Client(state=state) for _ in range(5)]
