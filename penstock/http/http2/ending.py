@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from asyncio import get_running_loop
 from typing import TYPE_CHECKING
@@ -79,9 +80,9 @@ class Ending:
 
     def go(self) -> None:
         """The client knows that the connection ends: serve what has come, and nothing after it."""
-        connection = self._connection
         if self._last_served is not None or self.lingers:
             return
+        connection = self._connection
         self._last_served = connection.last_id
         connection.sender.write(frames.goaway(connection.last_id, ErrorCode.NO_ERROR))
         if connection.streams:
@@ -136,6 +137,6 @@ class Ending:
             self._connection.transport.abort()
 
     def forget(self) -> None:
-        """The connection is lost, and its streams are closed: nothing is done any more."""
-        self._lingers_since = 0.0
+        """The connection is lost, and its streams are closed: nothing is done any more, also by timers."""
+        self._lingers_since = math.inf
         del self._connection  # breaks a reference cycle
