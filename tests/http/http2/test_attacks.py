@@ -340,7 +340,7 @@ async def test_streams_leave_nothing_to_the_garbage_collector() -> None:
             await asyncio.sleep(0)
             client.send(rst_stream(2 * n + 3, 8))
         await settle()
-        left = [each for each in gc.get_objects() if isinstance(each, Http2Stream | ServedRequest)]
+        left = [each for each in gc.get_objects() if type(each) in (Http2Stream, ServedRequest)]
     finally:
         gc.enable()
     assert not left
