@@ -27,8 +27,10 @@ from penstock.streaming.row_path import RowPath
 _BOUNDS = np.array(ITL.bounds)
 MAX_EVENT = len(CHUNK_SIZES)
 """Larger events are not written by columns."""
-MAX_TURNS = 8
-"""Iterations of the event loop for which events wait for others."""
+MAX_TURNS = 4
+"""Iterations of the event loop for which events wait for others,"""
+MAX_WAITING = 1024
+"""and events that wait, from which on they are written."""
 NONE, CHUNK, FRAME = 0, 1, 2
 """How a stream's events are written: it has no lane; as chunks of HTTP/1.1; as frames of HTTP/2."""
 
@@ -182,7 +184,7 @@ class PlainEvents:
 
     def _flush_unless_more(self) -> None:
         self._turns += 1
-        if len(self._waiting) > self._seen and self._turns < MAX_TURNS:
+        if self._seen < len(self._waiting) < MAX_WAITING and self._turns < MAX_TURNS:
             self._seen = len(self._waiting)
             asyncio.get_running_loop().call_soon(self._flush_unless_more)
         else:
