@@ -27,7 +27,13 @@ from penstock.gateway.upstream.http2_exchange import REFILL_BELOW, WINDOW, Http2
 from penstock.gateway.upstream.reply_scanner import PlainEventRelay, ReplyScanner
 from penstock.http.http2 import frames as h2
 from penstock.http.http2.faults import ConnectionFault, ErrorCode, StreamFault
-from penstock.http.http2.header_blocks import HeaderDecoder, HeaderListTooLarge, encode_fields
+from penstock.http.http2.header_blocks import (
+    NO_TABLE,
+    TABLE_SIZE,
+    HeaderDecoder,
+    HeaderListTooLarge,
+    encode_fields,
+)
 from penstock.http.http2.rates import BYTES_PER_CONTROL, RateLimit, control_limit
 
 CONNECTION_WINDOW = 16 << 20
@@ -91,6 +97,8 @@ class Http2Connection(asyncio.Protocol):
         """``silence_s``: after this time without anything from the server its streams fail."""
         self._owner = owner
         self._origin = encode_fields([(b":scheme", scheme), (b":authority", authority)])
+        self._block_start = b""
+        """What every header block begins with."""
         self._tick_s = min(silence_s / SILENT_TICKS, IDLE_S)
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
@@ -439,6 +447,8 @@ class Http2Connection(asyncio.Protocol):
         if not h2.DEFAULT_FRAME_SIZE <= size <= h2.LARGEST_FRAME_SIZE:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"a maximum frame size of {size}")
         self._max_streams = settings.get(h2.MAX_CONCURRENT_STREAMS, self._max_streams)
+        if settings.get(h2.HEADER_TABLE_SIZE, TABLE_SIZE) < TABLE_SIZE:
+            self._block_start = NO_TABLE
         if h2.INITIAL_WINDOW_SIZE in settings:
             self._window_changes.spend(self._loop.time(), 0)
             self._bodies.on_initial_window(settings[h2.INITIAL_WINDOW_SIZE], self._streams.values())
@@ -488,7 +498,7 @@ class Http2Connection(asyncio.Protocol):
         fields += [header for header in headers if header[0] not in REPLACED]
         if body or method not in (b"GET", b"HEAD"):
             fields.append((b"content-length", b"%d" % len(body)))
-        block = self._origin + encode_fields(fields)
+        block = self._block_start + self._origin + encode_fields(fields)
         size = h2.DEFAULT_FRAME_SIZE
         head = h2.header_frames(stream_id, block, end_stream=not body, max_frame_size=size)
         self._bodies.add(exchange, head, body)

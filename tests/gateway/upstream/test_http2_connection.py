@@ -76,6 +76,25 @@ def test_whole_replies() -> None:
     run(main)
 
 
+def test_a_server_that_wants_no_header_table_is_told_that_none_is_used() -> None:
+    """Decoders insist on it (RFC 7541 §4.2)."""
+
+    async def answer(stream: Stream) -> None:
+        await stream.complete.wait()
+        stream.send_head(end=True)
+
+    async def main() -> None:
+        async with http2_server(answer) as server:
+            server.settings = {SETTINGS.HEADER_TABLE_SIZE: 0}
+            async with pool_to(server) as pool:
+                for _ in range(2):
+                    reply, _ = await ask(pool)
+                    assert await reply.until_end() == "end"
+                assert len(server.connections) == 1
+
+    run(main)
+
+
 def test_replies_without_a_body() -> None:
     async def answer(stream: Stream) -> None:
         stream.send_head([(b":status", b"200"), (b"content-length", b"5")], end=True)
