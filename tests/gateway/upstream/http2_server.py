@@ -66,6 +66,9 @@ class Connection(asyncio.Protocol):
         config = h2.config.H2Configuration(client_side=False, header_encoding=None)
         self.h2 = h2.connection.H2Connection(config)
         self.h2.local_settings = h2.settings.Settings(client=False, initial_values=self.server.settings)
+        table_size = self.server.settings.get(h2.settings.SettingCodes.HEADER_TABLE_SIZE)
+        if table_size is not None:  # the library would do it with the acknowledgement of a change
+            self.h2.decoder.max_allowed_table_size = table_size
         self.h2.initiate_connection()
         self.flush()
         self.server.connections.append(self)
