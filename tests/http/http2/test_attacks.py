@@ -92,6 +92,24 @@ async def test_updates_in_proportion_to_events_are_no_flood() -> None:
     assert GOAWAY not in {each[0] for each in await client.frames()}
 
 
+@in_loop
+async def test_updates_may_come_long_after_their_events() -> None:
+    """A client that lags behind, by what its socket holds, sends its updates when the server has sent all."""
+    app = Streaming()
+    client = Client(app, INITIAL_WINDOW_SIZE=2**31 - 1)
+    client.send(client.headers(1) + window_update(0, 2**30))
+    for _ in range(3 * CONTROL_BURST):
+        app.sinks[0].send(b"x" * 91, last=False)
+        client.connection.sender.flush()
+    for _ in range(2 * 3):
+        client.send(window_update(0, 91) * CONTROL_BURST)
+        await until_over(client)
+    assert GOAWAY not in {each[0] for each in client.received()}
+    client.send(window_update(0, 1) * (6 * CONTROL_BURST))
+    await until_over(client)
+    assert await client.goaway() == (CALM, "too many control frames and empty frames")
+
+
 def provoke_by_window(stream_id: int) -> bytes:
     return window_update(stream_id, 0)
 
