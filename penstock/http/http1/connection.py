@@ -188,13 +188,20 @@ class ServerProtocol(Protocol):
 
     def eof_received(self) -> bool:
         """The client has closed the connection, or its sending side alone: both look the same. If its request
-        is complete, the reply is written; what is written finds out whether its socket still exists.
+        is complete, the reply is written, as to those that wait behind it; what is written finds out whether
+        its socket still exists.
 
         Returns whether the connection stays open. With TLS it cannot; and a reply of :meth:`begin` that has
         begun, into which nothing can be written to find out, is given up.
         """
         request = self._request
-        if self._tls or request is None or not request.body_complete:
+        if self._tls:
+            return False
+        if request is None and self._reader.body_complete and self._reader.waiting:
+            # Requests whose turn has not come, if :meth:`_advance` is to be called.
+            self._half_closed = self._continues or self.write_paused
+            return self._half_closed
+        if request is None or not request.body_complete:
             return False
         if request.events:
             self.write(_COMMENT)

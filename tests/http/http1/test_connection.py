@@ -142,6 +142,31 @@ def test_any_number_of_requests_of_one_read_are_answered() -> None:
     asyncio.run(run())
 
 
+def test_requests_that_wait_when_their_client_ends_its_sending_side_are_answered() -> None:
+    async def run() -> None:
+        protocol, transport = connection()
+        protocol.data_received(REQUEST * 500)
+        assert protocol.eof_received(), "the connection stays open"
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        assert transport.written.count(b"HTTP/1.1 200 OK") == 500
+        assert transport.written.count(b"connection: close") == 1, "of the last reply"
+        assert transport.end == "close"
+
+    asyncio.run(run())
+
+
+def test_a_client_that_ends_its_sending_side_within_a_request_has_left() -> None:
+    async def run() -> None:
+        for sent in (b"", REQUEST[:10], REQUEST, REQUEST + REQUEST[:10]):
+            protocol, _ = connection()
+            protocol.data_received(sent)
+            await settle()
+            assert not protocol.eof_received()
+
+    asyncio.run(run())
+
+
 def test_a_client_that_reads_no_replies_gets_no_further_ones() -> None:
     async def fill(scope: Any, receive: Any, send: Any, sink: Any) -> None:
         sink.begin(200, [(b"content-length", b"0")])
