@@ -64,10 +64,12 @@ def test_a_client_that_does_not_read_its_reply_is_cut() -> None:
     asyncio.run(run())
 
 
-def test_a_reply_that_its_client_does_not_take_is_cut_also_before_its_end() -> None:
+@pytest.mark.parametrize("headers", [[(b"content-length", b"9")], []], ids=["sized", "chunked"])
+def test_a_reply_that_its_client_does_not_take_is_cut_also_before_its_end(headers: Any) -> None:
     async def run() -> None:
         async def large(scope: Any, receive: Any, send: Any, sink: Any) -> None:
-            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]})
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": b"1", "more_body": True})
             await asyncio.Event().wait()  # as for room
 
         protocol, transport = connection(large)

@@ -300,3 +300,21 @@ async def test_a_relayed_reply_of_known_length_waits_where_events_do_not() -> No
     client.transport.drain()
     assert data(await client.frames()) == [(1, 10_000)]
     assert [listener.told for listener in app.listeners] == [["pause", "resume"], []]
+
+
+@pytest.mark.parametrize("headers", [[(b"content-length", b"9")], []], ids=["sized", "unsized"])
+@in_loop
+async def test_a_reply_that_its_client_does_not_take_is_cut_also_before_its_end(headers: Any) -> None:
+    async def parts(scope: Any, receive: Any, send: Any, sink: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"123", "more_body": True})
+        await send({"type": "http.response.body", "body": b"456789", "more_body": False})
+
+    client = Client(parts, INITIAL_WINDOW_SIZE=0)
+    client.send(client.headers(1))
+    await client.frames()
+    now = client.connection.now
+    client.connection.cut_if_slow(now + 75.0, *TIMES)
+    assert await client.resets() == {}
+    client.connection.cut_if_slow(now + 75.1, *TIMES)
+    assert await client.resets() == {1: ErrorCode.CANCEL}
