@@ -79,7 +79,7 @@ class ServedRequest:
         self.events = False
         """Whether the reply's body is a stream of events of the server's own."""
         self.streamed = False
-        """Whether the reply's body goes on without a known length: it may be silent, and limits its own backlog."""
+        """Whether the reply goes on without a known length: it may be silent, and limits its own backlog."""
 
     # -- called by the connection
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import socket
+import time
 import weakref
 from typing import Any
 
@@ -14,6 +15,8 @@ from penstock.http.asgi import ClientGone, read_any_body, send_json, unless_gone
 from penstock.http.errors import ApiError
 from penstock.http.http1.chunked_body import CHUNKS_PER_ROUND, CHUNKS_PER_TURN
 from penstock.http.http1.connection import MAX_WAITING_BYTES, ServerProtocol
+from penstock.http.http2.connection import Http2Connection
+from penstock.http.http2.frames import PREFACE, settings_frame
 from penstock.http.server_state import Limits, ServerState
 from penstock.streaming.chunked import chunk
 from tests.http.connections import REQUEST, App, answer, connection, settle
@@ -43,6 +46,35 @@ def test_a_request_has_its_time_to_arrive() -> None:
         protocol.cut_if_slow(protocol.timer.waiting_since + 30.1, *TIMES)
         assert transport.end == "eof"
         assert transport.written.startswith(b"HTTP/1.1 408 ")
+
+    asyncio.run(run())
+
+
+def test_connections_beyond_the_limit_are_told_so_in_their_protocol() -> None:
+    async def run() -> None:
+        state = ServerState(limits=Limits(max_connections=1, max_lingering=2))
+        connection(state=state)
+        protocol, transport = connection(state=state)
+        protocol.data_received(REQUEST)
+        assert transport.written.startswith(b"HTTP/1.1 503 ")
+        protocol.connection_lost(None)
+
+        protocol, transport = connection(state=state)
+        protocol.data_received(PREFACE)
+        assert isinstance(transport.protocol, Http2Connection)
+        assert transport.written.startswith(settings_frame({})[3:9], 3), "it speaks HTTP/2"
+        transport.protocol.connection_lost(None)
+
+        silent, transport = connection(state=state)
+        silent.timer.idle_since = now = time.monotonic()
+        silent.cut_if_slow(now + 0.5, *TIMES)
+        assert transport.written == b""
+        silent.cut_if_slow(now + 1.1, *TIMES)
+        assert transport.written.startswith(b"HTTP/1.1 503 ")
+
+        connection(state=state)
+        _, transport = connection(state=state)
+        assert transport.written.startswith(b"HTTP/1.1 503 "), "more than may linger do not wait"
 
     asyncio.run(run())
 

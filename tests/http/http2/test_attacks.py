@@ -197,6 +197,36 @@ async def test_streams_of_all_connections_are_as_many_as_connections_may_be() ->
 
 
 @in_loop
+async def test_connections_beyond_the_limit_are_told_so_in_a_reply() -> None:
+    refused = []
+    state = ServerState(limits=Limits(max_connections=1, max_lingering=1), on_refusal=refused.append)
+    first, second, third = (Client(state=state) for _ in range(3))
+    assert third.transport.written.endswith(b"too many connections to this server"), "more than may linger"
+    second.send(second.headers(1) + second.headers(3, POST, end=False))
+    received = await second.frames()
+    heads = [dict(second.decoder.decode(each[3], raw=True)) for each in received if each[0] == HEADERS]
+    assert [head[b":status"] for head in heads] == [b"503", b"503"]
+    assert {error.code for error in refused} == {"too_many_connections"}
+    assert received[-1][:3] == (GOAWAY, 0, 0)
+    assert frames.unpack_goaway(received[-1][3])[:2] == (3, ErrorCode.NO_ERROR)
+    first.send(first.headers(1))
+    assert (await first.reply())[0][b":status"] == b"200"
+    for client in (first, second, third):
+        client.connection.connection_lost(None)
+
+
+@in_loop
+async def test_a_connection_beyond_the_limit_that_asks_for_nothing_is_closed() -> None:
+    state = ServerState(limits=Limits(max_connections=0))
+    client = Client(state=state)
+    client.connection.idle_since -= 1.5
+    client.connection.cut_if_slow(client.connection.now + 1.5, 30.0, 75.0)
+    client.connection._ending.go()
+    assert [each[0] for each in await client.frames()][-1] == GOAWAY
+    assert client.transport.end == "close"
+
+
+@in_loop
 async def test_a_continuation_flood_is_bounded_by_bytes_and_by_frames() -> None:
     client = Client()
     client.send(frame(HEADERS, 0, 1, encode_fields(GET)))
