@@ -79,7 +79,7 @@ class ServedRequest:
         self.events = False
         """Whether the reply's body is a stream of events of the server's own."""
         self.streamed = False
-        """Whether the reply's body is chunked: it may be silent, and limits its own backlog."""
+        """Whether the reply goes on without a known length: it may be silent, and limits its own backlog."""
 
     # -- called by the connection
 
@@ -126,6 +126,7 @@ class ServedRequest:
             return
         if message["type"] == "http.response.start":
             self._head = self._connection.reply_head(message["status"], message["headers"])
+            self.streamed = False  # its parts wait until the client reads
             return
         head, self._head = self._head, b""
         last = not message.get("more_body", False)

@@ -17,6 +17,8 @@ from penstock.streaming.flow_windows import FlowWindows
 LINGER_S = 5.0
 """Time for which a closing connection reads and discards what its client still sends: closing with unread
 bytes resets the connection, which can destroy the reply (RFC 9112 §9.6)."""
+REFUSAL_S = 1.0
+"""Time for which a connection beyond the limit is listened to, to be refused in its protocol."""
 MAX_LINGER_BYTES = 64 * 1024 * 1024
 """Bytes that it discards."""
 
@@ -40,7 +42,8 @@ class Limits:
     max_backlog: int = 4 * 1024 * 1024
     """Maximum number of reply bytes that wait for one client."""
     max_lingering: int = 1024
-    """Maximum number of connections that close and still read what their clients send."""
+    """Maximum number of connections that close and still read what their clients send, and of those beyond
+    ``max_connections`` that are told so in their protocol."""
     max_held_bytes: int = 320 * 1024 * 1024
     """Maximum number of bytes of requests that all connections hold together."""
 
@@ -95,6 +98,11 @@ class ServerState:
     def closes_after_reply(self) -> bool:
         """Whether every reply is the last one of its connection."""
         return self.ending or self.is_full()
+
+    @property
+    def excess_connections(self) -> int:
+        """Connections beyond the limit."""
+        return max(0, len(self.connections) - self.limits.max_connections)
 
     def update_date(self) -> None:
         """To be called once a second."""

@@ -24,6 +24,7 @@ class FakeTransport(asyncio.Transport):
         self.high_water: int | None = None
         self.reading = True
         self.extra = dict[str, Any]()
+        self.protocol: Any = None
 
     def write(self, data: Any) -> None:
         assert not self.end
@@ -43,6 +44,9 @@ class FakeTransport(asyncio.Transport):
 
     def write_eof(self) -> None:
         self.end = "eof"
+
+    def set_protocol(self, protocol: Any) -> None:
+        self.protocol = protocol
 
     def is_closing(self) -> bool:
         return self.end in ("close", "abort")

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from http.client import responses
 from typing import Any
 
-from penstock.http.admission import unavailable
+from penstock.http.admission import too_many_connections
 from penstock.http.eager import run_eagerly
 from penstock.http.errors import ApiError
 from penstock.http.http1.request_head import RequestHead
@@ -24,7 +24,7 @@ from penstock.http.http1.request_reader import RequestReader
 from penstock.http.http2.connection import Http2Connection
 from penstock.http.http2.frames import PREFACE
 from penstock.http.served_request import ServedRequest
-from penstock.http.server_state import LINGER_S, MAX_LINGER_BYTES, ServerState, address
+from penstock.http.server_state import LINGER_S, MAX_LINGER_BYTES, REFUSAL_S, ServerState, address
 from penstock.http.sink import EVENT_STREAM_HEADERS, Application, Listener
 from penstock.http.slow_clients import MIN_BODY_RATE, SlowClientTimer, Verdict
 from penstock.streaming.chunked import LAST_CHUNK, chunk
@@ -118,8 +118,13 @@ class ServerProtocol(Protocol):
         self._listener: Listener | None = None
         self._reply_headers: Sequence[tuple[bytes, bytes]] = ()
         """Headers that the application adds to a streamed reply."""
-        if len(self._state.connections) > self._limits.max_connections:
-            self._refuse(unavailable("Too many connections to this server.", "too_many_connections"))
+        self._refuse_at: float | None = None
+        """When the client of a connection beyond the limit is told so, if it has not begun a request before;
+        None: it is not beyond."""
+        if excess := self._state.excess_connections:
+            self._refuse_at = time.monotonic() + REFUSAL_S
+            if excess > self._limits.max_lingering:
+                self._refuse(too_many_connections())
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._state.connections.discard(self)
@@ -156,6 +161,9 @@ class ServerProtocol(Protocol):
                 if not self._choose_protocol():
                     return
                 data = self._start
+                if self._refuse_at is not None:
+                    self._refuse(too_many_connections())
+                    return
             self._reader.receive(data)
             self._advance()
             return
@@ -188,13 +196,20 @@ class ServerProtocol(Protocol):
 
     def eof_received(self) -> bool:
         """The client has closed the connection, or its sending side alone: both look the same. If its request
-        is complete, the reply is written; what is written finds out whether its socket still exists.
+        is complete, the reply is written, as to those that wait behind it; what is written finds out whether
+        its socket still exists.
 
         Returns whether the connection stays open. With TLS it cannot; and a reply of :meth:`begin` that has
         begun, into which nothing can be written to find out, is given up.
         """
         request = self._request
-        if self._tls or request is None or not request.body_complete:
+        if self._tls:
+            return False
+        if request is None and self._reader.body_complete and self._reader.waiting:
+            # Requests whose turn has not come, if :meth:`_advance` is to be called.
+            self._half_closed = self._continues or self.write_paused
+            return self._half_closed
+        if request is None or not request.body_complete:
             return False
         if request.events:
             self.write(_COMMENT)
@@ -223,6 +238,9 @@ class ServerProtocol(Protocol):
         if self._lingers_since is not None:
             if now - self._lingers_since > LINGER_S:
                 self.transport.abort()
+            return
+        if self._refuse_at is not None and now > self._refuse_at:
+            self._refuse(too_many_connections())
             return
         if self._half_closed:
             self._abort_if_gone()

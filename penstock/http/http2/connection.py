@@ -15,7 +15,7 @@ import time
 from asyncio import Protocol, get_running_loop
 from typing import Any
 
-from penstock.http.admission import unavailable
+from penstock.http.admission import too_many_connections, unavailable
 from penstock.http.eager import run_eagerly
 from penstock.http.errors import ApiError
 from penstock.http.http1.request_head import MAX_HEADERS, RequestHead
@@ -128,7 +128,10 @@ class Http2Connection(Protocol):
             frames.settings_frame({**_ANNOUNCED, frames.MAX_HEADER_LIST_SIZE: limits.max_header_bytes})
             + frames.window_update(0, CONNECTION_WINDOW - frames.DEFAULT_WINDOW)
         )
-        if len(self.state.connections) > limits.max_connections:
+        excess = self.state.excess_connections
+        self._is_excess = excess > 0
+        """It is beyond the limit of connections: its requests are refused, and it ends."""
+        if excess > limits.max_lingering:
             self._ending.fail(ErrorCode.ENHANCE_YOUR_CALM, "too many connections to this server")
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -189,7 +192,7 @@ class Http2Connection(Protocol):
                 if len(taken) == FRAMES_PER_PIECE and time.monotonic() > now + TURN_S:
                     self._read_on = True
                     break
-            if self.state.ending and not self.streams:
+            if (self.state.ending or self._is_excess) and not self.streams:
                 self._ending.on_server_ends()
             self._after_read(progress=progress)
         except ConnectionFault as fault:
@@ -390,6 +393,8 @@ class Http2Connection(Protocol):
         try:
             if too_large:
                 raise _too_large(self._max_header_bytes)
+            if self._is_excess:
+                raise too_many_connections()
             if self.state.http2_streams >= self.state.limits.max_connections:
                 raise unavailable("Too many requests to this server at a time.", "too_many_connections")
             head = parse_fields(fields, complete=last)
@@ -555,7 +560,7 @@ class Http2Connection(Protocol):
         if self._is_over:
             self._ending.check(now)
             return
-        if self.state.ending:
+        if self.state.ending or self._is_excess:
             self._ending.on_server_ends()
         for stream in list(self._receiving):
             stream.check_body(now, request_timeout_s)

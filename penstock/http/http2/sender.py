@@ -125,11 +125,13 @@ class FrameSender:
         self.flush()
 
     def begin_batch(self) -> None:
-        """What is written is flushed by :meth:`end_batch`."""
+        """What is written is flushed, and held streams go on, in :meth:`end_batch`."""
         self._batching = True
 
     def end_batch(self) -> None:
         self._batching = False
+        if self._bulk:
+            self.pump()
         self.flush()
 
     def _flush_later(self) -> None:
@@ -197,8 +199,9 @@ class FrameSender:
         self.pump()
 
     def pump(self) -> None:
-        """Let the held streams take turns, as far as transport and windows allow."""
-        if self._pumping:
+        """Let the held streams take turns, as far as transport and windows allow; in a batch, at its end:
+        many small WINDOW_UPDATE would else open the window for as many small pieces of events."""
+        if self._pumping or self._batching:
             return
         self._pumping = True
         try:
@@ -213,7 +216,7 @@ class FrameSender:
                     self.flush()
         finally:
             self._pumping = False
-        if self._out and not (self._batching or self._flushes):
+        if self._out and not self._flushes:
             self.flush()
 
     def _take_turn(self) -> int:

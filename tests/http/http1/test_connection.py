@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import socket
+import time
 import weakref
 from typing import Any
 
@@ -14,6 +15,8 @@ from penstock.http.asgi import ClientGone, read_any_body, send_json, unless_gone
 from penstock.http.errors import ApiError
 from penstock.http.http1.chunked_body import CHUNKS_PER_ROUND, CHUNKS_PER_TURN
 from penstock.http.http1.connection import MAX_WAITING_BYTES, ServerProtocol
+from penstock.http.http2.connection import Http2Connection
+from penstock.http.http2.frames import PREFACE, settings_frame
 from penstock.http.server_state import Limits, ServerState
 from penstock.streaming.chunked import chunk
 from tests.http.connections import REQUEST, App, answer, connection, settle
@@ -47,6 +50,35 @@ def test_a_request_has_its_time_to_arrive() -> None:
     asyncio.run(run())
 
 
+def test_connections_beyond_the_limit_are_told_so_in_their_protocol() -> None:
+    async def run() -> None:
+        state = ServerState(limits=Limits(max_connections=1, max_lingering=2))
+        connection(state=state)
+        protocol, transport = connection(state=state)
+        protocol.data_received(REQUEST)
+        assert transport.written.startswith(b"HTTP/1.1 503 ")
+        protocol.connection_lost(None)
+
+        protocol, transport = connection(state=state)
+        protocol.data_received(PREFACE)
+        assert isinstance(transport.protocol, Http2Connection)
+        assert transport.written.startswith(settings_frame({})[3:9], 3), "it speaks HTTP/2"
+        transport.protocol.connection_lost(None)
+
+        silent, transport = connection(state=state)
+        silent.timer.idle_since = now = time.monotonic()
+        silent.cut_if_slow(now + 0.5, *TIMES)
+        assert transport.written == b""
+        silent.cut_if_slow(now + 1.1, *TIMES)
+        assert transport.written.startswith(b"HTTP/1.1 503 ")
+
+        connection(state=state)
+        _, transport = connection(state=state)
+        assert transport.written.startswith(b"HTTP/1.1 503 "), "more than may linger do not wait"
+
+    asyncio.run(run())
+
+
 def test_a_client_that_does_not_read_its_reply_is_cut() -> None:
     async def run() -> None:
         protocol, transport = connection()
@@ -64,10 +96,12 @@ def test_a_client_that_does_not_read_its_reply_is_cut() -> None:
     asyncio.run(run())
 
 
-def test_a_reply_that_its_client_does_not_take_is_cut_also_before_its_end() -> None:
+@pytest.mark.parametrize("headers", [[(b"content-length", b"9")], []], ids=["sized", "chunked"])
+def test_a_reply_that_its_client_does_not_take_is_cut_also_before_its_end(headers: Any) -> None:
     async def run() -> None:
         async def large(scope: Any, receive: Any, send: Any, sink: Any) -> None:
-            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]})
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": b"1", "more_body": True})
             await asyncio.Event().wait()  # as for room
 
         protocol, transport = connection(large)
@@ -138,6 +172,31 @@ def test_any_number_of_requests_of_one_read_are_answered() -> None:
             await asyncio.sleep(0)
         assert transport.written.count(b"HTTP/1.1 200") == 2000
         assert transport.end == ""
+
+    asyncio.run(run())
+
+
+def test_requests_that_wait_when_their_client_ends_its_sending_side_are_answered() -> None:
+    async def run() -> None:
+        protocol, transport = connection()
+        protocol.data_received(REQUEST * 500)
+        assert protocol.eof_received(), "the connection stays open"
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        assert transport.written.count(b"HTTP/1.1 200 OK") == 500
+        assert transport.written.count(b"connection: close") == 1, "of the last reply"
+        assert transport.end == "close"
+
+    asyncio.run(run())
+
+
+def test_a_client_that_ends_its_sending_side_within_a_request_has_left() -> None:
+    async def run() -> None:
+        for sent in (b"", REQUEST[:10], REQUEST, REQUEST + REQUEST[:10]):
+            protocol, _ = connection()
+            protocol.data_received(sent)
+            await settle()
+            assert not protocol.eof_received()
 
     asyncio.run(run())
 

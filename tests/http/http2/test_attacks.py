@@ -92,6 +92,24 @@ async def test_updates_in_proportion_to_events_are_no_flood() -> None:
     assert GOAWAY not in {each[0] for each in await client.frames()}
 
 
+@in_loop
+async def test_updates_may_come_long_after_their_events() -> None:
+    """A client that lags behind, by what its socket holds, sends its updates when the server has sent all."""
+    app = Streaming()
+    client = Client(app, INITIAL_WINDOW_SIZE=2**31 - 1)
+    client.send(client.headers(1) + window_update(0, 2**30))
+    for _ in range(3 * CONTROL_BURST):
+        app.sinks[0].send(b"x" * 91, last=False)
+        client.connection.sender.flush()
+    for _ in range(2 * 3):
+        client.send(window_update(0, 91) * CONTROL_BURST)
+        await until_over(client)
+    assert GOAWAY not in {each[0] for each in client.received()}
+    client.send(window_update(0, 1) * (6 * CONTROL_BURST))
+    await until_over(client)
+    assert await client.goaway() == (CALM, "too many control frames and empty frames")
+
+
 def provoke_by_window(stream_id: int) -> bytes:
     return window_update(stream_id, 0)
 
@@ -176,6 +194,36 @@ async def test_streams_of_all_connections_are_as_many_as_connections_may_be() ->
     for client in clients:
         client.connection.connection_lost(None)
     assert state.http2_streams == 0
+
+
+@in_loop
+async def test_connections_beyond_the_limit_are_told_so_in_a_reply() -> None:
+    refused = []
+    state = ServerState(limits=Limits(max_connections=1, max_lingering=1), on_refusal=refused.append)
+    first, second, third = (Client(state=state) for _ in range(3))
+    assert third.transport.written.endswith(b"too many connections to this server"), "more than may linger"
+    second.send(second.headers(1) + second.headers(3, POST, end=False))
+    received = await second.frames()
+    heads = [dict(second.decoder.decode(each[3], raw=True)) for each in received if each[0] == HEADERS]
+    assert [head[b":status"] for head in heads] == [b"503", b"503"]
+    assert {error.code for error in refused} == {"too_many_connections"}
+    assert received[-1][:3] == (GOAWAY, 0, 0)
+    assert frames.unpack_goaway(received[-1][3])[:2] == (3, ErrorCode.NO_ERROR)
+    first.send(first.headers(1))
+    assert (await first.reply())[0][b":status"] == b"200"
+    for client in (first, second, third):
+        client.connection.connection_lost(None)
+
+
+@in_loop
+async def test_a_connection_beyond_the_limit_that_asks_for_nothing_is_closed() -> None:
+    state = ServerState(limits=Limits(max_connections=0))
+    client = Client(state=state)
+    client.connection.idle_since -= 1.5
+    client.connection.cut_if_slow(client.connection.now + 1.5, 30.0, 75.0)
+    client.connection._ending.go()
+    assert [each[0] for each in await client.frames()][-1] == GOAWAY
+    assert client.transport.end == "close"
 
 
 @in_loop

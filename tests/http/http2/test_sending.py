@@ -65,6 +65,18 @@ async def test_a_large_reply_keeps_within_the_windows_and_goes_on_when_they_open
 
 
 @in_loop
+async def test_windows_that_open_in_small_steps_are_used_together() -> None:
+    app = Streaming()
+    client = Client(app, INITIAL_WINDOW_SIZE=MAX_WINDOW)
+    client.send(client.headers(1) + client.headers(3))
+    app.sinks[0].send(b"x" * 65_535, last=False)
+    app.sinks[1].send(b"y" * 500, last=False)
+    await client.frames()
+    client.send(window_update(0, 10) * 50)
+    assert data(await client.frames()) == [(3, 500)]
+
+
+@in_loop
 async def test_large_replies_take_turns_and_small_ones_and_events_pass_them() -> None:
     events = Streaming()
 
@@ -84,7 +96,7 @@ async def test_large_replies_take_turns_and_small_ones_and_events_pass_them() ->
     client.send(request(client, 3, b"/a") + request(client, 5, b"/b"))
     received = await client.frames()
     turns = [stream_id for stream_id, size in data(received) if size == FRAME]
-    assert turns == [3] * (BULK_BYTES // FRAME), "what the transport takes before it is congested"
+    assert turns == [3, 5] * (BULK_BYTES // FRAME // 2), "what the transport takes before it is congested"
     windows = client.state.windows
     for _ in range(3):
         client.connection.sender.write_frames(row(events.sinks[0], windows, b"row"))
@@ -288,3 +300,21 @@ async def test_a_relayed_reply_of_known_length_waits_where_events_do_not() -> No
     client.transport.drain()
     assert data(await client.frames()) == [(1, 10_000)]
     assert [listener.told for listener in app.listeners] == [["pause", "resume"], []]
+
+
+@pytest.mark.parametrize("headers", [[(b"content-length", b"9")], []], ids=["sized", "unsized"])
+@in_loop
+async def test_a_reply_that_its_client_does_not_take_is_cut_also_before_its_end(headers: Any) -> None:
+    async def parts(scope: Any, receive: Any, send: Any, sink: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"123", "more_body": True})
+        await send({"type": "http.response.body", "body": b"456789", "more_body": False})
+
+    client = Client(parts, INITIAL_WINDOW_SIZE=0)
+    client.send(client.headers(1))
+    await client.frames()
+    now = client.connection.now
+    client.connection.cut_if_slow(now + 75.0, *TIMES)
+    assert await client.resets() == {}
+    client.connection.cut_if_slow(now + 75.1, *TIMES)
+    assert await client.resets() == {1: ErrorCode.CANCEL}
