@@ -33,6 +33,10 @@ def unavailable(message: str, code: str, retry_ms: int = UNAVAILABLE_RETRY_MS) -
     return ApiError(503, message, code=code, headers=_retry_headers(retry_ms))
 
 
+def too_many_connections() -> ApiError:
+    return unavailable("Too many connections to this server.", "too_many_connections")
+
+
 async def send_readiness(
     send: Send,
     state: Mapping[str, object],

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from http.client import responses
 from typing import Any
 
-from penstock.http.admission import unavailable
+from penstock.http.admission import too_many_connections
 from penstock.http.eager import run_eagerly
 from penstock.http.errors import ApiError
 from penstock.http.http1.request_head import RequestHead
@@ -119,7 +119,7 @@ class ServerProtocol(Protocol):
         self._reply_headers: Sequence[tuple[bytes, bytes]] = ()
         """Headers that the application adds to a streamed reply."""
         if len(self._state.connections) > self._limits.max_connections:
-            self._refuse(unavailable("Too many connections to this server.", "too_many_connections"))
+            self._refuse(too_many_connections())
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._state.connections.discard(self)

@@ -15,7 +15,7 @@ import time
 from asyncio import Protocol, get_running_loop
 from typing import Any
 
-from penstock.http.admission import unavailable
+from penstock.http.admission import too_many_connections, unavailable
 from penstock.http.eager import run_eagerly
 from penstock.http.errors import ApiError
 from penstock.http.http1.request_head import MAX_HEADERS, RequestHead
@@ -129,7 +129,7 @@ class Http2Connection(Protocol):
             + frames.window_update(0, CONNECTION_WINDOW - frames.DEFAULT_WINDOW)
         )
         if len(self.state.connections) > limits.max_connections:
-            self._ending.fail(ErrorCode.ENHANCE_YOUR_CALM, "too many connections to this server")
+            self._refuse(too_many_connections())
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
@@ -511,9 +511,14 @@ class Http2Connection(Protocol):
 
     def on_over_budget(self) -> None:
         self._held = 0
-        self._ending.fail(ErrorCode.ENHANCE_YOUR_CALM, self.state.budget.refusal().message)
+        self._refuse(self.state.budget.refusal())
 
     # -- the end of the connection
+
+    def _refuse(self, error: ApiError) -> None:
+        """End the connection for want of room."""
+        self.state.on_refusal(error)
+        self._ending.fail(ErrorCode.ENHANCE_YOUR_CALM, error.message)
 
     def shutdown(self) -> None:
         self._ending.drain()

@@ -164,8 +164,8 @@ class Http2Stream:
             self.reset(ErrorCode.INTERNAL_ERROR)
 
     def refuse(self, error: ApiError) -> None:
-        """Answer what cannot be given to the application. If the rest of a body does not come, the application
-        answers; a reply that has begun is broken off."""
+        """Answer what cannot be given to the application. If the rest of a body does not come, the
+        application answers; a reply that has begun is broken off."""
         request = self.request
         if request is None or request.complete:
             return

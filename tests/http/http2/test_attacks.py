@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.http.asgi import send_json
+from penstock.http.errors import ApiError
 from penstock.http.http2 import connection as module
 from penstock.http.http2 import frames
 from penstock.http.http2.connection import MAX_STREAMS
@@ -161,6 +162,16 @@ async def test_work_that_outlives_its_stream_counts_as_a_stream() -> None:
     client.received()
     client.send(client.headers(9003))
     assert await client.resets() != {9003: ErrorCode.REFUSED_STREAM}
+
+
+@in_loop
+async def test_a_connection_beyond_the_limit_is_refused_and_counted() -> None:
+    refusals = list[ApiError]()
+    state = ServerState(limits=Limits(max_connections=1), on_refusal=refusals.append)
+    kept, excess = Client(state=state), Client(state=state)
+    assert (kept.transport.end, excess.transport.end) == ("", "eof")
+    assert b"Too many connections to this server" in excess.transport.written
+    assert [error.code for error in refusals] == ["too_many_connections"]
 
 
 @in_loop
