@@ -29,8 +29,8 @@ class AccessLog:
     Fields: ``request_id``, ``method``, ``path``, ``status``, ``seconds`` (from the request's headers to the
     end of its reply); for generating requests also ``prompt_tokens``, ``output_tokens`` and ``outcome``
     (stop, length, error, refused: by the engine, abort: the client disconnected, cut: it read too slowly).
-    Incomplete requests have only ``status`` and ``refused``, the reason. Queries, bodies and keys are never
-    logged.
+    Requests without complete headers have only ``status`` and ``refused``, the reason. Queries, bodies and
+    keys are never logged.
     """
 
     def __init__(self, mode: Literal["none", "errors", "all"]) -> None:
@@ -64,7 +64,7 @@ class AccessLog:
         _log(fields)
 
     def refused(self, status: int, message: str) -> None:
-        """Log the reply to an incomplete request."""
+        """Log the reply to a request without complete headers."""
         if self._mode != "none":
             _log({"status": status, "refused": message})
 

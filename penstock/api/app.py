@@ -131,7 +131,7 @@ class App:
         }
 
     def refused(self, error: ApiError) -> None:
-        """Count and log a request that the connection answered itself: incomplete, late or malformed."""
+        """Count and log a request that the connection answered itself: without complete headers."""
         self.metrics.reject(error.status, error.code)
         self._access_log.refused(error.status, error.message)
 

@@ -81,7 +81,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_connections: Annotated[
         int,
         option(
-            "Maximum client connections; further ones get 503. "
+            "Maximum client connections, and HTTP/2 requests at a time; further ones get 503. "
             "For want of open files (ulimit -n), further ones wait.",
             "HTTP server",
             ge=1,

@@ -49,7 +49,7 @@ OWN_PATHS = frozenset({"/health", "/ready", "/ping", "/metrics", "/version", "/d
 OWN_METHODS = ("GET", "HEAD", "POST")
 """POST is for /ping, as on API servers."""
 REFUSALS = {408: "late", 431: "headers_too_large"}
-"""Why a connection refuses a request, by status; 503 has a code, and all others are malformed."""
+"""Why a request is rejected, by the status of errors without a code; all others are malformed."""
 VIA = (b"via", b"1.1 penstock")
 """Tells model servers that the client is remote, even when the gateway runs on their own machine."""
 
@@ -92,9 +92,8 @@ class GatewayApp:
         return self._metrics.exposition()
 
     def refused(self, error: ApiError) -> None:
-        """Count and log a request that the connection answered itself: incomplete, late or malformed."""
-        now = self._clock()
-        reason = str(error.code) if error.status == 503 else REFUSALS.get(error.status, "malformed")
+        """Count and log a request that the connection answered itself: without complete headers."""
+        now, reason = self._clock(), _reason(error)
         record = RequestRecord("", reason=reason, status=error.status, began_at=now, ended_at=now)
         self._recorder.finish(record)
 
@@ -160,7 +159,7 @@ class GatewayApp:
         except ClientGone:
             record.outcome, record.reason = Outcome.CLIENT_DISCONNECT, "the request body is incomplete"
         except ApiError as error:
-            record.status, record.reason = error.status, record.reason or str(error.code)
+            record.status, record.reason = error.status, record.reason or _reason(error)
             error.headers = [*error.headers, named]
             raise
         except Exception:
@@ -219,6 +218,11 @@ class GatewayApp:
             headers = [(name, value) for name, value in headers if name not in CLIENT_KEYS]
             headers.append((b"authorization", b"Bearer " + self._config.endpoint_api_key.encode()))
         return inject_trace_context(headers, record.trace)
+
+
+def _reason(error: ApiError) -> str:
+    """Why a request is rejected: the error's code, if it has one of its own."""
+    return error.code if isinstance(error.code, str) else REFUSALS.get(error.status, "malformed")
 
 
 def _address_of(scope: Scope) -> str:

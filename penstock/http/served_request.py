@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
+from penstock.http.errors import ApiError
 from penstock.http.sink import Message, Scope
 
 
@@ -38,6 +39,7 @@ class ServedRequest:
         "_body",
         "_connection",
         "_delivered",
+        "_fault",
         "_head",
         "_waiter",
         "body_complete",
@@ -71,7 +73,9 @@ class ServedRequest:
         self.expects_continue = expects_continue
         """Whether the client still waits for 100 (Continue)."""
         self.disconnected = False
-        """The client is gone, or has got a reply of the connection's own."""
+        """The client is gone."""
+        self._fault: ApiError | None = None
+        """Why the rest of the body does not come."""
         # the reply
         self.keep_alive = keep_alive
         """Whether the connection serves another request after the reply."""
@@ -97,6 +101,12 @@ class ServedRequest:
                 self._body = bytearray(self._body)
             self._body += data
 
+    def fail(self, error: ApiError) -> None:
+        """The rest of the body does not come: the application, which waits for it, is to answer ``error``."""
+        self._fault = error
+        self._body, self.body_size = b"", 0
+        self.wake()
+
     def wake(self) -> None:
         """Let the application, which waits, look again."""
         waiter, self._waiter = self._waiter, None
@@ -107,8 +117,10 @@ class ServedRequest:
 
     async def receive(self) -> Message:
         """A part of the body, the last one with ``more_body`` False; after it, and at any time when the
-        client has gone, ``http.disconnect``."""
+        client has gone, ``http.disconnect``. Raises ApiError if the rest of the body does not come."""
         while not (self.disconnected or self.complete):
+            if self._fault is not None:
+                raise self._fault
             if self._body or (self.body_complete and not self._delivered):
                 body, self._body = self._body, b""
                 self._delivered = self.body_complete

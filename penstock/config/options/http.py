@@ -96,7 +96,7 @@ class HttpOptions(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields
     max_connections: Annotated[
         int,
         option(
-            "Maximum connections per API server; further ones get 503. "
+            "Maximum connections per API server, and HTTP/2 requests at a time; further ones get 503. "
             "For want of open files (ulimit -n), further ones wait.",
             "HTTP server",
             ge=1,

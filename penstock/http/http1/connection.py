@@ -342,7 +342,10 @@ class ServerProtocol(Protocol):
             request.body_complete = True
             self.timer.on_request_complete()
         else:
-            self._take_up_body()
+            try:
+                self._take_up_body()
+            except ApiError as error:
+                self._refuse(error)
         run_eagerly(self._run(request), self._state.tasks)
 
     async def _run(self, request: ServedRequest) -> None:
@@ -419,18 +422,19 @@ class ServerProtocol(Protocol):
 
     def _refuse(self, error: ApiError) -> None:
         """Answer what cannot be given to the application, and close. A request that is being answered gets
-        its reply instead, as the last one; one that was answered gets no second reply."""
-        request, answered = self._request, self._request is None and not self._reader.body_complete
+        its reply instead, as the last one; one that was answered gets no second reply. If the rest of a body
+        does not come, the application answers."""
+        request, answered = self._request, not self._reader.body_complete
         self._discards = True
         self._reader.clear()
-        if request is not None and (request.started or request.body_complete):
+        if request is not None:
             request.keep_alive = False
+            if not (request.started or request.body_complete):
+                request.fail(error)
             return
         if not answered:
             self._state.on_refusal(error)
             self._reply_locally(error)
-        self._abandon()
-        self._request = None
         self._linger()
 
     def _reply_locally(self, error: ApiError) -> None:

@@ -132,7 +132,7 @@ class Http2Connection(Protocol):
         self._is_excess = excess > 0
         """It is beyond the limit of connections: its requests are refused, and it ends."""
         if excess > limits.max_lingering:
-            self._ending.fail(ErrorCode.ENHANCE_YOUR_CALM, "too many connections to this server")
+            self._refuse(too_many_connections())
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
@@ -516,9 +516,14 @@ class Http2Connection(Protocol):
 
     def on_over_budget(self) -> None:
         self._held = 0
-        self._ending.fail(ErrorCode.ENHANCE_YOUR_CALM, self.state.budget.refusal().message)
+        self._refuse(self.state.budget.refusal())
 
     # -- the end of the connection
+
+    def _refuse(self, error: ApiError) -> None:
+        """End the connection for want of room."""
+        self.state.on_refusal(error)
+        self._ending.fail(ErrorCode.ENHANCE_YOUR_CALM, error.message)
 
     def shutdown(self) -> None:
         self._ending.drain()

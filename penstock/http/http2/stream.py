@@ -164,15 +164,17 @@ class Http2Stream:
             self.reset(ErrorCode.INTERNAL_ERROR)
 
     def refuse(self, error: ApiError) -> None:
-        """Answer what cannot be given to the application, or not all of it. A reply that has begun is broken
-        off."""
+        """Answer what cannot be given to the application. If the rest of a body does not come, the
+        application answers; a reply that has begun is broken off."""
         request = self.request
         if request is None or request.complete:
             return
-        self._connection.state.on_refusal(error)
         if request.started:
             self.reset(ErrorCode.CANCEL)
+        elif self.running:
+            request.fail(error)
         else:
+            self._connection.state.on_refusal(error)
             self.reply(error)
 
     def reply(self, error: ApiError) -> None:

@@ -296,13 +296,22 @@ def test_a_body_that_trickles_gets_408(server: Server) -> None:
 def test_a_gateway_counts_what_its_connections_refuse(gateway: Gateway) -> None:
     gateway.client.headers["authorization"] = f"Bearer {KEY}"
     requests, reasons = gateway.counts(), gateway.counts("rejection_total")
-    for sent in (b"nonsense\r\n\r\n", PROBE[:-2] + b"x: " + b"y" * 70_000, PROBE[:-1]):
+    bad_chunk = post(b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked") + b"nonsense\r\n"
+    sent_and_reasons = (
+        (b"nonsense\r\n\r\n", "malformed"),
+        (bad_chunk, "malformed"),
+        (PROBE[:-2] + b"x: " + b"y" * 70_000, "headers_too_large"),
+        (PROBE[:-1], "late"),
+        (post(b"{}")[:-1], "late"),
+    )
+    for sent, reason in sent_and_reasons:
         with RawClient(gateway.url) as client:
             client.send(sent)
             assert client.reply().status in (400, 408, 431)
-    for reason in ("malformed", "headers_too_large", "late"):
-        assert gateway.counts("rejection_total")[reason] == reasons.get(reason, 0) + 1
-    assert gateway.counts()["rejected"] == requests.get("rejected", 0) + 3
+        reasons[reason] = reasons.get(reason, 0) + 1
+        requests["rejected"] = requests.get("rejected", 0) + 1
+    assert gateway.counts("rejection_total") == reasons
+    assert gateway.counts() == requests, "each request counts once"
     assert gateway.counts("request_error_total")["rejected,408"]
     assert any('"reason": "headers_too_large"' in line for line in gateway.lines)
 

@@ -79,6 +79,43 @@ def test_connections_beyond_the_limit_are_told_so_in_their_protocol() -> None:
     asyncio.run(run())
 
 
+BODY = b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n"
+CHUNKS = b"POST /x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("why", ["late", "malformed", "over budget"])
+def test_the_application_answers_a_request_whose_body_fails(why: str) -> None:
+    """So it counts and logs the request once, with the status that the client gets."""
+    refusals, ends = list[ApiError](), list[object]()
+
+    async def app(scope: Any, receive: Any, send: Any, sink: Any) -> None:
+        try:
+            ends.append(await read_any_body(scope, receive, 100, lambda limit: ApiError(413, "")))
+        except ApiError as error:
+            ends.append(error.status)
+            await send_json(send, b"{}", error.status)
+
+    async def run() -> None:
+        state = ServerState(limits=Limits(max_held_bytes=4), on_refusal=refusals.append)
+        protocol, transport = connection(app, state)
+        protocol.data_received(CHUNKS if why == "malformed" else BODY)
+        await settle()
+        if why == "late":
+            assert protocol.timer.waiting_since is not None
+            protocol.cut_if_slow(protocol.timer.waiting_since + 30.1, *TIMES)
+        else:
+            protocol.data_received(b"x\r\n" if why == "malformed" else b"12345")
+        await settle()
+        status = {"late": 408, "malformed": 400, "over budget": 503}[why]
+        assert ends == [status]
+        assert transport.written.startswith(b"HTTP/1.1 %d " % status)
+        assert b"connection: close\r\n" in transport.written
+        assert transport.written.count(b"HTTP/1.1") == 1
+        assert (transport.end, refusals, state.budget.held) == ("eof", [], 0)
+
+    asyncio.run(run())
+
+
 def test_a_client_that_does_not_read_its_reply_is_cut() -> None:
     async def run() -> None:
         protocol, transport = connection()

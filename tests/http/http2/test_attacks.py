@@ -201,7 +201,7 @@ async def test_connections_beyond_the_limit_are_told_so_in_a_reply() -> None:
     refused = []
     state = ServerState(limits=Limits(max_connections=1, max_lingering=1), on_refusal=refused.append)
     first, second, third = (Client(state=state) for _ in range(3))
-    assert third.transport.written.endswith(b"too many connections to this server"), "more than may linger"
+    assert third.transport.written.endswith(b"Too many connections to this server."), "more than may linger"
     second.send(second.headers(1) + second.headers(3, POST, end=False))
     received = await second.frames()
     heads = [dict(second.decoder.decode(each[3], raw=True)) for each in received if each[0] == HEADERS]

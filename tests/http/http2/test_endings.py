@@ -8,7 +8,8 @@ import weakref
 from types import SimpleNamespace
 from typing import Any
 
-from penstock.http.asgi import send_json
+from penstock.http.asgi import send_error, send_json
+from penstock.http.errors import ApiError
 from penstock.http.http2 import frames
 from penstock.http.http2.faults import ErrorCode
 from penstock.http.http2.frames import (
@@ -211,13 +212,16 @@ async def test_a_header_block_that_drips_has_its_time(monkeypatch: Any) -> None:
 
 @in_loop
 async def test_a_body_has_its_time_to_arrive_and_others_go_on(monkeypatch: Any) -> None:
-    statuses = []
+    statuses, refusals = list[tuple[int, bytes]](), list[ApiError]()
 
     async def app(scope: Any, receive: Any, send: Any, sink: Any) -> None:
-        while (await receive())["type"] == "http.request":
-            pass
+        try:
+            while (await receive())["type"] == "http.request":
+                pass
+        except ApiError as error:
+            await send_error(send, error)
 
-    client = Client(app)
+    client = Client(app, ServerState(on_refusal=refusals.append))
     client.send(client.headers(1, POST, end=False) + client.headers(3, POST, end=False))
     now = client.connection.now
     for late in (1.0, 25.0, 50.0):
@@ -230,6 +234,7 @@ async def test_a_body_has_its_time_to_arrive_and_others_go_on(monkeypatch: Any) 
                 fields = client.decoder.decode(each[3], raw=True)
                 statuses.append((each[2], dict(fields)[b":status"]))  # type: ignore[arg-type]
     assert statuses == [(1, b"408")]
+    assert refusals == [], "the application answers, and so counts and logs the request once"
     assert list(client.connection.streams) == [3]
 
 

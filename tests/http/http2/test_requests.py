@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.http.asgi import read_any_body, send_empty, send_json
+from penstock.http.asgi import read_any_body, send_empty, send_error, send_json
 from penstock.http.errors import ApiError
 from penstock.http.http2 import frames
 from penstock.http.http2.faults import ErrorCode
@@ -379,8 +379,11 @@ async def test_bodies_beyond_the_budget_lose_the_largest_of_them() -> None:
     state = ServerState(limits=Limits(max_held_bytes=100_000))
 
     async def app(scope: Any, receive: Any, send: Any, sink: Any) -> None:
-        while (await receive())["type"] == "http.request":
-            pass
+        try:
+            while (await receive())["type"] == "http.request":
+                pass
+        except ApiError as error:
+            await send_error(send, error)
 
     client = Client(app, state)
     for stream_id in (1, 3, 5):
