@@ -27,7 +27,7 @@ HEAVY = {
     "tokenizers",
     "torch",
     "transformers",
-    "uvicorn",
+    "uvloop",
     "uvloop",
     "yaml",
     "zmq",

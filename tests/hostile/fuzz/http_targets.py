@@ -57,7 +57,7 @@ async def serve(pieces: list[bytes]) -> Served:
     """One connection that receives ``pieces`` and then closes."""
     served = Served()
 
-    async def app(scope: Any, receive: Any, send: Any, sink: Any) -> None:  # uvicorn wants a function
+    async def app(scope: Any, receive: Any, send: Any, sink: Any) -> None:
         await served.app(scope, receive, send, sink)
 
     protocol, transport = connection(app)
