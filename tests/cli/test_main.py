@@ -28,7 +28,6 @@ HEAVY = {
     "torch",
     "transformers",
     "uvloop",
-    "uvloop",
     "yaml",
     "zmq",
 }
