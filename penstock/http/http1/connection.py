@@ -344,8 +344,10 @@ class ServerProtocol(Protocol):
         else:
             try:
                 self._take_up_body()
-            except ApiError as error:
-                self._refuse(error)
+            except ApiError as error:  # the application does not know of the request yet
+                self._request = None
+                self._reply_and_end(error)
+                return
         run_eagerly(self._run(request), self._state.tasks)
 
     async def _run(self, request: ServedRequest) -> None:
@@ -432,9 +434,14 @@ class ServerProtocol(Protocol):
             if not (request.started or request.body_complete):
                 request.fail(error)
             return
-        if not answered:
-            self._state.on_refusal(error)
-            self._reply_locally(error)
+        if answered:
+            self._linger()
+        else:
+            self._reply_and_end(error)
+
+    def _reply_and_end(self, error: ApiError) -> None:
+        self._state.on_refusal(error)
+        self._reply_locally(error)
         self._linger()
 
     def _reply_locally(self, error: ApiError) -> None:

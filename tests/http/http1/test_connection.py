@@ -83,6 +83,22 @@ BODY = b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n"
 CHUNKS = b"POST /x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
+def test_a_malformed_body_that_comes_with_its_head_is_refused_before_the_application() -> None:
+    """An application that does not read bodies would answer it."""
+    refusals = list[ApiError]()
+
+    async def run() -> None:
+        state = ServerState(on_refusal=refusals.append)
+        protocol, transport = connection(answer, state)
+        protocol.data_received(CHUNKS + b"x\r\n")
+        await settle()
+        assert transport.written.startswith(b"HTTP/1.1 400 ")
+        assert transport.written.count(b"HTTP/1.1") == 1
+        assert (transport.end, [error.status for error in refusals]) == ("eof", [400])
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("why", ["late", "malformed", "over budget"])
 def test_the_application_answers_a_request_whose_body_fails(why: str) -> None:
     """So it counts and logs the request once, with the status that the client gets."""
