@@ -354,7 +354,7 @@ EVENT_TOKENS = _histogram(
     "penstock:stream_event_tokens",
     "tokens",
     _SERVER,
-    "Tokens per event of streamed replies: the interval in effect.",
+    "Tokens per event of streamed replies, with those behind a stop string: the interval in effect.",
     bounds=EVENT_BOUNDS,
 )
 LOOP_LAG = _histogram(
