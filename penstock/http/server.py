@@ -21,6 +21,9 @@ CROWDED_KEEP_ALIVE_S = 1.0
 RETIRING_KEEP_ALIVE_S = 5.0
 """Idle time allowed while the server retires: a client that reuses its connection within it gets a reply with
 ``connection: close`` instead of a connection that closes under its request."""
+CLOSE_S = 1.0
+"""Time for clients to close, after the last reply of a server that drains. Those of idle connections may
+never read that it closes, for which it would wait with TLS."""
 STOP_S = 0.1
 """Time in which a server that stops still writes what it has."""
 
@@ -83,10 +86,9 @@ class HttpServer:
             for connection in list(self._state.connections):
                 connection.shutdown()
             await self._wait_until(self._is_done)
-            if self._stopping:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(STOP_S):
-                        await self._wait_until(lambda: not self._state.connections)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STOP_S if self._stopping else CLOSE_S):
+                    await self._wait_until(lambda: not self._state.connections)
         finally:
             sweeper.cancel()
 
@@ -112,7 +114,8 @@ class HttpServer:
         self._changed.set()
 
     def _is_done(self) -> bool:
-        return self._stopping or not (self._state.connections or self._state.tasks)
+        state = self._state
+        return self._stopping or not (state.tasks or any(not each.is_over for each in state.connections))
 
     async def _wait_until(self, condition: Callable[[], bool]) -> None:
         while not condition():

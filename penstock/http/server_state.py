@@ -55,6 +55,10 @@ class ServedConnection(Protocol):
     def bytes_queued(self) -> int:
         """Reply bytes that wait for the client."""
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it only waits for its client to close: nothing is left to serve or to write."""
+
     def shutdown(self) -> None:
         """Close now if idle, else after the replies in progress."""
 

@@ -578,6 +578,10 @@ class ServerProtocol(Protocol):
     def bytes_queued(self) -> int:
         return self.unread()
 
+    @property
+    def is_over(self) -> bool:
+        return (self._lingers_since is not None or self.transport.is_closing()) and not self.unread()
+
     def unread(self) -> int:
         size: int = self.transport.get_write_buffer_size()
         return size

@@ -163,6 +163,10 @@ class Http2Connection(Protocol):
         size: int = self.transport.get_write_buffer_size()
         return size + sum([stream.held for stream in self._holding])
 
+    @property
+    def is_over(self) -> bool:
+        return (self._is_over or self.transport.is_closing()) and not self.bytes_queued
+
     # -- reading
 
     def data_received(self, data: bytes) -> None:
