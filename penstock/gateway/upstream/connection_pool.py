@@ -218,6 +218,10 @@ class ConnectionPool:
         if self._http2 != "off" and not self._shared:
             self._version, self._ask_again_at = Version.UNKNOWN, math.inf
 
+    def on_unanswered(self) -> None:
+        """A new connection over HTTP/1.1 got no reply: the server may be another one."""
+        self._forget_version()
+
     def on_http1_required(self) -> None:
         """The server has refused a stream for this reason: it gets everything over HTTP/1.1."""
         if self._http2 == "auto":
