@@ -166,6 +166,8 @@ class ConnectionPool:
             raise
         if self._closed or not connection.has_room:
             connection.retire()
+            if self._version is Version.HTTP1:
+                raise NotHttp2Error("it requires HTTP/1.1")
             raise UpstreamError("it allows no streams")
         self._set_version(Version.HTTP2)
         self._shared.append(connection)
@@ -223,7 +225,7 @@ class ConnectionPool:
         self._forget_version()
 
     def on_http1_required(self) -> None:
-        """The server has refused a stream for this reason: it gets everything over HTTP/1.1."""
+        """The server has refused a stream or connection for this reason: it gets everything over HTTP/1.1."""
         if self._http2 == "auto":
             for connection in list(self._shared):
                 connection.retire()

@@ -455,6 +455,8 @@ class Http2Connection(asyncio.Protocol):
         if code != ErrorCode.NO_ERROR and not self._goaway:
             text = debug[:200].decode(errors="replace")
             self._goaway = f"the server ended the connection: {_name_of(code)} {text}".rstrip()
+        if code == ErrorCode.HTTP_1_1_REQUIRED:
+            self._owner.on_http1_required()
         self.retire()
         for stream_id in [each for each in self._streams if each > last_stream_id]:
             text = "the server ends the connection and has not processed the request"

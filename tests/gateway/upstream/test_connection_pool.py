@@ -265,3 +265,16 @@ def test_a_stream_that_requires_http1_moves_the_server_to_it() -> None:
             assert isinstance(await pool.acquire(), Http1Connection)
 
     run(main)
+
+
+def test_a_connection_that_requires_http1_moves_the_server_to_it() -> None:
+    settings_and_goaway = b"\0\0\0\x04" + bytes(5) + b"\0\0\x08\x07" + bytes(9) + b"\0\0\0\x0d"
+
+    async def main() -> None:
+        async with http1_server(settings_and_goaway) as (url, server), pool_to(url) as pool:
+            for _ in range(2):
+                _, exchange = await ask(pool)
+                assert isinstance(exchange, Http1Connection)
+            assert server.prefaces == 1
+
+    run(main)
