@@ -80,9 +80,11 @@ def _state(log: Path, begin: int, directory: Path) -> str:
             return ": unpacking"
     size = 0
     # pip's caching writes a second copy beside these directories.
-    for path in directory.glob("pip-*/**/*"):
-        with contextlib.suppress(OSError):  # moved meanwhile
-            size += path.stat().st_size if path.is_file() else 0
+    for root in directory.glob("pip-*"):
+        for folder, _, names in os.walk(root):  # which passes over what is removed meanwhile
+            for name in names:
+                with contextlib.suppress(OSError):
+                    size += os.path.getsize(os.path.join(folder, name))
     return f": {size / 1e6:.0f} MB fetched" if size else ""
 
 

@@ -50,8 +50,6 @@ OWN_METHODS = ("GET", "HEAD", "POST")
 """POST is for /ping, as on API servers."""
 REFUSALS = {408: "late", 431: "headers_too_large"}
 """Why a request is rejected, by the status of errors without a code; all others are malformed."""
-VIA = (b"via", b"1.1 penstock")
-"""Tells model servers that the client is remote, even when the gateway runs on their own machine."""
 
 
 class GatewayApp:
@@ -213,7 +211,9 @@ class GatewayApp:
         headers = [
             (name, value) for name, value in without_hop_by_hop(scope["headers"]) if name != REQUEST_ID
         ]
-        headers += (REQUEST_ID, record.request_id.encode("latin-1")), VIA
+        headers.append((REQUEST_ID, record.request_id.encode("latin-1")))
+        # Tells model servers that the client is remote, even when the gateway runs on their own machine.
+        headers.append((b"via", b"%b penstock" % scope["http_version"].encode()))
         if self._config.endpoint_api_key is not None:
             headers = [(name, value) for name, value in headers if name not in CLIENT_KEYS]
             headers.append((b"authorization", b"Bearer " + self._config.endpoint_api_key.encode()))

@@ -166,6 +166,8 @@ class ConnectionPool:
             raise
         if self._closed or not connection.has_room:
             connection.retire()
+            if self._version is Version.HTTP1:
+                raise NotHttp2Error("it requires HTTP/1.1")
             raise UpstreamError("it allows no streams")
         self._set_version(Version.HTTP2)
         self._shared.append(connection)
@@ -218,8 +220,12 @@ class ConnectionPool:
         if self._http2 != "off" and not self._shared:
             self._version, self._ask_again_at = Version.UNKNOWN, math.inf
 
+    def on_unanswered(self) -> None:
+        """A new connection over HTTP/1.1 got no reply: the server may be another one."""
+        self._forget_version()
+
     def on_http1_required(self) -> None:
-        """The server has refused a stream for this reason: it gets everything over HTTP/1.1."""
+        """The server has refused a stream or connection for this reason: it gets everything over HTTP/1.1."""
         if self._http2 == "auto":
             for connection in list(self._shared):
                 connection.retire()

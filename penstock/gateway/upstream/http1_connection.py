@@ -34,6 +34,10 @@ class ConnectionOwner(Protocol):
         """The connection is closed."""
         ...
 
+    def on_unanswered(self) -> None:
+        """A new connection broke before the head of a reply: the server may not speak HTTP/1.1 any more."""
+        ...
+
 
 class Http1Connection(asyncio.Protocol):
     """One connection to an endpoint. It carries one request after the other."""
@@ -278,6 +282,8 @@ class Http1Connection(asyncio.Protocol):
         self._transport.abort()
         if receiver is None:
             return
+        if not (self.was_used or self._has_head):
+            self._owner.on_unanswered()
         if self._was_idle_closed():
             receiver.on_broken(f"the idle connection was closed: {reason}", Failure.UNPROCESSED)
         else:

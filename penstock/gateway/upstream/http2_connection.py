@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import math
 import time
 from typing import Protocol, cast
 
@@ -136,8 +137,8 @@ class Http2Connection(asyncio.Protocol):
         self._silent_ticks = 0
         self._timer: asyncio.TimerHandle | None = None
         self._idle_since = 0.0
-        self._busy_since = 0.0
-        """When a stream was sent while no other was open."""
+        self._unheard_since = -math.inf
+        """When a stream was sent while no other was open; -inf: the server has said something since."""
         self._used = False
         """It has carried a reply."""
         self._waits_for_turn = False
@@ -219,7 +220,7 @@ class Http2Connection(asyncio.Protocol):
         self._bodies.resume()
 
     def data_received(self, data: bytes) -> None:
-        self._silent_ticks = 0
+        self._silent_ticks, self._unheard_since = 0, -math.inf
         if self._failed:
             return
         self._scanner.receive(data)
@@ -464,6 +465,8 @@ class Http2Connection(asyncio.Protocol):
         if code != ErrorCode.NO_ERROR and not self._goaway:
             text = debug[:200].decode(errors="replace")
             self._goaway = f"the server ended the connection: {_name_of(code)} {text}".rstrip()
+        if code == ErrorCode.HTTP_1_1_REQUIRED:
+            self._owner.on_http1_required()
         self.retire()
         for stream_id in [each for each in self._streams if each > last_stream_id]:
             text = "the server ends the connection and has not processed the request"
@@ -489,7 +492,7 @@ class Http2Connection(asyncio.Protocol):
             self._loop.call_soon(self._refuse, exchange)
             return
         if not self._streams:
-            self._busy_since, self._silent_ticks = self._loop.time(), 0
+            self._unheard_since, self._silent_ticks = self._loop.time(), 0
         exchange.stream_id = stream_id = self._next_id
         self._next_id += 2
         self._streams[stream_id] = exchange
@@ -536,9 +539,9 @@ class Http2Connection(asyncio.Protocol):
     def _break_streams(self) -> None:
         """The connection has ended. Its streams are told so in several turns of the event loop."""
         reason = self._goaway or self._lost
-        idle_closed = self._used and self._loop.time() - self._busy_since <= IDLE_CLOSE_S
+        idle_closed = self._used and self._loop.time() - self._unheard_since <= IDLE_CLOSE_S
         for stream_id in list(self._streams)[:BROKEN_PER_TURN]:
-            if idle_closed and not self._streams[stream_id].answered:
+            if idle_closed:
                 text = f"the idle connection was closed: {reason}"
                 self._break(stream_id, None, text, Failure.UNPROCESSED)
             else:

@@ -43,6 +43,7 @@ class Http1Server(asyncio.Protocol):
     requests = 0
     to_preface: bytes | None = BAD_REQUEST
     """None: silence."""
+    to_request = OK
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -56,7 +57,9 @@ class Http1Server(asyncio.Protocol):
                 self.transport.close()
         else:
             kind.requests += 1
-            self.transport.write(OK)
+            self.transport.write(kind.to_request)
+            if kind.to_request is not OK:
+                self.transport.close()
 
 
 @asynccontextmanager
@@ -179,6 +182,43 @@ def test_another_server_at_the_same_address_is_asked_again() -> None:
     run(main)
 
 
+def test_a_server_that_speaks_http1_no_longer_is_asked_again() -> None:
+    """It was replaced while nobody tried to connect, so no connection was refused."""
+
+    async def main() -> None:
+        async with http1_server() as (url, _):
+            pool = ConnectionPool(url, connect_timeout_s=WAIT_S)
+            await ask(pool)
+            pool._close_idle()
+        async with http2_server(answer, port=int(url.rpartition(":")[2])):
+            exchange = await pool.acquire()
+            assert isinstance(exchange, Http1Connection)
+            collected = Collected()
+            exchange.send(REQUEST, collected)
+            assert await collected.until_end() != "end"
+            _, exchange = await ask(pool)
+            assert isinstance(exchange, Http2Exchange)
+            pool.close()
+
+    run(main)
+
+
+def test_a_server_that_breaks_a_reply_is_not_asked_again() -> None:
+    async def main() -> None:
+        async with http1_server() as (url, server), pool_to(url) as pool:
+            await ask(pool)
+            pool._close_idle()
+            server.to_request = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf"
+            for _ in range(2):
+                exchange = await pool.acquire()
+                collected = Collected()
+                exchange.send(REQUEST, collected)
+                assert await collected.until_end() != "end"
+            assert server.prefaces == 1
+
+    run(main)
+
+
 @pytest.mark.parametrize("protocols", [["h2", "http/1.1"], ["http/1.1"], []])
 def test_tls_chooses(protocols: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = certificates.make(tmp_path)
@@ -223,5 +263,18 @@ def test_a_stream_that_requires_http1_moves_the_server_to_it() -> None:
             exchange.send(REQUEST, collected)
             assert "HTTP_1_1_REQUIRED" in await collected.until_end()
             assert isinstance(await pool.acquire(), Http1Connection)
+
+    run(main)
+
+
+def test_a_connection_that_requires_http1_moves_the_server_to_it() -> None:
+    settings_and_goaway = b"\0\0\0\x04" + bytes(5) + b"\0\0\x08\x07" + bytes(9) + b"\0\0\0\x0d"
+
+    async def main() -> None:
+        async with http1_server(settings_and_goaway) as (url, server), pool_to(url) as pool:
+            for _ in range(2):
+                _, exchange = await ask(pool)
+                assert isinstance(exchange, Http1Connection)
+            assert server.prefaces == 1
 
     run(main)

@@ -270,6 +270,39 @@ def test_a_lost_connection_breaks_all_its_streams() -> None:
     run(main)
 
 
+@pytest.mark.parametrize(
+    ("last_words", "failure"),
+    [
+        (b"", Failure.UNPROCESSED),
+        (b"\0\0\x08\x07\0\0\0\0\0" + b"\0\0\0\x01" + b"\0\0\0\0", Failure.UNPROCESSED),
+        (b"\0\0\x08\x07\0\0\0\0\0" + b"\0\0\0\x03" + b"\0\0\0\0", Failure.NETWORK),
+        (b"\0\0\x08\x06\0\0\0\0\0" + bytes(8), Failure.NETWORK),
+        (b"\0\0\x04\x01\x04\0\0\0\x03" + b"\xff" * 4, Failure.NETWORK),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", Failure.NETWORK),
+    ],
+    ids=["nothing", "goaway without it", "goaway with it", "ping", "malformed reply", "no HTTP/2"],
+)
+def test_a_server_that_says_anything_has_not_closed_an_idle_connection(
+    last_words: bytes, failure: Failure
+) -> None:
+    async def answer(stream: Stream) -> None:
+        if stream.stream_id == 1:
+            stream.send_head(end=True)
+        else:
+            stream.connection.transport.write(last_words)
+            stream.connection.transport.close()
+
+    async def main() -> None:
+        async with http2_server(answer) as server, pool_to(server) as pool:
+            reply, _ = await ask(pool)
+            assert await reply.until_end() == "end"
+            reply, _ = await ask(pool)
+            await reply.until_end()
+            assert reply.failure is failure
+
+    run(main)
+
+
 def test_streams_share_few_connections_and_limits_open_more() -> None:
     async def answer(stream: Stream) -> None:
         stream.send_head()

@@ -6,7 +6,8 @@ import asyncio
 from collections import Counter
 from typing import Any
 
-from penstock.http.asgi import send_json
+from penstock.http.asgi import send_error, send_json
+from penstock.http.errors import ApiError
 from penstock.http.http2 import frames
 from penstock.http.http2.faults import ErrorCode
 from penstock.http.http2.frames import (
@@ -48,7 +49,11 @@ class Application:
     async def __call__(self, scope: Any, receive: Any, send: Any, sink: Any) -> None:
         body, more = b"", True
         while more:
-            message = await receive()
+            try:
+                message = await receive()
+            except ApiError as error:  # the rest of the body does not come
+                await send_error(send, error)
+                return
             if message["type"] == "http.disconnect":
                 return
             body += message.get("body", b"")

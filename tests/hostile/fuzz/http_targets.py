@@ -8,7 +8,8 @@ from typing import Any
 
 from penstock.gateway.upstream.connection_pool import ConnectionPool
 from penstock.gateway.upstream.exchange import Failure, Headers, UpstreamRequest
-from penstock.http.asgi import send_json
+from penstock.http.asgi import send_error, send_json
+from penstock.http.errors import ApiError
 from penstock.http.http2.frames import settings_frame
 from tests.hostile.fuzz.byte_source import ByteSource
 from tests.hostile.fuzz.failures import logged
@@ -35,7 +36,11 @@ class Served:
         self.started += 1
         body, more = b"", True
         while more:
-            message = await receive()
+            try:
+                message = await receive()
+            except ApiError as error:  # the rest of the body does not come
+                await send_error(send, error)
+                return
             if message["type"] == "http.disconnect":
                 return
             body += message.get("body", b"")
