@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 MAX_CONNECTIONS = 1 << 16
 """Connection slots are uint16, which sorts in linear time."""
@@ -71,3 +72,40 @@ class FlowWindows:
     def remove_stream(self, slot: int) -> None:
         self.streams[slot] = 0
         self._free_streams.append(slot)
+
+    # -- rows, in the order of their connections
+
+    def take(self, slots: NDArray[np.int64], sizes: NDArray[np.int64], starts: NDArray[np.intp]) -> bool:
+        """Take the bytes of rows from the windows of their streams, which are distinct, and of their
+        connections; False, and nothing is taken, if one has no room. ``starts``: see :func:`first_rows`."""
+        connections = self.connection_of.take(slots.take(starts))
+        left = self.streams.take(slots) - sizes
+        room = self.connections.take(connections) - np.add.reduceat(sizes, starts)
+        if np.count_nonzero(left < 0) or np.count_nonzero(room < 0):
+            return False
+        self.streams[slots] = left
+        self.connections[connections] = room
+        return True
+
+    def without_room(
+        self, slots: NDArray[np.int64], sizes: NDArray[np.int64], starts: NDArray[np.intp]
+    ) -> NDArray[np.bool_]:
+        """bool[R]: the rows for which :meth:`take` has no room: of a stream, or of a connection for all its
+        rows."""
+        connections = self.connection_of.take(slots)
+        of_starts = connections.take(starts)
+        closed = of_starts[self.connections.take(of_starts) < np.add.reduceat(sizes, starts)]
+        lacking: NDArray[np.bool_] = (self.streams.take(slots) < sizes) | np.isin(connections, closed)
+        return lacking
+
+    def write(self, parts: list[bytes], connections: NDArray[np.uint16], bounds: list[int]) -> None:
+        """Write to each connection its parts of frames, which begin at its bound."""
+        for connection, start, end in zip(connections.tolist(), bounds[:-1], bounds[1:], strict=True):
+            writer = self.writers[connection]
+            assert writer is not None  # a stream of it is open
+            writer.write_frames(b"".join(parts[start:end]))
+
+
+def first_rows(connections: NDArray[np.uint16]) -> NDArray[np.intp]:
+    """Index of the first row of each connection; ``connections``: of rows, sorted."""
+    return np.concatenate(([0], np.flatnonzero(connections[1:] != connections[:-1]) + 1))

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.streaming.chunked import CHUNK_SIZES
-from penstock.streaming.flow_windows import FlowWindows
+from penstock.streaming.flow_windows import FlowWindows, first_rows
+from penstock.streaming.framing import CHUNK_HEADERS, CHUNK_LENGTHS, FRAME_LENGTHS, MAX_EVENT, Objects
 from penstock.streaming.io_submit import BurstWriter
 from penstock.streaming.row_path import RowPath
 from penstock.streaming.steady_rows import ChunkColumns, FrameColumns, SteadyRows
@@ -28,8 +28,6 @@ from penstock.wire.frames import FinishReason, TokenFrame
 from penstock.wire.logprobs import Logprobs
 from penstock.wire.regroup import token_order
 
-_MAX_EVENT = len(CHUNK_SIZES)
-"""Larger events are written by the stream's sink."""
 _FINISH = tuple(FinishReason)
 """By value; looking it up in the enumeration takes ten times as long."""
 _NONE = FinishReason.NONE
@@ -37,22 +35,8 @@ _NO_ROWS = np.empty(0, np.intp)
 _NOT_DIRECT = 1 << 40
 """Size that stands for rows that are not written by columns; the sum of many does not overflow."""
 
-Objects: TypeAlias = NDArray[np.object_]
 SlowPath: TypeAlias = Callable[[Stream, Sequence[int], FinishReason, int, Logprobs | None], None]
 """Handles a row by its stream's reply: tokens, finish reason, cached prompt tokens, logprobs."""
-
-
-def _objects(values: Sequence[bytes]) -> Objects:
-    array = np.empty(len(values), np.object_)
-    array[:] = values
-    return array
-
-
-_CHUNK_SIZES = _objects(CHUNK_SIZES)
-_CHUNK_LENGTHS = np.array([len(line) + size + 2 for size, line in enumerate(CHUNK_SIZES)], np.int64)
-"""Bytes of a whole chunk, by the size of its event."""
-_FRAME_LENGTHS = _objects([size.to_bytes(3, "big") for size in range(_MAX_EVENT)])
-"""Length fields of HTTP/2 frames (RFC 9113 §4.1), by payload size."""
 
 
 class Path(IntEnum):
@@ -163,7 +147,7 @@ class RowWriter:
             sizes[frame.finish != 0] = _NOT_DIRECT
         if frame.cached is not None:
             sizes[frame.cached != 0] = _NOT_DIRECT
-        direct = sizes < _MAX_EVENT
+        direct = sizes < MAX_EVENT
         count, others = np.count_nonzero(direct), _NO_ROWS
         if count < len(handles):
             others = np.flatnonzero(~direct)
@@ -201,12 +185,12 @@ class RowWriter:
             if isinstance(columns, FrameColumns):
                 return self._write_steady_frames(sizes, texts, columns)
             sizes += columns.sizes
-            columns.parts[0::4] = _CHUNK_SIZES.take(sizes)
+            columns.parts[0::4] = CHUNK_HEADERS.take(sizes)
         except IndexError:
             return False
         columns.parts[2::4] = texts
         data = b"".join(columns.parts.tolist())
-        self._send_chunks(frame.stream, columns.targets, data, _CHUNK_LENGTHS.take(sizes))
+        self._send_chunks(frame.stream, columns.targets, data, CHUNK_LENGTHS.take(sizes))
         return True
 
     def _write_steady_frames(self, sizes: NDArray[np.int64], texts: Objects, columns: FrameColumns) -> bool:
@@ -214,11 +198,11 @@ class RowWriter:
         if columns.order is not None:
             sizes, texts = sizes.take(columns.order), texts.take(columns.order)
         sizes += columns.sizes
-        columns.parts[0::4] = _FRAME_LENGTHS.take(sizes)
-        if not self._take_windows(columns.slots, sizes, columns.starts, columns.connections):
+        columns.parts[0::4] = FRAME_LENGTHS.take(sizes)
+        if not self._windows.take(columns.slots, sizes, columns.starts):
             return False
         columns.parts[2::4] = texts
-        self._send_frames(columns.parts.tolist(), columns.connections, columns.bounds)
+        self._windows.write(columns.parts.tolist(), columns.connections, columns.bounds)
         return True
 
     def _steady_columns(self, handles: I32) -> ChunkColumns | FrameColumns | None:
@@ -234,14 +218,14 @@ class RowWriter:
         if paths[0] == Path.CHUNK:
             return ChunkColumns(sizes, targets, parts)
         connections = self._windows.connection_of.take(~targets)
-        starts = _starts(connections)
+        starts = first_rows(connections)
         bounds = [*(4 * starts).tolist(), len(parts)]
         return FrameColumns(order, sizes, ~targets, starts, connections.take(starts), parts, bounds)
 
     def _write_chunks(self, rows: _Rows) -> None:
         """Write rows to HTTP/1.1 sockets."""
-        data = b"".join(self._parts(_CHUNK_SIZES, rows))
-        self._send_chunks(rows.handles, rows.targets, data, _CHUNK_LENGTHS.take(rows.sizes))
+        data = b"".join(self._parts(CHUNK_HEADERS, rows))
+        self._send_chunks(rows.handles, rows.targets, data, CHUNK_LENGTHS.take(rows.sizes))
 
     def _send_chunks(
         self, handles: I32, descriptors: NDArray[np.int64], data: bytes, lengths: NDArray[np.int64]
@@ -267,45 +251,17 @@ class RowWriter:
             rows = rows.take(windows.connection_of.take(~rows.targets).argsort(kind="stable"))
         slots, sizes = ~rows.targets, rows.sizes
         connections = windows.connection_of.take(slots)
-        starts = _starts(connections)
-        if not self._take_windows(slots, sizes, starts, connections.take(starts)):
-            refused = windows.streams.take(slots) < sizes
-            used = np.add.reduceat(sizes, starts)
-            closed = connections.take(starts)[windows.connections.take(connections.take(starts)) < used]
-            refused |= np.isin(connections, closed)
+        starts = first_rows(connections)
+        if not windows.take(slots, sizes, starts):
+            refused = windows.without_room(slots, sizes, starts)
             granted = np.flatnonzero(~refused)
             if len(granted):
                 self._write_frames(rows.take(granted))
             return rows.numbers[refused]
-        parts = self._parts(_FRAME_LENGTHS, rows)
+        parts = self._parts(FRAME_LENGTHS, rows)
         firsts = 4 * starts if rows.counts is None else ((rows.counts + 3).cumsum() - rows.counts - 3)[starts]
-        self._send_frames(parts, connections.take(starts), [*firsts.tolist(), len(parts)])
+        windows.write(parts, connections.take(starts), [*firsts.tolist(), len(parts)])
         return _NO_ROWS
-
-    def _take_windows(
-        self,
-        slots: NDArray[np.int64],
-        sizes: NDArray[np.int64],
-        starts: NDArray[np.intp],
-        connections: NDArray[np.uint16],
-    ) -> bool:
-        """Take the bytes of rows, in the order of their connections, from all windows; False, and nothing is
-        taken, if one has no room. ``starts``: index of each connection's first row."""
-        windows = self._windows
-        left = windows.streams.take(slots) - sizes
-        room = windows.connections.take(connections) - np.add.reduceat(sizes, starts)
-        if np.count_nonzero(left < 0) or np.count_nonzero(room < 0):
-            return False
-        windows.streams[slots] = left
-        windows.connections[connections] = room
-        return True
-
-    def _send_frames(self, parts: list[bytes], connections: NDArray[np.uint16], bounds: list[int]) -> None:
-        """Write to each connection its parts, which begin at its bound."""
-        for connection, start, end in zip(connections.tolist(), bounds[:-1], bounds[1:], strict=True):
-            writer = self._windows.writers[connection]
-            assert writer is not None  # a stream of it is open
-            writer.write_frames(b"".join(parts[start:end]))
 
     def _parts(self, lengths: Objects, rows: _Rows) -> list[bytes]:
         """The pieces of rows in order: length, head, texts, tail of each. ``lengths``: by size."""
@@ -350,11 +306,6 @@ class RowWriter:
                 stream.write(event)
             except Exception:  # noqa: BLE001 - this stream ends, the others go on
                 self._on_fault(stream)
-
-
-def _starts(connections: NDArray[np.uint16]) -> NDArray[np.intp]:
-    """Index of the first row of each connection; ``connections``: of rows, sorted."""
-    return np.concatenate(([0], np.flatnonzero(connections[1:] != connections[:-1]) + 1))
 
 
 class _Rows(NamedTuple):

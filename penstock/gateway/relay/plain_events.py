@@ -9,7 +9,6 @@ and all streams that cannot have a lane, take the way through :class:`penstock.g
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -19,14 +18,19 @@ from penstock.gateway.metric_definitions import ITL
 from penstock.gateway.responses.event_template import are_texts
 from penstock.gateway.responses.response_observer import EventCounts
 from penstock.http.sink import Sink
-from penstock.streaming.chunked import CHUNK_SIZES
-from penstock.streaming.flow_windows import FlowWindows
+from penstock.streaming.flow_windows import FlowWindows, first_rows
+from penstock.streaming.framing import (
+    CHUNK_HEADERS,
+    CHUNK_LENGTHS,
+    FRAME_LENGTHS,
+    MAX_EVENT,
+    Objects,
+    objects,
+)
 from penstock.streaming.io_submit import BurstWriter, write_each
 from penstock.streaming.row_path import RowPath
 
 _BOUNDS = np.array(ITL.bounds)
-MAX_EVENT = len(CHUNK_SIZES)
-"""Larger events are not written by columns."""
 MAX_TURNS = 4
 """Iterations of the event loop for which events wait for others,"""
 MAX_WAITING = 1024
@@ -47,18 +51,6 @@ class LaneOwner(Protocol):
     def leave_lane(self) -> None:
         """The lane cannot be used any more; calls :meth:`PlainEvents.leave`."""
         ...
-
-
-def _objects(values: Sequence[bytes]) -> NDArray[np.object_]:
-    array = np.empty(len(values), np.object_)
-    array[:] = values
-    return array
-
-
-_CHUNK_SIZES = _objects(CHUNK_SIZES)
-_CHUNK_SIZE_LENGTHS = np.array([len(line) for line in CHUNK_SIZES], np.int64)
-_FRAME_LENGTHS = _objects([size.to_bytes(3, "big") for size in range(MAX_EVENT)])
-"""Length fields of HTTP/2 frames (RFC 9113 §4.1), by payload size."""
 
 
 class PlainEvents:
@@ -208,14 +200,14 @@ class PlainEvents:
             for row in np.flatnonzero((sizes >= MAX_EVENT) & (ways != NONE)).tolist():
                 self._write_one(slots[row], events[row])
             ways[sizes >= MAX_EVENT] = NONE
-        objects = _objects(events)
+        column = objects(events)
         for way, write in ((CHUNK, self._write_chunks), (FRAME, self._write_frames)):
             count = np.count_nonzero(ways == way)
             if count == len(rows):
-                write(rows, sizes, objects)
+                write(rows, sizes, column)
             elif count:
                 of_way = np.flatnonzero(ways == way)
-                write(rows[of_way], sizes[of_way], objects[of_way])
+                write(rows[of_way], sizes[of_way], column[of_way])
         left = self._allowed.take(rows)
         if left.min() <= 0:
             for slot in rows[left <= 0].tolist():
@@ -244,12 +236,12 @@ class PlainEvents:
         owner.leave_lane()
         owner.sink.write_body(event)
 
-    def _write_chunks(self, rows: Rows, sizes: NDArray[np.int64], events: NDArray[np.object_]) -> None:
+    def _write_chunks(self, rows: Rows, sizes: NDArray[np.int64], events: Objects) -> None:
         """Write chunks to sockets; what a socket does not take goes to its connection."""
         parts = np.empty(3 * len(rows), np.object_)
-        parts[0::3], parts[1::3], parts[2::3] = _CHUNK_SIZES.take(sizes), events, b"\r\n"
+        parts[0::3], parts[1::3], parts[2::3] = CHUNK_HEADERS.take(sizes), events, b"\r\n"
         data = b"".join(parts.tolist())
-        lengths = sizes + _CHUNK_SIZE_LENGTHS.take(sizes) + 2
+        lengths = CHUNK_LENGTHS.take(sizes)
         for index, sent in self._burst(self._target.take(rows), data, lengths):
             slot = int(rows[index])
             path = self._paths[slot]
@@ -258,7 +250,7 @@ class PlainEvents:
             self._leave(slot)
             path.write_rest(data[end - int(lengths[index]) + sent : end])
 
-    def _write_frames(self, rows: Rows, sizes: NDArray[np.int64], events: NDArray[np.object_]) -> None:
+    def _write_frames(self, rows: Rows, sizes: NDArray[np.int64], events: Objects) -> None:
         """Write frames, one write for each connection; those that a window has no room for go to their
         streams."""
         windows = self._windows
@@ -267,26 +259,17 @@ class PlainEvents:
         order = connections.argsort(kind="stable")
         rows, slots, sizes, events = rows[order], slots[order], sizes[order], events[order]
         connections = connections[order]
-        starts = np.concatenate(([0], np.flatnonzero(connections[1:] != connections[:-1]) + 1))
-        written_to = connections.take(starts)
-        left = windows.streams.take(slots) - sizes
-        room = windows.connections.take(written_to) - np.add.reduceat(sizes, starts)
-        if left.min() < 0 or room.min() < 0:
-            refused = (left < 0) | np.isin(connections, written_to[room < 0])
+        starts = first_rows(connections)
+        if not windows.take(slots, sizes, starts):
+            refused = windows.without_room(slots, sizes, starts)
             if len(granted := np.flatnonzero(~refused)):
                 self._write_frames(rows[granted], sizes[granted], events[granted])
             for row in np.flatnonzero(refused).tolist():
                 self._write_one(int(rows[row]), events[row])
             return
-        windows.streams[slots] = left
-        windows.connections[written_to] = room
         parts = np.empty(3 * len(rows), np.object_)
-        parts[0::3], parts[1::3], parts[2::3] = _FRAME_LENGTHS.take(sizes), self._prefix.take(rows), events
-        joined, bounds = parts.tolist(), [*(3 * starts).tolist(), len(parts)]
-        for connection, start, end in zip(written_to.tolist(), bounds[:-1], bounds[1:], strict=True):
-            writer = windows.writers[connection]
-            assert writer is not None  # a stream of it is open
-            writer.write_frames(b"".join(joined[start:end]))
+        parts[0::3], parts[1::3], parts[2::3] = FRAME_LENGTHS.take(sizes), self._prefix.take(rows), events
+        windows.write(parts.tolist(), connections.take(starts), [*(3 * starts).tolist(), len(parts)])
 
 
 def _merged(slots: list[int], events: list[bytes]) -> tuple[list[int], list[bytes], NDArray[np.int64]]:

@@ -6,8 +6,7 @@ import asyncio
 from collections import Counter
 from typing import Any
 
-from penstock.http.asgi import send_error, send_json
-from penstock.http.errors import ApiError
+from penstock.http.asgi import send_json
 from penstock.http.http2 import frames
 from penstock.http.http2.faults import ErrorCode
 from penstock.http.http2.frames import (
@@ -22,6 +21,7 @@ from penstock.http.http2.frames import (
 from penstock.http.http2.header_blocks import encode_fields
 from tests.hostile.fuzz.byte_source import ByteSource
 from tests.hostile.fuzz.failures import logged
+from tests.hostile.fuzz.http_targets import received_body
 from tests.http.http2.clients import GET, POST, TIMES, Client, Recorder, settle
 
 BLOCKS = [
@@ -47,17 +47,9 @@ class Application:
         self.listeners: list[Recorder] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any, sink: Any) -> None:
-        body, more = b"", True
-        while more:
-            try:
-                message = await receive()
-            except ApiError as error:  # the rest of the body does not come
-                await send_error(send, error)
-                return
-            if message["type"] == "http.disconnect":
-                return
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
+        body = await received_body(receive, send)
+        if body is None:
+            return
         self.requests.append((scope["method"], scope["raw_path"], tuple(scope["headers"]), body))
         sink.release()
         if len(self.requests) % 2:

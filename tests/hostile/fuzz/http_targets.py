@@ -21,6 +21,22 @@ _STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 _loop = asyncio.new_event_loop()
 
 
+async def received_body(receive: Any, send: Any) -> bytes | None:
+    """A request's body; None if the client has left, or if the rest does not come, which is answered."""
+    body, more = b"", True
+    while more:
+        try:
+            message = await receive()
+        except ApiError as error:
+            await send_error(send, error)
+            return None
+        if message["type"] == "http.disconnect":
+            return None
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    return body
+
+
 class Served:
     """What one connection's application saw, and what was written."""
 
@@ -34,17 +50,9 @@ class Served:
     async def app(self, scope: Any, receive: Any, send: Any, sink: Any) -> None:
         """Reads the body and answers."""
         self.started += 1
-        body, more = b"", True
-        while more:
-            try:
-                message = await receive()
-            except ApiError as error:  # the rest of the body does not come
-                await send_error(send, error)
-                return
-            if message["type"] == "http.disconnect":
-                return
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
+        body = await received_body(receive, send)
+        if body is None:
+            return
         seen = scope["method"], scope["raw_path"], scope["query_string"], tuple(scope["headers"]), body
         self.requests.append(seen)
         await send_json(send, b"{}")

@@ -1,0 +1,31 @@
+"""What frames events by size, as columns: HTTP/1.1's chunks and HTTP/2's DATA frames."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.streaming.chunked import CHUNK_SIZES
+
+Objects: TypeAlias = NDArray[np.object_]
+
+MAX_EVENT = len(CHUNK_SIZES)
+"""Larger events are not framed by columns."""
+
+
+def objects(values: Sequence[bytes]) -> Objects:
+    """The values as a column."""
+    array = np.empty(len(values), np.object_)
+    array[:] = values
+    return array
+
+
+CHUNK_HEADERS = objects(CHUNK_SIZES)
+"""What precedes an event as a chunk, by its size."""
+CHUNK_LENGTHS = np.array([len(line) + size + 2 for size, line in enumerate(CHUNK_SIZES)], np.int64)
+"""Bytes of an event as a chunk, by its size."""
+FRAME_LENGTHS = objects([size.to_bytes(3, "big") for size in range(MAX_EVENT)])
+"""Length fields of frames (RFC 9113 §4.1), by payload size."""
