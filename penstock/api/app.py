@@ -10,23 +10,23 @@ from dataclasses import dataclass
 from urllib.parse import unquote
 
 from penstock import __version__
-from penstock.api import admin
 from penstock.api.access_log import AccessLog
-from penstock.api.debug import gc_route
 from penstock.api.exchange import Exchange, Handler
 from penstock.api.generate import GenerationRoutes
-from penstock.api.metrics_endpoint import MetricsEndpoint
-from penstock.api.models import model_list
-from penstock.api.openapi import openapi_document
-from penstock.api.operations import OperationRoutes
-from penstock.api.page import Page
 from penstock.api.request_spans import RequestSpans
-from penstock.api.tokenize import TokenizeRoutes
+from penstock.api.routes import admin
+from penstock.api.routes.debug import gc_route
+from penstock.api.routes.metrics_endpoint import MetricsEndpoint
+from penstock.api.routes.models import model_list
+from penstock.api.routes.openapi import openapi_document
+from penstock.api.routes.operations import OperationRoutes
+from penstock.api.routes.page import Page
+from penstock.api.routes.tokenize import TokenizeRoutes
 from penstock.config.serve import ServeConfig
 from penstock.dispatch.engine_client import EngineClient
 from penstock.generation.dialect import Dialect
 from penstock.generation.model_info import ModelInfo
-from penstock.generation.request_schemas import MAX_REQUEST_ID
+from penstock.generation.request.schemas import MAX_REQUEST_ID
 from penstock.http.access_keys import OPEN_PATHS, Keys, check_local
 from penstock.http.admission import no_engine, send_readiness, stream_failed, unavailable
 from penstock.http.asgi import (

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
 from penstock.generation.dialect import Dialect
-from penstock.generation.replies import RequestReply
+from penstock.generation.replies.reply import RequestReply
 from penstock.http.errors import ApiError
 from penstock.http.sink import Message, Receive, Scope, Send, Sink
 from penstock.streaming.stream import StreamError

@@ -9,25 +9,25 @@ import msgspec
 
 from penstock.api.byte_budget import ByteBudget
 from penstock.api.exchange import Exchange, Handler
-from penstock.api.load_report import FORMAT_HEADER, load_report
 from penstock.api.piecewise import PiecewiseSender
 from penstock.api.queue_capacity import check_queue_capacity
+from penstock.api.routes.load_report import FORMAT_HEADER, load_report
 from penstock.config.serve import ServeConfig
 from penstock.dispatch.connections import MAX_QUEUED_BYTES
 from penstock.dispatch.engine_client import NO_HINTS, RoutingHints
-from penstock.generation.collected import CollectedReply
 from penstock.generation.dialect import Dialect, ReplyFormat
 from penstock.generation.grammars.checker import GrammarChecker
 from penstock.generation.plan import RequestPlan, constrain
-from penstock.generation.replies import Prompt, RequestContext
-from penstock.generation.request_validation import (
+from penstock.generation.prompt.tokenizer import PIECE, Tokenizer
+from penstock.generation.replies.collected import CollectedReply
+from penstock.generation.replies.reply import Prompt, RequestContext
+from penstock.generation.replies.streamed import StreamedReply
+from penstock.generation.request.validation import (
     MAX_LOGPROB_BYTES,
     check_prompt_len,
     check_streamed_echo,
     wide_prompt_logprob_bytes,
 )
-from penstock.generation.streamed import StreamedReply
-from penstock.generation.tokenizer import PIECE, Tokenizer
 from penstock.http.admission import no_engine, overloaded, stream_failed, unavailable
 from penstock.http.asgi import (
     ClientGone,

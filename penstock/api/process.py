@@ -21,28 +21,28 @@ from pathlib import Path
 
 import uvloop
 
-from penstock.api.admin import EngineRoutes
 from penstock.api.app import App
 from penstock.api.byte_budget import ByteBudget
 from penstock.api.generate import THREADS_BYTES, GenerationRoutes
-from penstock.api.metrics_endpoint import MetricsEndpoint
-from penstock.api.operations import OperationRoutes
 from penstock.api.request_spans import RequestSpans, describe
+from penstock.api.routes.admin import EngineRoutes
+from penstock.api.routes.metrics_endpoint import MetricsEndpoint
+from penstock.api.routes.operations import OperationRoutes
+from penstock.api.routes.tokenize import TokenizeRoutes
+from penstock.api.routes.tokenizer_info import tokenizer_info
 from penstock.api.throughput_log import ThroughputLog
-from penstock.api.tokenize import TokenizeRoutes
-from penstock.api.tokenizer_info import tokenizer_info
 from penstock.config.errors import ConfigError
 from penstock.dialects.registry import make_dialects
 from penstock.dispatch.coordinator_client import CoordinatorClient
 from penstock.dispatch.engine_client import EngineClient
 from penstock.dispatch.periodic_timer import PeriodicTimer
 from penstock.dispatch.two_phase_commit import TwoPhaseCommit
-from penstock.generation.chat_template import ChatTemplate
 from penstock.generation.input_processor import InputProcessor
-from penstock.generation.keep_alive import KeepAlive
 from penstock.generation.model_info import ModelInfo, SamplingDefaults, sampling_defaults
-from penstock.generation.replies import RequestContext, RequestReply, TextTables
-from penstock.generation.tokenizer import Tokenizer
+from penstock.generation.prompt.chat_template import ChatTemplate
+from penstock.generation.prompt.tokenizer import Tokenizer
+from penstock.generation.replies.keep_alive import KeepAlive
+from penstock.generation.replies.reply import RequestContext, RequestReply, TextTables
 from penstock.http.server import HttpServer
 from penstock.http.server_state import Limits
 from penstock.http.sockets.connection_source import ConnectionSource, HandedOverConnections, ListeningSocket

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from penstock.api.exchange import Exchange
 from penstock.generation.plan import RequestPlan
-from penstock.generation.token_usage import TokenUsage
+from penstock.generation.replies.token_usage import TokenUsage
 from penstock.telemetry.spans import OPERATIONS, Attribute, BatchSpanExporter, SpanData, present
 from penstock.telemetry.trace_context import TraceContext
 

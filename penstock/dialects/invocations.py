@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock.generation.body_decoder import check_parts
 from penstock.generation.dialect import Dialect, ReplyFormat
 from penstock.generation.plan import RequestPlan
+from penstock.generation.request.body_decoder import check_parts
 from penstock.http.errors import ApiError
 
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode

@@ -14,12 +14,12 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from penstock import __version__
-from penstock.generation.collected import CollectedReply
 from penstock.generation.dialect import ReplyFormat
-from penstock.generation.logprobs import TokenLogprobs
 from penstock.generation.parsers.delta import Delta
-from penstock.generation.replies import Choice, Prompt, prompt_token_ids
-from penstock.generation.token_usage import TokenUsage
+from penstock.generation.replies.collected import CollectedReply
+from penstock.generation.replies.logprobs import TokenLogprobs
+from penstock.generation.replies.reply import Choice, Prompt, prompt_token_ids
+from penstock.generation.replies.token_usage import TokenUsage
 from penstock.http.admission import stream_failed
 from penstock.http.asgi import encode_json
 from penstock.streaming.stream import StreamError

@@ -22,7 +22,7 @@ from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.telemetry.metrics import GatewayMetrics
 from penstock.gateway.telemetry.request_recorder import RequestRecorder
 from penstock.gateway.upstream.exchange import Headers, without_hop_by_hop
-from penstock.generation.request_schemas import MAX_REQUEST_ID
+from penstock.generation.request.schemas import MAX_REQUEST_ID
 from penstock.http.access_keys import KEY_HEADERS, Keys
 from penstock.http.admission import send_readiness, unavailable
 from penstock.http.asgi import (

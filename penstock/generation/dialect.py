@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from penstock.generation.parsers.delta import Delta
 from penstock.generation.plan import RequestPlan
-from penstock.generation.token_usage import TokenUsage
+from penstock.generation.replies.token_usage import TokenUsage
 from penstock.http.errors import ApiError
 from penstock.streaming.stream import StreamError
 from penstock.wire.messages import KVTransferParams
 
 if TYPE_CHECKING:
-    from penstock.generation.collected import CollectedReply
-    from penstock.generation.logprobs import TokenLogprobs
+    from penstock.generation.replies.collected import CollectedReply
+    from penstock.generation.replies.logprobs import TokenLogprobs
 
 
 class ReplyFormat(ABC):

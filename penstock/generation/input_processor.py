@@ -14,19 +14,19 @@ from typing import Any, TypeVar
 import msgspec
 
 from penstock.config.serve import ServeConfig
-from penstock.generation import request_validation
-from penstock.generation.body_decoder import MAX_COMMAS, BodyDecoder
-from penstock.generation.chat_template import RESERVED, ChatTemplate
-from penstock.generation.conversation import conversation, has_text_arguments
 from penstock.generation.model_info import ModelInfo
 from penstock.generation.parsers.registry import output_format
 from penstock.generation.plan import RequestPlan, constrain
-from penstock.generation.prompts import truncation
-from penstock.generation.request_schemas import MAX_REQUEST_ID, GenerateRequest, Message, Tool
-from penstock.generation.stream_interval import EVERY_TOKEN, IntervalPolicy
-from penstock.generation.structured_output import parse_constraint
-from penstock.generation.tokenizer import Tokenizer
-from penstock.generation.unsupported import UnsupportedField, UnsupportedFieldCheck
+from penstock.generation.prompt.chat_template import RESERVED, ChatTemplate
+from penstock.generation.prompt.conversation import conversation, has_text_arguments
+from penstock.generation.prompt.prompts import truncation
+from penstock.generation.prompt.tokenizer import Tokenizer
+from penstock.generation.replies.stream_interval import EVERY_TOKEN, IntervalPolicy
+from penstock.generation.request import validation
+from penstock.generation.request.body_decoder import MAX_COMMAS, BodyDecoder
+from penstock.generation.request.schemas import MAX_REQUEST_ID, GenerateRequest, Message, Tool
+from penstock.generation.request.structured_output import parse_constraint
+from penstock.generation.request.unsupported import UnsupportedField, UnsupportedFieldCheck
 from penstock.http.errors import ApiError, refused, unknown_model
 
 Request = TypeVar("Request", bound=msgspec.Struct)
@@ -52,7 +52,7 @@ class InputProcessor:
         self._model = info.names[0]
         self._names = frozenset(info.all_names)
         self._adapters = frozenset(adapter.name for adapter in info.adapters)
-        self.max_logprobs = request_validation.logprobs_limit(config.max_logprobs, info.vocab_size)
+        self.max_logprobs = validation.logprobs_limit(config.max_logprobs, info.vocab_size)
         """Maximum alternatives per token that requests may ask for."""
         self._force_usage = config.enable_force_include_usage
         self._interval_policy = IntervalPolicy(config)
@@ -109,7 +109,7 @@ class InputProcessor:
         """A plan from the fields that dialects share. ``max_tokens``: None for what context and KV cache
         allow; ``logprobs``: alternatives per token, -1 for none. Raises ApiError."""
         most = self._max_tokens if max_tokens is None else min(max_tokens or 1, self._max_tokens)
-        base = request_validation.parse_sampling_params(
+        base = validation.parse_sampling_params(
             request,
             self.model_info,
             self._tokenizer,
@@ -141,7 +141,7 @@ class InputProcessor:
         if request.best_of is not None:
             self._set_best_of(plan, request.best_of)
         if len(prompts) > 1 or plan.n > 1:
-            request_validation.check_streams(len(prompts), plan.n)
+            validation.check_streams(len(prompts), plan.n)
         self._set_reply(plan, request)
         if request.priority is not None:
             plan.priority = request.priority
@@ -162,7 +162,7 @@ class InputProcessor:
         if options is not None and not plan.stream:
             raise refused("Stream options can only be defined when `stream=True`.", "stream_options")
         if request.prompt_logprobs is not None:
-            plan.prompt_logprobs = request_validation.resolve_prompt_logprobs(
+            plan.prompt_logprobs = validation.resolve_prompt_logprobs(
                 request.prompt_logprobs, self.max_logprobs, self.model_info.vocab_size, stream=plan.stream
             )
             plan.base = msgspec.structs.replace(plan.base, prompt_logprobs=plan.prompt_logprobs)
@@ -172,12 +172,12 @@ class InputProcessor:
             plan.include_usage = bool(options.include_usage)
             plan.continuous_usage = plan.include_usage and bool(options.continuous_usage_stats)
         if request.stop is not None:
-            plan.stop = request_validation.stop_strings(request.stop)
+            plan.stop = validation.stop_strings(request.stop)
         if request.include_stop_str_in_output:
             plan.include_stop_str = True
         plan.interval = self._interval_policy.interval(request, streamed=plan.stream or bool(plan.stop))
         if plan.logprobs >= 0:
-            plan.logprob_bytes = request_validation.wide_logprob_bytes(
+            plan.logprob_bytes = validation.wide_logprob_bytes(
                 plan.logprobs, plan.base.max_tokens, len(plan.prompts) * plan.n, stream=plan.stream
             )
             if plan.logprob_bytes:
@@ -190,7 +190,7 @@ class InputProcessor:
             plan.tokens_as_ids = True
 
     def _set_best_of(self, plan: RequestPlan, best_of: int) -> None:
-        request_validation.check_best_of(best_of, plan.n, stream=plan.stream)
+        validation.check_best_of(best_of, plan.n, stream=plan.stream)
         if best_of > plan.n and plan.base.temperature > 0:  # greedy choices are equal
             plan.kept, plan.n = plan.n, best_of
             plan.base = msgspec.structs.replace(plan.base, logprobs=max(0, plan.base.logprobs))

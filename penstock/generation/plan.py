@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from penstock.generation import request_validation
 from penstock.generation.parsers.message import MessageFormat
-from penstock.generation.stream_interval import EVERY_TOKEN, StreamInterval
-from penstock.generation.structured_output import Constraint
+from penstock.generation.replies.stream_interval import EVERY_TOKEN, StreamInterval
+from penstock.generation.request import validation
+from penstock.generation.request.structured_output import Constraint
 from penstock.wire.messages import KVTransferParams, SamplingParams
 
 ASSISTANT = "assistant"
@@ -84,14 +84,14 @@ class RequestPlan(msgspec.Struct, gc=False):
         base = self.base
         room = self.max_model_len - prompt_len
         if room < 1 or prompt_len < 1:
-            request_validation.check_prompt_len(prompt_len, self.max_model_len)
+            validation.check_prompt_len(prompt_len, self.max_model_len)
         if room >= base.max_tokens:
             if index == 0:
                 return base
             room = base.max_tokens
         elif base.min_tokens > room:
-            request_validation.check_min_tokens(base.min_tokens, room)
-        seed = base.seed + index & request_validation.SEED_MASK
+            validation.check_min_tokens(base.min_tokens, room)
+        seed = base.seed + index & validation.SEED_MASK
         # One choice gets the prompt's logprobs for all; streamed choices need them before their first event.
         scores = base.prompt_logprobs if index == 0 or self.stream else -1
         return msgspec.structs.replace(base, max_tokens=room, seed=seed, prompt_logprobs=scores)

@@ -4,7 +4,7 @@ The server's sweep asks every connection once per interval. The head of a reques
 arrive. Its body may take longer, as over a slow link: it may pause for that time, and after that time must
 have come with :data:`MIN_BODY_RATE` on average, so that no client holds a connection for ever. A streamed
 reply is exempt: it limits what waits for its client by --max-stream-backlog
-(:mod:`penstock.generation.streamed`).
+(:mod:`penstock.generation.replies.streamed`).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ A dropped stream keeps its handle until its engine confirms the end, so that lat
 stream; one that is dropped before it is open has ended. A stream that an engine refuses for lack of room is
 assigned to the next engine and stays RUNNING.
 
-A reply (:class:`penstock.generation.replies.RequestReply` and its two kinds)::
+A reply (:class:`penstock.generation.replies.reply.RequestReply` and its two kinds)::
 
     WAITING ──send──► STREAMING ──end──► ENDED
        ▲ │              ▲ │

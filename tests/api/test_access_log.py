@@ -10,7 +10,7 @@ import pytest
 from penstock.api.access_log import MAX_PATH, AccessLog
 from penstock.api.exchange import Exchange
 from penstock.dialects.completions.reply import CompletionReply
-from penstock.generation.token_usage import TokenUsage
+from penstock.generation.replies.token_usage import TokenUsage
 
 
 class FakeReply:

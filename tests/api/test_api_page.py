@@ -11,7 +11,7 @@ from penstock.dialects.chat.request_schema import UNSUPPORTED as CHAT
 from penstock.dialects.chat.request_schema import ChatCompletionRequest
 from penstock.dialects.completions.request_schema import UNSUPPORTED as COMPLETION
 from penstock.dialects.completions.request_schema import CompletionRequest
-from penstock.generation.request_schemas import GenerateRequest
+from penstock.generation.request.schemas import GenerateRequest
 
 DOCS = Path(penstock.__file__).parents[1] / "docs"
 PAGE = (DOCS / "openai-api.md").read_text()

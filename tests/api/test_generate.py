@@ -14,8 +14,8 @@ from penstock.api.exchange import Exchange
 from penstock.api.generate import GenerationRoutes, Work
 from penstock.config.serve import ServeConfig
 from penstock.dispatch.engine_client import NO_HINTS, EngineClient, RoutingHints
-from penstock.generation.collected import CollectedReply
-from penstock.generation.request_validation import MAX_LOGPROB_BYTES
+from penstock.generation.replies.collected import CollectedReply
+from penstock.generation.request.validation import MAX_LOGPROB_BYTES
 from penstock.http.errors import ApiError
 from penstock.streaming.request_states import StreamState
 from penstock.streaming.stream import Stream

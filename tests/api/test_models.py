@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.api.models import model_list
+from penstock.api.routes.models import model_list
 from penstock.generation.model_info import ModelInfo
 from penstock.wire.messages import Adapter
 

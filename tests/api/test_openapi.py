@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from penstock.api.openapi import openapi_document
+from penstock.api.routes.openapi import openapi_document
 from penstock.dialects.chat.request_schema import ChatCompletionRequest
 from penstock.dialects.completions.request_schema import CompletionRequest
 

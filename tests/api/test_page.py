@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.api.page import INDEX, STATIC, Page, static_files
+from penstock.api.routes.page import INDEX, STATIC, Page, static_files
 from penstock.http.sink import Message
 
 PAGE = Page("/a/llm")

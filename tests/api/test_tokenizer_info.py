@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from penstock.api.tokenizer_info import tokenizer_info
-from penstock.generation.chat_template import ChatTemplate
+from penstock.api.routes.tokenizer_info import tokenizer_info
+from penstock.generation.prompt.chat_template import ChatTemplate
 
 
 def test_what_is_shown_of_a_configuration(tmp_path: Path) -> None:

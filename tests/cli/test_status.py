@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.api.response_schemas import REPLIES
+from penstock.api.routes.response_schemas import REPLIES
 from penstock.cli.main import main
 from penstock.cli.status_reading import EngineFigures, Reading, ServerFigures, status_of
 from penstock.cli.status_text import line, tables

@@ -15,9 +15,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 import penstock
-from penstock.generation.chat_template import ChatTemplate
 from penstock.generation.parsers.hermes import HermesParser
 from penstock.generation.parsers.registry import output_format
+from penstock.generation.prompt.chat_template import ChatTemplate
 
 FOLDER = Path(penstock.__file__).parent / "demo"
 FILES = {

@@ -15,8 +15,8 @@ import pytest
 from openai.types import completion_create_params as openai_completion
 from openai.types.chat import completion_create_params as openai_chat
 
-from penstock.api.models import model_list
-from penstock.api.tokenize import DetokenizeRequest, TokenizeRequest
+from penstock.api.routes.models import model_list
+from penstock.api.routes.tokenize import DetokenizeRequest, TokenizeRequest
 from penstock.dialects.chat.reply import message_fields
 from penstock.dialects.chat.request_schema import ChatCompletionRequest
 from penstock.dialects.completions.request_schema import CompletionRequest

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from penstock.config.serve import ServeConfig
 from penstock.dialects.chat.request_schema import ChatCompletionRequest
 from penstock.dialects.completions.request_schema import CompletionRequest
-from penstock.generation.chat_template import ChatTemplate
 from penstock.generation.input_processor import InputProcessor
 from penstock.generation.model_info import ModelInfo, SamplingDefaults
-from penstock.generation.stream_interval import StreamInterval
+from penstock.generation.prompt.chat_template import ChatTemplate
+from penstock.generation.replies.stream_interval import StreamInterval
 from penstock.wire.messages import Adapter, SamplingParams
 from tests.generation.planning import (
     Planners,

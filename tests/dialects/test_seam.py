@@ -12,11 +12,11 @@ from penstock.config.serve import ServeConfig
 from penstock.dialects.completions import openapi
 from penstock.dialects.completions.dialect import Completions
 from penstock.dialects.openapi_schema import check_names
-from penstock.generation.collected import CollectedReply
 from penstock.generation.dialect import ReplyFormat
 from penstock.generation.plan import RequestPlan
-from penstock.generation.streamed import StreamedReply
-from penstock.generation.token_usage import TokenUsage
+from penstock.generation.replies.collected import CollectedReply
+from penstock.generation.replies.streamed import StreamedReply
+from penstock.generation.replies.token_usage import TokenUsage
 from penstock.http.errors import ApiError
 from penstock.streaming.stream import StreamError
 from penstock.wire.frames import FinishReason

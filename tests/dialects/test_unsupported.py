@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from penstock.api.tokenize import UNSUPPORTED as TOKENIZE
-from penstock.api.tokenize import TokenizeRequest
+from penstock.api.routes.tokenize import UNSUPPORTED as TOKENIZE
+from penstock.api.routes.tokenize import TokenizeRequest
 from penstock.dialects.chat.request_schema import UNSUPPORTED as CHAT
 from penstock.dialects.chat.request_schema import ChatCompletionRequest
 from penstock.dialects.completions.request_schema import UNSUPPORTED as COMPLETION
 from penstock.dialects.completions.request_schema import CompletionRequest
-from penstock.generation.unsupported import UnsupportedField
+from penstock.generation.request.unsupported import UnsupportedField
 from tests.generation.planning import body, chat_body, error_of, planners
 
 PLANNER = planners()

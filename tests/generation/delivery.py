@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from penstock.generation.plan import RequestPlan
-from penstock.generation.replies import TextTables
+from penstock.generation.replies.reply import TextTables
 from penstock.streaming.stream import StreamError
 from penstock.wire.frames import FinishReason
 from tests.generation.planning import tiny_tokenizer

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from penstock.api.byte_budget import ByteBudget
-from penstock.api.tokenize import TokenizeRoutes
+from penstock.api.routes.tokenize import TokenizeRoutes
 from penstock.config.serve import ServeConfig
 from penstock.dialects.chat.dialect import ChatCompletions
 from penstock.dialects.completions.dialect import Completions
-from penstock.generation.chat_template import ChatTemplate
 from penstock.generation.input_processor import InputProcessor
 from penstock.generation.model_info import ModelInfo, SamplingDefaults
-from penstock.generation.tokenizer import Tokenizer
+from penstock.generation.prompt.chat_template import ChatTemplate
+from penstock.generation.prompt.tokenizer import Tokenizer
 from penstock.http.errors import ApiError
 from penstock.wire.messages import Adapter
 

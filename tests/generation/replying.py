@@ -16,10 +16,10 @@ from penstock.dialects.chat.reply import ChatReply
 from penstock.dialects.completions.reply import CompletionReply
 from penstock.dialects.openai_reply import OpenAIReply
 from penstock.dispatch.engine_client import EngineClient
-from penstock.generation.collected import CollectedReply
 from penstock.generation.plan import RequestPlan
-from penstock.generation.replies import Prompt, RequestContext, RequestReply, TextTables
-from penstock.generation.streamed import StreamedReply
+from penstock.generation.replies.collected import CollectedReply
+from penstock.generation.replies.reply import Prompt, RequestContext, RequestReply, TextTables
+from penstock.generation.replies.streamed import StreamedReply
 from penstock.http.sink import Listener
 from penstock.metrics.bounds import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS
 from penstock.metrics.histogram import Histogram

@@ -12,7 +12,7 @@ from schemathesis import checks
 from schemathesis.core.result import Ok
 from schemathesis.schemas import APIOperation
 
-from penstock.api.openapi import openapi_document
+from penstock.api.routes.openapi import openapi_document
 from tests.integration.server import Server
 
 SCHEMA = schemathesis.openapi.from_dict(openapi_document("0"))

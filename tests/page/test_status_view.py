@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.api.response_schemas import REPLIES
+from penstock.api.routes.response_schemas import REPLIES
 from tests.integration.server import Server, wait_until
 from tests.page.visit import Visit
 

@@ -8,13 +8,13 @@ from typing import Any
 from penstock.config.serve import ServeConfig
 from penstock.dialects.chat.reply import ChatReply
 from penstock.dialects.chat.request_schema import REASONING_EFFORTS, UNSUPPORTED, ChatCompletionRequest
-from penstock.generation import request_validation
 from penstock.generation.dialect import Dialect
 from penstock.generation.input_processor import InputProcessor, opens_turn
 from penstock.generation.parsers.message import MessageFormat
 from penstock.generation.plan import RequestPlan, constrain
-from penstock.generation.request_schemas import Message
-from penstock.generation.tool_choice import ToolChoice, parse_tool_choice
+from penstock.generation.request import validation
+from penstock.generation.request.schemas import Message
+from penstock.generation.request.tool_choice import ToolChoice, parse_tool_choice
 from penstock.http.errors import refused
 
 
@@ -47,7 +47,7 @@ class ChatCompletions(Dialect):
         if max_tokens is None:
             max_tokens, field = request.max_tokens, "max_tokens"
         if max_tokens is not None:
-            request_validation.check_max_tokens(max_tokens, processor.model_info.max_model_len, field)
+            validation.check_max_tokens(max_tokens, processor.model_info.max_model_len, field)
         opening = opens_turn(request.add_generation_prompt, request.continue_final_message)
         text = processor.render(
             request.messages,
@@ -83,7 +83,7 @@ class ChatCompletions(Dialect):
             if not request.logprobs:
                 raise refused("when using `top_logprobs`, `logprobs` must be set to true.", "top_logprobs")
             processor = self._processor
-            alternatives = request_validation.resolve_logprobs(
+            alternatives = validation.resolve_logprobs(
                 alternatives, processor.max_logprobs, processor.model_info.vocab_size, "top_logprobs"
             )
         return alternatives if request.logprobs else -1

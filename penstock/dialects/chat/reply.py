@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from penstock.dialects.openai_reply import OpenAIReply, usage_field
-from penstock.generation.logprobs import TokenLogprobs
 from penstock.generation.parsers.delta import CallDelta, Delta
-from penstock.generation.replies import Choice
-from penstock.generation.token_usage import TokenUsage
+from penstock.generation.replies.logprobs import TokenLogprobs
+from penstock.generation.replies.reply import Choice
+from penstock.generation.replies.token_usage import TokenUsage
 from penstock.http.asgi import encode_json
 from penstock.streaming.token_table import escape_json
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from penstock.generation.request_schemas import GenerateRequest, JsonObject, Message, Tool, about
-from penstock.generation.unsupported import COMMON, MUST_BE_ABSENT, UnsupportedField, absent
+from penstock.generation.request.schemas import GenerateRequest, JsonObject, Message, Tool, about
+from penstock.generation.request.unsupported import COMMON, MUST_BE_ABSENT, UnsupportedField, absent
 
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 

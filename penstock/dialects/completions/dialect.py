@@ -7,11 +7,11 @@ import msgspec
 from penstock.config.serve import ServeConfig
 from penstock.dialects.completions.reply import CompletionReply
 from penstock.dialects.completions.request_schema import UNSUPPORTED, CompletionRequest
-from penstock.generation import request_validation
 from penstock.generation.dialect import Dialect
 from penstock.generation.input_processor import InputProcessor
 from penstock.generation.plan import RequestPlan
-from penstock.generation.prompts import parse_prompts
+from penstock.generation.prompt.prompts import parse_prompts
+from penstock.generation.request import validation
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for completions."""
@@ -35,19 +35,19 @@ class Completions(Dialect):
         processor.check_model(request.model)
         logprobs = -1
         if request.logprobs is not None:
-            logprobs = request_validation.resolve_logprobs(
+            logprobs = validation.resolve_logprobs(
                 request.logprobs, processor.max_logprobs, processor.model_info.vocab_size
             )
         max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
         model_info = processor.model_info
         if max_tokens or not request.echo:
-            request_validation.check_max_tokens(max_tokens, model_info.max_model_len)
+            validation.check_max_tokens(max_tokens, model_info.max_model_len)
         prompts = parse_prompts(request.prompt, model_info.vocab_size)
         plan = processor.plan(request, request_id, prompts, max_tokens=max_tokens, logprobs=logprobs)
         plan.dialect_fields = request.service_tier
         plan.echo = bool(request.echo)
         if plan.echo and logprobs > plan.prompt_logprobs:
-            plan.prompt_logprobs = request_validation.resolve_prompt_logprobs(
+            plan.prompt_logprobs = validation.resolve_prompt_logprobs(
                 logprobs, processor.max_logprobs, model_info.vocab_size, stream=False
             )
             plan.base = msgspec.structs.replace(plan.base, prompt_logprobs=logprobs)

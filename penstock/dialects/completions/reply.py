@@ -7,10 +7,10 @@ from itertools import accumulate, islice
 from typing import Any
 
 from penstock.dialects.openai_reply import OpenAIReply
-from penstock.generation.logprobs import PIECE_CANDIDATES, TokenLogprobs, TokenNames
 from penstock.generation.parsers.delta import Delta
-from penstock.generation.replies import Choice
-from penstock.generation.token_usage import TokenUsage
+from penstock.generation.replies.logprobs import PIECE_CANDIDATES, TokenLogprobs, TokenNames
+from penstock.generation.replies.reply import Choice
+from penstock.generation.replies.token_usage import TokenUsage
 from penstock.http.asgi import encode_json
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from penstock.generation.request_schemas import GenerateRequest, PromptToken, about
-from penstock.generation.unsupported import COMMON, UnsupportedField, absent
+from penstock.generation.request.schemas import GenerateRequest, PromptToken, about
+from penstock.generation.request.unsupported import COMMON, UnsupportedField, absent
 
 # For /openapi.json only; other code checks it and has its own error messages.
 _NOT_EMPTY = {"minLength": 1, "minItems": 1}

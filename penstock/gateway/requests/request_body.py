@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.generation.body_decoder import malformed, wrong_type
+from penstock.generation.request.body_decoder import malformed, wrong_type
 
 GENERATION_PATHS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"})
 STREAMING_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})

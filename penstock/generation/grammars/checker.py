@@ -8,7 +8,7 @@ from hashlib import blake2b
 from penstock.generation.grammars.lane import Lane
 from penstock.generation.grammars.process import Question
 from penstock.generation.grammars.schema_check import Verdict
-from penstock.generation.structured_output import (
+from penstock.generation.request.structured_output import (
     MAX_GRAMMAR_BYTES,
     Constraint,
     too_large,

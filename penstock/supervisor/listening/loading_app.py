@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 
-from penstock.api.page import Page
+from penstock.api.routes.page import Page
 from penstock.config.serve import ServeConfig
 from penstock.http.access_keys import OPEN_PATHS, Keys
 from penstock.http.admission import LOADING_RETRY_MS, send_readiness, unavailable

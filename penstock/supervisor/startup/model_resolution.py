@@ -51,7 +51,7 @@ def check_chat_template(config: ServeConfig, model: ResolvedModel) -> None:
     """Raises ConfigError for a --chat-template that API servers could not use."""
     if config.chat_template is None:
         return
-    from penstock.generation.chat_template import ChatTemplate
+    from penstock.generation.prompt.chat_template import ChatTemplate
 
     try:
         ChatTemplate.load(model.tokenizer_dir, config.chat_template)

@@ -11,8 +11,8 @@ import pytest
 
 from penstock.gateway.requests.model_rewrites import ModelRewrites
 from penstock.gateway.requests.request_body import read_request
-from penstock.generation.body_decoder import BodyDecoder
-from penstock.generation.request_schemas import GenerateRequest
+from penstock.generation.request.body_decoder import BodyDecoder
+from penstock.generation.request.schemas import GenerateRequest
 from penstock.http.errors import ApiError
 
 

@@ -14,7 +14,7 @@ from pydantic import Base64Bytes, BaseModel, DirectoryPath, Json, SecretStr
 from penstock.generation.grammars import schema_check
 from penstock.generation.grammars.checker import GrammarChecker
 from penstock.generation.grammars.schema_check import check_schema
-from penstock.generation.structured_output import Constraint
+from penstock.generation.request.structured_output import Constraint
 from penstock.http.errors import ApiError
 from tests.generation.planning import chat_body, planners
 

@@ -15,8 +15,8 @@ from penstock.generation.parsers.message import MessageFormat, MessageParser
 from penstock.generation.parsers.named_call import NamedCallParser
 from penstock.generation.parsers.registry import output_format
 from penstock.generation.parsers.think import ThinkParser
-from penstock.generation.request_schemas import Function, Tool
-from penstock.generation.tool_choice import parse_tool_choice
+from penstock.generation.request.schemas import Function, Tool
+from penstock.generation.request.tool_choice import parse_tool_choice
 from tests.generation.parsers.test_split import whole
 from tests.generation.replying import without_nulls
 

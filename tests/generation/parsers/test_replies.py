@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from penstock.generation.chat_template import ChatTemplate
 from penstock.generation.parsers.message import MessageParser
 from penstock.generation.plan import RequestPlan
+from penstock.generation.prompt.chat_template import ChatTemplate
 from penstock.streaming.stream import StreamError
 from penstock.wire.frames import FinishReason
 from tests.generation.delivery import collected_reply, streamed_events

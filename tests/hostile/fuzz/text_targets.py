@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 
 from penstock.gateway.requests.request_body import read_request
-from penstock.generation.chat_template import ChatTemplate
 from penstock.generation.parsers.delta import Delta, OutputParser
 from penstock.generation.parsers.hermes import HermesParser
 from penstock.generation.parsers.json_calls import JsonCallsParser
 from penstock.generation.parsers.message import MessageFormat, MessageParser
 from penstock.generation.parsers.named_call import NamedCallParser
 from penstock.generation.parsers.think import ThinkParser
+from penstock.generation.prompt.chat_template import ChatTemplate
 from penstock.http.errors import ApiError
 from tests.generation.planning import Planners, error_or_none, planners
 from tests.hostile.fuzz.byte_source import ByteSource

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 
 from penstock.api.byte_budget import ByteBudget
 from penstock.config.serve import ServeConfig
-from penstock.generation import body_decoder
-from penstock.generation.body_decoder import MAX_COMMAS, MAX_PARTS, MAX_UNKNOWN_NAMES, check_parts
-from penstock.generation.request_validation import (
+from penstock.generation.request import body_decoder
+from penstock.generation.request.body_decoder import MAX_COMMAS, MAX_PARTS, MAX_UNKNOWN_NAMES, check_parts
+from penstock.generation.request.structured_output import MAX_GRAMMAR_BYTES
+from penstock.generation.request.tool_choice import MAX_TOOLS
+from penstock.generation.request.validation import (
     MAX_BAD_WORDS_CHARACTERS,
     MAX_STOP_CHARACTERS,
 )
-from penstock.generation.structured_output import MAX_GRAMMAR_BYTES
-from penstock.generation.tool_choice import MAX_TOOLS
 from penstock.http.errors import MAX_MESSAGE, MAX_PARAM, ApiError
 from tests.generation.planning import Planners, body, chat_body, error_of, error_or_none, planners
 

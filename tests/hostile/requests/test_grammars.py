@@ -11,7 +11,7 @@ import pytest
 
 from penstock.generation.grammars import checker as limits
 from penstock.generation.grammars.checker import GrammarChecker
-from penstock.generation.structured_output import Constraint
+from penstock.generation.request.structured_output import Constraint
 from penstock.http.errors import ApiError
 from tests.generation.planning import body, planners
 

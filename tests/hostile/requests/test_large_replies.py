@@ -16,13 +16,13 @@ from penstock.api.exchange import Exchange
 from penstock.dialects.chat.reply import ChatReply
 from penstock.dialects.completions.reply import CompletionReply
 from penstock.dialects.openai_reply import OpenAIReply
-from penstock.generation.logprobs import (
+from penstock.generation.replies.logprobs import (
     PIECE_CANDIDATES,
     LogprobCollector,
     PromptLogprobFormatter,
     TokenNames,
 )
-from penstock.generation.request_validation import MAX_STREAMED_CANDIDATES, check_streamed_echo
+from penstock.generation.request.validation import MAX_STREAMED_CANDIDATES, check_streamed_echo
 from penstock.http.errors import ApiError
 from penstock.http.sink import Listener, Message
 from penstock.streaming.token_table import TokenTable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.generation.tokenizer import ESTIMATED_ABOVE, PIECE, Tokenizer
+from penstock.generation.prompt.tokenizer import ESTIMATED_ABOVE, PIECE, Tokenizer
 from tests.generation.planning import body, error_of, planners, tiny_tokenizer
 
 

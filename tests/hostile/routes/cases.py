@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from penstock.api.tokenize import DetokenizeRequest, TokenizeRequest
+from penstock.api.routes.tokenize import DetokenizeRequest, TokenizeRequest
 from penstock.dialects.registry import DESCRIPTIONS
 from tests.hostile.routes.values import BIG_BYTES, fields_of, json_object, typed_values, values
 

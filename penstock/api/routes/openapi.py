@@ -1,0 +1,332 @@
+"""``/openapi.json``: the OpenAPI document of all routes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from penstock.api.routes.operations import DEFAULT_TIMEOUT_S, LEAST_TIMEOUT_S, MODES, MOST_TIMEOUT_S
+from penstock.api.routes.response_schemas import REPLIES
+from penstock.api.routes.tokenize import UNSUPPORTED, DetokenizeRequest, TokenizeRequest
+from penstock.dialects.openapi_schema import BODY_ERRORS, GENERATION_ERRORS, REQUEST_ID, SHARED, Route, ref
+from penstock.dialects.registry import DESCRIPTIONS
+from penstock.http.access_keys import is_administrative
+from penstock.wire.messages import MAX_IDEMPOTENCY_KEY_LENGTH
+
+Json = dict[str, Any]
+
+_REFERENCE = "#/components/schemas/{name}"
+_UNSUPPORTED = {each.request: each.unsupported for each in DESCRIPTIONS} | {TokenizeRequest: UNSUPPORTED}
+_SCHEMAS = SHARED | REPLIES
+for _description in DESCRIPTIONS:
+    _SCHEMAS |= _description.replies
+_SCHEMAS |= {
+    "Invocation": {
+        "description": "A request of any of the generating routes.",
+        "anyOf": [ref(str(each.route.body)) for each in DESCRIPTIONS],
+    },
+    "InvocationReply": {
+        "description": "The reply of that route.",
+        "anyOf": [ref(str(each.route.reply)) for each in DESCRIPTIONS],
+    },
+    "InvocationEvent": {
+        "description": "An event of that route.",
+        "anyOf": [ref(str(each.route.events)) for each in DESCRIPTIONS],
+    },
+}
+_ERRORS = {
+    400: "The body is not JSON, or a field has a value that is not allowed or not supported.",
+    401: "No valid API key.",
+    403: "Without API keys, only programs on the server's own machine may ask for this.",
+    404: "No such model.",
+    405: "Another method is needed.",
+    409: "The key was used for something else, or another change is under way.",
+    408: "The request did not arrive in time.",
+    413: "The body is larger than --max-request-bytes.",
+    415: "The body is compressed.",
+    429: "Too many requests wait; the header Retry-After says when to try again.",
+    500: "The server failed.",
+    502: "Some engines failed; the receipts say which.",
+    503: "No engine is ready, engines sleep, or the server is shutting down.",
+    504: "Some engines did not answer in time; the receipts say which.",
+}
+_FAILED_OPERATION = (409, 502, 504)
+_EVENTS = (
+    "With stream: server-sent events, of which this is one. Its data is JSON; that of the last one is "
+    "`[DONE]`. A failure is an event with an Error, and nothing follows it."
+)
+
+
+def openapi_document(version: str, *, api_key: bool = False, root_path: str = "", page: bool = True) -> Json:
+    """OpenAPI 3.1 document of every route. ``api_key``: whether routes require a bearer token;
+    ``root_path``: prefix of their paths for clients; ``page``: whether the web page is served."""
+    document: Json = {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Penstock",
+            "version": version,
+            "summary": "Large language models over the OpenAI HTTP API.",
+        },
+        "paths": _paths(api_key, page=page),
+        "components": {"schemas": _request_schemas() | _SCHEMAS},
+    }
+    if root_path:
+        document["servers"] = [{"url": root_path}]
+    if api_key:
+        document["components"]["securitySchemes"] = {
+            "apiKey": {"type": "http", "scheme": "bearer", "description": "One of the server's --api-key."}
+        }
+    return document
+
+
+# -- routes
+
+
+def _success(route: Route) -> Json:
+    if not isinstance(route.reply, str):
+        return route.reply
+    content: Json = {"application/json": {"schema": ref(route.reply)}}
+    if route.events is not None:
+        content["text/event-stream"] = {"schema": _events(route.events)}
+    return {"description": _SCHEMAS[route.reply]["description"], "content": content}
+
+
+def _events(name: str) -> Json:
+    content = {"anyOf": [ref(name), ref("Error")]}
+    data = [
+        {"type": "string", "contentMediaType": "application/json", "contentSchema": content},
+        {"const": "[DONE]"},
+    ]
+    return {
+        "type": "object",
+        "description": _EVENTS,
+        "required": ["data"],
+        "properties": {"data": {"anyOf": data}},
+    }
+
+
+def _plain(*kinds: str) -> Json:
+    return {"description": "The document.", "content": {kind: {"schema": {}} for kind in kinds}}
+
+
+_PAGE = "Page"
+_OPEN_TAGS = ("Health", _PAGE)
+"""Those of routes that need no key."""
+
+
+_YES: Json = {"description": "Yes.", "content": {"application/json": {"schema": {"type": "object"}}}}
+_MODEL_NAME: Json = {
+    "in": "path",
+    "name": "model",
+    "required": True,
+    "description": "A served name.",
+    "schema": {"type": "string", "minLength": 1},
+}
+_RANK: Json = {
+    "in": "path",
+    "name": "rank",
+    "required": True,
+    "description": "Number of an engine.",
+    "schema": {"type": "integer", "minimum": 0},
+}
+
+
+def _parameter(name: str, description: str, schema: Json) -> Json:
+    return {"in": "query", "name": name, "description": description, "schema": schema}
+
+
+_KEY: Json = {
+    "in": "header",
+    "name": "Idempotency-Key",
+    "description": "No engine does twice what has one key; another request with it gets the first receipts.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": MAX_IDEMPOTENCY_KEY_LENGTH},
+}
+_TIMEOUT = _parameter(
+    "timeout",
+    "Seconds to wait for engines.",
+    {
+        "type": "number",
+        "minimum": LEAST_TIMEOUT_S,
+        "maximum": MOST_TIMEOUT_S,
+        "default": DEFAULT_TIMEOUT_S,
+    },
+)
+_LEVEL = _parameter(
+    "level", "1 frees the KV cache and the device, 2 drops the weights.", {"enum": [1, 2], "default": 1}
+)
+_MODE = _parameter("mode", "What becomes of streams that run.", {"enum": list(MODES), "default": MODES[0]})
+
+
+_ROUTES = (
+    *(each.route for each in DESCRIPTIONS),
+    Route(
+        "post",
+        "/invocations",
+        "Generate",
+        "invoke",
+        "Answer a conversation or complete a prompt, by the field that the body has",
+        "InvocationReply",
+        errors=GENERATION_ERRORS,
+        parameters=(REQUEST_ID,),
+        body="Invocation",
+        example=DESCRIPTIONS[0].route.example,
+        events="InvocationEvent",
+    ),
+    Route("get", "/v1/models", "Models", "listModels", "List models", "ModelList"),
+    Route(
+        "get",
+        "/v1/models/{model}",
+        "Models",
+        "getModel",
+        "Describe a model",
+        "Model",
+        errors=(404,),
+        parameters=(_MODEL_NAME,),
+    ),
+    Route(
+        "post",
+        "/tokenize",
+        "Tokens",
+        "tokenize",
+        "Tokenize a prompt or a conversation",
+        "Tokens",
+        errors=BODY_ERRORS,
+        body="TokenizeRequest",
+        example={"prompt": "Hello, world"},
+    ),
+    Route(
+        "post",
+        "/detokenize",
+        "Tokens",
+        "detokenize",
+        "The text of tokens",
+        "Text",
+        errors=BODY_ERRORS,
+        body="DetokenizeRequest",
+        example={"tokens": [1, 2, 3]},
+    ),
+    Route(
+        "get",
+        "/tokenizer_info",
+        "Tokens",
+        "tokenizerInfo",
+        "The tokenizer's configuration, with --enable-tokenizer-info-endpoint",
+        "TokenizerInfo",
+        errors=(404,),
+    ),
+    Route("get", "/health", "Health", "health", "Whether the server lives", _YES),
+    Route("get", "/ready", "Health", "ready", "Whether requests are taken", "Readiness", (503,)),
+    Route("get", "/ping", "Health", "ping", "The same as /ready", "Readiness", (503,)),
+    Route("post", "/ping", "Health", "pingPost", "The same as /ready", "Readiness", (503,)),
+    Route("get", "/version", "Server", "version", "The server's version", "Version"),
+    Route("get", "/load", "Server", "load", "Streams of the process that answers", "Load"),
+    Route("get", "/admin/engines", "Server", "listEngines", "What the engines do", "Engines"),
+    Route(
+        "post",
+        "/admin/engines/{rank}/drain",
+        "Server",
+        "drainEngine",
+        "Give an engine no new streams; it finishes what it runs",
+        "Engine",
+        errors=(404, 503),
+        parameters=(_RANK,),
+    ),
+    Route(
+        "post",
+        "/admin/engines/{rank}/resume",
+        "Server",
+        "resumeEngine",
+        "Give a drained engine new streams again",
+        "Engine",
+        errors=(404, 503),
+        parameters=(_RANK,),
+    ),
+    *(
+        Route(
+            "post",
+            path,
+            "Administration",
+            operation,
+            summary,
+            "Operation",
+            errors=(400, 409, 502, 503, 504),
+            parameters=(*parameters, _TIMEOUT, _KEY),
+        )
+        for path, operation, summary, parameters in (
+            ("/reset_prefix_cache", "resetPrefixCache", "Forget all prompts that were computed", ()),
+            ("/sleep", "sleep", "Have all engines give their memory back", (_LEVEL, _MODE)),
+            ("/wake_up", "wakeUp", "Have all engines take requests again", ()),
+            ("/start_profile", "startProfile", "Record what engines do", ()),
+            ("/stop_profile", "stopProfile", "Write the profiles to --profile-dir", ()),
+        )
+    ),
+    Route("get", "/is_sleeping", "Administration", "isSleeping", "Whether engines sleep", "Sleeping"),
+    Route("get", "/metrics", "Server", "metrics", "Metrics for Prometheus", _plain("text/plain")),
+    Route("get", "/openapi.json", "Server", "openapi", "This document", _plain("application/json")),
+    Route("get", "/status", "Server", "status", "What the whole fleet does", "Status"),
+    Route(
+        "get",
+        "/",
+        _PAGE,
+        "home",
+        "A page with chat, API reference and live status for browsers; links for programs",
+        _plain("text/html", "application/json"),
+    ),
+    Route("get", "/docs", _PAGE, "docs", "The same page", _plain("text/html")),
+)
+
+
+def _paths(api_key: bool, *, page: bool) -> Json:
+    paths: Json = {}
+    for route in _ROUTES:
+        if route.tag == _PAGE and not page:
+            continue
+        paths.setdefault(route.path, {})[route.method] = _operation(
+            route, guarded=api_key and route.tag not in _OPEN_TAGS, local=is_administrative(route.path)
+        )
+    return paths
+
+
+def _operation(route: Route, *, guarded: bool, local: bool) -> Json:
+    statuses = sorted({*route.errors, 405, *([401] if guarded else [403] if local else [])})
+    operation: Json = {
+        "summary": route.summary,
+        "operationId": route.operation,
+        "tags": [route.tag],
+        "responses": {"200": _success(route)} | {str(status): _error(status) for status in statuses},
+    }
+    if route.parameters:
+        operation["parameters"] = list(route.parameters)
+    if route.body:
+        content = {"application/json": {"schema": ref(route.body), "example": route.example}}
+        operation["requestBody"] = {"required": True, "content": content}
+    if guarded:
+        operation["security"] = [{"apiKey": []}]
+    return operation
+
+
+def _error(status: int) -> Json:
+    schema = "FailedOperation" if status in _FAILED_OPERATION else "Error"
+    description = _ERRORS[status]
+    return {"description": description, "content": {"application/json": {"schema": ref(schema)}}}
+
+
+# -- schemas of requests
+
+
+def _request_schemas() -> Json:
+    types = (*_UNSUPPORTED, DetokenizeRequest)
+    _, schemas = msgspec.json.schema_components(types, ref_template=_REFERENCE)
+    for schema in schemas.values():
+        for field in schema.get("properties", {}).values():
+            if field.get("default", ...) is None:
+                del field["default"]  # null means absent for every field
+    for type, rows in _UNSUPPORTED.items():
+        for row in rows:
+            field = schemas[type.__name__]["properties"][row.field]
+            field["description"] = f"Not supported: {row.allowed}."
+    for each in DESCRIPTIONS:
+        if each.required:
+            schemas[each.request.__name__]["required"] = list(each.required)
+    return schemas

@@ -1,0 +1,155 @@
+"""``/tokenize`` and ``/detokenize``: vLLM's routes from text to token ids and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+from penstock.api.byte_budget import ByteBudget
+from penstock.api.exchange import Exchange
+from penstock.dialects.chat import request_schema as chat
+from penstock.generation.input_processor import InputProcessor, opens_turn
+from penstock.generation.prompt.prompts import check_vocabulary
+from penstock.generation.prompt.tokenizer import INLINE_SLOW, Tokenizer
+from penstock.generation.request.schemas import JsonObject, Message, PromptToken, Tool, about
+from penstock.http.asgi import encode_json, read_body, send_json, unless_gone
+from penstock.http.errors import ApiError
+
+MAX_TOKENS = 1 << 19
+"""Maximum tokens of a text for /tokenize, unless the context is longer."""
+MAX_DETOKENIZED = 1 << 16
+"""Maximum token ids for /detokenize, likewise. The tokenizer holds the GIL meanwhile: 0.1 s for so many."""
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """Body of POST /tokenize: a prompt or messages."""
+
+    model: str | None = None
+    prompt: Annotated[str | None, about("A text to tokenize.")] = None
+    messages: Annotated[list[Message] | None, about("A conversation to render and tokenize.")] = None
+    add_special_tokens: Annotated[bool | None, about("Default: true for prompt, false for messages.")] = None
+    return_token_strs: Annotated[bool | None, about("Also return the tokens as strings.")] = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: JsonObject | None = None
+    tools: list[Tool] | None = None
+    chat_template: str | None = None
+    media_io_kwargs: JsonObject | None = None
+    mm_processor_kwargs: JsonObject | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """Body of POST /detokenize."""
+
+    tokens: list[PromptToken]
+    model: str | None = None
+
+
+UNSUPPORTED = tuple(
+    row
+    for row in chat.UNSUPPORTED
+    if row.field in ("chat_template", "media_io_kwargs", "mm_processor_kwargs")
+)
+
+
+class TokenizePlan(NamedTuple):
+    """A checked /tokenize request."""
+
+    text: str
+    add_special_tokens: bool
+    return_token_strs: bool
+    field: str = "prompt"
+    """The field that the text is from."""
+
+
+class TokenizeRoutes:
+    """The handlers."""
+
+    def __init__(
+        self, processor: InputProcessor, tokenizer: Tokenizer, max_request_bytes: int, large: ByteBudget
+    ) -> None:
+        """``large``: for requests that threads work on."""
+        self._processor = processor
+        self._tokenizer = tokenizer
+        self._max_request_bytes = max_request_bytes
+        self._large = large
+        self._tokenize_decoder = processor.decoder(TokenizeRequest)
+        self._detokenize_decoder = processor.decoder(DetokenizeRequest)
+        self._unsupported = processor.unsupported(UNSUPPORTED)
+
+    async def tokenize(self, exchange: Exchange) -> None:
+        await self._answer(exchange, self.tokenized)
+
+    async def detokenize(self, exchange: Exchange) -> None:
+        await self._answer(exchange, self.detokenized)
+
+    async def _answer(self, exchange: Exchange, handle: Callable[[bytes], bytes]) -> None:
+        body = await read_body(exchange.scope, exchange.receive, self._max_request_bytes)
+        if len(body) <= INLINE_SLOW:
+            reply = handle(body)
+        else:
+            made = self._large.run_in_thread(len(body), handle, body)
+            reply = await unless_gone(exchange.receive, made)
+        await send_json(exchange.send, reply)
+
+    def tokenized(self, body: bytes) -> bytes:
+        """The reply of /tokenize. Raises ApiError."""
+        plan = self.tokenize_plan(body)
+        most = max(MAX_TOKENS, self._processor.model_info.max_model_len)
+        if self._tokenizer.is_longer(plan.text, most):
+            raise ApiError(
+                400,
+                f"{plan.field} has at least {most + 1} tokens, at most {most} are allowed.",
+                param=plan.field,
+            )
+        ids = self._tokenizer.encode(plan.text, plan.add_special_tokens)
+        if len(ids) > most:
+            raise ApiError(
+                400, f"{plan.field} has {len(ids)} tokens, at most {most} are allowed.", param=plan.field
+            )
+        strings = self._tokenizer.token_strings(ids) if plan.return_token_strs else None
+        reply = {
+            "count": len(ids),
+            "max_model_len": self._processor.model_info.max_model_len,
+            "tokens": ids,
+            "token_strs": strings,
+        }
+        return encode_json(reply)
+
+    def detokenized(self, body: bytes) -> bytes:
+        """The reply of /detokenize. Raises ApiError."""
+        return encode_json({"prompt": self._tokenizer.decode(self.detokenize_plan(body))})
+
+    def tokenize_plan(self, body: bytes) -> TokenizePlan:
+        """Check a body of /tokenize. Raises ApiError."""
+        request = self._tokenize_decoder.decode(body)
+        self._unsupported.check(request)
+        self._processor.check_model(request.model)
+        if (request.prompt is None) == (request.messages is None):
+            raise ApiError(400, "Exactly one of prompt and messages is needed.", param="prompt")
+        special = request.add_special_tokens
+        if request.messages is None:
+            return TokenizePlan(request.prompt or "", special is not False, bool(request.return_token_strs))
+        text = self._processor.render(
+            request.messages,
+            add_generation_prompt=opens_turn(request.add_generation_prompt, request.continue_final_message),
+            continue_final_message=bool(request.continue_final_message),
+            tools=request.tools,
+            variables=request.chat_template_kwargs,
+        )
+        return TokenizePlan(text, bool(special), bool(request.return_token_strs), "messages")
+
+    def detokenize_plan(self, body: bytes) -> list[int]:
+        """Check a body of /detokenize; returns its token ids. Raises ApiError."""
+        request = self._detokenize_decoder.decode(body)
+        self._processor.check_model(request.model)
+        most = max(MAX_DETOKENIZED, self._processor.model_info.max_model_len)
+        if len(request.tokens) > most:
+            raise ApiError(
+                400, f"tokens has {len(request.tokens)} ids, at most {most} are allowed.", param="tokens"
+            )
+        if request.tokens:
+            check_vocabulary("tokens", max(request.tokens), self._processor.model_info.vocab_size)
+        return request.tokens

@@ -1,0 +1,410 @@
+"""The base class of replies: turns the token rows of a request's choices into text and ends the choices.
+
+The modules ``streamed`` and ``collected`` beside this one are the two kinds. Both end every request exactly
+once and free its streams when the client disconnects.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
+import tokenizers
+
+from penstock.dispatch.engine_client import EngineClient
+from penstock.generation.dialect import ReplyFormat
+from penstock.generation.parsers.delta import Delta
+from penstock.generation.parsers.message import MessageParser
+from penstock.generation.plan import RequestPlan
+from penstock.generation.replies.logprobs import (
+    MAX_NAMES,
+    LogprobCollector,
+    PromptLogprobFormatter,
+    TokenIdNames,
+    TokenNames,
+)
+from penstock.generation.replies.token_usage import TokenUsage, count_usage
+from penstock.streaming.assembler import Assembler, TextDelta
+from penstock.streaming.engine_faults import INVALID_LOGPROBS, INVALID_TRANSFER, InvalidOutputError
+from penstock.streaming.output_processor import OutputProcessor
+from penstock.streaming.request_states import ReplyEvent, ReplyState, next_reply_state
+from penstock.streaming.stream import Stream, StreamError
+from penstock.streaming.token_table import TokenTable
+from penstock.wire.frames import FinishReason
+from penstock.wire.logprobs import Logprobs, PromptLogprobs
+from penstock.wire.messages import KVTransferParams
+
+_REASON = {
+    FinishReason.EOS: b"stop",
+    FinishReason.STOP_TOKEN: b"stop",
+    FinishReason.LENGTH: b"length",
+    FinishReason.GRAMMAR: b"stop",
+}
+_ABORT = FinishReason.ABORT
+_STARTED = (ReplyState.STREAMING, ReplyState.PAUSED, ReplyState.ENDED)
+_NO_TEXT = (FinishReason.EOS, FinishReason.STOP_TOKEN)
+"""Reasons whose last token is not part of the text."""
+GRAMMAR = "structured output"
+"""How an engine's message about the grammar of a request starts."""
+_ABORTED = StreamError(500, "engine_error", "The engine stopped this request.")
+
+
+@dataclass(slots=True)
+class TextTables:
+    """Texts of all tokens, built once per process."""
+
+    table: TokenTable
+    """Special tokens have no text."""
+    full: TokenTable
+    """Special tokens have their text."""
+    plain: list[bytes | None]
+    """JSON-escaped text per token id, one entry per row of the model's output; None for tokens whose text
+    depends on others, and for special tokens."""
+    names: TokenNames
+    """Spellings of tokens in logprobs."""
+    id_names: TokenIdNames
+    """The same with return_tokens_as_token_ids."""
+
+    @classmethod
+    def make(cls, tokenizer: tokenizers.Tokenizer, vocab_size: int, max_logprobs: int = 0) -> TextTables:
+        """The tables for a model with ``vocab_size`` output rows. ``max_logprobs``: what requests may ask
+        for."""
+        table = TokenTable.from_tokenizer(tokenizer)
+        most = max(MAX_NAMES, max_logprobs)
+        full = TokenTable.from_tokenizer(tokenizer, skip_special_tokens=False)
+        # Special tokens take the slow path, which sends no event without text.
+        plain = [text or None for text in table.text[:vocab_size]]
+        plain += [None] * (vocab_size - len(plain))
+        return cls(table, full, plain, TokenNames(full, most), TokenIdNames(full, most))
+
+    def table_for(self, plan: RequestPlan) -> TokenTable:
+        """The table for one request, by its ``skip_special_tokens``."""
+        return self.table if plan.skip_special_tokens else self.full
+
+
+class Prompt(msgspec.Struct, gc=False):
+    """One tokenized prompt."""
+
+    ids: bytes
+    """int32 little-endian."""
+    length: int
+    echo: str = ""
+    """Text that precedes the output."""
+    logprobs: PromptLogprobFormatter | None = None
+    """Logprobs of its tokens, if the request asks for them."""
+
+
+@dataclass(slots=True)
+class Choice:
+    """One output: its stream, and its text and tokens that were not sent yet."""
+
+    prompt: Prompt
+    assembler: Assembler | None = None
+    """Detokenizer with stop strings; None while every row was on the fast path."""
+    stream: Stream | None = None
+    """None once the stream has ended."""
+    tokens: list[int] = field(default_factory=list)
+    """Token ids: in a collected reply all, in a streamed reply (if requested) those not sent yet."""
+    text: bytearray = field(default_factory=bytearray)
+    """The text of the same tokens, as UTF-8."""
+    logprobs: LogprobCollector | None = None
+    parser: MessageParser | None = None
+    """Splits tool calls and reasoning from the text; None if there are none."""
+    generated: int = 0
+    """Number of output tokens, set at the end."""
+    cumulative_logprob: float = 0.0
+    """Sum of the tokens' logprobs, for best_of."""
+    begun: bool = False
+    """Whether an event of this choice was sent."""
+    finish_reason: bytes = b""
+    stop_reason: int | str | None = None
+    kv_transfer_params: KVTransferParams | None = None
+    """Sent by the engine at the end."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether token texts can be sent as they are: no text is held back that they could depend on."""
+        if self.assembler is not None and self.assembler.pending:
+            return False
+        return self.parser is None or self.parser.idle
+
+    def parse(self, text: str) -> Delta:
+        """What the next piece of text adds to the message; the last piece if the stream has ended.
+
+        Requires a parser. Sets the finish reason ``tool_calls`` where the output has called a tool.
+        """
+        assert self.parser is not None
+        ended = self.stream is None
+        delta = self.parser.push(text, last=ended, cut=ended and self.finish_reason == b"length")
+        if self.parser.called and self.finish_reason == b"stop":
+            self.finish_reason = b"tool_calls"
+        return delta
+
+
+@dataclass(slots=True)
+class RequestContext:
+    """The parts of the process that replies use."""
+
+    engine_client: EngineClient
+    streams: OutputProcessor
+    tables: TextTables
+    on_end: Callable[[RequestReply, str], None]
+    """Called once per reply with its outcome: stop, length, error, refused, abort or cut."""
+    max_backlog: int
+    """Maximum number of bytes that wait for one client."""
+
+
+class RequestReply(ABC):
+    """The choices of one request, as rows arrive for them (a :class:`Stream` calls the ``on_`` methods)."""
+
+    # -- at first
+    first_rank = 0
+    """The engine that the first choice was submitted to."""
+    first_token_at: float | None = None
+    """Monotonic seconds."""
+    resumptions: Sequence[tuple[float, int, int]] = ()
+    """Of streams that lost their engine: time, rank of the next engine, tokens until then."""
+    cached = 0
+    """Prompt tokens found in the prefix cache."""
+    state = ReplyState.WAITING
+    """See :mod:`penstock.streaming.request_states`."""
+    outcome = ""
+    """Set at the end: stop, length, error, abort (the client disconnected) or cut (it was too slow)."""
+
+    def __init__(
+        self, context: RequestContext, plan: RequestPlan, format: ReplyFormat, arrival: float
+    ) -> None:
+        self.context = context
+        self.plan = plan
+        self.format = format
+        self.arrival = arrival
+        self.choices: list[Choice] = []
+
+    def add(self, prompt: Prompt, rank: int) -> Stream:
+        """Create the next choice and its stream; the caller opens and submits the stream."""
+        plan, tables = self.plan, self.context.tables
+        index = len(self.choices)
+        if plan.prompt_logprobs >= 0 and prompt.logprobs is None:
+            prompt.logprobs = PromptLogprobFormatter(
+                tables.names, prompt_token_ids(prompt), plan.prompt_logprobs
+            )
+        choice = Choice(prompt)
+        if plan.logprobs >= 0:
+            echo = prompt.logprobs if plan.echo else None
+            names = tables.id_names if plan.tokens_as_ids else tables.names
+            choice.logprobs = LogprobCollector(
+                names,
+                echo,
+                alternatives=plan.logprobs,
+                begin_shown=echo is None or _shows_begin(prompt, tables),
+            )
+        if plan.format is not None:
+            choice.parser = MessageParser(plan.format)
+        if not self.choices:
+            self.first_rank = rank
+        stream = self._make_stream(index, rank)
+        choice.stream = stream
+        self.choices.append(choice)
+        return stream
+
+    # -- the reply's state
+
+    @property
+    def ended(self) -> bool:
+        return self.state >= ReplyState.UNSENT
+
+    @property
+    def started(self) -> bool:
+        """Whether an event was sent."""
+        return self.state in _STARTED
+
+    def _advance(self, event: ReplyEvent) -> None:
+        self.state = next_reply_state(self.state, event)
+
+    def refuse(self) -> None:
+        """End the reply because not all its streams could be submitted; the caller sends the error."""
+        if not self.ended:
+            self.drop_streams()
+            self._advance(ReplyEvent.END)
+
+    # -- implemented by both kinds
+
+    @abstractmethod
+    def _make_stream(self, index: int, rank: int) -> Stream: ...
+
+    @abstractmethod
+    def _extend(
+        self, choice: Choice, stream: Stream, text: str, tokens: Sequence[int], logprobs: Logprobs | None
+    ) -> None:
+        """Add a row's text and tokens, those after a stop string excluded; the choice has ended if its
+        ``stream`` is None."""
+
+    @abstractmethod
+    def on_failure(self, stream: Stream, error: StreamError) -> None:
+        """The stream failed; no more rows follow."""
+
+    # -- rows
+
+    def on_row(
+        self,
+        stream: Stream,
+        tokens: Sequence[int],
+        finish: FinishReason,
+        cached: int,
+        logprobs: Logprobs | None,
+    ) -> None:
+        if finish is _ABORT:
+            self.on_failure(stream, _ABORTED)
+            return
+        choice = self.choices[stream.index]
+        self._on_slow_row(stream, cached)
+        if self.plan.max_tokens == 0:  # one token is generated but not sent
+            self.context.streams.discard_tokens(len(tokens))
+            tokens, finish, logprobs = (), FinishReason.LENGTH, None
+        if choice.assembler is None:
+            choice.assembler = self._assembler()
+        piece = assemble(choice.assembler, self._finished_text(tokens, finish), finish)
+        self._check_finished(choice, stream, piece, tokens, finish)
+        counted = tokens[: piece.tokens_used] if piece.stop is not None else tokens
+        self._extend(choice, stream, piece.text, counted, logprobs)
+
+    def on_resumed(self, rank: int, position: int) -> None:
+        self.resumptions = (*self.resumptions, (time.monotonic(), rank, position))
+
+    def _on_slow_row(self, stream: Stream, cached: int) -> None:
+        """A first row, or one that is not on the fast path."""
+        if self.first_token_at is None:
+            self.first_token_at = time.monotonic()
+        if stream.index % self.plan.n == 0:  # the prompt's other choices hit the cache of this one
+            self.cached += min(cached, self.choices[stream.index].prompt.length)
+
+    def _assembler(self) -> Assembler:
+        plan = self.plan
+        table = self.context.tables.table_for(plan)
+        return Assembler(table, plan.stop, include_stop=plan.include_stop_str, exempt=plan.base.min_tokens)
+
+    def on_prompt(self, stream: Stream, logprobs: PromptLogprobs) -> None:
+        prompt = self.choices[stream.index].prompt
+        if prompt.logprobs is None or int(logprobs.position.max()) >= prompt.length:
+            raise InvalidOutputError(
+                INVALID_LOGPROBS, "logprobs of a prompt, or of a token in it, that it was not asked for"
+            )
+        prompt.logprobs.add(logprobs)
+
+    def on_transfer(self, stream: Stream, params: KVTransferParams) -> None:
+        try:
+            params.decode()
+            msgspec.json.decode(params, type=dict[str, msgspec.Raw])
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise InvalidOutputError(INVALID_TRANSFER, f"kv_transfer_params: {error}") from None
+        if b"\n" in params or b"\r" in params:
+            raise InvalidOutputError(
+                INVALID_TRANSFER, "kv_transfer_params with a line break, which would end an event"
+            )
+        self.choices[stream.index].kv_transfer_params = params
+
+    # -- the end of a choice
+
+    def _check_finished(
+        self, choice: Choice, stream: Stream, piece: TextDelta, tokens: Sequence[int], finish: FinishReason
+    ) -> None:
+        """End the choice if this row ends it. A stop string outranks the engine's reason."""
+        if piece.stop is not None:
+            choice.finish_reason, choice.stop_reason = b"stop", piece.stop
+            surplus = len(tokens) - piece.tokens_used
+            self.context.streams.discard_tokens(surplus)
+            choice.generated = self.context.streams.num_delivered(stream) - surplus
+            choice.stream = None
+            if not finish:
+                self._drop(stream, stopped=True)
+        elif finish:
+            is_stop_token = finish is FinishReason.STOP_TOKEN and len(tokens) > 0  # an engine may omit it
+            choice.stop_reason = tokens[-1] if is_stop_token else None
+            self._finish_choice(choice, stream, finish)
+
+    def _finish_choice(self, choice: Choice, stream: Stream, finish: FinishReason) -> None:
+        """The engine has ended the choice's stream."""
+        choice.finish_reason = _REASON[finish]
+        choice.generated = self.context.streams.num_delivered(stream) if self.plan.max_tokens != 0 else 0
+        choice.stream = None
+
+    def _all_choices_ended(self) -> bool:
+        for choice in self.choices:  # noqa: SIM110 - all() over a generator takes three times as long
+            if choice.stream is not None:
+                return False
+        return True
+
+    # -- the end of the reply: see _end of both kinds
+
+    def _record_end(self, outcome: str) -> None:
+        """The part of every end that both kinds share."""
+        self._advance(ReplyEvent.END)
+        self.outcome = outcome
+        self.context.on_end(self, outcome)
+
+    def _with_field(self, error: StreamError) -> StreamError:
+        """``error``, with the request field of the grammar that an engine has refused."""
+        constraint = self.plan.constraint
+        if constraint is None or error.status != 400 or not error.message.startswith(GRAMMAR):
+            return error
+        return replace(error, param=constraint.field)
+
+    @staticmethod
+    def _unsent_outcome(error: StreamError) -> str:
+        """The outcome of a reply of which nothing was sent: ``refused`` if no engine took the request."""
+        return "refused" if error.status < 500 else "error"
+
+    def _complete_outcome(self) -> str:
+        """The outcome of a reply whose choices have all ended."""
+        for choice in self.choices:
+            if choice.finish_reason == b"length":
+                return "length"
+        return "stop"
+
+    def drop_streams(self, failed: Stream | None = None) -> None:
+        """Abort the running streams; later rows are discarded. ``failed`` has ended by itself."""
+        for choice in self.choices:
+            stream, choice.stream = choice.stream, None
+            if stream is not None:
+                choice.generated = self.context.streams.num_delivered(stream)
+                if stream is not failed:
+                    self._drop(stream)
+
+    def _drop(self, stream: Stream, *, stopped: bool = False) -> None:
+        self.context.streams.discard(stream)
+        self.context.engine_client.abort(stream, stopped=stopped)
+
+    def usage(self) -> TokenUsage:
+        """Token counts of all choices."""
+        return count_usage(self.choices, self.cached)
+
+    # -- text
+
+    def _finished_text(self, tokens: Sequence[int], finish: FinishReason) -> Sequence[int]:
+        """The tokens that are text: EOS and stop tokens are not, unless include_stop_str is set."""
+        if finish in _NO_TEXT and not self.plan.include_stop_str:
+            return tokens[:-1]
+        return tokens
+
+
+def assemble(assembler: Assembler, tokens: Sequence[int], finish: FinishReason) -> TextDelta:
+    """Decode a row; the last row flushes. ``tokens_used`` of the result counts tokens of this row."""
+    piece = assembler.push(tokens)
+    if finish and piece.stop is None:
+        rest = assembler.finish()
+        piece = TextDelta(piece.text + rest.text, piece.tokens_used, rest.stop)
+    return piece
+
+
+def _shows_begin(prompt: Prompt, tables: TextTables) -> bool:
+    """Whether the echoed text of a prompt has the text of its first token: not if the tokenizer added it."""
+    first = memoryview(prompt.ids).cast("i")[0]
+    special = tables.table.text[first] == b""
+    return not special or prompt.echo.encode().startswith(tables.full.text[first] or b"")
+
+
+def prompt_token_ids(prompt: Prompt) -> list[int]:
+    return memoryview(prompt.ids).cast("i").tolist()

@@ -1,0 +1,328 @@
+"""The reply to a request with ``stream``: server-sent events, written as token rows arrive.
+
+A client that does not read gets its rows later as one event; it is cut when too much waits for it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from penstock.generation.dialect import ReplyFormat
+from penstock.generation.plan import RequestPlan
+from penstock.generation.replies.reply import Choice, Prompt, RequestContext, RequestReply, prompt_token_ids
+from penstock.generation.replies.token_usage import TokenUsage
+from penstock.http.sink import Sink
+from penstock.logging_setup import RateLimitedLog
+from penstock.streaming.output_processor import FAULT
+from penstock.streaming.request_states import ReplyEvent, ReplyState
+from penstock.streaming.stream import Stream, StreamError
+from penstock.streaming.token_table import escape_json
+from penstock.wire.frames import FinishReason
+from penstock.wire.logprobs import Logprobs
+
+_log_fault = RateLimitedLog(logging.getLogger(__name__), logging.ERROR)
+
+TOKEN_BYTES = 40
+"""Memory in bytes of one held token id: a reference and an int object."""
+CANDIDATE_BYTES = 48
+"""Bytes of one held logprob, of a token or an alternative: 8 in its columns, and about 40 when it is sent."""
+COMMENT = b": keep-alive\n\n"
+"""A comment of server-sent events, which clients ignore."""
+_NOT_READING = (ReplyState.BLOCKED, ReplyState.PAUSED)
+_WITH_TEXT = (FinishReason.NONE, FinishReason.LENGTH, FinishReason.GRAMMAR)
+"""Finish reasons of rows whose tokens are all text."""
+
+
+class StreamedReply(RequestReply):
+    """Writes events to the client's connection; the headers precede the first event.
+
+    An event has text, token ids and logprobs of the same tokens: they are held until there is text to send.
+    While the client does not read, all rows are held, and become one event per choice.
+    """
+
+    # -- at first
+    _last_comment = 0.0
+    """When the last comment was sent."""
+    _backlog = 0
+    """Bytes that wait for the client, counted while it does not read."""
+
+    def __init__(
+        self,
+        context: RequestContext,
+        plan: RequestPlan,
+        format: ReplyFormat,
+        arrival: float,
+        *,
+        sink: Sink,
+        on_end: Callable[[StreamError | None], None],
+    ) -> None:
+        """``arrival``: of the request, monotonic seconds. ``on_end`` is called once, at the end; with an
+        error if nothing was sent before it."""
+        super().__init__(context, plan, format, arrival)
+        self.sink = sink
+        self._on_end: Callable[[StreamError | None], None] | None = on_end
+        self._tail = format.tail()
+        self._plain = (
+            format.fast_path
+            and not plan.stop
+            and plan.logprobs < 0
+            and not plan.return_token_ids
+            and not plan.continuous_usage
+            and plan.skip_special_tokens
+            and plan.max_tokens != 0
+        )
+        """Whether events need no more than the texts of their tokens."""
+
+    def add(self, prompt: Prompt, rank: int) -> Stream:
+        stream = super().add(prompt, rank)
+        if prompt.echo:
+            self.choices[-1].text += prompt.echo.encode()
+        return stream
+
+    def _make_stream(self, index: int, rank: int) -> Stream:
+        return Stream(self, index, rank, self.sink.write, self.format.head(index), self._tail)
+
+    @property
+    def _paused(self) -> bool:
+        return self.state in _NOT_READING
+
+    # -- rows
+
+    def on_row(
+        self,
+        stream: Stream,
+        tokens: Sequence[int],
+        finish: FinishReason,
+        cached: int,
+        logprobs: Logprobs | None,
+    ) -> None:
+        choice = self.choices[stream.index]
+        held = choice.text or not choice.plain or choice.parser is not None  # a parser must see the end
+        if held or self._paused or not self._plain or finish not in _WITH_TEXT:
+            super().on_row(stream, tokens, finish, cached, logprobs)
+            return
+        texts = self.context.tables.plain
+        try:
+            text = b"".join([texts[token] for token in tokens])  # type: ignore[misc]
+        except TypeError:  # None: a token whose text depends on others
+            text = b""
+        if text:
+            self._plain_row(choice, stream, text, finish, cached)
+        else:
+            super().on_row(stream, tokens, finish, cached, logprobs)
+
+    def _plain_row(
+        self, choice: Choice, stream: Stream, text: bytes, finish: FinishReason, cached: int
+    ) -> None:
+        """The first or last row of most streams. ``text`` is JSON-escaped."""
+        self._on_slow_row(stream, cached)
+        format, index = self.format, stream.index
+        opening = b"" if choice.begun else format.first(index, None, None)
+        choice.begun = True
+        if finish:
+            self._finish_choice(choice, stream, finish)
+            last = format.event(
+                index,
+                text,
+                finish_reason=choice.finish_reason,
+                kv_transfer_params=choice.kv_transfer_params,
+            )
+            self._send_choice(choice, opening + last)
+        else:
+            self._send(b"".join((opening, stream.head, text, self._tail)))
+            self._choose_path(choice)
+
+    def _extend(
+        self, choice: Choice, stream: Stream, text: str, tokens: Sequence[int], logprobs: Logprobs | None
+    ) -> None:
+        self._hold(choice, text, tokens, logprobs)
+        if self._paused and choice.stream is not None:
+            if self._backlog > self.context.max_backlog:
+                self._cut()
+            return
+        self._send_choice(choice, self._event(choice, stream))
+
+    def _send_choice(self, choice: Choice, events: bytes) -> None:
+        """Send events of a choice. With the end of the last choice the reply ends."""
+        if choice.stream is None and self._all_choices_ended():
+            self._end_complete(events)
+            return
+        if events:
+            self._send(events)
+        self._choose_path(choice)
+
+    def _hold(self, choice: Choice, text: str, tokens: Sequence[int], logprobs: Logprobs | None) -> None:
+        """Keep a row's text, tokens and logprobs for the choice's next event."""
+        encoded = text.encode()
+        choice.text += encoded
+        self._backlog += len(encoded)
+        if self.plan.return_token_ids:
+            choice.tokens += tokens
+            self._backlog += TOKEN_BYTES * len(tokens)
+        if choice.logprobs is not None:
+            choice.logprobs.add(tokens, logprobs)
+            self._backlog += CANDIDATE_BYTES * (1 + self.plan.logprobs) * len(tokens)
+
+    def _choose_path(self, choice: Choice) -> None:
+        """Let the output processor write the choice's next rows itself, unless text is held back."""
+        stream = choice.stream
+        if not self._plain or self.state is not ReplyState.STREAMING or stream is None:
+            return
+        if choice.plain:
+            stream.write_plain_rows(self.sink.row_path if len(self.choices) == 1 else None)
+        else:
+            stream.stop_plain_rows()
+
+    def _choose_paths(self) -> None:
+        for choice in self.choices:
+            if choice.begun:
+                self._choose_path(choice)
+
+    # -- events
+
+    def _event(self, choice: Choice, stream: Stream, *, failed: bool = False) -> bytes:
+        """All that the choice holds as one event; empty if there is no text and the choice goes on.
+
+        The API's opening event, if it has one, precedes the first row in any case. ``failed``: no more rows
+        come, so tokens without text are sent too.
+        """
+        plan, format, index = self.plan, self.format, stream.index
+        ended = bool(choice.finish_reason)
+        opening, prompt_ids = b"", None
+        if not choice.begun:
+            prompt_ids = prompt_token_ids(choice.prompt) if plan.return_token_ids else None
+            opening = format.first(index, prompt_ids, self._usage(choice, 0))
+            if opening:
+                choice.begun, prompt_ids = True, None
+        text, delta = choice.text.decode(), None
+        choice.text.clear()
+        if choice.parser is not None:
+            delta, text = choice.parse(text), ""
+        if not (text or delta or ended or failed):
+            return opening
+        tokens, choice.tokens = choice.tokens, []
+        logprobs = None if choice.logprobs is None else choice.logprobs.take()
+        if not (text or delta or ended or tokens or logprobs):
+            return opening
+        choice.begun = True
+        generated = (
+            self.context.streams.num_delivered(stream) if choice.stream is stream else choice.generated
+        )
+        return opening + format.event(
+            index,
+            escape_json(text),
+            delta=delta,
+            finish_reason=choice.finish_reason if ended else None,
+            stop_reason=choice.stop_reason,
+            logprobs=logprobs,
+            token_ids=tokens if plan.return_token_ids else None,
+            prompt_token_ids=prompt_ids,
+            usage=self._usage(choice, generated),
+            kv_transfer_params=choice.kv_transfer_params,
+        )
+
+    def _usage(self, choice: Choice, generated: int) -> TokenUsage | None:
+        """The usage of one event, if the request asks for it in every event."""
+        return TokenUsage(choice.prompt.length, generated, None) if self.plan.continuous_usage else None
+
+    # -- writing
+
+    def _send(self, data: bytes, *, last: bool = False) -> None:
+        self._advance(ReplyEvent.SEND)
+        self.sink.send(data, last=last)
+
+    def send_keep_alive(self, since: float, now: float) -> None:
+        """Send a comment unless one was sent after ``since``. It may precede the first event."""
+        if not (self._paused or self.ended) and self._last_comment <= since:
+            self._last_comment = now
+            self._send(COMMENT)
+            if self.started:
+                self._choose_paths()  # bytes may wait now
+
+    def on_pause(self) -> None:
+        """The client does not read: hold its rows."""
+        self._advance(ReplyEvent.PAUSE)
+        self._backlog = self.sink.unread()
+        for choice in self.choices:
+            if choice.stream is not None:
+                choice.stream.stop_plain_rows()
+
+    def on_resume(self) -> None:
+        """The client reads again: send one event per choice."""
+        self._advance(ReplyEvent.RESUME)
+        try:
+            self._send_held()
+        except Exception:  # noqa: BLE001 - this reply ends
+            _log_fault("resume", "a reply failed when its client read again", exc_info=True)
+            if not self.ended:
+                self._fail(None, FAULT)
+
+    def _send_held(self) -> None:
+        data = b""
+        for choice in self.choices:
+            stream = choice.stream
+            if stream is not None and self.context.streams.num_delivered(stream):
+                data += self._event(choice, stream)
+        if data:
+            self._send(data)  # which may pause again
+        self._choose_paths()
+
+    # -- the end: one of four, each of which calls _end
+
+    def _end_complete(self, events: bytes) -> None:
+        """All choices have ended; ``events`` are the last ones of the last choice."""
+        usage = self.usage() if self.plan.include_usage else None
+        self._end(self._complete_outcome(), events + self.format.end(usage))
+
+    def on_failure(self, stream: Stream, error: StreamError) -> None:
+        """A stream failed: send what the choices hold and an error event. If nothing was sent before and
+        there is nothing to send, ``on_end`` gets the error, which becomes an HTTP status."""
+        if not self.ended:
+            self._fail(stream, error)
+
+    def _fail(self, stream: Stream | None, error: StreamError) -> None:
+        """End the reply by an error; ``stream`` has ended by itself, the others are aborted."""
+        running = [(choice, choice.stream) for choice in self.choices if choice.stream is not None]
+        self.drop_streams(stream)
+        events = b"".join([self._held_events(*each) for each in running if each[0].generated])
+        if events or self.started:
+            self._end("error", events + self.format.error(error))
+        else:
+            self._end(self._unsent_outcome(error), error=self._with_field(error))
+
+    def on_disconnect(self) -> None:
+        """The client is gone."""
+        if not self.ended:
+            self.drop_streams()
+            self._end("abort")
+
+    def _cut(self) -> None:
+        """The client's backlog is full: break the connection."""
+        self.sink.cut()
+        self.drop_streams()
+        self._end("cut")
+
+    def _end(self, outcome: str, last_events: bytes | None = None, error: StreamError | None = None) -> None:
+        """Every streamed reply ends here, once. ``last_events`` end the body; ``error`` is left to send."""
+        self._record_end(outcome)
+        on_end, self._on_end = self._on_end, None  # breaks a reference cycle
+        assert on_end is not None
+        try:
+            if last_events is not None:
+                self._send(last_events, last=True)
+        except Exception:  # noqa: BLE001 - this reply ends
+            _log_fault("last events", "the end of a reply could not be written", exc_info=True)
+            self.sink.cut()
+        on_end(error)
+
+    def _held_events(self, choice: Choice, stream: Stream) -> bytes:
+        """The events of all that a choice still holds when its stream fails; none if what it holds is the
+        cause."""
+        try:
+            if choice.assembler is not None:
+                choice.text += choice.assembler.finish().text.encode()
+            return self._event(choice, stream, failed=True)
+        except Exception:  # noqa: BLE001 - this reply ends
+            _log_fault("held", "text of a failed stream could not be sent", exc_info=True)
+            return b""

@@ -1,0 +1,260 @@
+"""Request body fields that APIs share, with their JSON types: all fields of OpenAI's and vLLM's endpoints.
+
+Only types are checked here. :mod:`penstock.generation.request.validation` checks values, and
+:mod:`penstock.generation.request.unsupported` refuses known fields that are unsupported. A ``null`` field is
+treated as absent. Descriptions become part of ``/openapi.json``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+
+def about(description: str, **bounds: Any) -> Meta:
+    """A field's description and the bounds of its value."""
+    return Meta(description=description, **bounds)
+
+
+Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+MAX_REQUEST_ID = 256
+"""Maximum characters of a request id, in the body or in the header X-Request-Id."""
+PromptToken = Annotated[int, Meta(ge=0)]
+JsonObject = dict[str, Any]
+
+# For /openapi.json only; other code checks it and has its own error messages.
+_TOKEN_KEYS = {"propertyNames": {"pattern": "^[0-9]+$"}}
+
+
+class Part(msgspec.Struct, gc=False):
+    """A part of a message's content."""
+
+    type: Annotated[str, about("text or refusal; other types are unsupported.")]
+    text: str | None = None
+    refusal: Annotated[str | None, about("The text of a part of type refusal.")] = None
+    image_url: Annotated[Any, about("Not supported.")] = None
+    input_audio: Annotated[Any, about("Not supported.")] = None
+    file: Annotated[Any, about("Not supported.")] = None
+
+    def value(self) -> str | None:
+        """The text, which is in the field of the part's type."""
+        return self.refusal if self.type == "refusal" else self.text
+
+
+class FunctionCall(msgspec.Struct, gc=False):
+    name: str
+    arguments: Annotated[str | JsonObject | None, about("A JSON object, or its text.")] = None
+
+
+class ToolCall(msgspec.Struct, gc=False):
+    function: FunctionCall
+    id: str | None = None
+    type: str = "function"
+
+
+class Message(msgspec.Struct):
+    """One message of a conversation."""
+
+    role: str
+    content: str | list[str | Part] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: Annotated[str | None, about("Another name of reasoning_content.")] = None
+    refusal: Annotated[str | None, about("The text of a message without content.")] = None
+    annotations: Annotated[Any, about("Not used.")] = None
+    audio: Annotated[Any, about("Not supported.")] = None
+    function_call: Annotated[Any, about("Not supported; send tool_calls.")] = None
+
+
+class Function(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
+    name: str
+    description: str | None = None
+    parameters: JsonObject | None = None
+    strict: Annotated[
+        bool | None, about("true: keywords of parameters that cannot be enforced are an error.")
+    ] = None
+
+
+class Tool(msgspec.Struct, kw_only=True, gc=False):
+    """A function the model may call. Chat templates print the fields in this order."""
+
+    type: str = "function"
+    function: Function
+
+
+class StreamOptions(msgspec.Struct, gc=False):
+    include_usage: Annotated[bool | None, about("Send a final event with the usage.")] = None
+    continuous_usage_stats: Annotated[bool | None, about("Send the usage with every event.")] = None
+    include_obfuscation: Annotated[bool | None, about("Not used: events are never padded.")] = None
+
+
+class JsonSchemaFormat(msgspec.Struct, kw_only=True):
+    """OpenAI's wrapper of a JSON schema."""
+
+    schema: Annotated[JsonObject | None, about("The schema that the output must match.")] = None
+    name: Annotated[str | None, about("Not used.")] = None
+    description: Annotated[str | None, about("Not used.")] = None
+    strict: Annotated[
+        bool | None, about("false: drop keywords of the schema that cannot be enforced; otherwise an error.")
+    ] = None
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True):
+    type: Annotated[str, about("text, json_object or json_schema.")]
+    json_schema: Annotated[JsonSchemaFormat | None, about("Only with the type json_schema.")] = None
+
+
+class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A constraint on the output: one of json, json_object, regex, choice and grammar."""
+
+    json: Annotated[JsonObject | str | None, about("A JSON schema, or its text.")] = None
+    json_object: Annotated[bool | None, about("Any JSON object.")] = None
+    regex: Annotated[str | None, about("A regular expression, in the syntax of Rust's regex crate.")] = None
+    choice: Annotated[list[str] | None, about("One of these texts.")] = None
+    grammar: Annotated[str | None, about("A context-free grammar, in llguidance's Lark or in GBNF.")] = None
+    disable_any_whitespace: Annotated[bool | None, about("JSON without whitespace.")] = None
+    disable_additional_properties: Annotated[
+        bool | None, about("Forbid properties that the schema does not name.")
+    ] = None
+    whitespace_pattern: Annotated[str | None, about("Regular expression of the whitespace in JSON.")] = None
+    structural_tag: Annotated[str | JsonObject | None, about("Not supported.")] = None
+
+
+class GenerateRequest(msgspec.Struct, kw_only=True):
+    """The fields that completions and chat completions share."""
+
+    model: Annotated[str | None, about("A served model; default: the first one.")] = None
+    max_tokens: Annotated[int | None, about("Maximum number of tokens to generate.")] = None
+    stream: Annotated[bool | None, about("Send tokens as server-sent events.")] = None
+    temperature: Annotated[float | None, about("Sampling temperature, >= 0; 0: greedy.")] = None
+    stream_options: Annotated[StreamOptions | None, about("Only with stream.")] = None
+    ignore_eos: Annotated[bool | None, about("Continue after an end-of-sequence token.")] = None
+    top_p: Annotated[
+        float | None, about("Nucleus sampling: total probability of the tokens to sample from; (0, 1].")
+    ] = None
+    top_k: Annotated[int | None, about("Number of most likely tokens to sample from; 0 or -1: all.")] = None
+    min_p: Annotated[
+        float | None, about("Minimum probability relative to the most likely token; [0, 1].")
+    ] = None
+    seed: Annotated[Int64 | None, about("Random seed; absent or -1: chosen at random.")] = None
+    n: Annotated[int | None, about("Number of choices per prompt; choice i is sampled with seed + i.")] = None
+    stop: Annotated[
+        str | Annotated[list[str], Meta(max_length=4)] | None,
+        about("Stop strings, at most 4 of 1024 characters."),
+    ] = None
+    stop_token_ids: Annotated[list[int] | None, about("Token ids that end the output.")] = None
+    include_stop_str_in_output: Annotated[bool | None, about("Include the stop string in the output.")] = None
+    min_tokens: Annotated[int | None, about("Minimum number of tokens before the output may end.")] = None
+    presence_penalty: Annotated[
+        float | None, about("Penalty for tokens that occur in the output; [-2, 2].")
+    ] = None
+    frequency_penalty: Annotated[
+        float | None, about("Penalty per occurrence of a token in the output; [-2, 2].")
+    ] = None
+    repetition_penalty: Annotated[float | None, about("Divides logits of prompt and output tokens; > 0.")] = (
+        None
+    )
+    logit_bias: Annotated[
+        dict[int, float] | None,
+        about(
+            "Values to add to logits, by token id; clamped to [-100, 100].",
+            extra_json_schema=_TOKEN_KEYS,
+        ),
+    ] = None
+    allowed_token_ids: Annotated[
+        list[int] | None, about("Token ids that may be generated; all others are excluded.")
+    ] = None
+    bad_words: Annotated[list[str] | None, about("Texts that must not be generated.")] = None
+    skip_special_tokens: Annotated[bool | None, about("Omit special tokens from the text; default true.")] = (
+        None
+    )
+    spaces_between_special_tokens: bool | None = None
+    return_token_ids: Annotated[bool | None, about("Return token ids of prompt and output.")] = None
+    truncate_prompt_tokens: Annotated[
+        Annotated[int, Meta(ge=-1)] | None,
+        about("Maximum number of prompt tokens to keep; -1: as many as fit."),
+    ] = None
+    truncation_side: Annotated[
+        str | None, about("Side on which truncation drops tokens: left (default) or right.")
+    ] = None
+    stream_interval: Annotated[
+        Annotated[int, Meta(ge=1, le=32767)] | None,
+        about("Tokens per event; default: the server's."),
+    ] = None
+    stream_interval_ms: Annotated[
+        Annotated[int, Meta(ge=1, le=60_000)] | None,
+        about("Milliseconds between events; not with stream_interval."),
+    ] = None
+    priority: Annotated[Int64 | None, about("Scheduling priority; lower values run earlier; default 0.")] = (
+        None
+    )
+    request_id: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=MAX_REQUEST_ID)] | None,
+        about("Part of the reply's id; the header X-Request-Id takes precedence."),
+    ] = None
+    cache_salt: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=1024)] | None,
+        about("Prompts with different salts do not share cached prefixes."),
+    ] = None
+    add_special_tokens: Annotated[
+        bool | None, about("Add special tokens such as BOS to the prompt; default true, for chat false.")
+    ] = None
+    echo: Annotated[
+        bool | None, about("Return the prompt (chat: the continued message) before the output.")
+    ] = None
+    user: Annotated[str | None, about("Not used: your end user.")] = None
+    safety_identifier: Annotated[str | None, about("Not used: your end user.")] = None
+    store: Annotated[bool | None, about("Not used: replies are never stored.")] = None
+    metadata: Annotated[JsonObject | None, about("Not used: replies are never stored.")] = None
+    service_tier: Annotated[
+        str | None, about("Not used: the reply's service_tier is default if the request has one.")
+    ] = None
+    verbosity: Annotated[str | None, about("Not used: no open model knows it.")] = None
+    prompt_cache_key: Annotated[
+        str | None, about("Not used: prefixes are found by their tokens; see cache_salt.")
+    ] = None
+    prompt_cache_retention: Annotated[
+        str | None, about("Not used: prefixes are kept while there is room.")
+    ] = None
+    session_id: Annotated[str | None, about("Not used: see the header X-Session-ID.")] = None
+    prompt_logprobs: Annotated[
+        int | None, about("Alternatives to return per prompt token; not with stream.")
+    ] = None
+    response_format: Annotated[ResponseFormat | None, about("JSON format that the output must match.")] = None
+    structured_outputs: Annotated[
+        StructuredOutputs | None, about("Constraint that the output must match; not with response_format.")
+    ] = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    json_schema: Any = None
+    regex: Any = None
+    ebnf: Any = None
+    best_of: Annotated[
+        int | None,
+        about("Number of choices to generate per prompt; the n most likely are returned; not with stream."),
+    ] = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    watermarking: bool | None = None
+    logprob_token_ids: list[int] | None = None
+    return_tokens_as_token_ids: Annotated[
+        bool | None,
+        about("Spell tokens in logprobs as token_id:5, so that each can be told from all others."),
+    ] = None
+    return_token_offsets: Annotated[
+        bool | None, about("Not used: for vLLM's routes that only render prompts.")
+    ] = None
+    routed_experts_prompt_start: int | None = None
+    mm_payload: Annotated[str | None, about("Not used: for the same routes, with images.")] = None
+    return_mm_kwargs: Annotated[bool | None, about("Not used: an older name of mm_payload.")] = None
+    kv_transfer_params: JsonObject | None = None
+    ec_transfer_params: JsonObject | None = None
+    vllm_xargs: JsonObject | None = None
+    repetition_detection: JsonObject | None = None
+    thinking_token_budget: int | None = None

@@ -1,0 +1,266 @@
+"""Templates as models ship them: where they are found, what they see, how they fail."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jinja2.sandbox
+import pytest
+
+from penstock.generation.prompt.chat_template import ChatTemplate
+from tests.generation.planning import error_of, tiny_template
+
+USER = {"role": "user", "content": "hi"}
+
+
+def template(source: str, **tokens: str) -> ChatTemplate:
+    return ChatTemplate({"default": source}, tokens)
+
+
+def rendered(source: str, *messages: dict[str, Any], **how: Any) -> str:
+    return template(source).render([dict(message) for message in messages or (USER,)], **how)
+
+
+# -- where templates are found
+
+
+def config(directory: Path, **fields: Any) -> None:
+    (directory / "tokenizer_config.json").write_text(json.dumps(fields))
+
+
+def test_a_directory_without_template_has_none(tmp_path: Path) -> None:
+    assert ChatTemplate.load(tmp_path) is None
+    config(tmp_path, bos_token="<s>")
+    assert ChatTemplate.load(tmp_path) is None
+
+
+def test_the_configurations_template(tmp_path: Path) -> None:
+    config(tmp_path, chat_template="{{ bos_token }}A", bos_token={"content": "<s>"}, add_bos_token=True)
+    assert load(tmp_path).render([USER]) == "<s>A"
+
+
+def test_a_file_wins_over_the_configuration(tmp_path: Path) -> None:
+    config(tmp_path, chat_template="A", eos_token="</s>")
+    (tmp_path / "chat_template.jinja").write_text("B{{ eos_token }}")
+    assert load(tmp_path).render([USER]) == "B</s>"
+
+
+def test_a_processors_template_is_the_last_resort(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "C"}))
+    assert load(tmp_path).render([USER]) == "C"
+
+
+def test_special_tokens_of_the_map_are_known(tmp_path: Path) -> None:
+    config(tmp_path, chat_template="{{ bos_token }}{{ eos_token }}{{ nope_token }}", eos_token="E2")
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"bos_token": "B", "eos_token": "E1"}))
+    assert load(tmp_path).render([USER]) == "BE2"
+
+
+def test_the_operators_file_wins(tmp_path: Path) -> None:
+    config(tmp_path, chat_template="A", bos_token="<s>")
+    (tmp_path / "mine").write_text("D{{ bos_token }}")
+    mine = ChatTemplate.load(tmp_path, tmp_path / "mine")
+    assert mine is not None
+    assert mine.render([USER]) == "D<s>"
+
+
+def test_named_templates(tmp_path: Path) -> None:
+    named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
+    config(tmp_path, chat_template=named)
+    loaded = load(tmp_path)
+    assert loaded.render([USER]) == "plain"
+    assert loaded.render([USER], tools=[{"type": "function"}]) == "tools"
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"chat_template": "{% for %}"}, "tokenizer_config.json: line 1"),
+        ({"chat_template": 5}, "tokenizer_config.json: chat_template must be"),
+        ({"chat_template": [{"name": "x"}]}, "missing required field `template`"),
+    ],
+)
+def test_broken_templates_name_their_file(tmp_path: Path, fields: dict[str, Any], problem: str) -> None:
+    config(tmp_path, **fields)
+    with pytest.raises(ValueError, match=problem):
+        ChatTemplate.load(tmp_path)
+
+
+def test_a_missing_file_of_the_operators_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nowhere"):
+        ChatTemplate.load(tmp_path, tmp_path / "nowhere")
+
+
+def load(directory: Path) -> ChatTemplate:
+    loaded = ChatTemplate.load(directory)
+    assert loaded is not None
+    return loaded
+
+
+# -- what templates see
+
+
+def test_the_recorded_models_template() -> None:
+    messages = [{"role": "system", "content": "You are terse."}, {"role": "user", "content": "Say hi"}]
+    assert tiny_template().render(messages) == (
+        "<s><|im_start|>system\nYou are terse.<|im_end|>\n<|im_start|>user\nSay hi<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    assert tiny_template().render(messages, add_generation_prompt=False).endswith("Say hi<|im_end|>\n")
+
+
+def test_blocks_are_trimmed_as_transformers_does() -> None:
+    source = (
+        "{% for m in messages %}\n  {% if m.role == 'user' %}\n[{{ m.content }}]\n  {% endif %}\n{% endfor %}"
+    )
+    assert rendered(source) == "[hi]\n"
+
+
+def test_tojson_keeps_characters_and_order() -> None:
+    source = "{{ messages[0] | tojson }}{{ messages[0].content | tojson(indent=2) }}"
+    message = {"role": "user", "content": '<é & "q">'}
+    assert rendered(source, message) == '{"role": "user", "content": "<é & \\"q\\">"}"<é & \\"q\\">"'
+
+
+def test_loop_controls_and_generation_blocks() -> None:
+    source = (
+        "{% for m in messages %}{% if loop.index0 == 1 %}{% break %}{% endif %}"
+        "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    )
+    assert rendered(source, USER, USER) == "hi"
+
+
+def test_strftime_now() -> None:
+    year = rendered("{{ strftime_now('%Y') }}")
+    assert year.isdigit()
+    assert int(year) > 2000
+
+
+def test_text_is_not_escaped() -> None:
+    assert (
+        rendered("{{ messages[0].content }}", {"role": "user", "content": "<a> & {{ x }}"}) == "<a> & {{ x }}"
+    )
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        *(
+            "m.role",
+            "m.content.upper()",
+            "m.absent",
+            "m.absent is defined",
+            "m.items() | list",
+            "m.get('role')",
+        ),
+        *("m.keys", "m.x.y", "m.x.absent", "m.x", "m.pop", "m.update({})", "m.__class__", "m.absent.deeper"),
+    ],
+)
+def test_fields_of_dictionaries_are_read_as_jinjas_sandbox_reads_them(read: str) -> None:
+    message = {"role": "user", "content": "hi", "keys": "own", "x": {"y": [1]}}
+    source = "{%- for m in messages -%}{{ " + read + " }}{%- endfor -%}"
+    sandbox = jinja2.sandbox.ImmutableSandboxedEnvironment()
+    problem = expected = ""
+    try:
+        expected = sandbox.from_string(source).render(messages=[message])
+    except jinja2.TemplateError as error:
+        problem = str(error)
+    if problem:
+        assert problem in error_of(rendered, source, message).message
+    else:
+        found = rendered(source, message)
+        assert found == expected or " object at 0x" in expected
+
+
+def test_variables_of_the_request() -> None:
+    assert rendered("{{ enable_thinking }}", variables={"enable_thinking": False}) == "False"
+
+
+# -- content as parts
+
+
+@pytest.mark.parametrize(
+    ("source", "parts"),
+    [
+        ("{% for m in messages %}{{ m['content'] }}{% endfor %}", False),
+        (
+            "{% for m in messages %}{% for part in m['content'] %}{{ part.text }}{% endfor %}{% endfor %}",
+            True,
+        ),
+        ("{% for m in messages %}{% for p in m.content | list %}{{ p.text }}{% endfor %}{% endfor %}", True),
+        ("{% set c = messages[0].content %}{% for p in c %}{{ p.text }}{% endfor %}", True),
+        ("{% for t in m.tool_calls %}{{ t }}{% endfor %}{{ m.content | trim }}", False),
+    ],
+)
+def test_templates_that_loop_over_content_want_parts(source: str, parts: bool) -> None:
+    assert template(source).wants_parts(tools=False) is parts
+
+
+# -- continuing the final message
+
+TRIMS = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</{{ m.role }}>\n{% endfor %}"
+KEEPS = TRIMS.replace(" | trim", "")
+
+
+@pytest.mark.parametrize(
+    ("source", "content", "end"),
+    [
+        (KEEPS, "b", "<assistant>b"),
+        (KEEPS, " b \n", "<assistant> b \n"),
+        (TRIMS, " b \n", "<assistant>b"),
+        (KEEPS, "hi</user>", "<assistant>hi</user>"),
+        (KEEPS, "", "<assistant>"),
+    ],
+)
+def test_a_continued_message_ends_the_prompt(source: str, content: str, end: str) -> None:
+    last = {"role": "assistant", "content": content}
+    text = rendered(source, USER, last, add_generation_prompt=False, continue_final_message=True)
+    assert text == f"<user>hi</user>\n{end}"
+
+
+def test_a_continued_message_in_parts() -> None:
+    source = "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}!{% endfor %}"
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    last = {"role": "assistant", "content": parts}
+    assert rendered(source, last, continue_final_message=True) == "ab"
+
+
+@pytest.mark.parametrize(
+    ("source", "content"),
+    [("{{ messages[0].role }}", "b"), ("{% for p in messages[0].content %}{% endfor %}", [])],
+)
+def test_a_message_that_cannot_be_continued_is_refused(source: str, content: Any) -> None:
+    last = {"role": "assistant", "content": content}
+    error = error_of(lambda: rendered(source, last, continue_final_message=True))
+    assert (error.status, error.param) == (400, "continue_final_message")
+
+
+# -- failures
+
+
+def test_what_a_template_raises_reaches_the_client() -> None:
+    error = error_of(rendered, "{{ raise_exception('Roles must alternate') }}")
+    assert (error.status, error.message, error.param) == (400, "Roles must alternate", "messages")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages[5].content }}",
+        "{{ 'a' + messages[0].missing }}",
+        "{{ messages[0].content + 1 }}",
+        "{{ 1 / 0 }}",
+        "{{ undefined_function() }}",
+        "{{ messages[0] | tojson(indent={}) }}",
+        "{{ messages.append(1) }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ range(10 ** 9) | list }}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    ],
+)
+def test_a_failing_template_is_the_requests_error(source: str) -> None:
+    error = error_of(rendered, source)
+    assert (error.status, error.param) == (400, "messages")
+    assert error.message.startswith("The chat template failed on these messages: ")
