@@ -102,7 +102,7 @@ class Exchange:
 
     def error_body(self, error: ApiError) -> bytes:
         """The body of an error reply, in the shape of the API that is asked."""
-        return error.body() if self.dialect is None else self.dialect.error_body(error)
+        return error.body() if self.dialect is None else self.dialect.error_body(error, self.request_id)
 
     def add_warning(self, text: str) -> None:
         """Add a ``Warning`` header (RFC 7234, 5.5; 299: a lasting condition) to the reply."""

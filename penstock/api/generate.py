@@ -15,13 +15,13 @@ from penstock.api.routes.load_report import FORMAT_HEADER, load_report
 from penstock.config.serve import ServeConfig
 from penstock.dispatch.connections import MAX_QUEUED_BYTES
 from penstock.dispatch.engine_client import NO_HINTS, RoutingHints
-from penstock.generation.dialect import Dialect, ReplyFormat
+from penstock.generation.dialect import Dialect, ReplyFormat, RequestInfo
 from penstock.generation.grammars.checker import GrammarChecker
 from penstock.generation.plan import RequestPlan, constrain
 from penstock.generation.prompt.tokenizer import PIECE, Tokenizer
 from penstock.generation.replies.collected import CollectedReply
 from penstock.generation.replies.reply import Prompt, RequestContext
-from penstock.generation.replies.streamed import StreamedReply
+from penstock.generation.replies.streamed import NOT_KEPT, StreamedReply
 from penstock.generation.request.validation import (
     MAX_LOGPROB_BYTES,
     check_prompt_len,
@@ -117,11 +117,19 @@ class GenerationRoutes:
         try:
             body = await read_body(exchange.scope, exchange.receive, self._config.max_request_bytes)
             self._check_open()
-            request_id = request_header(exchange.scope, b"x-request-id")
+            info = RequestInfo(
+                request_header(exchange.scope, b"x-request-id"),
+                exchange.tenant,
+                first_headers(exchange.scope),
+            )
+            looking, found = dialect.look_up(body, info), None
+            if looking is not None:
+                found = await looking
+                self._check_open()
             if len(body) <= INLINE_BODY:
-                plan = dialect.plan(body, request_id)
+                plan = dialect.plan(body, info, found)
             else:
-                planned = self._large.run_in_thread(len(body), dialect.plan, body, request_id)
+                planned = self._large.run_in_thread(len(body), dialect.plan, body, info, found)
                 plan = await unless_gone(exchange.receive, planned)
                 self._check_open()
             del body  # not kept while the reply is generated
@@ -219,6 +227,12 @@ class GenerationRoutes:
             raise stream_failed(error)
         if collected.left:
             raise ClientGone
+        kept = work.format.keep(collected)
+        if kept is not None:
+            try:
+                await kept
+            except Exception:  # noqa: BLE001 - logged where it was raised
+                raise stream_failed(NOT_KEPT) from None
         self._report_load(exchange)
         await self._sender.send_json(exchange, work.format.whole(collected))
 

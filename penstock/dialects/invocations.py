@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
-from penstock.generation.dialect import Dialect, ReplyFormat
+from penstock.generation.dialect import NO_INFO, Dialect, ReplyFormat, RequestInfo
 from penstock.generation.plan import RequestPlan
 from penstock.generation.request.body_decoder import check_parts
 from penstock.http.errors import ApiError
@@ -32,9 +32,9 @@ class Invocations(Dialect):
         """``dialects`` by their field, in order of precedence."""
         self._dialects = dialects
 
-    def plan(self, body: bytes, request_id: str | None = None) -> RequestPlan:
+    def plan(self, body: bytes, info: RequestInfo = NO_INFO, found: Any = None) -> RequestPlan:
         dialect = self._choose(body)
-        plan = dialect.plan(body, request_id)
+        plan = dialect.plan(body, info)
         plan.dialect_fields = _Invocation(dialect, plan.dialect_fields)
         return plan
 

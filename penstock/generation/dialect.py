@@ -8,38 +8,63 @@ To add an API, copy a folder under ``penstock/dialects/`` and add it to ``pensto
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from asyncio import Future
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from penstock.generation.parsers.delta import Delta
 from penstock.generation.plan import RequestPlan
 from penstock.generation.replies.token_usage import TokenUsage
 from penstock.http.errors import ApiError
+from penstock.streaming.event_record import EventRecord
 from penstock.streaming.stream import StreamError
 from penstock.wire.messages import KVTransferParams
 
 if TYPE_CHECKING:
     from penstock.generation.replies.collected import CollectedReply
     from penstock.generation.replies.logprobs import TokenLogprobs
+    from penstock.generation.replies.reply import RequestReply
+
+
+class RequestInfo(NamedTuple):
+    """What a dialect knows of a request besides its body."""
+
+    request_id: str | None = None
+    """From the header X-Request-Id."""
+    tenant: str | None = None
+    """Whose API key the request has; None: the server has no keys, or one."""
+    headers: Mapping[bytes, bytes] = {}
+    """The first header of each name, in lower case. Not to be kept."""
+
+
+NO_INFO = RequestInfo()
 
 
 class ReplyFormat(ABC):
-    """Formats the reply to one request. All text passed for events is JSON-escaped UTF-8."""
+    """Formats the reply to one request. All text passed for events is JSON-escaped UTF-8.
+
+    Text events of a choice are ``head + text + tail``, and most are written without asking the format. An API
+    whose events are numbered, or that repeats the text at the end, has a ``record`` of them.
+    """
 
     __slots__ = ()
 
     fast_path: ClassVar[bool] = True
-    """Whether plain events are ``head + text + tail``, written without asking the format. False if the format
-    must see every event, to number them or to repeat the text at the end."""
+    """Whether text events may be written without asking the format."""
+    blocks: ClassVar[bool] = False
+    """Whether a choice's text belongs to blocks, which :meth:`event` opens and closes: ``head`` then differs
+    from block to block, and the format makes the first event and the last one of a choice."""
 
     id: str
     """The reply's id, for clients and the access log."""
+    record: EventRecord | None = None
+    """Counts and collects the text events of a reply with one choice, whoever writes them."""
 
     # -- events
 
     @abstractmethod
     def head(self, index: int) -> bytes:
-        """The bytes before the text of a text event of choice ``index``."""
+        """The bytes before the text of a text event of choice ``index``. With blocks: of the open one."""
 
     @abstractmethod
     def tail(self) -> bytes:
@@ -76,6 +101,18 @@ class ReplyFormat(ABC):
     def error(self, error: StreamError) -> bytes:
         """The events that end a stream that failed after its headers were sent."""
 
+    def text_open(self, index: int) -> bool:
+        """Whether a text event may come next, as far as blocks are concerned."""
+        return True
+
+    # -- the end
+
+    def keep(self, reply: RequestReply) -> Future[None] | None:
+        """Called once all choices have ended, before :meth:`end` or :meth:`whole`. What it returns must be
+        done before these, for instance a reply's entry in a store; if it fails, the reply ends with an error.
+        None: nothing to wait for."""
+        return None
+
     # -- replies that are not streamed
 
     @abstractmethod
@@ -89,15 +126,19 @@ class Dialect(ABC):
     path: ClassVar[str]
     """Path of the route; its method is POST."""
 
+    def look_up(self, body: bytes, info: RequestInfo) -> Awaitable[Any] | None:
+        """What :meth:`plan` needs and must wait for, such as an earlier reply; None: nothing. Raises
+        ApiError, as does waiting for it."""
+        return None
+
     @abstractmethod
-    def plan(self, body: bytes, request_id: str | None = None) -> RequestPlan:
-        """Check a request body and make its plan. ``request_id``: from the header X-Request-Id. Raises
-        ApiError."""
+    def plan(self, body: bytes, info: RequestInfo = NO_INFO, found: Any = None) -> RequestPlan:
+        """Check a request body and make its plan. ``found``: what :meth:`look_up` gave. Raises ApiError."""
 
     @abstractmethod
     def reply_format(self, plan: RequestPlan, request_id: str) -> ReplyFormat:
         """The format of the reply. ``request_id``: unique, for plans without their own."""
 
-    def error_body(self, error: ApiError) -> bytes:
+    def error_body(self, error: ApiError, request_id: str) -> bytes:
         """The body of an error reply, by default in OpenAI's shape."""
         return error.body()

@@ -106,7 +106,7 @@ class RowWriter:
         """Write the stream's next plain rows by its ``row_path``; without one, by its ``write``."""
         handle = stream.handle
         self._changes += 1
-        if row_path is None:
+        if row_path is None or stream.record is not None:
             self._path[handle], self._sizes[handle] = Path.SINK, _NOT_DIRECT
             return
         chunked = row_path.descriptor >= 0
@@ -349,7 +349,7 @@ def _row_sizes(sizes: NDArray[np.int64], counts: I32) -> NDArray[np.int64]:
 def _event(stream: Stream, texts: list[Any]) -> bytes | None:
     """A row's texts as one event; None if the reply must make it."""
     try:
-        return b"".join((stream.head, *texts, stream.tail))
+        return stream.event(b"".join(texts))
     except TypeError:  # None: a token whose text depends on others
         return None
 

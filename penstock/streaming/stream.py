@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from penstock.streaming.event_record import EventRecord
 from penstock.streaming.request_states import StreamState
 from penstock.streaming.row_path import RowPath
 from penstock.wire.frames import FinishReason
@@ -83,6 +84,7 @@ class Stream:
         "paths",
         "pinned_rank",
         "rank",
+        "record",
         "refusals",
         "reply",
         "request",
@@ -103,7 +105,10 @@ class Stream:
         write: Callable[[bytes], object],
         head: bytes = b"",
         tail: bytes = b"",
+        record: EventRecord | None = None,
     ) -> None:
+        """``record``: counts and collects the stream's events; the number of each is written between text and
+        ``tail``, as the field ``sequence_number`` after the text's JSON string."""
         self.reply = reply
         self.index = index
         """Index of the choice in its request."""
@@ -131,10 +136,27 @@ class Stream:
         """Writes events to the client."""
         self.head = head
         self.tail = tail
+        self.record = record
         self.paths: RowPaths | None = None
         """Set while the stream is open and attached to its connection."""
         self.row_path: RowPath | None = None
         """The latest one; set by the row writer."""
+
+    def set_head(self, head: bytes) -> None:
+        """What precedes the text from the next row on."""
+        if head != self.head:
+            self.head = head
+            self.row_path = None  # the row writer takes the new one
+
+    def event(self, text: bytes) -> bytes:
+        """A text event. ``text``: JSON-escaped UTF-8."""
+        record = self.record
+        if record is None:
+            return b"".join((self.head, text, self.tail))
+        number = record.number
+        record.number = number + 1
+        record.text += text
+        return b'%b%b","sequence_number":%d%b' % (self.head, text, number, self.tail)
 
     def write_plain_rows(self, row_path: RowPath | None) -> None:
         """Have plain rows written without the reply: by ``row_path``, or by ``write``. ``row_path`` is for a

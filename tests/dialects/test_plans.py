@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from penstock.config.serve import ServeConfig
 from penstock.dialects.chat.request_schema import ChatCompletionRequest
 from penstock.dialects.completions.request_schema import CompletionRequest
+from penstock.generation.dialect import RequestInfo
 from penstock.generation.input_processor import InputProcessor
 from penstock.generation.model_info import ModelInfo, SamplingDefaults
 from penstock.generation.prompt.chat_template import ChatTemplate
@@ -399,8 +400,8 @@ def test_one_request_starts_no_more_streams_than_are_allowed() -> None:
 
 
 def test_the_header_wins_over_the_bodys_request_id() -> None:
-    assert PLANNER.completion(body(request_id="body"), "header").request_id == "header"
-    assert error_of(PLANNER.completion, body(), "x" * 257).param == "X-Request-Id"
+    assert PLANNER.completion(body(request_id="body"), RequestInfo("header")).request_id == "header"
+    assert error_of(PLANNER.completion, body(), RequestInfo("x" * 257)).param == "X-Request-Id"
 
 
 # -- truncation

@@ -12,7 +12,7 @@ from penstock.config.serve import ServeConfig
 from penstock.dialects.completions import openapi
 from penstock.dialects.completions.dialect import Completions
 from penstock.dialects.openapi_schema import check_names
-from penstock.generation.dialect import ReplyFormat
+from penstock.generation.dialect import NO_INFO, ReplyFormat, RequestInfo
 from penstock.generation.plan import RequestPlan
 from penstock.generation.replies.collected import CollectedReply
 from penstock.generation.replies.streamed import StreamedReply
@@ -70,15 +70,15 @@ class Numbered(Completions):
 
     path = "/v1/numbered"
 
-    def plan(self, body: bytes, request_id: str | None = None) -> RequestPlan:
-        plan = super().plan(body, request_id)
+    def plan(self, body: bytes, info: RequestInfo = NO_INFO, found: Any = None) -> RequestPlan:
+        plan = super().plan(body, info)
         plan.dialect_fields = {"note": "kept"}
         return plan
 
     def reply_format(self, plan: RequestPlan, request_id: str) -> ReplyFormat:  # type: ignore[override]
         return NumberedReply(request_id, plan.dialect_fields["note"])
 
-    def error_body(self, error: ApiError) -> bytes:
+    def error_body(self, error: ApiError, request_id: str) -> bytes:
         return b"failed: " + error.message.encode()
 
 
@@ -125,7 +125,7 @@ def test_its_errors_have_its_shape() -> None:
         assert [event["type"] for event in events_of(sink)][-1] == "failed"
 
     in_loop(run)
-    assert numbered().error_body(ApiError(400, "no")) == b"failed: no"
+    assert numbered().error_body(ApiError(400, "no"), "r") == b"failed: no"
 
 
 def test_names_of_two_apis_must_differ() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from penstock.config.serve import ServeConfig
 from penstock.dialects.chat.reply import ChatReply
 from penstock.dialects.chat.request_schema import REASONING_EFFORTS, UNSUPPORTED, ChatCompletionRequest
-from penstock.generation.dialect import Dialect
+from penstock.generation.dialect import NO_INFO, Dialect, RequestInfo
 from penstock.generation.input_processor import InputProcessor, opens_turn
 from penstock.generation.parsers.message import MessageFormat
 from penstock.generation.plan import RequestPlan, constrain
@@ -29,7 +29,7 @@ class ChatCompletions(Dialect):
         self._unsupported = processor.unsupported(UNSUPPORTED)
         self._done_after_error = config.compat_done_after_error
 
-    def plan(self, body: bytes, request_id: str | None = None) -> RequestPlan:
+    def plan(self, body: bytes, info: RequestInfo = NO_INFO, found: Any = None) -> RequestPlan:
         processor = self._processor
         request = self._decoder.decode(body)
         self._unsupported.check(request)
@@ -57,7 +57,7 @@ class ChatCompletions(Dialect):
             documents=request.documents,
             variables=_template_variables(request),
         )
-        plan = processor.plan(request, request_id, [text], max_tokens=max_tokens, logprobs=logprobs)
+        plan = processor.plan(request, info.request_id, [text], max_tokens=max_tokens, logprobs=logprobs)
         plan.dialect_fields = request.service_tier
         plan.warning = choice.warning
         plan.add_special_tokens = bool(request.add_special_tokens)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from penstock.config.serve import ServeConfig
 from penstock.dialects.completions.reply import CompletionReply
 from penstock.dialects.completions.request_schema import UNSUPPORTED, CompletionRequest
-from penstock.generation.dialect import Dialect
+from penstock.generation.dialect import NO_INFO, Dialect, RequestInfo
 from penstock.generation.input_processor import InputProcessor
 from penstock.generation.plan import RequestPlan
 from penstock.generation.prompt.prompts import parse_prompts
@@ -28,7 +30,7 @@ class Completions(Dialect):
         self._unsupported = processor.unsupported(UNSUPPORTED)
         self._done_after_error = config.compat_done_after_error
 
-    def plan(self, body: bytes, request_id: str | None = None) -> RequestPlan:
+    def plan(self, body: bytes, info: RequestInfo = NO_INFO, found: Any = None) -> RequestPlan:
         processor = self._processor
         request = self._decoder.decode(body)
         self._unsupported.check(request)
@@ -43,7 +45,7 @@ class Completions(Dialect):
         if max_tokens or not request.echo:
             validation.check_max_tokens(max_tokens, model_info.max_model_len)
         prompts = parse_prompts(request.prompt, model_info.vocab_size)
-        plan = processor.plan(request, request_id, prompts, max_tokens=max_tokens, logprobs=logprobs)
+        plan = processor.plan(request, info.request_id, prompts, max_tokens=max_tokens, logprobs=logprobs)
         plan.dialect_fields = request.service_tier
         plan.echo = bool(request.echo)
         if plan.echo and logprobs > plan.prompt_logprobs:

@@ -5,6 +5,7 @@ A client that does not read gets its rows later as one event; it is cut when too
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
@@ -27,6 +28,7 @@ TOKEN_BYTES = 40
 """Memory in bytes of one held token id: a reference and an int object."""
 CANDIDATE_BYTES = 48
 """Bytes of one held logprob, of a token or an alternative: 8 in its columns, and about 40 when it is sent."""
+NOT_KEPT = StreamError(500, "internal_error", "The response could not be stored.")
 COMMENT = b": keep-alive\n\n"
 """A comment of server-sent events, which clients ignore."""
 _NOT_READING = (ReplyState.BLOCKED, ReplyState.PAUSED)
@@ -69,7 +71,7 @@ class StreamedReply(RequestReply):
             and plan.logprobs < 0
             and not plan.return_token_ids
             and not plan.continuous_usage
-            and plan.skip_special_tokens
+            and (plan.skip_special_tokens or plan.format is not None)  # parsers drop the markers
             and plan.max_tokens != 0
         )
         """Whether events need no more than the texts of their tokens."""
@@ -81,7 +83,8 @@ class StreamedReply(RequestReply):
         return stream
 
     def _make_stream(self, index: int, rank: int) -> Stream:
-        return Stream(self, index, rank, self.sink.write, self.format.head(index), self._tail)
+        format = self.format
+        return Stream(self, index, rank, self.sink.write, format.head(index), self._tail, format.record)
 
     @property
     def _paused(self) -> bool:
@@ -99,6 +102,7 @@ class StreamedReply(RequestReply):
     ) -> None:
         choice = self.choices[stream.index]
         held = choice.text or not choice.plain or choice.parser is not None  # a parser must see the end
+        held = held or self.format.blocks
         if held or self._paused or not self._plain or finish not in _WITH_TEXT:
             super().on_row(stream, tokens, finish, cached, logprobs)
             return
@@ -130,7 +134,7 @@ class StreamedReply(RequestReply):
             )
             self._send_choice(choice, opening + last)
         else:
-            self._send(b"".join((opening, stream.head, text, self._tail)))
+            self._send(opening + stream.event(text))
             self._choose_path(choice)
 
     def _extend(
@@ -169,7 +173,9 @@ class StreamedReply(RequestReply):
         stream = choice.stream
         if not self._plain or self.state is not ReplyState.STREAMING or stream is None:
             return
-        if choice.plain:
+        if choice.plain and self.format.text_open(stream.index):
+            if self.format.blocks:
+                stream.set_head(self.format.head(stream.index))
             stream.write_plain_rows(self.sink.row_path if len(self.choices) == 1 else None)
         else:
             stream.stop_plain_rows()
@@ -272,8 +278,26 @@ class StreamedReply(RequestReply):
 
     def _end_complete(self, events: bytes) -> None:
         """All choices have ended; ``events`` are the last ones of the last choice."""
-        usage = self.usage() if self.plan.include_usage else None
-        self._end(self._complete_outcome(), events + self.format.end(usage))
+        kept = self.format.keep(self)
+        if kept is None:
+            self._end(self._complete_outcome(), events + self._last_events())
+            return
+        if events:
+            self._send(events)
+        kept.add_done_callback(self._on_kept)
+
+    def _last_events(self) -> bytes:
+        return self.format.end(self.usage() if self.plan.include_usage else None)
+
+    def _on_kept(self, kept: asyncio.Future[None]) -> None:
+        """What the end had to wait for is done, or has failed."""
+        failed = kept.cancelled() or kept.exception() is not None
+        if self.ended:  # the client has disconnected
+            return
+        if failed:
+            self._end("error", self.format.error(NOT_KEPT))
+        else:
+            self._end(self._complete_outcome(), self._last_events())
 
     def on_failure(self, stream: Stream, error: StreamError) -> None:
         """A stream failed: send what the choices hold and an error event. If nothing was sent before and
