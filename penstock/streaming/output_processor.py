@@ -84,9 +84,11 @@ class OutputProcessor:
         burst: BurstWriter = write_each,
         windows: FlowWindows | None = None,
         later: Callable[[Callable[[], None]], object] = _at_once,
+        guarded: Sequence[bool] | None = None,
         capacity: int = 1024,
     ) -> None:
         """``texts``: per token id of the model, the token's text if it is context-free, else None.
+        ``guarded``: per token id, whether replies with a parser must see it; None: no token.
 
         ``ttft`` and ``itl`` observe all rows, in seconds; ``event_tokens`` the tokens per row of streamed
         replies. ``log`` keeps delivered tokens; without it streams cannot be resumed on another engine.
@@ -125,6 +127,7 @@ class OutputProcessor:
             windows or FlowWindows(),
             self._handle_row,
             self.break_off,
+            None if guarded is None else np.array(guarded, np.bool_),
         )
         self._discard = DiscardingReply()
         self._wide = WideRows(self._handle_row_now, later)

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from penstock.streaming.flow_windows import FlowWindows, first_rows
 from penstock.streaming.framing import CHUNK_HEADERS, CHUNK_LENGTHS, FRAME_LENGTHS, MAX_EVENT, Objects
 from penstock.streaming.io_submit import BurstWriter
+from penstock.streaming.recorded_rows import RecordedRows
 from penstock.streaming.row_path import RowPath
-from penstock.streaming.steady_rows import ChunkColumns, FrameColumns, SteadyRows
+from penstock.streaming.steady_rows import ChunkColumns, FrameColumns, RecordedColumns, SteadyRows
 from penstock.streaming.stream import Stream
 from penstock.wire.arrays import I32
 from penstock.wire.frames import FinishReason, TokenFrame
@@ -63,8 +64,10 @@ class RowWriter:
         windows: FlowWindows,
         slow_path: SlowPath,
         on_fault: Callable[[Stream], None],
+        guarded: NDArray[np.bool_] | None = None,
     ) -> None:
-        """``streams``: by handle. ``texts``: by token id, None if the text is not context-free. ``burst``
+        """``streams``: by handle. ``texts``: by token id, None if the text is not context-free. ``guarded``:
+        bool by token id, whether the replies of guarded streams must see it; None: of none. ``burst``
         writes to HTTP/1.1 sockets, ``windows`` are those of HTTP/2. ``on_fault`` is called when writing to
         one stream raises, with the exception at hand."""
         self._streams = streams
@@ -73,6 +76,7 @@ class RowWriter:
         self._slow_path = slow_path
         self._on_fault = on_fault
         self._text_sizes = np.array([_NOT_DIRECT if text is None else len(text) for text in texts], np.int64)
+        self._unsafe = np.zeros(len(texts), np.bool_) if guarded is None else guarded
         self._path = np.zeros(0, np.int8)
         self._heads, self._tails = np.empty(0, np.object_), np.empty(0, np.object_)
         """What precedes and follows the text, framing included except for the size."""
@@ -83,6 +87,10 @@ class RowWriter:
         """CHUNK: descriptor of the socket. FRAME: complement (~) of the slot in the windows."""
         self._numbers = np.zeros(0, np.intp)
         """0, 1, 2, …"""
+        self._guarded = np.zeros(0, np.bool_)
+        self._guards = 0
+        """Number of guarded streams."""
+        self._records = RecordedRows()
         self._changes = 0
         """Changes of the columns."""
         self.grow(len(streams))
@@ -96,6 +104,8 @@ class RowWriter:
         self._sizes = np.concatenate((self._sizes, np.full(more, _NOT_DIRECT)))
         self._targets = np.concatenate((self._targets, np.zeros(more, np.int64)))
         self._numbers = np.arange(capacity)
+        self._guarded = np.concatenate((self._guarded, np.zeros(more, np.bool_)))
+        self._records.grow(capacity)
 
     # -- the path of a stream
 
@@ -106,9 +116,13 @@ class RowWriter:
         """Write the stream's next plain rows by its ``row_path``; without one, by its ``write``."""
         handle = stream.handle
         self._changes += 1
-        if row_path is None or stream.record is not None:
+        self._guard(handle, on=stream.guarded)
+        if row_path is None:
+            self._records.give_back(handle)
             self._path[handle], self._sizes[handle] = Path.SINK, _NOT_DIRECT
             return
+        if stream.record is not None:
+            self._records.take(handle, stream.record)
         chunked = row_path.descriptor >= 0
         if row_path is not stream.row_path:
             stream.row_path = row_path
@@ -124,12 +138,19 @@ class RowWriter:
     def stop(self, handle: int) -> None:
         """Leave the stream's next rows to its reply."""
         self._changes += 1
+        self._guard(handle, on=False)
+        self._records.give_back(handle)
         self._path[handle], self._sizes[handle] = Path.REPLY, _NOT_DIRECT
 
     def close(self, handle: int) -> None:
         """The stream has ended."""
         self.stop(handle)
         self._heads[handle] = self._tails[handle] = None
+
+    def _guard(self, handle: int, *, on: bool) -> None:
+        if self._guarded[handle] != on:
+            self._guarded[handle] = on
+            self._guards += 1 if on else -1
 
     # -- rows
 
@@ -139,10 +160,13 @@ class RowWriter:
         if steady is not None and self._write_steady(frame, texts, steady):
             return
         handles, counts = frame.stream, frame.count
-        sizes = self._text_sizes.take(frame.tokens)
+        sizes = self._sizes_of(frame)
         if counts is not None:
             sizes = _row_sizes(sizes, counts)
         sizes += self._sizes.take(handles)
+        recorded = self._records.rows(handles)
+        if recorded is not None:
+            sizes[recorded] += self._records.sizes(handles.take(recorded), _NOT_DIRECT)
         if frame.finish is not None:
             sizes[frame.finish != 0] = _NOT_DIRECT
         if frame.cached is not None:
@@ -159,6 +183,16 @@ class RowWriter:
                 others = np.concatenate((others, refused))
         if len(others):
             self._write_others(frame, texts, others)
+
+    def _sizes_of(self, frame: TokenFrame) -> NDArray[np.int64]:
+        """Bytes of the texts of each token; _NOT_DIRECT for those that the reply must see."""
+        sizes = self._text_sizes.take(frame.tokens)
+        if self._guards:
+            guarded = self._guarded.take(frame.stream)
+            if frame.count is not None:
+                guarded = guarded.repeat(frame.count)
+            sizes[guarded & self._unsafe.take(frame.tokens)] = _NOT_DIRECT
+        return sizes
 
     def _write_direct(self, rows: _Rows) -> NDArray[np.intp]:
         """Write rows by columns. Returns the numbers of those for which an HTTP/2 window has no room."""
@@ -180,15 +214,15 @@ class RowWriter:
         columns = steady.columns
         if columns is None:
             return False
-        sizes = self._text_sizes.take(frame.tokens)
+        sizes = self._sizes_of(frame)
         try:  # an IndexError: a text that depends on others, or an event that is too large
             if isinstance(columns, FrameColumns):
                 return self._write_steady_frames(sizes, texts, columns)
-            sizes += columns.sizes
+            self._complete_sizes(sizes, columns)
             columns.parts[0::4] = CHUNK_HEADERS.take(sizes)
         except IndexError:
             return False
-        columns.parts[2::4] = texts
+        self._fill(texts, columns)
         data = b"".join(columns.parts.tolist())
         self._send_chunks(frame.stream, columns.targets, data, CHUNK_LENGTHS.take(sizes))
         return True
@@ -197,13 +231,27 @@ class RowWriter:
         """``sizes``: of the texts. Raises IndexError."""
         if columns.order is not None:
             sizes, texts = sizes.take(columns.order), texts.take(columns.order)
-        sizes += columns.sizes
+        self._complete_sizes(sizes, columns)
         columns.parts[0::4] = FRAME_LENGTHS.take(sizes)
         if not self._windows.take(columns.slots, sizes, columns.starts):
             return False
-        columns.parts[2::4] = texts
+        self._fill(texts, columns)
         self._windows.write(columns.parts.tolist(), columns.connections, columns.bounds)
         return True
+
+    def _complete_sizes(self, sizes: NDArray[np.int64], columns: ChunkColumns | FrameColumns) -> None:
+        """Makes the sizes of texts those of events."""
+        sizes += columns.sizes
+        if columns.recorded is not None:
+            sizes[columns.recorded.rows] += self._records.sizes(columns.recorded.handles, _NOT_DIRECT)
+
+    def _fill(self, texts: Objects, columns: ChunkColumns | FrameColumns) -> None:
+        """Completes the parts, of which lengths, heads and tails are there."""
+        columns.parts[2::4] = texts
+        recorded = columns.recorded
+        if recorded is not None:
+            numbers = self._records.advance(recorded.handles, texts.take(recorded.rows), None)
+            columns.parts[4 * recorded.rows + 3] = numbers + recorded.tails
 
     def _steady_columns(self, handles: I32) -> ChunkColumns | FrameColumns | None:
         paths = self._path.take(handles).tobytes()
@@ -215,12 +263,15 @@ class RowWriter:
             handles, targets = handles.take(order), targets.take(order)
         sizes, parts = self._sizes.take(handles), np.empty(4 * len(handles), np.object_)
         parts[1::4], parts[3::4] = self._heads.take(handles), self._tails.take(handles)
+        recorded = None
+        if (rows := self._records.rows(handles)) is not None:
+            recorded = RecordedColumns(rows, handles.take(rows), self._tails.take(handles.take(rows)))
         if paths[0] == Path.CHUNK:
-            return ChunkColumns(sizes, targets, parts)
+            return ChunkColumns(sizes, targets, parts, recorded)
         connections = self._windows.connection_of.take(~targets)
         starts = first_rows(connections)
         bounds = [*(4 * starts).tolist(), len(parts)]
-        return FrameColumns(order, sizes, ~targets, starts, connections.take(starts), parts, bounds)
+        return FrameColumns(order, sizes, ~targets, starts, connections.take(starts), parts, bounds, recorded)
 
     def _write_chunks(self, rows: _Rows) -> None:
         """Write rows to HTTP/1.1 sockets."""
@@ -267,6 +318,10 @@ class RowWriter:
         """The pieces of rows in order: length, head, texts, tail of each. ``lengths``: by size."""
         heads, tails = self._heads.take(rows.handles), self._tails.take(rows.handles)
         count, texts = len(rows.handles), rows.texts
+        recorded = self._records.rows(rows.handles)
+        if recorded is not None:
+            of = rows if len(recorded) == count else rows.take(recorded)
+            tails[recorded] = self._records.advance(of.handles, of.texts, of.counts) + tails.take(recorded)
         parts = np.empty(3 * count + len(texts), np.object_)
         if rows.counts is None:
             parts[0::4], parts[1::4] = lengths.take(rows.sizes), heads
@@ -297,15 +352,21 @@ class RowWriter:
             stream = streams[handle]
             if stream is None:  # it ended with its reply, in a row before this one
                 continue
+            if self._guards and plain and self._guarded[handle]:
+                plain = not self._unsafe.take(frame.tokens[start:end]).any()
+            if path >= Path.CHUNK:
+                self._records.give_back(handle)
             event = _event(stream, texts[start:end].tolist()) if plain else None
             if event is None or stream.paths is None:  # None: it was dropped in a row before this one
                 logprobs = None if frame.logprobs is None else _entries(frame.logprobs, start, end)
                 slow_path(stream, frame.tokens[start:end].tolist(), _FINISH[finish], hit, logprobs)
-                continue
-            try:
-                stream.write(event)
-            except Exception:  # noqa: BLE001 - this stream ends, the others go on
-                self._on_fault(stream)
+            else:
+                try:
+                    stream.write(event)
+                except Exception:  # noqa: BLE001 - this stream ends, the others go on
+                    self._on_fault(stream)
+            if stream.record is not None and self._path[handle] >= Path.CHUNK and streams[handle] is stream:
+                self._records.take(handle, stream.record)
 
 
 class _Rows(NamedTuple):

@@ -12,7 +12,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.wire.arrays import I32
 from penstock.wire.frames import TokenFrame
+
+
+class RecordedColumns(NamedTuple):
+    """Those of the rows whose events are numbered and collected."""
+
+    rows: NDArray[np.intp]
+    """Their indexes."""
+    handles: I32
+    tails: NDArray[np.object_]
+    """What follows the number."""
 
 
 class ChunkColumns(NamedTuple):
@@ -24,6 +35,7 @@ class ChunkColumns(NamedTuple):
     """Descriptors."""
     parts: NDArray[np.object_]
     """Size line, head, text and tail of each row: heads and tails are there."""
+    recorded: RecordedColumns | None
 
 
 class FrameColumns(NamedTuple):
@@ -42,6 +54,7 @@ class FrameColumns(NamedTuple):
     """Length, head, text and tail of each row: heads and tails are there."""
     bounds: list[int]
     """Index of each connection's first part, and the number of parts."""
+    recorded: RecordedColumns | None
 
 
 class SteadyRows:

@@ -78,6 +78,7 @@ class Stream:
 
     __slots__ = (
         "failed_resumes",
+        "guarded",
         "handle",
         "head",
         "index",
@@ -137,6 +138,8 @@ class Stream:
         self.head = head
         self.tail = tail
         self.record = record
+        self.guarded = False
+        """Whether the reply must see tokens that may begin a marker of its parser."""
         self.paths: RowPaths | None = None
         """Set while the stream is open and attached to its connection."""
         self.row_path: RowPath | None = None
@@ -158,9 +161,11 @@ class Stream:
         record.text += text
         return b'%b%b","sequence_number":%d%b' % (self.head, text, number, self.tail)
 
-    def write_plain_rows(self, row_path: RowPath | None) -> None:
+    def write_plain_rows(self, row_path: RowPath | None, *, guarded: bool = False) -> None:
         """Have plain rows written without the reply: by ``row_path``, or by ``write``. ``row_path`` is for a
-        connection, or stream of one, that no other stream writes to, and for which no bytes wait."""
+        connection, or stream of one, that no other stream writes to, and for which no bytes wait.
+        ``guarded``: rows with a guarded token go to the reply nevertheless."""
+        self.guarded = guarded
         if self.paths is not None:
             self.paths.choose(self, row_path)
 

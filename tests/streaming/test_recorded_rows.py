@@ -1,0 +1,168 @@
+"""Numbered and collected events, and guarded rows: however rows are written, none is missed."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.streaming import framing, recorded_rows
+from penstock.streaming.event_record import EventRecord
+from penstock.streaming.row_path import RowPath
+from penstock.streaming.row_writer import Path, RowWriter
+from penstock.streaming.steady_rows import SteadyRows
+from penstock.streaming.stream import Stream
+from penstock.wire.frames import TokenFrame
+from tests.streaming.test_row_writer import TEXTS, Connection, Desk
+
+LARGE = 1 << 20
+
+
+class RecordingDesk(Desk):
+    """Streams of three kinds: recorded ones (0, 3, …), recorded and guarded ones (1, 4, …), others. The replies of
+    guarded ones must see token 1."""
+    be seen by the replies of guarded ones."""
+
+    def __init__(self, count: int, chunks: bool) -> None:
+        super().__init__([LARGE] * count, [LARGE, LARGE])
+        texts = np.array(TEXTS, np.object_)
+        unsafe = np.array([False, True, False, False])
+        self.writer = RowWriter(
+            self.streams, texts, self._burst, self.windows, self._reply, self._fault, unsafe
+        )
+        for handle, stream in enumerate(self.streams):
+            assert stream is not None
+            path = stream.row_path
+            stream.row_path, stream.paths = None, self.writer
+            stream.record = EventRecord() if handle % 3 < 2 else None
+            stream.write_plain_rows(RowPath(descriptor=handle) if chunks else path, guarded=handle % 3 == 1)
+
+    def _reply(self, stream: Stream, *row: object) -> None:
+        """As a reply does: an event of its own."""
+        super()._reply(stream)
+        tokens: list[int] = row[0]  # type: ignore[assignment]
+        stream.write(stream.event(text_of(tokens)))
+
+    def written(self) -> dict[int, bytes]:
+        """All events by stream, in the order of writing per path."""
+        found = dict.fromkeys(range(len(self.streams)), b"")
+        for connection in self.connections:
+            for handle, event in connection.events():
+                found[handle] += event
+        for descriptors, data in self.bursts:
+            for descriptor in descriptors:
+                size, _, data = data.partition(b"\r\n")
+                event, data = data[: int(size, 16)], data[int(size, 16) + 2 :]
+                found[descriptor] += event
+        for handle, event in self.alone:
+            found[handle] += event
+        return found
+
+
+def text_of(tokens: list[int]) -> bytes:
+    return b"".join(b"?" if TEXTS[token] is None else TEXTS[token] for token in tokens)
+
+
+def numbers(events: bytes) -> list[int]:
+    return sorted(int(number) for number in re.findall(rb'"sequence_number":(\d+)', events))
+
+
+@given(st.integers(1, 9), st.booleans(), st.booleans(), st.data())
+def test_every_event_has_the_next_number_and_its_text_is_collected(
+    count: int, chunks: bool, one_each: bool, data: st.DataObject
+) -> None:
+    desk = RecordingDesk(count, chunks)
+    expected = dict.fromkeys(range(count), b"")
+    events = dict.fromkeys(range(count), 0)
+    steady = None
+    most = 1 if one_each else 3
+    for _ in range(5):
+        rows = [
+            (handle, data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=most)))
+            for handle in range(count)
+        ]
+        desk.rows(*rows, steady=steady)
+        if one_each:  # the next frame continues this one
+            frame = TokenFrame(
+                step=1,
+                stream=np.arange(count, dtype=np.int32),
+                position=np.zeros(count, np.int32),
+                tokens=np.zeros(count, np.int32),
+            )
+            steady = steady or SteadyRows(frame, 0.0, count, 99)
+        for handle, tokens in rows:
+            events[handle] += 1
+            expected[handle] += text_of(tokens)
+    for handle, stream in enumerate(desk.streams):
+        assert stream is not None
+        assert desk.writer.path(handle) >= Path.CHUNK
+        stream.stop_plain_rows()
+        record, written = stream.record, desk.written()[handle]
+        if record is None:
+            assert not numbers(written)
+            continue
+        assert record.number == events[handle]
+        assert numbers(written) == list(range(events[handle]))
+        if handle % 3 == 1:
+            assert all(b"bc" not in event for _, event in _columns(desk.connections, handle))
+        assert bytes(record.text) == expected[handle]
+
+
+def _columns(connections: list[Connection], handle: int) -> list[tuple[int, bytes]]:
+    return [each for connection in connections for each in connection.events() if each[0] == handle]
+
+
+def test_the_text_is_collected_in_order() -> None:
+    desk = RecordingDesk(1, chunks=True)
+    desk.rows((0, [0]))
+    desk.rows((0, [1, 0]))
+    desk.rows((0, [1]))
+    stream = desk.streams[0]
+    assert stream is not None
+    assert stream.record is not None
+    assert stream.record.number == 0  # the columns have it
+    stream.stop_plain_rows()
+    assert (stream.record.number, bytes(stream.record.text)) == (3, b"abcabc")
+    assert desk.written()[0] == (
+        b'<a","sequence_number":0><bca","sequence_number":1><bc","sequence_number":2>'
+    )
+
+
+def test_guarded_tokens_are_seen_by_the_reply() -> None:
+    desk = RecordingDesk(3, chunks=False)
+    desk.rows((0, [1]), (1, [1]), (2, [1]))
+    assert desk.slow == [1]
+    desk.rows((0, [0]), (1, [0]), (2, [0]))
+    assert desk.slow == [1]
+    assert desk.writer.path(1) == Path.FRAME
+
+
+def test_numbers_beyond_those_that_are_prepared_are_written_one_by_one(monkeypatch) -> None:
+    monkeypatch.setattr(framing, "MOST_NUMBERS", 2)
+    monkeypatch.setattr(recorded_rows, "MOST_NUMBERS", 2)
+    framing.event_numbers.cache_clear()
+    try:
+        desk = RecordingDesk(1, chunks=True)
+        for _ in range(4):
+            desk.rows((0, [0]))
+        assert [data.count(b"sequence") for _, data in desk.bursts] == [1, 1]
+        assert [event for _, event in desk.alone] == [
+            b'<a","sequence_number":2>',
+            b'<a","sequence_number":3>',
+        ]
+    finally:
+        framing.event_numbers.cache_clear()
+
+
+def test_a_new_head_is_taken_when_rows_become_plain_again() -> None:
+    desk = RecordingDesk(1, chunks=True)
+    stream = desk.streams[0]
+    assert stream is not None
+    path = stream.row_path
+    stream.stop_plain_rows()
+    stream.set_head(b"[")
+    stream.write_plain_rows(path)
+    desk.rows((0, [0]))
+    assert desk.written()[0] == b'[a","sequence_number":0>'
