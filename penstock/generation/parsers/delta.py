@@ -59,3 +59,14 @@ class OutputParser(Protocol):
     def idle(self) -> bool:
         """Whether all text that follows is content and nothing is held back; this then stays true."""
         ...
+
+    @property
+    def open(self) -> bool:
+        """Whether the output is in content and nothing is held back: text without any character of
+        :attr:`guard` and without white space at its end may then pass as content without a push."""
+        ...
+
+    @property
+    def guard(self) -> str:
+        """The characters with which a marker may begin while the parser is open."""
+        ...

@@ -18,6 +18,7 @@ class HermesParser:
 
     markers = (OPEN, CLOSE)
     idle = False
+    guard = OPEN[0]
 
     def __init__(self) -> None:
         self._held = ""
@@ -31,6 +32,10 @@ class HermesParser:
     def detects(template: str) -> bool:
         """Whether a chat template asks for this format, and not for XML between the same tags."""
         return OPEN in template and "<function=" not in template and "<arg_key>" not in template
+
+    @property
+    def open(self) -> bool:
+        return not self._held and self._scanner is None and not self._closing
 
     def push(self, text: str) -> Delta:
         delta = Delta()

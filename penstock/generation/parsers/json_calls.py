@@ -20,6 +20,7 @@ class JsonCallsParser:
     """An output that does not start with a call is all content."""
 
     markers = (TAG,)
+    guard = ""
 
     def __init__(self) -> None:
         self.idle = False
@@ -33,6 +34,10 @@ class JsonCallsParser:
     def detects(template: str) -> bool:
         """Whether a chat template asks for this format."""
         return TAG in template or '"parameters": dictionary of argument name and its value' in template
+
+    @property
+    def open(self) -> bool:
+        return self.idle
 
     def push(self, text: str) -> Delta:
         if self.idle:
@@ -102,7 +107,8 @@ class RequiredCallsParser:
     """An output that the grammar of ``tool_choice`` forces to be calls: a call that is cut before its
     arguments begin is dropped, for nothing of such an output is content."""
 
-    idle = False
+    idle = open = False
+    guard = ""
 
     def __init__(self) -> None:
         self._parser = JsonCallsParser()

@@ -45,6 +45,17 @@ class MessageParser:
         """Whether all text that follows is content."""
         return (self._reasoning is None or self._reasoning.idle) and (self._tools is None or self._tools.idle)
 
+    @property
+    def open(self) -> bool:
+        """Whether text without any character of :attr:`guard` and without white space at its end is content
+        that need not be pushed."""
+        return (self._reasoning is None or self._reasoning.open) and (self._tools is None or self._tools.open)
+
+    @property
+    def guard(self) -> str:
+        """The characters with which a marker may begin while the parser is open."""
+        return (self._reasoning.guard if self._reasoning else "") + (self._tools.guard if self._tools else "")
+
     def push(self, text: str, *, last: bool, cut: bool = False) -> Delta:
         """The delta of the next piece of the output. ``last``: it is the final one; ``cut``: as max_tokens
         ended the output."""

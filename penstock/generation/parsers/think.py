@@ -13,6 +13,7 @@ class ThinkParser:
     """Reasoning starts with the tag; some templates put the tag at the end of the prompt."""
 
     markers = (OPEN, CLOSE)
+    guard = ""
 
     def __init__(self, prompt: str) -> None:
         """``prompt``: the text before the output."""
@@ -24,6 +25,10 @@ class ThinkParser:
     def detects(template: str) -> bool:
         """Whether a chat template uses this format."""
         return CLOSE in template
+
+    @property
+    def open(self) -> bool:
+        return self.idle
 
     def push(self, text: str) -> Delta:
         if self.idle:

@@ -24,6 +24,35 @@ PARSERS: dict[str, Callable[[], OutputParser]] = {
     "think, opened by the prompt": partial(ThinkParser, "hi<think>\n"),
     "named": partial(NamedCallParser, "f"),
 }
+
+
+class WholeMessage:
+    """A message's parsers, as one."""
+
+    def __init__(self) -> None:
+        format = MessageFormat(partial(ThinkParser, ""), HermesParser)
+        self._parser = MessageParser(format, new_id=lambda: "id")
+
+    def push(self, text: str) -> Delta:
+        return self._parser.push(text, last=False)
+
+    def finish(self, *, cut: bool) -> Delta:
+        return self._parser.push("", last=True, cut=cut)
+
+    @property
+    def idle(self) -> bool:
+        return self._parser.idle
+
+    @property
+    def open(self) -> bool:
+        return self._parser.open
+
+    @property
+    def guard(self) -> str:
+        return self._parser.guard
+
+
+MAKERS: dict[str, Callable[[], OutputParser]] = {**PARSERS, "message": WholeMessage}
 FRAGMENTS = (
     "<tool_call>",
     "</tool_call>",
@@ -105,3 +134,34 @@ def test_a_parser_that_is_idle_passes_everything_on(text: str) -> None:
         if parser.idle:
             assert parser.push("<tool_call>{<think> x") == Delta(content="<tool_call>{<think> x")
             assert parser.finish(cut=False) == Delta()
+
+
+@pytest.mark.parametrize("name", [*PARSERS, "message"])
+@given(before=texts, plain=st.text(alphabet="<[{}]>( )f\n,é", max_size=12), after=texts)
+def test_text_may_pass_by_an_open_parser(name: str, before: str, plain: str, after: str) -> None:
+    parser, twin = MAKERS[name](), MAKERS[name]()
+    said, expected = Delta(), Delta()
+    said.add(parser.push(before))
+    expected.add(twin.push(before))
+    if parser.open and not set(plain) & set(parser.guard) and plain == plain.rstrip():
+        said.add(Delta(content=plain))  # not pushed
+        assert twin.push(plain) == Delta(content=plain)
+        expected.add(Delta(content=plain))
+        assert twin.open
+        assert set(twin.guard) == set(parser.guard)
+    for each, delta in ((parser, said), (twin, expected)):
+        delta.add(each.push(after))
+        delta.add(each.finish(cut=False))
+    assert said == expected
+
+
+def test_parsers_open_after_reasoning_and_calls() -> None:
+    parser = MessageParser(MessageFormat(partial(ThinkParser, ""), HermesParser))
+    assert not parser.open
+    parser.push("<think>a</think>", last=False)
+    assert (parser.open, parser.guard) == (True, "<")
+    parser.push("text ", last=False)
+    assert not parser.open, "white space may precede a call"
+    parser.push('<tool_call>{"name": "f"}</tool_call>', last=False)
+    assert parser.open
+    assert MessageParser(MessageFormat(partial(ThinkParser, "<think>"))).open is False
