@@ -249,6 +249,7 @@ class _Server:
             burst=make_burst_writer(),
             windows=self._windows,
             later=asyncio.get_running_loop().call_soon,
+            guarded=tables.guarded(input_processor.output_format.guard),
         )
         self._engine_client.open(streams, self._config.resume_timeout, metrics.interrupted)
         context = RequestContext(

@@ -98,6 +98,10 @@ class FakeFleet:
         self.stopped += stopped
 
 
+GUARD = "<"
+"""Of the parsers that tests use."""
+
+
 @dataclass
 class Desk:
     """What an API server has around its replies. To be used within a running loop."""
@@ -110,7 +114,7 @@ class Desk:
 
     def __post_init__(self) -> None:
         histograms = [Histogram(bounds) for bounds in (TTFT_BOUNDS, ITL_BOUNDS, EVENT_BOUNDS)]
-        self.streams = OutputProcessor(self.tables.plain, *histograms)
+        self.streams = OutputProcessor(self.tables.plain, *histograms, guarded=self.tables.guarded(GUARD))
         self.context = RequestContext(
             engine_client=cast(EngineClient, self.engine_client),
             streams=self.streams,

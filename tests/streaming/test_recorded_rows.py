@@ -21,9 +21,8 @@ LARGE = 1 << 20
 
 
 class RecordingDesk(Desk):
-    """Streams of three kinds: recorded ones (0, 3, …), recorded and guarded ones (1, 4, …), others. The replies of
-    guarded ones must see token 1."""
-    be seen by the replies of guarded ones."""
+    """Streams of three kinds: recorded ones (0, 3, …), recorded and guarded ones (1, 4, …), and others. The
+    replies of guarded ones must see token 1."""
 
     def __init__(self, count: int, chunks: bool) -> None:
         super().__init__([LARGE] * count, [LARGE, LARGE])

@@ -27,6 +27,11 @@ class OutputFormat(msgspec.Struct, frozen=True):
         tools = self.tools.markers if self.tools else ()
         return (*tools, *(self.reasoning.markers if self.reasoning else ()))
 
+    @property
+    def guard(self) -> str:
+        """The characters with which markers may begin in content: see OutputParser."""
+        return (self.reasoning.guard if self.reasoning else "") + (self.tools.guard if self.tools else "")
+
 
 def output_format(tool_parser: str, reasoning_parser: str, template: str) -> OutputFormat:
     """The format for the options' parser names. ``template``: chat template text, which decides ``auto``."""

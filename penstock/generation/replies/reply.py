@@ -6,6 +6,7 @@ once and free its streams when the client disconnects.
 
 from __future__ import annotations
 
+import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -80,6 +81,18 @@ class TextTables:
         plain += [None] * (vocab_size - len(plain))
         return cls(table, full, plain, TokenNames(full, most), TokenIdNames(full, most))
 
+    def guarded(self, guard: str) -> list[bool] | None:
+        """Per token, whether a parser with this :attr:`~penstock.generation.parsers.delta.OutputParser.guard`
+        must see it; None without a guard."""
+        if not guard:
+            return None
+        marks = tuple(guard)
+        found = []
+        for escaped in self.plain:
+            text: str = "" if escaped is None else json.loads(b'"%b"' % escaped)
+            found.append(text[-1:].isspace() or any(mark in text for mark in marks))
+        return found
+
     def table_for(self, plan: RequestPlan) -> TokenTable:
         """The table for one request, by its ``skip_special_tokens``."""
         return self.table if plan.skip_special_tokens else self.full
@@ -126,10 +139,16 @@ class Choice:
 
     @property
     def plain(self) -> bool:
-        """Whether token texts can be sent as they are: no text is held back that they could depend on."""
+        """Whether token texts can be sent as they are: no text is held back that they could depend on. With a
+        parser that is not idle, guarded tokens are still its own."""
         if self.assembler is not None and self.assembler.pending:
             return False
-        return self.parser is None or self.parser.idle
+        return self.parser is None or self.parser.idle or self.parser.open
+
+    @property
+    def guarded(self) -> bool:
+        """Whether a parser must see guarded tokens."""
+        return self.parser is not None and not self.parser.idle
 
     def parse(self, text: str) -> Delta:
         """What the next piece of text adds to the message; the last piece if the stream has ended.

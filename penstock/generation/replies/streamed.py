@@ -176,7 +176,8 @@ class StreamedReply(RequestReply):
         if choice.plain and self.format.text_open(stream.index):
             if self.format.blocks:
                 stream.set_head(self.format.head(stream.index))
-            stream.write_plain_rows(self.sink.row_path if len(self.choices) == 1 else None)
+            path = self.sink.row_path if len(self.choices) == 1 else None
+            stream.write_plain_rows(path, guarded=choice.guarded)
         else:
             stream.stop_plain_rows()
 

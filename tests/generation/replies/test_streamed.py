@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from penstock.generation.parsers.hermes import HermesParser
+from penstock.generation.parsers.message import MessageFormat
 from penstock.generation.replies.reply import TextTables
 from penstock.generation.replies.streamed import StreamedReply
 from penstock.streaming.row_path import RowPath
@@ -394,3 +396,29 @@ def test_echo_comes_first() -> None:
     _, sink = desk.streamed(plan, prompt)
     desk.deliver(desk.rows(0, [ids("a"), ids("b")], FinishReason.LENGTH))
     assert texts(sink) == ['the "prompt"a', "b"]
+
+
+# -- parsers
+
+
+@within_loop
+def test_a_parser_sees_only_rows_that_may_matter_to_it() -> None:
+    text = 'Hello there, this is text.<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call> after'
+    plan = PLANNER.chat(chat_body(stream=True, max_tokens=2000))
+    plan.format = MessageFormat(tools=HermesParser)
+    desk = Desk(tables())
+    reply, sink = desk.streamed(plan, chat=True)
+    seen: list[int] = []
+    on_row = reply.on_row
+    reply.on_row = lambda *row: (seen.extend(row[1]), on_row(*row))  # type: ignore[method-assign]
+    [choice] = reply.choices
+    assert choice.stream is not None
+    tokens = ids(text)
+    desk.deliver(desk.rows(choice.stream.handle, [[token] for token in tokens], FinishReason.LENGTH))
+    deltas = [event["choices"][0]["delta"] for event in sink.events() if event.get("choices")]
+    content = "".join(delta.get("content", "") for delta in deltas)
+    calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    assert content == "Hello there, this is text. after"
+    assert "".join(call["function"]["arguments"] for call in calls) == '{"a": 1}'
+    first = decoded(seen)[:20]
+    assert len(first.partition("<")[0]) < 10, f"the parser saw {first!r}"
