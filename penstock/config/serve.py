@@ -38,6 +38,11 @@ class ServeConfig(ProcessOptions, frozen=True, kw_only=True, forbid_unknown_fiel
                 f"--min-stream-interval: {self.min_stream_interval} is more than --stream-interval, "
                 f"which is {self.stream_interval}"
             )
+        if self.response_store_dir is not None and self.response_store != "disk":
+            raise ValueError(
+                f"--response-store-dir {self.response_store_dir}: is for --response-store disk, not "
+                f"{self.response_store}"
+            )
         _check_hosts(self)
         _check_ray(self)
 

@@ -15,10 +15,13 @@ from penstock.dialects.invocations import Invocations
 from penstock.dialects.openapi_schema import check_names
 from penstock.generation.dialect import Dialect
 from penstock.generation.input_processor import InputProcessor
+from penstock.store.response_store import ResponseStore
 
 
-def make_dialects(config: ServeConfig, processor: InputProcessor) -> list[Dialect]:
-    """One dialect per API."""
+def make_dialects(
+    config: ServeConfig, processor: InputProcessor, store: ResponseStore | None = None
+) -> list[Dialect]:
+    """One dialect per API. ``store``: for APIs that keep replies; None: they keep none."""
     completions, chat = Completions(config, processor), ChatCompletions(config, processor)
     return [completions, chat, Invocations({"messages": chat, "prompt": completions})]
 

@@ -16,6 +16,7 @@ from penstock.generation.parsers.delta import Delta
 from penstock.generation.plan import RequestPlan
 from penstock.generation.replies.token_usage import TokenUsage
 from penstock.http.errors import ApiError
+from penstock.store.stored_response import StoredResponse
 from penstock.streaming.event_record import EventRecord
 from penstock.streaming.stream import StreamError
 from penstock.wire.messages import KVTransferParams
@@ -112,6 +113,11 @@ class ReplyFormat(ABC):
         done before these, for instance a reply's entry in a store; if it fails, the reply ends with an error.
         None: nothing to wait for."""
         return None
+
+    def background_entry(self) -> StoredResponse:
+        """The entry of a reply that goes on without its client, before its first event. The store gets its
+        end from the last event, whose ``response`` is the entry's new body: :meth:`keep` is to return None."""
+        raise NotImplementedError
 
     # -- replies that are not streamed
 

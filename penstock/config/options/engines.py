@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from penstock.config.describe import option
-from penstock.config.options.streams import StreamOptions
+from penstock.config.options.response_store import ResponseStoreOptions
 
 
-class EngineOptions(StreamOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EngineOptions(ResponseStoreOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of engines: batches, scheduling and memory."""
 
     engine: Annotated[

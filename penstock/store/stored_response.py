@@ -1,0 +1,27 @@
+"""An entry of the response store."""
+
+from __future__ import annotations
+
+import msgspec
+
+RUNNING = ("queued", "in_progress")
+"""Statuses of a response that is still generated."""
+
+
+class StoredResponse(msgspec.Struct, gc=False):
+    """One response and what it answered."""
+
+    id: str
+    tenant: str
+    """Whose API key made it; empty without keys."""
+    created_at: float
+    """Unix seconds."""
+    status: str
+    """completed, incomplete, failed, cancelled, in_progress or queued."""
+    body: bytes
+    """The response object as JSON."""
+    input: bytes
+    """A JSON list of the request's own input items, each with its id; those of earlier responses are theirs."""
+    previous_id: str | None
+    """The response that it continues."""
+    model: str
