@@ -12,6 +12,12 @@ import msgspec
 from penstock.bench.errors import BenchError
 from penstock.config.bench import BenchHostConfig
 
+PATHS = {
+    "completions": "/v1/completions",
+    "chat": "/v1/chat/completions",
+    "responses": "/v1/responses",
+    "messages": "/v1/messages",
+}
 PROMPTS = 64
 """Different prompts, used in turn, so that caches of whole prompts have no effect."""
 CORRECTIONS = 2
@@ -40,7 +46,7 @@ class RequestBodies:
         self._words = " ".join(topics.values()).split()
         models = self._ask("GET", "/v1/models", None)
         self.model = str(models["data"][0]["id"])
-        self.path = "/v1/chat/completions" if config.endpoint == "chat" else "/v1/completions"
+        self.path = PATHS[config.endpoint]
 
     def bodies(self) -> list[str]:
         """JSON texts of streamed requests. Raises BenchError when the server does not tokenize."""
@@ -57,7 +63,9 @@ class RequestBodies:
         """
         reply = self._ask("POST", self.path, self._body(self._prompts(1)[0], stream=False))
         usage = reply["usage"]
-        facts = ProbeResult(self.model, int(usage["prompt_tokens"]), int(usage["completion_tokens"]))
+        generated = usage["completion_tokens" if "completion_tokens" in usage else "output_tokens"]
+        prompt_tokens = usage["prompt_tokens" if "prompt_tokens" in usage else "input_tokens"]
+        facts = ProbeResult(self.model, int(prompt_tokens), int(generated))
         if facts.completion_tokens != self._config.tokens:
             raise BenchError(
                 f"the server sent {facts.completion_tokens} of the {self._config.tokens} tokens that a "
@@ -66,16 +74,20 @@ class RequestBodies:
         return facts
 
     def _body(self, prompt: str | list[int], *, stream: bool, tokens: int | None = None) -> str:
+        endpoint = self._config.endpoint
+        limit = "max_output_tokens" if endpoint == "responses" else "max_tokens"
         body: dict[str, Any] = {
             "model": self.model,
-            "max_tokens": self._config.tokens if tokens is None else tokens,
+            limit: self._config.tokens if tokens is None else tokens,
             "ignore_eos": True,
             "stream": stream,
         }
-        if self._config.endpoint == "chat":
-            body["messages"] = [{"role": "user", "content": prompt}]
-        else:
+        if endpoint == "completions":
             body["prompt"] = prompt
+        elif endpoint == "responses":
+            body |= {"input": prompt, "store": False}
+        else:
+            body["messages"] = [{"role": "user", "content": prompt}]
         return msgspec.json.encode(body).decode()
 
     def _prompts(self, count: int = PROMPTS) -> list[str] | list[list[int]]:

@@ -14,7 +14,9 @@ from penstock.config.options.synthetic import STEP_MS
 # -- of several commands
 
 Tokens = Annotated[int, option("Output tokens per request.", "Load", ge=1)]
-Endpoint = Annotated[Literal["completions", "chat"], option("API to call, with streaming.", "Load")]
+Endpoint = Annotated[
+    Literal["completions", "chat", "responses", "messages"], option("API to call, with streaming.", "Load")
+]
 Rounds = Annotated[int, option("Number of measured rounds.", "Load", ge=1, le=1000)]
 Timeout = Annotated[float, option("Maximum duration of the whole command, in seconds.", "Load", gt=0)]
 ServerArgs = Annotated[
@@ -171,8 +173,10 @@ class BenchHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             )
         if self.compare_with is not None and (self.slow_readers or len(counts) > 1):
             raise ValueError("--compare-with: takes no --slow-readers, and one --api-server-count")
-        if self.prompt_kind == "ids" and self.endpoint == "chat":
-            raise ValueError("--prompt-kind: chat takes text only, use --endpoint completions for ids")
+        if self.prompt_kind == "ids" and self.endpoint != "completions":
+            raise ValueError(
+                f"--prompt-kind: {self.endpoint} takes text only, use --endpoint completions for ids"
+            )
         if self.url is not None and self.pid is None:
             raise ValueError("--url: CPU time can be read only of known processes, give them with --pid")
         if self.pid is not None and self.url is None:

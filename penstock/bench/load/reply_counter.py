@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 EVENT = b"data: {"
-DONE = b"data: [DONE]"
+find_end = re.compile(
+    rb"data: \[DONE\]|event: (?:message_stop|response\.(?:completed|incomplete|failed))\n"
+).search
+"""Finds the terminator of a stream of any API."""
 ERROR = b'data: {"error"'
 """Start of an error event. Quotes are escaped in generated text, which therefore cannot contain it."""
 SHOWN = 300
@@ -23,7 +28,7 @@ class ReplyCounter:
         self.status = 0
         """Status of the reply; 0 until its head has come."""
         self.done = False
-        """Whether ``[DONE]`` has come."""
+        """Whether the terminator has come."""
         self.body = b""
         """Start of the body of a reply with another status than 200."""
         self._error: str | None = None
@@ -44,7 +49,7 @@ class ReplyCounter:
         self._line = text[end:]
         if self._error is None and (start := text.find(ERROR, 0, end)) >= 0:
             self._error = "error event: " + shown(text[start + len(b"data: ") : end].partition(b"\n")[0])
-        self.done = self.done or text.find(DONE, 0, end) >= 0
+        self.done = self.done or find_end(text, 0, end) is not None
         return text.count(EVENT, 0, end)
 
     def end(self, cut: str | None = None) -> str | None:
@@ -53,7 +58,7 @@ class ReplyCounter:
             return f"HTTP {self.status}: {shown(self.body)}"
         if self._error is not None or cut is not None:
             return self._error or cut
-        return None if self.done else "the reply ended without [DONE]"
+        return None if self.done else "the reply ended without its terminator"
 
 
 def shown(text: bytes) -> str:

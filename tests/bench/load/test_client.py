@@ -67,7 +67,7 @@ def test_events_split_over_reads_count_once(
         (HEAD + chunk(EVENT), True, "the connection ended before the reply did", 1),
         (HEAD + chunk(EVENT)[:20], True, "the connection ended before the reply did", 0),
         (b"", True, "closed without a reply", 0),
-        (HEAD + chunk(EVENT) + LAST_CHUNK, False, "the reply ended without [DONE]", 1),
+        (HEAD + chunk(EVENT) + LAST_CHUNK, False, "the reply ended without its terminator", 1),
         (
             HEAD + chunk(EVENT) + chunk(b'data: {"error":{"code":500}}\n\n') + chunk(DONE) + LAST_CHUNK,
             False,

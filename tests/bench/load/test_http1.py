@@ -66,7 +66,7 @@ def test_a_chunked_refusal_shows_its_body() -> None:
 def test_an_end_without_done_is_an_error() -> None:
     reply = Http1Reply()
     reply.feed(HEAD + chunk(EVENT) + LAST_CHUNK)
-    assert reply.error == "the reply ended without [DONE]"
+    assert reply.error == "the reply ended without its terminator"
 
 
 def test_no_reply_is_an_error() -> None:

@@ -133,7 +133,7 @@ def goodbye(connection: h2.connection.H2Connection, number: int) -> None:
         (unfinished, True, "the connection ended before the reply did", 1, 2),
         (lambda connection, number: None, True, "closed without a reply", 0, 2),
         (reset, False, "RST_STREAM: REFUSED_STREAM", 1, 1),
-        (without_done, False, "the reply ended without [DONE]", 1, 1),
+        (without_done, False, "the reply ended without its terminator", 1, 1),
         (with_error, False, 'error event: {"error":{"code":500}}', 2, 1),
         (split, False, None, 2, 1),
         (goodbye, False, "GOAWAY: ENHANCE_YOUR_CALM too many", 0, 2),
