@@ -115,8 +115,8 @@ class ReplyFormat(ABC):
         return None
 
     def background_entry(self) -> StoredResponse:
-        """The entry of a reply that goes on without its client, before its first event. The store gets its end
-        from the last event, whose ``response`` is the entry's new body: :meth:`keep` is to return None."""
+        """The entry of a reply that goes on without its client, before its first event. The store gets its
+        end from the last event, whose ``response`` is the new body: :meth:`keep` is to return None."""
         raise NotImplementedError
 
     # -- replies that are not streamed
