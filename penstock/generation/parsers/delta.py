@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 import msgspec
@@ -20,27 +21,88 @@ class CallDelta(msgspec.Struct, gc=False):
     """The call's id in its first piece; :mod:`penstock.generation.parsers.message` sets it."""
 
 
-class Delta(msgspec.Struct, gc=False):
-    """The next piece of a message. All pieces joined by field (calls by index) are the whole message."""
+class TextDelta(msgspec.Struct, gc=False):
+    """The next piece of content or of reasoning."""
 
-    content: str = ""
-    reasoning: str = ""
-    calls: list[CallDelta] = msgspec.field(default_factory=list)
+    text: str
+    reasoning: bool = False
+
+
+class Delta:
+    """The next pieces of a message, in the order of the output. Neighbours of the same kind (calls: of the
+    same index) are one piece."""
+
+    __slots__ = ("pieces",)
+
+    def __init__(self, *, reasoning: str = "", content: str = "", calls: Iterable[CallDelta] = ()) -> None:
+        """In this order."""
+        self.pieces: list[TextDelta | CallDelta] = []
+        self.add_reasoning(reasoning)
+        self.add_content(content)
+        for call in calls:
+            self.add_call(call)
+
+    def add_content(self, text: str) -> None:
+        self._add_text(text, reasoning=False)
+
+    def add_reasoning(self, text: str) -> None:
+        self._add_text(text, reasoning=True)
+
+    def _add_text(self, text: str, *, reasoning: bool) -> None:
+        if not text:
+            return
+        last = self.pieces[-1] if self.pieces else None
+        if isinstance(last, TextDelta) and last.reasoning == reasoning:
+            last.text += text
+        else:
+            self.pieces.append(TextDelta(text, reasoning))
+
+    def add_call(self, call: CallDelta) -> None:
+        last = self.pieces[-1] if self.pieces else None
+        if isinstance(last, CallDelta) and last.index == call.index:
+            last.arguments += call.arguments
+        else:
+            self.pieces.append(call)
 
     def add(self, other: Delta) -> None:
-        """Append the piece that follows this one."""
-        self.content += other.content
-        self.reasoning += other.reasoning
-        for call in other.calls:
-            last = self.calls[-1] if self.calls else None
-            if last is not None and last.index == call.index:
-                last.arguments += call.arguments
+        """Append the pieces that follow these."""
+        for piece in other.pieces:
+            if isinstance(piece, CallDelta):
+                self.add_call(piece)
             else:
-                self.calls.append(call)
+                self._add_text(piece.text, reasoning=piece.reasoning)
+
+    @property
+    def content(self) -> str:
+        return self._text(reasoning=False)
+
+    @property
+    def reasoning(self) -> str:
+        return self._text(reasoning=True)
+
+    def _text(self, *, reasoning: bool) -> str:
+        texts = [
+            piece.text
+            for piece in self.pieces
+            if isinstance(piece, TextDelta) and piece.reasoning == reasoning
+        ]
+        return "".join(texts)
+
+    @property
+    def calls(self) -> list[CallDelta]:
+        return [piece for piece in self.pieces if isinstance(piece, CallDelta)]
 
     def __bool__(self) -> bool:
-        """Whether the piece adds anything."""
-        return bool(self.content or self.reasoning or self.calls)
+        """Whether there are any pieces."""
+        return bool(self.pieces)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Delta) and self.pieces == other.pieces
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Delta({self.pieces})"
 
 
 class OutputParser(Protocol):

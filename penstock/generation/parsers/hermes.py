@@ -69,11 +69,11 @@ class HermesParser:
         if not tag:
             safe = len(before) - held_back(before, OPEN)
             safe = len(before[:safe].rstrip())
-            delta.content += before[:safe]
+            delta.add_content(before[:safe])
             self._held = before[safe:]
             return False
         text = before.rstrip()
-        delta.content += text
+        delta.add_content(text)
         self._gap, self._held = before[len(text) :], after
         self._scanner = CallScanner()
         return True
@@ -84,11 +84,11 @@ class HermesParser:
         if scanner.done and not scanner.started and scanner.name is not None:
             call = CallDelta(self._calls, scanner.name, "{}")
         elif ended and not scanner.started:
-            delta.content += self._gap + OPEN + scanner.raw
+            delta.add_content(self._gap + OPEN + scanner.raw)
             self._scanner = None
             return True
         if call is not None:
-            delta.add(Delta(calls=[call]))
+            delta.add_call(call)
         if not ended:
             return False
         self._calls += 1

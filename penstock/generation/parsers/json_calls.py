@@ -84,7 +84,7 @@ class JsonCallsParser:
     def _scan(self, scanner: CallScanner, delta: Delta) -> bool:
         self._held, call = scanner.read(self._held, self._calls)
         if call is not None:
-            delta.add(Delta(calls=[call]))
+            delta.add_call(call)
         if not (scanner.done or scanner.broken):
             return False
         self._scanner = None
@@ -97,7 +97,7 @@ class JsonCallsParser:
 
     def _give_up(self, delta: Delta) -> bool:
         """Text that is no call: all that follows is content."""
-        delta.content += self._prefix + self._held
+        delta.add_content(self._prefix + self._held)
         self._prefix = self._held = ""
         self.idle = True
         return False

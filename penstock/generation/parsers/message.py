@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable
 from typing import NamedTuple
 
-from penstock.generation.parsers.delta import Delta, OutputParser
+from penstock.generation.parsers.delta import CallDelta, Delta, OutputParser, TextDelta
 
 
 def new_call_id() -> str:
@@ -60,26 +60,38 @@ class MessageParser:
         """The delta of the next piece of the output. ``last``: it is the final one; ``cut``: as max_tokens
         ended the output."""
         if self._reasoning is None:
-            delta = Delta(content=text)
+            read = Delta(content=text)
         else:
-            delta = self._reasoning.push(text)
+            read = self._reasoning.push(text)
             if last:
-                delta.add(self._reasoning.finish(cut=cut))
-            if not self._format.show_reasoning:
-                delta.reasoning = ""
-        if self._tools is not None:
-            content, delta.content = delta.content, ""
-            delta.add(self._tools.push(content))
-            if last:
-                delta.add(self._tools.finish(cut=cut))
-            self._complete_calls(delta)
+                read.add(self._reasoning.finish(cut=cut))
+        delta = Delta()
+        for piece in read.pieces:
+            self._add(delta, piece)
+        if self._tools is not None and last:
+            self._add_calls(delta, self._tools.finish(cut=cut))
         return delta
 
-    def _complete_calls(self, delta: Delta) -> None:
-        """Drop surplus calls and give new ones their ids."""
-        if self._format.one_call:
-            delta.calls = [call for call in delta.calls if call.index == 0]
-        for call in delta.calls:
-            self.called = not self._format.named
-            if call.name is not None:
-                call.id = self._new_id()
+    def _add(self, delta: Delta, piece: TextDelta | CallDelta) -> None:
+        """Add what the parser of reasoning has read; its content is input of the parser of tool calls."""
+        assert isinstance(piece, TextDelta)
+        if piece.reasoning:
+            if self._format.show_reasoning:
+                delta.add_reasoning(piece.text)
+        elif self._tools is None:
+            delta.add_content(piece.text)
+        else:
+            self._add_calls(delta, self._tools.push(piece.text))
+
+    def _add_calls(self, delta: Delta, read: Delta) -> None:
+        """Add content and calls, without surplus calls. New ones get their ids."""
+        for piece in read.pieces:
+            if isinstance(piece, CallDelta):
+                if piece.index and self._format.one_call:
+                    continue
+                self.called = not self._format.named
+                if piece.name is not None:
+                    piece.id = self._new_id()
+                delta.add_call(piece)
+            else:
+                delta.add_content(piece.text)
