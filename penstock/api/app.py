@@ -199,7 +199,10 @@ class App:
         if root and scope["path"].startswith(f"{root}/"):  # a proxy may have removed it
             scope["path"] = scope["path"][len(root) :]
         path, method = scope["path"], scope["method"]
-        exchange.dialect = self._dialects.get(path)
+        exchange.dialect = dialect = self._dialects.get(path)
+        if dialect is not None and dialect.request_id_header:
+            id_header = (dialect.request_id_header, exchange.request_id.encode("latin-1"))
+            exchange.headers = [*exchange.headers, id_header]
         if self.tracing is not None and exchange.dialect is not None:
             exchange.trace = self.tracing.extract(scope["headers"])
         if method == "OPTIONS":

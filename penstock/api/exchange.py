@@ -6,8 +6,11 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
+from penstock.dialects.messages.errors import VERSION_HEADER
+from penstock.dialects.messages.errors import error_body as messages_error
 from penstock.generation.dialect import Dialect
 from penstock.generation.replies.reply import RequestReply
+from penstock.http.asgi import first_headers
 from penstock.http.errors import ApiError
 from penstock.http.sink import Message, Receive, Scope, Send, Sink
 from penstock.streaming.stream import StreamError
@@ -102,7 +105,11 @@ class Exchange:
 
     def error_body(self, error: ApiError) -> bytes:
         """The body of an error reply, in the shape of the API that is asked."""
-        return error.body() if self.dialect is None else self.dialect.error_body(error, self.request_id)
+        if self.dialect is not None:
+            return self.dialect.error_body(error, self.request_id)
+        if VERSION_HEADER in first_headers(self.scope):
+            return messages_error(error, self.request_id)
+        return error.body()
 
     def add_warning(self, text: str) -> None:
         """Add a ``Warning`` header (RFC 7234, 5.5; 299: a lasting condition) to the reply."""

@@ -63,6 +63,8 @@ class Route(NamedTuple):
     example: Schema | None = None
     events: str | None = None
     """Name of the schema of one event of a streamed reply."""
+    error: str = "Error"
+    """Name of the schema of its errors."""
 
 
 class ApiDescription(NamedTuple):
@@ -76,6 +78,8 @@ class ApiDescription(NamedTuple):
     """Schemas of the reply and its events by the names that references use."""
     required: tuple[str, ...] = ()
     """Fields that the type leaves optional and that requests need."""
+    invoked: bool = False
+    """Whether ``/invocations`` serves it, too."""
 
 
 def check_names(descriptions: Sequence[ApiDescription]) -> Sequence[ApiDescription]:

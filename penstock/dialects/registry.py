@@ -12,6 +12,8 @@ from penstock.dialects.chat.dialect import ChatCompletions
 from penstock.dialects.completions import openapi as completions
 from penstock.dialects.completions.dialect import Completions
 from penstock.dialects.invocations import Invocations
+from penstock.dialects.messages import openapi as messages
+from penstock.dialects.messages.dialect import Messages
 from penstock.dialects.openapi_schema import check_names
 from penstock.generation.dialect import Dialect
 from penstock.generation.input_processor import InputProcessor
@@ -23,8 +25,13 @@ def make_dialects(
 ) -> list[Dialect]:
     """One dialect per API. ``store``: for APIs that keep replies; None: they keep none."""
     completions, chat = Completions(config, processor), ChatCompletions(config, processor)
-    return [completions, chat, Invocations({"messages": chat, "prompt": completions})]
+    return [
+        completions,
+        chat,
+        Messages(config, processor),
+        Invocations({"messages": chat, "prompt": completions}),
+    ]
 
 
-DESCRIPTIONS = check_names((completions.DESCRIPTION, chat.DESCRIPTION))
+DESCRIPTIONS = check_names((completions.DESCRIPTION, chat.DESCRIPTION, messages.DESCRIPTION))
 """One entry per API, for the OpenAPI document."""

@@ -56,6 +56,11 @@ class ReplyFormat(ABC):
     """Whether a choice's text belongs to blocks, which :meth:`event` opens and closes: ``head`` then differs
     from block to block, and the format makes the first event and the last one of a choice."""
 
+    usage_first: ClassVar[bool] = False
+    """Whether the opening event of a choice has the usage."""
+    keep_alive: ClassVar[bytes] = b": keep-alive\n\n"
+    """What keeps a silent stream open: by default a comment of server-sent events, which clients ignore."""
+
     id: str
     """The reply's id, for clients and the access log."""
     record: EventRecord | None = None
@@ -131,6 +136,8 @@ class Dialect(ABC):
 
     path: ClassVar[str]
     """Path of the route; its method is POST."""
+    request_id_header: ClassVar[bytes] = b""
+    """Name of the header with the request's id in all replies; empty: none."""
 
     def look_up(self, body: bytes, info: RequestInfo) -> Awaitable[Any] | None:
         """What :meth:`plan` needs and must wait for, such as an earlier reply; None: nothing. Raises

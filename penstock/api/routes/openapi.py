@@ -19,20 +19,21 @@ Json = dict[str, Any]
 _REFERENCE = "#/components/schemas/{name}"
 _UNSUPPORTED = {each.request: each.unsupported for each in DESCRIPTIONS} | {TokenizeRequest: UNSUPPORTED}
 _SCHEMAS = SHARED | REPLIES
+_INVOKED = tuple(each for each in DESCRIPTIONS if each.invoked)
 for _description in DESCRIPTIONS:
     _SCHEMAS |= _description.replies
 _SCHEMAS |= {
     "Invocation": {
         "description": "A request of any of the generating routes.",
-        "anyOf": [ref(str(each.route.body)) for each in DESCRIPTIONS],
+        "anyOf": [ref(str(each.route.body)) for each in _INVOKED],
     },
     "InvocationReply": {
         "description": "The reply of that route.",
-        "anyOf": [ref(str(each.route.reply)) for each in DESCRIPTIONS],
+        "anyOf": [ref(str(each.route.reply)) for each in _INVOKED],
     },
     "InvocationEvent": {
         "description": "An event of that route.",
-        "anyOf": [ref(str(each.route.events)) for each in DESCRIPTIONS],
+        "anyOf": [ref(str(each.route.events)) for each in _INVOKED],
     },
 }
 _ERRORS = {
@@ -88,12 +89,12 @@ def _success(route: Route) -> Json:
         return route.reply
     content: Json = {"application/json": {"schema": ref(route.reply)}}
     if route.events is not None:
-        content["text/event-stream"] = {"schema": _events(route.events)}
+        content["text/event-stream"] = {"schema": _events(route.events, route.error)}
     return {"description": _SCHEMAS[route.reply]["description"], "content": content}
 
 
-def _events(name: str) -> Json:
-    content = {"anyOf": [ref(name), ref("Error")]}
+def _events(name: str, error: str) -> Json:
+    content = {"anyOf": [ref(name), ref(error)]}
     data = [
         {"type": "string", "contentMediaType": "application/json", "contentSchema": content},
         {"const": "[DONE]"},
@@ -294,7 +295,8 @@ def _operation(route: Route, *, guarded: bool, local: bool) -> Json:
         "summary": route.summary,
         "operationId": route.operation,
         "tags": [route.tag],
-        "responses": {"200": _success(route)} | {str(status): _error(status) for status in statuses},
+        "responses": {"200": _success(route)}
+        | {str(status): _error(status, route.error) for status in statuses},
     }
     if route.parameters:
         operation["parameters"] = list(route.parameters)
@@ -306,8 +308,8 @@ def _operation(route: Route, *, guarded: bool, local: bool) -> Json:
     return operation
 
 
-def _error(status: int) -> Json:
-    schema = "FailedOperation" if status in _FAILED_OPERATION else "Error"
+def _error(status: int, schema: str) -> Json:
+    schema = "FailedOperation" if status in _FAILED_OPERATION else schema
     description = _ERRORS[status]
     return {"description": description, "content": {"application/json": {"schema": ref(schema)}}}
 

@@ -44,6 +44,7 @@ DESCRIPTION = ApiDescription(
     ),
     request=ChatCompletionRequest,
     unsupported=UNSUPPORTED,
+    invoked=True,
     replies={
         "ToolCallReply": shape(
             "A call of a function.",

@@ -39,6 +39,7 @@ DESCRIPTION = ApiDescription(
     ),
     request=CompletionRequest,
     unsupported=UNSUPPORTED,
+    invoked=True,
     replies={
         "CompletionLogprobs": shape(
             "Log probabilities, one entry per token.",

@@ -29,8 +29,6 @@ TOKEN_BYTES = 40
 CANDIDATE_BYTES = 48
 """Bytes of one held logprob, of a token or an alternative: 8 in its columns, and about 40 when it is sent."""
 NOT_KEPT = StreamError(500, "internal_error", "The response could not be stored.")
-COMMENT = b": keep-alive\n\n"
-"""A comment of server-sent events, which clients ignore."""
 _NOT_READING = (ReplyState.BLOCKED, ReplyState.PAUSED)
 _WITH_TEXT = (FinishReason.NONE, FinishReason.LENGTH, FinishReason.GRAMMAR)
 """Finish reasons of rows whose tokens are all text."""
@@ -199,7 +197,10 @@ class StreamedReply(RequestReply):
         opening, prompt_ids = b"", None
         if not choice.begun:
             prompt_ids = prompt_token_ids(choice.prompt) if plan.return_token_ids else None
-            opening = format.first(index, prompt_ids, self._usage(choice, 0))
+            usage = self._usage(choice, 0)
+            if format.usage_first:
+                usage = TokenUsage(choice.prompt.length, 0, self.cached)
+            opening = format.first(index, prompt_ids, usage)
             if opening:
                 choice.begun, prompt_ids = True, None
         text, delta = choice.text.decode(), None
@@ -240,10 +241,10 @@ class StreamedReply(RequestReply):
         self.sink.send(data, last=last)
 
     def send_keep_alive(self, since: float, now: float) -> None:
-        """Send a comment unless one was sent after ``since``. It may precede the first event."""
+        """Send a sign of life unless one was sent after ``since``. It may precede the first event."""
         if not (self._paused or self.ended) and self._last_comment <= since:
             self._last_comment = now
-            self._send(COMMENT)
+            self._send(self.format.keep_alive)
             if self.started:
                 self._choose_paths()  # bytes may wait now
 

@@ -329,21 +329,21 @@ def check_best_of(best_of: int, n: int, *, stream: bool) -> None:
         raise refused("best_of must equal n when `stream=True`.", "best_of", best_of)
 
 
-def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
-    """The stop strings of a request. Raises ApiError for one that is empty or too long."""
+def stop_strings(stop: str | list[str] | None, field: str = "stop") -> tuple[str, ...]:
+    """The stop strings in the ``field`` of a request. Raises ApiError for one that is empty or too long."""
     if not stop:
         if stop == "":
-            raise ApiError(400, "stop cannot contain an empty string.", param="stop")
+            raise ApiError(400, f"{field} cannot contain an empty string.", param=field)
         return ()
     strings = (stop,) if isinstance(stop, str) else tuple(dict.fromkeys(stop))
     if "" in strings:
-        raise ApiError(400, "stop cannot contain an empty string.", param="stop")
+        raise ApiError(400, f"{field} cannot contain an empty string.", param=field)
     longest = max(map(len, strings))
     if longest > MAX_STOP_CHARACTERS:
         raise ApiError(
             400,
-            f"stop has a string of {longest} characters, at most {MAX_STOP_CHARACTERS} are allowed.",
-            param="stop",
+            f"{field} has a string of {longest} characters, at most {MAX_STOP_CHARACTERS} are allowed.",
+            param=field,
         )
     return strings
 

@@ -1,0 +1,143 @@
+"""The content blocks of a reply: which one the next piece of output belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any, NamedTuple
+
+from penstock.dialects.messages.thinking import signature_of
+from penstock.generation.parsers.delta import CallDelta, Delta
+
+
+class Kind(Enum):
+    TEXT = "text"
+    THINKING = "thinking"
+    TOOL_USE = "tool_use"
+
+
+class Start(NamedTuple):
+    """A block begins."""
+
+    index: int
+    kind: Kind
+    id: str = ""
+    """Of a tool_use."""
+    name: str = ""
+
+
+class Piece(NamedTuple):
+    """Text of the open block: of a tool_use, JSON of its input."""
+
+    index: int
+    kind: Kind
+    text: str
+
+
+class Stop(NamedTuple):
+    """The open block ends."""
+
+    index: int
+    kind: Kind
+    signature: str = ""
+    """Of thinking."""
+
+
+Step = Start | Piece | Stop
+
+
+class BlockSequence:
+    """Divides an output into blocks. Joined steps do not depend on how the output is cut.
+
+    White space at the start of a text or thinking block is held back, for there may be nothing else: models
+    write it between thinking, text and calls. An output that is white space alone is a text.
+    """
+
+    def __init__(self, *, omit_thinking: bool = False) -> None:
+        """``omit_thinking``: the text of thinking is in the signature alone."""
+        self.open: Kind | None = None
+        self.index = -1
+        """Of the open block, or of the last one."""
+        self.called = False
+        """Whether there was a tool_use."""
+        self._omit_thinking = omit_thinking
+        self._gap = ""
+        """White space held back."""
+        self._gap_kind = Kind.TEXT
+        self._thinking: list[str] = []
+
+    def push(self, delta: Delta) -> Iterator[Step]:
+        """The steps of the next piece of output."""
+        for piece in _pieces(delta):
+            if isinstance(piece, CallDelta):
+                yield from self._call(piece)
+            else:
+                kind, text = piece
+                yield from self.text(kind, text)
+
+    def text(self, kind: Kind, text: str) -> Iterator[Step]:
+        if self.open is not kind:
+            if self._gap_kind is not kind:
+                self._gap, self._gap_kind = "", kind
+            text = self._gap + text
+            if not text or text.isspace():
+                self._gap = text
+                return
+            self._gap = ""
+            yield from self._start(kind)
+        if kind is Kind.THINKING:
+            self._thinking.append(text)
+            if self._omit_thinking:
+                return
+        if text:
+            yield Piece(self.index, kind, text)
+
+    def finish(self) -> Iterator[Step]:
+        """The steps of the output's end."""
+        if self.index < 0 and self._gap and self._gap_kind is Kind.TEXT:
+            yield from self._start(Kind.TEXT)
+            yield Piece(self.index, Kind.TEXT, self._gap)
+        yield from self._stop()
+
+    def _call(self, call: CallDelta) -> Iterator[Step]:
+        if call.name is not None:
+            self.called = True
+            id = call.id or ""
+            if id.startswith("call_"):
+                id = "toolu_" + id[len("call_") :]
+            yield from self._start(Kind.TOOL_USE, id, call.name)
+        if call.arguments:
+            yield Piece(self.index, Kind.TOOL_USE, call.arguments)
+
+    def _start(self, kind: Kind, id: str = "", name: str = "") -> Iterator[Step]:
+        yield from self._stop()
+        self._gap = ""
+        self.index += 1
+        self.open = kind
+        yield Start(self.index, kind, id, name)
+
+    def _stop(self) -> Iterator[Step]:
+        kind, self.open = self.open, None
+        if kind is Kind.THINKING:
+            text = "".join(self._thinking)
+            self._thinking.clear()
+            yield Stop(self.index, kind, signature_of(text, carry=self._omit_thinking))
+        elif kind is not None:
+            yield Stop(self.index, kind)
+
+
+def _pieces(delta: Delta) -> Iterator[tuple[Kind, str] | CallDelta]:
+    if delta.reasoning:
+        yield Kind.THINKING, delta.reasoning
+    if delta.content:
+        yield Kind.TEXT, delta.content
+    yield from delta.calls
+
+
+def start_fields(start: Start) -> dict[str, Any]:
+    """The field ``content_block`` of the event that starts a block."""
+    if start.kind is Kind.TEXT:
+        return {"type": "text", "text": ""}
+    if start.kind is Kind.THINKING:
+        return {"type": "thinking", "thinking": "", "signature": ""}
+    return {"type": "tool_use", "id": start.id, "name": start.name, "input": {}}

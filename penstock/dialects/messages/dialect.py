@@ -1,0 +1,155 @@
+"""``/v1/messages``: Anthropic's API. Checks a request body and makes its plan and reply format."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+from penstock.config.serve import ServeConfig
+from penstock.dialects.messages.conversation import convert_messages, system_texts
+from penstock.dialects.messages.errors import error_body
+from penstock.dialects.messages.reply import MessagesReply
+from penstock.dialects.messages.request_schema import UNSUPPORTED, CountTokensRequest, MessagesRequest
+from penstock.dialects.messages.thinking import Thinking, parse_thinking
+from penstock.dialects.messages.tools import convert_choice, convert_tools
+from penstock.generation.dialect import NO_INFO, Dialect, RequestInfo
+from penstock.generation.input_processor import InputProcessor
+from penstock.generation.parsers.message import MessageFormat
+from penstock.generation.plan import ASSISTANT, RequestPlan, constrain
+from penstock.generation.request import validation
+from penstock.generation.request.schemas import GenerateRequest, Message
+from penstock.generation.request.structured_output import Constraint, SchemaPart, json_constraint
+from penstock.generation.request.tool_choice import ToolChoice, parse_tool_choice
+from penstock.http.errors import ApiError, refused
+
+
+class _Conversation(NamedTuple):
+    """The prompt of a request, and what its output may be."""
+
+    text: str
+    choice: ToolChoice
+    one_call: bool
+    thinking: Thinking
+
+
+class Messages(Dialect):
+    """Anthropic's Messages."""
+
+    path = "/v1/messages"
+    request_id_header = b"request-id"
+
+    def __init__(self, config: ServeConfig, processor: InputProcessor) -> None:
+        self._processor = processor
+        self._decoder = processor.decoder(MessagesRequest)
+        self._unsupported = processor.unsupported(UNSUPPORTED)
+
+    def plan(self, body: bytes, info: RequestInfo = NO_INFO, found: Any = None) -> RequestPlan:
+        processor = self._processor
+        request = self._decoder.decode(body)
+        self._unsupported.check(request)
+        processor.check_model(request.model)
+        conversation = _conversation(processor, request)
+        plan = processor.plan(
+            _sampling_fields(request),
+            info.request_id,
+            [conversation.text],
+            max_tokens=request.max_tokens,
+            logprobs=-1,
+        )
+        plan.include_usage, plan.continuous_usage = True, False
+        plan.add_special_tokens = False
+        plan.dialect_fields = conversation.thinking.omitted
+        choice = conversation.choice
+        plan.warning = choice.warning
+        constraint = choice.constraint or _output_constraint(request, processor.json_whitespace)
+        if constraint is not None:
+            constrain(plan, constraint)
+        plan.format = _message_format(processor, conversation, constrained=constraint is not None)
+        if plan.format is not None and processor.has_special_markers:
+            plan.skip_special_tokens = False
+        return plan
+
+    def reply_format(self, plan: RequestPlan, request_id: str) -> MessagesReply:
+        return MessagesReply(plan, request_id, omit_thinking=plan.dialect_fields)
+
+    def error_body(self, error: ApiError, request_id: str) -> bytes:
+        return error_body(error, request_id)
+
+
+def _sampling_fields(request: MessagesRequest) -> GenerateRequest:
+    validation.stop_strings(request.stop_sequences, "stop_sequences")
+    return GenerateRequest(
+        model=request.model,
+        stream=request.stream,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        min_p=request.min_p,
+        stop=request.stop_sequences,
+        seed=request.seed,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+    )
+
+
+def _conversation(processor: InputProcessor, request: CountTokensRequest) -> _Conversation:
+    """Raises ApiError."""
+    given = request.tool_choice
+    one_call = given is not None and bool(given.disable_parallel_tool_use)
+    choice = parse_tool_choice(
+        convert_tools(request.tools),
+        convert_choice(given),
+        one_call=one_call,
+        constrained=False,
+        known_format=processor.output_format.tools is not None,
+        whitespace=processor.json_whitespace,
+    )
+    thinking = parse_thinking(request)
+    messages = convert_messages(request)
+    if not messages:
+        raise ApiError(400, "messages must have at least one message.", param="messages")
+    head, volatile = system_texts(request.system)
+    if head or volatile:
+        messages.insert(0, Message("system", "\n\n".join([*head, *volatile])))
+    continued = messages[-1].role == ASSISTANT
+    text = processor.render(
+        messages,
+        add_generation_prompt=not continued,
+        continue_final_message=continued,
+        tools=choice.tools,
+        variables=thinking.variables,
+    )
+    return _Conversation(text, choice, one_call, thinking)
+
+
+def _output_constraint(request: CountTokensRequest, whitespace: str) -> Constraint | None:
+    """From output_config.format, or its earlier name. Raises ApiError."""
+    field, format = "output_config.format", request.output_config and request.output_config.format
+    if format is None:
+        field, format = "output_format", request.output_format
+    if format is None:
+        return None
+    if format.type != "json_schema":
+        raise refused(f"{field}.type must be json_schema.", f"{field}.type", format.type)
+    if format.schema is None:
+        raise ApiError(400, f"{field}.schema is missing.", param=f"{field}.schema")
+    part = SchemaPart((), f"{field}.schema")
+    return json_constraint(part.field, format.schema, whitespace, parts=(part,))
+
+
+def _message_format(
+    processor: InputProcessor, conversation: _Conversation, *, constrained: bool
+) -> MessageFormat | None:
+    """Which parsers the output needs; None if it is all text."""
+    known, choice = processor.output_format, conversation.choice
+    tools = known.tools if choice.may_call else choice.parser
+    reasoning = None if constrained else known.reasoning
+    if tools is None and reasoning is None:
+        return None
+    return MessageFormat(
+        reasoning=partial(reasoning, conversation.text) if reasoning else None,
+        tools=tools,
+        show_reasoning=conversation.thinking.shown,
+        one_call=conversation.one_call,
+        named=choice.named,
+    )

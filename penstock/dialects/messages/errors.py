@@ -1,0 +1,45 @@
+"""Errors in the shape of Anthropic's API."""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.http.errors import ApiError
+
+_TYPES = {
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+TOO_LONG = "prompt is too long"
+"""How clients recognize that they must shorten the conversation."""
+
+VERSION_HEADER = b"anthropic-version"
+"""All clients of Anthropic's API send it, on all routes."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+def error_type(status: int) -> str:
+    """Anthropic's type of an error with this HTTP status."""
+    return _TYPES.get(status) or ("api_error" if status >= 500 else "invalid_request_error")
+
+
+def error_body(error: ApiError, request_id: str) -> bytes:
+    """The body of an error reply, or the data of an error event."""
+    message = error.message
+    if error.param == "input_tokens":  # the prompt is longer than the context
+        message = f"{TOO_LONG}: {message}"
+    return _encode(
+        {
+            "type": "error",
+            "error": {"type": error_type(error.status), "message": message},
+            "request_id": request_id,
+        }
+    )

@@ -1,0 +1,210 @@
+"""Events and whole replies of ``/v1/messages``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from penstock.dialects.messages.blocks import BlockSequence, Kind, Piece, Start, Step, start_fields
+from penstock.dialects.messages.errors import error_body
+from penstock.generation.dialect import ReplyFormat
+from penstock.generation.parsers.delta import Delta
+from penstock.generation.plan import RequestPlan
+from penstock.generation.replies.collected import CollectedReply
+from penstock.generation.replies.logprobs import TokenLogprobs
+from penstock.generation.replies.token_usage import TokenUsage
+from penstock.http.admission import stream_failed
+from penstock.http.asgi import encode_json
+from penstock.streaming.stream import StreamError
+from penstock.wire.messages import KVTransferParams
+
+_STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+_START = b'event: content_block_start\ndata: {"type":"content_block_start","index":%d,"content_block":%b}\n\n'
+_DELTA = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":"%b":"'
+_DELTA_TYPES = {
+    Kind.TEXT: b'text_delta","text',
+    Kind.THINKING: b'thinking_delta","thinking',
+    Kind.TOOL_USE: b'input_json_delta","partial_json',
+}
+_DELTA_END = b'"}}\n\n'
+
+_decode = msgspec.json.Decoder().decode
+
+
+class MessagesReply(ReplyFormat):
+    """A message: blocks of text, thinking and calls of tools."""
+
+    __slots__ = ("_blocks", "_finish_reason", "_head", "_plan", "_request_id", "_stop_sequence", "id")
+
+    blocks = True
+    usage_first = True
+    keep_alive = b'event: ping\ndata: {"type":"ping"}\n\n'
+
+    def __init__(self, plan: RequestPlan, request_id: str, *, omit_thinking: bool) -> None:
+        self.id = f"msg_{plan.request_id or request_id}"
+        self._plan = plan
+        self._request_id = request_id
+        self._blocks = BlockSequence(omit_thinking=omit_thinking)
+        self._finish_reason: bytes | None = None
+        self._stop_sequence: str | None = None
+        self._head = b""
+
+    # -- events
+
+    def head(self, index: int) -> bytes:
+        return self._head
+
+    def tail(self) -> bytes:
+        return _DELTA_END
+
+    def text_open(self, index: int) -> bool:
+        return self._blocks.open is Kind.TEXT
+
+    def first(self, index: int, prompt_token_ids: Sequence[int] | None, usage: TokenUsage | None) -> bytes:
+        message = self._message([], None, None, usage)
+        return b'event: message_start\ndata: {"type":"message_start","message":%b}\n\n' % encode_json(message)
+
+    def event(
+        self,
+        index: int,
+        text: bytes,
+        *,
+        delta: Delta | None = None,
+        finish_reason: bytes | None = None,
+        stop_reason: int | str | None = None,
+        logprobs: TokenLogprobs | None = None,
+        token_ids: Sequence[int] | None = None,
+        prompt_token_ids: Sequence[int] | None = None,
+        usage: TokenUsage | None = None,
+        kv_transfer_params: KVTransferParams | None = None,
+    ) -> bytes:
+        if delta is None:
+            if text and self._blocks.open is Kind.TEXT:
+                events = b"".join((self._head, text, _DELTA_END))
+            else:
+                steps = self._blocks.text(Kind.TEXT, _decode(b'"%b"' % text))
+                events = b"".join(map(self._spell, steps))
+        else:
+            events = b"".join(map(self._spell, self._blocks.push(delta)))
+        if finish_reason is not None:
+            self._finish(finish_reason, stop_reason)
+            events += b"".join(map(self._spell, self._blocks.finish()))
+        return events
+
+    def _spell(self, step: Step) -> bytes:
+        if isinstance(step, Piece):
+            start = self._head if step.kind is Kind.TEXT else _DELTA % (step.index, _DELTA_TYPES[step.kind])
+            return b"".join((start, encode_json(step.text)[1:-1], _DELTA_END))
+        if isinstance(step, Start):
+            self._head = _DELTA % (step.index, _DELTA_TYPES[Kind.TEXT])
+            return _START % (step.index, encode_json(start_fields(step)))
+        signed = b""
+        if step.signature:
+            signed = b"".join(
+                (_DELTA % (step.index, b'signature_delta","signature'), step.signature.encode(), _DELTA_END)
+            )
+        return (
+            signed
+            + b'event: content_block_stop\ndata: {"type":"content_block_stop","index":%d}\n\n' % step.index
+        )
+
+    def end(self, usage: TokenUsage | None) -> bytes:
+        assert usage is not None  # the plan asks for it
+        fields = {
+            "type": "message_delta",
+            "delta": {"stop_reason": self._stop_reason(usage), "stop_sequence": self._stop_sequence},
+            "usage": _usage_fields(usage),
+        }
+        return b"event: message_delta\ndata: %b\n\n" % encode_json(fields) + _STOP
+
+    def error(self, error: StreamError) -> bytes:
+        return b"event: error\ndata: %b\n\n" % error_body(stream_failed(error), self._request_id)
+
+    # -- the end
+
+    def _finish(self, finish_reason: bytes, stop_reason: int | str | None) -> None:
+        self._finish_reason = finish_reason
+        if isinstance(stop_reason, str):
+            self._stop_sequence = stop_reason
+
+    def _stop_reason(self, usage: TokenUsage) -> str:
+        plan = self._plan
+        if self._finish_reason == b"length":
+            full = usage.prompt_tokens + usage.completion_tokens >= plan.max_model_len
+            cut = full and plan.max_tokens != 0 and usage.completion_tokens < plan.base.max_tokens
+            return "model_context_window_exceeded" if cut else "max_tokens"
+        if self._stop_sequence is not None:
+            return "stop_sequence"
+        return "tool_use" if self._blocks.called else "end_turn"
+
+    # -- replies that are not streamed
+
+    def whole(self, reply: CollectedReply) -> Iterator[bytes]:
+        choice = reply.choices[0]
+        text = choice.text.decode()
+        delta = Delta(content=text) if choice.parser is None else choice.parse(text)
+        self._finish(choice.finish_reason, choice.stop_reason)
+        content = _joined([*self._blocks.push(delta), *self._blocks.finish()])
+        usage = reply.usage()
+        message = self._message(content, self._stop_reason(usage), self._stop_sequence, usage)
+        yield encode_json(message)
+
+    def _message(
+        self,
+        content: list[dict[str, Any]],
+        stop_reason: str | None,
+        stop_sequence: str | None,
+        usage: TokenUsage | None,
+    ) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._plan.model,
+            "content": content,
+            "stop_reason": stop_reason,
+            "stop_sequence": stop_sequence,
+            "usage": _usage_fields(usage or TokenUsage(0, 0, None)) | {"service_tier": "standard"},
+        }
+
+
+def _usage_fields(usage: TokenUsage) -> dict[str, Any]:
+    cached = usage.cached_tokens or 0
+    return {
+        "input_tokens": usage.prompt_tokens - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": usage.completion_tokens,
+    }
+
+
+def _joined(steps: Sequence[Step]) -> list[dict[str, Any]]:
+    """The blocks of a whole reply."""
+    blocks: list[dict[str, Any]] = []
+    texts: list[str] = []
+    for step in steps:
+        if isinstance(step, Start):
+            blocks.append(start_fields(step))
+            texts.clear()
+        elif isinstance(step, Piece):
+            texts.append(step.text)
+        else:
+            block, text = blocks[-1], "".join(texts)
+            if step.kind is Kind.TOOL_USE:
+                block["input"] = _input(text)
+            else:
+                block[step.kind.value] = text
+            if step.signature:
+                block["signature"] = step.signature
+    return blocks
+
+
+def _input(text: str) -> dict[str, Any]:
+    """The input of a call; empty if max_tokens has cut its JSON."""
+    try:
+        value = _decode(text.encode())
+    except (msgspec.MsgspecError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
