@@ -18,7 +18,8 @@ from penstock.dispatch.engine_client import NO_HINTS, RoutingHints
 from penstock.generation.dialect import Dialect, ReplyFormat, RequestInfo
 from penstock.generation.grammars.checker import GrammarChecker
 from penstock.generation.plan import RequestPlan, constrain
-from penstock.generation.prompt.tokenizer import PIECE, Tokenizer
+from penstock.generation.prompt.prompt_encoder import PromptEncoder
+from penstock.generation.prompt.tokenizer import PIECE
 from penstock.generation.replies.collected import CollectedReply
 from penstock.generation.replies.reply import Prompt, RequestContext
 from penstock.generation.replies.streamed import NOT_KEPT, StreamedReply
@@ -72,11 +73,12 @@ class GenerationRoutes:
     """Runs the requests of all dialects."""
 
     def __init__(
-        self, config: ServeConfig, tokenizer: Tokenizer, context: RequestContext, large: ByteBudget
+        self, config: ServeConfig, encoder: PromptEncoder, context: RequestContext, large: ByteBudget
     ) -> None:
         """``large``: for requests that threads work on."""
         self._config = config
-        self._tokenizer = tokenizer
+        self._encoder = encoder
+        self._tokenizer = encoder.tokenizer
         self._context = context
         self._engine_client = context.engine_client
         self._streams = context.streams
@@ -141,7 +143,7 @@ class GenerationRoutes:
                 self._check_open()
             if exchange.tenant is not None and not self._config.shared_prefix_cache:
                 plan.cache_salt = exchange.tenant + (plan.cache_salt or "")
-            hints = self._routing_hints(exchange.scope)
+            hints = self._routing_hints(exchange.scope, plan.session)
             prompts = self._tokenize(plan)
             if prompts is None:
                 tokenized = self._large.run_in_thread(_characters(plan), self._tokenize_all, plan)
@@ -292,12 +294,13 @@ class GenerationRoutes:
             return no_engine(sleeping=sleeping)
         return unavailable(f"Engine {rank} (X-data-parallel-rank) takes no requests.", "no_engine")
 
-    def _routing_hints(self, scope: Scope) -> RoutingHints:
-        """From the headers X-Session-ID and X-data-parallel-rank. Raises ApiError."""
+    def _routing_hints(self, scope: Scope, session: str | None = None) -> RoutingHints:
+        """From the headers X-Session-ID, else ``session``, and X-data-parallel-rank. Raises ApiError."""
         headers = first_headers(scope)
         if RANK_HEADER not in headers and SESSION_HEADER not in headers:
-            return NO_HINTS
-        pin, session = request_header(scope, RANK_HEADER), request_header(scope, SESSION_HEADER)
+            return NO_HINTS if session is None else RoutingHints(session)
+        pin = request_header(scope, RANK_HEADER)
+        session = request_header(scope, SESSION_HEADER) or session
         if pin is None:
             return RoutingHints(session)
         ranks = len(self._engine_client.engines)
@@ -332,7 +335,7 @@ class GenerationRoutes:
         if isinstance(prompt, str):
             if len(prompt) > PIECE:
                 self._check_text(plan, prompt)
-            ids, length = self._tokenizer.encode_bytes(prompt, plan.add_special_tokens)
+            ids, length = self._encoder.encode(prompt, plan.add_special_tokens, plan.cache_salt)
             echo = prompt if plan.echo else plan.echo_text
         else:
             ids, length = prompt, len(prompt) // 4

@@ -40,6 +40,7 @@ from penstock.dispatch.two_phase_commit import TwoPhaseCommit
 from penstock.generation.input_processor import InputProcessor
 from penstock.generation.model_info import ModelInfo, SamplingDefaults, sampling_defaults
 from penstock.generation.prompt.chat_template import ChatTemplate
+from penstock.generation.prompt.prompt_encoder import PromptEncoder, segment_marker
 from penstock.generation.prompt.tokenizer import Tokenizer
 from penstock.generation.replies.keep_alive import KeepAlive
 from penstock.generation.replies.reply import RequestContext, RequestReply, TextTables
@@ -260,7 +261,8 @@ class _Server:
             max_backlog=self._config.max_stream_backlog,
         )
         large = ByteBudget(THREADS_BYTES)
-        self._generation = GenerationRoutes(self._config, tokenizer, context, large)
+        encoder = PromptEncoder(tokenizer, segment_marker(tokenizer, template))
+        self._generation = GenerationRoutes(self._config, encoder, context, large)
         self._metrics_endpoint = MetricsEndpoint(
             launch=launch,
             models=model_info.names,

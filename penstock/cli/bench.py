@@ -15,7 +15,13 @@ import msgspec
 
 from penstock.cli import parser
 from penstock.cli.command import Command
-from penstock.config.bench import OF_STARTED_SERVER, BenchEngineConfig, BenchGatewayConfig, BenchHostConfig
+from penstock.config.bench import (
+    OF_STARTED_SERVER,
+    BenchEngineConfig,
+    BenchGatewayConfig,
+    BenchHostConfig,
+    BenchSessionConfig,
+)
 from penstock.config.errors import ConfigError
 from penstock.config.introspect import options_of
 from penstock.config.origins import Origin, Origins
@@ -76,9 +82,22 @@ def run_gateway(config: BenchGatewayConfig, origins: Origins) -> int:
     return 1 if found is None or found.errors else 0
 
 
+def run_session(config: BenchSessionConfig, origins: Origins) -> int:
+    """1 when a turn failed or nothing could be measured."""
+    from penstock.bench.session_benchmark import measure, render
+
+    return 1 if run_measurement(lambda say: measure(config, say), render, config.json) is None else 0
+
+
 HOST = Command(("bench", "host"), "Measure CPU time per token of API servers.", BenchHostConfig, run_host)
 ENGINE = Command(
     ("bench", "engine"), "Measure CPU time per decode step of an engine.", BenchEngineConfig, run_engine
+)
+SESSION = Command(
+    ("bench", "session"),
+    "Measure CPU time per turn of a long conversation.",
+    BenchSessionConfig,
+    run_session,
 )
 GATEWAY = Command(
     ("bench", "gateway"), "Measure CPU time per event of the gateway.", BenchGatewayConfig, run_gateway

@@ -38,6 +38,12 @@ COMMANDS = (
         ("bench", "engine"), "penstock.cli.bench", "Measure the CPU time of an engine's steps.", "ENGINE"
     ),
     CommandEntry(
+        ("bench", "session"),
+        "penstock.cli.bench",
+        "Measure the CPU time of a turn of a long conversation.",
+        "SESSION",
+    ),
+    CommandEntry(
         ("bench", "gateway"), "penstock.cli.bench", "Measure the CPU time of the gateway.", "GATEWAY"
     ),
     CommandEntry(("version",), "penstock.cli.version", "Print versions of Penstock and its libraries."),

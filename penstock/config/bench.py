@@ -235,6 +235,26 @@ MAX_PROMPT_TOKENS = 1 << 28
 """Maximum prompt tokens of ``penstock bench engine``: two processes hold them, 4 bytes per token."""
 
 
+class BenchSessionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of ``penstock bench session``."""
+
+    history_tokens: Annotated[
+        int, option("Tokens of the conversation before the turns, about.", "Load", ge=100, le=1 << 20)
+    ] = 100_000
+    history_turns: Annotated[
+        int, option("Tool calls with results in that conversation.", "Load", ge=1, le=10_000)
+    ] = 50
+    new_tokens: Annotated[int, option("Tokens that a turn adds, about.", "Load", ge=1, le=1 << 16)] = 200
+    turns: Annotated[int, option("Number of measured turns.", "Load", ge=1, le=1000)] = 50
+    timeout: Timeout = 300.0
+    server_args: ServerArgs = None
+    json: Report = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for arguments that a shell cannot parse."""
+        check_arguments("--server-args", self.server_args)
+
+
 class BenchGatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of ``penstock bench gateway``."""
 

@@ -146,6 +146,7 @@ class InputProcessor:
         if request.priority is not None:
             plan.priority = request.priority
         plan.cache_salt = request.cache_salt
+        plan.session = request.prompt_cache_key
         if request.model in self._adapters:
             plan.model = plan.adapter = request.model
         if request.kv_transfer_params:

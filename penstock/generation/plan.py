@@ -57,6 +57,9 @@ class RequestPlan(msgspec.Struct, gc=False):
     """How often the engine sends tokens."""
     priority: int = 0
     cache_salt: str | None = None
+    session: str | None = None
+    """Requests with the same one run on the same engine if it has room; the header X-Session-ID takes
+    precedence."""
     adapter: str | None = None
     """Name of the LoRA adapter; None: the base model."""
     kv_transfer_params: KVTransferParams | None = None

@@ -14,6 +14,7 @@ from penstock.api.exchange import Exchange
 from penstock.api.generate import GenerationRoutes, Work
 from penstock.config.serve import ServeConfig
 from penstock.dispatch.engine_client import NO_HINTS, EngineClient, RoutingHints
+from penstock.generation.prompt.prompt_encoder import PromptEncoder
 from penstock.generation.replies.collected import CollectedReply
 from penstock.generation.request.validation import MAX_LOGPROB_BYTES
 from penstock.http.errors import ApiError
@@ -74,7 +75,9 @@ def in_routes(fleet: Fleet, test: Callable[[GenerationRoutes, Desk], None]) -> N
     async def run() -> None:
         desk = Desk(tables_of(tiny_tokenizer().raw), engine_client=fleet)
         desk.context.engine_client = cast(EngineClient, fleet)
-        routes = GenerationRoutes(ServeConfig(), tiny_tokenizer(), desk.context, ByteBudget(1 << 20))
+        routes = GenerationRoutes(
+            ServeConfig(), PromptEncoder(tiny_tokenizer(), None), desk.context, ByteBudget(1 << 20)
+        )
         test(routes, desk)
 
     asyncio.run(run())

@@ -138,7 +138,7 @@ def _has_many_ids(body: bytes) -> bool:
 def check_parts(text: bytes, what: str, param: str = "body", *, max_commas: int = MAX_COMMAS) -> None:
     """Raises ApiError if the JSON ``text`` has more than MAX_PARTS strings, lists and objects, or more than
     ``max_commas`` commas between them. ``what`` names it in the message."""
-    if len(text) < 2 * MAX_PARTS:
+    if len(text) < 2 * MAX_PARTS or _has_few_parts(text, max_commas):
         return
     quotes = openings = commas = start = 0
     while start < len(text):
@@ -167,6 +167,19 @@ def check_parts(text: bytes, what: str, param: str = "body", *, max_commas: int 
                 "have. Send the prompts in several requests, or as texts."
             )
             raise ApiError(400, message, type=MALFORMED, param=param)
+
+
+def _has_few_parts(text: bytes, max_commas: int) -> bool:
+    """Whether ``text`` is within the bounds of :func:`check_parts` even if no part of it is in a string: true
+    for a conversation, and told in a twentieth of the time."""
+    codes = np.frombuffer(text, np.uint8)
+
+    def count(character: str) -> int:
+        return int(np.count_nonzero(codes == ord(character)))
+
+    if count('"') // 2 + count("[") + count("{") > MAX_PARTS:
+        return False
+    return len(text) <= max_commas or count(",") <= max_commas
 
 
 def _is_closed(type: type[msgspec.Struct]) -> bool:

@@ -215,7 +215,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     ] = None
     verbosity: Annotated[str | None, about("Not used: no open model knows it.")] = None
     prompt_cache_key: Annotated[
-        str | None, about("Not used: prefixes are found by their tokens; see cache_salt.")
+        str | None, about("Requests with the same one run on the same engine, as with X-Session-ID.")
     ] = None
     prompt_cache_retention: Annotated[
         str | None, about("Not used: prefixes are kept while there is room.")

@@ -1,0 +1,223 @@
+"""``penstock bench session``: CPU time of a turn of a long conversation, which resends all before it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from pydoc_data.topics import topics
+from typing import Any
+
+import httpx
+import msgspec
+
+from penstock.bench.deadline import Deadline, ProgressCallback
+from penstock.bench.errors import BenchError
+from penstock.bench.machine import Machine, this_machine
+from penstock.bench.noop_engine import NoOpEngine
+from penstock.bench.process_usage import cpu_time, pids_of_supervisor
+from penstock.bench.server_process import ServerProcess, serve_command
+from penstock.config.bench import BenchSessionConfig
+from penstock.wire.messages import SamplingParams, Submit, decode_from_server, encode
+
+OUTPUT_TOKENS = 4
+STEP_MS = 2
+SESSION_BYTES = 4
+"""Characters per token, about; the report has the tokens that the server counted."""
+WARM_TURNS = 5
+"""Turns before the measured ones; the first one sends the whole history."""
+
+
+class SessionReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Milliseconds of CPU per turn, as medians over the measured turns."""
+
+    api_server_ms: float
+    """The API server's process, from the socket to the last event, with the JSON of the body."""
+    body_json_ms: float
+    """To decode the body's JSON, measured in this process."""
+    engine_ms: float
+    """The synthetic engine's process, which has no KV cache."""
+    scheduler_ms: float
+    """The engine's scheduler with KV blocks and prefix cache, which runs in this process: decoding the
+    request, prefix lookup, admission and release."""
+    turns: int
+    prompt_tokens: int
+    new_tokens: float
+    body_bytes: int
+    machine: Machine
+
+
+def measure(config: BenchSessionConfig, say: ProgressCallback) -> SessionReport:
+    """Runs the measurement and ends its processes. Raises BenchError."""
+    deadline = Deadline(config.timeout)
+    room = config.history_tokens * 2 + (WARM_TURNS + config.turns) * (config.new_tokens * 2 + OUTPUT_TOKENS)
+    options = {
+        "--engine": "synthetic",
+        "--port": 0,
+        "--synthetic-step-ms": STEP_MS,
+        "--max-model-len": room,
+        "--drain-timeout": 1,
+    }
+    say("starting penstock serve --engine synthetic")
+    arguments = serve_command(options, config.server_args)
+    with ServerProcess(arguments, deadline.left("the start of the server")) as server:
+        pids = pids_of_supervisor(server.pid)
+        say(f"{WARM_TURNS + config.turns} turns after {config.history_tokens:,} tokens")
+        api: list[float] = []
+        engine: list[float] = []
+        decoding: list[float] = []
+        lengths: list[int] = []
+        body = b""
+        with httpx.Client(base_url=server.url, timeout=60) as client:
+            conversation = _Conversation(config)
+            for turn in range(WARM_TURNS + config.turns):
+                deadline.left(f"turn {turn}")
+                body = conversation.body()
+                before = cpu_time(pids.api_servers), cpu_time(pids.engines)
+                text, tokens = _reply(client, body)
+                after = cpu_time(pids.api_servers), cpu_time(pids.engines)
+                conversation.add(text)
+                if turn >= WARM_TURNS:
+                    api.append(after[0].total - before[0].total)
+                    engine.append(after[1].total - before[1].total)
+                    decoding.append(_cpu(lambda body=body: msgspec.json.decode(body)))
+                    lengths.append(tokens)
+    say("the scheduler alone")
+    return SessionReport(
+        api_server_ms=statistics.median(api) * 1000,
+        body_json_ms=statistics.median(decoding) * 1000,
+        engine_ms=statistics.median(engine) * 1000,
+        scheduler_ms=scheduler_turn_s(lengths[0], config.new_tokens, config.turns) * 1000,
+        turns=config.turns,
+        prompt_tokens=lengths[-1],
+        new_tokens=(lengths[-1] - lengths[0]) / max(1, config.turns - 1),
+        body_bytes=len(body),
+        machine=this_machine(),
+    )
+
+
+def render(report: SessionReport) -> str:
+    """The report as a table."""
+    machine = report.machine
+    return "\n".join(
+        (
+            f"a turn of {report.prompt_tokens:,} tokens, {report.new_tokens:,.0f} of them new, in a body of "
+            f"{report.body_bytes:,} bytes; median of {report.turns} turns",
+            f"API server              {report.api_server_ms:7.3f} ms of CPU, of which JSON "
+            f"{report.body_json_ms:.3f} ms",
+            f"synthetic engine        {report.engine_ms:7.3f} ms",
+            f"scheduler, prefix cache {report.scheduler_ms:7.3f} ms",
+            "",
+            f"{machine.cpu}, {machine.cores} cores, {machine.system}, Python {machine.python}",
+        )
+    )
+
+
+class _Conversation:
+    """A coding agent's: calls of a tool, and results of a hundred lines."""
+
+    def __init__(self, config: BenchSessionConfig) -> None:
+        self._new = config.new_tokens * SESSION_BYTES
+        words = " ".join(topics.values()).split()
+        self._words = (words[number * 7919 % len(words)] for number in count())
+        self._number = 0
+        system = self._text(config.history_tokens * SESSION_BYTES // 8)
+        self._messages: list[dict[str, Any]] = [
+            {"role": "system", "content": system},
+            {"role": "user", "content": "Repair the parser, please."},
+        ]
+        each = config.history_tokens * SESSION_BYTES * 7 // 8 // config.history_turns
+        for _ in range(config.history_turns):
+            self._add_call(self._text(each // 10), self._text(each // 10), self._text(each * 8 // 10))
+
+    def body(self) -> bytes:
+        """The next request."""
+        request = {
+            "messages": self._messages,
+            "tools": [_tool(name) for name in ("read", "write", "edit", "run", "search", "list")],
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "max_tokens": OUTPUT_TOKENS,
+        }
+        return msgspec.json.encode(request)
+
+    def add(self, reply: str) -> None:
+        """The model's reply, its call and the tool's result."""
+        self._add_call(reply, self._text(self._new // 10), self._text(self._new * 9 // 10))
+
+    def _add_call(self, content: str, argument: str, result: str) -> None:
+        self._number += 1
+        id = f"call_{self._number}"
+        arguments = msgspec.json.encode({"path": "src/parser.py", "text": argument}).decode()
+        call = {"id": id, "type": "function", "function": {"name": "edit", "arguments": arguments}}
+        self._messages += [
+            {"role": "assistant", "content": content, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": id, "content": result},
+        ]
+
+    def _text(self, length: int) -> str:
+        words: list[str] = []
+        while length > 0:
+            words.append(next(self._words))
+            length -= len(words[-1]) + 1
+        return " ".join(words)
+
+
+def _tool(name: str) -> dict[str, Any]:
+    properties = {field: {"type": "string", "description": f"The {field}."} for field in ("path", "text")}
+    parameters = {"type": "object", "properties": properties, "required": ["path"]}
+    function = {"name": name, "description": f"The tool to {name} files.", "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def _reply(client: httpx.Client, body: bytes) -> tuple[str, int]:
+    """The text of a streamed reply and its prompt tokens. Raises BenchError."""
+    texts: list[str] = []
+    tokens = 0
+    try:
+        reply = client.post(
+            "/v1/chat/completions", content=body, headers={"content-type": "application/json"}
+        )
+        reply.raise_for_status()
+        for event in _events(reply.text):
+            texts += [choice["delta"].get("content") or "" for choice in event["choices"]]
+            tokens = (event.get("usage") or {}).get("prompt_tokens", tokens)
+    except (httpx.HTTPError, KeyError, TypeError, msgspec.MsgspecError) as error:
+        raise BenchError(f"a turn failed: {error}") from None
+    return "".join(texts), tokens
+
+
+def _events(text: str) -> Iterator[dict[str, Any]]:
+    for line in text.splitlines():
+        if line.startswith("data: {"):
+            yield msgspec.json.decode(line[6:])
+
+
+def _cpu(work: Callable[[], object]) -> float:
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def scheduler_turn_s(history_tokens: int, new_tokens: int, turns: int) -> float:
+    """CPU seconds of one turn in the engine's scheduler, without a model: the median of ``turns`` turns."""
+    room = history_tokens + (turns + WARM_TURNS) * (new_tokens + OUTPUT_TOKENS) + 64
+    engine = NoOpEngine(1, room, room)
+    history = [4 + number * 7919 % 50_000 for number in range(room)]
+    spent = []
+    for turn in range(turns + WARM_TURNS):
+        prompt = b"".join(
+            token.to_bytes(4, "little") for token in history[: history_tokens + turn * new_tokens]
+        )
+        submit = encode(Submit(turn + 1, prompt, SamplingParams(max_tokens=OUTPUT_TOKENS, seed=1)))
+        spent.append(_cpu(lambda submit=submit: _run_turn(engine, submit)))
+    return statistics.median(spent[WARM_TURNS:])
+
+
+def _run_turn(engine: NoOpEngine, submit: bytes) -> None:
+    request = decode_from_server(submit)
+    assert isinstance(request, Submit)
+    engine.submit(0, request)
+    while engine.has_work():
+        engine.step()
