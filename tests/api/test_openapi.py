@@ -39,6 +39,7 @@ def test_every_route_is_there() -> None:
         ("get", "/tokenizer_info"),
         ("post", "/detokenize"),
         ("get", "/health"),
+        ("post", "/v1/messages"),
         ("get", "/ready"),
         ("get", "/ping"),
         ("post", "/ping"),

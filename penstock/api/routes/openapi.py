@@ -291,12 +291,12 @@ def _paths(api_key: bool, *, page: bool) -> Json:
 
 def _operation(route: Route, *, guarded: bool, local: bool) -> Json:
     statuses = sorted({*route.errors, 405, *([401] if guarded else [403] if local else [])})
+    errors = {str(status): _error(status, route.error) for status in statuses}
     operation: Json = {
         "summary": route.summary,
         "operationId": route.operation,
         "tags": [route.tag],
-        "responses": {"200": _success(route)}
-        | {str(status): _error(status, route.error) for status in statuses},
+        "responses": {"200": _success(route)} | errors,
     }
     if route.parameters:
         operation["parameters"] = list(route.parameters)
