@@ -127,6 +127,13 @@ class BlockSequence:
 
 
 def _pieces(delta: Delta) -> Iterator[tuple[Kind, str] | CallDelta]:
+    if hasattr(delta, "pieces"):
+        for piece in delta.pieces:
+            if isinstance(piece, CallDelta):
+                yield piece
+            else:
+                yield Kind.THINKING if piece.reasoning else Kind.TEXT, piece.text
+        return
     if delta.reasoning:
         yield Kind.THINKING, delta.reasoning
     if delta.content:

@@ -144,9 +144,10 @@ class MessagesReply(ReplyFormat):
     def whole(self, reply: CollectedReply) -> Iterator[bytes]:
         choice = reply.choices[0]
         text = choice.text.decode()
-        delta = Delta(content=text) if choice.parser is None else choice.parse(text)
+        blocks, parser = self._blocks, choice.parser
+        steps = blocks.text(Kind.TEXT, text) if parser is None else blocks.push(choice.parse(text))
+        content = _joined([*steps, *blocks.finish()])
         self._finish(choice.finish_reason, choice.stop_reason)
-        content = _joined([*self._blocks.push(delta), *self._blocks.finish()])
         usage = reply.usage()
         message = self._message(content, self._stop_reason(usage), self._stop_sequence, usage)
         yield encode_json(message)
