@@ -407,7 +407,8 @@ class Database:
         return None
 
     def page(self, id: str, tenant: str, after: int, most: int) -> EventPage | None:
-        """Events with sequence numbers above ``after``, up to about ``most`` bytes. None: no such response."""
+        """Events with sequence numbers above ``after``, up to about ``most`` bytes. None: no such
+        response."""
         row = self._run(  # the status first: it says whether more events can come after these
             f"SELECT r.number, r.status FROM responses r WHERE r.id = ? AND r.tenant = ? AND {self._live()}",
             (id, tenant),
