@@ -121,7 +121,7 @@ class ReplyFormat(ABC):
 
     def background_entry(self) -> StoredResponse:
         """The entry of a reply that goes on without its client, before its first event. The store gets its
-        end from the last event, whose ``response`` is the new body: :meth:`keep` is to return None."""
+        end from the last event, whose ``response`` is the entry's last body; :meth:`keep` returns None."""
         raise NotImplementedError
 
     # -- replies that are not streamed

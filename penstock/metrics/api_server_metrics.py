@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from penstock.metrics import families as f
 from penstock.metrics.histogram import Histogram
 from penstock.metrics.snapshot import Series, histogram_series
+from penstock.metrics.store_metrics import StoreMetrics
 
 OUTCOMES = ("stop", "length", "abort", "cut", "error")
 REFUSALS = ("draining", "no_engine", "overloaded", "too_many_connections")
@@ -48,6 +49,8 @@ class ApiServerMetrics:
     event_tokens: Histogram = field(default_factory=lambda: Histogram(f.EVENT_TOKENS.bounds))
     """Tokens per row of streamed replies."""
     loop_lag: Histogram = field(default_factory=lambda: Histogram(f.LOOP_LAG.bounds))
+    store: StoreMetrics | None = None
+    """None: there is no response store."""
     _by_engine: dict[int, EngineRequests] = field(default_factory=dict)
 
     def requests_by_engine(self, rank: int) -> EngineRequests:
@@ -82,3 +85,5 @@ class ApiServerMetrics:
         yield histogram_series(f.CLIENT_E2E, (server,), self.e2e)
         yield histogram_series(f.EVENT_TOKENS, (server,), self.event_tokens)
         yield histogram_series(f.LOOP_LAG, (server,), self.loop_lag)
+        if self.store is not None:
+            yield from self.store.series(server)

@@ -365,6 +365,43 @@ LOOP_LAG = _histogram(
     bounds=PAUSE_BOUNDS,
 )
 
+# -- the response store
+
+RESPONSES_STORED = _counter(
+    "penstock:responses_stored", "responses", _SERVER, "Responses given to the store."
+)
+RESPONSES_REMOVED = _counter(
+    "penstock:responses_removed",
+    "responses",
+    (*_SERVER, "reason"),
+    "Responses removed because the store was full (bytes) or after --response-store-ttl (ttl).",
+)
+RESPONSE_STORE_FAILURES = _counter(
+    "penstock:response_store_failures", "writes", _SERVER, "Writes to the response store that failed."
+)
+RESPONSE_STORE_COMMIT = _histogram(
+    "penstock:response_store_commit_seconds",
+    "seconds",
+    _SERVER,
+    "Time of a transaction of the response store; one holds all writes that wait.",
+    bounds=PAUSE_BOUNDS,
+)
+BACKGROUND_RESPONSES = _gauge(
+    "penstock:background_responses", "responses", _SERVER, "Responses that run in the background."
+)
+RESPONSE_STORE_ENTRIES = _gauge(
+    "penstock:response_store_entries",
+    "responses",
+    _SERVER,
+    "Stored responses, as this API server saw last. API servers share one store: not to be added up.",
+)
+RESPONSE_STORE_BYTES = _gauge(
+    "penstock:response_store_bytes",
+    "bytes",
+    _SERVER,
+    "Size of stored responses, as this API server saw last. API servers share one store: not to be added up.",
+)
+
 # -- every process
 
 RESTARTS = _gauge("penstock:process_restarts", "restarts", ("process",), "Restarts of the process.")

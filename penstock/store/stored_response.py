@@ -21,7 +21,7 @@ class StoredResponse(msgspec.Struct, gc=False):
     body: bytes
     """The response object as JSON."""
     input: bytes
-    """A JSON list of the request's own input items, each with its id, without those of earlier responses."""
+    """The request's own input items, each with its id, as a JSON list; not those of earlier responses."""
     previous_id: str | None
     """The response that it continues."""
     model: str
