@@ -1,0 +1,103 @@
+"""Answers prompts by the rules of ``--synthetic-script``.
+
+Which rule answers is a function of the prompt alone, so the token at a position is, too: another engine, or
+the same one after a restart, continues a reply where it was.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from penstock.engine.base import RequestRejected
+from penstock.engine.synthetic.turns import Turn, turns_of
+from penstock.wire.scripted import ScriptedRule
+
+_SHOWN = 200
+"""Characters of a turn that an error shows."""
+
+
+@dataclass(slots=True, frozen=True)
+class ScriptedReply:
+    """A rule's reply as tokens."""
+
+    number: int
+    """Index of the rule."""
+    rule: ScriptedRule
+    tokens: Sequence[int]
+    """Cut to the rule's ``after_tokens``; no EOS follows yet."""
+
+
+class Script:
+    """The rules, with patterns compiled."""
+
+    def __init__(self, rules: Sequence[ScriptedRule], tokenizer_dir: Path) -> None:
+        self._tokenizer = Tokenizer.from_file(str(tokenizer_dir / "tokenizer.json"))
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._conditions = [_Conditions(rule) for rule in rules]
+        self._replies = [self._reply(number, rule) for number, rule in enumerate(rules)]
+
+    def _reply(self, number: int, rule: ScriptedRule) -> ScriptedReply:
+        tokens = self._tokenizer.encode(rule.outputs[0], add_special_tokens=False).ids
+        return ScriptedReply(number, rule, tokens[: rule.after_tokens])
+
+    def answer(self, prompt: Sequence[int]) -> ScriptedReply:
+        """The reply to a prompt. Raises RequestRejected if no rule matches."""
+        text = self._tokenizer.decode(prompt, skip_special_tokens=False)
+        turns = turns_of(text)
+        answered = [0] * len(self._conditions)
+        """Turns that each rule has answered."""
+        found = None
+        for number, turn in enumerate(turns, 1):
+            found = next(
+                (
+                    index
+                    for index, rule in enumerate(self._conditions)
+                    if (rule.times is None or answered[index] < rule.times) and rule.hold(text, turn, number)
+                ),
+                None,
+            )
+            if found is not None:
+                answered[found] += 1
+        if found is None:
+            kind = "with results of tools" if turns[-1].is_tool else "of the user"
+            raise RequestRejected(
+                f"no rule of the synthetic script matches turn {len(turns)} ({kind}): "
+                f"{_shown(turns[-1].text)!r}"
+            )
+        return self._replies[found]
+
+
+class _Conditions:
+    """The conditions of one rule."""
+
+    def __init__(self, rule: ScriptedRule) -> None:
+        match = rule.match
+        self.times = rule.times
+        last = "tool" if match.tool is not None else match.last
+        self._is_tool = None if last is None else last == "tool"
+        self._texts = [match.text] if isinstance(match.text, str) else match.text or []
+        self._regex = match.regex and re.compile(match.regex)
+        self._called = match.tool and re.compile(rf"(?<![\w.-]){re.escape(match.tool)}(?![\w.-])")
+        self._turn = match.turn
+        self._prompt = match.prompt and re.compile(match.prompt)
+
+    def hold(self, prompt: str, turn: Turn, number: int) -> bool:
+        """Whether they hold for the ``number``-th turn of a prompt."""
+        return (
+            (self._is_tool is None or turn.is_tool == self._is_tool)
+            and (self._turn is None or self._turn == number)
+            and all(each in turn.text for each in self._texts)
+            and (not self._regex or self._regex.search(turn.text) is not None)
+            and (not self._called or self._called.search(turn.reply_before) is not None)
+            and (not self._prompt or self._prompt.search(prompt, 0, turn.end) is not None)
+        )
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
