@@ -29,7 +29,7 @@ class ScriptedReply:
     """Index of the rule."""
     rule: ScriptedRule
     tokens: Sequence[int]
-    """Cut to the rule's ``after_tokens``; no EOS follows yet."""
+    """Of the whole reply, without EOS."""
 
 
 class Script:
@@ -44,7 +44,7 @@ class Script:
 
     def _reply(self, number: int, rule: ScriptedRule) -> ScriptedReply:
         tokens = self._tokenizer.encode(rule.outputs[0], add_special_tokens=False).ids
-        return ScriptedReply(number, rule, tokens[: rule.after_tokens])
+        return ScriptedReply(number, rule, tokens)
 
     def answer(self, prompt: Sequence[int]) -> ScriptedReply:
         """The reply to a prompt. Raises RequestRejected if no rule matches."""

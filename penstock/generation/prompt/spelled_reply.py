@@ -94,14 +94,19 @@ def _message(text: str, calls: Calls) -> dict[str, Any]:
 
 def _common(prompt: str, shown: str) -> int:
     """Length of the beginning that a prompt and its reply share."""
-    return next((at for at, pair in enumerate(zip(prompt, shown)) if pair[0] != pair[1]), min(len(prompt), len(shown)))
+    return next(
+        (at for at, pair in enumerate(zip(prompt, shown)) if pair[0] != pair[1]), min(len(prompt), len(shown))
+    )
 
 
 def forced_formats(calls: Calls) -> list[str]:
     """The calls as ``tool_choice`` required and that of a function force them, in formats of their own."""
     parsed = [(name, _object(arguments)) for name, arguments in calls]
     listed = [{"name": name, "parameters": arguments} for name, arguments in parsed]
-    return [json.dumps(listed, ensure_ascii=False), *(json.dumps(arguments, ensure_ascii=False) for _, arguments in parsed[:1])]
+    return [
+        json.dumps(listed, ensure_ascii=False),
+        *(json.dumps(arguments, ensure_ascii=False) for _, arguments in parsed[:1]),
+    ]
 
 
 def _object(arguments: dict[str, Any] | str) -> Any:
