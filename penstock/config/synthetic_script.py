@@ -157,6 +157,7 @@ def parse_script(text: str, path: str) -> Script:
     loader = _Loader(text)
     try:
         root = loader.get_single_node()
+        _check_keys(path, root)
         content = None if root is None else loader.construct_document(root)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -192,7 +193,7 @@ def _check_rule(path: str, root: yaml.Node, number: int, rule: Rule) -> None:
             raise ConfigError(f"{place} is {pattern!r}, not a regular expression: {error}") from None
     if rule.match.tool is not None and rule.match.last == "user":
         place = _place(path, root, [*where, "match", "tool"])
-        raise ConfigError(f"{place} is for turns of tools, but match.last is user")
+        raise ConfigError(f"{place} is for turns with results of tools, but match.last is user")
     if reply.output is not None and (reply.text or reply.reasoning or reply.calls):
         place = _place(path, root, [*where, "reply", "output"])
         raise ConfigError(f"{place} excludes text, reasoning and calls: it is all that the model writes")
@@ -205,6 +206,26 @@ def _check_rule(path: str, root: yaml.Node, number: int, rule: Rule) -> None:
         except (TypeError, ValueError):
             place = _place(path, root, [*where, "reply", "calls", place_of_call, "arguments"])
             raise ConfigError(f"{place} cannot be written as JSON: keys are texts, numbers finite") from None
+
+
+def _check_keys(path: str, root: yaml.Node | None, keys: tuple[Any, ...] = ()) -> None:
+    """Raises ConfigError for a key that a mapping has twice; YAML's last one would win."""
+    if isinstance(root, yaml.SequenceNode):
+        for number, node in enumerate(root.value):
+            _check_keys(path, node, (*keys, number))
+    elif isinstance(root, yaml.MappingNode):
+        lines: dict[str, int] = {}
+        for name, node in root.value:
+            if not isinstance(name, yaml.ScalarNode):
+                continue
+            line = name.start_mark.line + 1
+            if name.value in lines:
+                field = _field([*keys, name.value])
+                raise ConfigError(
+                    f"{path}:{line}: {field} is given twice, first in line {lines[name.value]}"
+                )
+            lines[name.value] = line
+            _check_keys(path, node, (*keys, name.value))
 
 
 def _misfit(path: str, root: yaml.Node, message: str) -> ConfigError:
@@ -242,9 +263,12 @@ def _allowed_in(names: list[str]) -> str:
 
 def _place(path: str, root: yaml.Node, keys: list[Any]) -> str:
     """``FILE:LINE: rules[0].match.turn``."""
-    field = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys).lstrip(".")
-    line = _node(root, keys).start_mark.line + 1
-    return f"{path}:{line}: {field or 'the file'}"
+    return f"{path}:{_node(root, keys).start_mark.line + 1}: {_field(keys) or 'the file'}"
+
+
+def _field(keys: list[Any]) -> str:
+    """``rules[0].match.turn``."""
+    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys).lstrip(".")
 
 
 def _node(node: yaml.Node, keys: list[Any]) -> yaml.Node:

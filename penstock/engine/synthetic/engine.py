@@ -77,8 +77,8 @@ class SyntheticEngine:
         tokenizer_dir: str | None = None,
         script: Sequence[ScriptedRule] | None = None,
     ) -> None:
-        """``tokenizer_dir`` contains tokenizer.json; None: ``model_dir`` does. ``script``: rules to answer by;
-        None: tokens are random. Raises ConfigError."""
+        """``tokenizer_dir`` contains tokenizer.json; None: ``model_dir`` does. ``script``: rules to answer
+        by; None: tokens are random. Raises ConfigError."""
         progress("reading the tokenizer", None)
         vocabulary = read_vocabulary(Path(tokenizer_dir or model_dir))
         directory = Path(model_dir)
@@ -104,7 +104,7 @@ class SyntheticEngine:
         )
         self._player = None
         if script is not None:
-            rules = Script(script, Path(tokenizer_dir or model_dir))
+            rules = Script(script, Path(tokenizer_dir or model_dir), vocabulary.size, self.info.eos_token_ids)
             self._player = ScriptPlayer(rules, self._table, clock, sleep)
         self._idle_s = 0.0 if self._player is None else IDLE_STEP_S
         self._state = np.zeros(config.max_num_seqs, np.uint64)

@@ -1,7 +1,7 @@
 """Answers prompts by the rules of ``--synthetic-script``.
 
-Which rule answers is a function of the prompt alone, so the token at a position is, too: another engine, or
-the same one after a restart, continues a reply where it was.
+A reply is a function of the prompt and the request's grammar alone: another engine, or the same one after a
+restart, continues it where it was.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from penstock.engine.base import RequestRejected
+from penstock.engine.synthetic.script_grammar import ReplyGrammars
 from penstock.engine.synthetic.turns import Turn, turns_of
 from penstock.wire.scripted import ScriptedRule
 
@@ -35,19 +36,37 @@ class ScriptedReply:
 class Script:
     """The rules, with patterns compiled."""
 
-    def __init__(self, rules: Sequence[ScriptedRule], tokenizer_dir: Path) -> None:
+    def __init__(
+        self, rules: Sequence[ScriptedRule], tokenizer_dir: Path, vocab_size: int, eos: Sequence[int]
+    ) -> None:
         self._tokenizer = Tokenizer.from_file(str(tokenizer_dir / "tokenizer.json"))
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._conditions = [_Conditions(rule) for rule in rules]
-        self._replies = [self._reply(number, rule) for number, rule in enumerate(rules)]
+        self._rules = rules
+        self._outputs = [[self._encode(output) for output in rule.outputs] for rule in rules]
+        self._grammars = ReplyGrammars(tokenizer_dir, vocab_size, eos)
 
-    def _reply(self, number: int, rule: ScriptedRule) -> ScriptedReply:
-        tokens = self._tokenizer.encode(rule.outputs[0], add_special_tokens=False).ids
-        return ScriptedReply(number, rule, tokens)
+    def _encode(self, text: str) -> Sequence[int]:
+        ids: Sequence[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
 
-    def answer(self, prompt: Sequence[int]) -> ScriptedReply:
-        """The reply to a prompt. Raises RequestRejected if no rule matches."""
+    def answer(self, prompt: Sequence[int], grammar: str | None) -> ScriptedReply:
+        """The reply to a prompt. Raises RequestRejected if no rule matches, or its reply not the grammar."""
+        number = self._rule_for(prompt)
+        rule, outputs = self._rules[number], self._outputs[number]
+        if grammar is None or rule.verbatim:
+            return ScriptedReply(number, rule, outputs[0])
+        for tokens in outputs:
+            if self._grammars.accepts(grammar, tokens):
+                return ScriptedReply(number, rule, tokens)
+        raise RequestRejected(
+            f"rules[{number}] of the synthetic script replies {_shown(rule.outputs[0])!r}, which the "
+            "request's tool_choice or output format does not allow"
+        )
+
+    def _rule_for(self, prompt: Sequence[int]) -> int:
+        """The index of the rule that answers a prompt. Raises RequestRejected."""
         text = self._tokenizer.decode(prompt, skip_special_tokens=False)
         turns = turns_of(text)
         answered = [0] * len(self._conditions)
@@ -70,7 +89,7 @@ class Script:
                 f"no rule of the synthetic script matches turn {len(turns)} ({kind}): "
                 f"{_shown(turns[-1].text)!r}"
             )
-        return self._replies[found]
+        return found
 
 
 class _Conditions:

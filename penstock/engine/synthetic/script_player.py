@@ -1,4 +1,4 @@
-"""The streams of a synthetic engine that follow its script: which tokens come next, when, and how they end."""
+"""The streams of a synthetic engine with a script: which tokens come next, when, and how they end."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ class ScriptPlayer:
 
     def check(self, request: Submit) -> None:
         """Raises RequestRejected if no rule matches."""
-        self._answer(_prompt(request))
+        self._answer(_prompt(request), request.sampling.grammar)
 
     def begin(self, slot: int, request: Submit) -> None:
         """A stream gets a slot."""
-        reply = self._answer(_prompt(request))
+        reply = self._answer(_prompt(request), request.sampling.grammar)
         rule = reply.rule
         end: str = rule.end
         if rule.end_times is not None and self._ended[reply.number] >= rule.end_times:
@@ -109,7 +109,7 @@ class ScriptPlayer:
                 if stream.end != "error":
                     break_engine(stream.end, self._sleep)
                 failing[slot] = (
-                    f"rule {stream.reply.number} of the synthetic script ends this reply by an error"
+                    f"rules[{stream.reply.number}] of the synthetic script ends this reply by an error"
                 )
             if self._table.length[slot] > self._table.sent[slot]:
                 sending.append(slot)
@@ -120,8 +120,8 @@ class ScriptPlayer:
             np.array(sending, np.intp), np.array(finish, np.int8), np.array(resting, np.intp), failing
         )
 
-    def _find(self, prompt: bytes) -> ScriptedReply:
-        return self._script.answer(np.frombuffer(prompt, "<i4").tolist())
+    def _find(self, prompt: bytes, grammar: str | None) -> ScriptedReply:
+        return self._script.answer(np.frombuffer(prompt, "<i4").tolist(), grammar)
 
     def _position(self, slot: int) -> int:
         return int(self._table.length[slot] - self._table.base[slot])

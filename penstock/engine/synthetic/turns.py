@@ -9,7 +9,7 @@ _FAMILIES = (
     # ChatML: Qwen, Hermes and many others
     r"<\|im_start\|>(?P<role>[\w.-]+)[^\n]*\n",
     # Kimi
-    r"<\|im_(?P<role>system|user|assistant)\|>[^<]*<\|im_middle\|>",
+    r"<\|im_(?:system|user|assistant)\|>(?P<role>[^<]*)<\|im_middle\|>",
     # Llama 3 and 4
     r"<\|(?:start_header_id|header_start)\|>(?P<role>\w+)<\|(?:end_header_id|header_end)\|>\s*",
     # gpt-oss: a tool's role is its name

@@ -18,7 +18,7 @@ from penstock.http.errors import ApiError
 
 Calls = Sequence[tuple[str, dict[str, Any] | str]]
 """Name and arguments of each call."""
-_ASKED = [{"role": "user", "content": "?"}]
+_ASKED = {"role": "user", "content": "?"}
 _PROBE = "probe of the end"
 
 
@@ -33,8 +33,18 @@ class ReplySpeller:
         self._template = template
         self._format = format
 
-    def spell(self, text: str, reasoning: str, calls: Calls) -> str:
-        """The output of a model that replies so. Raises CannotSpell."""
+    def outputs(self, text: str, reasoning: str, calls: Calls) -> list[str]:
+        """The output of a model that replies so, then what it would write where a request allows less of it:
+        no reasoning, calls alone, or calls in the formats of ``tool_choice`` required and of a function.
+        Raises CannotSpell."""
+        found = [self._spell(text, reasoning, calls), self._spell(text, "", calls)]
+        if calls:
+            parsed = [(name, _object(arguments)) for name, arguments in calls]
+            listed = [{"name": name, "parameters": arguments} for name, arguments in parsed]
+            found += [self._spell("", "", calls), _json(listed), _json(parsed[0][1])]
+        return list(dict.fromkeys(found))
+
+    def _spell(self, text: str, reasoning: str, calls: Calls) -> str:
         if not reasoning and not calls:
             return text
         if self._template is None:
@@ -44,7 +54,7 @@ class ReplySpeller:
         if reasoning and self._format.reasoning is None:
             raise CannotSpell("the format of the model's reasoning is unknown (see --reasoning-parser)")
         try:
-            prompt = self._render([])
+            prompt = self._render([], calls)
             output = self._reply(prompt, text, calls) if calls else text
         except ApiError as error:
             raise CannotSpell(f"the chat template refuses it: {error}") from None
@@ -54,19 +64,21 @@ class ReplySpeller:
         self._check(prompt, output, calls)
         return output
 
-    def _render(self, reply: list[dict[str, Any]]) -> str:
+    def _render(self, reply: list[dict[str, Any]], calls: Calls) -> str:
         assert self._template is not None
-        messages: list[dict[str, Any]] = [dict(each) for each in (*_ASKED, *reply)]
-        return self._template.render(messages, add_generation_prompt=not reply)
+        tools = [{"type": "function", "function": {"name": name, "parameters": {}}} for name, _ in calls]
+        return self._template.render(
+            [dict(_ASKED), *reply], add_generation_prompt=not reply, tools=tools or None
+        )
 
     def _reply(self, prompt: str, text: str, calls: Calls) -> str:
         """What the template adds to the prompt for the reply, without what ends a turn."""
-        shown = self._render([_message(text, calls)])
-        plain = self._render([_message(_PROBE, ())])
-        end = plain.rpartition(_PROBE)[2]
-        start = _common(prompt, plain)
-        output = shown[start:]
-        return output.removesuffix(end)
+        shown = self._render([_message(text, calls)], calls)
+        plain = self._render([_message(_PROBE, ())], calls)
+        before, _, after = plain.rpartition(_PROBE)
+        same = (pair[0] == pair[1] for pair in zip(prompt, before, strict=False))
+        start = next((at for at, equal in enumerate(same) if not equal), min(len(prompt), len(before)))
+        return shown[start:].removesuffix(after)
 
     def _check(self, prompt: str, output: str, calls: Calls) -> None:
         """Raises CannotSpell if the API servers would not read the calls back."""
@@ -92,21 +104,8 @@ def _message(text: str, calls: Calls) -> dict[str, Any]:
     return message
 
 
-def _common(prompt: str, shown: str) -> int:
-    """Length of the beginning that a prompt and its reply share."""
-    return next(
-        (at for at, pair in enumerate(zip(prompt, shown)) if pair[0] != pair[1]), min(len(prompt), len(shown))
-    )
-
-
-def forced_formats(calls: Calls) -> list[str]:
-    """The calls as ``tool_choice`` required and that of a function force them, in formats of their own."""
-    parsed = [(name, _object(arguments)) for name, arguments in calls]
-    listed = [{"name": name, "parameters": arguments} for name, arguments in parsed]
-    return [
-        json.dumps(listed, ensure_ascii=False),
-        *(json.dumps(arguments, ensure_ascii=False) for _, arguments in parsed[:1]),
-    ]
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _object(arguments: dict[str, Any] | str) -> Any:

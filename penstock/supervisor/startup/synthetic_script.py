@@ -30,25 +30,25 @@ def spelled_script(config: ServeConfig, model: ResolvedModel) -> list[ScriptedRu
     source = "" if template is None else template.source
     speller = ReplySpeller(template, output_format(config.tool_call_parser, config.reasoning_parser, source))
 
-    def spell(rule: Rule) -> str:
+    def spell(rule: Rule) -> list[str]:
         reply = rule.reply
         if reply.output is not None:
-            return reply.output
-        return speller.spell(
-            reply.text, reply.reasoning, [(call.name, call.arguments) for call in reply.calls]
-        )
+            return [reply.output]
+        calls = [(call.name, call.arguments) for call in reply.calls]
+        return speller.outputs(reply.text, reply.reasoning, calls)
 
     rules = []
     for number, rule in enumerate(script.rules):
         try:
-            output = spell(rule)
+            outputs = spell(rule)
         except CannotSpell as error:
             raise ConfigError(f"--synthetic-script {path}: rules[{number}].reply: {error}") from None
         rules.append(
             ScriptedRule(
                 match=rule.match,
                 times=rule.times,
-                outputs=[output],
+                outputs=outputs,
+                verbatim=rule.reply.output is not None,
                 pace=rule.pace,
                 end=rule.end,
                 after_tokens=rule.after_tokens,
