@@ -77,6 +77,8 @@ class GenerationRoutes:
     ) -> None:
         """``large``: for requests that threads work on."""
         self._config = config
+        self._constrains = config.engine != "synthetic" or config.synthetic_script is not None
+        """Whether the engines apply grammars."""
         self._encoder = encoder
         self._tokenizer = encoder.tokenizer
         self._context = context
@@ -137,7 +139,7 @@ class GenerationRoutes:
             del body  # not kept while the reply is generated
             if plan.warning is not None:
                 exchange.add_warning(plan.warning)
-            if plan.constraint is not None and self._config.engine != "synthetic":  # which refuses grammars
+            if plan.constraint is not None and self._constrains:
                 checked = self._grammars.check(plan.constraint, exchange.client)
                 constrain(plan, await unless_gone(exchange.receive, checked))
                 self._check_open()

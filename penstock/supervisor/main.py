@@ -51,8 +51,10 @@ from penstock.supervisor.startup.model_resolution import (
 from penstock.supervisor.startup.progress_display import make_progress_display
 from penstock.supervisor.startup.run_directory import RunDirectory
 from penstock.supervisor.startup.startup_status import SERVING, STARTING, StartupStatus
+from penstock.supervisor.startup.synthetic_script import spelled_script
 from penstock.telemetry.spans import check_tracing_libraries
 from penstock.wire.control import Info, Launch
+from penstock.wire.scripted import ScriptedRule
 from penstock.wire.sockets import coordinator_address, new_incarnation
 
 log = logging.getLogger(__name__)
@@ -106,6 +108,7 @@ def serve(
             model = resolve_model(config, run_dir)
             if local_api_servers:
                 check_chat_template(config, model)
+            script = spelled_script(config, model)
             acceptor = None
             if listener is not None and local_api_servers > 1:
                 acceptor = owned.enter_context(Acceptor(listener.socket))
@@ -119,6 +122,7 @@ def serve(
                 acceptor=acceptor,
                 run_dir=run_dir,
                 model=model,
+                script=script,
                 cluster_key=cluster_key,
                 traits={} if config.coordinator is None else traits_of(config, model),
                 command=command,
@@ -150,6 +154,8 @@ class _Service:
     acceptor: Acceptor | None
     run_dir: str
     model: ResolvedModel
+    # Rules of --synthetic-script.
+    script: list[ScriptedRule] | None
     cluster_key: str | None
     # Values that must be the same on all hosts.
     traits: dict[str, str]
@@ -254,6 +260,7 @@ class _Service:
             given=self.given,
             handover_fd=handover_fd,
             restarts=restarts,
+            script=self.script if name.role == "engine" else None,
         )
 
     def _announce(self, pids: Mapping[ProcessName, int], infos: Mapping[ProcessName, Info]) -> None:

@@ -37,8 +37,10 @@ from msgspec import Meta
 
 from penstock.config.serve import ServeConfig
 from penstock.wire.curve import ClusterKey
+from penstock.wire.scripted import ScriptedRule
 
-# Maximum bytes of a line, newline included. The largest message, Launch, takes about 1 kB.
+# Maximum bytes of a line, newline included. The largest message, Launch, takes about 1 kB and
+# the rules of a script.
 MAX_LINE_BYTES = 1 << 20
 MAX_FAILURE_CHARACTERS = 4096
 """Longest reason that a child reports; the rest is cut off."""
@@ -108,6 +110,8 @@ class Launch(_Message, frozen=True, tag="launch"):
     # Restarts of this process after it died; ``epoch`` also counts processes of the same index that were
     # replaced.
     restarts: int = 0
+    # Rules of --synthetic-script, for engines.
+    script: list[ScriptedRule] | None = None
 
     @property
     def name(self) -> str:

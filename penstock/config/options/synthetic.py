@@ -33,3 +33,12 @@ class SyntheticOptions(EngineOptions, frozen=True, kw_only=True, forbid_unknown_
             allowed="KIND@STEP, KIND one of error, exit, hang and stream-error",
         ),
     ] = None
+    synthetic_script: Annotated[
+        str | None,
+        option(
+            "YAML or JSON file with rules by which the synthetic engine answers prompts: texts, tool calls, "
+            "reasoning, delays, failures.",
+            "Synthetic engine",
+            metavar="FILE",
+        ),
+    ] = None

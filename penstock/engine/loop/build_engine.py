@@ -18,7 +18,13 @@ def build_engine(launch: Launch, progress: Callable[[str, float | None], None]) 
     if config.engine == "synthetic":
         from penstock.engine.synthetic.engine import SyntheticEngine
 
-        return SyntheticEngine(config, launch.model_dir, progress, tokenizer_dir=launch.tokenizer_dir)
+        return SyntheticEngine(
+            config,
+            launch.model_dir,
+            progress,
+            tokenizer_dir=launch.tokenizer_dir,
+            script=launch.script,
+        )
     group = None
     if config.enable_expert_parallel:
         group = process_group_spec(

@@ -1,4 +1,6 @@
-"""The synthetic engine: random tokens on a clock, no model; for tests, benchmarks and capacity planning.
+"""The synthetic engine: tokens on a clock, no model; for tests, benchmarks and capacity planning.
+
+With a script (:mod:`penstock.engine.synthetic.script`) it answers prompts by rules. Without one:
 
 The token at position p of a stream is a function of (seed, p) alone (:mod:`penstock.engine.sampling.rng`), at
 temperature 0 of the prompt and p: the same request then gets the same text, on every engine and at any time.
@@ -8,7 +10,6 @@ Other sampling parameters that shape a model's distribution (top-p, penalties an
 from __future__ import annotations
 
 import cProfile
-import os
 import time
 import zlib
 from collections import deque
@@ -26,16 +27,19 @@ from penstock.engine.batch.slots import SlotTable
 from penstock.engine.sampling.rng import stream_state, token_indexes
 from penstock.engine.schedule.submit_checks import check_request
 from penstock.engine.schedule.waiting_queue import WaitingQueue
+from penstock.engine.synthetic.script import Script
+from penstock.engine.synthetic.script_player import ScriptPlayer, break_engine
 from penstock.engine.vocabulary import read_eos_token_ids, read_max_model_len, read_vocabulary
 from penstock.wire.arrays import I8, I32
 from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs
 from penstock.wire.messages import EngineInfo, Submit, WireError
+from penstock.wire.scripted import ScriptedRule
 
-EXIT_CODE_OF_FAULT = 70
-"""Exit code of the fault ``exit@N`` (EX_SOFTWARE of sysexits.h)."""
 MAX_PREFILL_STEP_S = 0.01
 """Maximum duration of a step that only prefills, so that requests and commands are handled in between."""
+IDLE_STEP_S = 0.001
+"""Minimum duration of a script's step, for its streams may wait."""
 _HALVINGS = np.float32(np.log(0.5))
 
 
@@ -71,8 +75,10 @@ class SyntheticEngine:
         sleep: Callable[[float], None] = time.sleep,
         *,
         tokenizer_dir: str | None = None,
+        script: Sequence[ScriptedRule] | None = None,
     ) -> None:
-        """``tokenizer_dir`` contains tokenizer.json; None: ``model_dir`` does. Raises ConfigError."""
+        """``tokenizer_dir`` contains tokenizer.json; None: ``model_dir`` does. ``script``: rules to answer
+        by; None: tokens are random. Raises ConfigError."""
         progress("reading the tokenizer", None)
         vocabulary = read_vocabulary(Path(tokenizer_dir or model_dir))
         directory = Path(model_dir)
@@ -96,6 +102,11 @@ class SyntheticEngine:
         self._table = SlotTable(
             config.max_num_seqs, max_model_len, self.info.eos_token_ids, clock, vocab_size=vocabulary.size
         )
+        self._player = None
+        if script is not None:
+            rules = Script(script, Path(tokenizer_dir or model_dir), vocabulary.size, self.info.eos_token_ids)
+            self._player = ScriptPlayer(rules, self._table, clock, sleep)
+        self._idle_s = 0.0 if self._player is None else IDLE_STEP_S
         self._state = np.zeros(config.max_num_seqs, np.uint64)
         """Random state of each slot's stream."""
         self._alternatives = np.full(config.max_num_seqs, -1, np.int32)
@@ -135,9 +146,11 @@ class SyntheticEngine:
             ("structured output (response_format, structured_outputs, tool_choice)", sampling.grammar),
             ("prompt_logprobs", None if sampling.prompt_logprobs < 0 else sampling.prompt_logprobs),
         ):
-            if value is not None:
+            if value is not None and (self._player is None or name == "prompt_logprobs"):
                 raise RequestRejected(f"{name}: the synthetic engine does not support it")
         check_request(request, self.info.max_model_len, self.info.vocab_size)
+        if self._player is not None:
+            self._player.check(request)
 
     def abort(self, server: int, streams: Sequence[int]) -> None:
         for stream in streams:
@@ -208,9 +221,13 @@ class SyntheticEngine:
         self._admit()
         self._prefill_prompts(began)
         failing = self._inject_fault()
-        slots = self._decoding
-        finish = self._table.append_and_check_stop(slots, self._draw(slots))
-        rows = self._rows(slots, finish, failing)
+        slots, resting = self._decoding, None
+        if self._player is None:
+            finish = self._table.append_and_check_stop(slots, self._draw(slots))
+        else:
+            slots, finish, resting, broken = self._player.step(slots, began)
+            failing |= broken
+        rows = self._rows(slots, finish, resting, failing)
         self._sleep_until(began + self._duration())
         return rows
 
@@ -224,6 +241,8 @@ class SyntheticEngine:
             first = self._waiting.pop()
             request = first.request
             slot = self._table.allocate(first.server, request)
+            if self._player is not None:
+                self._player.begin(slot, request)
             self._state[slot] = stream_state(_seed(request))
             if request.sampling.logprobs >= 0:
                 self._alternatives[slot] = request.sampling.logprobs
@@ -256,16 +275,23 @@ class SyntheticEngine:
         tokens: I32 = self._ordinary[token_indexes(self._state[slots], position, len(self._ordinary))]
         return tokens
 
-    def _rows(self, slots: NDArray[np.intp], finish: I8, failing: int | None) -> StepRows:
-        """The step's rows; frees the slots of streams that end. ``failing``: slot of a stream to fail."""
+    def _rows(
+        self,
+        slots: NDArray[np.intp],
+        finish: I8,
+        resting: NDArray[np.intp] | None,
+        failing: dict[int, str],
+    ) -> StepRows:
+        """The step's rows; frees the slots of streams that end. ``resting``: slots that get no row;
+        ``failing``: messages of streams to fail, by slot."""
         table = self._table
         if self._aborted:
             aborted = np.fromiter(self._aborted, np.intp, len(self._aborted))
             slots = np.concatenate([slots, aborted])
             finish = np.concatenate([finish, np.full(len(aborted), FinishReason.ABORT, np.int8)])
             self._aborted.clear()
-        if failing is not None:
-            table.flush_next(failing)
+        for slot in failing:
+            table.flush_next(slot)
         rows = table.rows(slots, finish)
         if self._with_logprobs:
             keys = zip(rows.server.tolist(), rows.stream.tolist(), strict=True)
@@ -274,17 +300,20 @@ class SyntheticEngine:
         if rows.finish is not None:
             for slot in slots[finish != 0].tolist():
                 self._release(slot)
-            self._decoding = slots[finish == 0]
+            self._decoding = slots = slots[finish == 0]
+        if resting is not None:
+            self._decoding = np.concatenate([slots, resting])
         if self._waiting.has_finished():
             rows = concat_rows([rows, self._waiting.take_finished()])
-        if failing is not None and failing in self._decoding:
-            rows.failed = [*rows.failed, self._fail(failing)]
+        for slot, message in failing.items():
+            if slot in self._decoding:
+                rows.failed = [*rows.failed, self._fail(slot, message)]
         return rows
 
     def _duration(self) -> float:
         """Seconds that the step takes: in a prefill-only step, until the first prompt is prefilled."""
         if len(self._decoding) or not self._prefilling:
-            return self._step_s
+            return self._step_s or self._idle_s
         missing = float(self._table.prompt_len[self._prefilling[0]]) - self._credit
         return max(self._step_s, min(missing / self._rate, MAX_PREFILL_STEP_S))
 
@@ -313,25 +342,20 @@ class SyntheticEngine:
 
     # -- faults
 
-    def _inject_fault(self) -> int | None:
+    def _inject_fault(self) -> dict[int, str]:
         """Inject the fault in its step; returns the slot of a stream to fail, for ``stream-error``."""
         step = self._steps
         self._steps += 1
         if self._fault is None or step != self._fault[1]:
-            return None
-        match self._fault[0]:
-            case "error":
-                raise InjectedFault(f"injected by --synthetic-fault error@{step}")
-            case "exit":
-                os._exit(EXIT_CODE_OF_FAULT)
-            case "hang":
-                while True:
-                    self._sleep(3600)
-            case _:
-                return int(self._decoding[0]) if len(self._decoding) else None
+            return {}
+        if self._fault[0] == "error":
+            raise InjectedFault(f"injected by --synthetic-fault error@{step}")
+        if self._fault[0] != "stream-error":
+            break_engine(self._fault[0], self._sleep)
+        message = f"injected by --synthetic-fault stream-error@{step}"
+        return dict.fromkeys(self._decoding[:1].tolist(), message)
 
-    def _fail(self, slot: int) -> StreamFailure:
-        message = f"injected by --synthetic-fault stream-error@{self._steps - 1}"
+    def _fail(self, slot: int, message: str) -> StreamFailure:
         failure = self._table.failure(slot, "engine_error", message)
         self._withdraw({slot})
         self._release(slot)

@@ -15,11 +15,11 @@ from penstock.config.serve import ServeConfig
 from penstock.engine.base import Load, RequestRejected, StepRows
 from penstock.engine.sampling.rng import stream_state, token_indexes
 from penstock.engine.synthetic.engine import (
-    EXIT_CODE_OF_FAULT,
     MAX_PREFILL_STEP_S,
     InjectedFault,
     SyntheticEngine,
 )
+from penstock.engine.synthetic.script_player import EXIT_CODE_OF_FAULT
 from penstock.wire.frames import FinishReason
 from penstock.wire.messages import WireError
 from tests.engine.support import PROMPT, Clock, Received, byte_level_tokenizer, submit

@@ -1,0 +1,281 @@
+"""Reads the file of ``--synthetic-script``: rules by which the synthetic engine answers prompts.
+
+The format is described in docs/synthetic-script.md. Keys are spelled with dashes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+import yaml
+from msgspec import Meta
+
+from penstock.config.errors import ConfigError
+
+Text: TypeAlias = Annotated[str, Meta(min_length=1)]
+Milliseconds: TypeAlias = Annotated[float, Meta(ge=0, le=3_600_000)]
+Number: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000)]
+End: TypeAlias = Literal["stop", "length", "error", "stall", "exit", "hang"]
+
+MAX_SCRIPT_BYTES = 512 * 1024
+"""Size of a script, and of the replies that it spells. Engines get them in one message of their start."""
+
+
+class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
+    """Base of the parts of a script."""
+
+
+class Match(_Part, frozen=True):
+    """Conditions on the prompt, all of which must hold; a rule without any matches every prompt.
+
+    A turn is the messages of the user and of tools since the model's last reply.
+    """
+
+    last: Literal["user", "tool"] | None = None
+    """Whether results of tools are among the turn's messages."""
+    text: Text | list[Text] | None = None
+    """Text, or all the texts, that the turn contains."""
+    regex: Text | None = None
+    """Pattern to find in the turn."""
+    tool: Text | None = None
+    """Name of a tool whose result is in the turn."""
+    turn: Number | None = None
+    """Number of the turn in its conversation, from 1."""
+    prompt: Text | None = None
+    """Pattern to find in the whole prompt."""
+
+
+class Call(_Part, frozen=True):
+    """A tool call. Arguments given as a text are that text."""
+
+    name: Text
+    arguments: dict[str, Any] | str = msgspec.field(default_factory=dict)
+
+
+class Reply(_Part, frozen=True):
+    """What the model writes: text, reasoning and calls, spelled in its format; or ``output``, as it is."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: list[Call] = []
+    output: str | None = None
+
+
+class Pace(_Part, frozen=True):
+    """When the tokens of a reply come."""
+
+    first_token_ms: Milliseconds = 0.0
+    """Time until the first token."""
+    token_ms: Milliseconds = 0.0
+    """Minimum time from one step with tokens to the next."""
+    tokens_per_step: Annotated[int, Meta(ge=1, le=1024)] = 1
+
+
+class Rule(_Part, frozen=True):
+    """One rule. The first that matches answers."""
+
+    match: Match = Match()
+    times: Number | None = None
+    """How often the rule answers within one conversation; None: no limit."""
+    reply: Reply = Reply()
+    pace: Pace = Pace()
+    end: End = "stop"
+    after_tokens: Number | None = None
+    """Tokens after which the reply ends; None: all."""
+    end_times: Number | None = None
+    """How many replies an engine process ends in this way; later ones stop. None: no limit."""
+
+
+class Script(_Part, frozen=True):
+    rules: Annotated[list[Rule], Meta(min_length=1, max_length=10_000)]
+
+
+_KINDS: dict[str, type[_Part]] = {
+    "": Script,
+    "rules": Rule,
+    "match": Match,
+    "reply": Reply,
+    "calls": Call,
+    "pace": Pace,
+}
+"""Parts by the key that holds them."""
+_ALLOWED = {
+    "rules": "a list of at least one rule",
+    "match": "a mapping of conditions",
+    "last": "user or tool",
+    "text": "a text; in match also a list of texts, none of them empty",
+    "regex": "a regular expression",
+    "tool": "the name of a tool",
+    "turn": "an integer of at least 1",
+    "prompt": "a regular expression",
+    "times": "an integer of at least 1",
+    "reply": "a mapping with text, reasoning and calls, or output",
+    "reasoning": "a text",
+    "output": "a text",
+    "calls": "a list of calls, each with a name and arguments",
+    "name": "the name of a tool",
+    "arguments": "a mapping or a text",
+    "pace": "a mapping",
+    "first-token-ms": "a number from 0 to 3600000",
+    "token-ms": "a number from 0 to 3600000",
+    "tokens-per-step": "an integer from 1 to 1024",
+    "end": "stop, length, error, stall, exit or hang",
+    "after-tokens": "an integer of at least 1",
+    "end-times": "an integer of at least 1",
+}
+"""Values of the keys, in words."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Dates stay texts, for arguments become JSON."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - the base class declares it so
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+def read_script(path: str) -> Script:
+    """The script in a YAML or JSON file. Raises ConfigError with the file, the line and the field."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--synthetic-script {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--synthetic-script {path}: the file is not UTF-8 (byte {error.start})") from None
+    if len(text.encode()) > MAX_SCRIPT_BYTES:
+        raise ConfigError(f"--synthetic-script {path}: the file is longer than {MAX_SCRIPT_BYTES} bytes")
+    return parse_script(text, path)
+
+
+def parse_script(text: str, path: str) -> Script:
+    """:func:`read_script` for the text of a file; ``path`` is its name in errors."""
+    loader = _Loader(text)
+    try:
+        root = loader.get_single_node()
+        _check_keys(path, root)
+        content = None if root is None else loader.construct_document(root)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise ConfigError(
+            f"{path}:{mark.line + 1 if mark else 1}: not valid YAML: {error.problem or 'malformed'}"
+        ) from None
+    except (yaml.YAMLError, ValueError):
+        raise ConfigError(f"{path}: not valid YAML") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: the file is nested too deeply") from None
+    finally:
+        loader.dispose()
+    if root is None:
+        raise ConfigError(f"{path}:1: the file is empty; a script is a mapping with the key rules")
+    try:
+        script = msgspec.convert(content, Script)
+    except msgspec.ValidationError as error:
+        raise _misfit(path, root, str(error)) from None
+    for number, rule in enumerate(script.rules):
+        _check_rule(path, root, number, rule)
+    return script
+
+
+def _check_rule(path: str, root: yaml.Node, number: int, rule: Rule) -> None:
+    """Raises ConfigError for what a type cannot say."""
+    reply, where = rule.reply, ["rules", number]
+    for name in ("regex", "prompt"):
+        pattern = getattr(rule.match, name)
+        try:
+            re.compile(pattern or "")
+        except re.error as error:
+            place = _place(path, root, [*where, "match", name])
+            raise ConfigError(f"{place} is {pattern!r}, not a regular expression: {error}") from None
+    if rule.match.tool is not None and rule.match.last == "user":
+        place = _place(path, root, [*where, "match", "tool"])
+        raise ConfigError(f"{place} is for turns with results of tools, but match.last is user")
+    if reply.output is not None and (reply.text or reply.reasoning or reply.calls):
+        place = _place(path, root, [*where, "reply", "output"])
+        raise ConfigError(f"{place} excludes text, reasoning and calls: it is all that the model writes")
+    if rule.end_times is not None and rule.end == "stop":
+        place = _place(path, root, [*where, "end-times"])
+        raise ConfigError(f"{place} needs an end other than stop")
+    for place_of_call, call in enumerate(reply.calls):
+        try:
+            json.dumps(call.arguments, allow_nan=False)
+        except (TypeError, ValueError):
+            place = _place(path, root, [*where, "reply", "calls", place_of_call, "arguments"])
+            raise ConfigError(f"{place} cannot be written as JSON: keys are texts, numbers finite") from None
+
+
+def _check_keys(path: str, root: yaml.Node | None, keys: tuple[Any, ...] = ()) -> None:
+    """Raises ConfigError for a key that a mapping has twice; YAML's last one would win."""
+    if isinstance(root, yaml.SequenceNode):
+        for number, node in enumerate(root.value):
+            _check_keys(path, node, (*keys, number))
+    elif isinstance(root, yaml.MappingNode):
+        lines: dict[str, int] = {}
+        for name, node in root.value:
+            if not isinstance(name, yaml.ScalarNode):
+                continue
+            line = name.start_mark.line + 1
+            if name.value in lines:
+                field = _field([*keys, name.value])
+                raise ConfigError(
+                    f"{path}:{line}: {field} is given twice, first in line {lines[name.value]}"
+                )
+            lines[name.value] = line
+            _check_keys(path, node, (*keys, name.value))
+
+
+def _misfit(path: str, root: yaml.Node, message: str) -> ConfigError:
+    """The error for a value that msgspec refuses, with what is allowed in its place."""
+    problem, _, at = message.partition(" - at `$")
+    keys = [
+        int(index) if index else key
+        for key, index in re.findall(r"\.?([^.\[\]`]+)(?=[.\[`])|\[(\d+)\]", at.removesuffix("`") + "`")
+    ]
+    names = [key for key in keys if isinstance(key, str)]
+    kind = _KINDS.get(names[-1] if names else "", Script)
+    fields = ", ".join(kind.__struct_encode_fields__)
+    unknown = re.search(r"unknown field `(.*)`", problem)
+    if unknown:
+        place = _place(path, root, [*keys, unknown[1]])
+        return ConfigError(f"{place}: no such key; {_allowed_in(names)} takes {fields}")
+    missing = re.search(r"missing required field `(.*)`", problem)
+    if missing:
+        return ConfigError(f"{_place(path, root, keys)}: the key {missing[1]} is missing")
+    node = _node(root, keys)
+    if isinstance(node, yaml.ScalarNode):
+        shown = repr(node.value[:60])
+    else:
+        shown = {"sequence": "a list", "mapping": "a mapping"}[node.id]
+    allowed = _ALLOWED[names[-1]] if names else "a mapping with the key rules"
+    return ConfigError(f"{_place(path, root, keys)} is {shown}, it takes {allowed}")
+
+
+def _allowed_in(names: list[str]) -> str:
+    """The part of a script at a path, in words."""
+    if not names:
+        return "a script"
+    return {"rules": "a rule", "calls": "a call"}.get(names[-1], names[-1])
+
+
+def _place(path: str, root: yaml.Node, keys: list[Any]) -> str:
+    """``FILE:LINE: rules[0].match.turn``."""
+    return f"{path}:{_node(root, keys).start_mark.line + 1}: {_field(keys) or 'the file'}"
+
+
+def _field(keys: list[Any]) -> str:
+    """``rules[0].match.turn``."""
+    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys).lstrip(".")
+
+
+def _node(node: yaml.Node, keys: list[Any]) -> yaml.Node:
+    """The node at a path, or the last one on the way that exists."""
+    for key in keys:
+        if isinstance(node, yaml.SequenceNode) and isinstance(key, int) and key < len(node.value):
+            node = node.value[key]
+        elif isinstance(node, yaml.MappingNode):
+            node = next((value for name, value in node.value if name.value == key), node)
+    return node

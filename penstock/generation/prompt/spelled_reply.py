@@ -1,0 +1,117 @@
+"""Spells a reply (reasoning, text, tool calls) in a model's own format, by its chat template.
+
+A template shows a model its earlier replies as the model writes them, so the reply is what the template adds
+to the prompt for a message of the assistant.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.generation.parsers.message import MessageFormat, MessageParser
+from penstock.generation.parsers.registry import OutputFormat
+from penstock.generation.parsers.think import CLOSE, OPEN
+from penstock.generation.prompt.chat_template import ChatTemplate
+from penstock.http.errors import ApiError
+
+Calls = Sequence[tuple[str, dict[str, Any] | str]]
+"""Name and arguments of each call."""
+_ASKED = {"role": "user", "content": "?"}
+_PROBE = "probe of the end"
+
+
+class CannotSpell(ValueError):
+    """The model has no format for such a reply, or its template does not show it."""
+
+
+class ReplySpeller:
+    """Spells replies for one model."""
+
+    def __init__(self, template: ChatTemplate | None, format: OutputFormat) -> None:
+        self._template = template
+        self._format = format
+
+    def outputs(self, text: str, reasoning: str, calls: Calls) -> list[str]:
+        """The output of a model that replies so, then what it would write where a request allows less of it:
+        no reasoning, calls alone, or calls in the formats of ``tool_choice`` required and of a function.
+        Raises CannotSpell."""
+        found = [self._spell(text, reasoning, calls), self._spell(text, "", calls)]
+        if calls:
+            parsed = [(name, _object(arguments)) for name, arguments in calls]
+            listed = [{"name": name, "parameters": arguments} for name, arguments in parsed]
+            found += [self._spell("", "", calls), _json(listed), _json(parsed[0][1])]
+        return list(dict.fromkeys(found))
+
+    def _spell(self, text: str, reasoning: str, calls: Calls) -> str:
+        if not reasoning and not calls:
+            return text
+        if self._template is None:
+            raise CannotSpell("the model has no chat template")
+        if calls and self._format.tools is None:
+            raise CannotSpell("the format of the model's tool calls is unknown (see --tool-call-parser)")
+        if reasoning and self._format.reasoning is None:
+            raise CannotSpell("the format of the model's reasoning is unknown (see --reasoning-parser)")
+        try:
+            prompt = self._render([], calls)
+            output = self._reply(prompt, text, calls) if calls else text
+        except ApiError as error:
+            raise CannotSpell(f"the chat template refuses it: {error}") from None
+        inside = prompt.rstrip().endswith(OPEN)
+        if reasoning or inside:
+            output = f"{'' if inside else OPEN}\n{reasoning}\n{CLOSE}\n\n{output}"
+        self._check(prompt, output, calls)
+        return output
+
+    def _render(self, reply: list[dict[str, Any]], calls: Calls) -> str:
+        assert self._template is not None
+        tools = [{"type": "function", "function": {"name": name, "parameters": {}}} for name, _ in calls]
+        return self._template.render(
+            [dict(_ASKED), *reply], add_generation_prompt=not reply, tools=tools or None
+        )
+
+    def _reply(self, prompt: str, text: str, calls: Calls) -> str:
+        """What the template adds to the prompt for the reply, without what ends a turn."""
+        shown = self._render([_message(text, calls)], calls)
+        plain = self._render([_message(_PROBE, ())], calls)
+        before, _, after = plain.rpartition(_PROBE)
+        same = (pair[0] == pair[1] for pair in zip(prompt, before, strict=False))
+        start = next((at for at, equal in enumerate(same) if not equal), min(len(prompt), len(before)))
+        return shown[start:].removesuffix(after)
+
+    def _check(self, prompt: str, output: str, calls: Calls) -> None:
+        """Raises CannotSpell if the API servers would not read the calls back."""
+        reasoning, tools = self._format.reasoning, self._format.tools
+        format = MessageFormat(reasoning and (lambda: reasoning(prompt)), tools)
+        delta = MessageParser(format).push(output, last=True)
+        names = [call.name for call in delta.calls if call.name is not None]
+        if names != [name for name, _ in calls]:
+            raise CannotSpell(f"the chat template spells it as {output[:200]!r}, which has the calls {names}")
+
+
+def _message(text: str, calls: Calls) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if calls:
+        message["tool_calls"] = [
+            {
+                "id": f"call{number:05}",  # Mistral's templates take ids of nine letters and digits
+                "type": "function",
+                "function": {"name": name, "arguments": arguments},
+            }
+            for number, (name, arguments) in enumerate(calls)
+        ]
+    return message
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _object(arguments: dict[str, Any] | str) -> Any:
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return {}

@@ -1,0 +1,60 @@
+"""Reads --synthetic-script and spells its replies in the model's format."""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.config.errors import ConfigError
+from penstock.config.serve import ServeConfig
+from penstock.config.synthetic_script import MAX_SCRIPT_BYTES, Rule, read_script
+from penstock.supervisor.startup.model_resolution import ResolvedModel
+from penstock.wire.scripted import ScriptedRule
+
+
+def spelled_script(config: ServeConfig, model: ResolvedModel) -> list[ScriptedRule] | None:
+    """The rules; None without a script. Raises ConfigError."""
+    path = config.synthetic_script
+    if path is None:
+        return None
+    if config.engine != "synthetic":
+        raise ConfigError(f"--synthetic-script {path}: --engine is {config.engine}, a script needs synthetic")
+    from penstock.generation.parsers.registry import output_format
+    from penstock.generation.prompt.chat_template import ChatTemplate
+    from penstock.generation.prompt.spelled_reply import CannotSpell, ReplySpeller
+
+    script = read_script(path)
+    try:
+        template = ChatTemplate.load(model.tokenizer_dir, config.chat_template)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    source = "" if template is None else template.source
+    speller = ReplySpeller(template, output_format(config.tool_call_parser, config.reasoning_parser, source))
+
+    def spell(rule: Rule) -> list[str]:
+        reply = rule.reply
+        if reply.output is not None:
+            return [reply.output]
+        calls = [(call.name, call.arguments) for call in reply.calls]
+        return speller.outputs(reply.text, reply.reasoning, calls)
+
+    rules = []
+    for number, rule in enumerate(script.rules):
+        try:
+            outputs = spell(rule)
+        except CannotSpell as error:
+            raise ConfigError(f"--synthetic-script {path}: rules[{number}].reply: {error}") from None
+        rules.append(
+            ScriptedRule(
+                match=rule.match,
+                times=rule.times,
+                outputs=outputs,
+                verbatim=rule.reply.output is not None,
+                pace=rule.pace,
+                end=rule.end,
+                after_tokens=rule.after_tokens,
+                end_times=rule.end_times,
+            )
+        )
+    if len(msgspec.json.encode(rules)) > MAX_SCRIPT_BYTES:
+        raise ConfigError(f"--synthetic-script {path}: its replies are longer than {MAX_SCRIPT_BYTES} bytes")
+    return rules

@@ -1,0 +1,22 @@
+"""The script of a synthetic engine as its process gets it: replies are texts that a model would write."""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.config.synthetic_script import End, Match, Pace
+
+
+class ScriptedRule(msgspec.Struct, frozen=True, kw_only=True):
+    """A rule of the file, see :class:`penstock.config.synthetic_script.Rule`."""
+
+    match: Match
+    times: int | None = None
+    outputs: list[str]
+    """The reply in the model's own format; then in formats that a request's grammar may ask for instead."""
+    verbatim: bool = False
+    """Whether grammars do not apply."""
+    pace: Pace = Pace()
+    end: End = "stop"
+    after_tokens: int | None = None
+    end_times: int | None = None
