@@ -20,6 +20,7 @@ from penstock.generation.plan import RequestPlan, constrain
 from penstock.generation.prompt.chat_template import RESERVED, ChatTemplate
 from penstock.generation.prompt.conversation import conversation, has_text_arguments
 from penstock.generation.prompt.prompts import truncation
+from penstock.generation.prompt.system_turns import TurnRules, place_system_turns, turn_rules
 from penstock.generation.prompt.tokenizer import Tokenizer
 from penstock.generation.replies.stream_interval import EVERY_TOKEN, IntervalPolicy
 from penstock.generation.request import validation
@@ -60,6 +61,8 @@ class InputProcessor:
         self._max_tokens = min(info.max_model_len, info.defaults.max_new_tokens or info.max_model_len)
         self._tokenizer = tokenizer
         self._template = template
+        self._turn_rules: dict[bool, TurnRules] = {}
+        """By whether there are tools; filled at the first conversation."""
         self._draw = random.Random().getrandbits
 
     def limit_total(self, kv_cache_tokens: int) -> None:
@@ -196,6 +199,17 @@ class InputProcessor:
             plan.kept, plan.n = plan.n, best_of
             plan.base = msgspec.structs.replace(plan.base, logprobs=max(0, plan.base.logprobs))
 
+    def place_system_turns(self, messages: Sequence[Message], *, tools: bool) -> list[Message]:
+        """The messages, with system text where it leaves the beginning of the prompt as it is from turn to
+        turn. ``tools``: whether they are rendered with tools."""
+        template = self._template
+        if template is None:  # which render refuses
+            return list(messages)
+        rules = self._turn_rules.get(tools)
+        if rules is None:
+            rules = self._turn_rules[tools] = turn_rules(partial(_rendered_turns, template, tools=tools))
+        return place_system_turns(messages, rules)
+
     def render(
         self,
         messages: list[Message],
@@ -245,6 +259,13 @@ class InputProcessor:
                 raise
             # The template loops over the arguments' fields, so they must be an object.
             return render(conversation(messages, parts=parts, wrap_arguments=True))
+
+
+def _rendered_turns(template: ChatTemplate, messages: list[Message], *, tools: bool) -> str:
+    """Messages without the start of the assistant's turn. Raises ApiError."""
+    known = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    plain = conversation(messages, parts=template.wants_parts(tools=tools))
+    return template.render(plain, add_generation_prompt=False, tools=known if tools else None)
 
 
 def opens_turn(add_generation_prompt: bool | None, continue_final_message: bool | None) -> bool:

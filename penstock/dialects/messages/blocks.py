@@ -68,12 +68,11 @@ class BlockSequence:
 
     def push(self, delta: Delta) -> Iterator[Step]:
         """The steps of the next piece of output."""
-        for piece in _pieces(delta):
+        for piece in delta.pieces:
             if isinstance(piece, CallDelta):
                 yield from self._call(piece)
             else:
-                kind, text = piece
-                yield from self.text(kind, text)
+                yield from self.text(Kind.THINKING if piece.reasoning else Kind.TEXT, piece.text)
 
     def text(self, kind: Kind, text: str) -> Iterator[Step]:
         if self.open is not kind:
@@ -124,21 +123,6 @@ class BlockSequence:
             yield Stop(self.index, kind, signature_of(text, carry=self._omit_thinking))
         elif kind is not None:
             yield Stop(self.index, kind)
-
-
-def _pieces(delta: Delta) -> Iterator[tuple[Kind, str] | CallDelta]:
-    if hasattr(delta, "pieces"):
-        for piece in delta.pieces:
-            if isinstance(piece, CallDelta):
-                yield piece
-            else:
-                yield Kind.THINKING if piece.reasoning else Kind.TEXT, piece.text
-        return
-    if delta.reasoning:
-        yield Kind.THINKING, delta.reasoning
-    if delta.content:
-        yield Kind.TEXT, delta.content
-    yield from delta.calls
 
 
 def start_fields(start: Start) -> dict[str, Any]:

@@ -22,9 +22,35 @@ _ERRORS = ("error", "<tool_use_error>")
 """How results of failed tools start, in lower case, if they say so themselves."""
 
 
-def system_texts(system: str | list[SystemBlock] | None) -> tuple[list[str], list[str]]:
-    """The texts of the head, and the volatile ones: those after the last block with cache_control, where
-    there is one. Raises ApiError."""
+def convert_messages(request: CountTokensRequest) -> list[Message]:
+    """The conversation, at least one message. Raises ApiError."""
+    if not request.messages:
+        raise ApiError(400, "messages must have at least one message.", param="messages")
+    messages: list[Message] = []
+    for number, message in enumerate(request.messages):
+        field = f"messages[{number}]"
+        if message.role not in ("user", "assistant", "system"):
+            raise refused(f"{field}.role must be user, assistant or system.", f"{field}.role", message.role)
+        if isinstance(message.content, str):
+            messages.append(Message(message.role, message.content))
+        elif message.role == "assistant":
+            messages.append(_assistant(message.content, field))
+        elif message.role == "system":
+            messages.append(Message("system", _texts(message.content, field)))
+        else:
+            messages += _user(message.content, field)
+    head, volatile = _system_texts(request.system)
+    if volatile:
+        end = len(messages) - (messages[-1].role == "assistant")
+        messages.insert(end, Message("system", [*volatile]))
+    if head:
+        messages.insert(0, Message("system", [*head]))
+    return messages
+
+
+def _system_texts(system: str | list[SystemBlock] | None) -> tuple[list[str], list[str]]:
+    """The texts of the prompt's head, and the volatile ones, which would change it from turn to turn: those
+    after the last block with cache_control, where there is one. Raises ApiError."""
     if not system:
         return [], []
     if isinstance(system, str):
@@ -39,24 +65,6 @@ def system_texts(system: str | list[SystemBlock] | None) -> tuple[list[str], lis
 
 def _kept(blocks: Sequence[SystemBlock]) -> list[str]:
     return [block.text for block in blocks if block.text and not block.text.startswith(VOLATILE_HEADER)]
-
-
-def convert_messages(request: CountTokensRequest) -> list[Message]:
-    """The conversation without the field ``system``. Raises ApiError."""
-    messages: list[Message] = []
-    for number, message in enumerate(request.messages):
-        field = f"messages[{number}]"
-        if message.role not in ("user", "assistant", "system"):
-            raise refused(f"{field}.role must be user, assistant or system.", f"{field}.role", message.role)
-        if isinstance(message.content, str):
-            messages.append(Message(message.role, message.content))
-        elif message.role == "assistant":
-            messages.append(_assistant(message.content, field))
-        elif message.role == "system":
-            messages.append(Message("system", _texts(message.content, field)))
-        else:
-            messages += _user(message.content, field)
-    return messages
 
 
 def _user(blocks: list[ContentBlock], field: str) -> list[Message]:

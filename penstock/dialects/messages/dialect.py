@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from penstock.config.serve import ServeConfig
-from penstock.dialects.messages.conversation import convert_messages, system_texts
+from penstock.dialects.messages.conversation import convert_messages
 from penstock.dialects.messages.errors import error_body
 from penstock.dialects.messages.reply import MessagesReply
 from penstock.dialects.messages.request_schema import UNSUPPORTED, CountTokensRequest, MessagesRequest
@@ -17,7 +17,7 @@ from penstock.generation.input_processor import InputProcessor
 from penstock.generation.parsers.message import MessageFormat
 from penstock.generation.plan import ASSISTANT, RequestPlan, constrain
 from penstock.generation.request import validation
-from penstock.generation.request.schemas import GenerateRequest, Message
+from penstock.generation.request.schemas import GenerateRequest
 from penstock.generation.request.structured_output import Constraint, SchemaPart, json_constraint
 from penstock.generation.request.tool_choice import ToolChoice, parse_tool_choice
 from penstock.http.errors import ApiError, refused
@@ -58,6 +58,7 @@ class Messages(Dialect):
         )
         plan.include_usage, plan.continuous_usage = True, False
         plan.add_special_tokens = False
+        plan.session = request.metadata and request.metadata.user_id
         plan.dialect_fields = conversation.thinking.omitted
         choice = conversation.choice
         plan.warning = choice.warning
@@ -106,12 +107,8 @@ def _conversation(processor: InputProcessor, request: CountTokensRequest) -> _Co
     )
     thinking = parse_thinking(request)
     messages = convert_messages(request)
-    if not messages:
-        raise ApiError(400, "messages must have at least one message.", param="messages")
-    head, volatile = system_texts(request.system)
-    if head or volatile:
-        messages.insert(0, Message("system", "\n\n".join([*head, *volatile])))
     continued = messages[-1].role == ASSISTANT
+    messages = processor.place_system_turns(messages, tools=bool(choice.tools))
     text = processor.render(
         messages,
         add_generation_prompt=not continued,
