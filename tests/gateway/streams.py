@@ -59,7 +59,101 @@ RESPONSES = (
     b'{"input_tokens":5,"output_tokens":2,"input_tokens_details":{"cached_tokens":1}}}}\n\n'
 )
 
+
+def _named(*data: str) -> bytes:
+    """Events whose event field repeats their type, as OpenAI and Anthropic send them."""
+    named = [(each.partition(TYPE)[2].partition('"')[0], each) for each in data]
+    return "".join(f"event: {name}\ndata: {each}\n\n" for name, each in named).encode()
+
+
+TYPE = '"type":"'
+CREATED = '{"type":"response.created","response":{"id":"resp_1","status":"in_progress","usage":null}}'
+COMPLETED = (
+    '{"type":"response.completed","response":{"id":"resp_1","status":"completed","error":null,"usage":'
+    '{"input_tokens":5,"output_tokens":9,"input_tokens_details":{"cached_tokens":1}}}}'
+)
+RESPONSES_DELTAS = [
+    "output_text",
+    "refusal",
+    "reasoning_text",
+    "reasoning_summary_text",
+    "function_call_arguments",
+    "custom_tool_call_input",
+    "mcp_call_arguments",
+    "code_interpreter_call_code",
+    "audio.transcript",
+]
+"""What OpenAI's API streams, without its prefix and suffix."""
+EVERY_DELTA = _named(
+    CREATED,
+    '{"type":"response.output_item.added","item":{"type":"message","content":[]}}',
+    *(
+        f'{{"type":"response.{kind}.delta","sequence_number":{number},"item_id":"i","delta":"Hi","obfuscation":"xyz"}}'
+        for number, kind in enumerate(RESPONSES_DELTAS)
+    ),
+    '{"type":"response.output_text.delta","delta":""}',
+    '{"type":"response.output_text.done","text":"Hi"}',
+    '{"type":"response.output_item.done","item":{"type":"message","content":[{"type":"output_text","text":"Hi"}]}}',
+    COMPLETED,
+)
+CALLS = _named(
+    CREATED,
+    '{"type":"response.output_item.added","item":{"type":"function_call","name":"f","arguments":""}}',
+    '{"type":"response.function_call_arguments.done","arguments":"{}"}',
+    COMPLETED,
+)
+FAILED = _named(
+    CREATED,
+    '{"type":"response.failed","response":{"id":"resp_1","status":"failed","usage":null,'
+    '"error":{"code":"server_error","message":"out of memory"}}}',
+)
+CANCELLED = _named(
+    CREATED,
+    '{"type":"response.output_text.delta","delta":"Hi"}',
+    '{"type":"response.cancelled","response":{"id":"resp_1","status":"cancelled","usage":null}}',
+)
+INCOMPLETE = _named(CREATED, COMPLETED.replace("completed", "incomplete"))
+FLAT_ERROR = _named(
+    CREATED,
+    '{"type":"error","sequence_number":1,"code":"server_error","message":"out of memory","param":null}',
+)
+CACHED_START = (
+    '{"type":"message_start","message":{"id":"m","content":[],"usage":{"input_tokens":9,'
+    '"cache_creation_input_tokens":20,"cache_read_input_tokens":100,"output_tokens":1}}}'
+)
+BLOCKS = _named(
+    CACHED_START,
+    '{"type":"content_block_start","index":0,"content_block":{"type":"thinking","thinking":"","signature":""}}',
+    '{"type":"content_block_delta","index":0,"delta":{"type":"thinking_delta","thinking":"hm"}}',
+    '{"type":"content_block_delta","index":0,"delta":{"type":"signature_delta","signature":"EqQB"}}',
+    '{"type":"content_block_stop","index":0}',
+    '{"type":"ping"}',
+    '{"type":"content_block_start","index":1,"content_block":{"type":"tool_use","id":"t","name":"f","input":{}}}',
+    '{"type":"content_block_delta","index":1,"delta":{"type":"input_json_delta","partial_json":""}}',
+    '{"type":"content_block_delta","index":1,"delta":{"type":"input_json_delta","partial_json":"{\\"a\\":1}"}}',
+    '{"type":"content_block_stop","index":1}',
+    '{"type":"message_delta","delta":{"stop_reason":"tool_use"},"usage":{"input_tokens":9,"output_tokens":5}}',
+    '{"type":"message_delta","delta":{"stop_reason":"tool_use"},"usage":{"output_tokens":12}}',
+    '{"type":"message_stop"}',
+)
+OVERLOADED = _named(
+    CACHED_START,
+    '{"type":"error","error":{"type":"overloaded_error","message":"Overloaded"},"request_id":"r"}',
+)
+
 ALL = [
+    Recording("responses: every delta", EVERY_DELTA, len(RESPONSES_DELTAS), TokenUsage(5, 9, 1), Outcome.OK),
+    Recording("responses, then done", EVERY_DELTA + _sse("[DONE]"), 9, TokenUsage(5, 9, 1), Outcome.OK),
+    Recording("responses: a call without arguments", CALLS, 1, TokenUsage(5, 9, 1), Outcome.OK),
+    Recording("responses: failed", FAILED, 0, None, Outcome.MODEL_SERVER_ERROR, error=True),
+    Recording("responses: cancelled", CANCELLED, 1, None, Outcome.OK_WITHOUT_USAGE),
+    Recording("responses: incomplete", INCOMPLETE, 0, TokenUsage(5, 9, 1), Outcome.OK),
+    Recording("responses: error", FLAT_ERROR, 0, None, Outcome.MODEL_SERVER_ERROR, error=True),
+    Recording("responses: truncated", EVERY_DELTA.rpartition(b"event: ")[0], 9, None, Outcome.NETWORK_ERROR),
+    Recording("messages: blocks", BLOCKS, 3, TokenUsage(129, 12, 100), Outcome.OK),
+    Recording(
+        "messages: overloaded", OVERLOADED, 0, TokenUsage(129, 1, 100), Outcome.MODEL_SERVER_ERROR, error=True
+    ),
     Recording("chat", _sse(ROLE, HELLO, STOP, "[DONE]"), 1, None, Outcome.OK_WITHOUT_USAGE),
     Recording(
         "chat with usage",

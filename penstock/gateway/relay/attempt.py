@@ -121,8 +121,7 @@ class Attempt:
             return False
         if self._slot < 0:
             self._slot = self._plain_events.open(self)
-        head, tail = parts
-        lane = Lane(head, tail, len(head) + len(tail), self._slot)
+        lane = Lane(*parts, len(parts.head) + len(parts.tail), self._slot)
         allowed = self._exchange.enter_lane(lane, self._plain_events)
         if not allowed:
             return False

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.gateway.responses.token_usage import TokenUsage, UsageFields, read_usage
+from penstock.gateway.responses.token_usage import UsageFields
 
 DONE = b"[DONE]"
 
@@ -52,7 +52,17 @@ class _Choice(msgspec.Struct, gc=False):
 class _Response(msgspec.Struct, gc=False):
     """``response`` in an event of the responses API, ``message`` in one of the messages API."""
 
+    id: Any = None
     usage: UsageFields | None = None
+    error: msgspec.Raw = msgspec.Raw()
+
+
+class _Block(msgspec.Struct, gc=False):
+    """``item`` in an event of the responses API, ``content_block`` in one of the messages API."""
+
+    type: Any = None
+    text: Any = None
+    thinking: Any = None
 
 
 class _Event(msgspec.Struct, gc=False):
@@ -62,7 +72,9 @@ class _Event(msgspec.Struct, gc=False):
     error: msgspec.Raw = msgspec.Raw()
     delta: msgspec.Raw = msgspec.Raw()
     response: _Response | None = None
+    item: msgspec.Raw = msgspec.Raw()
     message: msgspec.Raw = msgspec.Raw()
+    content_block: msgspec.Raw = msgspec.Raw()
 
 
 class _LargeEvent(msgspec.Struct, gc=False):
@@ -74,7 +86,9 @@ class _LargeEvent(msgspec.Struct, gc=False):
     error: msgspec.Raw = msgspec.Raw()
     delta: msgspec.Raw = msgspec.Raw()
     response: _Response | None = None
+    item: msgspec.Raw = msgspec.Raw()
     message: msgspec.Raw = msgspec.Raw()
+    content_block: msgspec.Raw = msgspec.Raw()
 
 
 class _Reply(msgspec.Struct, gc=False):
@@ -82,6 +96,10 @@ class _Reply(msgspec.Struct, gc=False):
 
     usage: UsageFields | None = None
     error: msgspec.Raw = msgspec.Raw()
+    # responses; other APIs may have fields of these names and of any type
+    id: Any = None
+    object: Any = None
+    status: Any = None
 
 
 _reply = msgspec.json.Decoder(_Reply)
@@ -89,6 +107,7 @@ _event = msgspec.json.Decoder(_Event)
 _large_event = msgspec.json.Decoder(_LargeEvent)
 _delta = msgspec.json.Decoder(_Delta)
 _response = msgspec.json.Decoder(_Response)
+_block = msgspec.json.Decoder(_Block)
 
 
 @dataclass(slots=True, frozen=True)
@@ -97,7 +116,7 @@ class ParsedEvent:
 
     tokens: bool = False
     """It has generated text, reasoning or tool arguments."""
-    usage: TokenUsage | None = None
+    usage: UsageFields | None = None
     usage_only: bool = False
     """It has only usage (``choices`` is empty): the event that include_usage adds."""
     error: bytes | None = None
@@ -106,6 +125,10 @@ class ParsedEvent:
     """All choices in it have a finish reason."""
     end: bool = False
     """It terminates the stream."""
+    response_id: str | None = None
+    """Id of the response (of the responses API) that it belongs to."""
+    deferred: bool = False
+    """It is a response that goes on in the background; its usage comes later, elsewhere."""
 
 
 _TERMINATORS = {
@@ -114,11 +137,6 @@ _TERMINATORS = {
     "response.failed",
     "response.cancelled",
     "message_stop",
-}
-_TOKENS = {
-    "response.output_text.delta",
-    "response.reasoning_text.delta",
-    "response.function_call_arguments.delta",
 }
 EMPTY_EVENT = ParsedEvent()
 TOKENS_ONLY = ParsedEvent(tokens=True)
@@ -132,7 +150,7 @@ def read_event(data: bytes, name: bytes = b"") -> ParsedEvent:
     try:
         _check_encoding(data)
         event = _event.decode(data) if len(data) <= LARGE_BYTES else _read_large(data)
-        return _parse_typed(event, name) if event.type or name else _parse_chunk(event)
+        return _parse_typed(event, name, data) if event.type or name else _parse_chunk(event)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ContentError(f"{error}: {data[:200]!r}") from None
 
@@ -144,7 +162,13 @@ def read_reply(body: bytes) -> ParsedEvent:
         reply = _reply.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ContentError(f"{error}: {body[:200]!r}") from None
-    return ParsedEvent(usage=read_usage(reply.usage), error=_error(reply.error), end=True)
+    error, response_id, deferred = _error(reply.error), None, False
+    if reply.object == "response":
+        response_id = _text(reply.id)
+        deferred = reply.status in ("queued", "in_progress")
+        if error is None and reply.status == "failed":
+            error = b'{"status":"failed"}'
+    return ParsedEvent(usage=reply.usage, error=error, end=True, response_id=response_id, deferred=deferred)
 
 
 def _check_encoding(data: bytes) -> None:
@@ -164,9 +188,19 @@ def _read_large(data: bytes) -> _Event:
     elif raw != b"null":
         raise msgspec.ValidationError("Expected `array | null` - at `$.choices`")
     delta = large.delta
-    if len(delta) > LARGE_BYTES:
+    if len(delta) > LARGE_BYTES and bytes(delta).startswith(b"{"):
         delta = msgspec.Raw(b'{"text":"x"}' if _find_output(delta) else b"{}")
-    return _Event(large.type, choices, large.usage, large.error, delta, large.response, large.message)
+    return _Event(
+        type=large.type,
+        choices=choices,
+        usage=large.usage,
+        error=large.error,
+        delta=delta,
+        response=large.response,
+        item=large.item,
+        message=large.message,
+        content_block=large.content_block,
+    )
 
 
 def _parse_chunk(event: _Event) -> ParsedEvent:
@@ -184,28 +218,54 @@ def _parse_chunk(event: _Event) -> ParsedEvent:
         return TOKENS_ONLY if tokens else EMPTY_EVENT
     return ParsedEvent(
         tokens=tokens,
-        usage=read_usage(event.usage),
+        usage=event.usage,
         usage_only=event.usage is not None and choices == [],
         error=error,
         finish=finish,
     )
 
 
-def _parse_typed(event: _Event, name: bytes) -> ParsedEvent:
+def _parse_typed(event: _Event, name: bytes, data: bytes) -> ParsedEvent:
     """An event of responses or messages; servers may give the type in the event field only."""
     kind = event.type or name.decode(errors="replace")
-    usage = event.usage
-    if event.response is not None:
-        usage = event.response.usage
+    usage, response, error = event.usage, event.response, _error(event.error)
+    if response is not None:
+        usage = response.usage
     elif kind == "message_start" and event.message:
         usage = _response.decode(event.message).usage
-    error = None
-    if kind in ("error", "response.failed") or _error(event.error) is not None:
-        error = _error(event.error) or msgspec.json.encode({"type": kind})
-    tokens = kind in _TOKENS
-    if kind == "content_block_delta" and event.delta:
-        tokens = _has_output(_delta.decode(event.delta))
-    return ParsedEvent(tokens=tokens, usage=read_usage(usage), error=error, end=kind in _TERMINATORS)
+    if kind == "response.failed" and response is not None:
+        error = error or _error(response.error)
+    if kind in ("error", "response.failed"):  # the error of a response may be the event itself
+        error = error or data
+    tokens = _is_output(kind, event)
+    end = kind in _TERMINATORS
+    response_id = None if response is None else _text(response.id)
+    if usage is None and error is None and response_id is None and not end:
+        return TOKENS_ONLY if tokens else EMPTY_EVENT
+    return ParsedEvent(tokens=tokens, usage=usage, error=error, end=end, response_id=response_id)
+
+
+def _is_output(kind: str, event: _Event) -> bool:
+    """Whether an event of responses or messages has generated text, reasoning, or a tool call."""
+    if kind.startswith("response."):
+        if kind.endswith(".delta"):
+            return bytes(event.delta) not in _NO_TEXT
+        return kind == "response.output_item.added" and _begins_output(event.item)
+    if kind == "content_block_delta":
+        return bool(event.delta) and _has_output(_delta.decode(event.delta))
+    return kind == "content_block_start" and _begins_output(event.content_block)
+
+
+_NO_TEXT = (b"", b'""', b"null")
+
+
+def _begins_output(raw: msgspec.Raw) -> bool:
+    """Whether an item or block begins with output: a tool call does, with the tool's name."""
+    if not raw:
+        return False
+    block = _block.decode(raw)
+    kind = _text(block.type) or ""
+    return kind.endswith(("_call", "tool_use")) or bool(block.text or block.thinking)
 
 
 def _has_tokens(choice: _Choice) -> bool:
@@ -229,3 +289,7 @@ def _has_output(delta: _Delta) -> bool:
 def _error(raw: msgspec.Raw) -> bytes | None:
     error = bytes(raw) if raw else b"null"
     return None if error == b"null" else error
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None

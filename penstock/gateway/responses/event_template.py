@@ -1,12 +1,14 @@
-"""Recognizes events that differ from an earlier one only in their text.
+"""Recognizes events that differ from an earlier one only in their text, and in their number if they have one.
 
 As a rule, that is how events with tokens differ within a stream. Such an event has the same meaning, and its
-JSON is not parsed again: parsing is most of the cost of observing a stream.
+JSON is not parsed again: parsing is most of the cost of observing a stream. The responses API numbers its
+events; servers put the number before the text or behind it.
 """
 
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 _KEY = rb'"(?:text|content|reasoning|reasoning_content|thinking|partial_json|delta)": ?"'
 _ESCAPE = rb'\\(?:["\\/bfnrt]|u(?![dD][89a-fA-F])[0-9a-fA-F]{4})'
@@ -14,6 +16,9 @@ _TEXT = rb'(?=[^"\x00-\x1f])[^"\\\x00-\x1f]*+(?:%b[^"\\\x00-\x1f]*+)*+' % _ESCAP
 """Content of a JSON string that is not empty (RFC 8259 §7) and has no surrogates, which come in pairs."""
 
 _split = re.compile(rb'(.*?%b)%b(".*)' % (_KEY, _TEXT), re.DOTALL).fullmatch
+_NUMBER = rb"(?:0|[1-9][0-9]*+)"
+_split_at_number = re.compile(rb'(.*?"sequence_number": ?)%b([,}].*)' % _NUMBER, re.DOTALL).fullmatch
+_is_number = re.compile(_NUMBER).fullmatch
 _is_text = re.compile(_TEXT).fullmatch
 _are_texts = re.compile(rb"%b(?:\n%b)*+" % (_TEXT, _TEXT)).fullmatch
 
@@ -21,29 +26,43 @@ MOST_MISSES = 8
 """Consecutive events that differ in more than their text, after which the template is given up."""
 
 
-class EventTemplate:
-    """The last event with tokens that was parsed, split around its text."""
+class EventParts(NamedTuple):
+    """What events have in common: ``head``, then what differs, then ``tail``. Text alone differs; or text and
+    a number, with ``between`` between the two."""
 
-    __slots__ = ("_head", "_misses", "_tail")
+    head: bytes
+    tail: bytes
+    between: bytes = b""
+    """Empty: the events have no number."""
+    number_first: bool = False
+
+
+class EventTemplate:
+    """The last event with tokens that was parsed, split around its text and its number."""
+
+    __slots__ = ("_misses", "parts")
 
     def __init__(self) -> None:
         self._misses = 0
-        self._head: bytes | None = None
+        self.parts: EventParts | None = None
         """None: there is no template."""
-        self._tail = b""
-
-    @property
-    def parts(self) -> tuple[bytes, bytes] | None:
-        """What precedes and follows the text; None: there is no template."""
-        return None if self._head is None else (self._head, self._tail)
 
     def matches(self, raw: bytes) -> bool:
         """Whether these bytes are one complete event that differs from the template only in its text,
-        which is not empty."""
-        head, tail = self._head, self._tail
-        if head is None or not (raw.startswith(head) and raw.endswith(tail)):
+        which is not empty, and its number."""
+        if self.parts is None:
             return False
-        if _is_text(raw, len(head), len(raw) - len(tail)) is None:
+        head, tail, between, number_first = self.parts
+        if not (raw.startswith(head) and raw.endswith(tail)):
+            return False
+        start, end = len(head), len(raw) - len(tail)
+        if between:
+            at = raw.find(between, start, end)
+            behind = at + len(between)
+            if at < 0 or _is_number(raw, *((start, at) if number_first else (behind, end))) is None:
+                return False
+            start, end = (behind, end) if number_first else (start, at)
+        if _is_text(raw, start, end) is None:
             return False
         if not raw.isascii():
             try:
@@ -56,8 +75,21 @@ class EventTemplate:
     def learn(self, raw: bytes) -> None:
         """Take a parsed event as the new template. It did not match, and has tokens and nothing else."""
         self._misses += 1
-        parts = _split(raw) if self._misses <= MOST_MISSES else None
-        self._head, self._tail = (None, b"") if parts is None else parts.groups()
+        self.parts = _parts(raw) if self._misses <= MOST_MISSES else None
+
+
+def _parts(raw: bytes) -> EventParts | None:
+    """None: the event has no text."""
+    if (split := _split(raw)) is None:
+        return None
+    head, tail = split.groups()
+    if (number := _split_at_number(tail)) is not None:
+        between, tail = number.groups()
+        return EventParts(head, tail, between)
+    if (number := _split_at_number(head)) is not None:
+        head, between = number.groups()
+        return EventParts(head, tail, between, number_first=True)
+    return EventParts(head, tail)
 
 
 def are_texts(texts: list[bytes]) -> bool:

@@ -77,7 +77,7 @@ def classify_outcome(ending: TransportResult, status: int | None, seen: Observat
         return Outcome.CONTENT_ERROR
     if not seen.ended:
         return Outcome.NETWORK_ERROR
-    if seen.usage is None and path in GENERATION_PATHS:
+    if seen.usage is None and not seen.deferred and path in GENERATION_PATHS:
         return Outcome.OK_WITHOUT_USAGE
     return Outcome.OK
 

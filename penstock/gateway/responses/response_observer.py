@@ -15,8 +15,8 @@ from penstock.gateway.responses.event_reader import (
     read_event,
     read_reply,
 )
-from penstock.gateway.responses.event_template import EventTemplate
-from penstock.gateway.responses.token_usage import TokenUsage
+from penstock.gateway.responses.event_template import EventParts, EventTemplate
+from penstock.gateway.responses.token_usage import TokenUsage, UsageFields, read_usage
 from penstock.streaming.sse_parser import Event, SSEError, SSEParser
 
 _GAP_BOUNDS = ITL.bounds
@@ -47,6 +47,8 @@ class Observation:
     :data:`penstock.gateway.metric_definitions.ITL`."""
     usage: TokenUsage | None = None
     """The latest counts reported; earlier ones are not added."""
+    deferred: bool = False
+    """The reply is a response that goes on in the background, so that it has no usage yet."""
     error: bytes | None = None
     """JSON of the first error event."""
     ended: bool = False
@@ -96,10 +98,12 @@ class StreamObserver:
     """The parser has failed."""
     _dropped: bool = False
     """The last event was removed."""
+    _usage: UsageFields | None = None
+    """All counts reported so far."""
 
-    def plain_parts(self, chunk: bytes) -> tuple[bytes, bytes] | None:
-        """What precedes and follows the text of ``chunk`` if it is an event that differs from an earlier one
-        only in its text, and is not observed in another way. None: it is not."""
+    def plain_parts(self, chunk: bytes) -> EventParts | None:
+        """What ``chunk`` has in common with an earlier event if it is one that differs from it only in its
+        text and number, and is not observed in another way. None: it is not."""
         if not (self._between_events and self._template.matches(chunk)):
             return None
         self._dropped = False
@@ -172,7 +176,8 @@ class StreamObserver:
         if meaning.finish:
             seen.finished_at_event = seen.token_events
         if meaning.usage is not None:
-            seen.usage = meaning.usage if seen.usage is None else seen.usage.merged_with(meaning.usage)
+            self._usage = meaning.usage if self._usage is None else self._usage.merged_with(meaning.usage)
+            seen.usage = read_usage(self._usage)
         if meaning.error is not None and seen.error is None:
             seen.error = meaning.error
         if meaning.end:
@@ -213,7 +218,8 @@ class ReplyObserver:
         elif self.json:
             try:
                 meaning = read_reply(bytes(self._body))
-                seen.usage, seen.error = meaning.usage, meaning.error
+                seen.usage = None if meaning.usage is None else read_usage(meaning.usage)
+                seen.error, seen.deferred = meaning.error, meaning.deferred
             except ContentError as error:
                 seen.content_problem = str(error)
         seen.ended = True

@@ -1,6 +1,6 @@
 """Splits what a model server sends over HTTP/2 into events that are known but for their text, and frames.
 
-Most frames of a stream are events that differ from the one before only in their text. Those are recognized
+Most frames of a stream are events that differ from the one before only in their text and number. Those are recognized
 here, without an object per frame, and relayed together (:mod:`penstock.gateway.relay.plain_events`).
 """
 
@@ -17,12 +17,16 @@ BYTES_AT_ONCE = 32 << 10
 
 
 class Lane(NamedTuple):
-    """How plain events of one stream look: ``head``, a text, ``tail``."""
+    """How plain events of one stream look: ``head``, a text, ``tail``. Instead of a text alone there may be a
+    text, ``between`` and a number, or these the other way round."""
 
     head: bytes
     tail: bytes
+    between: bytes
+    """Empty: events have no number."""
+    number_first: bool
     fixed: int
-    """Bytes of both."""
+    """Bytes of head and tail."""
     slot: int
     """Of the stream, in :class:`PlainEventRelay`."""
 
@@ -82,9 +86,15 @@ class ReplyScanner:
             payload = buffer[at:end]
             start = end
             if (lane := find(stream_id)) is not None:
-                head, tail, fixed, slot = lane
+                head, tail, between, number_first, fixed, slot = lane
                 text = payload.removeprefix(head).removesuffix(tail)
                 if not (kind or flags) and len(text) + fixed == end - at:
+                    if between:
+                        text, _, number = text.partition(between)
+                        if number_first:
+                            text, number = number, text
+                        if not number.isdigit() or number.startswith(b"0"):
+                            text = b""  # which is none
                     add_slot(slot)
                     add_event(payload)
                     add_text(text)

@@ -40,6 +40,17 @@ def event(number: int, text: bytes, finish: bytes = b"null") -> bytes:
     return b"data: %b\n\n" % fields
 
 
+def delta(number: int, count: int, text: bytes) -> bytes:
+    """A numbered event of the responses API; half of the streams have the number first."""
+    shape = (
+        b'{"type":"response.output_text.delta","delta":"%b","sequence_number":%d,"logprobs":[]}'
+        if number % 2
+        else b'{"type":"response.output_text.delta","sequence_number":%d,"item_id":"m","delta":"%b"}'
+    )
+    fields = shape % ((text, count) if number % 2 else (count, text))
+    return b"event: response.output_text.delta\ndata: %b\n\n" % fields
+
+
 def chunks(data: bytes) -> bytes:
     """The content of HTTP/1.1's chunks."""
     content = b""
@@ -235,7 +246,11 @@ def test_bytes_and_counts_are_those_of_streams_that_are_read_one_by_one(
         usage = b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2}}\n\n'
         sent: list[list[bytes]] = []
         for number in range(streams):
-            texts = [event(number, rng.choice(TEXTS)) for _ in range(rng.randrange(40))]
+            counts = range(1, rng.randrange(1, 41))
+            if number % 3:
+                texts = [event(number, rng.choice(TEXTS)) for _ in counts]
+            else:
+                texts = [delta(number, count, rng.choice(TEXTS)) for count in counts]
             sent.append([*texts, b": keep-alive\n\n", *texts, event(number, b"", b'"stop"'), usage])
             sent[-1].append(b"data: [DONE]\n\n")
         waiting = [list(events) for events in sent]
@@ -289,6 +304,42 @@ def test_most_events_come_by_lanes(kind: type[SocketClient]) -> None:
             assert calls == 0
             for number, client in enumerate(run.clients):
                 assert client.received() == event(number, b"x") * 3 + event(number, b" y") * 20
+
+    asyncio.run(main())
+
+
+@CLIENTS
+def test_numbered_events_come_by_lanes(kind: type[SocketClient]) -> None:
+    async def main() -> None:
+        with relayed(kind, 4) as run:
+            sent = [[delta(n, count, b" y") for count in range(1, 120)] for n in range(4)]
+            for count in range(5):
+                await run.send(b"".join(data(n, sent[n][count]) for n in range(4)))
+            assert len(run.server.lanes) == 4
+            for count in range(5, len(sent[0])):
+                await run.send(b"".join(data(n, sent[n][count]) for n in range(4)))
+            assert len(run.server.lanes) == 4, "none has left its lane"
+            for n in range(4):
+                run.attempts[n].leave_lane()
+                assert run.attempts[n].seen.token_events == len(sent[n])
+                assert run.clients[n].received() == b"".join(sent[n])
+
+    asyncio.run(main())
+
+
+@CLIENTS
+@pytest.mark.parametrize("number", [b"", b"07", b"x", b'7","sequence_number":8', b"7\n"])
+def test_what_is_no_number_is_read(kind: type[SocketClient], number: bytes) -> None:
+    async def main() -> None:
+        with relayed(kind, 2) as run:
+            for count in range(1, 6):
+                await run.send(b"".join(data(n, delta(n, count, b"x")) for n in range(2)))
+            odd = [delta(n, 9, b"x").replace(b'number":9', b'number":' + number) for n in range(2)]
+            calls: list[bytes] = []
+            for attempt in run.attempts:
+                attempt.on_body = lambda data, now: calls.append(data)  # type: ignore[method-assign]
+            await run.send(b"".join(data(n, odd[n]) for n in range(2)))
+            assert calls == odd
 
     asyncio.run(main())
 

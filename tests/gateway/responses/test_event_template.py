@@ -35,7 +35,24 @@ def responses(text: str) -> dict[str, object]:
     return {"type": "response.output_text.delta", "delta": text}
 
 
-DIALECTS: list[Callable[[str], dict[str, object]]] = [completion, chat, reasoning, messages, responses]
+def numbered(text: str) -> dict[str, object]:
+    """As Penstock and OpenAI number events: behind the text, or before it."""
+    return {"type": "response.output_text.delta", "delta": text, "sequence_number": 7, "logprobs": []}
+
+
+def numbered_first(text: str) -> dict[str, object]:
+    return {"sequence_number": 7, "type": "response.output_text.delta", "item_id": "i", "delta": text}
+
+
+DIALECTS: list[Callable[[str], dict[str, object]]] = [
+    completion,
+    chat,
+    reasoning,
+    messages,
+    responses,
+    numbered,
+    numbered_first,
+]
 
 
 def event(data: object, *, ascii_only: bool = True) -> bytes:
@@ -84,6 +101,23 @@ def test_anything_else_is_read(raw: bytes) -> None:
     assert not template.matches(raw)
 
 
+@pytest.mark.parametrize("shape", [numbered, numbered_first])
+@pytest.mark.parametrize("number", [0, 8, 10, 123456])
+def test_another_number(shape: Callable[[str], dict[str, object]], number: int) -> None:
+    template = EventTemplate()
+    template.learn(event(shape("Hello")))
+    for text in ("x", 'a "quote" ","sequence_number": 5', "größer"):
+        assert template.matches(event({**shape(text), "sequence_number": number}))
+
+
+@pytest.mark.parametrize("shape", [numbered, numbered_first])
+@pytest.mark.parametrize("number", [b"", b"-1", b"1.5", b"1e3", b'"8"', b"8,8", b"08", b"8 ", "٨".encode()])
+def test_a_number_is_digits(shape: Callable[[str], dict[str, object]], number: bytes) -> None:
+    template = EventTemplate()
+    template.learn(event(shape("Hello")))
+    assert not template.matches(event(shape("x")).replace(b": 7", b": " + number))
+
+
 def test_nothing_fits_before_there_was_an_event() -> None:
     assert not EventTemplate().matches(b"")
     assert not EventTemplate().matches(event(completion("x")))
@@ -108,10 +142,13 @@ def observed(chunks: list[bytes], *, strip_usage: bool) -> tuple[bytes, Observat
 texts = st.text(alphabet='ab"\\\n {}:é漢\0', max_size=4)
 events = st.one_of(
     st.builds(
-        lambda dialect, text, plain: event(dialect(text), ascii_only=plain),
+        lambda dialect, text, plain, number: event(dialect(text), ascii_only=plain).replace(
+            b'number": 7', b'number": %d' % number
+        ),
         st.sampled_from(DIALECTS),
         texts,
         st.booleans(),
+        st.integers(0, 12),
     ),
     st.sampled_from(
         [

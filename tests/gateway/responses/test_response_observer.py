@@ -9,7 +9,8 @@ from penstock.gateway.responses.event_reader import LARGE_BYTES
 from penstock.gateway.responses.outcome import SUCCESSFUL, Outcome, TransportResult, classify_outcome
 from penstock.gateway.responses.response_observer import Observation, ReplyObserver, StreamObserver
 from penstock.streaming.sse_parser import MAX_LINES, SSEParser
-from tests.gateway.streams import ALL, ROLE, TEXT, USAGE, Recording, _sse
+from penstock.gateway.responses.token_usage import TokenUsage
+from tests.gateway.streams import ALL, FAILED, FLAT_ERROR, ROLE, TEXT, USAGE, Recording, _sse
 from tests.golden_replies import load_cases
 
 by_name = pytest.mark.parametrize("recording", ALL, ids=lambda recording: recording.name)
@@ -137,6 +138,10 @@ def test_an_event_of_endless_lines_is_relayed_unread(line: bytes) -> None:
         ({"choices": [{"text": "a"}], "usage": {"prompt_tokens": 1, "completion_tokens": 2}}, Outcome.OK),
         ({"choices": []}, Outcome.OK_WITHOUT_USAGE),
         ({"error": {"message": "no"}}, Outcome.MODEL_SERVER_ERROR),
+        ({"object": "response", "status": "failed", "error": None}, Outcome.MODEL_SERVER_ERROR),
+        ({"object": "response", "status": "queued", "usage": None}, Outcome.OK),
+        ({"object": "response", "status": "incomplete", "usage": {"input_tokens": 1}}, Outcome.OK),
+        ({"type": "error", "error": {"type": "api_error", "message": "no"}}, Outcome.MODEL_SERVER_ERROR),
     ],
 )
 def test_whole_replies(body: object, outcome: Outcome) -> None:
@@ -144,6 +149,32 @@ def test_whole_replies(body: object, outcome: Outcome) -> None:
     raw = msgspec.json.encode(body)
     assert observer.feed(raw[:5], 0.0) + observer.feed(raw[5:], 0.0) + observer.finish(0.0) == raw
     assert classify_outcome(TransportResult.COMPLETE, 200, observer.seen, PATH) == outcome
+
+
+def test_prompt_tokens_mean_the_same_in_all_apis() -> None:
+    """Those of messages exclude what was read from the cache, or written to it."""
+    counts = []
+    for usage in (
+        {"prompt_tokens": 30, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 20}},
+        {"input_tokens": 30, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 20}},
+        {
+            "input_tokens": 6,
+            "output_tokens": 2,
+            "cache_read_input_tokens": 20,
+            "cache_creation_input_tokens": 4,
+        },
+    ):
+        observer = ReplyObserver()
+        observer.feed(msgspec.json.encode({"usage": usage}), 0.0)
+        observer.finish(0.0)
+        counts.append(observer.seen.usage)
+    assert counts == [TokenUsage(30, 2, 20)] * 3
+
+
+@pytest.mark.parametrize("raw", [FAILED, FLAT_ERROR], ids=["failed", "error"])
+def test_the_error_of_a_response_says_why(raw: bytes) -> None:
+    _, seen = watch([raw])
+    assert b"out of memory" in (seen.error or b"")
 
 
 def test_what_has_no_usage_to_tell_is_not_blamed_for_telling_none() -> None:
