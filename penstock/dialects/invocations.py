@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -32,9 +32,12 @@ class Invocations(Dialect):
         """``dialects`` by their field, in order of precedence."""
         self._dialects = dialects
 
+    def look_up(self, body: bytes, info: RequestInfo) -> Awaitable[Any] | None:
+        return self._choose(body).look_up(body, info)
+
     def plan(self, body: bytes, info: RequestInfo = NO_INFO, found: Any = None) -> RequestPlan:
         dialect = self._choose(body)
-        plan = dialect.plan(body, info)
+        plan = dialect.plan(body, info, found)
         plan.dialect_fields = _Invocation(dialect, plan.dialect_fields)
         return plan
 

@@ -15,6 +15,8 @@ from penstock.dialects.invocations import Invocations
 from penstock.dialects.messages import openapi as messages
 from penstock.dialects.messages.dialect import Messages
 from penstock.dialects.openapi_schema import check_names
+from penstock.dialects.responses import openapi as responses
+from penstock.dialects.responses.dialect import Responses
 from penstock.generation.dialect import Dialect
 from penstock.generation.input_processor import InputProcessor
 from penstock.store.response_store import ResponseStore
@@ -25,13 +27,12 @@ def make_dialects(
 ) -> list[Dialect]:
     """One dialect per API. ``store``: for APIs that keep replies; None: they keep none."""
     completions, chat = Completions(config, processor), ChatCompletions(config, processor)
-    return [
-        completions,
-        chat,
-        Messages(config, processor),
-        Invocations({"messages": chat, "prompt": completions}),
-    ]
+    responses = Responses(config, processor, store)
+    invocations = Invocations({"messages": chat, "prompt": completions, "input": responses})
+    return [completions, chat, Messages(config, processor), responses, invocations]
 
 
-DESCRIPTIONS = check_names((completions.DESCRIPTION, chat.DESCRIPTION, messages.DESCRIPTION))
+DESCRIPTIONS = check_names(
+    (completions.DESCRIPTION, chat.DESCRIPTION, messages.DESCRIPTION, responses.DESCRIPTION)
+)
 """One entry per API, for the OpenAPI document."""

@@ -94,6 +94,17 @@ class InputProcessor:
                 counts[name] = counts.get(name, 0) + count
         return counts
 
+    def template_has(self, word: str) -> bool:
+        """Whether a word occurs in the chat template."""
+        return self._template is not None and word in self._template.source
+
+    def count_tokens(self, text: str) -> int:
+        """Number of tokens of a text. Of a long one most are estimated, as this takes time."""
+        known = text[: self._tokenizer.inline_characters[False]]
+        if not known:
+            return 0
+        return round(len(self._tokenizer.encode(known, False)) * len(text) / len(known))
+
     # -- a request
 
     def check_model(self, name: str | None) -> None:

@@ -34,6 +34,7 @@ def test_every_route_is_there() -> None:
         ("get", "/v1/models/{model}"),
         ("post", "/v1/completions"),
         ("post", "/v1/chat/completions"),
+        ("post", "/v1/responses"),
         ("post", "/invocations"),
         ("post", "/tokenize"),
         ("get", "/tokenizer_info"),

@@ -7,12 +7,13 @@ from typing import Any
 
 from penstock.config.serve import ServeConfig
 from penstock.dialects.chat.reply import ChatReply
-from penstock.dialects.chat.request_schema import REASONING_EFFORTS, UNSUPPORTED, ChatCompletionRequest
+from penstock.dialects.chat.request_schema import UNSUPPORTED, ChatCompletionRequest
 from penstock.generation.dialect import NO_INFO, Dialect, RequestInfo
 from penstock.generation.input_processor import InputProcessor, opens_turn
 from penstock.generation.parsers.message import MessageFormat
 from penstock.generation.plan import RequestPlan, constrain
 from penstock.generation.request import validation
+from penstock.generation.request.reasoning_effort import reasoning_variables
 from penstock.generation.request.schemas import Message
 from penstock.generation.request.tool_choice import ToolChoice, parse_tool_choice
 from penstock.http.errors import refused
@@ -55,7 +56,9 @@ class ChatCompletions(Dialect):
             continue_final_message=bool(request.continue_final_message),
             tools=choice.tools,
             documents=request.documents,
-            variables=_template_variables(request),
+            variables=reasoning_variables(
+                request.reasoning_effort, "reasoning_effort", request.chat_template_kwargs
+            ),
         )
         plan = processor.plan(request, info.request_id, [text], max_tokens=max_tokens, logprobs=logprobs)
         plan.dialect_fields = request.service_tier
@@ -105,17 +108,6 @@ class ChatCompletions(Dialect):
             one_call=request.parallel_tool_calls is False,
             named=choice.named,
         )
-
-
-def _template_variables(request: ChatCompletionRequest) -> dict[str, Any] | None:
-    variables, effort = request.chat_template_kwargs, request.reasoning_effort
-    if effort is not None:
-        if effort not in REASONING_EFFORTS:
-            allowed = ", ".join(REASONING_EFFORTS)
-            raise refused(f"reasoning_effort must be one of {allowed}.", "reasoning_effort", effort)
-        # Some templates know the effort, others only whether to think.
-        return {"reasoning_effort": effort, "enable_thinking": effort != "none", **(variables or {})}
-    return variables
 
 
 def _text_to_echo(message: Message, role: str) -> str:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+from penstock.generation.request.reasoning_effort import REASONING_EFFORTS
 from penstock.generation.request.schemas import GenerateRequest, JsonObject, Message, Tool, about
 from penstock.generation.request.unsupported import COMMON, MUST_BE_ABSENT, UnsupportedField, absent
-
-REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 class ChatCompletionRequest(GenerateRequest, kw_only=True):

@@ -1,0 +1,190 @@
+"""Turns the items of a conversation into the messages that chat templates read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from penstock.dialects.responses.reasoning_content import open_reasoning
+from penstock.dialects.responses.request_schema import ContentPart, InputItem
+from penstock.dialects.responses.tools import CUSTOM_INPUT, function_name
+from penstock.generation.request.schemas import FunctionCall, Message, Part, ToolCall
+from penstock.http.asgi import encode_json
+from penstock.http.errors import ApiError, shown
+
+ITEM_TYPES = (
+    "message",
+    "function_call",
+    "function_call_output",
+    "custom_tool_call",
+    "custom_tool_call_output",
+    "reasoning",
+    "item_reference",
+)
+ROLES = ("user", "assistant", "system", "developer")
+INSTRUCTIONS = ("system", "developer")
+NO_IMAGE = "[An image was sent here. This model reads text only and cannot see it.]"
+"""What a model reads in the place of an image. A history with one, such as of a tool that shows files, must
+not be refused for ever."""
+IMAGES_DROPPED = "input: the model cannot see images; it was told so in their place"
+_TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+
+
+class Conversation:
+    """The messages of a request, added item by item.
+
+    Reasoning, text and calls of the assistant in a row are one message, as the model wrote them. Instructions
+    before the first message of the user or assistant are one message, too: most templates know one.
+    """
+
+    def __init__(self, *, developer: bool) -> None:
+        """``developer``: whether the chat template knows that role; otherwise it becomes system."""
+        self.messages: list[Message] = []
+        self.dropped_images = False
+        self._developer = developer
+        self._names: dict[str, str] = {}
+        """Names of called functions by call id."""
+
+    def add_instructions(self, text: str) -> None:
+        self._add_message("system", text)
+
+    def add(self, items: Iterable[InputItem], field: str) -> None:
+        """``field``: path of the items in the request, for errors. Raises ApiError."""
+        for number, item in enumerate(items):
+            self._add(item, f"{field}[{number}]")
+
+    def _add(self, item: InputItem, field: str) -> None:
+        match item.type or "message":
+            case "message":
+                self._message(item, field)
+            case "reasoning":
+                text = self._reasoning(item, field)
+                turn = self._assistant()
+                if text:
+                    known = turn.reasoning_content
+                    turn.reasoning_content = text if known is None else f"{known}\n{text}"
+            case "function_call":
+                self._call(item, item.arguments or "", field)
+            case "custom_tool_call":
+                self._call(item, encode_json({CUSTOM_INPUT: item.input or ""}).decode(), field)
+            case "function_call_output" | "custom_tool_call_output":
+                call_id = _needed(item.call_id, f"{field}.call_id")
+                if item.output is None:
+                    raise _missing(f"{field}.output")
+                content = self._content(item.output, f"{field}.output")
+                self.messages.append(
+                    Message(role="tool", content=content, tool_call_id=call_id, name=self._names.get(call_id))
+                )
+            case unknown:
+                raise ApiError(
+                    400,
+                    f"{field}: items of type {shown(unknown)!r} are not supported, only "
+                    f"{', '.join(ITEM_TYPES)}.",
+                    param=f"{field}.type",
+                )
+
+    def _message(self, item: InputItem, field: str) -> None:
+        role = _needed(item.role, f"{field}.role")
+        if role not in ROLES:
+            raise ApiError(
+                400,
+                f"{field}.role must be one of {', '.join(ROLES)}, got {shown(role)!r}.",
+                param=f"{field}.role",
+            )
+        if item.content is None:
+            raise _missing(f"{field}.content")
+        content = self._content(item.content, f"{field}.content")
+        if role != "assistant":
+            self._add_message(role if role != "developer" or self._developer else "system", content)
+            return
+        turn = self._assistant()
+        turn.content = content if turn.content is None else _joined(turn.content, content, "\n")
+
+    def _add_message(self, role: str, content: str | list[str | Part]) -> None:
+        last = self.messages[-1] if self.messages else None
+        if (
+            role in INSTRUCTIONS
+            and last is not None
+            and len(self.messages) == self._leading()
+            and last.role == role
+        ):
+            assert last.content is not None
+            last.content = _joined(last.content, content, "\n\n")
+        else:
+            self.messages.append(Message(role=role, content=content))
+
+    def _leading(self) -> int:
+        """Number of messages before the first one that is no instruction."""
+        for number, message in enumerate(self.messages):
+            if message.role not in INSTRUCTIONS:
+                return number
+        return len(self.messages)
+
+    def _assistant(self) -> Message:
+        """The assistant's turn, which its last items belong to."""
+        if not self.messages or self.messages[-1].role != "assistant":
+            self.messages.append(Message(role="assistant"))
+        return self.messages[-1]
+
+    def _call(self, item: InputItem, arguments: str | dict[str, object], field: str) -> None:
+        name = function_name(item.namespace, _needed(item.name, f"{field}.name"))
+        call_id = _needed(item.call_id, f"{field}.call_id")
+        self._names[call_id] = name
+        call = ToolCall(function=FunctionCall(name=name, arguments=arguments), id=call_id)
+        turn = self._assistant()
+        turn.tool_calls = [*(turn.tool_calls or ()), call]
+
+    # -- content
+
+    def _content(self, content: str | list[ContentPart], field: str) -> str | list[str | Part]:
+        if isinstance(content, str):
+            return content
+        texts = [self._text(part, f"{field}[{place}]") for place, part in enumerate(content)]
+        return texts[0] if len(texts) == 1 else [Part(type="text", text=text) for text in texts]
+
+    def _text(self, part: ContentPart, field: str) -> str:
+        if part.type == "refusal":
+            return _needed(part.refusal, f"{field}.refusal")
+        if part.type == "input_image":
+            self.dropped_images = True
+            return NO_IMAGE
+        if part.type not in _TEXTS:
+            raise ApiError(
+                400,
+                f"{field}: parts of type {shown(part.type)!r} are not supported, only text.",
+                param=f"{field}.type",
+            )
+        return _needed(part.text, f"{field}.text")
+
+    def _reasoning(self, item: InputItem, field: str) -> str:
+        """The text that the model reasoned: whatever the client has kept of it."""
+        if isinstance(item.content, str):
+            return item.content
+        if item.content:
+            return "\n".join(self._text(part, f"{field}.content") for part in item.content)
+        if item.encrypted_content:
+            text = open_reasoning(item.encrypted_content)
+            if text is not None:
+                return text
+        return "\n".join(self._text(part, f"{field}.summary") for part in item.summary or ())
+
+
+def _joined(
+    first: str | list[str | Part], second: str | list[str | Part], separator: str
+) -> str | list[str | Part]:
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}{separator}{second}"
+    return [*_parts(first), *_parts(second)]
+
+
+def _parts(content: str | list[str | Part]) -> list[str | Part]:
+    return [Part(type="text", text=content)] if isinstance(content, str) else content
+
+
+def _needed(value: str | None, field: str) -> str:
+    if value is None:
+        raise _missing(field)
+    return value
+
+
+def _missing(field: str) -> ApiError:
+    return ApiError(400, f"{field} is missing.", param=field)

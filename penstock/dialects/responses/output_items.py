@@ -1,0 +1,203 @@
+"""The output items of a response while they are written: their JSON, and the events that tell of them.
+
+Text stays JSON-escaped from the token to the final object. A text event is ``head + text``, the sequence
+number and ``tail``: no encoder runs for it, and most are written by columns.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+from penstock.dialects.responses.reasoning_content import seal_reasoning
+from penstock.http.asgi import encode_json
+from penstock.streaming.token_table import escape_json
+
+_decode_text = msgspec.json.Decoder(str).decode
+
+IN_PROGRESS, COMPLETED, INCOMPLETE = b"in_progress", b"completed", b"incomplete"
+
+
+class OutputItem:
+    """One item. ``text``: all of its text, JSON-escaped."""
+
+    __slots__ = ("head", "id", "index", "where")
+
+    prefix: ClassVar[str]
+    """Of its id."""
+    delta_event: ClassVar[bytes]
+    done_event: ClassVar[bytes]
+    text_field: ClassVar[bytes] = b"text"
+    """Name of the text in ``done_event``."""
+    part_events: ClassVar[tuple[bytes, bytes] | None] = None
+    """What opens and closes the item's only part; None: it has no parts."""
+    part_place: ClassVar[bytes] = b""
+    """The field of events with the index of the part."""
+
+    def __init__(self, id: str, index: int) -> None:
+        """``index``: in the response's output."""
+        self.id = id.encode()
+        self.index = index
+        self.where = b'"item_id":"%b","output_index":%d%b' % (self.id, index, self.part_place)
+        name = self.delta_event
+        self.head = b'event: %b\ndata: {"type":"%b",%b,"delta":"' % (name, name, self.where)
+        """What precedes the text in a text event."""
+
+    def json(self, status: bytes, text: bytes | None) -> bytes:
+        """The item; ``text``: None before its part is added."""
+        raise NotImplementedError
+
+    def part(self, text: bytes) -> bytes:
+        """Its only part."""
+        raise NotImplementedError
+
+    def done_fields(self, text: bytes) -> bytes:
+        """The fields of ``done_event`` after the item's place."""
+        return b'"%b":"%b"' % (self.text_field, text)
+
+    @property
+    def tail(self) -> bytes:
+        """What follows the sequence number in a text event."""
+        return b"}\n\n"
+
+
+class MessageItem(OutputItem):
+    """Text."""
+
+    __slots__ = ("_logprobs",)
+
+    prefix = "msg"
+    delta_event, done_event = b"response.output_text.delta", b"response.output_text.done"
+    part_events = b"response.content_part.added", b"response.content_part.done"
+    part_place = b',"content_index":0'
+    PLAIN_TAIL = b',"logprobs":[]}\n\n'
+
+    def __init__(self, id: str, index: int) -> None:
+        super().__init__(id, index)
+        self._logprobs: list[bytes] = []
+
+    def add_logprobs(self, entries: bytes) -> bytes:
+        """Add logprobs of the next tokens, as a JSON list. Returns the tail of their event."""
+        self._logprobs.append(entries[1:-1])
+        return b',"logprobs":%b}\n\n' % entries
+
+    def _all_logprobs(self) -> bytes:
+        return b"[%b]" % b",".join(self._logprobs)
+
+    def json(self, status: bytes, text: bytes | None) -> bytes:
+        content = b"" if text is None else self.part(text)
+        return b'{"id":"%b","type":"message","status":"%b","role":"assistant","content":[%b]}' % (
+            self.id,
+            status,
+            content,
+        )
+
+    def part(self, text: bytes) -> bytes:
+        return b'{"type":"output_text","annotations":[],"logprobs":%b,"text":"%b"}' % (
+            self._all_logprobs(),
+            text,
+        )
+
+    def done_fields(self, text: bytes) -> bytes:
+        return b'"text":"%b","logprobs":%b' % (text, self._all_logprobs())
+
+    @property
+    def tail(self) -> bytes:
+        return self.PLAIN_TAIL
+
+
+class ReasoningItem(OutputItem):
+    """What the model thought, as content."""
+
+    __slots__ = ("_sealed",)
+
+    prefix = "rs"
+    delta_event, done_event = b"response.reasoning_text.delta", b"response.reasoning_text.done"
+    part_events = b"response.content_part.added", b"response.content_part.done"
+    part_place = b',"content_index":0'
+    part_type: ClassVar[bytes] = b"reasoning_text"
+
+    def __init__(self, id: str, index: int, *, sealed: bool) -> None:
+        """``sealed``: whether it ends with ``encrypted_content``."""
+        super().__init__(id, index)
+        self._sealed = sealed
+
+    def json(self, status: bytes, text: bytes | None) -> bytes:
+        part = b"" if text is None else self.part(text)
+        sealed = b""
+        if self._sealed:
+            value = None if text is None else seal_reasoning(unescape_json(text))
+            sealed = b',"encrypted_content":%b' % encode_json(value)
+        return b'{"id":"%b","type":"reasoning","status":"%b",%b%b}' % (
+            self.id,
+            status,
+            self._parts(part),
+            sealed,
+        )
+
+    def _parts(self, part: bytes) -> bytes:
+        return b'"summary":[],"content":[%b]' % part
+
+    def part(self, text: bytes) -> bytes:
+        return b'{"type":"%b","text":"%b"}' % (self.part_type, text)
+
+
+class SummaryItem(ReasoningItem):
+    """What the model thought, as the summary that the request asks for."""
+
+    __slots__ = ()
+
+    delta_event = b"response.reasoning_summary_text.delta"
+    done_event = b"response.reasoning_summary_text.done"
+    part_events = b"response.reasoning_summary_part.added", b"response.reasoning_summary_part.done"
+    part_place = b',"summary_index":0'
+    part_type = b"summary_text"
+
+    def _parts(self, part: bytes) -> bytes:
+        return b'"summary":[%b]' % part
+
+
+class FunctionCallItem(OutputItem):
+    """A call of a function."""
+
+    __slots__ = ("_name",)
+
+    prefix = "fc"
+    item_type: ClassVar[bytes] = b"function_call"
+    delta_event = b"response.function_call_arguments.delta"
+    done_event = b"response.function_call_arguments.done"
+    text_field = b"arguments"
+
+    def __init__(self, id: str, index: int, *, call_id: str, name: str, namespace: str | None) -> None:
+        super().__init__(id, index)
+        self._name = b'"call_id":"%b","name":"%b"' % (escape_json(call_id), escape_json(name))
+        if namespace is not None:
+            self._name += b',"namespace":"%b"' % escape_json(namespace)
+
+    def json(self, status: bytes, text: bytes | None) -> bytes:
+        return b'{"id":"%b","type":"%b","status":"%b",%b,"%b":"%b"}' % (
+            self.id,
+            self.item_type,
+            status,
+            self._name,
+            self.text_field,
+            text or b"",
+        )
+
+
+class CustomCallItem(FunctionCallItem):
+    """A call of a custom tool, with free text."""
+
+    __slots__ = ()
+
+    prefix = "ctc"
+    item_type = b"custom_tool_call"
+    delta_event = b"response.custom_tool_call_input.delta"
+    done_event = b"response.custom_tool_call_input.done"
+    text_field = b"input"
+
+
+def unescape_json(text: bytes) -> str:
+    """The text that ``text`` is inside a JSON string."""
+    return _decode_text(b'"%b"' % text)

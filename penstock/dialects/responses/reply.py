@@ -1,0 +1,248 @@
+"""Events and whole replies of ``/v1/responses``."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from penstock.dialects.responses.output import Output, OutputOptions
+from penstock.dialects.responses.output_items import MessageItem
+from penstock.generation.dialect import ReplyFormat
+from penstock.generation.parsers.delta import Delta
+from penstock.generation.replies.collected import CollectedReply
+from penstock.generation.replies.logprobs import TokenLogprobs
+from penstock.generation.replies.reply import Choice, RequestReply
+from penstock.generation.replies.token_usage import TokenUsage
+from penstock.http.asgi import encode_json
+from penstock.store.response_store import ResponseStore
+from penstock.store.stored_response import StoredResponse
+from penstock.streaming.event_record import EventRecord
+from penstock.streaming.stream import StreamError
+from penstock.streaming.token_table import escape_json
+from penstock.wire.messages import KVTransferParams
+
+LENGTH = b"length"
+_ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
+"""The API's names by status; all others are server_error."""
+
+
+class ResponseFields(msgspec.Struct, kw_only=True):
+    """What the reply needs of its request."""
+
+    echo: dict[str, Any]
+    """The fields of the response object that repeat the request."""
+    options: OutputOptions
+    input: list[Any]
+    """The request's own items, each with an id, if the response is to be stored."""
+    id: str
+    tenant: str
+    previous_id: str | None
+    stored: bool
+    background: bool
+
+
+class ResponsesReply(ReplyFormat):
+    """One response."""
+
+    __slots__ = (
+        "_count_tokens",
+        "_created_at",
+        "_echo",
+        "_fields",
+        "_final",
+        "_output",
+        "_started",
+        "_store",
+        "id",
+        "model",
+        "record",
+    )
+
+    blocks = True
+
+    def __init__(
+        self,
+        fields: ResponseFields,
+        model: str,
+        store: ResponseStore | None,
+        count_tokens: Callable[[str], int],
+    ) -> None:
+        """``count_tokens``: of reasoning, for the usage."""
+        self.id = fields.id
+        self.model = model
+        self.record = EventRecord()
+        self._fields = fields
+        self._store = store if fields.stored else None
+        self._count_tokens = count_tokens
+        self._created_at = int(time.time())
+        self._echo = encode_json({"model": model, **fields.echo})[1:-1]
+        self._output = Output(fields.id, self.record, fields.options)
+        self._started = False
+        self._final: tuple[bytes, bytes] | None = None
+        """The last event's name and the finished response."""
+
+    # -- events
+
+    def head(self, index: int) -> bytes:
+        item = self._output.open
+        return item.head if isinstance(item, MessageItem) else b""
+
+    def tail(self) -> bytes:
+        return MessageItem.PLAIN_TAIL
+
+    def text_open(self, index: int) -> bool:
+        return isinstance(self._output.open, MessageItem)
+
+    def first(self, index: int, prompt_token_ids: Sequence[int] | None, usage: TokenUsage | None) -> bytes:
+        if self._started:
+            return b""
+        self._started = True
+        events = b""
+        if self._fields.background:
+            queued = b'"response":%b' % self._object(b"queued")
+            events = self._output.event(b"response.created", queued)
+            events += self._output.event(b"response.queued", queued)
+        running = b'"response":%b' % self._object(b"in_progress")
+        if not events:
+            events = self._output.event(b"response.created", running)
+        return events + self._output.event(b"response.in_progress", running)
+
+    def event(
+        self,
+        index: int,
+        text: bytes,
+        *,
+        delta: Delta | None = None,
+        finish_reason: bytes | None = None,
+        stop_reason: int | str | None = None,
+        logprobs: TokenLogprobs | None = None,
+        token_ids: Sequence[int] | None = None,
+        prompt_token_ids: Sequence[int] | None = None,
+        usage: TokenUsage | None = None,
+        kv_transfer_params: KVTransferParams | None = None,
+    ) -> bytes:
+        output = self._output
+        events = b""
+        if delta is not None:
+            events = output.add(delta)
+        elif logprobs is not None:
+            events = output.add_escaped(text, b"".join(logprobs.entries()))
+        elif text:
+            events = output.add_escaped(text)
+        if finish_reason is not None:
+            events += output.finish(cut=finish_reason == LENGTH)
+        return events
+
+    def end(self, usage: TokenUsage | None) -> bytes:
+        assert self._final is not None, "keep comes first"
+        name, response = self._final
+        return self._output.event(name, b'"response":%b' % response)
+
+    def error(self, error: StreamError) -> bytes:
+        opening = self.first(0, None, None)
+        code = _ERROR_CODES.get(error.status, "server_error")
+        shown = {"code": code, "message": error.message, "type": error.code, "param": error.param}
+        response = self._object(b"failed", error=encode_json(shown))
+        if not self._fields.background:
+            stored = self._put(b"failed", response)
+            if stored is not None:
+                stored.add_done_callback(_ignore)
+        return opening + self._output.event(b"response.failed", b'"response":%b' % response)
+
+    # -- the end
+
+    def keep(self, reply: RequestReply) -> asyncio.Future[None] | None:
+        [choice] = reply.choices
+        if isinstance(reply, CollectedReply):
+            self._collect(choice)
+        cut = choice.finish_reason == LENGTH
+        status = b"incomplete" if cut else b"completed"
+        response = self._object(
+            status,
+            completed_at=b"null" if cut else b"%d" % time.time(),
+            incomplete=b'{"reason":"max_output_tokens"}' if cut else b"null",
+            usage=encode_json(self._usage_field(reply.usage())),
+            transfer=choice.kv_transfer_params,
+        )
+        self._final = b"response." + status, response
+        return None if self._fields.background else self._put(status, response)
+
+    def _collect(self, choice: Choice) -> None:
+        text = choice.text
+        if choice.parser is not None:
+            self.event(0, b"", delta=choice.parse(text.decode()), finish_reason=choice.finish_reason)
+            return
+        logprobs = None if choice.logprobs is None else choice.logprobs.take()
+        escaped = escape_json(text.decode())
+        self.event(0, escaped, logprobs=logprobs, finish_reason=choice.finish_reason)
+
+    def whole(self, reply: CollectedReply) -> Iterator[bytes]:
+        assert self._final is not None, "keep comes first"
+        yield self._final[1]
+
+    def _put(self, status: bytes, response: bytes) -> asyncio.Future[None] | None:
+        return None if self._store is None else self._store.put(self._entry(status, response))
+
+    def _entry(self, status: bytes, response: bytes) -> StoredResponse:
+        fields = self._fields
+        return StoredResponse(
+            id=self.id,
+            tenant=fields.tenant,
+            created_at=self._created_at,
+            status=status.decode(),
+            body=response,
+            input=encode_json(fields.input),
+            previous_id=fields.previous_id,
+            model=self.model,
+        )
+
+    def background_entry(self) -> StoredResponse:
+        return self._entry(b"queued", self._object(b"queued"))
+
+    # -- the response object
+
+    def _object(
+        self,
+        status: bytes,
+        *,
+        completed_at: bytes = b"null",
+        error: bytes = b"null",
+        incomplete: bytes = b"null",
+        usage: bytes = b"null",
+        transfer: KVTransferParams | None = None,
+    ) -> bytes:
+        return (
+            b'{"id":"%b","object":"response","created_at":%d,"status":"%b","completed_at":%b,"error":%b,'
+            b'"incomplete_details":%b,"output":[%b],"usage":%b%b,%b}'
+        ) % (
+            self.id.encode(),
+            self._created_at,
+            status,
+            completed_at,
+            error,
+            incomplete,
+            self._output.items(),
+            usage,
+            b"" if transfer is None else b',"kv_transfer_params":' + transfer,
+            self._echo,
+        )
+
+    def _usage_field(self, usage: TokenUsage) -> dict[str, Any]:
+        reasoning = sum(map(self._count_tokens, self._output.reasoning))
+        return {
+            "input_tokens": usage.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": usage.cached_tokens or 0},
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": min(reasoning, usage.completion_tokens)},
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        }
+
+
+def _ignore(stored: asyncio.Future[None]) -> None:
+    """The store has logged why it could not keep a failed response."""
+    if not stored.cancelled():
+        stored.exception()
