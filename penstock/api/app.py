@@ -7,7 +7,6 @@ import logging
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from urllib.parse import unquote
 
 from penstock import __version__
 from penstock.api.access_log import AccessLog
@@ -15,17 +14,17 @@ from penstock.api.exchange import Exchange, Handler
 from penstock.api.generate import GenerationRoutes
 from penstock.api.request_spans import RequestSpans
 from penstock.api.routes import admin
+from penstock.api.routes.count_tokens import CountTokensRoutes
 from penstock.api.routes.debug import gc_route
 from penstock.api.routes.metrics_endpoint import MetricsEndpoint
-from penstock.api.routes.models import model_list
+from penstock.api.routes.models import MODEL_PREFIX, ModelRoutes
 from penstock.api.routes.openapi import openapi_document
 from penstock.api.routes.operations import OperationRoutes
 from penstock.api.routes.page import Page
 from penstock.api.routes.tokenize import TokenizeRoutes
 from penstock.config.serve import ServeConfig
 from penstock.dispatch.engine_client import EngineClient
-from penstock.generation.dialect import Dialect
-from penstock.generation.model_info import ModelInfo
+from penstock.generation.dialect import Dialect, TokenCounter
 from penstock.generation.request.schemas import MAX_REQUEST_ID
 from penstock.http.access_keys import OPEN_PATHS, Keys, check_local
 from penstock.http.admission import no_engine, send_readiness, stream_failed, unavailable
@@ -39,7 +38,7 @@ from penstock.http.asgi import (
 )
 from penstock.http.cors import Cors
 from penstock.http.eager import in_task
-from penstock.http.errors import ApiError, unknown_model, unknown_route
+from penstock.http.errors import ApiError, unknown_route
 from penstock.http.sink import Receive, Scope, Send, Sink
 from penstock.metrics.api_server_metrics import ApiServerMetrics
 from penstock.metrics.gc_policy import GarbageCollector
@@ -49,18 +48,16 @@ from penstock.telemetry.trace_context import TracePropagator
 
 log = logging.getLogger(__name__)
 
-_MODEL_PREFIX = "/v1/models/"
-
 
 @dataclass(kw_only=True, eq=False)
 class App:
     """The application of one process. Routes are looked up by path and method; there are no patterns."""
 
     config: ServeConfig
-    model_info: ModelInfo
-    model_root: str
-    """Directory or name of the model, for /v1/models."""
+    models: ModelRoutes
     dialects: Sequence[Dialect]
+    token_counters: Sequence[TokenCounter]
+    count_tokens: CountTokensRoutes
     tokenize: TokenizeRoutes
     tokenizer_info: bytes | None
     """The body of /tokenizer_info; None: the route is off."""
@@ -87,7 +84,6 @@ class App:
         self._late_errors: set[asyncio.Task[None]] = set()
         """Tasks that send the errors of detached replies of which nothing was sent."""
         self._draw = random.Random().getrandbits
-        self._models = model_list(self.model_info, self.model_root)
         self._dialects = {dialect.path: dialect for dialect in self.dialects}
         self._page = Page(self.config.root_path) if self.config.web_page else None
         self._page_paths = self._page.paths if self._page is not None else frozenset()
@@ -107,7 +103,8 @@ class App:
             optional["/tokenizer_info"] = {"GET": _fixed(self.tokenizer_info)}
         return {
             **{dialect.path: {"POST": self.generation.handler(dialect)} for dialect in self.dialects},
-            "/v1/models": {"GET": _fixed(encode_json(self._models))},
+            "/v1/models": {"GET": self.models.list},
+            **{each.path: {"POST": self.count_tokens.handler(each)} for each in self.token_counters},
             "/tokenize": {"POST": self.tokenize.tokenize},
             "/detokenize": {"POST": self.tokenize.detokenize},
             **optional,
@@ -199,10 +196,9 @@ class App:
         if root and scope["path"].startswith(f"{root}/"):  # a proxy may have removed it
             scope["path"] = scope["path"][len(root) :]
         path, method = scope["path"], scope["method"]
-        exchange.dialect = dialect = self._dialects.get(path)
-        if dialect is not None and dialect.request_id_header:
-            id_header = (dialect.request_id_header, exchange.request_id.encode("latin-1"))
-            exchange.headers = [*exchange.headers, id_header]
+        exchange.dialect = self._dialects.get(path)
+        if exchange.for_anthropic:
+            exchange.headers = [*exchange.headers, (b"request-id", exchange.request_id.encode("latin-1"))]
         if self.tracing is not None and exchange.dialect is not None:
             exchange.trace = self.tracing.extract(scope["headers"])
         if method == "OPTIONS":
@@ -218,8 +214,8 @@ class App:
 
     def _route(self, path: str, method: str) -> Handler:
         methods = self._routes.get(path)
-        if methods is None and path.startswith(_MODEL_PREFIX):
-            methods = {"GET": self._model}
+        if methods is None and path.startswith(MODEL_PREFIX):
+            methods = {"GET": self.models.model}
         if methods is None and path.startswith(admin.PREFIX):
             methods = self.engines.methods(path)
         if methods is None:
@@ -235,14 +231,6 @@ class App:
         return handler
 
     # -- small endpoints
-
-    async def _model(self, exchange: Exchange) -> None:
-        name = unquote(exchange.scope["path"][len(_MODEL_PREFIX) :])
-        for card in self._models["data"]:
-            if card["id"] == name:
-                await send_json(exchange.send, encode_json(card))
-                return
-        raise unknown_model(name, self.model_info.all_names)
 
     async def _show_page(self, exchange: Exchange) -> None:
         assert self._page is not None  # it has routes

@@ -6,8 +6,8 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
-from penstock.dialects.messages.errors import VERSION_HEADER
 from penstock.dialects.messages.errors import error_body as messages_error
+from penstock.dialects.messages.errors import is_anthropic
 from penstock.generation.dialect import Dialect
 from penstock.generation.replies.reply import RequestReply
 from penstock.http.asgi import first_headers
@@ -107,9 +107,12 @@ class Exchange:
         """The body of an error reply, in the shape of the API that is asked."""
         if self.dialect is not None:
             return self.dialect.error_body(error, self.request_id)
-        if VERSION_HEADER in first_headers(self.scope):
-            return messages_error(error, self.request_id)
-        return error.body()
+        return messages_error(error, self.request_id) if self.for_anthropic else error.body()
+
+    @property
+    def for_anthropic(self) -> bool:
+        """Whether the request is for Anthropic's API, or from a client of it."""
+        return is_anthropic(self.scope["path"], first_headers(self.scope))
 
     def add_warning(self, text: str) -> None:
         """Add a ``Warning`` header (RFC 7234, 5.5; 299: a lasting condition) to the reply."""

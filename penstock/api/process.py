@@ -26,18 +26,21 @@ from penstock.api.byte_budget import ByteBudget
 from penstock.api.generate import THREADS_BYTES, GenerationRoutes
 from penstock.api.request_spans import RequestSpans, describe
 from penstock.api.routes.admin import EngineRoutes
+from penstock.api.routes.count_tokens import CountTokensRoutes
 from penstock.api.routes.metrics_endpoint import MetricsEndpoint
+from penstock.api.routes.models import ModelRoutes
 from penstock.api.routes.operations import OperationRoutes
 from penstock.api.routes.tokenize import TokenizeRoutes
 from penstock.api.routes.tokenizer_info import tokenizer_info
 from penstock.api.throughput_log import ThroughputLog
 from penstock.config.errors import ConfigError
-from penstock.dialects.registry import make_dialects
+from penstock.dialects.registry import make_dialects, make_token_counters
 from penstock.dispatch.coordinator_client import CoordinatorClient
 from penstock.dispatch.engine_client import EngineClient
 from penstock.dispatch.periodic_timer import PeriodicTimer
 from penstock.dispatch.two_phase_commit import TwoPhaseCommit
 from penstock.generation.input_processor import InputProcessor
+from penstock.generation.model_aliases import check_aliases
 from penstock.generation.model_info import ModelInfo, SamplingDefaults, sampling_defaults
 from penstock.generation.prompt.chat_template import ChatTemplate
 from penstock.generation.prompt.prompt_encoder import PromptEncoder, segment_marker
@@ -233,6 +236,8 @@ class _Server:
             adapters=info.adapters,
             transfers_kv=info.transfers_kv,
         )
+        with _model_files():
+            check_aliases(self._config.model_alias or (), model_info.all_names)
         input_processor = InputProcessor(self._config, model_info, tokenizer, template)
         for engine in self._engine_client.engines:
             if engine.info is not None:
@@ -284,9 +289,10 @@ class _Server:
             shown = tokenizer_info(Path(launch.tokenizer_dir), template)
         return App(
             config=self._config,
-            model_info=model_info,
-            model_root=launch.model_dir,
+            models=ModelRoutes(input_processor, launch.model_dir),
             dialects=make_dialects(self._config, input_processor),
+            token_counters=make_token_counters(input_processor),
+            count_tokens=CountTokensRoutes(self._config, encoder, info.max_model_len, large),
             tokenize=TokenizeRoutes(input_processor, tokenizer, self._config.max_request_bytes, large),
             tokenizer_info=shown,
             generation=self._generation,

@@ -13,11 +13,11 @@ from penstock.dialects.completions import openapi as completions
 from penstock.dialects.completions.dialect import Completions
 from penstock.dialects.invocations import Invocations
 from penstock.dialects.messages import openapi as messages
-from penstock.dialects.messages.dialect import Messages
+from penstock.dialects.messages.dialect import Messages, MessagesTokenCounter
 from penstock.dialects.openapi_schema import check_names
 from penstock.dialects.responses import openapi as responses
 from penstock.dialects.responses.dialect import Responses
-from penstock.generation.dialect import Dialect
+from penstock.generation.dialect import Dialect, TokenCounter
 from penstock.generation.input_processor import InputProcessor
 from penstock.store.response_store import ResponseStore
 
@@ -30,6 +30,11 @@ def make_dialects(
     responses = Responses(config, processor, store)
     invocations = Invocations({"messages": chat, "prompt": completions, "input": responses})
     return [completions, chat, Messages(config, processor), responses, invocations]
+
+
+def make_token_counters(processor: InputProcessor) -> list[TokenCounter]:
+    """One per API that counts tokens."""
+    return [MessagesTokenCounter(processor)]
 
 
 DESCRIPTIONS = check_names(

@@ -136,8 +136,6 @@ class Dialect(ABC):
 
     path: ClassVar[str]
     """Path of the route; its method is POST."""
-    request_id_header: ClassVar[bytes] = b""
-    """Name of the header with the request's id in all replies; empty: none."""
 
     def look_up(self, body: bytes, info: RequestInfo) -> Awaitable[Any] | None:
         """What :meth:`plan` needs and must wait for, such as an earlier reply; None: nothing. Raises
@@ -155,3 +153,30 @@ class Dialect(ABC):
     def error_body(self, error: ApiError, request_id: str) -> bytes:
         """The body of an error reply, by default in OpenAI's shape."""
         return error.body()
+
+
+class CountedPrompt(NamedTuple):
+    """What a request to count tokens asks to count."""
+
+    prompt: str
+    add_special_tokens: bool
+    cache_salt: str | None = None
+
+
+class TokenCounter(ABC):
+    """One API's route that counts the tokens of a request's prompt."""
+
+    path: ClassVar[str]
+    """Path of the route; its method is POST."""
+
+    def look_up(self, body: bytes, info: RequestInfo) -> Awaitable[Any] | None:
+        """As :meth:`Dialect.look_up`."""
+        return None
+
+    @abstractmethod
+    def prompt(self, body: bytes, info: RequestInfo, found: Any) -> CountedPrompt:
+        """Check a request body and render its prompt. Raises ApiError."""
+
+    @abstractmethod
+    def reply(self, count: int) -> bytes:
+        """The reply's body."""

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from penstock.config.serve import ServeConfig
+from penstock.generation.model_aliases import ModelAliases
 from penstock.generation.model_info import ModelInfo
 from penstock.generation.parsers.registry import output_format
 from penstock.generation.plan import RequestPlan, constrain
@@ -52,6 +53,7 @@ class InputProcessor:
         self._decoders: list[BodyDecoder[Any]] = []
         self._model = info.names[0]
         self._names = frozenset(info.all_names)
+        self.aliases = ModelAliases(config.model_alias or ())
         self._adapters = frozenset(adapter.name for adapter in info.adapters)
         self.max_logprobs = validation.logprobs_limit(config.max_logprobs, info.vocab_size)
         """Maximum alternatives per token that requests may ask for."""
@@ -110,7 +112,14 @@ class InputProcessor:
     def check_model(self, name: str | None) -> None:
         """Raises ApiError for a model that is not served."""
         if name is not None and name not in self._names:
-            raise unknown_model(name, self.model_info.all_names)
+            self.served_name(name)
+
+    def served_name(self, name: str) -> str:
+        """The served name that ``name`` is, or that it is an alias of. Raises ApiError."""
+        served = name if name in self._names else self.aliases.model_of(name)
+        if served is None:
+            raise unknown_model(name, (*self.model_info.all_names, *self.aliases.exact))
+        return served
 
     def plan(
         self,
@@ -161,8 +170,10 @@ class InputProcessor:
             plan.priority = request.priority
         plan.cache_salt = request.cache_salt
         plan.session = request.prompt_cache_key
-        if request.model in self._adapters:
-            plan.model = plan.adapter = request.model
+        if request.model is not None and self._adapters:
+            served = self.served_name(request.model)
+            if served in self._adapters:
+                plan.model = plan.adapter = served
         if request.kv_transfer_params:
             plan.kv_transfer_params = msgspec.json.encode(request.kv_transfer_params)
         if request.truncate_prompt_tokens is not None or request.truncation_side is not None:

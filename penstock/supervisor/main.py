@@ -46,6 +46,7 @@ from penstock.supervisor.startup.file_limit import raise_file_limit
 from penstock.supervisor.startup.model_resolution import (
     ResolvedModel,
     check_chat_template,
+    check_model_aliases,
     resolve_model,
 )
 from penstock.supervisor.startup.progress_display import make_progress_display
@@ -108,6 +109,7 @@ def serve(
             model = resolve_model(config, run_dir)
             if local_api_servers:
                 check_chat_template(config, model)
+                check_model_aliases(config, model)
             script = spelled_script(config, model)
             acceptor = None
             if listener is not None and local_api_servers > 1:

@@ -10,12 +10,13 @@ from penstock.wire.messages import Adapter
 def test_adapters_are_listed_behind_the_model_with_their_parent() -> None:
     adapters = (Adapter("tuned", "/tuned"), Adapter("other", "/other", "base"))
     model_info = ModelInfo(names=("m", "alias"), max_model_len=64, vocab_size=8, adapters=adapters)
-    listed = model_list(model_info, "/model")
+    listed = model_list(model_info, "/model", {"claude": "tuned"})
     assert listed["object"] == "list"
     assert [(card["id"], card["root"], card["parent"]) for card in listed["data"]] == [
         ("m", "/model", None),
         ("alias", "/model", None),
         ("tuned", "/tuned", "m"),
         ("other", "/other", "base"),
+        ("claude", "/tuned", "tuned"),
     ]
     assert {card["max_model_len"] for card in listed["data"]} == {64}

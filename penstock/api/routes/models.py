@@ -1,21 +1,78 @@
-"""``/v1/models``: the served model names and adapters."""
+"""``/v1/models``: the served model names, aliases and adapters, in OpenAI's shape or in Anthropic's."""
 
 from __future__ import annotations
 
 import secrets
 import time
+from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import unquote
 
+from penstock.api.exchange import Exchange
+from penstock.dialects.messages.errors import VERSION_HEADER
+from penstock.generation.input_processor import InputProcessor
 from penstock.generation.model_info import ModelInfo
+from penstock.http.asgi import encode_json, first_headers, send_json
+
+MODEL_PREFIX = "/v1/models/"
 
 
-def model_list(model_info: ModelInfo, root: str) -> dict[str, Any]:
-    """The reply's body; ``root``: directory or name of the model."""
+class ModelRoutes:
+    """The handlers. Clients of Anthropic's API, told by their header, get its shape."""
+
+    def __init__(self, processor: InputProcessor, root: str) -> None:
+        """``root``: directory or name of the model."""
+        self._processor = processor
+        listed = model_list(processor.model_info, root, processor.aliases.exact)
+        self._cards = {card["id"]: card for card in listed["data"]}
+        entries = [anthropic_entry(card) for card in listed["data"]]
+        self._list = encode_json(listed)
+        self._anthropic_list = encode_json(
+            {
+                "data": entries,
+                "has_more": False,
+                "first_id": entries[0]["id"],
+                "last_id": entries[-1]["id"],
+            }
+        )
+
+    async def list(self, exchange: Exchange) -> None:
+        """All models."""
+        anthropic = VERSION_HEADER in first_headers(exchange.scope)
+        await send_json(exchange.send, self._anthropic_list if anthropic else self._list)
+
+    async def model(self, exchange: Exchange) -> None:
+        """One model, by any of its names. Raises ApiError."""
+        name = unquote(exchange.scope["path"][len(MODEL_PREFIX) :])
+        card = self._cards[self._processor.served_name(name)] | {"id": name}
+        anthropic = VERSION_HEADER in first_headers(exchange.scope)
+        await send_json(exchange.send, encode_json(anthropic_entry(card) if anthropic else card))
+
+
+def model_list(model_info: ModelInfo, root: str, aliases: dict[str, str]) -> dict[str, Any]:
+    """The reply's body in OpenAI's shape; ``root``: directory or name of the model. Aliases with wildcards
+    are no names, so they are not listed."""
     cards = [_model_card(name, root, None, model_info.max_model_len) for name in model_info.names]
     for adapter in model_info.adapters:
         parent = adapter.parent or model_info.names[0]
         cards.append(_model_card(adapter.name, adapter.path, parent, model_info.max_model_len))
+    by_name = {card["id"]: card for card in cards}
+    cards += [by_name[name] | {"id": alias, "parent": name} for alias, name in aliases.items()]
     return {"object": "list", "data": cards}
+
+
+def anthropic_entry(card: dict[str, Any]) -> dict[str, Any]:
+    """A card in Anthropic's shape."""
+    created = datetime.fromtimestamp(card["created"], UTC)
+    return {
+        "type": "model",
+        "id": card["id"],
+        "display_name": card["id"],
+        "created_at": created.isoformat().replace("+00:00", "Z"),
+        "max_input_tokens": card["max_model_len"],
+        "max_tokens": card["max_model_len"],
+        "lifecycle": "active",
+    }
 
 
 def _model_card(name: str, root: str, parent: str | None, max_model_len: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from penstock.http.asgi import encode_json, read_body, send_json, unless_gone
 from penstock.http.errors import ApiError
 
 MAX_TOKENS = 1 << 19
-"""Maximum tokens of a text for /tokenize, unless the context is longer."""
+"""Maximum tokens of a text that is tokenized or counted, unless the context is longer."""
 MAX_DETOKENIZED = 1 << 16
 """Maximum token ids for /detokenize, likewise. The tokenizer holds the GIL meanwhile: 0.1 s for so many."""
 

@@ -25,6 +25,16 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         list[str] | None,
         option("Model names that clients may use; responses carry the first. Default: MODEL.", "Model"),
     ] = None
+    model_alias: Annotated[
+        list[Annotated[str, Meta(pattern=r"^[^=]{1,256}=.+$")]] | None,
+        option(
+            "Other names of served models and adapters, for clients that ask for fixed ones, such as "
+            "'claude-*=NAME'. PATTERN may have *, ? and [abc]; the first one that fits counts.",
+            "Model",
+            metavar="PATTERN=NAME",
+            allowed="PATTERN=NAME",
+        ),
+    ] = None
     revision: Annotated[str | None, option("Branch, tag or commit of a Hugging Face model id.", "Model")] = (
         None
     )

@@ -36,15 +36,15 @@ def convert_messages(request: CountTokensRequest) -> list[Message]:
         elif message.role == "assistant":
             messages.append(_assistant(message.content, field))
         elif message.role == "system":
-            messages.append(Message("system", _texts(message.content, field)))
+            messages.append(Message("system", "\n".join(_texts(message.content, field))))
         else:
             messages += _user(message.content, field)
     head, volatile = _system_texts(request.system)
     if volatile:
         end = len(messages) - (messages[-1].role == "assistant")
-        messages.insert(end, Message("system", [*volatile]))
+        messages.insert(end, Message("system", "\n".join(volatile)))
     if head:
-        messages.insert(0, Message("system", [*head]))
+        messages.insert(0, Message("system", "\n".join(head)))
     return messages
 
 
@@ -75,13 +75,13 @@ def _user(blocks: list[ContentBlock], field: str) -> list[Message]:
         place = f"{field}.content[{number}]"
         if block.type == "tool_result":
             if texts:
-                messages.append(Message("user", [*texts]))
+                messages.append(Message("user", "\n".join(texts)))
                 texts.clear()
             messages.append(Message("tool", _result(block, place), tool_call_id=block.tool_use_id))
         else:
             texts.append(_text(block, place))
     if texts or not messages:
-        messages.append(Message("user", [*texts]))
+        messages.append(Message("user", "\n".join(texts)))
     return messages
 
 
@@ -106,10 +106,7 @@ def _assistant(blocks: list[ContentBlock], field: str) -> Message:
         else:
             texts.append(_text(block, f"{field}.content[{number}]"))
     thinking = "\n".join(filter(None, thoughts))
-    content = texts or (None if calls or thinking else "")
-    return Message(
-        "assistant", [*content] if content else content, tool_calls=calls or None, reasoning=thinking or None
-    )
+    return Message("assistant", "\n".join(texts), tool_calls=calls or None, reasoning=thinking or None)
 
 
 def _result(block: ContentBlock, field: str) -> str:
@@ -129,7 +126,7 @@ def _result(block: ContentBlock, field: str) -> str:
     return text
 
 
-def _texts(blocks: Sequence[ContentBlock | ContentPart], field: str) -> list[str | Any]:
+def _texts(blocks: Sequence[ContentBlock | ContentPart], field: str) -> list[str]:
     return [_text(block, f"{field}.content[{number}]") for number, block in enumerate(blocks)]
 
 

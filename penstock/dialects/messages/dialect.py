@@ -9,10 +9,15 @@ from penstock.config.serve import ServeConfig
 from penstock.dialects.messages.conversation import convert_messages
 from penstock.dialects.messages.errors import error_body
 from penstock.dialects.messages.reply import MessagesReply
-from penstock.dialects.messages.request_schema import UNSUPPORTED, CountTokensRequest, MessagesRequest
+from penstock.dialects.messages.request_schema import (
+    UNSUPPORTED,
+    UNSUPPORTED_COUNT,
+    CountTokensRequest,
+    MessagesRequest,
+)
 from penstock.dialects.messages.thinking import Thinking, parse_thinking
 from penstock.dialects.messages.tools import convert_choice, convert_tools
-from penstock.generation.dialect import NO_INFO, Dialect, RequestInfo
+from penstock.generation.dialect import NO_INFO, CountedPrompt, Dialect, RequestInfo, TokenCounter
 from penstock.generation.input_processor import InputProcessor
 from penstock.generation.parsers.message import MessageFormat
 from penstock.generation.plan import ASSISTANT, RequestPlan, constrain
@@ -36,7 +41,6 @@ class Messages(Dialect):
     """Anthropic's Messages."""
 
     path = "/v1/messages"
-    request_id_header = b"request-id"
 
     def __init__(self, config: ServeConfig, processor: InputProcessor) -> None:
         self._processor = processor
@@ -75,6 +79,26 @@ class Messages(Dialect):
 
     def error_body(self, error: ApiError, request_id: str) -> bytes:
         return error_body(error, request_id)
+
+
+class MessagesTokenCounter(TokenCounter):
+    """Counts the input tokens of a message."""
+
+    path = "/v1/messages/count_tokens"
+
+    def __init__(self, processor: InputProcessor) -> None:
+        self._processor = processor
+        self._decoder = processor.decoder(CountTokensRequest)
+        self._unsupported = processor.unsupported(UNSUPPORTED_COUNT)
+
+    def prompt(self, body: bytes, info: RequestInfo, found: Any) -> CountedPrompt:
+        request = self._decoder.decode(body)
+        self._unsupported.check(request)
+        self._processor.check_model(request.model)
+        return CountedPrompt(_conversation(self._processor, request).text, add_special_tokens=False)
+
+    def reply(self, count: int) -> bytes:
+        return b'{"input_tokens":%d}' % count
 
 
 def _sampling_fields(request: MessagesRequest) -> GenerateRequest:

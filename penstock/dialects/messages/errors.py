@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from penstock.http.errors import ApiError
@@ -24,6 +26,11 @@ VERSION_HEADER = b"anthropic-version"
 """All clients of Anthropic's API send it, on all routes."""
 
 _encode = msgspec.json.Encoder().encode
+
+
+def is_anthropic(path: str, headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a request is for Anthropic's API, or from a client of it. ``headers``: by lower case name."""
+    return path.startswith("/v1/messages") or VERSION_HEADER in headers
 
 
 def error_type(status: int) -> str:

@@ -1,4 +1,4 @@
-"""Keeps the beginning of a conversation's prompt the same from turn to turn, so that its cached prefix is used.
+"""Keeps the beginning of a conversation's prompt the same from turn to turn: its cached prefix is then used.
 
 The system text at the start of a conversation is the prompt's head. System text that comes later stays where
 it is: as a system turn if the chat template writes one there, otherwise in the turn before it, between
@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from penstock.generation.request.schemas import FunctionCall, Message, Part, ToolCall
+from msgspec.structs import replace
+
+from penstock.generation.request.schemas import FunctionCall, Message, ToolCall
 from penstock.http.errors import ApiError
 
 SYSTEM_ROLES = frozenset({"system", "developer"})
@@ -31,55 +33,68 @@ class TurnRules(NamedTuple):
 def turn_rules(render: Render) -> TurnRules:
     """The rules of a chat template, found by rendering short conversations."""
     head, user, later = Message("system", "S1"), Message("user", "U1"), Message("system", "S2")
+    answer, more = Message("assistant", "A1"), Message("user", "U2")
     call = Message("assistant", "", tool_calls=[ToolCall(FunctionCall("f", {}), "123456789")])
-    calling = [user, call, Message("tool", "T1", name="f", tool_call_id="123456789")]
+    result = [user, call, Message("tool", "T1", name="f", tool_call_id="123456789")]
     anywhere = all(
-        _stays(render, [*before, later, *after], len(before))
-        for before, after in (
-            ([head, user], []),
-            ([user], []),
-            ([head, user], [Message("assistant", "A1"), Message("user", "U2")]),
-            ([head, user, Message("assistant", "A1")], [Message("user", "U2")]),
+        _keeps_order(render, messages) and _stays(render, messages)
+        for messages in (
+            [user, later],
+            [head, user, later, answer, more],
+            [head, user, answer, later, more],
+            *([[*result, later]] if _keeps_order(render, result) else []),
         )
     )
-    tools = _stays(render, calling, 2)
-    if anywhere and tools:
-        anywhere = _stays(render, [*calling, later], 3)
-    return TurnRules(anywhere, not tools or _stays(render, [*calling, Message("user", "U2")], 3))
+    after_tool = _keeps_order(render, [*result, more]) or not _keeps_order(render, result)
+    return TurnRules(anywhere, after_tool)
 
 
-def _stays(render: Render, messages: list[Message], place: int) -> bool:
-    """Whether the text of the message at ``place`` follows all that precedes it, which it does not change."""
+def _keeps_order(render: Render, messages: list[Message]) -> bool:
+    """Whether the texts of the messages are rendered one after the other."""
     try:
-        before, whole = render(messages[:place]), render(messages)
+        prompt = render(messages)
     except ApiError:
         return False
-    text, last = messages[place].content, messages[place - 1].content
-    assert isinstance(text, str)
-    assert isinstance(last, str)
-    end = before.rfind(last) + len(last) if last else 0
-    return whole[:end] == before[:end] and whole.find(text, end) >= 0
+    end = 0
+    for message in messages:
+        text = message_text(message)
+        if text:
+            end = prompt.find(text, end)
+        if end < 0:
+            return False
+    return True
+
+
+def _stays(render: Render, messages: list[Message]) -> bool:
+    """Whether the message with the text S2 does not change what precedes it, up to the last text."""
+    place = next(index for index, message in enumerate(messages) if message.content == "S2")
+    before, whole = render(messages[:place]), render(messages)
+    text = message_text(messages[place - 1])
+    end = before.rfind(text) + len(text)
+    return whole[:end] == before[:end]
 
 
 def place_system_turns(messages: Sequence[Message], rules: TurnRules) -> list[Message]:
-    """The messages with one system message at the most at their start, others where ``rules`` has them stay.
+    """The messages with one system message at the most at their start, and others where ``rules`` has them
+    stay.
 
-    Successive messages of a user become one: many templates want turns that alternate.
+    Successive messages of a user become one: many templates want turns that alternate. Contents become
+    texts: templates differ in what they do with several parts.
     """
     placed: list[Message] = []
     for message in messages:
-        last = placed[-1] if placed else None
+        last, text = placed[-1] if placed else None, message_text(message)
         if message.role in SYSTEM_ROLES:
-            if last is None:
-                placed.append(Message("system", message.content, name=message.name))
+            if last is None or (last.role != "system" and rules.system_anywhere):
+                placed.append(Message("system", text))
             elif last.role == "system":
-                placed[-1] = _joined(last, _parts(message))
-            elif rules.system_anywhere:
-                placed.append(Message("system", message.content, name=message.name))
+                placed[-1] = _extended(last, text)
+            elif last.role in ("user", "tool"):
+                placed[-1] = _extended(last, _marked(text))
             else:
-                _append_marked(placed, _parts(message))
+                placed.append(Message("user", _marked(text)))
         elif message.role == "user" and last is not None and _takes_user(last, message, rules):
-            placed[-1] = _joined(last, _parts(message))
+            placed[-1] = _extended(last, text)
         else:
             placed.append(message)
     return placed
@@ -92,23 +107,19 @@ def _takes_user(last: Message, message: Message, rules: TurnRules) -> bool:
     return last.role == "tool" and not rules.user_after_tool
 
 
-def _append_marked(placed: list[Message], parts: list[str | Part]) -> None:
-    marked: list[str | Part] = ["<system>", *parts, "</system>"]
-    if placed[-1].role in ("user", "tool"):
-        placed[-1] = _joined(placed[-1], marked)
-    else:
-        placed.append(Message("user", marked))
+def _marked(text: str) -> str:
+    return f"<system>\n{text}\n</system>"
 
 
-def _joined(message: Message, parts: list[str | Part]) -> Message:
-    return Message(
-        message.role,
-        [*_parts(message), *parts],
-        name=message.name,
-        tool_call_id=message.tool_call_id,
-    )
+def _extended(message: Message, text: str) -> Message:
+    return replace(message, content="\n".join((message_text(message), text)))
 
 
-def _parts(message: Message) -> list[str | Part]:
+def message_text(message: Message) -> str:
+    """The text of a message, its parts joined by line breaks."""
     content = message.content
-    return [] if content is None else [content] if isinstance(content, str) else content
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    return "\n".join([part if isinstance(part, str) else part.value() or "" for part in content])

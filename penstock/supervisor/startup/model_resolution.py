@@ -13,6 +13,7 @@ from penstock.config.serve import ServeConfig
 from penstock.distribution import pip_install
 from penstock.engine.torch.supported_models import check_supported
 from penstock.engine.vllm.versions import check_installed
+from penstock.generation.model_aliases import check_aliases
 from penstock.supervisor.startup.model_download import download_model
 from penstock.supervisor.startup.tokenizer_conversion import ensure_tokenizer_json
 
@@ -57,6 +58,17 @@ def check_chat_template(config: ServeConfig, model: ResolvedModel) -> None:
         ChatTemplate.load(model.tokenizer_dir, config.chat_template)
     except ValueError as error:
         raise ConfigError(f"--chat-template {config.chat_template}: {error}") from None
+
+
+def check_model_aliases(config: ServeConfig, model: ResolvedModel) -> None:
+    """Raises ConfigError for a --model-alias of a model that is not served. vLLM's engines may have adapters,
+    whose names only they know: API servers check those."""
+    if config.engine == "vllm":
+        return
+    try:
+        check_aliases(config.model_alias or (), model.served_names)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _check_software(config: ServeConfig) -> None:
