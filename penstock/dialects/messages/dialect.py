@@ -11,7 +11,6 @@ from penstock.dialects.messages.errors import error_body
 from penstock.dialects.messages.reply import MessagesReply
 from penstock.dialects.messages.request_schema import (
     UNSUPPORTED,
-    UNSUPPORTED_COUNT,
     CountTokensRequest,
     MessagesRequest,
 )
@@ -89,11 +88,9 @@ class MessagesTokenCounter(TokenCounter):
     def __init__(self, processor: InputProcessor) -> None:
         self._processor = processor
         self._decoder = processor.decoder(CountTokensRequest)
-        self._unsupported = processor.unsupported(UNSUPPORTED_COUNT)
 
     def prompt(self, body: bytes, info: RequestInfo, found: Any) -> CountedPrompt:
         request = self._decoder.decode(body)
-        self._unsupported.check(request)
         self._processor.check_model(request.model)
         return CountedPrompt(_conversation(self._processor, request).text, add_special_tokens=False)
 

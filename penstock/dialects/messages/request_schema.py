@@ -148,7 +148,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
     context_management: Annotated[Any, about("Not used: the conversation is taken as it is.")] = None
     speed: Annotated[Any, about("Not used.")] = None
     betas: Annotated[Any, about("Not used.")] = None
-    mcp_servers: Annotated[list[Any] | None, about("Not supported.")] = None
+    mcp_servers: Annotated[list[Any] | None, about("Not supported; not counted.")] = None
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):
@@ -182,5 +182,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     ] = None
 
 
-UNSUPPORTED_COUNT = (UnsupportedField("mcp_servers", absent, MUST_BE_ABSENT),)
-UNSUPPORTED = (*UNSUPPORTED_COUNT, UnsupportedField("container", absent, MUST_BE_ABSENT))
+UNSUPPORTED = (
+    UnsupportedField("container", absent, MUST_BE_ABSENT),
+    UnsupportedField("mcp_servers", absent, MUST_BE_ABSENT),
+)
