@@ -93,9 +93,10 @@ class BlockSequence:
 
     def finish(self) -> Iterator[Step]:
         """The steps of the output's end."""
-        if self.index < 0 and self._gap and self._gap_kind is Kind.TEXT:
+        gap = self._gap
+        if self.index < 0 and gap and self._gap_kind is Kind.TEXT:
             yield from self._start(Kind.TEXT)
-            yield Piece(self.index, Kind.TEXT, self._gap)
+            yield Piece(self.index, Kind.TEXT, gap)
         yield from self._stop()
 
     def _call(self, call: CallDelta) -> Iterator[Step]:

@@ -1,0 +1,196 @@
+"""Events and whole replies of messages."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.dialects.messages.thinking import thinking_text
+from penstock.generation.replies.streamed import StreamedReply
+from penstock.http.errors import ApiError
+from penstock.streaming.stream import StreamError
+from penstock.wire.frames import FinishReason
+from tests.dialects.messages.serving import (
+    WEATHER,
+    collected,
+    dialect,
+    joined,
+    plan,
+    read_events,
+    streamed,
+    tables,
+    tokens_of,
+)
+from tests.generation.replying import PROMPT, Desk, MemorySink, in_loop
+
+THINKING = {"type": "enabled", "budget_tokens": 2000}
+CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Zürich"}}</tool_call>'
+
+
+def reply(text: str, finish: FinishReason = FinishReason.EOS, **fields: Any) -> dict[str, Any]:
+    """The whole reply, which is compared with a stream of one token per row."""
+    tokens = [*tokens_of(text), 1] if finish is FinishReason.EOS else tokens_of(text)
+    whole = collected(plan(**fields), tokens, finish)
+    same = joined(streamed(plan(stream=True, **fields), [[token] for token in tokens], finish))
+    assert without_ids(same) == without_ids(whole)
+    return whole
+
+
+def without_ids(message: dict[str, Any]) -> dict[str, Any]:
+    """Calls get new ids in every reply."""
+    return message | {"content": [block | {"id": None} for block in message["content"]]}
+
+
+def test_a_text_is_one_block() -> None:
+    message = reply("Good morning.")
+    assert message["content"] == [{"type": "text", "text": "Good morning."}]
+    assert (message["stop_reason"], message["stop_sequence"]) == ("end_turn", None)
+    assert message["usage"]["input_tokens"] == PROMPT.length
+    assert message["id"] == "msg_r"
+
+
+def test_the_events_are_in_order() -> None:
+    tokens = tokens_of("def main(): pass")
+    events = streamed(plan(stream=True), [[token] for token in tokens], FinishReason.LENGTH)
+    kinds = [event["type"] for event in events]
+    assert kinds[:2] == ["message_start", "content_block_start"]
+    assert kinds[2:-3] == ["content_block_delta"] * len(tokens)
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert events[0]["message"]["usage"]["input_tokens"] == PROMPT.length
+    assert events[-2]["usage"]["output_tokens"] == len(tokens)
+
+
+def test_thinking_text_and_calls_are_blocks_of_their_own() -> None:
+    output = f"<think>\nTwo places.\n</think>\n\nI look.\n{CALL}\n{CALL}"
+    message = reply(output, thinking=THINKING, tools=[WEATHER])
+    thinking, text, first, second = message["content"]
+    assert thinking["type"] == "thinking"
+    assert thinking["thinking"] == "\nTwo places.\n"
+    assert thinking_text("", thinking["signature"]) == ""
+    assert text == {"type": "text", "text": "\n\nI look."}
+    assert (first["name"], first["input"]) == ("weather", {"city": "Zürich"})
+    assert first["id"].startswith("toolu_")
+    assert first["id"] != second["id"]
+    assert message["stop_reason"] == "tool_use"
+
+
+def test_white_space_between_blocks_is_none() -> None:
+    message = reply(f"<think>\n\n</think>\n\n{CALL}", thinking=THINKING, tools=[WEATHER])
+    assert [block["type"] for block in message["content"]] == ["tool_use"]
+    assert reply("\n\n")["content"] == [{"type": "text", "text": "\n\n"}]
+    assert reply("")["content"] == []
+
+
+def test_thinking_that_was_not_asked_for_is_dropped() -> None:
+    message = reply("<think>Hm.</think>Yes.")
+    assert message["content"] == [{"type": "text", "text": "Yes."}]
+
+
+def test_omitted_thinking_is_in_the_signature() -> None:
+    thinking = {"type": "adaptive", "display": "omitted"}
+    message = reply("<think>Hm, ä.</think>Yes.", thinking=thinking)
+    [block, text] = message["content"]
+    assert block["thinking"] == ""
+    assert thinking_text("", block["signature"]) == "Hm, ä."
+    assert text["text"] == "Yes."
+
+
+def test_at_most_one_call() -> None:
+    choice = {"type": "auto", "disable_parallel_tool_use": True}
+    message = reply(CALL + CALL, tools=[WEATHER], tool_choice=choice)
+    assert [block["type"] for block in message["content"]] == ["tool_use"]
+
+
+def test_why_it_stopped() -> None:
+    assert reply("Good morning.", FinishReason.LENGTH)["stop_reason"] == "max_tokens"
+    assert reply(CALL, FinishReason.LENGTH, tools=[WEATHER])["stop_reason"] == "max_tokens"
+    stopped = reply("Good morning.", stop_sequences=["x", "mor"])
+    assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", "mor")
+    assert stopped["content"][0]["text"] == "Good "
+
+
+def test_the_context_may_end_it_before_max_tokens() -> None:
+    planned = plan(max_tokens=64_000)
+    planned.max_model_len = PROMPT.length + 3
+    tokens = tokens_of("def main()")[:3]
+    assert collected(planned, tokens, FinishReason.LENGTH)["stop_reason"] == "model_context_window_exceeded"
+
+
+def test_a_named_call_ends_with_tool_use() -> None:
+    choice = {"type": "tool", "name": "weather"}
+    message = reply('{"city": "Bern"}', tools=[WEATHER], tool_choice=choice)
+    assert message["content"][0]["input"] == {"city": "Bern"}
+    assert message["stop_reason"] == "tool_use"
+
+
+def test_a_call_that_max_tokens_cuts() -> None:
+    tokens = tokens_of('<tool_call>{"name": "weather", "arguments": {"city": "Zü')
+    message = collected(plan(tools=[WEATHER]), tokens, FinishReason.LENGTH)
+    assert message["content"][0]["input"] == {}
+    assert message["stop_reason"] == "max_tokens"
+
+
+def test_errors_in_a_stream() -> None:
+    def run() -> None:
+        desk, sink = Desk(tables()), MemorySink()
+        planned = plan(stream=True)
+        format = dialect().reply_format(planned, "r")
+        reply = StreamedReply(desk.context, planned, format, 0.0, sink=sink, on_end=sink.over.set_result)
+        sink.listen(reply)
+        desk._open(reply, PROMPT)
+        desk.deliver(desk.rows(0, [tokens_of("def")]))
+        reply.send_keep_alive(0.0, 1.0)
+        desk.streams.fail(0, 0, StreamError(503, "engine_died", "The engine is gone."))
+        *_, ping, error = read_events(sink)
+        assert ping == {"type": "ping"}
+        assert error == {
+            "type": "error",
+            "error": {"type": "overloaded_error", "message": "The engine is gone."},
+            "request_id": "r",
+        }
+
+    in_loop(run)
+
+
+FRAGMENTS = (
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    CALL,
+    '{"name": "weather", "arguments": {}}',
+    "ä€😀",
+    " ",
+    "\n\n",
+    "def main():",
+    '\\"\t',
+)
+
+
+@given(
+    st.lists(st.sampled_from(FRAGMENTS), max_size=8),
+    st.data(),
+    st.sampled_from([FinishReason.EOS, FinishReason.LENGTH]),
+    st.sampled_from([None, THINKING, {"type": "adaptive", "display": "omitted"}]),
+)
+def test_however_an_output_is_cut_its_events_are_the_whole_reply(
+    fragments: list[str], data: st.DataObject, finish: FinishReason, thinking: dict[str, Any] | None
+) -> None:
+    fields: dict[str, Any] = {"tools": [WEATHER], "thinking": thinking}
+    tokens = [*tokens_of("".join(fragments)), 1]
+    cuts = sorted(data.draw(st.lists(st.integers(1, len(tokens)), max_size=len(tokens), unique=True)))
+    parts = [tokens[start:end] for start, end in zip([0, *cuts], [*cuts, len(tokens)], strict=True)]
+    message = collected(plan(**fields), tokens, finish)
+    events = streamed(plan(stream=True, **fields), [part for part in parts if part], finish)
+    assert without_ids(joined(events)) == without_ids(message)
+
+
+@pytest.mark.parametrize("status", [400, 500])
+def test_error_bodies(status: int) -> None:
+    body = json.loads(dialect().error_body(ApiError(status, "No."), "r"))
+    kind = {400: "invalid_request_error", 500: "api_error"}[status]
+    assert body == {"type": "error", "error": {"type": kind, "message": "No."}, "request_id": "r"}
