@@ -6,12 +6,12 @@ long conversation costs what its runs are, not its blocks. A tree belongs to one
 different salts share nothing. Only full blocks are shared, and never the block with the last token of a
 history: that token is computed for its logits, so shared blocks are never written.
 
-Runs that a stream is about to compute are *promised*: other streams wait for them instead of computing them as
-well. A promise is fulfilled block by block, or withdrawn when the stream frees its blocks: it is *settled*
+Runs that a stream is about to compute are *promised*: other streams wait for them instead of computing them
+as well. A promise is fulfilled block by block, or withdrawn when the stream frees its blocks: it is *settled*
 either way. A stream that promises blocks has them all allocated, so nobody waits forever.
 
-A run that no stream holds is *idle*, and so are all that follow it. Idle blocks count as free: they are evicted
-when others are wanted, the longest idle run first, from its end. A run is marked idle after those that follow
+A run that no stream holds is *idle*, and so are all that follow it. Idle blocks count as free: they are
+evicted when others are wanted, the longest idle run first, from its end. A run is marked idle after those that follow
 it, so the first one has no children.
 """
 
@@ -60,8 +60,8 @@ class CachedRun:
 
 @dataclass(slots=True)
 class Prefix:
-    """The full blocks of a history, except one that ends with the history's last token: a chunk may end before
-    that token, and a promise stay open."""
+    """The full blocks of a history, except one that ends with the history's last token: a chunk may end
+    before that token, and a promise stay open."""
 
     salt: str | None
     tokens: bytes
@@ -233,8 +233,8 @@ class PrefixCache:
     # -- streams begin and go on
 
     def attach(self, slot: int, prefix: Prefix | None, found: Match, blocks: int) -> None:
-        """Give a slot that has none ``blocks`` blocks: those found, which it shares, and then its own. Promise
-        those of its prefix."""
+        """Give a slot that has none ``blocks`` blocks: those found, which it shares, and then its own.
+        Promise those of its prefix."""
         for run in found.runs:
             self._hold(run)
         if found.runs:
