@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -130,23 +131,23 @@ class GenerationRoutes:
             if looking is not None:
                 found = await looking
                 self._check_open()
+            make = partial(self._plan, dialect, body, info, found)
             if len(body) <= INLINE_BODY:
-                plan = dialect.plan(body, info, found)
+                plan, prompts = make(tokenize=False)
             else:
-                planned = self._large.run_in_thread(len(body), dialect.plan, body, info, found)
-                plan = await unless_gone(exchange.receive, planned)
+                made = self._large.run_in_thread(len(body), partial(make, tokenize=True))
+                plan, prompts = await unless_gone(exchange.receive, made)
                 self._check_open()
-            del body  # not kept while the reply is generated
+            del body, make  # not kept while the reply is generated
             if plan.warning is not None:
                 exchange.add_warning(plan.warning)
             if plan.constraint is not None and self._constrains:
                 checked = self._grammars.check(plan.constraint, exchange.client)
                 constrain(plan, await unless_gone(exchange.receive, checked))
                 self._check_open()
-            if exchange.tenant is not None and not self._config.shared_prefix_cache:
-                plan.cache_salt = exchange.tenant + (plan.cache_salt or "")
             hints = self._routing_hints(exchange.scope, plan.session)
-            prompts = self._tokenize(plan)
+            if prompts is None:
+                prompts = self._tokenize(plan)
             if prompts is None:
                 tokenized = self._large.run_in_thread(_characters(plan), self._tokenize_all, plan)
                 prompts = await unless_gone(exchange.receive, tokenized)
@@ -160,6 +161,15 @@ class GenerationRoutes:
         finally:
             if not exchange.detached:
                 self.on_request_end(exchange)
+
+    def _plan(
+        self, dialect: Dialect, body: bytes, info: RequestInfo, found: Any, *, tokenize: bool
+    ) -> tuple[RequestPlan, list[Prompt] | None]:
+        """The plan of a body and, with ``tokenize``, its prompts. Raises ApiError."""
+        plan = dialect.plan(body, info, found)
+        if info.tenant is not None and not self._config.shared_prefix_cache:
+            plan.cache_salt = info.tenant + (plan.cache_salt or "")
+        return plan, self._tokenize_all(plan) if tokenize else None
 
     def _work(
         self,

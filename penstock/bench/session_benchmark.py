@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import count
 from pydoc_data.topics import topics
 from typing import Any
@@ -25,12 +27,12 @@ OUTPUT_TOKENS = 4
 STEP_MS = 2
 SESSION_BYTES = 4
 """Characters per token, about; the report has the tokens that the server counted."""
-WARM_TURNS = 5
+WARM_TURNS = 3
 """Turns before the measured ones; the first one sends the whole history."""
 
 
 class SessionReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Milliseconds of CPU per turn, as medians over the measured turns."""
+    """Milliseconds of CPU per turn."""
 
     api_server_ms: float
     """The API server's process, from the socket to the last event, with the JSON of the body."""
@@ -63,36 +65,32 @@ def measure(config: BenchSessionConfig, say: ProgressCallback) -> SessionReport:
     arguments = serve_command(options, config.server_args)
     with ServerProcess(arguments, deadline.left("the start of the server")) as server:
         pids = pids_of_supervisor(server.pid)
-        say(f"{WARM_TURNS + config.turns} turns after {config.history_tokens:,} tokens")
-        api: list[float] = []
-        engine: list[float] = []
-        decoding: list[float] = []
-        lengths: list[int] = []
-        body = b""
-        with httpx.Client(base_url=server.url, timeout=60) as client:
-            conversation = _Conversation(config)
-            for turn in range(WARM_TURNS + config.turns):
-                deadline.left(f"turn {turn}")
-                body = conversation.body()
-                before = cpu_time(pids.api_servers), cpu_time(pids.engines)
-                text, tokens = _reply(client, body)
-                after = cpu_time(pids.api_servers), cpu_time(pids.engines)
-                conversation.add(text)
-                if turn >= WARM_TURNS:
-                    api.append(after[0].total - before[0].total)
-                    engine.append(after[1].total - before[1].total)
-                    decoding.append(_cpu(lambda body=body: msgspec.json.decode(body)))
-                    lengths.append(tokens)
+        say(f"{config.sessions} sessions of {config.history_tokens:,} tokens, {config.turns} turns each")
+        conversations = [_Conversation(config, number) for number in range(config.sessions)]
+
+        def run(turns: int) -> float:
+            """Runs turns of all sessions at the same time. Returns the seconds to decode their bodies."""
+            with ThreadPoolExecutor(config.sessions) as pool:
+                played = [pool.submit(each.play, server.url, turns, deadline) for each in conversations]
+                return sum(each.result() for each in played)
+
+        run(WARM_TURNS)
+        first = conversations[0].prompt_tokens
+        before = cpu_time(pids.api_servers), cpu_time(pids.engines)
+        decoding_s = run(config.turns)
+        after = cpu_time(pids.api_servers), cpu_time(pids.engines)
     say("the scheduler alone")
+    turns = config.sessions * config.turns
+    last = conversations[0]
     return SessionReport(
-        api_server_ms=statistics.median(api) * 1000,
-        body_json_ms=statistics.median(decoding) * 1000,
-        engine_ms=statistics.median(engine) * 1000,
-        scheduler_ms=scheduler_turn_s(lengths[0], config.new_tokens, config.turns) * 1000,
-        turns=config.turns,
-        prompt_tokens=lengths[-1],
-        new_tokens=(lengths[-1] - lengths[0]) / max(1, config.turns - 1),
-        body_bytes=len(body),
+        api_server_ms=(after[0] - before[0]).total / turns * 1000,
+        body_json_ms=decoding_s / turns * 1000,
+        engine_ms=(after[1] - before[1]).total / turns * 1000,
+        scheduler_ms=scheduler_turn_s(first, config.new_tokens, config.turns) * 1000,
+        turns=turns,
+        prompt_tokens=last.prompt_tokens,
+        new_tokens=(last.prompt_tokens - first) / config.turns,
+        body_bytes=last.body_bytes,
         machine=this_machine(),
     )
 
@@ -103,7 +101,7 @@ def render(report: SessionReport) -> str:
     return "\n".join(
         (
             f"a turn of {report.prompt_tokens:,} tokens, {report.new_tokens:,.0f} of them new, in a body of "
-            f"{report.body_bytes:,} bytes; median of {report.turns} turns",
+            f"{report.body_bytes:,} bytes; {report.turns} turns",
             f"API server              {report.api_server_ms:7.3f} ms of CPU, of which JSON "
             f"{report.body_json_ms:.3f} ms",
             f"synthetic engine        {report.engine_ms:7.3f} ms",
@@ -117,10 +115,13 @@ def render(report: SessionReport) -> str:
 class _Conversation:
     """A coding agent's: calls of a tool, and results of a hundred lines."""
 
-    def __init__(self, config: BenchSessionConfig) -> None:
+    def __init__(self, config: BenchSessionConfig, number: int) -> None:
+        """``number``: each has other words."""
+        self.prompt_tokens = self.body_bytes = 0
+        """Of the last turn."""
         self._new = config.new_tokens * SESSION_BYTES
         words = " ".join(topics.values()).split()
-        self._words = (words[number * 7919 % len(words)] for number in count())
+        self._words = (words[at * 7919 % len(words)] for at in count(number * 1_000_003))
         self._number = 0
         system = self._text(config.history_tokens * SESSION_BYTES // 8)
         self._messages: list[dict[str, Any]] = [
@@ -131,7 +132,20 @@ class _Conversation:
         for _ in range(config.history_turns):
             self._add_call(self._text(each // 10), self._text(each // 10), self._text(each * 8 // 10))
 
-    def body(self) -> bytes:
+    def play(self, url: str, turns: int, deadline: Deadline) -> float:
+        """Runs turns. Returns the seconds of CPU to decode the JSON of their bodies. Raises BenchError."""
+        decoding_s = 0.0
+        with httpx.Client(base_url=url, timeout=60) as client:
+            for turn in range(turns):
+                deadline.left(f"turn {turn}")
+                body = self._body()
+                text, self.prompt_tokens = _reply(client, body)
+                self.body_bytes = len(body)
+                decoding_s += _cpu(partial(msgspec.json.decode, body))
+                self._add_turn(text)
+        return decoding_s
+
+    def _body(self) -> bytes:
         """The next request."""
         request = {
             "messages": self._messages,
@@ -142,7 +156,7 @@ class _Conversation:
         }
         return msgspec.json.encode(request)
 
-    def add(self, reply: str) -> None:
+    def _add_turn(self, reply: str) -> None:
         """The model's reply, its call and the tool's result."""
         self._add_call(reply, self._text(self._new // 10), self._text(self._new * 9 // 10))
 
@@ -195,9 +209,9 @@ def _events(text: str) -> Iterator[dict[str, Any]]:
 
 
 def _cpu(work: Callable[[], object]) -> float:
-    began = time.process_time()
+    began = time.thread_time()
     work()
-    return time.process_time() - began
+    return time.thread_time() - began
 
 
 def scheduler_turn_s(history_tokens: int, new_tokens: int, turns: int) -> float:
@@ -211,7 +225,7 @@ def scheduler_turn_s(history_tokens: int, new_tokens: int, turns: int) -> float:
             token.to_bytes(4, "little") for token in history[: history_tokens + turn * new_tokens]
         )
         submit = encode(Submit(turn + 1, prompt, SamplingParams(max_tokens=OUTPUT_TOKENS, seed=1)))
-        spent.append(_cpu(lambda submit=submit: _run_turn(engine, submit)))
+        spent.append(_cpu(partial(_run_turn, engine, submit)))
     return statistics.median(spent[WARM_TURNS:])
 
 

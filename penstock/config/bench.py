@@ -245,7 +245,8 @@ class BenchSessionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         int, option("Tool calls with results in that conversation.", "Load", ge=1, le=10_000)
     ] = 50
     new_tokens: Annotated[int, option("Tokens that a turn adds, about.", "Load", ge=1, le=1 << 16)] = 200
-    turns: Annotated[int, option("Number of measured turns.", "Load", ge=1, le=1000)] = 50
+    sessions: Annotated[int, option("Conversations at the same time.", "Load", ge=1, le=256)] = 8
+    turns: Annotated[int, option("Measured turns of each.", "Load", ge=1, le=1000)] = 10
     timeout: Timeout = 300.0
     server_args: ServerArgs = None
     json: Report = None

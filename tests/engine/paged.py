@@ -16,6 +16,7 @@ from penstock.config.serve import ServeConfig
 from penstock.engine.batch.slots import SlotTable
 from penstock.engine.sampling.metadata import SamplingMetadata
 from penstock.engine.schedule.block_tables import NULL_BLOCK, BlockTables
+from penstock.engine.schedule.prefix_cache import NOBODY
 from penstock.engine.schedule.scheduler import Batch, Scheduler
 from penstock.wire.messages import Submit
 from tests.engine.support import Clock, Received, submit
@@ -102,7 +103,7 @@ class Driver:
             rows = blocks.cache_rows(np.full(start + count, slot), np.arange(start + count))
             self._content[rows[start:]] = hashes[start:]
             written = blocks.table[slot, start // blocks.block_size : blocks.blocks_for(start + count)]
-            assert (blocks.ref_counts[written] == 1).all(), "a shared block is written"
+            assert np.isin(blocks.table, written).sum() == len(written), "a shared block is written"
             expected.append((rows, hashes))
         for rows, hashes in expected:
             assert (self._content[rows] == hashes).all(), "a stream reads what is not its history"
@@ -128,8 +129,31 @@ class Driver:
             assert len(set(row.tolist())) == owned
             assert (blocks.table[slot, owned:] == NULL_BLOCK).all()
             named[row] += 1
-        assert (named == blocks.ref_counts).all()
         assert named[NULL_BLOCK] == 0
         used = int(np.count_nonzero(named))
         assert used + blocks.free_count() == blocks.blocks
-        assert len(blocks._idle) <= blocks.free_count()
+        self._check_tree(named)
+
+    def _check_tree(self, named: np.ndarray[Any, np.dtype[np.int32]]) -> None:
+        """Every run follows its parent, knows its holders, and is idle after those that follow it."""
+        cache, blocks = self.scheduler.prefix_cache, self.scheduler.blocks
+        runs = [child for root in cache._roots.values() for child in root.children.values()]
+        assert all(root.children for root in cache._roots.values())
+        held = [run for entry in cache._held.values() for run in cache._to_root(entry.last)]
+        for run in runs:
+            runs += run.children.values()
+            assert run.parent is not None
+            assert run.parent.children[cache._key(run)] is run
+            assert run.start == run.parent.end
+            assert len(run.tokens) == 4 * blocks.block_size * len(run.blocks) > 0
+            assert run.holders == held.count(run)
+            assert (run.owner == NOBODY) == (run.computed == len(run.blocks))
+            assert run.owner == NOBODY or not any(child.owner == NOBODY for child in run.children.values())
+            assert (named[run.blocks] == 0).all() if not run.holders else (named[run.blocks] > 0).all()
+        of_runs = np.concatenate([run.blocks for run in runs]) if runs else np.zeros(0, np.int32)
+        assert len(np.unique(of_runs)) == len(of_runs)
+        idle = list(cache._idle)
+        assert set(idle) == {run for run in runs if not run.holders}
+        assert sum(len(run.blocks) for run in idle) == blocks.idle
+        for place, run in enumerate(idle):
+            assert all(child in idle[:place] for child in run.children.values())

@@ -1,18 +1,17 @@
-"""The KV cache's block allocator: block tables, reference counts, freeing, and LRU eviction of cached blocks.
+"""The KV cache's block allocator: block tables and free blocks.
 
 Integers only, no tensors. The cache is divided into blocks of ``block_size`` tokens. A slot's block table
 lists its blocks in order: the keys and values of history position p are in block
 ``table[slot, p // block_size]`` at ``p % block_size``.
 
-A block is *in use* while rows of the table refer to it; shared blocks have several references. A full block
-can be cached under a digest. A cached block without references is *idle*: it is shared with the next stream
-that looks up the digest, or evicted when blocks run out, least recently used first. All others are *free*.
+A block is *in use* while rows of the table refer to it; several rows do if streams share it. It is *idle* if
+only the prefix cache has it (:mod:`penstock.engine.schedule.prefix_cache`), which evicts idle blocks when
+others are wanted. All others are *free*.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +20,10 @@ from penstock.wire.arrays import I32
 
 NULL_BLOCK = 0
 """Never allocated: table entries past a slot's blocks point to it, so that padded reads get finite zeros."""
+
+
+def _nothing_idle(count: int) -> None:
+    raise AssertionError("without a prefix cache no block is idle")
 
 
 class BlockTables:
@@ -36,20 +39,16 @@ class BlockTables:
         """int32[slots, blocks per slot]"""
         self.block_counts = np.zeros(slots, np.int32)
         """Blocks in each slot's row."""
-        self.ref_counts = np.zeros(blocks + 1, np.int32)
-        """Rows that refer to each block."""
+        self.idle = 0
+        """Blocks that only the prefix cache has."""
+        self.evict: Callable[[int], None] = _nothing_idle
+        """Frees a number of idle blocks; set by the prefix cache."""
         self._free = np.arange(blocks, 0, -1, dtype=np.int32)
         self._free_count = blocks
-        self._idle: OrderedDict[int, None] = OrderedDict()
-        """Cached blocks without references, the longest idle first."""
-        self._is_cached = np.zeros(blocks + 1, np.bool_)
-        """Blocks with a digest."""
-        self._block_of: dict[bytes, int] = {}
-        self._digest_of: dict[int, bytes] = {}
 
     def free_count(self) -> int:
         """Blocks that can be allocated: free and idle ones."""
-        return self._free_count + len(self._idle)
+        return self._free_count + self.idle
 
     def usage(self) -> float:
         """Fraction of the blocks that is in use, 0 to 1."""
@@ -75,73 +74,31 @@ class BlockTables:
         if total > self.free_count():
             raise ValueError(f"{total} KV blocks wanted, {self.free_count()} are free")
         if total > self._free_count:
-            self._evict(total - self._free_count)
+            self.evict(total - self._free_count)
         taken = self._free[self._free_count - total : self._free_count][::-1]
         self._free_count -= total
-        self.ref_counts[taken] = 1
         ends = np.cumsum(counts)
         within = np.arange(total) - np.repeat(ends - counts, counts)
         self.table[np.repeat(slots, counts), np.repeat(self.block_counts[slots], counts) + within] = taken
         self.block_counts[slots] += counts
 
-    def share(self, slot: int, blocks: Sequence[int]) -> None:
+    def share(self, slot: int, blocks: I32) -> None:
         """Make cached blocks the first blocks of a slot that has none."""
-        for block in blocks:
-            if not self.ref_counts[block]:
-                del self._idle[block]
         self.table[slot, : len(blocks)] = blocks
-        self.ref_counts[self.table[slot, : len(blocks)]] += 1
         self.block_counts[slot] = len(blocks)
 
-    def release(self, slot: int) -> None:
-        """Free all blocks of a slot. Cached ones become idle, the last of the slot to be evicted first."""
+    def take(self, slot: int) -> I32:
+        """Empty the row of a slot. Returns its blocks, which the caller frees or caches."""
         row = self.table[slot, : int(self.block_counts[slot])]
-        self.ref_counts[row] -= 1
-        unused = row[self.ref_counts[row] == 0][::-1]
-        kept = self._is_cached[unused]
-        self._idle.update(dict.fromkeys(unused[kept].tolist()))
-        self._push(unused[~kept])
+        blocks = row.copy()
         row[:] = NULL_BLOCK
         self.block_counts[slot] = 0
+        return blocks
 
-    def _push(self, blocks: I32) -> None:
-        self._free[self._free_count : self._free_count + len(blocks)] = blocks
+    def free(self, blocks: I32) -> None:
+        """Free blocks that neither a row nor the prefix cache refers to."""
+        self._free[self._free_count : self._free_count + len(blocks)] = blocks[::-1]
         self._free_count += len(blocks)
-
-    # -- cached blocks
-
-    def find_cached(self, digest: bytes) -> int | None:
-        """The block cached under ``digest``."""
-        return self._block_of.get(digest)
-
-    def idle_among(self, blocks: Sequence[int]) -> int:
-        """How many of ``blocks``, all cached, are idle."""
-        return int(np.count_nonzero(self.ref_counts[np.array(blocks, np.intp)] == 0))
-
-    def cache_block(self, block: int, digest: bytes) -> None:
-        """Cache a full block in use under ``digest``, unless another block has the digest already."""
-        if digest not in self._block_of and not self._is_cached[block]:
-            self._block_of[digest] = block
-            self._digest_of[block] = digest
-            self._is_cached[block] = True
-
-    def reset_cache(self) -> None:
-        """Forget all digests and free the idle blocks."""
-        self._push(np.fromiter(self._idle, np.int32, len(self._idle)))
-        self._idle.clear()
-        self._block_of.clear()
-        self._digest_of.clear()
-        self._is_cached[:] = False
-
-    def _evict(self, count: int) -> None:
-        """Free the ``count`` least recently used idle blocks."""
-        emptied = np.empty(count, np.int32)
-        for index in range(count):
-            block, _ = self._idle.popitem(last=False)
-            del self._block_of[self._digest_of.pop(block)]
-            emptied[index] = block
-        self._is_cached[emptied] = False
-        self._push(emptied)
 
     # -- token addresses
 

@@ -1,55 +1,96 @@
-"""Prefix caching: full KV blocks are hashed, and streams with a common prefix share them.
+"""Prefix caching: streams with a common prefix share the KV blocks of its full blocks.
 
-The digest of a full block covers its tokens and, through the previous block's digest, the whole history
-before it. A chain of digests begins with one of the request's ``cache_salt``, so streams with different salts
-share nothing. Only full blocks are shared, and never the block with the last token of a history: that token
-is computed for its logits, so shared blocks are never written.
+The cached histories are a tree. A node holds a run of full blocks with their tokens, its children are what
+followed; histories that part within a run split it. Lookups compare tokens, a run at a time, so a turn of a
+long conversation costs what its runs are, not its blocks. A tree belongs to one ``cache_salt``: streams with
+different salts share nothing. Only full blocks are shared, and never the block with the last token of a
+history: that token is computed for its logits, so shared blocks are never written.
 
-Blocks that a stream is about to compute are *promised*: other streams wait for them instead of computing them
+Runs that a stream is about to compute are *promised*: other streams wait for them instead of computing them
 as well. A promise is fulfilled block by block, or withdrawn when the stream frees its blocks: it is *settled*
 either way. A stream that promises blocks has them all allocated, so nobody waits forever.
+
+A run that no stream holds is *idle*, and so are all that follow it. Idle blocks count as free: they are
+evicted when others are wanted, the longest idle run first, from its end. A run is marked idle after those that follow
+it, so the first one has no children.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from hashlib import blake2b
-from itertools import takewhile
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from penstock.engine.batch.slots import SlotTable
 from penstock.engine.schedule.block_tables import BlockTables
+from penstock.wire.arrays import I32
 from penstock.wire.messages import Submit
 
-DIGEST_BYTES = 16
-_ROOT = bytes(DIGEST_BYTES)
+NOBODY = -1
+
+
+@dataclass(slots=True, eq=False)
+class CachedRun:
+    """A node of the tree: consecutive full blocks of a history, and what came before them."""
+
+    tokens: bytes
+    """int32 token ids, of all blocks."""
+    blocks: I32
+    start: int
+    """Blocks before the run."""
+    parent: CachedRun | None
+    """None: the root, which has no blocks."""
+    children: dict[bytes, CachedRun] = field(default_factory=dict)
+    """By the tokens of their first block."""
+    holders: int = 0
+    """Streams whose history has the run."""
+    owner: int = NOBODY
+    """The slot that has promised the run and computes it."""
+    computed: int = 0
+    """Leading blocks that are computed."""
+    salt: str | None = None
+    """Of a root."""
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.blocks)
 
 
 @dataclass(slots=True)
-class BlockHashChain:
-    """The digests of a history's full blocks, except one that ends with the history's last token."""
+class Prefix:
+    """The full blocks of a history, except one that ends with the history's last token: a chunk may end
+    before that token, and a promise stay open."""
 
-    digest: bytes
-    """The last digest; initially that of the salt."""
+    salt: str | None
+    tokens: bytes
+    blocks: int
     reads_cache: bool = True
-    """Whether the stream uses cached blocks."""
-    digests: Sequence[bytes] = ()
-    """Chains of equal prompts share them."""
-    awaited: bytes = b""
-    """After a lookup that found the next block promised: the last block that is promised with it."""
-    num_cached: int = 0
-    """Leading blocks that are cached, so that other streams find them."""
+    """Whether the stream uses cached blocks, and promises those that it computes."""
+    awaited: CachedRun | None = None
+    """After a lookup that found the next block promised: the last run that is promised with it."""
 
-    def extend(self, tokens: bytes, block_size: int) -> None:
-        """Hash the full blocks of ``tokens`` (int32), which follow the blocks hashed so far."""
-        step = 4 * block_size
-        further = []
-        for start in range(0, len(tokens) - step + 1, step):
-            block = self.digest + tokens[start : start + step]
-            self.digest = blake2b(block, digest_size=DIGEST_BYTES).digest()
-            further.append(self.digest)
-        if further:
-            self.digests = (*self.digests, *further)
+
+@dataclass(slots=True)
+class Match:
+    """The cached beginning of a history."""
+
+    runs: list[CachedRun] = field(default_factory=list)
+    blocks: int = 0
+    idle: int = 0
+    """Blocks among them that no stream holds."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """What the tree has of a running stream's history."""
+
+    prefix: Prefix
+    last: CachedRun | None
+    """The last run; None: there is none."""
+    resets: int
+    """Resets of the cache before the stream began."""
 
 
 class PrefixCache:
@@ -63,95 +104,194 @@ class PrefixCache:
         """Those of them that were found cached."""
         self._table = table
         self._blocks = blocks
-        self._chains: dict[int, BlockHashChain] = {}
+        self._block_bytes = 4 * blocks.block_size
+        self._roots: dict[str | None, CachedRun] = {}
+        """By cache salt; those with children."""
+        self._held: dict[int, _Held] = {}
         """By slot."""
-        self._promised: dict[bytes, int] = {}
-        """Digests of blocks that are being computed, with the slot that computes them."""
-        self._awaited: set[bytes] = set()
-        """Those of them that lookups have named."""
-        self._settled: list[bytes] = []
-        self._last_hashed: tuple[bytes, bytes, BlockHashChain] | None = None
-        """Prompt, root and chain of the last prompt: the choices of a request have the same."""
+        self._preempted: dict[int, Prefix] = {}
+        """Histories of preempted streams, by slot."""
+        self._idle: OrderedDict[CachedRun, None] = OrderedDict()
+        """Runs without holders, the longest idle first."""
+        self._awaited: set[CachedRun] = set()
+        """Promised runs that lookups have named."""
+        self._settled: list[CachedRun] = []
+        self._resets = 0
+        blocks.evict = self._evict
 
-    def hash_prompt(self, request: Submit) -> BlockHashChain | None:
-        """The chain of a prompt; None when prefix caching is off.
+    # -- lookups
+
+    def prefix_of(self, request: Submit) -> Prefix | None:
+        """The prefix of a prompt; None when prefix caching is off.
 
         A request for prompt logprobs does not read the cache: they need all prompt tokens to be computed.
         """
         if not self.enabled:
             return None
-        salt = request.cache_salt
-        root = _ROOT if salt is None else blake2b(salt.encode(), digest_size=DIGEST_BYTES).digest()
-        if self._last_hashed is None or self._last_hashed[:2] != (request.prompt, root):
-            hashed = BlockHashChain(root)
-            # not the block that the last token fills: a chunk may end before it, and a promise stay open
-            hashed.extend(request.prompt[:-4], self._blocks.block_size)
-            self._last_hashed = request.prompt, root, hashed
-        hashed = self._last_hashed[2]
-        return BlockHashChain(hashed.digest, request.sampling.prompt_logprobs < 0, hashed.digests)
+        return self._prefix(request.cache_salt, request.prompt, request.sampling.prompt_logprobs < 0)
 
-    def chain_of_preempted(self, slot: int) -> BlockHashChain | None:
-        """The chain of a preempted stream; None when the cache was reset after it began."""
-        return self._chains.get(slot)
+    def _prefix(self, salt: str | None, history: bytes, reads_cache: bool) -> Prefix:
+        return Prefix(salt, history, (len(history) - 4) // self._block_bytes, reads_cache)
 
-    def find(self, chain: BlockHashChain | None, length: int) -> list[int] | None:
-        """The cached blocks of the longest prefix of a history of ``length`` tokens; None when another stream
-        is computing the next block of it, and ``chain.awaited`` is worth waiting for."""
-        found: list[int] = []
-        if chain is None or not chain.reads_cache:
-            return found
-        if chain.awaited in self._promised:
-            self._awaited.add(chain.awaited)  # it may have been settled and promised again since
-            return None
-        digests = chain.digests[: (length - 1) // self._blocks.block_size]
-        for digest in digests:
-            block = self._blocks.find_cached(digest)
-            if block is None:
-                break
-            found.append(block)
-        promised = list(takewhile(self._promised.__contains__, digests[len(found) :]))
-        if not promised:
-            return found
-        chain.awaited = promised[-1]
-        self._awaited.add(chain.awaited)
+    def prefix_of_preempted(self, slot: int) -> Prefix | None:
+        """The prefix of a preempted stream; None when the cache was reset after it began."""
+        return self._preempted.get(slot)
+
+    def find(self, prefix: Prefix | None) -> Match | None:
+        """The cached beginning of a history; None when another stream is computing its next block, and
+        ``prefix.awaited`` is worth waiting for."""
+        match = Match()
+        if prefix is None or not prefix.reads_cache:
+            return match
+        awaited = prefix.awaited
+        if awaited is None or awaited.owner == NOBODY:
+            awaited = None
+            for run in self._walk(self._roots.get(prefix.salt), prefix.tokens, prefix.blocks):
+                if run.owner != NOBODY:
+                    awaited = run
+                    continue
+                match.runs.append(run)
+                match.blocks += len(run.blocks)
+                if not run.holders:
+                    match.idle += len(run.blocks)
+        if awaited is None:
+            return match
+        prefix.awaited = awaited
+        self._awaited.add(awaited)  # it may have been settled and promised again since
         return None
 
-    def take_settled(self) -> Sequence[bytes]:
-        """The awaited digests whose promise has been fulfilled or withdrawn since the last call."""
+    def _walk(self, node: CachedRun | None, tokens: bytes, blocks: int) -> Iterator[CachedRun]:
+        """The runs after ``node`` that the first ``blocks`` blocks of a history have. Splits the last one
+        where they part."""
+        size = self._block_bytes
+        end = blocks * size
+        while node is not None and (at := node.end * size) < end:
+            node = node.children.get(tokens[at : at + size])
+            if node is not None:
+                if at + len(node.tokens) > end or not tokens.startswith(node.tokens, at):
+                    node = self._split(node, self._common(node.tokens, tokens, at, end))
+                yield node
+
+    def _common(self, run: bytes, tokens: bytes, at: int, end: int) -> int:
+        """Number of blocks at the beginning of ``run`` that are those of ``tokens`` between two bytes."""
+        length = min(len(run), end - at) // 4
+        differs = np.frombuffer(run, np.int32, length) != np.frombuffer(tokens, np.int32, length, at)
+        first = int(differs.argmax())
+        return (first if differs[first] else length) // self._blocks.block_size
+
+    def _split(self, run: CachedRun, blocks: int) -> CachedRun:
+        """Cut a run after ``blocks`` blocks, at least one. Returns the first part. It is a new one: what is
+        known by its end, as the last run of a stream and an awaited run are, stays."""
+        parent = run.parent
+        assert parent is not None
+        size = blocks * self._block_bytes
+        first = CachedRun(
+            tokens=run.tokens[:size],
+            blocks=run.blocks[:blocks],
+            start=run.start,
+            parent=parent,
+            holders=run.holders,
+            owner=run.owner if run.computed < blocks else NOBODY,
+            computed=min(run.computed, blocks),
+        )
+        parent.children[self._key(first)] = first
+        run.tokens, run.blocks, run.start = run.tokens[size:], run.blocks[blocks:], first.end
+        run.computed -= first.computed
+        run.parent = first
+        first.children[self._key(run)] = run
+        if not run.holders:
+            for idle in self._to_root(first):  # after those that follow it, and before those that it follows
+                if idle.holders:
+                    break
+                self._idle[idle] = None
+                self._idle.move_to_end(idle)
+        return first
+
+    def _key(self, run: CachedRun) -> bytes:
+        return run.tokens[: self._block_bytes]
+
+    @staticmethod
+    def _to_root(run: CachedRun | None) -> Iterator[CachedRun]:
+        """A run and those that it follows, without the root."""
+        while run is not None and run.parent is not None:
+            yield run
+            run = run.parent
+
+    def take_settled(self) -> Sequence[CachedRun]:
+        """The awaited runs whose promise has been fulfilled or withdrawn since the last call."""
         if not self._settled:
             return ()
         settled, self._settled = self._settled, []
         return settled
 
-    def record_lookup(self, chain: BlockHashChain | None, tokens: int, found: Sequence[int]) -> None:
-        """Count a lookup of a prompt of ``tokens`` tokens that found the blocks ``found``."""
-        if chain is not None and chain.reads_cache:
+    def record_lookup(self, prefix: Prefix | None, tokens: int, found: Match) -> None:
+        """Count a lookup of a prompt of ``tokens`` tokens that found ``found``."""
+        if prefix is not None and prefix.reads_cache:
             self.queries += tokens
-            self.hits += len(found) * self._blocks.block_size
+            self.hits += found.blocks * self._blocks.block_size
 
-    # -- streams begin, go on and leave
+    # -- streams begin and go on
 
-    def attach(self, slot: int, chain: BlockHashChain | None, found: Sequence[int]) -> None:
-        """Share the blocks ``found`` with a slot that has none, and promise the rest of its chain."""
-        self._blocks.share(slot, found)
-        if chain is not None:
-            self._chains[slot] = chain
-            chain.num_cached = len(found)
-            for digest in chain.digests[chain.num_cached :]:
-                self._promised.setdefault(digest, slot)
+    def attach(self, slot: int, prefix: Prefix | None, found: Match, blocks: int) -> None:
+        """Give a slot that has none ``blocks`` blocks: those found, which it shares, and then its own.
+        Promise those of its prefix."""
+        for run in found.runs:
+            self._hold(run)
+        if found.runs:
+            self._blocks.share(slot, np.concatenate([run.blocks for run in found.runs]))
+        self._blocks.allocate(np.array([slot]), np.array([blocks - found.blocks], np.int32))
+        self._preempted.pop(slot, None)
+        if prefix is None:
+            return
+        last = found.runs[-1] if found.runs else None
+        if prefix.reads_cache and found.blocks < prefix.blocks:
+            own = self._blocks.table[slot, found.blocks : prefix.blocks].copy()
+            last = self._add(last or self._root(prefix.salt), prefix.tokens, own)
+            last.owner, last.computed = slot, 0
+        self._held[slot] = _Held(prefix, last, self._resets)
+
+    def _hold(self, run: CachedRun) -> None:
+        if not run.holders:
+            del self._idle[run]
+            self._blocks.idle -= len(run.blocks)
+        run.holders += 1
+
+    def _root(self, salt: str | None) -> CachedRun:
+        root = self._roots.get(salt)
+        if root is None:
+            root = CachedRun(b"", np.zeros(0, np.int32), start=0, parent=None, salt=salt)
+            self._roots[salt] = root
+        return root
+
+    def _add(self, parent: CachedRun, history: bytes, blocks: I32) -> CachedRun:
+        """Add a computed run with one holder: the blocks of a history that follow ``parent``."""
+        start = parent.end
+        tokens = history[start * self._block_bytes : (start + len(blocks)) * self._block_bytes]
+        run = CachedRun(tokens, blocks, start, parent, holders=1, computed=len(blocks))
+        parent.children[self._key(run)] = run
+        return run
 
     def mark_computed(self, slot: int, tokens: int) -> None:
-        """Cache the full blocks of the first ``tokens`` tokens: they are in the slot's blocks, or will be
-        before anyone reads them."""
-        chain = self._chains.get(slot)
-        if chain is None:
-            return
-        full = min(tokens // self._blocks.block_size, len(chain.digests))
-        for index in range(chain.num_cached, full):
-            digest = chain.digests[index]
-            self._blocks.cache_block(int(self._blocks.table[slot, index]), digest)
-            self._withdraw(slot, digest)
-        chain.num_cached = max(chain.num_cached, full)
+        """Let others find the full blocks of the first ``tokens`` tokens: they are in the slot's blocks, or
+        will be before anyone reads them."""
+        held = self._held.get(slot)
+        if held is not None and held.resets == self._resets:
+            self._fulfil(slot, held.last, tokens // self._blocks.block_size)
+
+    def _fulfil(self, slot: int, run: CachedRun | None, blocks: int) -> None:
+        while run is not None and run.owner == slot:
+            run.computed = min(max(blocks - run.start, 0), len(run.blocks))
+            if run.computed == len(run.blocks):
+                self._settle(run)
+            run = run.parent
+
+    def _settle(self, run: CachedRun) -> None:
+        run.owner = NOBODY
+        if run in self._awaited:
+            self._awaited.remove(run)
+            self._settled.append(run)
+
+    # -- streams leave
 
     def release(self, slot: int, tokens: int, *, forever: bool) -> None:
         """Free the blocks of a slot, in which the first ``tokens`` tokens of its history are computed.
@@ -159,31 +299,102 @@ class PrefixCache:
         The output's blocks are cached as well, for the next turn of the conversation, or for the stream's own
         return after preemption (``forever`` False).
         """
-        chain = self._chains.pop(slot, None)
-        if chain is not None:
-            size = self._blocks.block_size
-            further = self._table.history[slot, len(chain.digests) * size : tokens]
-            chain.extend(further.tobytes(), size)
-            self._chains[slot] = chain
-            self.mark_computed(slot, tokens)
-            for digest in chain.digests[chain.num_cached :]:
-                self._withdraw(slot, digest)
-            chain.num_cached = 0
-            if forever:
-                del self._chains[slot]
-        self._blocks.release(slot)
+        row = self._blocks.take(slot)
+        self._preempted.pop(slot, None)
+        held = self._held.pop(slot, None)
+        if held is None:
+            self._blocks.free(row)
+            return
+        shared = held.last.end if held.last is not None else 0
+        if held.resets != self._resets:
+            self._blocks.free(row[shared:])
+            for run in self._to_root(held.last):
+                run.holders -= 1
+                if not run.holders:
+                    self._blocks.free(run.blocks)
+            return
+        full = tokens // self._blocks.block_size
+        self._fulfil(slot, held.last, full)
+        last = self._withdraw(slot, held.last)
+        if shared < full:
+            last = self._cache(last or self._root(held.prefix.salt), slot, row[:full])
+            shared = full
+        self._blocks.free(row[shared:])
+        if not forever:
+            history = self._table.history[slot, : self._table.length[slot]].tobytes()
+            self._preempted[slot] = self._prefix(held.prefix.salt, history, held.prefix.reads_cache)
+        for run in self._to_root(last):
+            run.holders -= 1
+            if not run.holders:
+                self._idle[run] = None
+                self._blocks.idle += len(run.blocks)
 
-    def _withdraw(self, slot: int, digest: bytes) -> None:
-        if self._promised.get(digest) == slot:
-            del self._promised[digest]
-            if digest in self._awaited:
-                self._awaited.remove(digest)
-                self._settled.append(digest)
+    def _withdraw(self, slot: int, run: CachedRun | None) -> CachedRun | None:
+        """Take back what the slot has promised and not computed. Returns the last run that is left."""
+        while run is not None and run.owner == slot:
+            self._settle(run)
+            self._cut(run, run.computed)
+            if run.blocks.size:
+                break
+            run = run.parent
+        return run
+
+    def _cut(self, run: CachedRun, blocks: int) -> None:
+        """Free all but the first ``blocks`` blocks of a run without children; without any it is no more."""
+        parent = run.parent
+        assert parent is not None
+        if not blocks:
+            del parent.children[self._key(run)]
+            if parent.parent is None and not parent.children:
+                del self._roots[parent.salt]
+        self._blocks.free(run.blocks[blocks:])
+        run.tokens, run.blocks = run.tokens[: blocks * self._block_bytes], run.blocks[:blocks]
+        run.computed = min(run.computed, blocks)
+
+    def _cache(self, last: CachedRun, slot: int, row: I32) -> CachedRun:
+        """Add the slot's computed blocks ``row`` after ``last``, and free those that others have cached
+        meanwhile. Returns the last run."""
+        history = self._table.history[slot, : len(row) * self._blocks.block_size].tobytes()
+        for run in self._walk(last, history, len(row)):
+            if run.owner != NOBODY:  # it may be withdrawn, with all that follows it
+                self._blocks.free(row[last.end :])
+                return last
+            self._hold(run)
+            self._blocks.free(row[last.end : run.end])
+            last = run
+        more = row[last.end :]
+        if not len(more):
+            return last
+        if last.parent is None or last.children or last.holders > 1:
+            return self._add(last, history, more)
+        last.tokens += history[last.end * self._block_bytes :]
+        last.blocks = np.concatenate((last.blocks, more))
+        last.computed = len(last.blocks)
+        return last
+
+    # -- runs without holders
+
+    def _evict(self, count: int) -> None:
+        """Free ``count`` idle blocks, those of the longest idle runs."""
+        while count:
+            run = next(iter(self._idle))
+            evicted = min(count, len(run.blocks))
+            count -= evicted
+            self._blocks.idle -= evicted
+            self._cut(run, len(run.blocks) - evicted)
+            if not run.blocks.size:
+                del self._idle[run]
 
     def reset(self) -> None:
         """Forget all cached blocks. Running streams continue, but their blocks will not be cached."""
-        self._blocks.reset_cache()
-        self._chains.clear()
-        self._promised.clear()
+        for run in self._idle:
+            self._blocks.free(run.blocks)
+        self._blocks.idle = 0
+        self._idle.clear()
+        self._roots.clear()
+        self._preempted.clear()
+        for run in self._awaited:
+            run.owner = NOBODY
         self._settled += self._awaited
         self._awaited.clear()
+        self._resets += 1

@@ -27,7 +27,7 @@ from penstock.engine.batch.slots import FAILED, SlotTable
 from penstock.engine.sampling.grammar_compiler import Compilation, State
 from penstock.engine.sampling.metadata import NO_TOKEN, READS_HISTORY, SamplingFeature, SamplingMetadata
 from penstock.engine.schedule.block_tables import BlockTables
-from penstock.engine.schedule.prefix_cache import BlockHashChain, PrefixCache
+from penstock.engine.schedule.prefix_cache import Match, Prefix, PrefixCache
 from penstock.engine.schedule.step_cost import StepCost
 from penstock.engine.schedule.submit_checks import check_request
 from penstock.engine.schedule.waiting_queue import WaitingQueue, WaitingStream
@@ -42,8 +42,7 @@ GRAMMAR_ROOM = "room for a grammar"
 """What streams wait for whose grammar's text is too long beside those of the running streams."""
 MAX_HELD_PER_STEP = 128
 """Waiting streams that a step may find unable to start yet: their grammar is being compiled, or another
-stream is computing their prefix. They are held, and the next step looks at those behind them. Hashing the
-prompt of each takes a millisecond for 16,000 tokens."""
+stream is computing their prefix. They are held, and the next step looks at those behind them."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -328,16 +327,16 @@ class Scheduler:
         for candidate in self._candidates():
             if not self._may_start(candidate):
                 continue
-            chain, length = self._history_of(candidate)
-            found = self.prefix_cache.find(chain, length)
+            prefix, length = self._history_of(candidate)
+            found = self.prefix_cache.find(prefix)
             if found is None:
-                if isinstance(candidate, WaitingStream) and chain is not None:
-                    self._queue.hold(candidate, chain.awaited)
+                if isinstance(candidate, WaitingStream) and prefix is not None:
+                    self._queue.hold(candidate, prefix.awaited)
                 continue
             if not self._has_room(length, found):
                 return
             slot = self._admit(candidate, found) if isinstance(candidate, WaitingStream) else candidate
-            self._begin(slot, chain, found)
+            self._begin(slot, prefix, found)
             yield slot
 
     def _candidates(self) -> Iterator[int | WaitingStream]:
@@ -388,25 +387,25 @@ class Scheduler:
             return False
         return True
 
-    def _history_of(self, candidate: int | WaitingStream) -> tuple[BlockHashChain | None, int]:
-        """Block hashes and length of the candidate's history."""
+    def _history_of(self, candidate: int | WaitingStream) -> tuple[Prefix | None, int]:
+        """Prefix and length of the candidate's history."""
         if isinstance(candidate, WaitingStream):
-            if candidate.chain is None:
-                candidate.chain = self.prefix_cache.hash_prompt(candidate.request)
-            return candidate.chain, candidate.tokens
-        return self.prefix_cache.chain_of_preempted(candidate), int(self.table.length[candidate])
+            if candidate.prefix is None:
+                candidate.prefix = self.prefix_cache.prefix_of(candidate.request)
+            return candidate.prefix, candidate.tokens
+        return self.prefix_cache.prefix_of_preempted(candidate), int(self.table.length[candidate])
 
-    def _has_room(self, length: int, found: list[int]) -> bool:
+    def _has_room(self, length: int, found: Match) -> bool:
         """Whether ``length`` tokens, of which the blocks ``found`` are cached, fit and leave one free block
         for every stream that has blocks.
 
         Without that margin a preempted stream would return only to be preempted again.
         """
         margin = int(np.count_nonzero(self.blocks.block_counts[self._admitted]))
-        wanted = self.blocks.blocks_for(length) - len(found) + self.blocks.idle_among(found)
+        wanted = self.blocks.blocks_for(length) - found.blocks + found.idle
         return wanted + margin <= self.blocks.free_count()
 
-    def _admit(self, newcomer: WaitingStream, found: list[int]) -> int:
+    def _admit(self, newcomer: WaitingStream, found: Match) -> int:
         """Move a waiting stream into a free slot; there is room for its prompt."""
         self._queue.remove(newcomer)
         slot = self.table.allocate(newcomer.server, newcomer.request)
@@ -414,17 +413,16 @@ class Scheduler:
         self.priority[slot] = newcomer.priority
         index = np.searchsorted(self.priority[self._admitted], newcomer.priority, side="right")
         self._admitted = np.insert(self._admitted, index, slot)
-        self.prefix_cache.record_lookup(newcomer.chain, newcomer.tokens, found)
+        self.prefix_cache.record_lookup(newcomer.prefix, newcomer.tokens, found)
         if not newcomer.request.resumed:  # the engine that ran it before has reported its cached tokens
-            self.table.cached[slot] = len(found) * self.blocks.block_size
+            self.table.cached[slot] = found.blocks * self.blocks.block_size
         return slot
 
-    def _begin(self, slot: int, chain: BlockHashChain | None, found: list[int]) -> None:
+    def _begin(self, slot: int, prefix: Prefix | None, found: Match) -> None:
         """Allocate blocks for a stream's whole history, so that a begun prefill never waits for memory."""
-        self.prefix_cache.attach(slot, chain, found)
         wanted = self.blocks.blocks_for(int(self.table.length[slot]))
-        self.blocks.allocate(np.array([slot]), np.array([wanted - len(found)], np.int32))
-        self.computed[slot] = len(found) * self.blocks.block_size
+        self.prefix_cache.attach(slot, prefix, found, wanted)
+        self.computed[slot] = found.blocks * self.blocks.block_size
 
     # -- the step: settle
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from penstock.config.serve import ServeConfig
 from penstock.engine.base import RequestRejected, StepRows, StreamFailure
 from penstock.engine.batch.rows import aborted_rows
-from penstock.engine.schedule.prefix_cache import BlockHashChain
+from penstock.engine.schedule.prefix_cache import Prefix
 from penstock.wire.messages import OVERLOADED, Submit, WireError
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ class WaitingStream:
     server: int
     request: Submit
     queue_class: QueueClass
-    chain: BlockHashChain | None = None
-    """Block hashes of its prompt, once the scheduler has looked it up."""
+    prefix: Prefix | None = None
+    """What the prefix cache may have of its prompt, once the scheduler has looked it up."""
     compilation: Compilation | None = None
     """Of its grammar, if it has one and the engine compiles it."""
     held_by: Hashable = None

@@ -179,6 +179,10 @@ def _strftime_now(format: str) -> str:
     return datetime.now().strftime(format)
 
 
+_encode_json = json.JSONEncoder(ensure_ascii=False).encode
+"""``json.dumps`` makes an encoder for each call, which takes as long as to encode a tool call."""
+
+
 def _tojson(
     value: Any,
     ensure_ascii: bool = False,
@@ -187,6 +191,8 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """As in transformers; Jinja's own filter escapes HTML and sorts keys."""
+    if not ensure_ascii and indent is None and separators is None and not sort_keys:
+        return _encode_json(value)
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -2,8 +2,8 @@
 
 Chat templates begin every message with an added token, such as ``<|im_start|>``. Tokenizers encode the text
 between added tokens apart, so the ids of a prompt are those of its segments, one after the other. Segments
-are cached: the next turn of a conversation encodes its new messages. Whether a tokenizer encodes so is checked
-when it is loaded (:func:`segment_marker`); otherwise prompts are encoded as a whole.
+are cached: the next turn of a conversation encodes its new messages. Whether a tokenizer encodes so is
+checked when it is loaded (:func:`segment_marker`); otherwise prompts are encoded as a whole.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.generation.prompt.tokenizer import Tokenizer, check_texts
 from penstock.http.errors import ApiError
 
 SEGMENTED_ABOVE = 4096
-"""Characters of a prompt above which it is encoded by segments: shorter ones take as long as to look them up."""
+"""Characters of a prompt above which it is encoded by segments; to look up shorter ones takes as long."""
 MAX_CACHED_BYTES = 128 << 20
 """Memory of the cached segments of an API server: 150 conversations of 100,000 tokens."""
 ENTRY_BYTES = 300

@@ -48,6 +48,8 @@ MANY_BYTES, BYTES_PER_ID = 1024, 12
 Fewer ids take less time as Python's ints."""
 _COUNTED_BYTES = 1 << 18
 """Bytes whose parts are counted at a time."""
+_COUNTED_AT_ONCE = 1 << 16
+"""The same if they are counted in strings, too: arrays of this size stay in the processor's cache."""
 
 _INDEX = re.compile(r"\[\d+\]")
 
@@ -173,13 +175,13 @@ def _has_few_parts(text: bytes, max_commas: int) -> bool:
     """Whether ``text`` is within the bounds of :func:`check_parts` even if no part of it is in a string: true
     for a conversation, and told in a twentieth of the time."""
     codes = np.frombuffer(text, np.uint8)
-
-    def count(character: str) -> int:
-        return int(np.count_nonzero(codes == ord(character)))
-
-    if count('"') // 2 + count("[") + count("{") > MAX_PARTS:
-        return False
-    return len(text) <= max_commas or count(",") <= max_commas
+    parts = commas = 0
+    for start in range(0, len(codes), _COUNTED_AT_ONCE):
+        piece = codes[start : start + _COUNTED_AT_ONCE]
+        quotes, lists, objects, separators = (int(np.count_nonzero(piece == code)) for code in b'"[{,')
+        parts += (quotes + 1) // 2 + lists + objects
+        commas += separators
+    return parts <= MAX_PARTS and commas <= max_commas
 
 
 def _is_closed(type: type[msgspec.Struct]) -> bool:

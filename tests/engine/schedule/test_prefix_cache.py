@@ -76,11 +76,11 @@ def test_prompt_logprobs_need_the_whole_prompt_computed(prompt_logprobs: int, fo
     driver = make()
     one(driver, 0, prompt(20))
     cache = driver.scheduler.prefix_cache
-    chain = cache.hash_prompt(submit(1, prompt=prompt(20), prompt_logprobs=prompt_logprobs))
-    blocks = cache.find(chain, 20)
-    assert blocks is not None
-    assert len(blocks) * BLOCK == found
-    cache.record_lookup(chain, 20, blocks)
+    prefix = cache.prefix_of(submit(1, prompt=prompt(20), prompt_logprobs=prompt_logprobs))
+    match = cache.find(prefix)
+    assert match is not None
+    assert match.blocks * BLOCK == found
+    cache.record_lookup(prefix, 20, match)
     assert cache.queries == 20 + (20 if found else 0)
 
 
@@ -115,7 +115,7 @@ def test_what_is_idle_counts_as_free() -> None:
     driver = make(blocks=10)
     one(driver, 0, prompt(20))
     blocks = driver.scheduler.blocks
-    assert len(blocks._idle) == 5
+    assert blocks.idle == 5
     assert blocks.free_count() == 10
     assert blocks.usage() == 0.0
     assert one(driver, 1, prompt(38, first=9), 2) == 0
@@ -127,9 +127,9 @@ def test_a_reset_forgets_idle_and_running() -> None:
     driver.submit(1, prompt(20, first=5), 9)
     driver.step()
     driver.scheduler.prefix_cache.reset()
-    assert len(driver.scheduler.blocks._idle) == 0
+    assert driver.scheduler.blocks.idle == 0
     driver.finish()
-    assert len(driver.scheduler.blocks._idle) == 0
+    assert driver.scheduler.blocks.idle == 0
     assert one(driver, 2, prompt(20)) == 0
     assert one(driver, 3, prompt(20, first=5)) == 0
     assert one(driver, 4, prompt(20)) == 16
@@ -255,8 +255,9 @@ def test_every_stream_reads_its_own_history(
             break
     assert driver.received.finish.keys() == set(range(len(load)))
     assert driver.scheduler.blocks.free_count() == blocks
-    assert not driver.scheduler.prefix_cache._promised
-    assert not driver.scheduler.prefix_cache._chains
+    assert not driver.scheduler.prefix_cache._held
+    assert not driver.scheduler.prefix_cache._preempted
+    assert not driver.scheduler.prefix_cache._awaited
     for stream, tokens in driver.received.tokens.items():
         alone = make(1, 40)
         begin, shared, own, output, salt, *_ = load[stream]
@@ -297,17 +298,3 @@ def test_blocks_wanted_beyond_what_is_there() -> None:
     blocks = BlockTables(2, 3, BLOCK, 64)
     with pytest.raises(ValueError, match="4 KV blocks wanted, 3 are free"):
         blocks.allocate(np.array([0]), np.array([4], np.int32))
-
-
-def test_a_digest_names_the_block_that_had_it_first() -> None:
-    blocks = BlockTables(2, 3, BLOCK, 64)
-    blocks.allocate(np.array([0, 1]), np.array([1, 1], np.int32))
-    first, second = int(blocks.table[0, 0]), int(blocks.table[1, 0])
-    blocks.cache_block(first, b"x")
-    blocks.cache_block(second, b"x")
-    blocks.cache_block(first, b"y")
-    assert (blocks.find_cached(b"x"), blocks.find_cached(b"y")) == (first, None)
-    blocks.release(0)
-    blocks.release(1)
-    assert len(blocks._idle) == 1
-    assert blocks.free_count() == 3

@@ -111,11 +111,11 @@ def test_aborts_at_any_point_leave_nothing(requests: int) -> None:
     assert len(finish) == requests
     assert finish.count(FinishReason.ABORT) > requests // 2
     assert scheduler.blocks.free_count() == scheduler.blocks.blocks
-    assert not scheduler.blocks.ref_counts.any()
+    assert not scheduler.blocks.table.any()
     assert scheduler.table.free_count() == scheduler.table.size
     assert (scheduler.waiting(), scheduler.running()) == (0, 0)
     scheduler.prefix_cache.reset()
-    assert len(scheduler.blocks._idle) == 0
+    assert scheduler.blocks.idle == 0
     driver.submit(requests, asked[0], 3)
     driver.finish()
     assert len(driver.received.tokens[requests]) == 3
