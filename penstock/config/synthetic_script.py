@@ -221,7 +221,9 @@ def _check_keys(path: str, root: yaml.Node | None, keys: tuple[Any, ...] = ()) -
             line = name.start_mark.line + 1
             if name.value in lines:
                 field = _field([*keys, name.value])
-                raise ConfigError(f"{path}:{line}: {field} is given twice, first in line {lines[name.value]}")
+                raise ConfigError(
+                    f"{path}:{line}: {field} is given twice, first in line {lines[name.value]}"
+                )
             lines[name.value] = line
             _check_keys(path, node, (*keys, name.value))
 
