@@ -221,9 +221,7 @@ def _check_keys(path: str, root: yaml.Node | None, keys: tuple[Any, ...] = ()) -
             line = name.start_mark.line + 1
             if name.value in lines:
                 field = _field([*keys, name.value])
-                raise ConfigError(
-                    f"{path}:{line}: {field} is given twice, first in line {lines[name.value]}"
-                )
+                raise ConfigError(f"{path}:{line}: {field} is given twice, first in line {lines[name.value]}")
             lines[name.value] = line
             _check_keys(path, node, (*keys, name.value))
 
@@ -249,7 +247,7 @@ def _misfit(path: str, root: yaml.Node, message: str) -> ConfigError:
     if isinstance(node, yaml.ScalarNode):
         shown = repr(node.value[:60])
     else:
-        shown = {"sequence": "a list", "mapping": "a mapping"}[node.id]
+        shown = "a list" if isinstance(node, yaml.SequenceNode) else "a mapping"
     allowed = _ALLOWED[names[-1]] if names else "a mapping with the key rules"
     return ConfigError(f"{_place(path, root, keys)} is {shown}, it takes {allowed}")
 
