@@ -81,8 +81,6 @@ class GenerationRoutes:
         """Whether the engines apply grammars."""
         self._encoder = encoder
         self._tokenizer = encoder.tokenizer
-        self._constrains = config.engine != "synthetic" or config.synthetic_script is not None
-        """Whether the engines apply grammars."""
         self._context = context
         self._engine_client = context.engine_client
         self._streams = context.streams
