@@ -247,7 +247,7 @@ def _misfit(path: str, root: yaml.Node, message: str) -> ConfigError:
     if isinstance(node, yaml.ScalarNode):
         shown = repr(node.value[:60])
     else:
-        shown = {"sequence": "a list", "mapping": "a mapping"}[node.id]
+        shown = "a list" if isinstance(node, yaml.SequenceNode) else "a mapping"
     allowed = _ALLOWED[names[-1]] if names else "a mapping with the key rules"
     return ConfigError(f"{_place(path, root, keys)} is {shown}, it takes {allowed}")
 

@@ -45,10 +45,10 @@ class ReplySpeller:
         return list(dict.fromkeys(found))
 
     def _spell(self, text: str, reasoning: str, calls: Calls) -> str:
-        if not reasoning and not calls:
-            return text
         if self._template is None:
-            raise CannotSpell("the model has no chat template")
+            if reasoning or calls:
+                raise CannotSpell("the model has no chat template")
+            return text
         if calls and self._format.tools is None:
             raise CannotSpell("the format of the model's tool calls is unknown (see --tool-call-parser)")
         if reasoning and self._format.reasoning is None:
@@ -58,10 +58,11 @@ class ReplySpeller:
             output = self._reply(prompt, text, calls) if calls else text
         except ApiError as error:
             raise CannotSpell(f"the chat template refuses it: {error}") from None
-        inside = prompt.rstrip().endswith(OPEN)
+        inside = self._format.reasoning is not None and prompt.rstrip().endswith(OPEN)
         if reasoning or inside:
-            output = f"{'' if inside else OPEN}\n{reasoning}\n{CLOSE}\n\n{output}"
-        self._check(prompt, output, calls)
+            output = f"{'' if inside else OPEN}{reasoning}{CLOSE}{output}"
+        if calls:
+            self._check(prompt, output, calls)
         return output
 
     def _render(self, reply: list[dict[str, Any]], calls: Calls) -> str:

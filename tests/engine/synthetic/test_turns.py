@@ -7,8 +7,9 @@ import pytest
 from penstock.engine.synthetic.turns import turns_of
 
 PROMPTS = {
-    "chatml": "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nA\nB<|im_end|>\n<|im_start|>assistant\nC<|im_end|>\n"
-    "<|im_start|>tool\nD<|im_end|>\n<|im_start|>assistant\n",
+    "chatml": "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nA\nB<|im_end|>\n"
+    "<|im_start|>assistant\nC<|im_end|>\n<|im_start|>tool\nD<|im_end|>\n"
+    "<|im_start|>assistant\n",
     "qwen": "<|im_start|>user\nA\nB<|im_end|>\n<|im_start|>assistant\nC<|im_end|>\n"
     "<|im_start|>user\n<tool_response>\nD\n</tool_response><|im_end|>\n<|im_start|>assistant\n<think>\n",
     "kimi": "<|im_system|>system<|im_middle|>S<|im_end|><|im_user|>user<|im_middle|>A\nB<|im_end|>"
@@ -27,8 +28,8 @@ PROMPTS = {
     "granite": "<|start_of_role|>user<|end_of_role|>A\nB<|end_of_text|>\n"
     "<|start_of_role|>assistant<|end_of_role|>C<|end_of_text|>\n"
     "<|start_of_role|>tool_response<|end_of_role|>D<|end_of_text|>\n<|start_of_role|>assistant<|end_of_role|>",
-    "minimax": "]~!b[]~b]system\nS[e~[\n]~b]user\nA\nB[e~[\n]~b]ai\nC[e~[\n]~b]tool\n<response>D</response>[e~[\n"
-    "]~b]ai\n",
+    "minimax": "]~!b[]~b]system\nS[e~[\n]~b]user\nA\nB[e~[\n]~b]ai\nC[e~[\n"
+    "]~b]tool\n<response>D</response>[e~[\n]~b]ai\n",
     "gemma": "<bos><start_of_turn>user\nA\nB<end_of_turn>\n<start_of_turn>model\nC<end_of_turn>\n"
     "<start_of_turn>tool\nD<end_of_turn>\n<start_of_turn>model\n",
     "mistral": "<s>[AVAILABLE_TOOLS][][/AVAILABLE_TOOLS][INST]A\nB[/INST]C</s>[TOOL_RESULTS]D[/TOOL_RESULTS]",
@@ -40,9 +41,11 @@ def test_every_family(family: str) -> None:
     prompt = PROMPTS[family]
     first, last = turns_of(prompt)
     assert (first.text, first.is_tool, first.reply_before) == ("A\nB", False, "")
-    assert "D" in last.text and "C" not in last.text
+    assert "D" in last.text
+    assert "C" not in last.text
     assert (last.is_tool, last.reply_before) == (True, "C")
-    assert "B" in prompt[: first.end] and "C" not in prompt[: first.end]
+    assert "B" in prompt[: first.end]
+    assert "C" not in prompt[: first.end]
     assert "D" in prompt[: last.end]
 
 

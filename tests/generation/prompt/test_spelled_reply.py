@@ -1,0 +1,64 @@
+"""Replies as models write them, found by their chat templates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.generation.parsers.registry import output_format
+from penstock.generation.prompt.chat_template import ChatTemplate
+from penstock.generation.prompt.spelled_reply import CannotSpell, ReplySpeller
+from penstock.supervisor.startup.model_resolution import DEMO_DIR
+
+HEAD = "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+TAIL = "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{PROMPT}{% endif %}"
+CALLS = (
+    "{{ m.content }}{% for c in m.tool_calls or [] %}{{ '\n' }}<tool_call>\n"
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n</tool_call>'
+    "{% endfor %}"
+)
+
+
+def speller(body: str, prompt: str = "", tools: str = "auto", reasoning: str = "auto") -> ReplySpeller:
+    source = HEAD + body + TAIL.replace("{PROMPT}", prompt)
+    return ReplySpeller(ChatTemplate({"default": source}, {}), output_format(tools, reasoning, source))
+
+
+def test_the_demo_model() -> None:
+    template = ChatTemplate.load(DEMO_DIR)
+    assert template is not None
+    demo = ReplySpeller(template, output_format("auto", "auto", template.source))
+    assert demo.outputs("Hello", "", []) == ["Hello"]
+    assert demo.outputs("", "", [("f", {"a": 1}), ("g", '{"b":2}')]) == [
+        '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>\n'
+        '<tool_call>{"name": "g", "arguments": {"b":2}}</tool_call>',
+        '[{"name": "f", "parameters": {"a": 1}}, {"name": "g", "parameters": {"b": 2}}]',
+        '{"a": 1}',
+    ]
+    with pytest.raises(CannotSpell, match="--reasoning-parser"):
+        demo.outputs("Hello", "hm", [])
+
+
+def test_reasoning_before_calls() -> None:
+    call: list[tuple[str, Any]] = [("f", {})]
+    written = '\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    first = speller(CALLS + "{# </think> #}").outputs("Hi", "hm", call)
+    assert first[:3] == [f"<think>hm</think>Hi{written}", f"Hi{written}", written]
+    # a template that opens the reasoning in the prompt, and leaves it out of earlier replies
+    opened = speller(CALLS + "{# </think> #}", prompt="<think>\n")
+    assert opened.outputs("Hi", "hm", call)[0] == f"hm</think>Hi{written}"
+    assert opened.outputs("Hi", "", [])[0] == "</think>Hi"
+
+
+def test_what_cannot_be_spelled() -> None:
+    with pytest.raises(CannotSpell, match="no chat template"):
+        ReplySpeller(None, output_format("auto", "auto", "")).outputs("", "", [("f", {})])
+    with pytest.raises(CannotSpell, match="--tool-call-parser"):
+        speller("{{ m.content }}").outputs("", "", [("f", {})])
+    with pytest.raises(CannotSpell, match="the chat template refuses it: only one"):
+        speller("{{ raise_exception('only one') if m.tool_calls }}", tools="hermes").outputs(
+            "", "", [("f", {})]
+        )
+    with pytest.raises(CannotSpell, match="which has the calls"):
+        speller("{{ m.content }}", tools="hermes").outputs("", "", [("f", {})])

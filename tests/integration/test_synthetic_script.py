@@ -1,0 +1,143 @@
+"""A model that follows a script, in a server of real processes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.integration.server import Server
+
+SCRIPT = """
+rules:
+- match: {tool: read_file, text: "speed = 3"}
+  reply: {reasoning: It is a number., text: The speed is 3.}
+- match: {last: user, text: Read}
+  reply:
+    text: I read both.
+    calls:
+    - {name: read_file, arguments: {path: "a b.ini", lines: [1, 2]}}
+    - {name: read_file, arguments: {path: "ä\\n{}"}}
+- match: {text: crash}
+  reply: {text: "One, two, three, four, five, six, seven."}
+  end: exit
+  after-tokens: 6
+- match: {text: fail}
+  reply: {text: "One, two, three."}
+  end: error
+  after-tokens: 3
+- match: {text: answer}
+  reply: {text: '{"answer": 42}'}
+"""
+TOOLS: Any = [
+    {
+        "type": "function",
+        "function": {
+            "name": "read_file",
+            "parameters": {
+                "type": "object",
+                "properties": {"path": {"type": "string"}, "lines": {"type": "array"}},
+                "required": ["path"],
+            },
+        },
+    }
+]
+MODEL = "penstock-demo"
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+    directory = tmp_path_factory.mktemp("scripted")
+    script = directory / "script.yaml"
+    script.write_text(SCRIPT)
+    options = ("--engine", "synthetic", "--synthetic-script", str(script), "--synthetic-step-ms", "1")
+    with (
+        Server(
+            *options, "--data-parallel-size", "2", "--reasoning-parser", "think", directory=directory
+        ) as running,
+        openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as made,
+    ):
+        yield made
+
+
+def streamed(client: openai.OpenAI, messages: list[Any], **options: Any) -> Any:
+    with client.chat.completions.stream(model=MODEL, messages=messages, **options) as stream:
+        for _ in stream:
+            pass
+        return stream.get_final_completion().choices[0]
+
+
+def test_a_round_of_tools(client: openai.OpenAI) -> None:
+    messages: list[Any] = [{"role": "user", "content": "Read the files."}]
+    choice = streamed(client, messages, tools=TOOLS)
+    calls = choice.message.tool_calls
+    assert (choice.message.content, choice.finish_reason) == ("I read both.", "tool_calls")
+    assert [json.loads(call.function.arguments) for call in calls] == [
+        {"path": "a b.ini", "lines": [1, 2]},
+        {"path": "ä\n{}"},
+    ]
+    messages.append(
+        {"role": "assistant", "content": "I read both.", "tool_calls": [_plain(c) for c in calls]}
+    )
+    messages += [{"role": "tool", "tool_call_id": call.id, "content": "speed = 3"} for call in calls]
+    choice = streamed(client, messages, tools=TOOLS)
+    assert (choice.message.content, choice.finish_reason) == ("The speed is 3.", "stop")
+    assert choice.message.reasoning == "It is a number."
+
+
+def _plain(call: Any) -> dict[str, Any]:
+    function = {"name": call.function.name, "arguments": call.function.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def test_calls_that_the_request_forces(client: openai.OpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "Read the files."}]
+    required = client.chat.completions.create(
+        model=MODEL, messages=messages, tools=TOOLS, tool_choice="required"
+    ).choices[0]
+    assert [call.function.name for call in required.message.tool_calls or ()] == ["read_file"] * 2  # type: ignore[union-attr]
+    named: Any = {"type": "function", "function": {"name": "read_file"}}
+    choice = client.chat.completions.create(
+        model=MODEL, messages=messages, tools=TOOLS, tool_choice=named
+    ).choices[0]
+    (call,) = choice.message.tool_calls or ()
+    assert json.loads(call.function.arguments)["path"] == "a b.ini"  # type: ignore[union-attr]
+
+
+def test_formats_that_the_request_asks_for(client: openai.OpenAI) -> None:
+    def create(content: str) -> str | None:
+        return (
+            client.chat.completions.create(
+                model=MODEL,
+                messages=[{"role": "user", "content": content}],
+                response_format={"type": "json_object"},
+            )
+            .choices[0]
+            .message.content
+        )
+
+    assert create("answer") == '{"answer": 42}'
+    with pytest.raises(openai.BadRequestError, match=r"rules\[3\] .* does not allow"):
+        create("fail")
+
+
+def test_an_engine_that_exits_in_mid_stream(client: openai.OpenAI) -> None:
+    choice = streamed(client, [{"role": "user", "content": "crash"}])
+    assert choice.message.content == "One, two, three, four, five, six, seven."
+
+
+def test_an_error_in_mid_stream(client: openai.OpenAI) -> None:
+    chunks = client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "fail"}], stream=True
+    )
+    texts = []
+    with pytest.raises(openai.APIError, match=r"rules\[3\] of the synthetic script"):
+        texts.extend(chunk.choices[0].delta.content or "" for chunk in chunks)
+
+
+def test_a_prompt_that_no_rule_matches(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="no rule of the synthetic script matches turn 1"):
+        streamed(client, [{"role": "user", "content": "something else"}])
