@@ -15,7 +15,7 @@ from penstock.http.errors import ApiError
 from penstock.http.sink import Listener
 from penstock.logging_setup import RateLimitedLog
 from penstock.metrics.store_metrics import StoreMetrics
-from penstock.store.response_object import with_end
+from penstock.store.response_object import with_status
 from penstock.store.response_store import ResponseStore
 from penstock.store.stored_response import StoredResponse
 from penstock.streaming.stream import StreamError
@@ -247,7 +247,7 @@ def _end_of(events: bytes, entry: StoredResponse) -> tuple[str, bytes]:
         body = bytes(msgspec.json.decode(data, type=_End).response)
         return msgspec.json.decode(body, type=_Status).status, body
     except msgspec.MsgspecError:  # the reply ended without an event that says so
-        return "failed", with_end(entry.body, "failed", NOT_STORED.message)
+        return "failed", with_status(entry.body, "failed", NOT_STORED.message)
 
 
 class BackgroundResponses:

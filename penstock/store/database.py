@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.store.response_object import ending_event, inputs_of, output_ids, outputs_of, with_end
+from penstock.store.response_object import ending_event, inputs_of, output_ids, outputs_of, with_status
 from penstock.store.stored_response import RUNNING, StoredResponse
 
 FILE = "responses.db"
@@ -262,9 +262,18 @@ class Database:
         ).fetchall()
         if not found:
             return False
+        number = found[0][0]
         if count:
-            self._run("INSERT INTO events VALUES (?, ?, ?, ?)", (found[0][0], first + count - 1, first, data))
+            self._run("INSERT INTO events VALUES (?, ?, ?, ?)", (number, first + count - 1, first, data))
+        if first == 0:
+            self._begin(number)
         return True
+
+    def _begin(self, number: int) -> None:
+        """The response is not queued any more."""
+        ((body,),) = self._run("SELECT data FROM bodies WHERE number = ?", (number,))
+        self._run("UPDATE bodies SET data = ? WHERE number = ?", (with_status(body, "in_progress"), number))
+        self._run("UPDATE responses SET status = 'in_progress' WHERE number = ?", (number,))
 
     def finish(self, id: str, status: str, body: bytes, first: int, count: int, data: bytes) -> bool:
         """The same, with the last events and the end of the response."""
@@ -294,7 +303,7 @@ class Database:
             (id, tenant),
         ).fetchone()
         if row is not None:
-            self._end(id, "cancelled", with_end(row[2], "cancelled"))
+            self._end(id, "cancelled", with_status(row[2], "cancelled"))
             self._run("UPDATE responses SET owner = ? WHERE number = ?", (row[1], row[0]))
 
     def disown(self, ids: Sequence[str]) -> None:
@@ -315,7 +324,7 @@ class Database:
         ).fetchall()
         for id, number, status, events, before in rows:
             if status in RUNNING:
-                body = with_end(before, "failed", message)
+                body = with_status(before, "failed", message)
                 data = ending_event("response.failed", events, body)
                 self._run("INSERT INTO events VALUES (?, ?, ?, ?)", (number, events, events, data))
                 self._run(

@@ -51,8 +51,8 @@ def output_ids(body: bytes) -> list[str]:
     return [item.id for raw in _decode_object(body).output if (item := _item(raw)).id]
 
 
-def with_end(body: bytes, status: str, message: str | None = None) -> bytes:
-    """A response object that has ended, by an error if there is a ``message``."""
+def with_status(body: bytes, status: str, message: str | None = None) -> bytes:
+    """A response object with another status, and an error if there is a ``message``."""
     fields: dict[str, Any] = msgspec.json.decode(body)
     fields["status"] = status
     if message is not None:
