@@ -21,6 +21,7 @@ from penstock.api.routes.models import MODEL_PREFIX, ModelRoutes
 from penstock.api.routes.openapi import openapi_document
 from penstock.api.routes.operations import OperationRoutes
 from penstock.api.routes.page import Page
+from penstock.api.routes.responses import PREFIX, ResponseRoutes
 from penstock.api.routes.tokenize import TokenizeRoutes
 from penstock.config.serve import ServeConfig
 from penstock.dispatch.engine_client import EngineClient
@@ -68,6 +69,7 @@ class App:
     metrics_endpoint: MetricsEndpoint
     collector: GarbageCollector
     process_name: str
+    responses: ResponseRoutes
     engines: admin.EngineRoutes
     operations: OperationRoutes
     tracing: TracePropagator | None = None
@@ -216,6 +218,8 @@ class App:
         methods = self._routes.get(path)
         if methods is None and path.startswith(MODEL_PREFIX):
             methods = {"GET": self.models.model}
+        if methods is None and path.startswith(PREFIX):
+            methods = self.responses.methods(path)
         if methods is None and path.startswith(admin.PREFIX):
             methods = self.engines.methods(path)
         if methods is None:

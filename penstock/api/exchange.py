@@ -12,7 +12,7 @@ from penstock.generation.dialect import Dialect
 from penstock.generation.replies.reply import RequestReply
 from penstock.http.asgi import first_headers
 from penstock.http.errors import ApiError
-from penstock.http.sink import Message, Receive, Scope, Send, Sink
+from penstock.http.sink import Listener, Message, Receive, Scope, Send, Sink
 from penstock.streaming.stream import StreamError
 from penstock.telemetry.trace_context import TraceContext
 
@@ -117,6 +117,11 @@ class Exchange:
     def add_warning(self, text: str) -> None:
         """Add a ``Warning`` header (RFC 7234, 5.5; 299: a lasting condition) to the reply."""
         self.headers = (*self.headers, (b"warning", b'299 penstock "%b"' % text.encode()))
+
+    def listen(self, listener: Listener) -> None:
+        """Reply with a stream of events, which the route writes to ``sink`` itself."""
+        self._status = 200
+        self.sink.listen(listener, self.headers)
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":

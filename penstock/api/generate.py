@@ -8,7 +8,9 @@ from typing import Any
 
 import msgspec
 
+from penstock.api.background import BackgroundResponses
 from penstock.api.byte_budget import ByteBudget
+from penstock.api.event_follower import follow
 from penstock.api.exchange import Exchange, Handler
 from penstock.api.piecewise import PiecewiseSender
 from penstock.api.queue_capacity import check_queue_capacity
@@ -37,6 +39,7 @@ from penstock.http.asgi import (
     forget_headers,
     read_body,
     request_header,
+    send_json,
     unless_gone,
 )
 from penstock.http.errors import ApiError
@@ -74,10 +77,16 @@ class GenerationRoutes:
     """Runs the requests of all dialects."""
 
     def __init__(
-        self, config: ServeConfig, encoder: PromptEncoder, context: RequestContext, large: ByteBudget
+        self,
+        config: ServeConfig,
+        encoder: PromptEncoder,
+        context: RequestContext,
+        large: ByteBudget,
+        background: BackgroundResponses | None = None,
     ) -> None:
-        """``large``: for requests that threads work on."""
+        """``large``: for requests that threads work on. ``background``: without, no plan asks for it."""
         self._config = config
+        self._background = background
         self._constrains = config.engine != "synthetic" or config.synthetic_script is not None
         """Whether the engines apply grammars."""
         self._encoder = encoder
@@ -109,16 +118,27 @@ class GenerationRoutes:
         self.draining = True
         await self._idle.wait()
 
+    @property
+    def idle(self) -> bool:
+        """Whether no request runs."""
+        return not self._running
+
     def on_request_end(self, exchange: Exchange) -> None:
         """A request has ended; called from outside if its reply is detached."""
-        self._logprob_bytes -= exchange.logprob_bytes
+        self._end_one(exchange.logprob_bytes)
+
+    def _begin_one(self) -> None:
+        self._running += 1
+        self._idle.clear()
+
+    def _end_one(self, logprob_bytes: int) -> None:
+        self._logprob_bytes -= logprob_bytes
         self._running -= 1
         if not self._running:
             self._idle.set()
 
     async def _run(self, dialect: Dialect, exchange: Exchange) -> None:
-        self._running += 1
-        self._idle.clear()
+        self._begin_one()
         try:
             body = await read_body(exchange.scope, exchange.receive, self._config.max_request_bytes)
             self._check_open()
@@ -154,7 +174,9 @@ class GenerationRoutes:
                 self._check_open()
             plan.prompts = ()  # nor are their texts
             work = self._work(exchange, dialect, plan, hints, prompts)
-            if plan.stream:
+            if plan.background:
+                await asyncio.ensure_future(self._run_in_background(work, exchange))
+            elif plan.stream:
                 self._stream(work, exchange)
             else:
                 await self._collect(work, exchange)
@@ -249,6 +271,29 @@ class GenerationRoutes:
                 raise stream_failed(NOT_KEPT) from None
         self._report_load(exchange)
         await self._sender.send_json(exchange, work.format.whole(collected))
+
+    async def _run_in_background(self, work: Work, exchange: Exchange) -> None:
+        """Start a reply that goes on without its client, and answer with its entry or with its events."""
+        assert self._background is not None, "its dialect has a store"
+        reserved, exchange.logprob_bytes = exchange.logprob_bytes, 0
+        self._begin_one()
+        run = await self._background.begin(work.format, lambda: self._end_one(reserved))
+        streamed = StreamedReply(
+            self._context, work.plan, work.format, exchange.arrival, sink=run, on_end=run.on_reply_end
+        )
+        run.listen(streamed)
+        try:
+            self._check_open()
+            self._submit(streamed, work)
+        except BaseException:
+            run.abandon()
+            raise
+        entry = run.entry
+        if work.plan.stream:
+            store, silence_s = self._background.store, self._config.sse_keep_alive
+            await follow(exchange, store, entry.id, entry.tenant, -1, silence_s)
+        else:
+            await send_json(exchange.send, entry.body)
 
     def _report_load(self, exchange: Exchange) -> None:
         """Add the load of the engines to the reply's headers, if the request asks for it."""

@@ -22,6 +22,7 @@ from pathlib import Path
 import uvloop
 
 from penstock.api.app import App
+from penstock.api.background import BackgroundResponses
 from penstock.api.byte_budget import ByteBudget
 from penstock.api.generate import THREADS_BYTES, GenerationRoutes
 from penstock.api.request_spans import RequestSpans, describe
@@ -30,6 +31,7 @@ from penstock.api.routes.count_tokens import CountTokensRoutes
 from penstock.api.routes.metrics_endpoint import MetricsEndpoint
 from penstock.api.routes.models import ModelRoutes
 from penstock.api.routes.operations import OperationRoutes
+from penstock.api.routes.responses import ResponseRoutes
 from penstock.api.routes.tokenize import TokenizeRoutes
 from penstock.api.routes.tokenizer_info import tokenizer_info
 from penstock.api.throughput_log import ThroughputLog
@@ -56,6 +58,8 @@ from penstock.metrics.board_file import BoardFile
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.metrics.memory import Trimmer
 from penstock.metrics.snapshot import Snapshot, decode_snapshot, encode_snapshot
+from penstock.metrics.store_metrics import StoreMetrics
+from penstock.store.response_store import ResponseStore, open_store
 from penstock.streaming.flow_windows import FlowWindows
 from penstock.streaming.io_submit import make_burst_writer
 from penstock.streaming.output_processor import OutputProcessor
@@ -144,6 +148,7 @@ class _Server:
             )
             self._tracing = TracePropagator(spans=True, ratio=self._config.otlp_sampling_ratio)
             self._spans = RequestSpans(exporter)
+        self._store: ResponseStore | None = None
         self._board_file = BoardFile(self._launch.run_dir, self._launch.incarnation)
         self._accepting: asyncio.Future[None]
         self._ended: asyncio.Future[None]
@@ -196,6 +201,8 @@ class _Server:
         self._app = self._build(self._first_engine.result(), tokenizer, template)
         await self._listen(self._app)
         self._engine_client.close("The server was stopped.")
+        if self._store is not None:
+            self._store.close()  # which stores the ends of what was stopped
         if self._spans is not None:
             self._spans.close()
         return 0
@@ -266,8 +273,13 @@ class _Server:
             max_backlog=self._config.max_stream_backlog,
         )
         large = ByteBudget(THREADS_BYTES)
+        background = None
+        if launch.response_store_dir is not None:
+            metrics.store = StoreMetrics()
+            self._store = open_store(Path(launch.response_store_dir), self._config, metrics.store)
+            background = BackgroundResponses(self._store, metrics.store)
         encoder = PromptEncoder(tokenizer, segment_marker(tokenizer, template))
-        self._generation = GenerationRoutes(self._config, encoder, context, large)
+        self._generation = GenerationRoutes(self._config, encoder, context, large, background)
         self._metrics_endpoint = MetricsEndpoint(
             launch=launch,
             models=model_info.names,
@@ -290,7 +302,7 @@ class _Server:
         return App(
             config=self._config,
             models=ModelRoutes(input_processor, launch.model_dir),
-            dialects=make_dialects(self._config, input_processor),
+            dialects=make_dialects(self._config, input_processor, self._store),
             token_counters=make_token_counters(input_processor),
             count_tokens=CountTokensRoutes(self._config, encoder, info.max_model_len, large),
             tokenize=TokenizeRoutes(input_processor, tokenizer, self._config.max_request_bytes, large),
@@ -302,6 +314,7 @@ class _Server:
             metrics_endpoint=self._metrics_endpoint,
             collector=self._collector,
             process_name=f"api-server {launch.index}",
+            responses=ResponseRoutes(self._store, self._config.sse_keep_alive),
             engines=EngineRoutes(self._engine_client, self._control.drain_engine),
             operations=OperationRoutes(
                 self._engine_client, self._two_phase_commit, profiles=self._config.profile_dir is not None
@@ -462,7 +475,7 @@ class _Server:
         if not self._first_engine.done():
             self._stop()
         elif command.replaced:
-            self._http.retire()
+            self._http.retire(lambda: self._generation.idle)
             if self._throughput_task is not None:
                 self._throughput_task.cancel()
         else:

@@ -57,7 +57,8 @@ class HttpServer:
         self._tls = tls
         self._on_listening = on_listening
         self._keep_alive_s = limits.keep_alive_timeout_s
-        self._retiring = self._draining = self._stopping = False
+        self._retiring: Callable[[], bool] | None = None
+        self._draining = self._stopping = False
         self._changed = asyncio.Event()
         """Set when a connection or task has ended, or when the server is told to."""
 
@@ -96,12 +97,12 @@ class HttpServer:
         """Close every connection after its next reply."""
         self._state.ending = True
 
-    def retire(self) -> None:
-        """Stop accepting; serve open connections until they end."""
+    def retire(self, idle: Callable[[], bool]) -> None:
+        """Stop accepting; serve open connections until they end and the application is ``idle``, too."""
         self.end_connections()
         self._source.close()
         self._keep_alive_s = min(self._keep_alive_s, RETIRING_KEEP_ALIVE_S)
-        self._retiring = True
+        self._retiring = idle
 
     def drain(self) -> None:
         """Stop accepting, close idle connections, complete running replies."""
@@ -137,6 +138,7 @@ class HttpServer:
                 keep_alive_s = min(keep_alive_s, CROWDED_KEEP_ALIVE_S)
             for connection in list(self._state.connections):
                 connection.cut_if_slow(now, header_timeout_s, keep_alive_s)
-            if self._retiring and not (self.connection_count or self._source.pending):
+            retiring = self._retiring
+            if retiring and not (self.connection_count or self._source.pending) and retiring():
                 self.drain()
             self._changed.set()  # a task may have ended after its connection

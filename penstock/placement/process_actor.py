@@ -29,6 +29,7 @@ from penstock.supervisor.listening.loading_server import LoadingServer
 from penstock.supervisor.startup.cluster import traits_of
 from penstock.supervisor.startup.file_limit import raise_file_limit
 from penstock.supervisor.startup.model_resolution import resolve_model
+from penstock.supervisor.startup.response_store_directory import response_store_directory
 from penstock.supervisor.startup.run_directory import RunDirectory
 from penstock.supervisor.startup.startup_status import STARTING, StartupStatus
 from penstock.wire.control import AcceptConnections, Launch, ProcessFailed, decode_for_child, encode
@@ -109,6 +110,9 @@ class ProcessActor:
         """The launch with this machine's directories, process id and model traits."""
         run_dir = self._owned.enter_context(RunDirectory(None)).path
         engine = launch.role == "engine"
+        store_dir = None
+        if launch.role == "api-server":
+            store_dir = self._owned.enter_context(response_store_directory(launch.config, run_dir))
         model = resolve_model(launch.config, run_dir, for_engine=engine)
         return msgspec.structs.replace(
             launch,
@@ -117,6 +121,7 @@ class ProcessActor:
             tokenizer_dir=model.tokenizer_dir,
             supervisor_pid=os.getpid(),
             traits=traits_of(launch.config, model) if engine else {},
+            response_store_dir=store_dir,
         )
 
     def _start(

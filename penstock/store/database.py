@@ -15,9 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
-from penstock.store.response_object import ending_event, ids_of, with_end
+from penstock.store.response_object import ending_event, inputs_of, output_ids, outputs_of, with_status
 from penstock.store.stored_response import RUNNING, StoredResponse
 
 FILE = "responses.db"
@@ -101,7 +99,7 @@ class Use(NamedTuple):
 
 
 class Totals(NamedTuple):
-    count: int
+    entries: int
     bytes: int
 
 
@@ -221,7 +219,7 @@ class Database:
 
     def put(self, response: StoredResponse) -> None:
         """Add a response; of one that is still generated here, set the end. Raises StoreError."""
-        ids = [*ids_of(response.body, "output"), *ids_of(response.input)]
+        ids = [item.id for item in (*outputs_of(response), *inputs_of(response)) if item.id]
         size = ROW_BYTES + len(response.body) + len(response.input) + ITEM_BYTES * len(ids)
         if size > self._most_bytes:
             raise StoreError(
@@ -264,9 +262,18 @@ class Database:
         ).fetchall()
         if not found:
             return False
+        number = found[0][0]
         if count:
-            self._run("INSERT INTO events VALUES (?, ?, ?, ?)", (found[0][0], first + count - 1, first, data))
+            self._run("INSERT INTO events VALUES (?, ?, ?, ?)", (number, first + count - 1, first, data))
+        if first == 0:
+            self._begin(number)
         return True
+
+    def _begin(self, number: int) -> None:
+        """The response is not queued any more."""
+        ((body,),) = self._run("SELECT data FROM bodies WHERE number = ?", (number,))
+        self._run("UPDATE bodies SET data = ? WHERE number = ?", (with_status(body, "in_progress"), number))
+        self._run("UPDATE responses SET status = 'in_progress' WHERE number = ?", (number,))
 
     def finish(self, id: str, status: str, body: bytes, first: int, count: int, data: bytes) -> bool:
         """The same, with the last events and the end of the response."""
@@ -276,7 +283,7 @@ class Database:
         return True
 
     def _end(self, id: str, status: str, body: bytes) -> None:
-        ids = ids_of(body, "output")
+        ids = output_ids(body)
         ((number, before),) = self._run(
             "SELECT r.number, length(b.data) FROM responses r JOIN bodies b ON b.number = r.number "
             "WHERE r.id = ?",
@@ -296,7 +303,7 @@ class Database:
             (id, tenant),
         ).fetchone()
         if row is not None:
-            self._end(id, "cancelled", with_end(row[2], "cancelled"))
+            self._end(id, "cancelled", with_status(row[2], "cancelled"))
             self._run("UPDATE responses SET owner = ? WHERE number = ?", (row[1], row[0]))
 
     def disown(self, ids: Sequence[str]) -> None:
@@ -317,7 +324,7 @@ class Database:
         ).fetchall()
         for id, number, status, events, before in rows:
             if status in RUNNING:
-                body = with_end(before, "failed", message)
+                body = with_status(before, "failed", message)
                 data = ending_event("response.failed", events, body)
                 self._run("INSERT INTO events VALUES (?, ?, ?, ?)", (number, events, events, data))
                 self._run(
@@ -392,19 +399,17 @@ class Database:
 
     def item(self, id: str, tenant: str) -> bytes | None:
         row = self._run(
-            f"SELECT b.data, i.data FROM {_TABLES} JOIN items ON items.number = r.number "
+            f"SELECT {_COLUMNS} FROM {_TABLES} JOIN items ON items.number = r.number "
             f"WHERE items.id = ? AND r.tenant = ? AND {self._live()} ORDER BY items.number DESC LIMIT 1",
             (id, tenant),
         ).fetchone()
         if row is None:
             return None
-        body, input = row
-        outputs = msgspec.json.decode(body, type=_Outputs).output
-        for raw in (*outputs, *msgspec.json.decode(input, type=list[msgspec.Raw])):
-            with contextlib.suppress(msgspec.ValidationError):
-                if msgspec.json.decode(raw, type=_Item).id == id:
-                    return bytes(raw)
-        return None
+        response = StoredResponse(*row)
+        return next(
+            (bytes(item.json) for item in (*outputs_of(response), *inputs_of(response)) if item.id == id),
+            None,
+        )
 
     def page(self, id: str, tenant: str, after: int, most: int) -> EventPage | None:
         """Events with sequence numbers above ``after``, up to about ``most`` bytes. None: no such
@@ -432,14 +437,6 @@ class Database:
         """Ids of the responses that this API server is to go on with."""
         rows = self._run(f"SELECT id FROM responses WHERE owner = ? AND {_RUNS}", (self._owner,))
         return {id for (id,) in rows}
-
-
-class _Outputs(msgspec.Struct):
-    output: list[msgspec.Raw] = []
-
-
-class _Item(msgspec.Struct):
-    id: str | None = None
 
 
 def _without(batch: bytes, count: int) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import secrets
 import sqlite3
 import threading
@@ -19,6 +20,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from penstock.config.serve import ServeConfig
 from penstock.http.errors import ApiError, shown
 from penstock.logging_setup import RateLimitedLog
 from penstock.metrics.store_metrics import StoreMetrics
@@ -32,6 +34,8 @@ _log_failure = RateLimitedLog(log, logging.ERROR)
 PREFIX = "resp_"
 HOUSEKEEPING_S = 30.0
 """Time between looks for expired responses and dead API servers, of an idle thread too."""
+DISK_BYTES, MEMORY_BYTES = 1 << 30, 256 << 20
+"""Default limits."""
 MAX_CHAIN = 1000
 """Responses that one may continue."""
 MAX_CHAIN_BYTES = 64 << 20
@@ -132,6 +136,10 @@ class ResponseStore:
         """The response and those that it continues, oldest first. Raises ApiError if one of them is missing,
         expired, of another tenant or still generated, and if they are too many or too large."""
         return self._read(lambda database: self._chain(database, id, tenant))
+
+    def context(self, id: str, tenant: str) -> Awaitable[list[StoredResponse]]:
+        """The same as far as it is stored: empty if the response itself is not."""
+        return self._read(lambda database: self._chain(database, id, tenant, whole=False))
 
     def item(self, id: str, tenant: str) -> Awaitable[bytes | None]:
         """An input or output item of a stored response, as JSON, by the item's id."""
@@ -362,9 +370,9 @@ class ResponseStore:
                     log.warning("%d responses have failed: their API server has died", count)
             return dead
 
-    def _chain(self, database: Database, id: str, tenant: str) -> list[StoredResponse]:
+    def _chain(self, database: Database, id: str, tenant: str, *, whole: bool = True) -> list[StoredResponse]:
         entry = self._checked(database, id, tenant)
-        if entry is not None and entry.status in RUNNING:
+        if whole and entry is not None and entry.status in RUNNING:
             raise ApiError(
                 400,
                 f"The response {shown(id)} is still generated; it can be continued once it has ended.",
@@ -376,6 +384,8 @@ class ResponseStore:
         size, next, touched_before = 0, id, time.time() - TOUCH_S
         while next:
             use = database.use(next, tenant)
+            if use is None and not whole:
+                break
             if use is None:
                 raise missing_previous(id, next)
             found.append(use.response)
@@ -396,6 +406,17 @@ class ResponseStore:
             database.commit()
         found.reverse()
         return found
+
+
+def open_store(directory: Path, config: ServeConfig, metrics: StoreMetrics) -> ResponseStore:
+    """The store of one API server."""
+    most = config.response_store_bytes
+    if most is None:
+        most = DISK_BYTES
+        if config.response_store == "memory":  # of which a container may have little
+            memory = os.statvfs(directory)
+            most = min(MEMORY_BYTES, memory.f_blocks * memory.f_frsize // 2)
+    return ResponseStore(directory, most_bytes=most, ttl_s=config.response_store_ttl, metrics=metrics)
 
 
 def _failed() -> ApiError:

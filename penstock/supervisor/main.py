@@ -50,6 +50,7 @@ from penstock.supervisor.startup.model_resolution import (
     resolve_model,
 )
 from penstock.supervisor.startup.progress_display import make_progress_display
+from penstock.supervisor.startup.response_store_directory import response_store_directory
 from penstock.supervisor.startup.run_directory import RunDirectory
 from penstock.supervisor.startup.startup_status import SERVING, STARTING, StartupStatus
 from penstock.supervisor.startup.synthetic_script import spelled_script
@@ -106,6 +107,9 @@ def serve(
                 owned.enter_context(loading_server)
             with signals_blocked():  # it is removed whatever comes
                 run_dir = owned.enter_context(RunDirectory(config.run_dir)).path
+                store_dir = None
+                if local_api_servers:
+                    store_dir = owned.enter_context(response_store_directory(config, run_dir))
             model = resolve_model(config, run_dir)
             if local_api_servers:
                 check_chat_template(config, model)
@@ -123,6 +127,7 @@ def serve(
                 service_manager=service_manager,
                 acceptor=acceptor,
                 run_dir=run_dir,
+                store_dir=store_dir,
                 model=model,
                 script=script,
                 cluster_key=cluster_key,
@@ -155,6 +160,7 @@ class _Service:
     # None for a single API server here, which accepts connections itself.
     acceptor: Acceptor | None
     run_dir: str
+    store_dir: str | None
     model: ResolvedModel
     # Rules of --synthetic-script.
     script: list[ScriptedRule] | None
@@ -263,6 +269,7 @@ class _Service:
             handover_fd=handover_fd,
             restarts=restarts,
             script=self.script if name.role == "engine" else None,
+            response_store_dir=self.store_dir,
         )
 
     def _announce(self, pids: Mapping[ProcessName, int], infos: Mapping[ProcessName, Info]) -> None:

@@ -112,6 +112,8 @@ class Launch(_Message, frozen=True, tag="launch"):
     restarts: int = 0
     # Rules of --synthetic-script, for engines.
     script: list[ScriptedRule] | None = None
+    # Absolute path of the directory of stored responses; None: there is no store.
+    response_store_dir: str | None = None
 
     @property
     def name(self) -> str:

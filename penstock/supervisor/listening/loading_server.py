@@ -60,7 +60,7 @@ class LoadingServer:
     def hand_over(self) -> None:
         """Accept no more connections: those that come wait for an API server. Requests on open connections
         are answered as before, and end them."""
-        self._in_thread(lambda: self._http.retire())
+        self._in_thread(lambda: self._http.retire(lambda: True))
 
     def _in_thread(self, act: Callable[[], None]) -> None:
         """Has the thread do something, and waits until it has; nothing if the thread has ended."""

@@ -8,6 +8,7 @@ import os
 import shutil
 import stat
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
@@ -33,8 +34,10 @@ class RunDirectory:
     removed: those of a killed instance at the start, our own at the end.
     """
 
-    def __init__(self, path: str | None) -> None:
+    def __init__(self, path: str | None, parents: Sequence[str] = ()) -> None:
+        """``parents``: where a temporary one is made if possible."""
         self._given = path
+        self._parents = parents
         self._lock_fd: int | None = None
         self.path = ""
 
@@ -42,7 +45,7 @@ class RunDirectory:
         """Raises ConfigError for a path that cannot be used, StartupError when another instance uses it or
         the disk is full."""
         if self._given is None:
-            self.path = _temporary()
+            self.path = _temporary((*self._parents, tempfile.gettempdir(), "/tmp"))
         else:
             self.path = _prepare(self._given)
         try:
@@ -71,8 +74,8 @@ class RunDirectory:
             self._lock_fd = None
 
 
-def _temporary() -> str:
-    for parent in (tempfile.gettempdir(), "/tmp"):
+def _temporary(parents: Sequence[str]) -> str:
+    for parent in parents:
         short = len(os.fsencode(parent)) + len(f"/{_PREFIX}12345678") <= MAX_PATH_BYTES
         if short and os.access(parent, os.W_OK):
             try:

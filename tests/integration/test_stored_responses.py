@@ -1,0 +1,251 @@
+"""Stored responses at two API servers: read, followed and cancelled at either, and what is left of them when
+one is killed or replaced."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.integration.server import SYNTHETIC, TLS, Server, wait_until
+
+WAIT_S = 60
+MINE, OTHER = {"authorization": "Bearer mine"}, {"authorization": "Bearer other"}
+MEMORY = Path("/dev/shm")
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    before = set(MEMORY.glob("penstock-*"))
+    options = (
+        "--synthetic-step-ms",
+        "5",
+        "--api-server-count",
+        "2",
+        "--response-store",
+        "memory",
+        "--api-key",
+        "mine",
+        "--api-key",
+        "other",
+    )
+    with Server(*SYNTHETIC, *options, directory=tmp_path_factory.mktemp("fleet")) as running:
+        [store] = set(MEMORY.glob("penstock-*")) - before
+        wait_until(lambda: _ready(running), WAIT_S, "connecting to the engine")
+        yield running
+    assert not store.exists()
+
+
+def _ready(fleet: Server) -> bool:
+    with Connections(fleet) as pair:
+        return all(client.get("/ready").status_code == 200 for client in pair)
+
+
+class Connections:
+    """Two clients, each with a connection to another API server: a new one goes to that with the fewest."""
+
+    def __init__(self, fleet: Server, headers: dict[str, str] = MINE) -> None:
+        self._clients = [
+            httpx.Client(base_url=fleet.url, headers=headers, timeout=WAIT_S, verify=TLS) for _ in range(2)
+        ]
+
+    def __enter__(self) -> list[httpx.Client]:
+        for client in self._clients:
+            client.get("/health").raise_for_status()
+        return self._clients
+
+    def __exit__(self, *_: object) -> None:
+        for client in self._clients:
+            client.close()
+
+
+def create(client: httpx.Client, **fields: Any) -> dict[str, Any]:
+    body = {"model": "m", "input": "hello", "max_output_tokens": 20, "temperature": 0, **fields}
+    made: dict[str, Any] = client.post("/v1/responses", json=body).raise_for_status().json()
+    return made
+
+
+def retrieve(client: httpx.Client, id: str) -> dict[str, Any]:
+    found: dict[str, Any] = client.get(f"/v1/responses/{id}").raise_for_status().json()
+    return found
+
+
+def follow(client: httpx.Client, id: str, after: int | None = None) -> list[str]:
+    """The events of a response, to its end."""
+    query = {"stream": "true"} | ({} if after is None else {"starting_after": str(after)})
+    reply = client.get(f"/v1/responses/{id}", params=query).raise_for_status()
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    return events_of(reply.text)
+
+
+def events_of(text: str) -> list[str]:
+    return [event for event in text.split("\n\n")[:-1] if not event.startswith(":")]
+
+
+def data_of(event: str) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(event.partition("data: ")[2])
+    return data
+
+
+def test_a_response_is_read_continued_and_deleted_at_either(fleet: Server) -> None:
+    with Connections(fleet) as (one, two):
+        first = create(one)
+        assert retrieve(two, first["id"]) == first
+        second = create(two, input="more", previous_response_id=first["id"])
+        items = one.get(f"/v1/responses/{second['id']}/input_items", params={"order": "asc"}).json()
+        assert [item["role"] for item in items["data"]] == ["user", "assistant", "user"]
+        assert items["data"][1] == first["output"][0]
+        last = items["data"][-1]["id"]
+        page = two.get(f"/v1/responses/{second['id']}/input_items", params={"limit": "1"}).json()
+        assert (page["first_id"], page["last_id"], page["has_more"]) == (last, last, True)
+        rest = two.get(f"/v1/responses/{second['id']}/input_items", params={"after": last}).json()
+        assert [item["id"] for item in rest["data"]] == [item["id"] for item in items["data"]][1::-1]
+        deleted = two.delete(f"/v1/responses/{first['id']}")
+        assert deleted.json() == {"id": first["id"], "object": "response", "deleted": True}
+        assert one.delete(f"/v1/responses/{first['id']}").status_code == 404
+        assert retrieve(one, second["id"]) == second
+        refused = one.post("/v1/responses", json={"input": "x", "previous_response_id": second["id"]})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (404, "previous_response_not_found")
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ("stream=true&starting_after=x", "starting_after"),
+        ("stream=true", "stream"),
+        ("/input_items?limit=0", "limit"),
+        ("/input_items?order=up", "order"),
+        ("/input_items?after=none", "after"),
+    ],
+)
+def test_a_bad_query_is_refused_by_name(fleet: Server, query: str, field: str) -> None:
+    with Connections(fleet) as (one, _):
+        id = create(one)["id"]
+        refused = one.get(f"/v1/responses/{id}{'' if query.startswith('/') else '?'}{query}")
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
+
+
+def test_another_key_sees_nothing(fleet: Server) -> None:
+    with Connections(fleet) as (one, _), Connections(fleet, OTHER) as (_, other):
+        done = create(one)["id"]
+        running = create(one, background=True, max_output_tokens=2000)["id"]
+        for id in (done, running):
+            unknown = id[:-4] + "0000"
+            for method, path in (
+                ("GET", ""),
+                ("DELETE", ""),
+                ("GET", "?stream=true"),
+                ("POST", "/cancel"),
+                ("GET", "/input_items"),
+            ):
+                replies = [other.request(method, f"/v1/responses/{each}{path}") for each in (id, unknown)]
+                assert [reply.status_code for reply in replies] == [404, 404], (method, path)
+                assert replies[0].text.replace(id, "") == replies[1].text.replace(unknown, "")
+            body = {"input": "x", "previous_response_id": id}
+            assert other.post("/v1/responses", json=body).status_code == 404
+        assert retrieve(one, running)["status"] in ("queued", "in_progress")
+        assert one.delete(f"/v1/responses/{running}").status_code == 200
+
+
+def test_events_of_a_background_response_are_followed_from_each_number_on(fleet: Server) -> None:
+    """By its creator until it leaves, then by others at both API servers."""
+    with Connections(fleet) as (one, two):
+        body = {"input": "hello", "max_output_tokens": 150, "background": True, "stream": True}
+        with (
+            httpx.Client(base_url=fleet.url, headers=MINE, timeout=WAIT_S, verify=TLS) as creator,
+            creator.stream("POST", "/v1/responses", json=body) as reply,
+        ):
+            seen = ""
+            for piece in reply.iter_text():
+                seen += piece
+                if len(events_of(seen)) > 5:
+                    break
+        id = data_of(events_of(seen)[0])["response"]["id"]
+        assert retrieve(two, id)["status"] == "in_progress"
+        live = follow(two, id, 2)
+        events = follow(one, id)
+        assert [data_of(event)["sequence_number"] for event in events] == list(range(len(events)))
+        assert live == events[3:]
+        assert events[: len(events_of(seen))] == events_of(seen)
+        final = data_of(events[-1])
+        assert final["type"] == "response.incomplete"
+        assert final["response"] == retrieve(one, id) == retrieve(two, id)
+        assert len(events) > 100
+        for after in (0, 1, 50, len(events) - 2, len(events) - 1, len(events) + 5):
+            assert follow(two, id, after) == events[after + 1 :]
+
+
+def test_a_background_response_is_cancelled_at_the_other_api_server(fleet: Server) -> None:
+    with Connections(fleet) as (one, two):
+        done = create(one)
+        refused = one.post(f"/v1/responses/{done['id']}/cancel")
+        assert (refused.status_code, "background" in refused.text) == (400, True)
+        id = create(one, background=True, max_output_tokens=2000)["id"]
+        for client in (two, two, one):
+            cancelled = client.post(f"/v1/responses/{id}/cancel").raise_for_status().json()
+            assert (cancelled["id"], cancelled["status"]) == (id, "cancelled")
+        follow(two, id)  # which ends
+        wait_until(lambda: not running(fleet), WAIT_S, "the end of the response")
+        finished = create(two, background=True, max_output_tokens=1)["id"]
+        follow(two, finished)
+        assert two.post(f"/v1/responses/{finished}/cancel").json()["status"] == "incomplete"
+
+
+def running(fleet: Server) -> float:
+    """Background responses and streams that run."""
+    text = fleet.get("/metrics", **MINE).text
+    lines = [line.split() for line in text.splitlines()]
+    names = ("penstock:background_responses{", "penstock:streams{")
+    return sum(float(line[1]) for line in lines if line and line[0].startswith(names))
+
+
+def test_a_replaced_api_server_finishes_what_runs_in_the_background(fleet: Server) -> None:
+    with ExitStack() as ends:
+        one, two = ends.enter_context(Connections(fleet))
+        before = {process.pid for process in fleet.children("api-server")}
+        done = create(one)
+        short = create(one, background=True, max_output_tokens=200)["id"]
+        long = create(two, background=True, max_output_tokens=2000)["id"]
+        fleet.process.send_signal(signal.SIGHUP)
+
+        def replaced() -> bool:
+            return len({process.pid for process in fleet.children("api-server")} - before) == 2
+
+        wait_until(replaced, WAIT_S, "the replacement")
+        ends.close()
+        with Connections(fleet) as (one, two):
+            assert retrieve(one, long)["status"] == "in_progress"
+            assert data_of(follow(two, short)[-1])["type"] == "response.incomplete"
+            assert retrieve(one, short)["usage"]["output_tokens"] == 200
+            assert retrieve(two, done["id"]) == done
+            assert two.post(f"/v1/responses/{long}/cancel").json()["status"] == "cancelled"
+    wait_until(
+        lambda: not {process.pid for process in fleet.children("api-server")} & before, WAIT_S, "their end"
+    )
+
+
+def test_what_was_acknowledged_outlives_a_killed_api_server(fleet: Server) -> None:
+    with Connections(fleet) as pair:
+        done = [create(client) for client in pair]
+        ids = [create(client, background=True, max_output_tokens=2000)["id"] for client in pair]
+        killed = fleet.children("api-server")[0]
+        killed.kill()
+    wait_until(lambda: len(fleet.children("api-server")) == 2 and _ready(fleet), WAIT_S, "the restart")
+    with Connections(fleet) as (one, two):
+        assert [retrieve(two, each["id"]) for each in done] == done
+        statuses = [retrieve(one, id)["status"] for id in ids]
+        assert sorted(statuses) == ["failed", "in_progress"]
+        failed, goes_on = sorted(ids, key=lambda id: statuses[ids.index(id)] != "failed")
+        events = [data_of(event) for event in follow(two, failed)]
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        assert events[-1]["type"] == "response.failed"
+        assert events[-1]["response"] == retrieve(one, failed)
+        assert events[-1]["response"]["error"]["code"] == "server_error"
+        assert two.post(f"/v1/responses/{goes_on}/cancel").json()["status"] == "cancelled"
+    wait_until(lambda: not running(fleet), WAIT_S, "the end of the response")
