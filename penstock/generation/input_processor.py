@@ -22,7 +22,7 @@ from penstock.generation.prompt.chat_template import RESERVED, ChatTemplate
 from penstock.generation.prompt.conversation import conversation, has_text_arguments
 from penstock.generation.prompt.prompts import truncation
 from penstock.generation.prompt.system_turns import TurnRules, place_system_turns, turn_rules
-from penstock.generation.prompt.tokenizer import Tokenizer
+from penstock.generation.prompt.tokenizer import ESTIMATED_ABOVE, Tokenizer
 from penstock.generation.replies.stream_interval import EVERY_TOKEN, IntervalPolicy
 from penstock.generation.request import validation
 from penstock.generation.request.body_decoder import MAX_COMMAS, BodyDecoder
@@ -96,11 +96,13 @@ class InputProcessor:
                 counts[name] = counts.get(name, 0) + count
         return counts
 
-    def template_has(self, word: str) -> bool:
-        """Whether a word occurs in the chat template."""
-        return self._template is not None and word in self._template.source
+    def count_tokens(self, prompt: str, *, most: int) -> int:
+        """Number of tokens of a prompt, or a greater one than ``most`` if it has more."""
+        if self._tokenizer.is_longer(prompt, most):
+            return max(most + 1, len(prompt) // ESTIMATED_ABOVE)
+        return self._tokenizer.encode_bytes(prompt, False)[1]
 
-    def count_tokens(self, text: str) -> int:
+    def estimate_tokens(self, text: str) -> int:
         """Number of tokens of a text. Of a long one most are estimated, as this takes time."""
         known = text[: self._tokenizer.inline_characters[False]]
         if not known:

@@ -22,6 +22,7 @@ from penstock.dialects.responses.request_schema import (
     TextFormat,
 )
 from penstock.dialects.responses.tools import HOSTED, Tools, chat_tool_choice, parse_tools
+from penstock.dialects.responses.truncation import truncated
 from penstock.generation.dialect import NO_INFO, Dialect, RequestInfo
 from penstock.generation.input_processor import InputProcessor
 from penstock.generation.parsers.message import MessageFormat
@@ -29,6 +30,7 @@ from penstock.generation.plan import RequestPlan, constrain
 from penstock.generation.request import validation
 from penstock.generation.request.body_decoder import check_parts
 from penstock.generation.request.reasoning_effort import reasoning_variables
+from penstock.generation.request.schemas import Message
 from penstock.generation.request.structured_output import ANY_OBJECT, Constraint, SchemaPart, json_constraint
 from penstock.generation.request.tool_choice import ToolChoice, parse_tool_choice
 from penstock.http.errors import ApiError, refused, shown
@@ -151,13 +153,7 @@ class Responses(Dialect):
         if max_tokens is not None:
             validation.check_max_tokens(max_tokens, processor.model_info.max_model_len, "max_output_tokens")
         conversation = self._conversation(request, found or Found([], {}))
-        text = processor.render(
-            conversation.messages,
-            add_generation_prompt=True,
-            continue_final_message=False,
-            tools=choice.tools,
-            variables=_template_variables(request),
-        )
+        text = self._prompt(request, conversation.messages, choice)
         plan = processor.plan(request, info.request_id, [text], max_tokens=max_tokens, logprobs=logprobs)
         plan.include_usage, plan.continuous_usage = plan.stream, False
         plan.add_special_tokens = bool(request.add_special_tokens)
@@ -171,12 +167,12 @@ class Responses(Dialect):
         return plan
 
     def reply_format(self, plan: RequestPlan, request_id: str) -> ResponsesReply:
-        return ResponsesReply(plan.dialect_fields, plan.model, self._store, self._processor.count_tokens)
+        return ResponsesReply(plan.dialect_fields, plan.model, self._store, self._processor.estimate_tokens)
 
     def _conversation(self, request: ResponseRequest, found: Found) -> Conversation:
-        conversation = Conversation(developer=self._processor.template_has("developer"))
+        conversation = Conversation()
         if request.instructions:
-            conversation.add_instructions(request.instructions)
+            conversation.messages.append(Message(role="system", content=request.instructions))
         for stored in found.chain:
             conversation.add(_decode_items(stored.input), f"{stored.id}.input")
             conversation.add(_decode_output(stored.body).output, f"{stored.id}.output")
@@ -196,6 +192,27 @@ class Responses(Dialect):
         if not conversation.messages:
             raise ApiError(400, "input must have at least one item.", param="input")
         return conversation
+
+    def _prompt(self, request: ResponseRequest, messages: list[Message], choice: ToolChoice) -> str:
+        processor = self._processor
+        variables = _template_variables(request)
+
+        def render(messages: list[Message]) -> str:
+            return processor.render(
+                processor.place_system_turns(messages, tools=bool(choice.tools)),
+                add_generation_prompt=True,
+                continue_final_message=False,
+                tools=choice.tools,
+                variables=variables,
+            )
+
+        truncation = request.truncation or "disabled"
+        if truncation not in ("auto", "disabled"):
+            raise refused("truncation must be auto or disabled.", "truncation", truncation)
+        if truncation == "disabled":
+            return render(messages)
+        most = processor.model_info.max_model_len - (request.max_output_tokens or 1)
+        return truncated(messages, render, partial(processor.count_tokens, most=most), most)
 
     def _logprobs(self, request: ResponseRequest, included: frozenset[str]) -> int:
         """Alternatives per token; -1: no logprobs."""
@@ -351,9 +368,6 @@ def _echo(
             f"{MAX_METADATA_VALUE}.",
             param="metadata",
         )
-    truncation = request.truncation or "disabled"
-    if truncation not in ("auto", "disabled"):
-        raise refused("truncation must be auto or disabled.", "truncation", truncation)
     reasoning, base = request.reasoning, plan.base
     return {
         "previous_response_id": request.previous_response_id,
@@ -363,7 +377,7 @@ def _echo(
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "text": _text(request),
         "reasoning": {"effort": None if reasoning is None else reasoning.effort, "summary": summary},
-        "truncation": truncation,
+        "truncation": request.truncation or "disabled",
         "max_output_tokens": request.max_output_tokens,
         "max_tool_calls": request.max_tool_calls,
         "temperature": base.temperature,

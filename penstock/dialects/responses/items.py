@@ -21,7 +21,6 @@ ITEM_TYPES = (
     "item_reference",
 )
 ROLES = ("user", "assistant", "system", "developer")
-INSTRUCTIONS = ("system", "developer")
 NO_IMAGE = "[An image was sent here. This model reads text only and cannot see it.]"
 """What a model reads in the place of an image. A history with one, such as of a tool that shows files, must
 not be refused for ever."""
@@ -32,20 +31,14 @@ _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 class Conversation:
     """The messages of a request, added item by item.
 
-    Reasoning, text and calls of the assistant in a row are one message, as the model wrote them. Instructions
-    before the first message of the user or assistant are one message, too: most templates know one.
+    Reasoning, text and calls of the assistant in a row are one message, as the model wrote them.
     """
 
-    def __init__(self, *, developer: bool) -> None:
-        """``developer``: whether the chat template knows that role; otherwise it becomes system."""
+    def __init__(self) -> None:
         self.messages: list[Message] = []
         self.dropped_images = False
-        self._developer = developer
         self._names: dict[str, str] = {}
         """Names of called functions by call id."""
-
-    def add_instructions(self, text: str) -> None:
-        self._add_message("system", text)
 
     def add(self, items: Iterable[InputItem], field: str) -> None:
         """``field``: path of the items in the request, for errors. Raises ApiError."""
@@ -94,30 +87,10 @@ class Conversation:
             raise _missing(f"{field}.content")
         content = self._content(item.content, f"{field}.content")
         if role != "assistant":
-            self._add_message(role if role != "developer" or self._developer else "system", content)
+            self.messages.append(Message(role=role, content=content))
             return
         turn = self._assistant()
         turn.content = content if turn.content is None else _joined(turn.content, content, "\n")
-
-    def _add_message(self, role: str, content: str | list[str | Part]) -> None:
-        last = self.messages[-1] if self.messages else None
-        if (
-            role in INSTRUCTIONS
-            and last is not None
-            and len(self.messages) == self._leading()
-            and last.role == role
-        ):
-            assert last.content is not None
-            last.content = _joined(last.content, content, "\n\n")
-        else:
-            self.messages.append(Message(role=role, content=content))
-
-    def _leading(self) -> int:
-        """Number of messages before the first one that is no instruction."""
-        for number, message in enumerate(self.messages):
-            if message.role not in INSTRUCTIONS:
-                return number
-        return len(self.messages)
 
     def _assistant(self) -> Message:
         """The assistant's turn, which its last items belong to."""

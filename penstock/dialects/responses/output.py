@@ -60,11 +60,13 @@ class Output:
 
     def add(self, delta: Delta) -> bytes:
         events = []
-        if delta.reasoning:
-            events.append(self._add_reasoning(delta.reasoning))
-        if delta.content:
-            events.append(self.add_text(delta.content))
-        events += [self._add_call(call) for call in delta.calls]
+        for piece in delta.pieces:
+            if isinstance(piece, CallDelta):
+                events.append(self._add_call(piece))
+            elif piece.reasoning:
+                events.append(self._add_reasoning(piece.text))
+            else:
+                events.append(self.add_text(piece.text))
         return b"".join(events)
 
     def add_text(self, text: str) -> bytes:

@@ -71,8 +71,25 @@ class Client:
         self._connection.close()
 
 
+_RESPONSE_EVENT = b"event: response."
+_RESPONSE_ENDS = ("response.completed", "response.incomplete")
+
+
+def _of_response(event: bytes, closes: bool) -> Reply:
+    """``event``: the last one of a streamed response."""
+    body = event.partition(b"data: ")[2]
+    last = msgspec.json.decode(body)
+    if last["type"] == "response.failed":
+        error = last["response"]["error"]
+        code = 400 if error["code"] == "invalid_prompt" else 500
+        return Reply(code, msgspec.json.encode({"error": error}), closes)
+    return Reply(200 if last["type"] in _RESPONSE_ENDS else 0, body, closes)
+
+
 def _of_stream(data: bytes, closes: bool) -> Reply:
     *events, end = data.split(b"\n\n")
+    if events and events[-1].startswith(_RESPONSE_EVENT):
+        return _of_response(events[-1], closes)
     failed = [event for event in events if event.startswith(b'data: {"error"')]
     if failed:
         body = failed[0].removeprefix(b"data: ")

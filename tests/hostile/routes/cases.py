@@ -17,6 +17,7 @@ from penstock.dialects.registry import DESCRIPTIONS
 from tests.hostile.routes.values import BIG_BYTES, fields_of, json_object, typed_values, values
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+RESPONSES = "/v1/responses"
 REQUESTS: dict[str, type[msgspec.Struct]] = {each.route.path: each.request for each in DESCRIPTIONS} | {
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
@@ -30,6 +31,8 @@ _MESSAGES = [{"role": "user", "content": "Count."}]
 _BASE: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"prompt": "Count.", "max_tokens": 3},
     CHAT: {"messages": _MESSAGES, "max_tokens": 3},
+    "/v1/messages": {"messages": _MESSAGES, "max_tokens": 3},
+    RESPONSES: {"input": "Count.", "max_output_tokens": 3},
     "/tokenize": {"prompt": "Count."},
     "/detokenize": {"tokens": [1, 2]},
 }

@@ -7,11 +7,21 @@ import pytest
 
 from tests.gateway.processes import Gateway
 from tests.hostile.routes.attack import send_all, watched
-from tests.hostile.routes.cases import CHAT, COMPLETIONS, REQUESTS, Case, couples, pairs, sample, singles
+from tests.hostile.routes.cases import (
+    CHAT,
+    COMPLETIONS,
+    REQUESTS,
+    RESPONSES,
+    Case,
+    couples,
+    pairs,
+    sample,
+    singles,
+)
 from tests.hostile.routes.conftest import processes_of
 from tests.integration.server import Server
 
-FAST_CASES = {CHAT: 60, COMPLETIONS: 60, "/tokenize": 40, "/detokenize": 20}
+FAST_CASES = {CHAT: 60, COMPLETIONS: 60, RESPONSES: 60, "/tokenize": 40, "/detokenize": 20}
 FAST_S = 1.5
 SLOW_S = 90.0
 """Time limit of a group; the machine decides how many cases it has time for."""

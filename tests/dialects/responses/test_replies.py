@@ -1,0 +1,212 @@
+"""Streamed responses, whole ones and the items that both end with."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.config.serve import ServeConfig
+from penstock.dialects.responses.dialect import Responses
+from penstock.dialects.responses.reasoning_content import open_reasoning
+from penstock.generation.input_processor import InputProcessor
+from penstock.generation.model_info import ModelInfo
+from penstock.generation.prompt.chat_template import ChatTemplate
+from penstock.generation.replies.collected import CollectedReply
+from penstock.generation.replies.streamed import StreamedReply
+from penstock.streaming.stream import StreamError
+from penstock.wire.frames import FinishReason
+from tests.dialects.responses.reading import events_of, final_response
+from tests.generation.planning import tiny_tokenizer
+from tests.generation.replying import PROMPT, Desk, MemorySink, in_loop, tables_of
+
+AGENT_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
+    "{# <think></think> <tool_call></tool_call> #}"
+)
+TOOLS = [
+    {"type": "function", "name": "look", "parameters": {"type": "object"}},
+    {"type": "custom", "name": "patch"},
+    {"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "spawn"}]},
+]
+THOUGHT, SECOND_THOUGHT = "<think>\nIt is “late”.\n</think>\n\n", "<think>quick</think>"
+TEXT, MORE_TEXT = 'The "answer" is \\ 42, naïve 👍🏽.\n', "  And more."
+LOOK = (
+    '<tool_call>\n{"name": "look", "arguments": {"place": "caf\\u00e9 \\"x\\"", "n": [1, 2]}}\n</tool_call>'
+)
+PATCH = '<tool_call>{"name": "patch", "arguments": {"input": "a\\n\\t\\"b\\" \\ud83d\\ude00 é"}}</tool_call>'
+RAW_PATCH = '<tool_call>{"name": "patch", "arguments": {"text": "no input"}}</tool_call>'
+SPAWN = '\n<tool_call>{"name": "agents__spawn", "arguments": {}}</tool_call>\n'
+PIECES = (TEXT, MORE_TEXT, LOOK, PATCH, RAW_PATCH, SPAWN)
+
+
+@cache
+def dialect() -> Responses:
+    info = ModelInfo(names=("m",), max_model_len=2048, vocab_size=16384, eos_token_ids=(1,))
+    template = ChatTemplate({"default": AGENT_TEMPLATE}, {})
+    config = ServeConfig()
+    return Responses(config, InputProcessor(config, info, tiny_tokenizer(), template))
+
+
+@cache
+def tables() -> Any:
+    return tables_of(tiny_tokenizer().raw)
+
+
+def request(**fields: Any) -> bytes:
+    return json.dumps({"input": "Hi.", "tools": TOOLS} | fields).encode()
+
+
+def rows_of(text: str, widths: list[int]) -> list[list[int]]:
+    tokens = tiny_tokenizer().encode(text, False)
+    rows, start = [], 0
+    while start < len(tokens):
+        width = widths[len(rows) % len(widths)]
+        rows.append(tokens[start : start + width])
+        start += width
+    return rows
+
+
+def streamed(
+    text: str,
+    widths: list[int],
+    finish: FinishReason = FinishReason.LENGTH,
+    error: StreamError | None = None,
+    **fields: Any,
+) -> list[dict[str, Any]]:
+    """The events of a response."""
+
+    def run() -> None:
+        desk = Desk(tables())
+        plan = dialect().plan(request(stream=True, **fields))
+        sink = MemorySink()
+        format = dialect().reply_format(plan, "r")
+        reply = StreamedReply(desk.context, plan, format, 0.0, sink=sink, on_end=sink.over.set_result)
+        sink.listen(reply)
+        desk._open(reply, PROMPT)
+        rows = rows_of(text, widths)
+        desk.deliver(desk.rows(0, rows, FinishReason.NONE if error else finish))
+        if error is not None:
+            desk.streams.fail(0, 0, error)
+        found.extend(events_of(sink.data.decode()))
+
+    found: list[dict[str, Any]] = []
+    in_loop(run)
+    return found
+
+
+def whole(text: str, finish: FinishReason = FinishReason.LENGTH, **fields: Any) -> dict[str, Any]:
+    def run() -> None:
+        desk = Desk(tables())
+        plan = dialect().plan(request(**fields))
+        format = dialect().reply_format(plan, "r")
+        reply = CollectedReply(desk.context, plan, format, 0.0)
+        desk._open(reply, PROMPT)
+        desk.deliver(desk.rows(0, rows_of(text, [7]), finish))
+        assert format.keep(reply) is None
+        found.update(json.loads(b"".join(format.whole(reply))))
+
+    found: dict[str, Any] = {}
+    in_loop(run)
+    return found
+
+
+def comparable(response: dict[str, Any]) -> dict[str, Any]:
+    """Without what is drawn for each request: ids, and the time."""
+    text = json.dumps(response).replace(response["id"].removeprefix("resp_"), "ID")
+    calls: dict[str, str] = {}
+    text = re.sub(r"call_[0-9a-f]{24}", lambda match: calls.setdefault(match[0], f"call_{len(calls)}"), text)
+    made: dict[str, Any] = json.loads(text)
+    return made | {"created_at": 0, "completed_at": made["completed_at"] and 1}
+
+
+def kinds(response: dict[str, Any]) -> list[str]:
+    return [item["type"] for item in response["output"]]
+
+
+def test_every_kind_of_item() -> None:
+    text = THOUGHT + TEXT + LOOK + PATCH + SPAWN
+    final = final_response(streamed(text, [1], FinishReason.GRAMMAR))
+    thought, message, look, patch, spawn = final["output"]
+    assert thought["content"] == [{"type": "reasoning_text", "text": "It is “late”.\n"}]
+    assert thought["summary"] == []
+    assert message["content"][0]["text"].strip() == TEXT.strip()
+    assert (look["name"], json.loads(look["arguments"])) == ("look", {"place": 'café "x"', "n": [1, 2]})
+    assert (patch["type"], patch["name"], patch["input"]) == ("custom_tool_call", "patch", 'a\n\t"b" 😀 é')
+    assert (spawn["name"], spawn["namespace"], spawn["arguments"]) == ("spawn", "agents", "{}")
+    assert len({item["id"] for item in final["output"]}) == 5
+    assert (final["status"], {item["status"] for item in final["output"]}) == ("completed", {"completed"})
+    usage = final["usage"]
+    assert usage["output_tokens"] == len(tiny_tokenizer().encode(text, False))
+    assert 0 < usage["output_tokens_details"]["reasoning_tokens"] < usage["output_tokens"]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.sampled_from(("", THOUGHT, SECOND_THOUGHT)),
+    st.lists(st.sampled_from(PIECES), max_size=4),
+    st.lists(st.integers(1, 9), min_size=1, max_size=5),
+    st.sampled_from((FinishReason.LENGTH, FinishReason.GRAMMAR)),
+    st.integers(0, 40),
+    st.booleans(),
+)
+def test_events_are_the_final_object_and_the_whole_response(
+    thought: str, pieces: list[str], widths: list[int], finish: FinishReason, cut: int, summary: bool
+) -> None:
+    text = thought + "".join(pieces)
+    text = text[: max(1, len(text) - cut)] or "x"
+    fields: dict[str, Any] = {"include": ["reasoning.encrypted_content"]}
+    if summary:
+        fields["reasoning"] = {"summary": "auto"}
+    final = final_response(streamed(text, widths, finish, **fields))
+    assert comparable(final) == comparable(whole(text, finish, **fields))
+
+
+@pytest.mark.parametrize("summary", [None, "auto"])
+def test_reasoning_can_be_sent_back(summary: str | None) -> None:
+    fields = {"reasoning": {"summary": summary}, "include": ["reasoning.encrypted_content"]}
+    item, _ = final_response(streamed(THOUGHT + TEXT, [3], **fields))["output"]
+    text = item["summary"][0]["text"] if summary else item["content"][0]["text"]
+    assert open_reasoning(item["encrypted_content"]) == text
+    assert ("content" in item) == (summary is None)
+
+
+def test_an_output_that_is_cut_is_incomplete() -> None:
+    final = final_response(streamed(THOUGHT + LOOK[:60], [4]))
+    assert final["status"] == "incomplete"
+    assert final["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert [item["status"] for item in final["output"]] == ["completed", "incomplete"]
+
+
+def test_a_failure_after_the_start_is_an_event() -> None:
+    error = StreamError(503, "engine_died", "The engine is gone.")
+    final = final_response(streamed(TEXT, [2], error=error))
+    assert final["status"] == "failed"
+    assert final["error"]["code"] == "server_error"
+    assert final["error"]["message"] == "The engine is gone."
+    assert final["output"][0]["status"] == "incomplete"
+    assert final["output"][0]["content"][0]["text"].startswith("The ")
+
+
+def test_an_empty_output_has_an_empty_message() -> None:
+    final = final_response(streamed("x", [1], FinishReason.EOS))
+    assert kinds(final) == ["message"]
+    assert final["output"][0]["content"][0]["text"] == ""
+    assert comparable(final) == comparable(whole("x", FinishReason.EOS))
+
+
+def test_text_after_calls_is_a_message_of_its_own() -> None:
+    final = final_response(streamed(TEXT + LOOK + MORE_TEXT, [1], FinishReason.GRAMMAR))
+    assert kinds(final) == ["message", "function_call", "message"]
+
+
+def test_plain_text_asks_the_format_for_few_events() -> None:
+    events = streamed("Plain text of several tokens, one after the other.", [1], tools=[])
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert len(deltas) > 8
+    assert final_response(events)["output"][0]["content"][0]["text"].startswith("Plain text")

@@ -1,0 +1,165 @@
+"""The compliance cases of Open Responses (openresponses.org) against a real server.
+
+Each reply and each event is validated with the models that are generated from the published specification.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.dialects.responses.reading import events_of, final_response
+from tests.integration.server import SYNTHETIC, Server
+
+specification = pytest.importorskip("openresponses_types")
+
+SCRIPT: dict[str, Any] = {
+    "rules": [
+        {
+            "match": {"last": "tool"},
+            "reply": {"text": "It is 18 °C in San Francisco."},
+        },
+        {
+            "match": {"text": "weather"},
+            "reply": {
+                "calls": [{"name": "get_weather", "arguments": {"location": "San Francisco, CA"}}],
+            },
+        },
+        {"match": {"text": "Think"}, "reply": {"reasoning": "First one, then the other.", "text": "Both."}},
+        {"reply": {"text": 'Hello, "Alice"!'}},
+    ]
+}
+WEATHER = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "Get the current weather for a location",
+    "parameters": {
+        "type": "object",
+        "properties": {"location": {"type": "string", "description": "The city and state"}},
+        "required": ["location"],
+    },
+}
+PIXEL = base64.b64encode(b"not really a picture").decode()
+
+
+def message(role: str, content: Any) -> dict[str, Any]:
+    return {"type": "message", "role": role, "content": content}
+
+
+ASKED_FOR_WEATHER = {
+    "input": [message("user", "What's the weather like in San Francisco?")],
+    "tools": [WEATHER],
+}
+CASES: dict[str, dict[str, Any]] = {
+    "basic-response": {"input": [message("user", "Say hello in exactly 3 words.")]},
+    "system-prompt": {
+        "input": [
+            message("system", "You are a pirate. Always respond in pirate speak."),
+            message("user", "Say hello."),
+        ]
+    },
+    "tool-calling": ASKED_FOR_WEATHER,
+    "image-input": {
+        "input": [
+            message(
+                "user",
+                [
+                    {"type": "input_text", "text": "What do you see in this image?"},
+                    {"type": "input_image", "image_url": f"data:image/png;base64,{PIXEL}"},
+                ],
+            )
+        ]
+    },
+    "multi-turn": {
+        "input": [
+            message("user", "My name is Alice."),
+            message("assistant", "Hello Alice! Nice to meet you. How can I help you today?"),
+            message("user", "What is my name?"),
+        ]
+    },
+    "reasoning": {"input": "Think of two.", "reasoning": {"summary": "auto"}},
+}
+"""By the names of the published cases, which stream two of them; the last one is our own."""
+EVENTS = {
+    "response.created": "ResponseCreatedStreamingEvent",
+    "response.in_progress": "ResponseInProgressStreamingEvent",
+    "response.completed": "ResponseCompletedStreamingEvent",
+    "response.output_item.added": "ResponseOutputItemAddedStreamingEvent",
+    "response.output_item.done": "ResponseOutputItemDoneStreamingEvent",
+    "response.content_part.added": "ResponseContentPartAddedStreamingEvent",
+    "response.content_part.done": "ResponseContentPartDoneStreamingEvent",
+    "response.output_text.delta": "ResponseOutputTextDeltaStreamingEvent",
+    "response.output_text.done": "ResponseOutputTextDoneStreamingEvent",
+    "response.function_call_arguments.delta": "ResponseFunctionCallArgumentsDeltaStreamingEvent",
+    "response.function_call_arguments.done": "ResponseFunctionCallArgumentsDoneStreamingEvent",
+    "response.reasoning_summary_part.added": "ResponseReasoningSummaryPartAddedStreamingEvent",
+    "response.reasoning_summary_part.done": "ResponseReasoningSummaryPartDoneStreamingEvent",
+    "response.reasoning_summary_text.delta": "ResponseReasoningSummaryDeltaStreamingEvent",
+    "response.reasoning_summary_text.done": "ResponseReasoningSummaryDoneStreamingEvent",
+}
+
+
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A model that follows the script; its chat template has tools and reasoning."""
+    directory = tmp_path_factory.mktemp("scripted")
+    script = directory / "script.json"
+    script.write_text(json.dumps(SCRIPT))
+    options = ("--synthetic-script", str(script), "--reasoning-parser", "think")
+    with Server(*SYNTHETIC, *options, directory=directory) as running:
+        yield running
+
+
+def expected_items(name: str) -> list[str]:
+    if name == "tool-calling":
+        return ["function_call"]
+    return ["reasoning", "message"] if name == "reasoning" else ["message"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_whole_responses(scripted: Server, name: str) -> None:
+    reply = scripted.post("/v1/responses", {"model": "m", **CASES[name]})
+    assert reply.status_code == 200, reply.text
+    response = reply.json()
+    specification.ResponseResource.model_validate(response)
+    assert response["status"] == "completed"
+    assert [item["type"] for item in response["output"]] == expected_items(name)
+    assert ("Warning" in reply.headers) == (name == "image-input")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_streamed_responses(scripted: Server, name: str) -> None:
+    reply = scripted.post("/v1/responses", {"model": "m", "stream": True, **CASES[name]})
+    assert reply.status_code == 200, reply.text
+    events = events_of(reply.text)
+    for event in events:
+        getattr(specification, EVENTS[event["type"]]).model_validate(event)
+    response = final_response(events)
+    assert response["status"] == "completed"
+    assert [item["type"] for item in response["output"]] == expected_items(name)
+    seen = {event["type"] for event in events}
+    text = "function_call_arguments" if name == "tool-calling" else "output_text"
+    assert {f"response.{text}.delta", f"response.{text}.done"} <= seen
+
+
+def test_a_round_with_a_tool(scripted: Server) -> None:
+    first = scripted.post("/v1/responses", {"model": "m", **ASKED_FOR_WEATHER}).json()
+    [call] = first["output"]
+    assert json.loads(call["arguments"]) == {"location": "San Francisco, CA"}
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "18 °C"}
+    history = [*ASKED_FOR_WEATHER["input"], call, result]
+    second = scripted.post("/v1/responses", {"model": "m", "input": history, "tools": [WEATHER]}).json()
+    assert second["output"][0]["content"][0]["text"] == "It is 18 °C in San Francisco."
+
+
+def test_errors_name_the_field(scripted: Server) -> None:
+    reply = scripted.post("/v1/responses", {"input": [message("robot", "Hi.")]})
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    assert error["param"] == "input[0].role"
+    assert "user, assistant, system, developer" in error["message"]
