@@ -15,9 +15,11 @@ from penstock.gateway.relay.client_connection import REQUEST_ID, HttpClientConne
 from penstock.gateway.relay.relay import IncomingRequest, Relay
 from penstock.gateway.relay.request_record import RequestRecord
 from penstock.gateway.relay.write_batch import WriteBatch
+from penstock.gateway.requests.apis import error_body, has_messages_errors
 from penstock.gateway.requests.model_rewrites import ModelRewrites
 from penstock.gateway.requests.relayed_routes import check_relayed
 from penstock.gateway.requests.request_body import GENERATION_PATHS, read_request
+from penstock.gateway.requests.sessions import session_named
 from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.telemetry.metrics import GatewayMetrics
 from penstock.gateway.telemetry.request_recorder import RequestRecorder
@@ -28,6 +30,7 @@ from penstock.http.admission import send_readiness, unavailable
 from penstock.http.asgi import (
     ClientGone,
     check_coding,
+    first_headers,
     read_any_body,
     request_header,
     send_error,
@@ -98,6 +101,9 @@ class GatewayApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send, protocol: Sink) -> None:
         path = scope["path"]
         try:
+            if path == "/" and scope["method"] == "HEAD":  # Claude Code asks so whether there is a server
+                await send_json(send, b"")
+                return
             if path not in OWN_PATHS:
                 await self._relay_request(scope, receive, protocol)
                 return
@@ -117,7 +123,11 @@ class GatewayApp:
             else:
                 await self._send_readiness(send)
         except ApiError as error:
-            await send_error(send, error)
+            body = None
+            if has_messages_errors(path, first_headers(scope)):
+                id = next((value for name, value in error.headers if name == REQUEST_ID), b"")
+                body = error_body(error, id.decode("latin-1"), messages=True)
+            await send_error(send, error, body)
 
     async def _send_readiness(self, send: Send) -> None:
         endpoints, now = self._relay.pool.endpoints, self._clock()
@@ -146,7 +156,14 @@ class GatewayApp:
         if not 0 < len(request_id) <= MAX_REQUEST_ID:
             request_id = secrets.token_hex(8)
         trace = self._tracing.extract(scope["headers"])
-        record = RequestRecord(scope["path"], request_id, scope["method"], trace, began_at=self._clock())
+        record = RequestRecord(
+            scope["path"],
+            request_id,
+            scope["method"],
+            trace,
+            began_at=self._clock(),
+            messages_errors=has_messages_errors(scope["path"], first_headers(scope)),
+        )
         self._metrics.request_started(record)
         self.in_flight += 1
         named = (REQUEST_ID, request_id.encode("latin-1"))
@@ -201,11 +218,11 @@ class GatewayApp:
         )
 
     def _session(self, scope: Scope) -> str | None:
-        """The value of ``--session-header``. Raises ApiError."""
+        """The value of ``--session-header``, or of a header that agents send. Raises ApiError."""
         name = self._session_header
         if sum(each == name for each, _ in scope["headers"]) > 1:
             raise ApiError(400, f"The header {name.decode()!r} is given more than once.", code="bad_header")
-        return request_header(scope, name)
+        return session_named(first_headers(scope), name)
 
     def _headers(self, scope: Scope, record: RequestRecord) -> Headers:
         headers = [

@@ -73,7 +73,7 @@ LABEL_ALIASES = {
 CONSTANT_LABELS = {"fairness_id": "default-flow", "streaming": "true"}
 """Labels with one value in the gateway: it has no flows, and only streams have a time to first token."""
 
-_OWN = ("model", "target_model", "outcome")
+_OWN = ("model", "target_model", "api", "outcome")
 _GIE = ("model_name", "target_model_name")
 _LLM_D = ("model_name", "target_model_name", "fairness_id", "priority")
 _POOL = ("name",)
@@ -239,7 +239,7 @@ TOKENS = Metric(
     MetricKind.COUNTER,
     "tokens",
     "Tokens of ended requests: input, output, cached; source: the server's usage, or counted events.",
-    _own("tokens", labels=("model", "target_model", "kind", "source")),
+    _own("tokens", labels=("model", "target_model", "api", "kind", "source")),
 )
 INPUT_TOKENS = Metric(
     MetricKind.HISTOGRAM,

@@ -183,12 +183,13 @@ class Gateway:
         return self.client.post("/v1/completions", json=body)
 
     def counts(self, name: str = "request_total") -> dict[str, float]:
-        """Of one counter: label values, joined by commas, to value; models are left out."""
+        """Of one counter: label values, joined by commas, to value; models and APIs are left out."""
+        ignored = ("model", "target_model", "api")
         text = self.client.get("/metrics").text
         found = {}
         for labels, value in re.findall(rf"^penstock_gateway_{name}(?:{{(.*)}})? (\S+)$", text, re.M):
             pairs = re.findall(r'(\w+)="([^"]*)"', labels)
-            key = ",".join(value for label, value in pairs if "model" not in label)
+            key = ",".join(value for label, value in pairs if label not in ignored)
             found[key] = found.get(key, 0.0) + float(value)
         return found
 

@@ -16,10 +16,12 @@ from penstock.gateway.extproc.messages import (
     ProcessingResponse,
 )
 from penstock.gateway.extproc.routed_requests import NAMESPACE, PROCESS_KEY, RoutedRequest, RoutedRequests
-from penstock.gateway.relay.attempt import error_body, expected_reply, local_reply_headers, make_observer
+from penstock.gateway.relay.attempt import expected_reply, local_reply_headers, make_observer
 from penstock.gateway.relay.request_record import RequestRecord
+from penstock.gateway.requests.apis import gateway_error, has_messages_errors
 from penstock.gateway.requests.relayed_routes import check_relayed
 from penstock.gateway.requests.request_body import GENERATION_PATHS, RequestBody, read_request
+from penstock.gateway.requests.sessions import session_named
 from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.responses.response_observer import ReplyObserver, StreamObserver
 from penstock.gateway.routing.picker import NoEndpointError, pick_request
@@ -113,7 +115,12 @@ class ProcessorStream:
         method = self._headers.get(b":method", b"").decode("latin-1")
         trace = self._requests.tracing.extract(message.headers)
         self._record = RequestRecord(
-            path, self._request_id, method, trace, began_at=self._requests.relay.clock()
+            path,
+            self._request_id,
+            method,
+            trace,
+            began_at=self._requests.relay.clock(),
+            messages_errors=has_messages_errors(path, self._headers),
         )
         self._requests.recorder.metrics.request_started(self._record)
         self._subset = _first_hint(message, SUBSET_NAMESPACE, SUBSETS)
@@ -121,7 +128,7 @@ class ProcessorStream:
             tenant = self._requests.keys.check(path, {"headers": message.headers})
             check_relayed(method, unquote(path))
         except ApiError as error:
-            return [self._reject(error.status, str(error.code), error.message, error.body())]
+            return [self._reject(error.status, str(error.code), error.message, error)]
         address = self._headers.get(b"x-forwarded-for", b"").rpartition(b",")[2]  # which Envoy appends
         self._record.client = tenant or address.decode("latin-1").strip()
         waits = self._request_mode in (BodyMode.BUFFERED, BodyMode.FULL_DUPLEX_STREAMED)
@@ -162,11 +169,10 @@ class ProcessorStream:
             try:
                 body = self._requests.rewrites.apply(read_request(raw))
             except ApiError as error:
-                return [self._reject(error.status, "bad_body", error.message, error.body())]
+                return [self._reject(error.status, "bad_body", error.message, error)]
             record.set_body(body)
-        session = self._headers.get(self._requests.session_header)
-        named = None if session is None else session.decode("latin-1")
-        request = pick_request(body, named, self._requests.relay.ttft_slo_s)
+        session = session_named(self._headers, self._requests.session_header)
+        request = pick_request(body, session, self._requests.relay.ttft_slo_s)
         try:
             record.request_id = self._request_id = self._request_id or str(uuid.uuid4())
             routed = self._requests.pick(
@@ -174,7 +180,7 @@ class ProcessorStream:
                 self._request_id,
                 subset=self._subset,
                 record=record,
-                expects=expected_reply(body),
+                expects=expected_reply(body, record.path),
             )
         except NoEndpointError as refusal:
             return [self._reject(refusal.status, refusal.reason, str(refusal))]
@@ -210,15 +216,20 @@ class ProcessorStream:
         )
         yield from _chunks(MessagePart.REQUEST_BODY, rewritten or raw, end=part is MessagePart.REQUEST_BODY)
 
-    def _reject(self, status: int, reason: str, message: str, body: bytes | None = None) -> ImmediateResponse:
-        """``body`` replaces the gateway's own shape of the error."""
+    def _reject(
+        self, status: int, reason: str, message: str, error: ApiError | None = None
+    ) -> ImmediateResponse:
+        """``error`` replaces the gateway's own error of this reason."""
         record, self._record = self._record, None
         assert record is not None, "a request is rejected once"
         self._body.clear()
         record.outcome, record.reason, record.status = Outcome.REJECTED, reason, status
         self._requests.finish(record)
         return ImmediateResponse(
-            status, local_reply_headers(status), body or error_body(reason, message), f"penstock_{reason}"
+            status,
+            local_reply_headers(status),
+            record.error_body(error or gateway_error(status, reason, message)),
+            f"penstock_{reason}",
         )
 
     # -- the reply
@@ -234,7 +245,14 @@ class ProcessorStream:
             status = next((_status(value) for name, value in message.headers if name == b":status"), 0)
             self._routed.observing = True
             self._routed.seen_status = status
-            self._observer = make_observer(status, message.headers, self._routed.expects, strip_usage=False)
+            routed = self._routed
+            self._observer = make_observer(
+                status,
+                message.headers,
+                routed.expects,
+                on_response=lambda id: self._requests.learn_response(id, routed),
+                strip_usage=False,
+            )
             self._routed.observer = self._observer
         if message.end:
             self._finish()

@@ -122,6 +122,13 @@ class RoutedRequests:
         pending = self._pending.get(request_id, ())
         return next((routed for routed in pending if routed.observer is None), None)
 
+    def learn_response(self, id: str, routed: RoutedRequest) -> None:
+        """The endpoint that answers has this response."""
+        served = routed.served or routed.destinations[0]
+        for endpoint in routed.endpoints:
+            if endpoint.destination == served:
+                self.relay.owners.learn(id, endpoint)
+
     def observation_ended(self, routed: RoutedRequest) -> None:
         """No more of the reply will come."""
         routed.observing, routed.observed_at = False, self.relay.clock()

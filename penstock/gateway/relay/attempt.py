@@ -7,12 +7,16 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
-import msgspec
-
 from penstock.gateway.relay.plain_events import PlainEvents
+from penstock.gateway.requests.named_response import response_in_path
 from penstock.gateway.requests.request_body import RequestBody
 from penstock.gateway.responses.outcome import TransportResult
-from penstock.gateway.responses.response_observer import Observation, ReplyObserver, StreamObserver
+from penstock.gateway.responses.response_observer import (
+    Observation,
+    ReplyObserver,
+    ResponseCallback,
+    StreamObserver,
+)
 from penstock.gateway.upstream.exchange import Exchange, Failure, Headers, without_hop_by_hop
 from penstock.gateway.upstream.reply_scanner import Lane
 from penstock.gateway.upstream.timeouts import Timeouts
@@ -30,8 +34,9 @@ RESULTS = {
     Failure.SERVER: TransportResult.SERVER_FAILED,
     Failure.UNPROCESSED: TransportResult.UNPROCESSED,
 }
-ExpectedReply = Literal["stream", "json", "anything"]
-"""The content that a good reply to the request has."""
+ExpectedReply = Literal["stream", "json", "replay", "anything"]
+"""The content that a good reply to the request has. A replay is a stored response: as JSON, or once more as a
+stream."""
 
 
 class Attempt:
@@ -50,10 +55,13 @@ class Attempt:
         expects: ExpectedReply,
         strip_usage: bool,
         discards: Callable[[int], bool],
+        error_event: Callable[[str, str], bytes],
+        on_response: ResponseCallback,
         timeouts: Timeouts,
         clock: Callable[[], float],
     ) -> None:
-        """``discards`` says for a status whether the reply is discarded instead of relayed."""
+        """``discards`` says for a status whether the reply is discarded instead of relayed. ``error_event``
+        makes an event of a code and a message. ``on_response`` gets the id of a stored response."""
         self.ended: asyncio.Future[TransportResult] = asyncio.get_running_loop().create_future()
         self.status: int | None = None
         self.relayed = False
@@ -73,6 +81,8 @@ class Attempt:
         self._expects = expects
         self._strip_usage = strip_usage
         self._discards = discards
+        self._error_event = error_event
+        self._on_response = on_response
         self._timeouts = timeouts
         self._clock = clock
         self._sent_at = self._read_at = now = clock()
@@ -98,7 +108,9 @@ class Attempt:
             self._end(TransportResult.COMPLETE)
             return
         self._headers = without_hop_by_hop(headers)
-        self._observer = make_observer(status, headers, self._expects, strip_usage=self._strip_usage)
+        self._observer = make_observer(
+            status, headers, self._expects, on_response=self._on_response, strip_usage=self._strip_usage
+        )
         if self.seen.stream:  # it may get an error event, or lose its usage
             self._takes_lanes = self._exchange.has_lanes
             self._headers = [header for header in self._headers if header[0] != b"content-length"]
@@ -157,7 +169,7 @@ class Attempt:
     def on_end(self) -> None:
         self.leave_lane()
         self._write(self._observer.finish(self._clock()))
-        if self._expects == "stream" and self.status == 200 and self.seen.lacks_end:
+        if self._expects in ("stream", "replay") and self.status == 200 and self.seen.lacks_end:
             self.on_broken("the stream ended without its terminator", Failure.NETWORK)
             return
         if not self.relayed:  # it had no body
@@ -257,7 +269,7 @@ class Attempt:
         if self.relayed and not self.seen.ended:
             if self.seen.stream:
                 code = "server_stopped" if ending is TransportResult.STOPPED else "upstream_broken"
-                self._client.write(error_event(code, reason))
+                self._client.write(self._error_event(code, reason))
                 self._client.end()
             else:
                 self._client.cut()
@@ -273,13 +285,20 @@ class Attempt:
             self._slot = -1
 
 
-def expected_reply(body: RequestBody | None) -> ExpectedReply:
+def expected_reply(body: RequestBody | None, path: str) -> ExpectedReply:
     """The content expected for a request; ``body`` is None when the request does not generate."""
-    return "anything" if body is None else "stream" if body.stream else "json"
+    if body is not None:
+        return "stream" if body.stream else "json"
+    return "anything" if response_in_path(path) is None else "replay"
 
 
 def make_observer(
-    status: int, headers: Headers, expects: ExpectedReply, *, strip_usage: bool
+    status: int,
+    headers: Headers,
+    expects: ExpectedReply,
+    *,
+    on_response: ResponseCallback,
+    strip_usage: bool,
 ) -> StreamObserver | ReplyObserver:
     """The observer for a reply with this head."""
     content_type = next((value for name, value in headers if name == b"content-type"), b"")
@@ -291,9 +310,9 @@ def make_observer(
         problem = f"the answer to a streamed request is {content_type!r}"
     observer: StreamObserver | ReplyObserver
     if kind.strip() == EVENT_STREAM:
-        observer = StreamObserver(strip_usage)
+        observer = StreamObserver(strip_usage, on_response)
     else:
-        observer = ReplyObserver(json=status == 200 and expects == "json")
+        observer = ReplyObserver(status == 200 and expects == "json", on_response)
     observer.seen.content_problem = problem
     return observer
 
@@ -304,16 +323,3 @@ def local_reply_headers(status: int) -> Headers:
     if status in (429, 503):
         headers += [(b"retry-after", b"1"), (b"retry-after-ms", b"1000")]
     return headers
-
-
-def error_event(code: str, message: str) -> bytes:
-    """An error event that clients of every dialect recognize: those of completions and chat by ``error``,
-    those of responses and messages by the event's name or type. The empty line ends an incomplete event."""
-    return b'\n\nevent: error\ndata: {"type":"error",' + error_body(code, message)[1:] + b"\n\n"
-
-
-def error_body(code: str, message: str) -> bytes:
-    """An error in OpenAI's shape, made by the gateway."""
-    return msgspec.json.encode(
-        {"error": {"message": f"gateway: {message}", "type": "gateway_error", "param": None, "code": code}}
-    )

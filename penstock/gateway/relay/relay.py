@@ -10,16 +10,25 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Literal
 
-from penstock.gateway.relay.attempt import Attempt, error_body, expected_reply, local_reply_headers
+from penstock.gateway.relay.attempt import Attempt, expected_reply, local_reply_headers
 from penstock.gateway.relay.client_connection import HttpClientConnection
 from penstock.gateway.relay.plain_events import PlainEvents
 from penstock.gateway.relay.request_record import FailedAttempt, RequestRecord, failure_reason
+from penstock.gateway.relay.response_search import ResponseSearch
 from penstock.gateway.relay.retry_policy import RETRIABLE_STATUSES, RetryPolicy, refused_with_usage
-from penstock.gateway.requests.request_body import STREAMING_PATHS, RequestBody
+from penstock.gateway.requests.apis import gateway_error
+from penstock.gateway.requests.request_body import STREAMING_PATHS, RequestBody, response_of
 from penstock.gateway.responses.outcome import Outcome, TransportResult, classify_outcome
 from penstock.gateway.routing.endpoint import Endpoint
 from penstock.gateway.routing.endpoint_pool import EndpointPool
-from penstock.gateway.routing.picker import NoEndpointError, Picker, PickRequest, pick_request
+from penstock.gateway.routing.picker import (
+    OWNER_UNAVAILABLE,
+    NoEndpointError,
+    Picker,
+    PickRequest,
+    pick_request,
+)
+from penstock.gateway.routing.response_owners import ResponseOwners
 from penstock.gateway.upstream.exchange import Exchange, Headers, UpstreamError, UpstreamRequest
 from penstock.gateway.upstream.timeouts import Timeouts
 
@@ -55,9 +64,14 @@ class Relay:
     plain_events: PlainEvents = field(default_factory=PlainEvents)
     include_usage: Literal["auto", "off", "require"] = "auto"
     ttft_slo_s: float | None = None
+    owners: ResponseOwners = field(default_factory=ResponseOwners)
     running: set[Attempt] = field(default_factory=set)
+    search: ResponseSearch = field(init=False)
     _without_usage: set[Endpoint] = field(default_factory=set)
     """Endpoints that reject include_usage."""
+
+    def __post_init__(self) -> None:
+        self.search = ResponseSearch(self.pool, self.owners)
 
     def check_timeouts(self) -> None:
         """End attempts that exceed a time-out; called several times a second."""
@@ -75,15 +89,21 @@ class Relay:
     def forget(self, endpoint: Endpoint) -> None:
         """The endpoint was removed."""
         self.picker.forget(endpoint)
+        self.owners.forget(endpoint)
         self._without_usage.discard(endpoint)
 
     async def run(
         self, incoming: IncomingRequest, client: HttpClientConnection, record: RequestRecord
     ) -> None:
         """Relay one request; afterwards ``record`` holds its outcome. Does not raise for failures of clients
-        and endpoints."""
+        and endpoints, but ApiError if no endpoint has the response that the request names."""
         self.retry_policy.budget.on_request(self.clock())
         request = pick_request(incoming.body, incoming.session, self.ttft_slo_s)
+        id = response_of(incoming.path, incoming.body)
+        if id is not None:
+            request.owners = await self.search.find(
+                id, incoming.headers, self.clock(), previous=incoming.body is not None
+            )
         await _RequestRelay(self, incoming, client, record=record, request=request).run()
 
     # -- for _RequestRelay
@@ -155,7 +175,7 @@ class _RequestRelay:
 
     def _reply_locally(self, status: int, code: str, message: str) -> None:
         """Answer with an error of the gateway's own."""
-        body = error_body(code, message)
+        body = self._record.error_body(gateway_error(status, code, message))
         self._record.status = status
         self._client.start(status, [*local_reply_headers(status), (b"content-length", b"%d" % len(body))])
         self._client.write(body)
@@ -187,7 +207,7 @@ class _RequestRelay:
                 return self._finish_attempt(endpoint, TransportResult.BROKEN, None, str(error))
             if exchange is None:
                 return self._finish_attempt(endpoint, TransportResult.CLIENT_GONE, None, "")
-            attempt = await self._attempt(exchange, with_usage)
+            attempt = await self._attempt(endpoint, exchange, with_usage)
             ending = attempt.ended.result()
             if refused_with_usage(attempt.status, with_usage=with_usage, relayed=attempt.relayed):
                 with_usage, fresh = False, False
@@ -225,16 +245,18 @@ class _RequestRelay:
             (await connecting).abort()
         return None
 
-    async def _attempt(self, exchange: Exchange, with_usage: bool) -> Attempt:
+    async def _attempt(self, endpoint: Endpoint, exchange: Exchange, with_usage: bool) -> Attempt:
         relay, incoming, body = self._relay, self._incoming, self._incoming.body
         self._record.sent_at = relay.clock()
         attempt = Attempt(
             self._client,
             exchange,
             relay.plain_events,
-            expects=expected_reply(body),
+            expects=expected_reply(body, incoming.path),
             strip_usage=with_usage,
             discards=lambda status: self._claim_discard(status, with_usage),
+            error_event=self._record.error_event,
+            on_response=lambda id: relay.owners.learn(id, endpoint),
             timeouts=relay.timeouts,
             clock=relay.clock,
         )
@@ -285,6 +307,10 @@ class _RequestRelay:
             return False
         if ending is TransportResult.TIMEOUT:
             self._reply_locally(504, "upstream_timeout", reason)
+            return True
+        if self._request.owners is not None:
+            text = f"no answer from {endpoint.url}, which has the response that the request names: {reason}"
+            self._reply_locally(503, OWNER_UNAVAILABLE, text)
             return True
         self._reply_locally(502, "upstream_failed", f"no answer from a model server: {reason}")
         return True

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from penstock.gateway.requests.apis import APIS, OTHER_API, error_body, error_event, gateway_error
 from penstock.gateway.requests.request_body import RequestBody
 from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.responses.response_observer import Observation
+from penstock.http.errors import ApiError
 from penstock.telemetry.trace_context import TraceContext
 
 
@@ -56,8 +58,29 @@ class RequestRecord:
     seen: Observation = field(default_factory=Observation)
     bytes_in: int = 0
     bytes_out: int = 0
+    messages_errors: bool = False
+    """Whether the client expects errors of Anthropic's shape."""
     pick_s: float = 0.0
     """Seconds spent on picking endpoints."""
+
+    @property
+    def api(self) -> str:
+        """The API of a request that generates, or :data:`OTHER_API`."""
+        return OTHER_API if self.is_replay else APIS.get(self.path, OTHER_API)
+
+    @property
+    def is_replay(self) -> bool:
+        """Whether it reads: what it gets was generated for another request."""
+        return self.method == "GET"
+
+    def error_body(self, error: ApiError) -> bytes:
+        """The body of an error reply."""
+        return error_body(error, self.request_id, messages=self.messages_errors)
+
+    def error_event(self, code: str, message: str) -> bytes:
+        """The event that ends a stream after an error."""
+        error = gateway_error(502, code, message)
+        return error_event(error, self.request_id, messages=self.messages_errors)
 
     def set_body(self, body: RequestBody) -> None:
         """Take model, priority and streaming from the body of a generation request."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.gateway.requests.apis import APIS
+from penstock.gateway.requests.named_response import RESPONSES, response_in_body, response_in_path
 from penstock.generation.request.body_decoder import malformed, wrong_type
 
-GENERATION_PATHS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"})
+GENERATION_PATHS = frozenset(APIS)
 STREAMING_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
 """Routes whose requests have ``stream_options.include_usage``."""
 
@@ -23,10 +25,23 @@ class _Body(msgspec.Struct):
     prompt: msgspec.Raw = msgspec.Raw()
     messages: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()
+    # what precedes the conversation in the prompt: responses, messages
+    instructions: msgspec.Raw = msgspec.Raw()
+    system: msgspec.Raw = msgspec.Raw()
+    previous_response_id: msgspec.Raw = msgspec.Raw()
+    # what names a session
+    prompt_cache_key: msgspec.Raw = msgspec.Raw()
+    metadata: msgspec.Raw = msgspec.Raw()
+
+
+class _Metadata(msgspec.Struct):
+    user_id: str | None = None
 
 
 _decode_exact = msgspec.json.Decoder(_Body).decode
 _decode_lax = msgspec.json.Decoder(_Body, strict=False).decode
+_decode_text = msgspec.json.Decoder(str).decode
+_decode_metadata = msgspec.json.Decoder(_Metadata).decode
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _encode = msgspec.json.Encoder().encode
 
@@ -41,7 +56,11 @@ class RequestBody(msgspec.Struct, frozen=True):
     """``stream_options.include_usage``; None: not set."""
     priority: int
     prompt: bytes
-    """JSON of the prompt, messages or input, for prefix affinity."""
+    """JSON of the prompt, messages or input, for prefix affinity; before it the instructions."""
+    session: str | None
+    """What names the conversation or its user: ``prompt_cache_key``, ``metadata.user_id`` of messages."""
+    response: str | None
+    """Id of the stored response that the request continues, or refers to."""
     asked_model: str
     """The model that the client named, before rewriting."""
 
@@ -77,15 +96,35 @@ def read_request(raw: bytes) -> RequestBody:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise malformed(raw, error) from None
     options, model = body.stream_options, body.model or ""
+    conversation = bytes(body.messages or body.prompt or body.input)
     return RequestBody(
         raw=raw,
         model=model,
         stream=bool(body.stream),
         include_usage=None if options is None else options.include_usage,
         priority=body.priority or 0,
-        prompt=bytes(body.messages or body.prompt or body.input),
+        prompt=bytes(body.instructions or body.system) + conversation,
+        session=_session(body),
+        response=response_in_body(bytes(body.previous_response_id), bytes(body.input)),
         asked_model=model,
     )
+
+
+def response_of(path: str, body: RequestBody | None) -> str | None:
+    """Id of the stored response that a request is about, or continues."""
+    if body is None:
+        return response_in_path(path)
+    return body.response if path == RESPONSES else None
+
+
+def _session(body: _Body) -> str | None:
+    """What is malformed is left to the server."""
+    try:
+        if body.prompt_cache_key and (key := _decode_text(body.prompt_cache_key)):
+            return key
+        return _decode_metadata(body.metadata).user_id if body.metadata else None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def _decode(raw: bytes) -> _Body:

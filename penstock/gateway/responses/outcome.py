@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 
+from penstock.gateway.requests.named_response import response_in_path
 from penstock.gateway.requests.request_body import GENERATION_PATHS
 from penstock.gateway.responses.response_observer import Observation
 
@@ -62,7 +63,8 @@ def classify_outcome(ending: TransportResult, status: int | None, seen: Observat
     """The outcome of a request for ``path`` that was sent to an endpoint.
 
     ``status`` is the model server's, None when it sent none. Only replies to generation requests have usage.
-    A stream whose terminator was relayed is complete, whatever happens to the connections afterwards.
+    A stream whose terminator was relayed is complete, whatever happens to the connections afterwards. That a
+    stored response has failed is no failure of the request for it.
     """
     complete = ending is TransportResult.COMPLETE or (seen.stream and seen.ended)
     if not complete:
@@ -71,7 +73,7 @@ def classify_outcome(ending: TransportResult, status: int | None, seen: Observat
         return Outcome.MODEL_SERVER_ERROR
     if status >= 400:
         return Outcome.CLIENT_ERROR
-    if seen.error is not None:
+    if seen.error is not None and not (seen.ended and response_in_path(path) is not None):
         return Outcome.MODEL_SERVER_ERROR
     if seen.content_problem is not None:
         return Outcome.CONTENT_ERROR

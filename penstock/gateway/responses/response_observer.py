@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -20,6 +21,12 @@ from penstock.gateway.responses.token_usage import TokenUsage, UsageFields, read
 from penstock.streaming.sse_parser import Event, SSEError, SSEParser
 
 _GAP_BOUNDS = ITL.bounds
+
+
+ResponseCallback = Callable[[str], None]
+
+
+def _ignore(id: str) -> None: ...
 
 
 class EventCounts(NamedTuple):
@@ -49,6 +56,8 @@ class Observation:
     """The latest counts reported; earlier ones are not added."""
     deferred: bool = False
     """The reply is a response that goes on in the background, so that it has no usage yet."""
+    response_id: str | None = None
+    """Id of the response, in the responses API."""
     error: bytes | None = None
     """JSON of the first error event."""
     ended: bool = False
@@ -89,6 +98,8 @@ class StreamObserver:
     """
 
     strip_usage: bool = False
+    on_response: ResponseCallback = _ignore
+    """Called with the id of the response that the stream belongs to, in the responses API."""
     seen: Observation = field(default_factory=lambda: Observation(stream=True))
     _parser: SSEParser = field(default_factory=SSEParser)
     _template: EventTemplate = field(default_factory=EventTemplate)
@@ -178,6 +189,9 @@ class StreamObserver:
         if meaning.usage is not None:
             self._usage = meaning.usage if self._usage is None else self._usage.merged_with(meaning.usage)
             seen.usage = read_usage(self._usage)
+        if meaning.response_id is not None and seen.response_id is None:
+            seen.response_id = meaning.response_id
+            self.on_response(meaning.response_id)
         if meaning.error is not None and seen.error is None:
             seen.error = meaning.error
         if meaning.end:
@@ -200,6 +214,8 @@ class ReplyObserver:
     """Observes a body that is not streamed. With ``json`` it must be JSON; it is parsed when complete."""
 
     json: bool = True
+    on_response: ResponseCallback = _ignore
+    """Called with the id of the response, in the responses API."""
     max_bytes: int = 64 << 20
     seen: Observation = field(default_factory=Observation)
     _body: bytearray = field(default_factory=bytearray)
@@ -220,6 +236,9 @@ class ReplyObserver:
                 meaning = read_reply(bytes(self._body))
                 seen.usage = None if meaning.usage is None else read_usage(meaning.usage)
                 seen.error, seen.deferred = meaning.error, meaning.deferred
+                if meaning.response_id is not None:
+                    seen.response_id = meaning.response_id
+                    self.on_response(meaning.response_id)
             except ContentError as error:
                 seen.content_problem = str(error)
         seen.ended = True

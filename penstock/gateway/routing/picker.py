@@ -12,6 +12,8 @@ from penstock.gateway.requests.request_body import RequestBody
 from penstock.gateway.routing.endpoint import Endpoint
 from penstock.gateway.routing.prefix_affinity import PrefixIndex, prefix_blocks
 
+OWNER_UNAVAILABLE = "owner_unavailable"
+"""Reason of a refusal: the endpoints that have the response which the request names are not ready."""
 MOST_SESSIONS = 1 << 16
 """Sessions remembered; the least recently used ones are evicted."""
 
@@ -31,6 +33,9 @@ class PickRequest:
     ttft_slo_s: float | None = None
     subset: frozenset[str] | None = None
     """URLs of the endpoints that Envoy allows; None: all."""
+    owners: Sequence[Endpoint] | None = None
+    """Endpoints that have the stored response that the request names, the best one first; None: it names
+    none."""
     tried: set[Endpoint] = field(default_factory=set)
     """Endpoints that this request was sent to before."""
 
@@ -39,6 +44,7 @@ def pick_request(body: RequestBody | None, session: str | None, ttft_slo_s: floa
     """The properties of a request for picking; ``body`` is None when the request does not generate."""
     request = PickRequest(session=session, ttft_slo_s=ttft_slo_s)
     if body is not None:
+        request.session = session or body.session
         request.model, request.priority, request.tokens = body.model, body.priority, body.tokens
         request.blocks = prefix_blocks(body.model, body.prompt)
     return request
@@ -141,6 +147,8 @@ class Picker:
         allowed, subset = endpoints, request.subset
         if subset is not None:
             allowed = [endpoint for endpoint in endpoints if endpoint.url in subset]
+        if request.owners is not None:
+            return [self._owner(request, request.owners, allowed, now)]
         ready = _without_errors([endpoint for endpoint in allowed if endpoint.is_ready(now)], now)
         fresh = _readable([endpoint for endpoint in ready if endpoint not in request.tried])
         if not fresh:
@@ -154,6 +162,18 @@ class Picker:
                 429, "saturated", "All model servers are busy, and the request has low priority."
             )
         return fresh
+
+    def _owner(
+        self, request: PickRequest, owners: Sequence[Endpoint], allowed: Sequence[Endpoint], now: float
+    ) -> Endpoint:
+        """The best endpoint that has the response, however busy. Raises NoEndpointError."""
+        for endpoint in owners:
+            if endpoint in allowed and endpoint not in request.tried and endpoint.is_ready(now):
+                return endpoint
+        urls = ", ".join(endpoint.url for endpoint in owners)
+        raise NoEndpointError(
+            503, OWNER_UNAVAILABLE, f"The response that the request names is at {urls}, which is not ready."
+        )
 
     def _is_saturated(self, endpoint: Endpoint, now: float) -> bool:
         load = endpoint.fresh_load(now)

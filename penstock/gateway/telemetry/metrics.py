@@ -41,6 +41,7 @@ class RequestLabels(NamedTuple):
 
     model: str
     target_model: str
+    api: str
     outcome: Outcome
     status: int
     priority: int
@@ -118,7 +119,7 @@ class GatewayMetrics:
         self._running.discard(record)
         model, target_model = self._model_labels(record)
         priority = (record.priority > 0) - (record.priority < 0)
-        key = RequestLabels(model, target_model, record.outcome, record.status, priority)
+        key = RequestLabels(model, target_model, record.api, record.outcome, record.status, priority)
         self._requests[key] += 1
         if record.outcome is Outcome.REJECTED:
             self._rejections[record.reason] += 1
@@ -134,7 +135,7 @@ class GatewayMetrics:
             self._observe(metric_definitions.PICK, key, record.pick_s)
         if output:
             self._observe(metric_definitions.NTPOT, key, took / output)
-        if seen.first_token_at is None or seen.last_token_at is None:
+        if seen.first_token_at is None or seen.last_token_at is None or record.is_replay:
             return
         self._observe(metric_definitions.TTFT, key, seen.first_token_at - record.began_at)
         streaming = seen.last_token_at - seen.first_token_at
@@ -145,7 +146,10 @@ class GatewayMetrics:
 
     def _count_tokens(self, record: RequestRecord, key: RequestLabels) -> int:
         """Count tokens; returns the output tokens. In a broken stream the usage may report fewer than were
-        received (messages start with an output of one token); the events count then."""
+        received (messages start with an output of one token); the events count then. The tokens of a stored
+        response were counted before."""
+        if record.is_replay:
+            return 0
         seen = record.seen
         usage, output = seen.usage, seen.token_events
         source = "events"
@@ -157,10 +161,10 @@ class GatewayMetrics:
                 ("cached", metric_definitions.CACHED_TOKENS, usage.cached_tokens),
             ):
                 if count is not None:
-                    self._tokens[key.model, key.target_model, kind, "usage"] += count
+                    self._tokens[key.model, key.target_model, key.api, kind, "usage"] += count
                     self._observe(metric, key, count)
         if output:
-            self._tokens[key.model, key.target_model, "output", source] += output
+            self._tokens[key.model, key.target_model, key.api, "output", source] += output
             self._observe(metric_definitions.OUTPUT_TOKENS, key, output)
         return output
 

@@ -1,7 +1,8 @@
 """Splits what a model server sends over HTTP/2 into events that are known but for their text, and frames.
 
-Most frames of a stream are events that differ from the one before only in their text and number. Those are recognized
-here, without an object per frame, and relayed together (:mod:`penstock.gateway.relay.plain_events`).
+Most frames of a stream are events that differ from the one before only in their text and number. Those are
+recognized here, without an object per frame, and relayed together
+(:mod:`penstock.gateway.relay.plain_events`).
 """
 
 from __future__ import annotations

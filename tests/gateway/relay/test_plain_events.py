@@ -14,6 +14,7 @@ import pytest
 from penstock.gateway.relay.attempt import Attempt
 from penstock.gateway.relay.client_connection import HttpClientConnection
 from penstock.gateway.relay.plain_events import PlainEvents
+from penstock.gateway.relay.request_record import RequestRecord
 from penstock.gateway.relay.write_batch import WriteBatch
 from penstock.gateway.responses.outcome import TransportResult
 from penstock.gateway.responses.response_observer import StreamObserver
@@ -179,6 +180,8 @@ class Relayed:
                 expects="stream",
                 strip_usage=strip_usage,
                 discards=lambda status: False,
+                error_event=RequestRecord("/v1/completions").error_event,
+                on_response=lambda id: None,
                 timeouts=Timeouts(),
                 clock=loop.time,
             )

@@ -8,8 +8,8 @@ import pytest
 from penstock.gateway.responses.event_reader import LARGE_BYTES
 from penstock.gateway.responses.outcome import SUCCESSFUL, Outcome, TransportResult, classify_outcome
 from penstock.gateway.responses.response_observer import Observation, ReplyObserver, StreamObserver
-from penstock.streaming.sse_parser import MAX_LINES, SSEParser
 from penstock.gateway.responses.token_usage import TokenUsage
+from penstock.streaming.sse_parser import MAX_LINES, SSEParser
 from tests.gateway.streams import ALL, FAILED, FLAT_ERROR, ROLE, TEXT, USAGE, Recording, _sse
 from tests.golden_replies import load_cases
 

@@ -47,13 +47,15 @@ def metrics(compat: Compat = "none", **options: Any) -> GatewayMetrics:
 
 
 def samples(told: GatewayMetrics, name: str, /, **labels: str) -> dict[tuple[str, ...], float]:
-    """Of a sample's name, those with ``labels``: the values of the other labels by name, to the value."""
+    """Of a sample's name, those with ``labels``: the values of the other labels by name, to the value. The
+    API is left out."""
     found = {}
+    hidden = {*labels, "api"}
     for family in text_string_to_metric_families(told.exposition().decode()):
         for sample in family.samples:
             if sample.name == name and labels.items() <= sample.labels.items():
-                rest = tuple(value for label, value in sorted(sample.labels.items()) if label not in labels)
-                found[rest] = sample.value
+                rest = tuple(value for label, value in sorted(sample.labels.items()) if label not in hidden)
+                found[rest] = found.get(rest, 0.0) + sample.value
     return found
 
 
@@ -191,6 +193,29 @@ def test_tokens_of_a_broken_stream_are_those_that_came() -> None:
     told.request_ended(record(outcome=Outcome.NETWORK_ERROR, seen=seen))
     tokens = samples(told, "penstock_gateway_tokens_total", model=OTHER, target_model=OTHER)
     assert tokens == {("input", "usage"): 7, ("output", "events"): 3}
+
+
+def test_apis_are_told_apart() -> None:
+    told = metrics()
+    paths = ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"]
+    for path in (*paths, "/v1/messages/count_tokens"):
+        each = RequestRecord(path, method="POST", model="m", target_model="m", outcome=Outcome.OK, status=200)
+        each.seen = streamed(1.0, usage=TokenUsage(7, 2))
+        told.request_ended(each)
+    for api, count in [("completions", 1), ("chat", 1), ("responses", 1), ("messages", 1), ("other", 2)]:
+        assert samples(told, "penstock_gateway_request_total", api=api) == {("m", "ok", "m"): count}
+        assert samples(told, "penstock_gateway_tokens_total", api=api, kind="input")["m", "usage", "m"] == (
+            7 * count
+        )
+
+
+def test_a_stored_response_is_a_request_but_no_tokens() -> None:
+    told = metrics()
+    seen = streamed(1.0, 2.0, usage=TokenUsage(7, 2))
+    told.request_ended(RequestRecord("/v1/responses/resp_1", method="GET", outcome=Outcome.OK, seen=seen))
+    assert sum(samples(told, "penstock_gateway_request_total", api="other").values()) == 1
+    assert samples(told, "penstock_gateway_tokens_total") == {}
+    assert samples(told, "penstock_gateway_time_to_first_token_seconds_count") == {}
 
 
 def test_errors_have_a_status() -> None:

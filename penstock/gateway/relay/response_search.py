@@ -1,0 +1,130 @@
+"""Finds the endpoints that have a stored response: those known to have it, or those that say so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from urllib.parse import quote
+
+from penstock.gateway.requests.named_response import RESPONSES
+from penstock.gateway.routing.endpoint import Endpoint
+from penstock.gateway.routing.endpoint_pool import EndpointPool
+from penstock.gateway.routing.picker import OWNER_UNAVAILABLE
+from penstock.gateway.routing.response_owners import ResponseOwners
+from penstock.gateway.upstream.exchange import Exchange, Failure, Headers, UpstreamError, UpstreamRequest
+from penstock.http.admission import unavailable
+from penstock.http.errors import ApiError, shown
+
+MOST_ASKED = 32
+"""Endpoints that are asked at the same time, for all requests together: anyone may invent ids."""
+ASK_S = 10.0
+"""Seconds that an endpoint may take to say whether it has a response."""
+MOST_READ = 1 << 20
+"""Bytes of a response that are read, so that its connection can be kept."""
+_UNSURE = frozenset({408, 429})
+"""Statuses below 500 that do not say whether the endpoint has a response."""
+_OF_BODIES = frozenset({b"content-type", b"content-length", b"content-encoding", b"expect"})
+
+
+class ResponseSearch:
+    """Asks endpoints, as a gateway that has started lately, or of which there are several, does not know all
+    responses."""
+
+    def __init__(self, pool: EndpointPool, owners: ResponseOwners) -> None:
+        self._pool = pool
+        self._owners = owners
+        self._asking = asyncio.Semaphore(MOST_ASKED)
+
+    async def find(
+        self, id: str, headers: Headers, now: float, *, previous: bool = False
+    ) -> Sequence[Endpoint]:
+        """The endpoints that have the response, the best one first. ``headers`` are those of the request that
+        names it, with the client's key. ``previous``: the request continues it. Raises ApiError."""
+        known, endpoints = self._owners.of(id), self._pool.endpoints
+        others = [endpoint for endpoint in endpoints if endpoint not in known]
+        if any(each.is_ready(now) for each in known) or not others or len(endpoints) == 1:
+            return known or endpoints
+        answers = await self._ask(others, id, headers)
+        for endpoint, status in answers.items():
+            if status == 200:
+                self._owners.learn(id, endpoint)
+                return [endpoint]
+        if known:
+            return known
+        for endpoint, status in answers.items():
+            if status in (401, 403):
+                return [endpoint]  # which tells the client so
+        if silent := [endpoint.url for endpoint, status in answers.items() if _is_unsure(status)]:
+            raise unavailable(
+                f"Nobody has response {shown(id)!r}, but {', '.join(silent)}, which may have it, "
+                "cannot be asked.",
+                OWNER_UNAVAILABLE,
+            )
+        if previous:
+            raise ApiError(
+                404,
+                f"Previous response with id {shown(id)!r} not found.",
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
+        raise ApiError(404, f"Response with id {shown(id)!r} not found.", code="response_not_found")
+
+    async def _ask(self, endpoints: Sequence[Endpoint], id: str, headers: Headers) -> dict[Endpoint, int]:
+        """The statuses with which endpoints answer a request for the response, until one has it; 0: none."""
+        headers = [header for header in headers if header[0] not in _OF_BODIES]
+        request = UpstreamRequest(b"GET", f"{RESPONSES}/{quote(id, safe='')}".encode(), headers, b"")
+        tasks = {asyncio.ensure_future(self._status(each, request)): each for each in endpoints}
+        waiting, answers = set(tasks), dict[Endpoint, int]()
+        try:
+            while waiting and 200 not in answers.values():
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                answers |= {tasks[task]: task.result() for task in done}
+        finally:
+            for task in waiting:
+                task.cancel()
+        return answers
+
+    async def _status(self, endpoint: Endpoint, request: UpstreamRequest) -> int:
+        async with self._asking:
+            try:
+                async with asyncio.timeout(ASK_S):
+                    exchange = await self._pool.connections(endpoint).acquire()
+                    answer = _Answer(exchange)
+                    exchange.send(request, answer)
+                    try:
+                        return await answer.status
+                    except asyncio.CancelledError:
+                        exchange.abort()
+                        raise
+            except (UpstreamError, TimeoutError):
+                return 0
+
+
+class _Answer:
+    """Receives the head of a reply, and skips its body."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        """Raises UpstreamError."""
+        self._exchange = exchange
+        self._size = 0
+
+    def on_head(self, status: int, headers: Headers) -> None:
+        if not self.status.done():
+            self.status.set_result(status)
+
+    def on_body(self, data: bytes, now: float) -> None:
+        self._size += len(data)
+        if self._size > MOST_READ:
+            self._exchange.abort()
+
+    def on_end(self) -> None: ...
+
+    def on_broken(self, reason: str, failure: Failure) -> None:
+        if not self.status.done():
+            self.status.set_exception(UpstreamError(reason))
+
+
+def _is_unsure(status: int) -> bool:
+    """Whether a status does not say that the endpoint lacks the response."""
+    return status == 0 or status >= 500 or status in _UNSURE

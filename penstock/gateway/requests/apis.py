@@ -1,0 +1,46 @@
+"""The APIs for generation that the gateway knows, and the shape of its own errors in each."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import msgspec
+
+from penstock.dialects.messages import errors as messages_errors
+from penstock.gateway.requests.named_response import RESPONSES
+from penstock.http.errors import ApiError
+
+APIS = {
+    "/v1/completions": "completions",
+    "/v1/chat/completions": "chat",
+    RESPONSES: "responses",
+    "/v1/messages": "messages",
+}
+"""Names by the path of their requests."""
+OTHER_API = "other"
+
+
+def has_messages_errors(path: str, header_names: Collection[bytes]) -> bool:
+    """Whether a client expects errors of Anthropic's shape: on its routes, and where it names its version."""
+    return path.startswith("/v1/messages") or messages_errors.VERSION_HEADER in header_names
+
+
+def gateway_error(status: int, code: str, message: str) -> ApiError:
+    """An error made by the gateway."""
+    return ApiError(status, f"gateway: {message}", type="gateway_error", code=code)
+
+
+def error_body(error: ApiError, request_id: str, *, messages: bool) -> bytes:
+    """``messages``: in Anthropic's shape."""
+    return messages_errors.error_body(error, request_id) if messages else error.body()
+
+
+def error_event(error: ApiError, request_id: str, *, messages: bool) -> bytes:
+    """An error event that clients of every dialect recognize: those of completions and chat by ``error``,
+    those of responses by the same, or by the event's type and its own fields, those of messages by their
+    shape. The empty line ends an incomplete event."""
+    if messages:
+        data = messages_errors.error_body(error, request_id)
+    else:
+        data = msgspec.json.encode({**error.fields(), "type": "error", "error": error.fields()})
+    return b"\n\nevent: error\ndata: %b\n\n" % data
