@@ -38,7 +38,7 @@ from penstock.dispatch.engine_client import EngineClient
 from penstock.dispatch.periodic_timer import PeriodicTimer
 from penstock.dispatch.two_phase_commit import TwoPhaseCommit
 from penstock.generation.input_processor import InputProcessor
-from penstock.generation.model_info import ModelInfo, SamplingDefaults, sampling_defaults
+from penstock.generation.model_info import ModelInfo, SamplingDefaults, model_type, sampling_defaults
 from penstock.generation.prompt.chat_template import ChatTemplate
 from penstock.generation.prompt.prompt_encoder import PromptEncoder, segment_marker
 from penstock.generation.prompt.tokenizer import Tokenizer
@@ -231,6 +231,7 @@ class _Server:
             eos_token_ids=info.eos_token_ids,
             defaults=defaults,
             adapters=info.adapters,
+            model_type=model_type(launch.model_dir),
             transfers_kv=info.transfers_kv,
         )
         input_processor = InputProcessor(self._config, model_info, tokenizer, template)
