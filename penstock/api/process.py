@@ -43,7 +43,7 @@ from penstock.dispatch.periodic_timer import PeriodicTimer
 from penstock.dispatch.two_phase_commit import TwoPhaseCommit
 from penstock.generation.input_processor import InputProcessor
 from penstock.generation.model_aliases import check_aliases
-from penstock.generation.model_info import ModelInfo, SamplingDefaults, sampling_defaults
+from penstock.generation.model_info import ModelInfo, SamplingDefaults, model_type, sampling_defaults
 from penstock.generation.prompt.chat_template import ChatTemplate
 from penstock.generation.prompt.prompt_encoder import PromptEncoder, segment_marker
 from penstock.generation.prompt.tokenizer import Tokenizer
@@ -241,6 +241,7 @@ class _Server:
             eos_token_ids=info.eos_token_ids,
             defaults=defaults,
             adapters=info.adapters,
+            model_type=model_type(launch.model_dir),
             transfers_kv=info.transfers_kv,
         )
         with _model_files():

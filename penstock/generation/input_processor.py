@@ -43,7 +43,10 @@ class InputProcessor:
         """``template``: None refuses conversations."""
         self.model_info = info
         self.output_format = output_format(
-            config.tool_call_parser, config.reasoning_parser, template.source if template else ""
+            config.tool_call_parser,
+            config.reasoning_parser,
+            template.source if template else "",
+            info.model_type,
         )
         """How the model writes tool calls and reasoning."""
         self.has_special_markers = tokenizer.has_special(self.output_format.markers)

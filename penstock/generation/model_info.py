@@ -37,12 +37,24 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     defaults: SamplingDefaults = SamplingDefaults()
     adapters: tuple[Adapter, ...] = ()
     """LoRA adapters, whose names are served too; replies report them."""
+    model_type: str = ""
+    """As in config.json; empty: unknown."""
     transfers_kv: bool = False
     """Whether kv_transfer_params are supported."""
 
     @property
     def all_names(self) -> tuple[str, ...]:
         return (*self.names, *(adapter.name for adapter in self.adapters))
+
+
+def model_type(directory: str | os.PathLike[str]) -> str:
+    """``model_type`` in ``config.json`` of a model directory; empty if there is none."""
+    try:
+        found = msgspec.json.decode((Path(directory) / "config.json").read_bytes(), type=dict[str, object])
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return ""
+    named = found.get("model_type")
+    return named if isinstance(named, str) else ""
 
 
 def sampling_defaults(directory: str | os.PathLike[str]) -> SamplingDefaults:

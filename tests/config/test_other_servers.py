@@ -109,12 +109,11 @@ def test_the_usual_line_of_vllm_serves() -> None:
         dtype="float16",
         port=8001,
         tool_call_parser="hermes",
-        reasoning_parser="think",
+        reasoning_parser="qwen3",
         chat_template="f",
         allowed_origins=["*"],
     )
     assert remarks == [
-        "note: --reasoning-parser qwen3 is taken as think",
         "note: --dtype half is taken as float16",
         "note: --tensor-parallel-size 1 has no effect: it is vLLM's default",
         "note: --trust-remote-code has no effect: Penstock's own engines run no code of a model's",

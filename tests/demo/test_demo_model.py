@@ -15,7 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 import penstock
-from penstock.generation.parsers.hermes import HermesParser
+from penstock.generation.parsers.formats import TOOL_FORMATS
 from penstock.generation.parsers.registry import output_format
 from penstock.generation.prompt.chat_template import ChatTemplate
 
@@ -137,7 +137,7 @@ def test_the_chat_template_renders_in_a_sandbox() -> None:
 def test_tools_are_shown_as_calls_with_examples_of_values() -> None:
     template = ChatTemplate.load(FOLDER)
     assert template is not None
-    assert output_format("auto", "auto", template.source).tools is HermesParser
+    assert output_format("auto", "auto", template.source).tools is TOOL_FORMATS["hermes"]
     properties: dict[str, Any] = {
         "city": {"type": "string"},
         "days": {"anyOf": [{"type": "integer"}, {"type": "null"}]},

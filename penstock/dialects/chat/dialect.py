@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from penstock.config.serve import ServeConfig
@@ -10,12 +9,11 @@ from penstock.dialects.chat.reply import ChatReply
 from penstock.dialects.chat.request_schema import UNSUPPORTED, ChatCompletionRequest
 from penstock.generation.dialect import NO_INFO, Dialect, RequestInfo
 from penstock.generation.input_processor import InputProcessor, opens_turn
-from penstock.generation.parsers.message import MessageFormat
 from penstock.generation.plan import RequestPlan, constrain
 from penstock.generation.request import validation
 from penstock.generation.request.reasoning_effort import reasoning_variables
 from penstock.generation.request.schemas import Message
-from penstock.generation.request.tool_choice import ToolChoice, parse_tool_choice
+from penstock.generation.request.tool_choice import message_format, parse_tool_choice
 from penstock.http.errors import refused
 
 
@@ -39,7 +37,7 @@ class ChatCompletions(Dialect):
             request.tool_choice,
             one_call=request.parallel_tool_calls is False,
             constrained=request.structured_outputs is not None,
-            known_format=processor.output_format.tools is not None,
+            known_format=processor.output_format.calls_tools,
             whitespace=processor.json_whitespace,
         )
         processor.check_model(request.model)
@@ -70,7 +68,14 @@ class ChatCompletions(Dialect):
             plan.echo_text = _text_to_echo(request.messages[-1], plan.role)
         if choice.constraint is not None:
             constrain(plan, choice.constraint)
-        plan.format = self._message_format(request, choice, text, constrained=plan.constraint is not None)
+        plan.format = message_format(
+            choice,
+            processor.output_format,
+            text,
+            constrained=plan.constraint is not None,
+            show_reasoning=request.include_reasoning is not False,
+            one_call=request.parallel_tool_calls is False,
+        )
         if plan.format is not None and processor.has_special_markers:
             plan.skip_special_tokens = False
         return plan
@@ -90,24 +95,6 @@ class ChatCompletions(Dialect):
                 alternatives, processor.max_logprobs, processor.model_info.vocab_size, "top_logprobs"
             )
         return alternatives if request.logprobs else -1
-
-    def _message_format(
-        self, request: ChatCompletionRequest, choice: ToolChoice, prompt: str, *, constrained: bool
-    ) -> MessageFormat | None:
-        """Which parsers the output needs; None if it is all content. Constraints apply from the first token
-        on, so such outputs have no reasoning."""
-        known = self._processor.output_format
-        tools = known.tools if choice.may_call else choice.parser
-        reasoning = None if constrained else known.reasoning
-        if tools is None and reasoning is None:
-            return None
-        return MessageFormat(
-            reasoning=partial(reasoning, prompt) if reasoning else None,
-            tools=tools,
-            show_reasoning=request.include_reasoning is not False,
-            one_call=request.parallel_tool_calls is False,
-            named=choice.named,
-        )
 
 
 def _text_to_echo(message: Message, role: str) -> str:

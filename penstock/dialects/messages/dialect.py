@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, NamedTuple
 
 from penstock.config.serve import ServeConfig
@@ -18,12 +17,11 @@ from penstock.dialects.messages.thinking import Thinking, parse_thinking
 from penstock.dialects.messages.tools import convert_choice, convert_tools
 from penstock.generation.dialect import NO_INFO, CountedPrompt, Dialect, RequestInfo, TokenCounter
 from penstock.generation.input_processor import InputProcessor
-from penstock.generation.parsers.message import MessageFormat
 from penstock.generation.plan import ASSISTANT, RequestPlan, constrain
 from penstock.generation.request import validation
 from penstock.generation.request.schemas import GenerateRequest
 from penstock.generation.request.structured_output import Constraint, SchemaPart, json_constraint
-from penstock.generation.request.tool_choice import ToolChoice, parse_tool_choice
+from penstock.generation.request.tool_choice import ToolChoice, message_format, parse_tool_choice
 from penstock.http.errors import ApiError, refused
 
 
@@ -68,7 +66,14 @@ class Messages(Dialect):
         constraint = choice.constraint or _output_constraint(request, processor.json_whitespace)
         if constraint is not None:
             constrain(plan, constraint)
-        plan.format = _message_format(processor, conversation, constrained=constraint is not None)
+        plan.format = message_format(
+            conversation.choice,
+            processor.output_format,
+            conversation.text,
+            constrained=constraint is not None,
+            show_reasoning=conversation.thinking.shown,
+            one_call=conversation.one_call,
+        )
         if plan.format is not None and processor.has_special_markers:
             plan.skip_special_tokens = False
         return plan
@@ -123,7 +128,7 @@ def _conversation(processor: InputProcessor, request: CountTokensRequest) -> _Co
         convert_choice(given),
         one_call=one_call,
         constrained=False,
-        known_format=processor.output_format.tools is not None,
+        known_format=processor.output_format.calls_tools,
         whitespace=processor.json_whitespace,
     )
     thinking = parse_thinking(request)
@@ -153,21 +158,3 @@ def _output_constraint(request: CountTokensRequest, whitespace: str) -> Constrai
         raise ApiError(400, f"{field}.schema is missing.", param=f"{field}.schema")
     part = SchemaPart((), f"{field}.schema")
     return json_constraint(part.field, format.schema, whitespace, parts=(part,))
-
-
-def _message_format(
-    processor: InputProcessor, conversation: _Conversation, *, constrained: bool
-) -> MessageFormat | None:
-    """Which parsers the output needs; None if it is all text."""
-    known, choice = processor.output_format, conversation.choice
-    tools = known.tools if choice.may_call else choice.parser
-    reasoning = None if constrained else known.reasoning
-    if tools is None and reasoning is None:
-        return None
-    return MessageFormat(
-        reasoning=partial(reasoning, conversation.text) if reasoning else None,
-        tools=tools,
-        show_reasoning=conversation.thinking.shown,
-        one_call=conversation.one_call,
-        named=choice.named,
-    )

@@ -25,14 +25,13 @@ from penstock.dialects.responses.tools import HOSTED, Tools, chat_tool_choice, p
 from penstock.dialects.responses.truncation import truncated
 from penstock.generation.dialect import NO_INFO, Dialect, RequestInfo
 from penstock.generation.input_processor import InputProcessor
-from penstock.generation.parsers.message import MessageFormat
 from penstock.generation.plan import RequestPlan, constrain
 from penstock.generation.request import validation
 from penstock.generation.request.body_decoder import check_parts
 from penstock.generation.request.reasoning_effort import reasoning_variables
 from penstock.generation.request.schemas import Message
 from penstock.generation.request.structured_output import ANY_OBJECT, Constraint, SchemaPart, json_constraint
-from penstock.generation.request.tool_choice import ToolChoice, parse_tool_choice
+from penstock.generation.request.tool_choice import ToolChoice, message_format, parse_tool_choice
 from penstock.http.errors import ApiError, refused, shown
 from penstock.store.response_store import ResponseStore
 from penstock.store.stored_response import StoredResponse
@@ -143,7 +142,7 @@ class Responses(Dialect):
             chat_tool_choice(request.tool_choice, tools),
             one_call=one_call,
             constrained=request.structured_outputs is not None,
-            known_format=processor.output_format.tools is not None,
+            known_format=processor.output_format.calls_tools,
             whitespace=processor.json_whitespace,
         )
         processor.check_model(request.model)
@@ -159,7 +158,14 @@ class Responses(Dialect):
         plan.add_special_tokens = bool(request.add_special_tokens)
         plan.warning = _warning(choice, tools, conversation)
         _constrain(plan, request, choice, processor.json_whitespace)
-        plan.format = self._message_format(request, choice, text, constrained=plan.constraint is not None)
+        plan.format = message_format(
+            choice,
+            processor.output_format,
+            text,
+            constrained=plan.constraint is not None,
+            show_reasoning=request.include_reasoning is not False,
+            one_call=request.parallel_tool_calls is False,
+        )
         if plan.format is not None and processor.has_special_markers:
             plan.skip_special_tokens = False
         plan.dialect_fields = self._fields(request, plan, tools, included, info)
@@ -223,23 +229,6 @@ class Responses(Dialect):
                 alternatives, processor.max_logprobs, processor.model_info.vocab_size, "top_logprobs"
             )
         return alternatives if alternatives or LOGPROBS in included else -1
-
-    def _message_format(
-        self, request: ResponseRequest, choice: ToolChoice, prompt: str, *, constrained: bool
-    ) -> MessageFormat | None:
-        """Which parsers the output needs; None if it is all text."""
-        known = self._processor.output_format
-        tools = known.tools if choice.may_call else choice.parser
-        reasoning = None if constrained else known.reasoning
-        if tools is None and reasoning is None:
-            return None
-        return MessageFormat(
-            reasoning=partial(reasoning, prompt) if reasoning else None,
-            tools=tools,
-            show_reasoning=request.include_reasoning is not False,
-            one_call=request.parallel_tool_calls is False,
-            named=choice.named,
-        )
 
     # -- the response
 

@@ -18,7 +18,8 @@ class CallDelta(msgspec.Struct, gc=False):
     arguments: str
     """The next piece of the arguments' JSON text."""
     id: str | None = None
-    """The call's id in its first piece; :mod:`penstock.generation.parsers.message` sets it."""
+    """The call's id in its first piece: the model's if its format has ids, otherwise set by
+    :mod:`penstock.generation.parsers.message`."""
 
 
 class TextDelta(msgspec.Struct, gc=False):

@@ -73,9 +73,11 @@ class MessageParser:
         return delta
 
     def _add(self, delta: Delta, piece: TextDelta | CallDelta) -> None:
-        """Add what the parser of reasoning has read; its content is input of the parser of tool calls."""
-        assert isinstance(piece, TextDelta)
-        if piece.reasoning:
+        """Add what the parser of reasoning has read, which may have calls; its content is input of the parser
+        of tool calls."""
+        if isinstance(piece, CallDelta):
+            self._add_calls(delta, Delta(calls=[piece]))
+        elif piece.reasoning:
             if self._format.show_reasoning:
                 delta.add_reasoning(piece.text)
         elif self._tools is None:
@@ -91,7 +93,7 @@ class MessageParser:
                     continue
                 self.called = not self._format.named
                 if piece.name is not None:
-                    piece.id = self._new_id()
+                    piece.id = piece.id or self._new_id()
                 delta.add_call(piece)
             else:
                 delta.add_content(piece.text)

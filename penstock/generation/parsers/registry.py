@@ -1,43 +1,90 @@
-"""Tool call and reasoning parsers by option name, and the detection of those that a model needs."""
+"""Tool call and reasoning formats by option name, and the detection of those that a model uses."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import msgspec
 
-from penstock.generation.parsers.hermes import HermesParser
-from penstock.generation.parsers.json_calls import JsonCallsParser
-from penstock.generation.parsers.think import ThinkParser
+from penstock.generation.parsers import harmony
+from penstock.generation.parsers.call_syntax import Section
+from penstock.generation.parsers.calls import CallParser
+from penstock.generation.parsers.delta import OutputParser
+from penstock.generation.parsers.formats import (
+    HARMONY_MARKS,
+    MODEL_TYPES,
+    REASONING_FORMATS,
+    REASONING_MARKS,
+    TOOL_FORMATS,
+    TOOL_MARKS,
+    Marks,
+)
+from penstock.generation.parsers.reasoning import Reasoning, ReasoningParser
+from penstock.generation.parsers.value_types import Parameters
 
-TOOL_PARSERS: dict[str, type[HermesParser] | type[JsonCallsParser]] = {
-    "hermes": HermesParser,
-    "llama3_json": JsonCallsParser,
-}
-REASONING_PARSERS: dict[str, type[ThinkParser]] = {"think": ThinkParser}
+HARMONY_TOOLS, HARMONY_REASONING = "openai", "openai_gptoss"
+"""Names of gpt-oss' format, which is one for calls and reasoning: either name selects it."""
+TOOL_PARSERS = sorted((*TOOL_FORMATS, HARMONY_TOOLS))
+REASONING_PARSERS = sorted((*REASONING_FORMATS, HARMONY_REASONING))
 
 
 class OutputFormat(msgspec.Struct, frozen=True):
     """How a model writes tool calls and reasoning; None: not at all, or in an unknown format."""
 
-    tools: type[HermesParser] | type[JsonCallsParser] | None = None
-    reasoning: type[ThinkParser] | None = None
+    tools: Section | None = None
+    reasoning: Reasoning | None = None
+    harmony: bool = False
+    """Whether both are in harmony; ``tools`` and ``reasoning`` are None."""
+
+    @property
+    def calls_tools(self) -> bool:
+        """Whether the format of calls is known."""
+        return self.harmony or self.tools is not None
 
     @property
     def markers(self) -> tuple[str, ...]:
         """Texts the parsers search for; if they are special tokens, outputs must keep special tokens."""
-        tools = self.tools.markers if self.tools else ()
-        return (*tools, *(self.reasoning.markers if self.reasoning else ()))
+        if self.harmony:
+            return harmony.MARKERS
+        tools = self.tools.markers() if self.tools else ()
+        return (*tools, *(self.reasoning.markers() if self.reasoning else ()))
+
+    def reasoning_parser(self, prompt: str, *, calls: bool) -> Callable[[], OutputParser] | None:
+        """Makes the parser of the reasoning after ``prompt``; in harmony that of calls too, if the request
+        allows ``calls``."""
+        if self.harmony:
+            return partial(harmony.HarmonyParser, prompt, calls=calls)
+        return partial(ReasoningParser, prompt, self.reasoning) if self.reasoning else None
+
+    def call_parser(self, parameters: Parameters) -> Callable[[], OutputParser] | None:
+        """Makes the parser of calls, unless that of reasoning parses them."""
+        return partial(CallParser, self.tools, parameters) if self.tools else None
 
     @property
     def guard(self) -> str:
         """The characters with which markers may begin in content: see OutputParser."""
-        return (self.reasoning.guard if self.reasoning else "") + (self.tools.guard if self.tools else "")
+        return harmony.GUARD if self.harmony else self.tools.guard() if self.tools else ""
 
 
-def output_format(tool_parser: str, reasoning_parser: str, template: str) -> OutputFormat:
-    """The format for the options' parser names. ``template``: chat template text, which decides ``auto``."""
-    tools = next((each for each in TOOL_PARSERS.values() if each.detects(template)), None)
-    reasoning = next((each for each in REASONING_PARSERS.values() if each.detects(template)), None)
-    return OutputFormat(
-        tools if tool_parser == "auto" else TOOL_PARSERS.get(tool_parser),
-        reasoning if reasoning_parser == "auto" else REASONING_PARSERS.get(reasoning_parser),
-    )
+def output_format(
+    tool_parser: str, reasoning_parser: str, template: str, model_type: str = ""
+) -> OutputFormat:
+    """The format for the options' parser names. ``auto``: by the ``template``, the text of the chat template,
+    or by ``model_type`` of config.json."""
+    by_type = MODEL_TYPES.get(model_type, ("", ""))
+    speaks_harmony = all(mark in template for mark in HARMONY_MARKS)
+    if tool_parser == "auto":
+        tool_parser = HARMONY_TOOLS if speaks_harmony else _named(TOOL_MARKS, template) or by_type[0]
+    if reasoning_parser == "auto":
+        reasoning_parser = (
+            HARMONY_REASONING if speaks_harmony else _named(REASONING_MARKS, template) or by_type[1]
+        )
+    if tool_parser == HARMONY_TOOLS or reasoning_parser == HARMONY_REASONING:
+        return OutputFormat(harmony=True)
+    return OutputFormat(TOOL_FORMATS.get(tool_parser), REASONING_FORMATS.get(reasoning_parser))
+
+
+def _named(table: tuple[tuple[Marks, str], ...], template: str) -> str:
+    """The name of the first format whose marks are all in the template; empty if there is none."""
+    return next((name for marks, name in table if all(mark in template for mark in marks)), "")

@@ -10,9 +10,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from penstock.generation.parsers.harmony import CHANNEL
 from penstock.generation.parsers.message import MessageFormat, MessageParser
 from penstock.generation.parsers.registry import OutputFormat
-from penstock.generation.parsers.think import CLOSE, OPEN
+from penstock.generation.parsers.value_types import Parameters
 from penstock.generation.prompt.chat_template import ChatTemplate
 from penstock.http.errors import ApiError
 
@@ -49,21 +50,33 @@ class ReplySpeller:
             if reasoning or calls:
                 raise CannotSpell("the model has no chat template")
             return text
-        if calls and self._format.tools is None:
+        if calls and not self._format.calls_tools:
             raise CannotSpell("the format of the model's tool calls is unknown (see --tool-call-parser)")
-        if reasoning and self._format.reasoning is None:
+        if reasoning and not (self._format.reasoning or self._format.harmony):
             raise CannotSpell("the format of the model's reasoning is unknown (see --reasoning-parser)")
         try:
             prompt = self._render([], calls)
             output = self._reply(prompt, text, calls) if calls else text
         except ApiError as error:
             raise CannotSpell(f"the chat template refuses it: {error}") from None
-        inside = self._format.reasoning is not None and prompt.rstrip().endswith(OPEN)
-        if reasoning or inside:
-            output = f"{'' if inside else OPEN}{reasoning}{CLOSE}{output}"
+        output = self._with_reasoning(prompt, reasoning, output)
         if calls:
             self._check(prompt, output, calls)
         return output
+
+    def _with_reasoning(self, prompt: str, reasoning: str, output: str) -> str:
+        if self._format.harmony:
+            if not reasoning:
+                return output
+            final = "" if output.lstrip().startswith((CHANNEL, "to=")) else f"{CHANNEL}final<|message|>"
+            return f"{CHANNEL}analysis<|message|>{reasoning}<|end|><|start|>assistant{final}{output}"
+        if self._format.reasoning is None:
+            return output
+        opening, closing = self._format.reasoning.opens[0], self._format.reasoning.closes[0]
+        inside = prompt.rstrip().endswith(opening)
+        if not (reasoning or inside):
+            return output
+        return f"{'' if inside else opening}{reasoning}{closing}{output}"
 
     def _render(self, reply: list[dict[str, Any]], calls: Calls) -> str:
         assert self._template is not None
@@ -83,8 +96,8 @@ class ReplySpeller:
 
     def _check(self, prompt: str, output: str, calls: Calls) -> None:
         """Raises CannotSpell if the API servers would not read the calls back."""
-        reasoning, tools = self._format.reasoning, self._format.tools
-        format = MessageFormat(reasoning and (lambda: reasoning(prompt)), tools)
+        known = self._format
+        format = MessageFormat(known.reasoning_parser(prompt, calls=True), known.call_parser(Parameters({})))
         delta = MessageParser(format).push(output, last=True)
         names = [call.name for call in delta.calls if call.name is not None]
         if names != [name for name, _ in calls]:

@@ -7,9 +7,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from penstock.generation.grammars.schema_parts import Path
+from penstock.generation.parsers.calls import RequiredCallsParser
 from penstock.generation.parsers.delta import OutputParser
-from penstock.generation.parsers.json_calls import RequiredCallsParser
+from penstock.generation.parsers.message import MessageFormat
 from penstock.generation.parsers.named_call import NamedCallParser
+from penstock.generation.parsers.registry import OutputFormat
+from penstock.generation.parsers.value_types import Parameters
 from penstock.generation.request.schemas import Function, Tool
 from penstock.generation.request.structured_output import ANY_OBJECT, Constraint, SchemaPart, json_constraint
 from penstock.http.errors import ApiError, shown
@@ -40,6 +43,28 @@ class ToolChoice(NamedTuple):
     """Whether the request names the function; the finish reason is then ``stop``, as in OpenAI's API."""
     warning: str | None = None
     """What the client should know about the answer."""
+
+
+def message_format(
+    choice: ToolChoice,
+    known: OutputFormat,
+    prompt: str,
+    *,
+    constrained: bool = False,
+    show_reasoning: bool = True,
+    one_call: bool = False,
+) -> MessageFormat | None:
+    """Which parsers an output needs; None if it is all content.
+
+    ``known``: the model's format; ``prompt``: the text before the output. ``constrained``: a grammar applies
+    from the first token on, so that there is no reasoning. The others: see MessageFormat.
+    """
+    schemas = {tool.function.name: tool.function.parameters for tool in choice.tools or ()}
+    tools = known.call_parser(Parameters(schemas)) if choice.may_call else choice.parser
+    reasoning = None if constrained else known.reasoning_parser(prompt, calls=choice.may_call)
+    if tools is None and reasoning is None:
+        return None
+    return MessageFormat(reasoning, tools, show_reasoning, one_call, choice.named)
 
 
 Numbered = list[tuple[int, Tool]]

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import partial
 
 import pytest
 
 from penstock.dialects.chat.reply import delta_fields, message_fields
+from penstock.generation.parsers.calls import CallParser
 from penstock.generation.parsers.delta import CallDelta, Delta
-from penstock.generation.parsers.hermes import HermesParser
-from penstock.generation.parsers.json_calls import JsonCallsParser
 from penstock.generation.parsers.message import MessageFormat, MessageParser
 from penstock.generation.parsers.named_call import NamedCallParser
-from penstock.generation.parsers.registry import output_format
-from penstock.generation.parsers.think import ThinkParser
+from penstock.generation.parsers.reasoning import ReasoningParser
 from penstock.generation.request.schemas import Function, Tool
 from penstock.generation.request.tool_choice import parse_tool_choice
-from tests.generation.parsers.test_split import whole
+from tests.generation.parsers.test_split import HERMES, LLAMA3, whole
 from tests.generation.replying import without_nulls
 
 WEATHER = '{"name": "weather", "arguments": {"city": "Bärn", "days": [1, 2]}}'
@@ -45,7 +44,7 @@ ARGUMENTS = '{"city": "Bärn", "days": [1, 2]}'
     ],
 )  # fmt: skip
 def test_hermes(text: str, content: str, calls: list[tuple[str, str]]) -> None:
-    delta = whole(HermesParser(), list(text))
+    delta = whole(HERMES(), list(text))
     assert delta.content == content
     assert [(call.name, call.arguments) for call in delta.calls] == calls
     assert [call.index for call in delta.calls] == list(range(len(calls)))
@@ -74,7 +73,7 @@ def test_hermes(text: str, content: str, calls: list[tuple[str, str]]) -> None:
     ],
 )
 def test_json_calls(text: str, content: str, calls: list[tuple[str, str]]) -> None:
-    delta = whole(JsonCallsParser(), list(text))
+    delta = whole(LLAMA3(), list(text))
     assert delta.content.strip() == content
     assert [(call.name, call.arguments) for call in delta.calls] == calls
 
@@ -91,26 +90,26 @@ def test_json_calls(text: str, content: str, calls: list[tuple[str, str]]) -> No
     ],
 )
 def test_think(prompt: str, text: str, reasoning: str, content: str) -> None:
-    assert whole(ThinkParser(prompt), list(text)) == Delta(content=content, reasoning=reasoning)
+    assert whole(ReasoningParser(prompt), list(text)) == Delta(content=content, reasoning=reasoning)
 
 
 @pytest.mark.parametrize(
     ("parser", "text", "content"),
     [
-        (HermesParser, "I look.\n<tool_call>", "I look."),
-        (HermesParser, '<tool_call>{"name": "f", "argu', ""),
-        (HermesParser, "I look.\n<tool_c", "I look."),
-        (HermesParser, f'<tool_call>{WEATHER}</tool_call>\n<tool_call>{{"na', ""),
-        (HermesParser, "if a <", "if a <"),
-        (JsonCallsParser, '{"name": "f", "par', ""),
-        (JsonCallsParser, '<|python_tag|>{"na', ""),
-        (JsonCallsParser, "<|python", ""),
-        (JsonCallsParser, '{"name": "f", "parameters": {}}; {"na', ""),
-        (JsonCallsParser, '{"title": "The na', '{"title": "The na'),
+        (HERMES, "I look.\n<tool_call>", "I look."),
+        (HERMES, '<tool_call>{"name": "f", "argu', ""),
+        (HERMES, "I look.\n<tool_c", "I look."),
+        (HERMES, f'<tool_call>{WEATHER}</tool_call>\n<tool_call>{{"na', ""),
+        (HERMES, "if a <", "if a <"),
+        (LLAMA3, '{"name": "f", "par', ""),
+        (LLAMA3, '<|python_tag|>{"na', ""),
+        (LLAMA3, "<|python", ""),
+        (LLAMA3, '{"name": "f", "parameters": {}}; {"na', ""),
+        (LLAMA3, '{"title": "The na', '{"title": "The na'),
     ],
 )
 def test_a_call_that_max_tokens_cuts_before_its_arguments_is_no_content(
-    parser: type[HermesParser] | type[JsonCallsParser], text: str, content: str
+    parser: Callable[[], CallParser], text: str, content: str
 ) -> None:
     assert whole(parser(), list(text), cut=True).content == content
     assert whole(parser(), [text], cut=True).content == content
@@ -119,7 +118,7 @@ def test_a_call_that_max_tokens_cuts_before_its_arguments_is_no_content(
 
 
 def test_arguments_are_streamed_after_the_name() -> None:
-    parser = HermesParser()
+    parser = HERMES()
     assert parser.push('<tool_call>{"name": "f", "argu') == Delta()
     assert parser.push('ments": {"a') == Delta(calls=[CallDelta(0, "f", '{"a')])
     assert parser.push('": 1') == Delta(calls=[CallDelta(0, None, '": 1')])
@@ -128,7 +127,7 @@ def test_arguments_are_streamed_after_the_name() -> None:
 
 def test_a_message_of_reasoning_and_calls() -> None:
     text = f'<think>hm</think>\n\n<tool_call>{WEATHER}</tool_call><tool_call>{{"name": "g"}}</tool_call>'
-    format = MessageFormat(partial(ThinkParser, ""), HermesParser, one_call=True)
+    format = MessageFormat(partial(ReasoningParser, ""), HERMES, one_call=True)
     parser = MessageParser(format, new_id=lambda: "call_1")
     message = message_fields(parser.push(text, last=True))
     assert parser.called
@@ -140,7 +139,7 @@ def test_a_message_of_reasoning_and_calls() -> None:
     }
     assert message["content"] is None
     assert json.loads(message["tool_calls"][0]["function"]["arguments"])["days"] == [1, 2]
-    hidden = MessageParser(MessageFormat(partial(ThinkParser, ""), show_reasoning=False))
+    hidden = MessageParser(MessageFormat(partial(ReasoningParser, ""), show_reasoning=False))
     delta = hidden.push(text, last=True)
     assert (delta.reasoning, delta.calls) == ("", [])
 
@@ -183,22 +182,3 @@ def test_fields_of_events() -> None:
     }
     assert delta_fields(Delta(content="a", reasoning="b")) == {"reasoning": "b", "content": "a"}
     assert delta_fields(Delta()) == {}
-
-
-@pytest.mark.parametrize(
-    ("template", "tools", "reasoning"),
-    [
-        ('<tool_call>\n{"name": <function-name>', HermesParser, None),
-        ("<tool_call>\n<function=name>", None, None),
-        ("{{ '<|python_tag|>' }}", JsonCallsParser, None),
-        ("{% if '</think>' in content %}<tool_call>", HermesParser, ThinkParser),
-        ("{{ messages }}", None, None),
-    ],
-)
-def test_the_template_decides(template: str, tools: type | None, reasoning: type | None) -> None:
-    found = output_format("auto", "auto", template)
-    assert (found.tools, found.reasoning) == (tools, reasoning)
-    none = output_format("none", "none", template)
-    assert (none.tools, none.reasoning, none.markers) == (None, None, ())
-    named = output_format("llama3_json", "think", template)
-    assert (named.tools, named.reasoning) == (JsonCallsParser, ThinkParser)

@@ -10,18 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.generation.parsers.calls import CallParser
 from penstock.generation.parsers.delta import Delta, OutputParser
-from penstock.generation.parsers.hermes import HermesParser
-from penstock.generation.parsers.json_calls import JsonCallsParser
+from penstock.generation.parsers.formats import TOOL_FORMATS
 from penstock.generation.parsers.message import MessageFormat, MessageParser
 from penstock.generation.parsers.named_call import NamedCallParser
-from penstock.generation.parsers.think import ThinkParser
+from penstock.generation.parsers.reasoning import ReasoningParser
 
+HERMES = partial(CallParser, TOOL_FORMATS["hermes"])
+LLAMA3 = partial(CallParser, TOOL_FORMATS["llama3_json"])
 PARSERS: dict[str, Callable[[], OutputParser]] = {
-    "hermes": HermesParser,
-    "llama3_json": JsonCallsParser,
-    "think": partial(ThinkParser, "hi"),
-    "think, opened by the prompt": partial(ThinkParser, "hi<think>\n"),
+    "hermes": HERMES,
+    "llama3_json": LLAMA3,
+    "think": partial(ReasoningParser, "hi"),
+    "think, opened by the prompt": partial(ReasoningParser, "hi<think>\n"),
     "named": partial(NamedCallParser, "f"),
 }
 
@@ -30,7 +32,7 @@ class WholeMessage:
     """A message's parsers, as one."""
 
     def __init__(self) -> None:
-        format = MessageFormat(partial(ThinkParser, ""), HermesParser)
+        format = MessageFormat(partial(ReasoningParser, ""), HERMES)
         self._parser = MessageParser(format, new_id=lambda: "id")
 
     def push(self, text: str) -> Delta:
@@ -108,7 +110,7 @@ def test_any_split_gives_what_the_whole_gives(name: str, text: str, cuts: list[i
 @given(text=texts, cuts=st.lists(st.integers(0, 1000), max_size=12))
 def test_reasoning_then_calls_are_split_alike(text: str, cuts: list[int]) -> None:
     def run(pieces: list[str]) -> Delta:
-        parser = MessageParser(MessageFormat(partial(ThinkParser, ""), HermesParser), new_id=lambda: "id")
+        parser = MessageParser(MessageFormat(partial(ReasoningParser, ""), HERMES), new_id=lambda: "id")
         delta = Delta()
         for piece in pieces:
             delta.add(parser.push(piece, last=False))
@@ -128,7 +130,7 @@ def test_text_without_marks_is_content(name: str, text: str) -> None:
 
 @given(text=texts)
 def test_a_parser_that_is_idle_passes_everything_on(text: str) -> None:
-    for make in (JsonCallsParser, partial(ThinkParser, "")):
+    for make in (LLAMA3, partial(ReasoningParser, "")):
         parser = make()
         parser.push(text)
         if parser.idle:
@@ -156,7 +158,7 @@ def test_text_may_pass_by_an_open_parser(name: str, before: str, plain: str, aft
 
 
 def test_parsers_open_after_reasoning_and_calls() -> None:
-    parser = MessageParser(MessageFormat(partial(ThinkParser, ""), HermesParser))
+    parser = MessageParser(MessageFormat(partial(ReasoningParser, ""), HERMES))
     assert not parser.open
     parser.push("<think>a</think>", last=False)
     assert (parser.open, parser.guard) == (True, "<")
@@ -164,4 +166,4 @@ def test_parsers_open_after_reasoning_and_calls() -> None:
     assert not parser.open, "white space may precede a call"
     parser.push('<tool_call>{"name": "f"}</tool_call>', last=False)
     assert parser.open
-    assert MessageParser(MessageFormat(partial(ThinkParser, "<think>"))).open is False
+    assert MessageParser(MessageFormat(partial(ReasoningParser, "<think>"))).open is False

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
 
-from penstock.generation.parsers.hermes import HermesParser
+from penstock.generation.parsers.calls import CallParser
+from penstock.generation.parsers.formats import TOOL_FORMATS
 from penstock.generation.parsers.message import MessageFormat
 from penstock.generation.replies.reply import TextTables
 from penstock.generation.replies.streamed import StreamedReply
@@ -405,7 +406,7 @@ def test_echo_comes_first() -> None:
 def test_a_parser_sees_only_rows_that_may_matter_to_it() -> None:
     text = 'Hello there, this is text.<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call> after'
     plan = PLANNER.chat(chat_body(stream=True, max_tokens=2000))
-    plan.format = MessageFormat(tools=HermesParser)
+    plan.format = MessageFormat(tools=partial(CallParser, TOOL_FORMATS["hermes"]))
     desk = Desk(tables())
     reply, sink = desk.streamed(plan, chat=True)
     seen: list[int] = []

@@ -8,8 +8,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from penstock.config.serve import ServeConfig
-from penstock.generation.parsers.hermes import HermesParser
-from penstock.generation.parsers.message import MessageFormat
+from penstock.generation.parsers.message import MessageParser
 from penstock.generation.plan import RequestPlan
 from penstock.generation.prompt.chat_template import ChatTemplate
 from tests.generation.planning import chat_body, error_of, planners, tiny_tokenizer
@@ -52,7 +51,10 @@ def test_a_model_that_may_not_call_does_not_see_the_tools() -> None:
 @pytest.mark.parametrize("fields", [{}, {"tool_choice": "auto"}, {"parallel_tool_calls": False}])
 def test_calls_are_read_where_their_format_is_known(fields: dict[str, Any]) -> None:
     plan = HERMES.chat(chat_body(tools=[TOOL], **fields))
-    assert plan.format == MessageFormat(tools=HermesParser, one_call="parallel_tool_calls" in fields)
+    assert plan.format is not None
+    assert plan.format.one_call is ("parallel_tool_calls" in fields)
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    assert [each.name for each in MessageParser(plan.format).push(call, last=True).calls] == ["f"]
     assert plan.constraint is None
     named = planners(ServeConfig(tool_call_parser="llama3_json"))
     assert named.chat(chat_body(tools=[TOOL], **fields)).format is not None

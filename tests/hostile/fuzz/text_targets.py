@@ -10,12 +10,13 @@ from typing import Any
 import msgspec
 
 from penstock.gateway.requests.request_body import read_request
+from penstock.generation.parsers.calls import CallParser
 from penstock.generation.parsers.delta import Delta, OutputParser
-from penstock.generation.parsers.hermes import HermesParser
-from penstock.generation.parsers.json_calls import JsonCallsParser
+from penstock.generation.parsers.formats import TOOL_FORMATS
+from penstock.generation.parsers.harmony import HarmonyParser
 from penstock.generation.parsers.message import MessageFormat, MessageParser
 from penstock.generation.parsers.named_call import NamedCallParser
-from penstock.generation.parsers.think import ThinkParser
+from penstock.generation.parsers.reasoning import ReasoningParser
 from penstock.generation.prompt.chat_template import ChatTemplate
 from penstock.http.errors import ApiError
 from tests.generation.planning import Planners, error_or_none, planners
@@ -23,11 +24,15 @@ from tests.hostile.fuzz.byte_source import ByteSource
 
 # -- output parsers
 
+_HERMES = partial(CallParser, TOOL_FORMATS["hermes"])
+_LLAMA3 = partial(CallParser, TOOL_FORMATS["llama3_json"])
 PARSERS: tuple[Callable[[], OutputParser], ...] = (
-    HermesParser,
-    JsonCallsParser,
-    partial(ThinkParser, "hi"),
-    partial(ThinkParser, "hi<think>\n"),
+    _HERMES,
+    _LLAMA3,
+    *(partial(CallParser, each) for each in TOOL_FORMATS.values()),
+    partial(HarmonyParser, ""),
+    partial(ReasoningParser, "hi"),
+    partial(ReasoningParser, "hi<think>\n"),
     partial(NamedCallParser, "f"),
 )
 FRAGMENTS = (
@@ -101,8 +106,8 @@ def output_parsers(data: bytes) -> None:
         assert _joined(make(), pieces, cut=cut) == whole == _joined(make(), list(text), cut=cut)
         assert [call.index for call in whole.calls] == list(range(len(whole.calls)))
         assert all(call.name is not None for call in whole.calls)
-    for tools in (HermesParser, JsonCallsParser):
-        format = MessageFormat(partial(ThinkParser, ""), tools, one_call=bool(cut_at[:1] > b"\x80"))
+    for tools in (_HERMES, _LLAMA3):
+        format = MessageFormat(partial(ReasoningParser, ""), tools, one_call=bool(cut_at[:1] > b"\x80"))
         assert _messages(format, pieces) == _messages(format, [text])
 
 

@@ -1,0 +1,278 @@
+"""How models spell tool calls: as JSON objects, as a name with JSON arguments, as XML, as Python.
+
+Each class reads one section of an output, whose opening was read. What it raises: NotACall at text that is
+none of it, EndOfOutput at the output's end.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+import msgspec
+
+from penstock.generation.parsers.literals import read_json_object, read_python
+from penstock.generation.parsers.reader import EndOfOutput, NotACall, Reader, Steps
+from penstock.generation.parsers.scanner import CallScanner
+from penstock.generation.parsers.value_types import Parameters, ValueType, ValueWriter
+
+SEPARATORS = ",;"
+"""What may stand between calls, besides white space."""
+SPECIAL = re.compile(r"<[|｜][^>]*[|｜]>|\[[A-Z_]+\]|</?[\w:]+>")
+"""Texts that may be tokens."""
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of an output that holds calls."""
+
+    opens: tuple[str, ...] = ()
+    """Texts that open it. None: an output that does not begin with a call is all content."""
+    close: str = ""
+    """Text that closes it, if the model writes one."""
+    optional: str = ""
+    """Text that may precede the first call of an output without ``opens``."""
+    call: str = ""
+    """Precedes each call; empty: a section is one call, or its calls are a list. One of ``opens`` too, if
+    models omit the other one."""
+
+    def read(self, reader: Reader, parameters: Parameters) -> Steps[None]:
+        raise NotImplementedError
+
+    def guard(self) -> str:
+        """The characters with which a section may begin."""
+        return "".join(sorted({each[0] for each in self.opens}))
+
+    def texts(self) -> list[str]:
+        """All texts of the format."""
+        fields = [getattr(self, name) for name in self.__struct_fields__]
+        listed = [each for field in fields for each in (field if isinstance(field, tuple) else (field,))]
+        return [text for text in listed if isinstance(text, str) and text]
+
+    def markers(self) -> tuple[str, ...]:
+        """Those that may be special tokens."""
+        return tuple(special for text in self.texts() for special in SPECIAL.findall(text))
+
+    def _closed(self, reader: Reader) -> Steps[bool]:
+        """Read the end of the section, if this is it."""
+        return bool(self.close) and bool((yield from reader.either(self.close)))
+
+
+class JsonCalls(Section, frozen=True, kw_only=True):
+    """``{"name": …, "arguments": {…}}``, one or several, or a list."""
+
+    def read(self, reader: Reader, parameters: Parameters) -> Steps[None]:
+        listed = (yield from reader.space()) == "["
+        if listed:
+            reader.skip(1)
+        while True:
+            yield from reader.space()
+            yield from _json_call(reader, bare=not self.opens)
+            while (char := (yield from reader.space())) != "{":
+                if char == "]" and listed:
+                    listed = False
+                    reader.skip(1)
+                elif char in SEPARATORS:
+                    reader.skip(1)
+                elif (yield from self._closed(reader)):
+                    return
+                else:
+                    raise NotACall
+
+
+def _json_call(reader: Reader, *, bare: bool) -> Steps[None]:
+    """Read one object. ``bare``: only its fields show that it is a call, so it must have arguments."""
+    scanner = CallScanner()
+    while True:
+        text, started = reader.unread, scanner.started
+        reader.skip(len(text) - len(scanner.push(text)))
+        arguments = scanner.take_arguments()
+        if scanner.done and scanner.name is not None and not scanner.started and not bare:
+            started, arguments = False, "{}"
+        elif (scanner.done or scanner.broken) and not scanner.started:
+            raise NotACall
+        if not started and (scanner.started or arguments):
+            assert scanner.name is not None
+            reader.start_call(scanner.name)
+        if arguments:
+            reader.arguments(arguments)
+        if scanner.broken:
+            raise NotACall
+        if scanner.done:
+            reader.begin()
+            return
+        yield from reader.more()
+
+
+class TaggedCalls(Section, frozen=True, kw_only=True):
+    """A name, a marker, and the arguments as JSON."""
+
+    name: re.Pattern[str] | None = None
+    """Matches a call's id, of which group 1 is the name."""
+    id: str = ""
+    """Marker of an id after the name."""
+    before: str = ""
+    """Precedes the arguments."""
+    fence: tuple[str, str] = ("", "")
+    """Texts around the arguments, such as Markdown's."""
+    end: str = ""
+    """Follows the arguments."""
+    listed: bool = False
+    """Whether the section may be JsonCalls instead."""
+
+    def read(self, reader: Reader, parameters: Parameters) -> Steps[None]:
+        if self.listed and (yield from reader.space()) in "[{":
+            yield from JsonCalls(opens=self.opens, close=self.close).read(reader, parameters)
+            return
+        while True:
+            yield from reader.space()
+            if self.call and (yield from self._closed(reader)):
+                return
+            yield from reader.expect(self.call)
+            yield from self._call(reader)
+            if not self.call:
+                return
+
+    def _call(self, reader: Reader) -> Steps[None]:
+        yield from reader.space()
+        name, id = (yield from reader.name()), None
+        if self.name and (found := self.name.fullmatch(name)):
+            name, id = found[1], name
+        for mark in (self.id, self.before, self.fence[0]):
+            if mark:
+                yield from reader.space()
+                if (yield from reader.either(mark)) and mark == self.id:
+                    id = yield from reader.name()
+        if (yield from reader.space()) != "{":
+            raise NotACall
+        reader.start_call(name, id)
+        yield from read_json_object(reader)
+        yield from reader.closing(self.fence[1], self.end)
+
+
+class XmlCalls(Section, frozen=True, kw_only=True):
+    """Elements for the call and each parameter. The parameter's schema says whether its text is a string."""
+
+    call_end: str = ""
+    """Follows the name."""
+    parameter: str
+    parameter_end: str
+    """Follows the parameter's name."""
+    value: str = ""
+    """Precedes the value."""
+    value_end: str
+    end: str
+    """Closes the call."""
+    after: str = ""
+    """May follow the call."""
+    lines: bool = False
+    """Whether a line break at the start and the end of a value is not part of it."""
+    typed: bool = False
+    """Whether ``true">`` or ``false">`` after the parameter's name says that it is a string."""
+
+    def read(self, reader: Reader, parameters: Parameters) -> Steps[None]:
+        while True:
+            yield from reader.space()
+            if self.call and (yield from self._closed(reader)):
+                return
+            yield from reader.expect(self.call)
+            yield from self._call(reader, parameters)
+            yield from reader.closing(self.after)
+            if not self.call:
+                return
+
+    def _call(self, reader: Reader, parameters: Parameters) -> Steps[None]:
+        yield from reader.space()
+        name = yield from reader.name()
+        yield from reader.expect(self.call_end)
+        opening = ""
+        try:
+            while True:
+                yield from reader.space()
+                mark = yield from reader.either(self.parameter, self.end)
+                if not mark:
+                    raise NotACall
+                if not opening:
+                    reader.start_call(name)
+                    opening = "{"
+                if mark == self.end:
+                    break
+                key, type = yield from self._key(reader, parameters, name)
+                reader.settle()
+                reader.arguments(f"{opening}{json.dumps(key, ensure_ascii=False)}: ")
+                opening = ", "
+                yield from self._value(reader, type)
+                reader.begin()
+        except (NotACall, EndOfOutput):
+            if opening and not reader.cut:
+                reader.arguments("{}" if opening == "{" else "}")
+            raise
+        reader.arguments("{}" if opening == "{" else "}")
+
+    def _key(self, reader: Reader, parameters: Parameters, name: str) -> Steps[tuple[str, ValueType]]:
+        key = (yield from reader.line(self.parameter_end)).strip()
+        type = parameters.type_of(name, key)
+        if self.typed:
+            type = ValueType.STRING if (yield from reader.line('">')) == "true" else ValueType.JSON
+        if self.value:
+            yield from reader.space()
+            yield from reader.expect(self.value)
+        return key, type
+
+    def _value(self, reader: Reader, type: ValueType) -> Steps[None]:
+        writer = ValueWriter(type, reader.arguments, lines=self.lines)
+        try:
+            yield from reader.until(self.value_end, emit=writer.add)
+        except EndOfOutput:
+            if reader.cut:
+                writer.cut()
+            else:
+                writer.end()
+            raise
+        writer.end()
+
+
+class PythonCalls(Section, frozen=True, kw_only=True):
+    """``[f(a=1, b="x"), g()]``, or one call per line."""
+
+    def read(self, reader: Reader, parameters: Parameters) -> Steps[None]:
+        listed = (yield from reader.space()) == "["
+        if listed:
+            reader.skip(1)
+        elif not self.opens:
+            raise NotACall
+        while True:
+            char = yield from reader.space()
+            if char == "]" and listed:
+                reader.skip(1)
+                if not self.close:
+                    return
+                listed = False
+            elif char in SEPARATORS:
+                reader.skip(1)
+            elif (yield from self._closed(reader)):
+                return
+            else:
+                yield from self._call(reader)
+
+    def _call(self, reader: Reader) -> Steps[None]:
+        name = yield from reader.name()
+        yield from reader.expect("(")
+        opening = "{"
+        while (yield from reader.space()) != ")":
+            if opening != "{":
+                yield from reader.expect(",")
+                if (yield from reader.space()) == ")":
+                    break
+            key = yield from reader.name()
+            yield from reader.space()
+            yield from reader.expect("=")
+            if opening == "{":
+                reader.start_call(name)
+            reader.arguments(f"{opening}{json.dumps(key)}: ")
+            opening = ", "
+            yield from read_python(reader, reader.arguments)
+        reader.skip(1)
+        if opening == "{":
+            reader.start_call(name)
+        reader.arguments("{}" if opening == "{" else "}")
+        reader.begin()

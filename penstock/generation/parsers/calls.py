@@ -1,0 +1,102 @@
+"""Parses tool calls in the format of a model, and the calls that a grammar forces."""
+
+from __future__ import annotations
+
+from penstock.generation.parsers.call_syntax import SEPARATORS, JsonCalls, Section
+from penstock.generation.parsers.delta import Delta
+from penstock.generation.parsers.reader import MIN_MARKER, EndOfOutput, NotACall, Reader, Steps
+from penstock.generation.parsers.value_types import Parameters
+
+NO_PARAMETERS = Parameters({})
+
+
+class CallParser:
+    """Parses outputs whose calls are in sections of one kind; all else is content. White space before and
+    between calls is dropped."""
+
+    def __init__(self, section: Section, parameters: Parameters = NO_PARAMETERS) -> None:
+        """``parameters``: of the functions that may be called."""
+        self.guard = section.guard()
+        self._reader = Reader()
+        self._steps = _read(self._reader, section, parameters)
+        next(self._steps)
+
+    @property
+    def idle(self) -> bool:
+        return self._reader.idle
+
+    @property
+    def open(self) -> bool:
+        return self._reader.open
+
+    def push(self, text: str) -> Delta:
+        if self._reader.idle:
+            return Delta(content=text)
+        return self._reader.feed(text, self._steps)
+
+    def finish(self, *, cut: bool) -> Delta:
+        return self._reader.finish(self._steps, cut=cut)
+
+
+class RequiredCallsParser:
+    """An output that the grammar of ``tool_choice`` forces to be calls: a call that is cut before its
+    arguments begin is dropped, for nothing of such an output is content."""
+
+    idle = open = False
+    guard = ""
+
+    def __init__(self) -> None:
+        self._parser = CallParser(JsonCalls())
+
+    def push(self, text: str) -> Delta:
+        return Delta(calls=self._parser.push(text).calls)
+
+    def finish(self, *, cut: bool) -> Delta:
+        return Delta(calls=self._parser.finish(cut=cut).calls)
+
+
+def _read(reader: Reader, section: Section, parameters: Parameters) -> Steps[None]:
+    """Read an output."""
+    try:
+        if not section.opens:
+            reader.begin()
+            yield from _section(reader, section, parameters)
+            yield from reader.content(())
+        while True:
+            yield from reader.content(section.opens)
+            yield from _section(reader, section, parameters)
+    except EndOfOutput:
+        pass
+
+
+def _section(reader: Reader, section: Section, parameters: Parameters) -> Steps[None]:
+    """Read a section with its opening. Text that is no call is content."""
+    before = reader.calls
+    try:
+        if section.opens:
+            mark = yield from reader.either(*section.opens)
+            if mark == section.call:
+                reader.skip(-len(mark))
+        elif section.optional:
+            yield from reader.space()
+            yield from reader.either(section.optional)
+        yield from section.read(reader, parameters)
+        if reader.calls == before:
+            raise NotACall
+        reader.settle()
+    except NotACall:
+        reader.give_up()
+    except EndOfOutput:
+        text = reader.undecided()
+        if not _ends_calls(text, reader, section, called=reader.calls > before):
+            reader.delta.add_content(text)
+        raise
+
+
+def _ends_calls(text: str, reader: Reader, section: Section, *, called: bool) -> bool:
+    """Whether ``text`` at an output's end is no content: the end of a section, or a call that is cut."""
+    if reader.cut:
+        tagged = len(text.lstrip()) >= MIN_MARKER and text.lstrip()[0] in "<["
+        return called or bool(section.opens) or tagged or '"name"' in text
+    rest = text.strip(f"{SEPARATORS}] \r\n\t")
+    return called and (not rest or any(each.startswith(rest) for each in section.texts()))

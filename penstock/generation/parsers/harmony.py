@@ -1,0 +1,119 @@
+"""Parses harmony, the format of gpt-oss: messages on the channels analysis, commentary and final.
+
+A message is ``<|channel|>NAME to=RECIPIENT <|constrain|>json<|message|>TEXT`` and ends with ``<|end|>``, or
+with ``<|call|>`` or ``<|return|>``, which end the output; ``<|start|>assistant`` precedes the next one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from penstock.generation.parsers.delta import Delta
+from penstock.generation.parsers.reader import EndOfOutput, NotACall, Reader, Steps
+
+START = "<|start|>"
+CHANNEL = "<|channel|>"
+MESSAGE = "<|message|>"
+_ENDS = ("<|end|>", "<|call|>", "<|return|>", START, CHANNEL)
+GUARD = "<"
+MARKERS = (*_ENDS, MESSAGE, "<|constrain|>")
+_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+_FUNCTION = "functions."
+_NO_HEADER = "final"
+
+
+class HarmonyParser:
+    """Analysis is reasoning; commentary to a function is a call; other commentary and the final message are
+    content. An output without channels is all content."""
+
+    idle = False
+    guard = GUARD
+
+    def __init__(self, prompt: str, *, calls: bool = True) -> None:
+        """``prompt``: the text before the output; it may hold a message's beginning. ``calls``: whether calls
+        are parsed; they are content otherwise."""
+        self._reader = Reader()
+        header = prompt.rpartition(START)[2] if prompt.endswith(MESSAGE) else ""
+        self._steps = _read(self._reader, header, calls=calls)
+        next(self._steps)
+
+    @property
+    def open(self) -> bool:
+        return self._reader.open
+
+    def push(self, text: str) -> Delta:
+        return self._reader.feed(text, self._steps)
+
+    def finish(self, *, cut: bool) -> Delta:
+        return self._reader.finish(self._steps, cut=cut)
+
+
+def _read(reader: Reader, header: str, *, calls: bool) -> Steps[None]:
+    between = False
+    try:
+        while True:
+            if not header:
+                header = yield from _header(reader)
+            between = False
+            yield from _message(reader, header, calls=calls)
+            header, between = "", True
+    except EndOfOutput:
+        text = reader.undecided()
+        if not (between and not text.strip()) and not (reader.cut and text.lstrip().startswith("<")):
+            reader.delta.add_content(text)
+
+
+def _header(reader: Reader) -> Steps[str]:
+    """What precedes a message's text; that of a final message if there is none."""
+    reader.begin()
+    try:
+        yield from reader.space()
+        mark = yield from reader.either(START, CHANNEL, "to=")
+        if not mark:
+            raise NotACall
+        header = yield from reader.line(MESSAGE)
+    except NotACall:
+        reader.give_up()
+        return _NO_HEADER
+    reader.settle()
+    return mark + header
+
+
+def _message(reader: Reader, header: str, *, calls: bool) -> Steps[None]:
+    """Read a message's text and end."""
+    recipient = _RECIPIENT.search(header)
+    if calls and recipient and recipient[1].startswith(_FUNCTION):
+        yield from _call(reader, recipient[1].removeprefix(_FUNCTION))
+        return
+    reasons = "analysis" in header or (recipient and not recipient[1].startswith(_FUNCTION))
+
+    def emit(text: str) -> None:
+        if reasons:
+            reader.delta.add_reasoning(text)
+        else:
+            reader.delta.add_content(text)
+
+    yield from _text(reader, emit, content=not reasons)
+
+
+def _call(reader: Reader, name: str) -> Steps[None]:
+    number = reader.calls
+
+    def emit(text: str) -> None:
+        if text:
+            if reader.calls == number:
+                reader.start_call(name)
+            reader.arguments(text)
+
+    try:
+        yield from _text(reader, emit)
+    finally:
+        if reader.calls == number and not reader.cut:
+            emit("{}")
+
+
+def _text(reader: Reader, emit: Callable[[str], object], *, content: bool = False) -> Steps[None]:
+    mark = yield from reader.until(*_ENDS, emit=emit, content=content)
+    if mark in (START, CHANNEL):
+        reader.skip(-len(mark))

@@ -1,0 +1,75 @@
+"""Parses reasoning between markers at an output's start, such as ``<think>`` and ``</think>``."""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.generation.parsers.delta import Delta
+from penstock.generation.parsers.reader import EndOfOutput, Reader, Steps
+
+
+class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model writes its reasoning."""
+
+    opens: tuple[str, ...] = ("<think>",)
+    """Texts that open it; some templates put one at the end of the prompt."""
+    closes: tuple[str, ...] = ("</think>",)
+    ends: tuple[str, ...] = ()
+    """Openings of tool calls that end it, too."""
+
+    def markers(self) -> tuple[str, ...]:
+        """The texts that may be special tokens."""
+        return (*self.opens, *self.closes, *self.ends)
+
+
+THINK = Reasoning()
+
+
+class ReasoningParser:
+    """Reasoning starts with the output, or with the end of the prompt; what follows is content."""
+
+    guard = ""
+
+    def __init__(self, prompt: str, format: Reasoning = THINK) -> None:
+        """``prompt``: the text before the output."""
+        self._reader = Reader()
+        inside = prompt[-64:].rstrip().endswith(format.opens)
+        self._steps = _read(self._reader, format, inside=inside)
+        next(self._steps)
+
+    @property
+    def idle(self) -> bool:
+        return self._reader.idle
+
+    @property
+    def open(self) -> bool:
+        return self._reader.idle
+
+    def push(self, text: str) -> Delta:
+        if self._reader.idle:
+            return Delta(content=text)
+        return self._reader.feed(text, self._steps)
+
+    def finish(self, *, cut: bool) -> Delta:
+        return self._reader.finish(self._steps, cut=cut)
+
+
+def _read(reader: Reader, format: Reasoning, *, inside: bool) -> Steps[None]:
+    try:
+        if not inside:
+            reader.begin()
+            yield from reader.space()
+            inside = bool((yield from reader.either(*format.opens)))
+            if inside:
+                reader.settle()
+            else:
+                reader.give_up()
+        if inside:
+            mark = yield from reader.until(
+                *format.closes, *format.ends, emit=lambda text: reader.delta.add_reasoning(text)
+            )
+            if mark in format.ends:
+                reader.skip(-len(mark))
+        yield from reader.content(())
+    except EndOfOutput:
+        reader.delta.add_content(reader.undecided())

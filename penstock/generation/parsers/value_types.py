@@ -1,0 +1,145 @@
+"""The arguments' JSON where a model writes them as text: the functions' schemas say what is a string."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from enum import Enum, auto
+from typing import Any
+
+MAX_REFERENCES = 16
+"""Maximum references that lead from a parameter to its type."""
+_JSON_TYPES = ("array", "boolean", "integer", "null", "number", "object")
+
+
+class ValueType(Enum):
+    """How the text of an argument becomes JSON."""
+
+    STRING = auto()
+    """It is a string."""
+    NULLABLE = auto()
+    """It is a string, unless it is ``null``."""
+    JSON = auto()
+    """It is JSON; other text is a string."""
+
+
+class Parameters:
+    """The schemas of the functions' parameters."""
+
+    def __init__(self, schemas: Mapping[str, dict[str, Any] | None]) -> None:
+        """``schemas``: by the function's name; None: it takes any object."""
+        self._schemas = schemas
+
+    def type_of(self, function: str, parameter: str) -> ValueType:
+        """The type of a function's parameter; JSON if nothing is known about it."""
+        root = self._schemas.get(function)
+        properties = root.get("properties") if isinstance(root, dict) else None
+        schema = properties.get(parameter) if isinstance(properties, dict) else None
+        names = _types(schema, root, MAX_REFERENCES)
+        if names == {"string"}:
+            return ValueType.STRING
+        return ValueType.NULLABLE if names == {"string", "null"} else ValueType.JSON
+
+
+def _types(schema: Any, root: Any, references: int) -> set[str]:
+    """The JSON types that a schema allows; empty if it does not say."""
+    if not isinstance(schema, dict):
+        return set()
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#/") and references:
+        target = root
+        for step in reference[2:].split("/"):
+            target = target.get(step) if isinstance(target, dict) else None
+        return _types(target, root, references - 1)
+    named = schema.get("type")
+    if named is not None:
+        return {each for each in (named if isinstance(named, list) else [named]) if isinstance(each, str)}
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(values, list):
+        return {"null" if each is None else "string" if isinstance(each, str) else "json" for each in values}
+    for key in ("anyOf", "oneOf", "allOf"):
+        options = schema.get(key)
+        if isinstance(options, list) and references:
+            found = [_types(each, root, references - 1) for each in options]
+            return set().union(*found) if all(found) or key == "allOf" else set()
+    return set()
+
+
+class ValueWriter:
+    """Writes one argument's text as JSON, a string as it arrives."""
+
+    def __init__(self, type: ValueType, emit: Callable[[str], object], *, lines: bool = False) -> None:
+        """``lines``: a line break at its start and its end is not part of it."""
+        self._type = type
+        self._emit = emit
+        self._lines = lines
+        self._held = ""
+        """Text whose meaning is open."""
+        self._first = True
+        """Whether nothing of the text has arrived."""
+        self._quoted = False
+        """Whether the string has begun."""
+
+    def add(self, text: str) -> None:
+        if self._first and self._lines and text:
+            text = text.removeprefix("\n")
+            self._first = False
+        text = self._held + text
+        if self._type is ValueType.JSON or (
+            self._type is ValueType.NULLABLE
+            and not self._quoted
+            and "null".startswith(text.removesuffix("\n"))
+        ):
+            self._held = text
+            return
+        self._held = "\n" if self._lines and text.endswith("\n") else ""
+        self._string(text[: len(text) - len(self._held)])
+
+    def end(self) -> None:
+        """The whole text has arrived."""
+        text, self._held = self._held, ""
+        if self._lines:
+            text = text.removesuffix("\n")
+        if self._quoted:
+            self._string(text)
+            self._emit('"')
+        else:
+            self._emit(json_value(text, self._type))
+
+    def cut(self) -> None:
+        """The rest of the text does not arrive. JSON is sent as the model wrote it."""
+        if self._type is ValueType.JSON:
+            self._emit(self._held.strip())
+
+    def _string(self, text: str) -> None:
+        if not self._quoted:
+            self._quoted = True
+            self._emit('"')
+        if text:
+            self._emit(escaped(text))
+
+
+def escaped(text: str) -> str:
+    """``text`` within a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+_PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
+
+
+def json_value(text: str, type: ValueType = ValueType.JSON) -> str:
+    """The JSON of an argument's text."""
+    plain = text.strip()
+    plain = _PYTHON_WORDS.get(plain, plain)
+    if type is ValueType.JSON or (type is ValueType.NULLABLE and plain == "null"):
+        try:
+            json.loads(plain, parse_constant=_no_json)
+        except (ValueError, RecursionError):
+            pass
+        else:
+            return plain
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _no_json(word: str) -> None:
+    raise ValueError(f"{word} is no JSON")
