@@ -355,7 +355,7 @@ class RowWriter:
             if self._guards and plain and self._guarded[handle]:
                 plain = not self._unsafe.take(frame.tokens[start:end]).any()
             if path >= Path.CHUNK:
-                self._records.give_back(handle)
+                self._records.update(handle)
             event = _event(stream, texts[start:end].tolist()) if plain else None
             if event is None or stream.paths is None:  # None: it was dropped in a row before this one
                 logprobs = None if frame.logprobs is None else _entries(frame.logprobs, start, end)

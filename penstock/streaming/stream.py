@@ -158,7 +158,7 @@ class Stream:
             return b"".join((self.head, text, self.tail))
         number = record.number
         record.number = number + 1
-        record.text += text
+        record.add(text)
         return b'%b%b","sequence_number":%d%b' % (self.head, text, number, self.tail)
 
     def write_plain_rows(self, row_path: RowPath | None, *, guarded: bool = False) -> None:

@@ -176,7 +176,7 @@ class Output:
         record = self._record
         number = record.number
         record.number = number + 1
-        record.text += text
+        record.add(text)
         return b'%b%b","sequence_number":%d%b' % (self.open.head, text, number, tail)
 
     def _item_event(self, name: bytes, item: OutputItem, json: bytes) -> bytes:
