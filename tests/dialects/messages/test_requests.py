@@ -160,6 +160,13 @@ def test_tool_choice(choice: str, constrained: bool) -> None:
     assert (planned.constraint is not None) == constrained
 
 
+def test_a_schema_at_fault_has_the_name_of_its_field() -> None:
+    planned = plan(tools=[WEATHER], tool_choice={"type": "any"})
+    assert planned.constraint is not None
+    fault = planned.constraint.fault("no", planned.constraint.parts[0].path)
+    assert fault.param == "tools[0].input_schema"
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
