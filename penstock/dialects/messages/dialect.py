@@ -24,7 +24,6 @@ from penstock.generation.request.structured_output import Constraint, SchemaPart
 from penstock.generation.request.tool_choice import ToolChoice, message_format, parse_tool_choice
 from penstock.http.errors import ApiError, refused
 
-
 _PARAMETERS, _SCHEMA = ".function.parameters", ".input_schema"
 """Names of a tool's schema: in chat completions, and here."""
 
