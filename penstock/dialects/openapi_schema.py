@@ -80,6 +80,10 @@ class ApiDescription(NamedTuple):
     """Fields that the type leaves optional and that requests need."""
     invoked: bool = False
     """Whether ``/invocations`` serves it, too."""
+    more_routes: tuple[Route, ...] = ()
+    """The API's other routes."""
+    more_requests: tuple[type[msgspec.Struct], ...] = ()
+    """Types of their request bodies."""
 
 
 def check_names(descriptions: Sequence[ApiDescription]) -> Sequence[ApiDescription]:

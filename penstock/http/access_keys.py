@@ -59,7 +59,7 @@ class Keys:
         problem = "The API key is not valid" if key else "An API key is needed"
         raise ApiError(
             401,
-            f"{problem}: send one of this server's as 'Authorization: Bearer KEY'.",
+            f"{problem}: send one of this server's as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.",
             code="invalid_api_key",
             headers=[(b"www-authenticate", b"Bearer")],
         )

@@ -41,6 +41,7 @@ def test_every_route_is_there() -> None:
         ("post", "/detokenize"),
         ("get", "/health"),
         ("post", "/v1/messages"),
+        ("post", "/v1/messages/count_tokens"),
         ("get", "/ready"),
         ("get", "/ping"),
         ("post", "/ping"),

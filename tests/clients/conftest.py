@@ -23,6 +23,7 @@ PYTHON = str(ROOT / ".venv" / "bin" / "python")
 NEEDED = {
     "test_openai.py": "openai",
     "test_node.py": "openai",
+    "test_anthropic.py": "anthropic",
     "test_langchain.py": "langchain_openai",
     "test_pydantic_ai.py": "pydantic_ai",
     "test_agents.py": "agents",
@@ -36,7 +37,7 @@ NEEDED = {
 OFFLINE = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
 """What keeps clients from other hosts."""
 
-if find_spec("langchain_openai") or find_spec("litellm"):
+if any(map(find_spec, ("anthropic", "langchain_openai", "litellm"))):
     os.environ.update(OFFLINE)
     collect_ignore = [file for file, package in NEEDED.items() if not find_spec(package)]
 else:

@@ -174,3 +174,29 @@ def test_usage_says_how_much_of_a_prompt_was_cached(demo: Server) -> None:
     assert cached(cache_salt="one", n=3) == 0
     assert cached(cache_salt="one", n=3) >= 16
     assert cached(cache_salt="two") == 0
+
+
+def test_turns_of_an_agent_find_their_prefix_in_the_cache(demo: Server) -> None:
+    """Each turn appends system text, and the head changes where clients are known to change it."""
+    block, stable = 16, "You are an agent that edits files and runs commands. " * 8
+    messages: list[dict[str, Any]] = []
+    before = 0
+    for turn in range(4):
+        messages += [
+            {"role": "user", "content": f"Question {turn}: what does os.path.join do with its arguments?"},
+            {"role": "system", "content": f"{turn} files were changed since the last question."},
+        ]
+        system = [
+            {"type": "text", "text": f"x-anthropic-billing-header: cch={turn};"},
+            {"type": "text", "text": stable, "cache_control": {"type": "ephemeral"}},
+            {"type": "text", "text": f"It is {turn} o'clock."},
+        ]
+        body = {"messages": messages, "system": system, "max_tokens": 4, "metadata": {"user_id": "prefix"}}
+        counted = demo.post("/v1/messages/count_tokens", {"messages": messages, "system": system}).json()
+        usage = demo.post("/v1/messages", body).json()["usage"]
+        assert usage["input_tokens"] + usage["cache_read_input_tokens"] == counted["input_tokens"]
+        # All of the turn before but the system text after the mark, the start of the answer, and a block.
+        assert usage["cache_read_input_tokens"] >= before - 24 - block
+        assert turn == 0 or usage["cache_read_input_tokens"] > 0
+        before = counted["input_tokens"]
+        messages.append({"role": "assistant", "content": f"Answer {turn}."})

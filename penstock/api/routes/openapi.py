@@ -160,7 +160,7 @@ _MODE = _parameter("mode", "What becomes of streams that run.", {"enum": list(MO
 
 
 _ROUTES = (
-    *(each.route for each in DESCRIPTIONS),
+    *(route for each in DESCRIPTIONS for route in (each.route, *each.more_routes)),
     Route(
         "post",
         "/invocations",
@@ -318,7 +318,8 @@ def _error(status: int, schema: str) -> Json:
 
 
 def _request_schemas() -> Json:
-    types = (*_UNSUPPORTED, DetokenizeRequest)
+    more = [type for each in DESCRIPTIONS for type in each.more_requests]
+    types = (*_UNSUPPORTED, *more, DetokenizeRequest)
     _, schemas = msgspec.json.schema_components(types, ref_template=_REFERENCE)
     for schema in schemas.values():
         for field in schema.get("properties", {}).values():

@@ -74,6 +74,15 @@ class BlockSequence:
             else:
                 yield from self.text(Kind.THINKING if piece.reasoning else Kind.TEXT, piece.text)
 
+    def open_text(self) -> Start:
+        """Begin a text block, for text that does not start with white space. No block may be open."""
+        self._gap, self.open, self.index = "", Kind.TEXT, self.index + 1
+        return Start(self.index, Kind.TEXT)
+
+    def takes_text(self, text: bytes) -> bool:
+        """Whether JSON-escaped ``text`` begins the first block, and not with white space."""
+        return self.index < 0 and not self._gap and 0x20 < text[0] < 0x80 and text[:1] != b"\\"
+
     def text(self, kind: Kind, text: str) -> Iterator[Step]:
         if self.open is not kind:
             if self._gap_kind is not kind:

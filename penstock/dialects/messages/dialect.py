@@ -24,6 +24,9 @@ from penstock.generation.request.structured_output import Constraint, SchemaPart
 from penstock.generation.request.tool_choice import ToolChoice, message_format, parse_tool_choice
 from penstock.http.errors import ApiError, refused
 
+_PARAMETERS, _SCHEMA = ".function.parameters", ".input_schema"
+"""Names of a tool's schema: in chat completions, and here."""
+
 
 class _Conversation(NamedTuple):
     """The prompt of a request, and what its output may be."""
@@ -63,7 +66,7 @@ class Messages(Dialect):
         plan.dialect_fields = conversation.thinking.omitted
         choice = conversation.choice
         plan.warning = choice.warning
-        constraint = choice.constraint or _output_constraint(request, processor.json_whitespace)
+        constraint = _named_here(choice.constraint) or _output_constraint(request, processor.json_whitespace)
         if constraint is not None:
             constrain(plan, constraint)
         plan.format = message_format(
@@ -143,6 +146,14 @@ def _conversation(processor: InputProcessor, request: CountTokensRequest) -> _Co
         variables=thinking.variables,
     )
     return _Conversation(text, choice, one_call, thinking)
+
+
+def _named_here(constraint: Constraint | None) -> Constraint | None:
+    """The constraint of a tool choice, with the names that fields have in this API."""
+    if constraint is None:
+        return None
+    parts = [each._replace(field=each.field.replace(_PARAMETERS, _SCHEMA)) for each in constraint.parts]
+    return constraint._replace(field=constraint.field.replace(_PARAMETERS, _SCHEMA), parts=tuple(parts))
 
 
 def _output_constraint(request: CountTokensRequest, whitespace: str) -> Constraint | None:

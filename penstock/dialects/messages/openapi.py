@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from penstock.dialects.messages.request_schema import UNSUPPORTED, MessagesRequest
+from penstock.dialects.messages.request_schema import UNSUPPORTED, CountTokensRequest, MessagesRequest
 from penstock.dialects.openapi_schema import (
+    BODY_ERRORS,
     COUNT,
     GENERATION_ERRORS,
     REQUEST_ID,
@@ -93,6 +94,21 @@ DESCRIPTION = ApiDescription(
         error="MessagesError",
     ),
     request=MessagesRequest,
+    more_routes=(
+        Route(
+            method="post",
+            path="/v1/messages/count_tokens",
+            tag="Tokens",
+            operation="countMessageTokens",
+            summary="Count the input tokens of a message",
+            reply="MessagesTokenCount",
+            errors=BODY_ERRORS,
+            body="CountTokensRequest",
+            example={"messages": [{"role": "user", "content": "Say hello"}]},
+            error="MessagesError",
+        ),
+    ),
+    more_requests=(CountTokensRequest,),
     unsupported=UNSUPPORTED,
     replies={
         **_BLOCKS,
@@ -109,6 +125,7 @@ DESCRIPTION = ApiDescription(
             },
         ),
         "MessagesEvent": _EVENT,
+        "MessagesTokenCount": shape("Tokens of a prompt.", {"input_tokens": COUNT}),
         "MessagesError": shape(
             "Why a request failed.",
             {

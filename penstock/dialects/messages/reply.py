@@ -18,9 +18,25 @@ from penstock.generation.replies.token_usage import TokenUsage
 from penstock.http.admission import stream_failed
 from penstock.http.asgi import encode_json
 from penstock.streaming.stream import StreamError
+from penstock.streaming.token_table import escape_json
 from penstock.wire.messages import KVTransferParams
 
-_STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+_USAGE = (
+    b'"usage":{"input_tokens":%d,"cache_creation_input_tokens":0,"cache_read_input_tokens":%d,'
+    b'"output_tokens":%d'
+)
+_MESSAGE_START = (
+    b'event: message_start\ndata: {"type":"message_start","message":{"id":"%b","type":"message",'
+    b'"role":"assistant","model":"%b","content":[],"stop_reason":null,"stop_sequence":null,'
+    + _USAGE
+    + b',"service_tier":"standard"}}}\n\n'
+)
+_MESSAGE_END = (
+    b'event: message_delta\ndata: {"type":"message_delta","delta":{"stop_reason":"%b","stop_sequence":%b},'
+    + _USAGE
+    + b'}}\n\nevent: message_stop\ndata: {"type":"message_stop"}\n\n'
+)
+_BLOCK_STOP = b'event: content_block_stop\ndata: {"type":"content_block_stop","index":%d}\n\n'
 _START = b'event: content_block_start\ndata: {"type":"content_block_start","index":%d,"content_block":%b}\n\n'
 _DELTA = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":"%b":"'
 _DELTA_TYPES = {
@@ -63,8 +79,8 @@ class MessagesReply(ReplyFormat):
         return self._blocks.open is Kind.TEXT
 
     def first(self, index: int, prompt_token_ids: Sequence[int] | None, usage: TokenUsage | None) -> bytes:
-        message = self._message([], None, None, usage)
-        return b'event: message_start\ndata: {"type":"message_start","message":%b}\n\n' % encode_json(message)
+        assert usage is not None  # usage_first
+        return _MESSAGE_START % (escape_json(self.id), escape_json(self._plan.model), *_counts(usage))
 
     def event(
         self,
@@ -80,14 +96,15 @@ class MessagesReply(ReplyFormat):
         usage: TokenUsage | None = None,
         kv_transfer_params: KVTransferParams | None = None,
     ) -> bytes:
-        if delta is None:
-            if text and self._blocks.open is Kind.TEXT:
-                events = b"".join((self._head, text, _DELTA_END))
-            else:
-                steps = self._blocks.text(Kind.TEXT, _decode(b'"%b"' % text))
-                events = b"".join(map(self._spell, steps))
-        else:
-            events = b"".join(map(self._spell, self._blocks.push(delta)))
+        blocks, events = self._blocks, b""
+        if delta is not None:
+            events = b"".join(map(self._spell, blocks.push(delta)))
+        elif text and blocks.open is Kind.TEXT:
+            events = b"".join((self._head, text, _DELTA_END))
+        elif text and blocks.takes_text(text):
+            events = b"".join((self._spell(blocks.open_text()), self._head, text, _DELTA_END))
+        elif text:
+            events = b"".join(map(self._spell, blocks.text(Kind.TEXT, _decode(b'"%b"' % text))))
         if finish_reason is not None:
             self._finish(finish_reason, stop_reason)
             events += b"".join(map(self._spell, self._blocks.finish()))
@@ -100,24 +117,15 @@ class MessagesReply(ReplyFormat):
         if isinstance(step, Start):
             self._head = _DELTA % (step.index, _DELTA_TYPES[Kind.TEXT])
             return _START % (step.index, encode_json(start_fields(step)))
-        signed = b""
-        if step.signature:
-            signed = b"".join(
-                (_DELTA % (step.index, b'signature_delta","signature'), step.signature.encode(), _DELTA_END)
-            )
-        return (
-            signed
-            + b'event: content_block_stop\ndata: {"type":"content_block_stop","index":%d}\n\n' % step.index
-        )
+        if not step.signature:
+            return _BLOCK_STOP % step.index
+        start = _DELTA % (step.index, b'signature_delta","signature')
+        return b"".join((start, step.signature.encode(), _DELTA_END, _BLOCK_STOP % step.index))
 
     def end(self, usage: TokenUsage | None) -> bytes:
         assert usage is not None  # the plan asks for it
-        fields = {
-            "type": "message_delta",
-            "delta": {"stop_reason": self._stop_reason(usage), "stop_sequence": self._stop_sequence},
-            "usage": _usage_fields(usage),
-        }
-        return b"event: message_delta\ndata: %b\n\n" % encode_json(fields) + _STOP
+        sequence = b"null" if self._stop_sequence is None else encode_json(self._stop_sequence)
+        return _MESSAGE_END % (self._stop_reason(usage).encode(), sequence, *_counts(usage))
 
     def error(self, error: StreamError) -> bytes:
         return b"event: error\ndata: %b\n\n" % error_body(stream_failed(error), self._request_id)
@@ -149,36 +157,31 @@ class MessagesReply(ReplyFormat):
         content = _joined([*steps, *blocks.finish()])
         self._finish(choice.finish_reason, choice.stop_reason)
         usage = reply.usage()
-        message = self._message(content, self._stop_reason(usage), self._stop_sequence, usage)
-        yield encode_json(message)
+        uncached, cached, generated = _counts(usage)
+        yield encode_json(
+            {
+                "id": self.id,
+                "type": "message",
+                "role": "assistant",
+                "model": self._plan.model,
+                "content": content,
+                "stop_reason": self._stop_reason(usage),
+                "stop_sequence": self._stop_sequence,
+                "usage": {
+                    "input_tokens": uncached,
+                    "cache_creation_input_tokens": 0,
+                    "cache_read_input_tokens": cached,
+                    "output_tokens": generated,
+                    "service_tier": "standard",
+                },
+            }
+        )
 
-    def _message(
-        self,
-        content: list[dict[str, Any]],
-        stop_reason: str | None,
-        stop_sequence: str | None,
-        usage: TokenUsage | None,
-    ) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "type": "message",
-            "role": "assistant",
-            "model": self._plan.model,
-            "content": content,
-            "stop_reason": stop_reason,
-            "stop_sequence": stop_sequence,
-            "usage": _usage_fields(usage or TokenUsage(0, 0, None)) | {"service_tier": "standard"},
-        }
 
-
-def _usage_fields(usage: TokenUsage) -> dict[str, Any]:
+def _counts(usage: TokenUsage) -> tuple[int, int, int]:
+    """Input tokens that were not cached, those that were, and output tokens."""
     cached = usage.cached_tokens or 0
-    return {
-        "input_tokens": usage.prompt_tokens - cached,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": cached,
-        "output_tokens": usage.completion_tokens,
-    }
+    return usage.prompt_tokens - cached, cached, usage.completion_tokens
 
 
 def _joined(steps: Sequence[Step]) -> list[dict[str, Any]]:

@@ -100,7 +100,6 @@ class StreamedReply(RequestReply):
     ) -> None:
         choice = self.choices[stream.index]
         held = choice.text or not choice.plain or choice.parser is not None  # a parser must see the end
-        held = held or self.format.blocks
         if held or self._paused or not self._plain or finish not in _WITH_TEXT:
             super().on_row(stream, tokens, finish, cached, logprobs)
             return
@@ -120,7 +119,7 @@ class StreamedReply(RequestReply):
         """The first or last row of most streams. ``text`` is JSON-escaped."""
         self._on_slow_row(stream, cached)
         format, index = self.format, stream.index
-        opening = b"" if choice.begun else format.first(index, None, None)
+        opening = b"" if choice.begun else format.first(index, None, self._first_usage(choice))
         choice.begun = True
         if finish:
             self._finish_choice(choice, stream, finish)
@@ -132,7 +131,9 @@ class StreamedReply(RequestReply):
             )
             self._send_choice(choice, opening + last)
         else:
-            self._send(opening + stream.event(text))
+            events = opening + (format.event(index, text) if format.blocks else stream.event(text))
+            if events:
+                self._send(events)
             self._choose_path(choice)
 
     def _extend(
@@ -197,10 +198,7 @@ class StreamedReply(RequestReply):
         opening, prompt_ids = b"", None
         if not choice.begun:
             prompt_ids = prompt_token_ids(choice.prompt) if plan.return_token_ids else None
-            usage = self._usage(choice, 0)
-            if format.usage_first:
-                usage = TokenUsage(choice.prompt.length, 0, self.cached)
-            opening = format.first(index, prompt_ids, usage)
+            opening = format.first(index, prompt_ids, self._first_usage(choice))
             if opening:
                 choice.begun, prompt_ids = True, None
         text, delta = choice.text.decode(), None
@@ -229,6 +227,12 @@ class StreamedReply(RequestReply):
             usage=self._usage(choice, generated),
             kv_transfer_params=choice.kv_transfer_params,
         )
+
+    def _first_usage(self, choice: Choice) -> TokenUsage | None:
+        """The usage of the opening event."""
+        if self.format.usage_first:
+            return TokenUsage(choice.prompt.length, 0, self.cached)
+        return self._usage(choice, 0)
 
     def _usage(self, choice: Choice, generated: int) -> TokenUsage | None:
         """The usage of one event, if the request asks for it in every event."""

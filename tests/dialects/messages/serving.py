@@ -60,14 +60,14 @@ def tables() -> TextTables:
     return tables_of(tiny_tokenizer().raw)
 
 
-def plan(messages: Messages | None = None, **fields: Any) -> RequestPlan:
+def plan(api: Messages | None = None, /, **fields: Any) -> RequestPlan:
     """Of a body with one question, unless ``fields`` say otherwise."""
     given = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1000, **fields}
-    return (messages or dialect()).plan(json.dumps(given).encode())
+    return (api or dialect()).plan(json.dumps(given).encode())
 
 
-def prompt(messages: Messages | None = None, **fields: Any) -> str:
-    [text] = plan(messages, **fields).prompts
+def prompt(api: Messages | None = None, /, **fields: Any) -> str:
+    [text] = plan(api, **fields).prompts
     assert isinstance(text, str)
     return text
 

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.dialects.messages.thinking import thinking_text
@@ -171,6 +171,7 @@ FRAGMENTS = (
 )
 
 
+@settings(max_examples=50)
 @given(
     st.lists(st.sampled_from(FRAGMENTS), max_size=8),
     st.data(),
