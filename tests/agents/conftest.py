@@ -1,6 +1,6 @@
 """One server with two engines that follow a script, and coding agents as npm has them.
 
-``make test-agents`` installs the agents and runs these tests; without them nothing here runs. The agents get
+``make test-agents`` installs the agents and runs these tests. The agents get
 a home of their own and no address but the server's.
 """
 
@@ -90,8 +90,6 @@ def server(root: Path) -> Iterator[Server]:
 @pytest.fixture(params=AGENTS)
 def agent(request: pytest.FixtureRequest, server: Server, root: Path) -> Agent:
     name = request.param
-    if not (BIN / name).exists():
-        pytest.skip(f"needs {name}: make test-agents")
     folder, home = root / name, root / f"{name}-home"
     folder.mkdir(exist_ok=True)
     home.mkdir(exist_ok=True)

@@ -6,9 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.agents.conftest import CONFIG, LONG_REPORT, Agent
+from tests.agents.conftest import BIN, CONFIG, LONG_REPORT, Agent
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not BIN.exists(), reason="make test-agents installs the agents"),
+]
 
 
 def test_read_a_file(agent: Agent) -> None:

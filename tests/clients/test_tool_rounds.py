@@ -242,7 +242,11 @@ def test_litellm_chat(scripted: str) -> None:
     assert first.content == SAYS
     messages += [
         first,
-        {"role": "tool", "tool_call_id": call.id, "content": get_speed(**json.loads(call.function.arguments))},
+        {
+            "role": "tool",
+            "tool_call_id": call.id,
+            "content": get_speed(**json.loads(call.function.arguments)),
+        },
     ]
     assert ask().content == REPORT
 
