@@ -8,7 +8,6 @@ from typing import Any
 from tests.agents.scripts import call, report, task
 
 ARGUMENTS = (
-    "--model=penstock-demo",
     "--output-format=stream-json",
     "--verbose",
     "--dangerously-skip-permissions",
@@ -18,11 +17,11 @@ RESULT = '"type":"tool_result"'
 """In the event of a tool's result."""
 
 
-def environ(url: str, home: Path) -> dict[str, str]:
+def environ(url: str, key: str, home: Path) -> dict[str, str]:
     """The variables of docs/agents.md, and one that lets it run without a sandbox."""
     return {
         "ANTHROPIC_BASE_URL": url,
-        "ANTHROPIC_AUTH_TOKEN": "none",
+        "ANTHROPIC_AUTH_TOKEN": key,
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "IS_SANDBOX": "1",
     }
@@ -39,7 +38,7 @@ def rules(folder: Path, *, reload: str, long_report: str) -> list[dict[str, Any]
     def run(command: str) -> tuple[str, dict[str, Any]]:
         return "Bash", {"command": command, "description": "Run a command"}
 
-    read = call(("Read", {"file_path": path}), text="I look.")
+    read = call(("Read", {"file_path": path}), text="I look.", reasoning="A file.")
     edit = {"file_path": path, "old_string": "speed = 3", "new_string": "speed = 4"}
     return [
         *task("claude-read", read, report("The speed is 3.", ("Read", "speed = 3"))),

@@ -32,10 +32,10 @@ EOF
 """
 
 
-def environ(url: str, home: Path) -> dict[str, str]:
+def environ(url: str, key: str, home: Path) -> dict[str, str]:
     (home / ".codex").mkdir(exist_ok=True)
     (home / ".codex" / "config.toml").write_text(CONFIG.format(url=url))
-    return {"PENSTOCK_API_KEY": "none"}
+    return {"PENSTOCK_API_KEY": key}
 
 
 def report_of(events: list[dict[str, Any]]) -> str:
@@ -48,7 +48,7 @@ def rules(folder: Path, *, reload: str, long_report: str) -> list[dict[str, Any]
     def run(command: str) -> tuple[str, dict[str, Any]]:
         return "exec_command", {"cmd": command}
 
-    read = call(run("cat config.ini"), text="I look.")
+    read = call(run("cat config.ini"), text="I look.", reasoning="A file.")
     return [
         *task("codex-read", read, report("The speed is 3.", ("exec_command", "speed = 3"))),
         *task(

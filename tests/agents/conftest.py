@@ -18,14 +18,23 @@ import psutil
 import pytest
 
 from tests.agents import claude_code, codex
-from tests.integration.server import Server, wait_until
+from tests.integration.server import Server, total, wait_until
 
 BIN = Path(__file__).parent / "node_modules" / ".bin"
 CONFIG = "[main]\nspeed = 3\nname = pump\n"
 RELOAD = Path(__file__).parent / "replace_api_servers.py"
 AGENTS = {"codex": codex, "claude": claude_code}
 TASK_S = 120.0
+KEY = "agents-key"
+ALIAS = "claude-*=penstock-demo"
+"""Claude Code asks for a model of Anthropic's unless told otherwise."""
 LONG_REPORT = " ".join(f"word{number}" for number in range(60)) + "."
+
+
+def metric(server: Server, name: str, **labels: str) -> float:
+    """The sum of a metric's samples with these labels."""
+    reply = server.get("/metrics", authorization=f"Bearer {KEY}")
+    return total(reply.raise_for_status().text, name, **labels)
 
 
 @dataclass(frozen=True)
@@ -81,8 +90,10 @@ def server(root: Path) -> Iterator[Server]:
     ]
     script = root / "script.json"
     script.write_text(json.dumps({"rules": rules}))
-    options = ("--synthetic-script", str(script), "--synthetic-step-ms", "2", "--max-model-len", "200000")
-    with Server("--engine", "synthetic", *options, "--data-parallel-size", "2", directory=root) as running:
+    scripted = ("--engine", "synthetic", "--synthetic-script", str(script), "--synthetic-step-ms", "2")
+    model = ("--max-model-len", "200000", "--reasoning-parser", "think", "--model-alias", ALIAS)
+    options = (*scripted, *model, "--data-parallel-size", "2", "--api-key", KEY)
+    with Server(*options, directory=root) as running:
         (root / "supervisor.pid").write_text(str(running.process.pid))
         yield running
 
@@ -95,7 +106,7 @@ def agent(request: pytest.FixtureRequest, server: Server, root: Path) -> Agent:
     home.mkdir(exist_ok=True)
     (folder / "config.ini").write_text(CONFIG)
     plain = {name: os.environ[name] for name in ("PATH", "LANG", "TERM") if name in os.environ}
-    environ = plain | {"HOME": str(home)} | AGENTS[name].environ(server.url, home)
+    environ = plain | {"HOME": str(home)} | AGENTS[name].environ(server.url, KEY, home)
     return Agent(name, server, folder, environ)
 
 
@@ -104,10 +115,10 @@ def kill_busy_engine(server: Server) -> Callable[[], None]:
     """Kills the engine that runs the one request, when it has begun to stream its long report."""
 
     def tokens() -> float:
-        return server.metric("vllm:generation_tokens_total")
+        return metric(server, "vllm:generation_tokens_total")
 
     def running(rank: int) -> float:
-        return server.metric("vllm:num_requests_running", engine=str(rank))
+        return metric(server, "vllm:num_requests_running", engine=str(rank))
 
     def kill() -> None:
         before = tokens()

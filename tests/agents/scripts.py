@@ -18,10 +18,10 @@ def task(name: str, *turns: dict[str, Any]) -> list[dict[str, Any]]:
     return rules
 
 
-def call(*calls: Call, after: tuple[str, str] | None = None, text: str = "") -> dict[str, Any]:
+def call(*calls: Call, after: tuple[str, str] | None = None, **reply: str) -> dict[str, Any]:
     """A turn answered with calls. ``after``: the tool whose result it follows, and a text in that result."""
     written = [{"name": name, "arguments": arguments} for name, arguments in calls]
-    return {"match": _after(after), "reply": {"text": text, "calls": written}}
+    return {"match": _after(after), "reply": {**reply, "calls": written}}
 
 
 def report(text: str, after: tuple[str, str], **fields: Any) -> dict[str, Any]:

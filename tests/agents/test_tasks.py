@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.agents.conftest import BIN, CONFIG, LONG_REPORT, Agent
+from tests.agents.conftest import BIN, CONFIG, LONG_REPORT, Agent, metric
 
 pytestmark = [
     pytest.mark.slow,
@@ -29,9 +29,9 @@ def test_run_two_commands_at_once(agent: Agent) -> None:
 
 
 def test_an_engine_is_killed_in_mid_stream(agent: Agent, kill_busy_engine: Callable[[], None]) -> None:
-    resumed = agent.server.metric("penstock:streams_interrupted_total", outcome="resumed")
+    resumed = metric(agent.server, "penstock:streams_interrupted_total", outcome="resumed")
     assert agent.run(f"{agent.name}-kill", kill_busy_engine) == LONG_REPORT
-    assert agent.server.metric("penstock:streams_interrupted_total", outcome="resumed") == resumed + 1
+    assert metric(agent.server, "penstock:streams_interrupted_total", outcome="resumed") == resumed + 1
 
 
 def test_the_api_server_is_replaced_between_turns(agent: Agent) -> None:

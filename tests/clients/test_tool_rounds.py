@@ -1,4 +1,4 @@
-"""One streamed round of a tool with every SDK over each of its APIs, against a model that follows a script."""
+"""One streamed round of a tool with every SDK over each of its APIs; the model follows a script."""
 
 from __future__ import annotations
 
