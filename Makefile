@@ -19,10 +19,11 @@ VLLM_VENV := .venv-vllm
 CLIENTS_VENV := .venv-clients
 OPENAI2_VENV := .venv-clients-openai2
 NODE := tests/clients/node
+AGENTS := tests/agents
 # What clients leave open, and warn of, is theirs.
 CLIENT_TESTS := -m pytest -W ignore -p no:unraisableexception tests/clients
 
-.PHONY: install install-dev serve test test-slow test-pythons test-ray test-vllm test-clients check format bench clean
+.PHONY: install install-dev serve test test-slow test-pythons test-ray test-vllm test-clients test-agents check format bench clean
 
 install: $(VENV)/.installed  ## What serving needs.
 install-dev: $(VENV)/.installed-dev  ## What tests, linters and every optional part need.
@@ -80,6 +81,14 @@ $(CLIENTS_VENV)/.installed $(OPENAI2_VENV)/.installed:
 $(NODE)/node_modules: $(NODE)/package-lock.json
 	if command -v npm >/dev/null; then npm ci --prefix $(NODE) --silent && touch $@; fi
 
+# Unmodified Codex and Claude Code, as npm has them, against a model that follows a script.
+test-agents: install-dev $(AGENTS)/node_modules
+	$(BIN)/python -m pytest --slow $(AGENTS) $(ARGS)
+
+$(AGENTS)/node_modules: $(AGENTS)/package-lock.json
+	npm ci --prefix $(AGENTS) --silent
+	touch $@
+
 check: install-dev  ## Format, lint, types; import order and generated docs are among the tests.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -93,4 +102,4 @@ bench: install  ## Host cost per token of an API server; see docs/benchmarks.md.
 	$(BIN)/penstock bench host $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(RAY_VENV) $(VLLM_VENV) $(CLIENTS_VENV) $(OPENAI2_VENV) $(NODE)/node_modules build dist *.egg-info .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(RAY_VENV) $(VLLM_VENV) $(CLIENTS_VENV) $(OPENAI2_VENV) $(NODE)/node_modules $(AGENTS)/node_modules build dist *.egg-info .mypy_cache .ruff_cache

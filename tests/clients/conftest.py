@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.clients.scripted import SCRIPT
 from tests.gateway.processes import gateway
 from tests.integration.server import Server
 
@@ -32,6 +33,7 @@ NEEDED = {
     "test_instructor.py": "instructor",
     "test_llama_index.py": "llama_index",
     "test_dspy.py": "dspy",
+    "test_tool_rounds.py": "openai",
 }
 """The package that each file of tests needs."""
 OFFLINE = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
@@ -58,3 +60,17 @@ def url(demo: Server, request: pytest.FixtureRequest) -> Iterator[str]:
         return
     with gateway(demo.url, python=PYTHON) as front:
         yield f"{front.url}/v1"
+
+
+@pytest.fixture(scope="session")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a server whose model follows a script, behind a gateway."""
+    directory = tmp_path_factory.mktemp("scripted")
+    script = directory / "script.json"
+    script.write_text(SCRIPT)
+    options = ("--engine", "synthetic", "--synthetic-script", str(script), "--reasoning-parser", "think")
+    with (
+        Server(*options, directory=directory, python=PYTHON) as running,
+        gateway(running.url, python=PYTHON) as front,
+    ):
+        yield front.url

@@ -22,6 +22,9 @@ _TYPES = {
 TOO_LONG = "prompt is too long"
 """How clients recognize that they must shorten the conversation."""
 
+_DETAILS = {"thread": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}}
+"""What clients act on, by the field at fault: they go on without threads, and send whole conversations."""
+
 VERSION_HEADER = b"anthropic-version"
 """All clients of Anthropic's API send it, on all routes."""
 
@@ -43,10 +46,7 @@ def error_body(error: ApiError, request_id: str) -> bytes:
     message = error.message
     if error.param == "input_tokens":  # the prompt is longer than the context
         message = f"{TOO_LONG}: {message}"
-    return _encode(
-        {
-            "type": "error",
-            "error": {"type": error_type(error.status), "message": message},
-            "request_id": request_id,
-        }
-    )
+    fields: dict[str, object] = {"type": error_type(error.status), "message": message}
+    if error.param in _DETAILS:
+        fields["details"] = _DETAILS[error.param]
+    return _encode({"type": "error", "error": fields, "request_id": request_id})

@@ -169,6 +169,9 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     metadata: RequestMetadata | None = None
     service_tier: Annotated[str | None, about("Not used: all requests are served alike.")] = None
     container: Annotated[Any, about("Not supported.")] = None
+    thread: Annotated[
+        Any, about("Not supported: the server keeps no conversation. Clients then send the whole one.")
+    ] = None
     inference_geo: Annotated[Any, about("Not used.")] = None
     diagnostics: Annotated[Any, about("Not used.")] = None
     seed: Annotated[Int64 | None, about("Random seed; absent or -1: chosen at random.")] = None
@@ -185,4 +188,5 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
 UNSUPPORTED = (
     UnsupportedField("container", absent, MUST_BE_ABSENT),
     UnsupportedField("mcp_servers", absent, MUST_BE_ABSENT),
+    UnsupportedField("thread", absent, MUST_BE_ABSENT),
 )

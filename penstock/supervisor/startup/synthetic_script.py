@@ -18,6 +18,7 @@ def spelled_script(config: ServeConfig, model: ResolvedModel) -> list[ScriptedRu
         return None
     if config.engine != "synthetic":
         raise ConfigError(f"--synthetic-script {path}: --engine is {config.engine}, a script needs synthetic")
+    from penstock.generation.model_info import model_type
     from penstock.generation.parsers.registry import output_format
     from penstock.generation.prompt.chat_template import ChatTemplate
     from penstock.generation.prompt.spelled_reply import CannotSpell, ReplySpeller
@@ -28,7 +29,10 @@ def spelled_script(config: ServeConfig, model: ResolvedModel) -> list[ScriptedRu
     except ValueError as error:
         raise ConfigError(str(error)) from None
     source = "" if template is None else template.source
-    speller = ReplySpeller(template, output_format(config.tool_call_parser, config.reasoning_parser, source))
+    format = output_format(
+        config.tool_call_parser, config.reasoning_parser, source, model_type(model.model_dir)
+    )
+    speller = ReplySpeller(template, format)
 
     def spell(rule: Rule) -> list[str]:
         reply = rule.reply

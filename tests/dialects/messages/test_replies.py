@@ -195,3 +195,12 @@ def test_error_bodies(status: int) -> None:
     body = json.loads(dialect().error_body(ApiError(status, "No."), "r"))
     kind = {400: "invalid_request_error", 500: "api_error"}[status]
     assert body == {"type": "error", "error": {"type": kind, "message": "No."}, "request_id": "r"}
+
+
+def test_threads_are_refused_as_clients_understand_it() -> None:
+    """The tool runner of the anthropic package then sends whole conversations."""
+    with pytest.raises(ApiError, match="thread") as raised:
+        plan(thread={"type": "create"})
+    error = json.loads(dialect().error_body(raised.value, "r"))["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}

@@ -1,0 +1,77 @@
+"""Codex: how it is run, and what the model does in its tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.agents.scripts import call, report, task
+
+ARGUMENTS = ("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "--json")
+RESULT = '"exit_code":0'
+"""In the event of a tool's result."""
+CONFIG = """
+model = "penstock-demo"
+model_provider = "penstock"
+
+[model_providers.penstock]
+name = "Penstock"
+base_url = "{url}/v1"
+wire_api = "responses"
+env_key = "PENSTOCK_API_KEY"
+"""
+"""The file ~/.codex/config.toml of docs/agents.md."""
+PATCH = """apply_patch <<'EOF'
+*** Begin Patch
+*** Update File: config.ini
+@@
+-speed = 3
++speed = 4
+*** End Patch
+EOF
+"""
+
+
+def environ(url: str, key: str, home: Path) -> dict[str, str]:
+    (home / ".codex").mkdir(exist_ok=True)
+    (home / ".codex" / "config.toml").write_text(CONFIG.format(url=url))
+    return {"PENSTOCK_API_KEY": key}
+
+
+def report_of(events: list[dict[str, Any]]) -> str:
+    """The last message of the agent."""
+    items = [event["item"] for event in events if event["type"] == "item.completed"]
+    return str([item["text"] for item in items if item["type"] == "agent_message"][-1])
+
+
+def rules(folder: Path, *, reload: str, long_report: str) -> list[dict[str, Any]]:
+    def run(command: str) -> tuple[str, dict[str, Any]]:
+        return "exec_command", {"cmd": command}
+
+    read = call(run("cat config.ini"), text="I look.", reasoning="A file.")
+    return [
+        *task("codex-read", read, report("The speed is 3.", ("exec_command", "speed = 3"))),
+        *task(
+            "codex-edit",
+            read,
+            call(run(PATCH), after=("exec_command", "speed = 3")),
+            call(run("cat config.ini"), after=("exec_command", "Success")),
+            report("The speed is 4.", ("exec_command", "speed = 4")),
+        ),
+        *task(
+            "codex-command",
+            call(run("echo $((6 * 7))"), run("wc -l < config.ini")),
+            report("42 and 3.", ("exec_command", "42")),
+        ),
+        *task(
+            "codex-kill",
+            read,
+            report(long_report, ("exec_command", "speed = 3"), pace={"token-ms": 30}),
+        ),
+        *task(
+            "codex-reload",
+            call(run(reload)),
+            call(run("cat config.ini"), after=("exec_command", "replaced")),
+            report("The speed is still 3.", ("exec_command", "speed = 3")),
+        ),
+    ]

@@ -1,0 +1,132 @@
+"""One server with two engines that follow a script, and coding agents as npm has them.
+
+``make test-agents`` installs the agents and runs these tests. The agents get
+a home of their own and no address but the server's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.agents import claude_code, codex
+from tests.integration.server import Server, total, wait_until
+
+BIN = Path(__file__).parent / "node_modules" / ".bin"
+CONFIG = "[main]\nspeed = 3\nname = pump\n"
+RELOAD = Path(__file__).parent / "replace_api_servers.py"
+AGENTS = {"codex": codex, "claude": claude_code}
+TASK_S = 120.0
+KEY = "agents-key"
+ALIAS = "claude-*=penstock-demo"
+"""Claude Code asks for a model of Anthropic's unless told otherwise."""
+LONG_REPORT = " ".join(f"word{number}" for number in range(60)) + "."
+
+
+def metric(server: Server, name: str, **labels: str) -> float:
+    """The sum of a metric's samples with these labels."""
+    reply = server.get("/metrics", authorization=f"Bearer {KEY}")
+    return total(reply.raise_for_status().text, name, **labels)
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A coding agent in a folder of its own."""
+
+    name: str
+    server: Server
+    folder: Path
+    environ: dict[str, str]
+
+    def run(self, task: str, after_result: Callable[[], None] = lambda: None) -> str:
+        """Does a task; returns the agent's report. ``after_result`` is called when a tool has returned."""
+        command = [str(BIN / self.name), *AGENTS[self.name].ARGUMENTS, f"Please do {task}."]
+        with subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env=self.environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as process:
+            try:
+                assert process.stdout is not None
+                output = ""
+                for line in process.stdout:
+                    output += line
+                    if AGENTS[self.name].RESULT in line:
+                        break
+                after_result()
+                output += process.communicate(timeout=TASK_S)[0]
+            finally:
+                process.kill()
+        assert process.returncode == 0, output
+        events = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+        return AGENTS[self.name].report_of(events)
+
+
+@pytest.fixture(scope="session")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the agents' folders."""
+    return tmp_path_factory.mktemp("agents")
+
+
+@pytest.fixture(scope="session")
+def server(root: Path) -> Iterator[Server]:
+    reload = f"{sys.executable} {RELOAD} {root / 'supervisor.pid'}"
+    rules = [
+        rule
+        for name, agent in AGENTS.items()
+        for rule in agent.rules(root / name, reload=reload, long_report=LONG_REPORT)
+    ]
+    script = root / "script.json"
+    script.write_text(json.dumps({"rules": rules}))
+    scripted = ("--engine", "synthetic", "--synthetic-script", str(script), "--synthetic-step-ms", "2")
+    model = ("--max-model-len", "200000", "--reasoning-parser", "think", "--model-alias", ALIAS)
+    options = (*scripted, *model, "--data-parallel-size", "2", "--api-key", KEY)
+    with Server(*options, directory=root) as running:
+        (root / "supervisor.pid").write_text(str(running.process.pid))
+        yield running
+
+
+@pytest.fixture(params=AGENTS)
+def agent(request: pytest.FixtureRequest, server: Server, root: Path) -> Agent:
+    name = request.param
+    folder, home = root / name, root / f"{name}-home"
+    folder.mkdir(exist_ok=True)
+    home.mkdir(exist_ok=True)
+    (folder / "config.ini").write_text(CONFIG)
+    plain = {name: os.environ[name] for name in ("PATH", "LANG", "TERM") if name in os.environ}
+    environ = plain | {"HOME": str(home)} | AGENTS[name].environ(server.url, KEY, home)
+    return Agent(name, server, folder, environ)
+
+
+@pytest.fixture
+def kill_busy_engine(server: Server) -> Callable[[], None]:
+    """Kills the engine that runs the one request, when it has begun to stream its long report."""
+
+    def tokens() -> float:
+        return metric(server, "vllm:generation_tokens_total")
+
+    def running(rank: int) -> float:
+        return metric(server, "vllm:num_requests_running", engine=str(rank))
+
+    def kill() -> None:
+        before = tokens()
+        wait_until(lambda: tokens() > before + 5, TASK_S, "a report that streams")
+        rank = 0 if running(0) else 1
+        title = f"penstock: engine {rank}"
+        (engine,) = (each for each in server.children("engine") if title in " ".join(each.cmdline()))
+        engine.kill()
+        psutil.wait_procs([engine], timeout=TASK_S)
+
+    return kill

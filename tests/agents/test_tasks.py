@@ -1,0 +1,40 @@
+"""Tasks that unmodified agents finish: Codex over /v1/responses, Claude Code over /v1/messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.agents.conftest import BIN, CONFIG, LONG_REPORT, Agent, metric
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not BIN.exists(), reason="make test-agents installs the agents"),
+]
+
+
+def test_read_a_file(agent: Agent) -> None:
+    assert agent.run(f"{agent.name}-read") == "The speed is 3."
+
+
+def test_edit_a_file(agent: Agent) -> None:
+    assert agent.run(f"{agent.name}-edit") == "The speed is 4."
+    assert (agent.folder / "config.ini").read_text() == CONFIG.replace("3", "4")
+
+
+def test_run_two_commands_at_once(agent: Agent) -> None:
+    assert agent.run(f"{agent.name}-command") == "42 and 3."
+
+
+def test_an_engine_is_killed_in_mid_stream(agent: Agent, kill_busy_engine: Callable[[], None]) -> None:
+    resumed = metric(agent.server, "penstock:streams_interrupted_total", outcome="resumed")
+    assert agent.run(f"{agent.name}-kill", kill_busy_engine) == LONG_REPORT
+    assert metric(agent.server, "penstock:streams_interrupted_total", outcome="resumed") == resumed + 1
+
+
+def test_the_api_server_is_replaced_between_turns(agent: Agent) -> None:
+    before = {process.pid for process in agent.server.children("api-server")}
+    assert agent.run(f"{agent.name}-reload") == "The speed is still 3."
+    assert not before & {process.pid for process in agent.server.children("api-server")}
