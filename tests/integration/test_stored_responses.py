@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -206,25 +205,24 @@ def running(fleet: Server) -> float:
 
 
 def test_a_replaced_api_server_finishes_what_runs_in_the_background(fleet: Server) -> None:
-    with ExitStack() as ends:
-        one, two = ends.enter_context(Connections(fleet))
-        before = {process.pid for process in fleet.children("api-server")}
+    before = {process.pid for process in fleet.children("api-server")}
+    with Connections(fleet) as (one, two):
         done = create(one)
         short = create(one, background=True, max_output_tokens=200)["id"]
-        long = create(two, background=True, max_output_tokens=2000)["id"]
-        fleet.process.send_signal(signal.SIGHUP)
+        long = [create(each, background=True, max_output_tokens=2000)["id"] for each in (one, two)]
+    fleet.process.send_signal(signal.SIGHUP)  # they have no connections any more, which they would wait for
 
-        def replaced() -> bool:
-            return len({process.pid for process in fleet.children("api-server")} - before) == 2
+    def replaced() -> bool:
+        return len({process.pid for process in fleet.children("api-server")} - before) == 2
 
-        wait_until(replaced, WAIT_S, "the replacement")
-        ends.close()
-        with Connections(fleet) as (one, two):
-            assert retrieve(one, long)["status"] == "in_progress"
-            assert data_of(follow(two, short)[-1])["type"] == "response.incomplete"
-            assert retrieve(one, short)["usage"]["output_tokens"] == 200
-            assert retrieve(two, done["id"]) == done
-            assert two.post(f"/v1/responses/{long}/cancel").json()["status"] == "cancelled"
+    wait_until(replaced, WAIT_S, "the replacement")
+    with Connections(fleet) as (one, two):
+        assert {retrieve(one, id)["status"] for id in long} == {"in_progress"}
+        assert data_of(follow(two, short)[-1])["type"] == "response.incomplete"
+        assert retrieve(one, short)["usage"]["output_tokens"] == 200
+        assert retrieve(two, done["id"]) == done
+        for id in long:
+            assert two.post(f"/v1/responses/{id}/cancel").json()["status"] == "cancelled"
     wait_until(
         lambda: not {process.pid for process in fleet.children("api-server")} & before, WAIT_S, "their end"
     )
