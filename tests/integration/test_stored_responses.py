@@ -3,6 +3,7 @@ one is killed or replaced."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 from collections.abc import Iterator
@@ -12,7 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
+from penstock.store.database import FILE
 from tests.integration.server import SYNTHETIC, TLS, Server, wait_until
+from tests.store.stores import opened
 
 WAIT_S = 60
 MINE, OTHER = {"authorization": "Bearer mine"}, {"authorization": "Bearer other"}
@@ -247,3 +250,26 @@ def test_what_was_acknowledged_outlives_a_killed_api_server(fleet: Server) -> No
         assert events[-1]["response"]["error"]["code"] == "server_error"
         assert two.post(f"/v1/responses/{goes_on}/cancel").json()["status"] == "cancelled"
     wait_until(lambda: not running(fleet), WAIT_S, "the end of the response")
+
+
+def test_a_shutdown_ends_what_runs_and_keeps_the_rest(tmp_path: Path) -> None:
+    store = tmp_path / "kept"
+    options = ("--response-store-dir", str(store), "--drain-timeout", "0.5", "--synthetic-step-ms", "5")
+    with Server(*SYNTHETIC, *options, directory=tmp_path) as server:
+        with httpx.Client(base_url=server.url, timeout=WAIT_S, verify=TLS) as client:
+            done = create(client)
+            short = create(client, background=True, max_output_tokens=50)["id"]
+            long = create(client, background=True, max_output_tokens=2000)["id"]
+        server.end()
+
+    async def look() -> None:
+        with opened(store) as left:
+            found = [await left.get(id, "") for id in (done["id"], short, long)]
+            assert [each and each.status for each in found] == ["incomplete", "incomplete", "failed"]
+            assert found[0] is not None
+            assert json.loads(found[0].body) == done
+            assert found[2] is not None
+            assert "stopped" in json.loads(found[2].body)["error"]["message"]
+
+    asyncio.run(look())
+    assert [path.name for path in store.rglob("*") if path.is_file()] == [FILE]
