@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import httpx
 import pytest
 
 from penstock.store.database import FILE
-from tests.integration.server import SYNTHETIC, TLS, Server, wait_until
+from tests.integration.server import SYNTHETIC, TLS, Server, total, wait_until
 from tests.store.stores import opened
 
 WAIT_S = 60
@@ -273,3 +274,76 @@ def test_a_shutdown_ends_what_runs_and_keeps_the_rest(tmp_path: Path) -> None:
 
     asyncio.run(look())
     assert [path.name for path in store.rglob("*") if path.is_file()] == [FILE]
+
+
+SESSIONS, TURNS = 200, 20
+
+
+@pytest.mark.slow
+def test_many_sessions_leave_nothing_behind(tmp_path: Path) -> None:
+    """Every tenth turn is given up in mid-stream."""
+    options = ("--api-server-count", "2", "--response-store-dir", str(tmp_path / "kept"))
+    with Server(*SYNTHETIC, *options, directory=tmp_path) as server:
+        servers = server.children("api-server")
+        with Connections(server, {}) as pair:
+            for client in pair:
+                create(client)
+        idle = [process.num_fds() for process in servers]
+        done, left = asyncio.run(asyncio.wait_for(talk_all(server.url), 300))
+        assert (done, left) == (SESSIONS * TURNS * 9 // 10, SESSIONS * TURNS // 10)
+
+        def settled() -> bool:
+            text = server.get("/metrics").text
+            return total(text, "penstock:streams") == 0 and total(text, "penstock:connections") == 1
+
+        wait_until(settled, WAIT_S, "the end of all streams")
+        text = server.get("/metrics").text
+        assert total(text, "penstock:responses_stored_total") == done + 2
+        assert total(text, "penstock:response_store_failures_total") == 0
+        assert total(text, "penstock:requests_total", outcome="abort") == left
+        assert total(text, "penstock:requests_total", outcome="length") == done + 2
+        assert [process.num_fds() for process in servers] == idle
+    with sqlite3.connect(tmp_path / "kept" / FILE) as connection:
+        counts = [
+            connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+            for table in ("responses", "bodies", "inputs", "items", "events")
+        ]
+        ((entries, size),) = connection.execute("SELECT count, bytes FROM store")
+        ((summed,),) = connection.execute("SELECT sum(bytes) FROM responses")
+    connection.close()
+    assert counts == [done + 2, done + 2, done + 2, 2 * (done + 2), 0]
+    assert (entries, size) == (done + 2, summed)
+
+
+async def talk_all(url: str) -> tuple[int, int]:
+    """All sessions at the same time: turns that ended, and turns that were given up."""
+    limits = httpx.Limits(max_connections=SESSIONS)
+    async with httpx.AsyncClient(base_url=url, timeout=WAIT_S, limits=limits, verify=TLS) as client:
+        counts = await asyncio.gather(*(talk(client, number) for number in range(SESSIONS)))
+    return sum(done for done, _ in counts), sum(left for _, left in counts)
+
+
+async def talk(client: httpx.AsyncClient, number: int) -> tuple[int, int]:
+    last, done, left = None, 0, 0
+    for turn in range(TURNS):
+        gives_up = (number + turn) % 10 == 0
+        body = {
+            "input": f"turn {turn}",
+            "max_output_tokens": 1000 if gives_up else 5,
+            "previous_response_id": last,
+            "stream": True,
+        }
+        async with client.stream("POST", "/v1/responses", json=body) as reply:
+            assert reply.status_code == 200, await reply.aread()
+            text = ""
+            async for piece in reply.aiter_text():
+                text += piece
+                if gives_up and "output_text.delta" in text:
+                    break
+        if gives_up:
+            left += 1
+        else:
+            final = data_of(events_of(text)[-1])
+            assert final["type"] == "response.incomplete"
+            last, done = final["response"]["id"], done + 1
+    return done, left
