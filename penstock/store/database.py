@@ -11,7 +11,7 @@ import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -375,11 +375,15 @@ class Database:
     # -- reading
 
     def get(self, id: str, tenant: str) -> StoredResponse | None:
-        use = self.use(id, tenant)
-        return None if use is None else use.response
+        row = self._run(
+            f"SELECT {_COLUMNS} FROM {_TABLES} WHERE r.id = ? AND r.tenant = ? AND {self._live()}",
+            (id, tenant),
+        ).fetchone()
+        return None if row is None else StoredResponse(*row)
 
     def _live(self) -> str:
-        return f"(r.created_at > {time.time() - self._ttl_s!r} OR r.owner IS NOT NULL)"
+        """The condition that a response has not expired. By seconds, so that statements stay prepared."""
+        return f"(r.created_at > {int(time.time() - self._ttl_s)} OR r.owner IS NOT NULL)"
 
     def entry(self, id: str, tenant: str) -> Entry | None:
         row = self._run(
@@ -389,13 +393,19 @@ class Database:
         ).fetchone()
         return None if row is None else Entry(row[0], bool(row[1]), row[2])
 
-    def use(self, id: str, tenant: str) -> Use | None:
-        """The response and the time of its last use."""
-        row = self._run(
-            f"SELECT r.used_at, {_COLUMNS} FROM {_TABLES} WHERE r.id = ? AND r.tenant = ? AND {self._live()}",
-            (id, tenant),
-        ).fetchone()
-        return None if row is None else Use(row[0], StoredResponse(*row[1:]))
+    def chain(self, id: str, tenant: str) -> Generator[Use, None, None]:
+        """The response and those that it continues, the latest first, as far as they are stored. Each is read
+        when it is asked for; to be closed."""
+        live = self._live()
+        rows = self._run(
+            "WITH RECURSIVE chain (number, previous_id) AS (SELECT r.number, r.previous_id FROM responses r "
+            f"WHERE r.id = ? AND r.tenant = ? AND {live} UNION ALL SELECT r.number, r.previous_id FROM chain "
+            f"CROSS JOIN responses r ON r.id = chain.previous_id WHERE r.tenant = ? AND {live}) "
+            f"SELECT r.used_at, {_COLUMNS} FROM chain CROSS JOIN {_TABLES} WHERE r.number = chain.number",
+            (id, tenant, tenant),
+        )
+        for row in rows:
+            yield Use(row[0], StoredResponse(*row[1:]))
 
     def item(self, id: str, tenant: str) -> bytes | None:
         row = self._run(

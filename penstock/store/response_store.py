@@ -382,24 +382,22 @@ class ResponseStore:
         found: list[StoredResponse] = []
         old: list[str] = []
         size, next, touched_before = 0, id, time.time() - TOUCH_S
-        while next:
-            use = database.use(next, tenant)
-            if use is None and not whole:
-                break
-            if use is None:
-                raise missing_previous(id, next)
-            found.append(use.response)
-            size += len(use.response.body) + len(use.response.input)
-            if size > MAX_CHAIN_BYTES or len(found) > MAX_CHAIN:
-                raise ApiError(
-                    400,
-                    f"The conversation before {shown(id)} is too long: at most {MAX_CHAIN} responses of "
-                    f"{MAX_CHAIN_BYTES >> 20} MiB are continued.",
-                    param=PREVIOUS,
-                )
-            if use.used_at < touched_before:
-                old.append(next)
-            next = use.response.previous_id or ""
+        with contextlib.closing(database.chain(id, tenant)) as uses:
+            for used_at, response in uses:
+                found.append(response)
+                size += len(response.body) + len(response.input)
+                if size > MAX_CHAIN_BYTES or len(found) > MAX_CHAIN:
+                    raise ApiError(
+                        400,
+                        f"The conversation before {shown(id)} is too long: at most {MAX_CHAIN} responses of "
+                        f"{MAX_CHAIN_BYTES >> 20} MiB are continued.",
+                        param=PREVIOUS,
+                    )
+                if used_at < touched_before:
+                    old.append(response.id)
+                next = response.previous_id or ""
+        if whole and next:
+            raise missing_previous(id, next)
         if old:
             database.begin()
             database.touch(old)

@@ -10,6 +10,7 @@ import stat
 import time
 from collections.abc import Coroutine
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -155,15 +156,18 @@ def test_items_are_found_by_their_ids(tmp_path: Path) -> None:
     run(work())
 
 
-def test_old_responses_expire(tmp_path: Path) -> None:
+def test_old_responses_expire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         with opened(tmp_path, ttl_s=100.0) as store:
-            old, new = entry(store, created_at=time.time() - 99.9), entry(store)
+            old, new = entry(store, created_at=time.time() - 90), entry(store)
             await asyncio.gather(store.put(old), store.put(new))
             assert await store.get(old.id, "") == old
-            await asyncio.to_thread(time.sleep, 0.15)
+            now = time.time()
+            monkeypatch.setattr(database, "time", SimpleNamespace(time=lambda: now + 20))
             assert await store.get(old.id, "") is None
             assert await store.get(new.id, "") == new
+            with pytest.raises(ApiError):
+                await store.chain(old.id, "")
             await store.put(entry(store))
             assert store._metrics.entries == 2
             assert store._metrics.removed == {"ttl": 1, "bytes": 0}
