@@ -24,6 +24,8 @@ APPLICATION_ID = 0x50656E73
 VERSION = 1
 BUSY_TIMEOUT_S = 10.0
 """Longest wait for other processes' commits, each of which takes milliseconds."""
+MAX_CHECKED_PAGES = 32_768
+"""Size up to which the whole file is checked at the start; damage of a larger one is found in reading."""
 ROW_BYTES = 512
 """What an entry counts besides its JSON: its row and its places in indexes."""
 ITEM_BYTES = 96
@@ -146,9 +148,11 @@ def _create_schema(connection: sqlite3.Connection) -> None:
     elif version != VERSION:
         raise StoreError(f"{FILE} has version {version} of the format, this program has {VERSION}")
     connection.execute("COMMIT")
-    found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-    if found != "ok":
-        raise StoreError(f"{FILE} is damaged: {found}")
+    pages = connection.execute("PRAGMA page_count").fetchone()[0]
+    if pages <= MAX_CHECKED_PAGES:
+        found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if found != "ok":
+            raise StoreError(f"{FILE} is damaged: {found}")
 
 
 def _statements(script: str) -> Iterator[str]:
@@ -170,6 +174,8 @@ class Database:
         self._run = self._connection.execute
         self._owner = owner
         self._most_bytes = most_bytes
+        self.full = False
+        """Whether nothing is left to remove: all that is stored is still generated."""
         self._ttl_s = ttl_s
         self._run("PRAGMA synchronous=NORMAL")
         self._run(f"PRAGMA journal_size_limit={16 << 20}")
@@ -254,7 +260,12 @@ class Database:
 
     def append(self, id: str, first: int, count: int, data: bytes) -> bool:
         """Add events, the first one with sequence number ``first``, to a response that this API server
-        generates. False: it was cancelled or deleted."""
+        generates. False: it was cancelled or deleted. Raises StoreError if the store is full."""
+        if self.full:
+            raise StoreError("The store is full of responses that are still generated.")
+        return self._append(id, first, count, data)
+
+    def _append(self, id: str, first: int, count: int, data: bytes) -> bool:
         found = self._run(
             "UPDATE responses SET events = ?, bytes = bytes + ? WHERE id = ? AND owner = ? "
             f"AND {_RUNS} RETURNING number",
@@ -277,7 +288,7 @@ class Database:
 
     def finish(self, id: str, status: str, body: bytes, first: int, count: int, data: bytes) -> bool:
         """The same, with the last events and the end of the response."""
-        if not self.append(id, first, count, data):
+        if not self._append(id, first, count, data):
             return False
         self._end(id, status, body)
         return True
@@ -362,14 +373,16 @@ class Database:
                 "SELECT number, bytes FROM responses WHERE owner IS NULL ORDER BY used_at, number LIMIT ?",
                 (STEP,),
             ).fetchall()
-            if not oldest:  # the rest is still generated
-                break
+            if not oldest:
+                self.full = True
+                return removed
             for number, size in oldest:
                 self._run("DELETE FROM responses WHERE number = ?", (number,))
                 removed += 1
                 surplus -= size
                 if surplus <= 0:
                     break
+        self.full = False
         return removed
 
     # -- reading

@@ -21,6 +21,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from penstock.config.serve import ServeConfig
+from penstock.http.admission import overloaded
 from penstock.http.errors import ApiError, shown
 from penstock.logging_setup import RateLimitedLog
 from penstock.metrics.store_metrics import StoreMetrics
@@ -148,8 +149,14 @@ class ResponseStore:
     def put(self, response: StoredResponse) -> asyncio.Future[None]:
         """Store a new response. The result is set once it is committed; its exception if it could not be.
         One that is still generated is this API server's to :meth:`finish`."""
+
+        def work(database: Database) -> None:
+            if database.full and response.status in RUNNING:
+                raise overloaded("The response store is full of responses that run in the background.")
+            database.put(response)
+
         self._metrics.stored += 1
-        return self._write(lambda database: database.put(response))
+        return self._write(work)
 
     def delete(self, id: str, tenant: str) -> Awaitable[bool]:
         """Delete a response; False if there is none."""

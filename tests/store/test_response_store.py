@@ -209,9 +209,14 @@ def test_the_size_is_bounded_by_removing_what_was_not_used_for_longest(
 
 
 def test_writes_that_wait_are_one_transaction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commits = []
+    commits: list[database.Database] = []
     commit = database.Database.commit
-    monkeypatch.setattr(database.Database, "commit", lambda self: (commits.append(1), commit(self))[1])
+
+    def counted(self: database.Database) -> None:
+        commits.append(self)
+        commit(self)
+
+    monkeypatch.setattr(database.Database, "commit", counted)
 
     async def work() -> None:
         with opened(tmp_path) as store:
@@ -323,6 +328,29 @@ def test_events_are_read_from_each_number_on(tmp_path: Path) -> None:
             assert found is not None
             assert (found.status, found.body) == ("completed", body)
             assert not await store.append(response.id, 13, 1, events(13, 1))
+
+    run(work())
+
+
+def test_what_runs_is_bounded_too(tmp_path: Path) -> None:
+    async def work() -> None:
+        with opened(tmp_path, most_bytes=1 << 20) as store:
+            response = entry(store, status="in_progress")
+            await store.put(response)
+            kept = entry(store)
+            await store.put(kept)
+            padding = b":" + b"x" * (600 << 10) + b"\n\n"
+            assert await store.append(response.id, 0, 1, padding)
+            assert await store.append(response.id, 1, 1, padding)
+            assert await store.get(kept.id, "") is None
+            with pytest.raises(ApiError):
+                await store.append(response.id, 2, 1, padding)
+            with pytest.raises(ApiError) as refused:
+                await store.put(entry(store, status="in_progress"))
+            assert refused.value.status == 429
+            assert await store.finish(response.id, "failed", response.body, 2, 1, events(2, 1))
+            await store.put(entry(store, status="in_progress"))
+            assert store._metrics.entries == 1
 
     run(work())
 
