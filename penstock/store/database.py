@@ -22,6 +22,8 @@ FILE = "responses.db"
 APPLICATION_ID = 0x50656E73
 """Marks the file as ours; SQLite keeps it in the file's head."""
 VERSION = 1
+_OF_FILE_SYSTEM = {"lost+found"}
+"""Names that an empty file system has."""
 BUSY_TIMEOUT_S = 10.0
 """Longest wait for other processes' commits, each of which takes milliseconds."""
 MAX_CHECKED_PAGES = 32_768
@@ -107,19 +109,28 @@ class Totals(NamedTuple):
 
 def create(directory: Path) -> None:
     """Make the store's directory and file, or check that they can be used. Raises StoreError."""
+    path = directory / FILE
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if directory.stat().st_uid != os.geteuid():
             raise StoreError("it belongs to another user")
-        directory.chmod(0o700)
-        path = directory / FILE
+        if not path.exists() and {each.name for each in directory.iterdir()} - _OF_FILE_SYSTEM:
+            raise StoreError("it holds other files; give an empty directory or a new name")
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        path.chmod(0o600)  # SQLite gives the files beside it the same mode
+    except FileExistsError:
+        raise StoreError("it is no directory") from None
     except OSError as error:
         raise StoreError(error.strerror or str(error)) from None
     with contextlib.closing(_connect(path)) as connection:
         try:
-            _create_schema(connection)
+            is_new = _is_new(connection)
+            directory.chmod(0o700)
+            path.chmod(0o600)  # SQLite gives the files beside it the same mode
+            if connection.execute("PRAGMA journal_mode=WAL").fetchone()[0] != "wal":
+                raise StoreError("its file system does not allow the shared memory of a write-ahead log")
+            if is_new:
+                _create_schema(connection)
+            _check_pages(connection)
         except sqlite3.Error as error:
             raise StoreError(f"{FILE}: {error}") from None
 
@@ -130,26 +141,32 @@ def _connect(path: Path) -> sqlite3.Connection:
     )
 
 
-def _create_schema(connection: sqlite3.Connection) -> None:
-    if connection.execute("PRAGMA journal_mode=WAL").fetchone()[0] != "wal":
-        raise StoreError("its file system does not allow the shared memory of a write-ahead log")
-    connection.execute("BEGIN IMMEDIATE")
+def _is_new(connection: sqlite3.Connection) -> bool:
+    """Whether the file is empty. Raises StoreError if it is not ours."""
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     version = connection.execute("PRAGMA user_version").fetchone()[0]
-    tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-    if not (application or version or tables):
+    if not (application or version or connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]):
+        return True
+    if application != APPLICATION_ID:
+        raise StoreError(f"{FILE} is the database of another program")
+    if version != VERSION:
+        raise StoreError(f"{FILE} has version {version} of the format, this program has {VERSION}")
+    return False
+
+
+def _create_schema(connection: sqlite3.Connection) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    if _is_new(connection):  # another server may have been faster
         for statement in _statements(_SCHEMA):
             connection.execute(statement)
         connection.execute("INSERT INTO store VALUES (?, 0, 0)", (secrets.token_hex(6),))
         connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version={VERSION}")
-    elif application != APPLICATION_ID:
-        raise StoreError(f"{FILE} is the database of another program")
-    elif version != VERSION:
-        raise StoreError(f"{FILE} has version {version} of the format, this program has {VERSION}")
     connection.execute("COMMIT")
-    pages = connection.execute("PRAGMA page_count").fetchone()[0]
-    if pages <= MAX_CHECKED_PAGES:
+
+
+def _check_pages(connection: sqlite3.Connection) -> None:
+    if connection.execute("PRAGMA page_count").fetchone()[0] <= MAX_CHECKED_PAGES:
         found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         if found != "ok":
             raise StoreError(f"{FILE} is damaged: {found}")

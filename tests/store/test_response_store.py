@@ -280,6 +280,25 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, content: bytes | st
         create(tmp_path)
 
 
+def test_what_belongs_to_others_is_left_as_it_is(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "notes").touch()
+    with pytest.raises(StoreError, match="holds other files"):
+        create(tmp_path)
+    with pytest.raises(StoreError, match="is no directory"):
+        create(tmp_path / "notes")
+    with sqlite3.connect(tmp_path / FILE) as connection:
+        connection.execute("CREATE TABLE other (x)")
+    connection.close()
+    before = (tmp_path / FILE).read_bytes()
+    with pytest.raises(StoreError, match="another program"):
+        create(tmp_path)
+    assert (tmp_path / FILE).read_bytes() == before
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
+    (tmp_path / "volume" / "lost+found").mkdir(parents=True)
+    create(tmp_path / "volume")
+
+
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     async def work() -> None:
         with opened(tmp_path) as store:
