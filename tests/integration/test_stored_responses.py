@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from penstock.store.database import FILE
@@ -206,6 +207,28 @@ def running(fleet: Server) -> float:
     lines = [line.split() for line in text.splitlines()]
     names = ("penstock:background_responses{", "penstock:streams{")
     return sum(float(line[1]) for line in lines if line and line[0].startswith(names))
+
+
+def test_openais_client_reads_follows_and_cancels(fleet: Server) -> None:
+    with openai.OpenAI(base_url=f"{fleet.url}/v1", api_key="mine", max_retries=0) as client:
+        first = client.responses.create(model="m", input="hello", max_output_tokens=5)
+        second = client.responses.create(
+            model="m", input="more", max_output_tokens=5, previous_response_id=first.id
+        )
+        assert client.responses.retrieve(second.id) == second
+        items = list(client.responses.input_items.list(second.id, limit=1, order="asc"))  # of three pages
+        assert [item.type for item in items] == ["message"] * 3
+        background = client.responses.create(
+            model="m", input="hello", max_output_tokens=30, background=True, stream=True
+        )
+        events = list(background)
+        id = events[0].response.id  # type: ignore[union-attr]
+        assert list(client.responses.retrieve(id, stream=True, starting_after=4)) == events[5:]
+        long = client.responses.create(model="m", input="hello", max_output_tokens=2000, background=True)
+        assert client.responses.cancel(long.id).status == "cancelled"
+        client.responses.delete(long.id)
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(long.id)
 
 
 def test_a_replaced_api_server_finishes_what_runs_in_the_background(fleet: Server) -> None:
