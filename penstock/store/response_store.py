@@ -43,6 +43,8 @@ MAX_CHAIN_BYTES = 64 << 20
 """Their size altogether."""
 MOST_TOGETHER = 256
 """Operations that are done together."""
+WAKE_S = 0.02
+"""Minimum time between two occasions on which those who wait for changes are woken."""
 POLL_S = 0.05
 """Time between looks whether other processes have committed, while somebody waits for it."""
 CLOSE_S = 5.0
@@ -60,6 +62,8 @@ class _Job(Generic[Result]):
     work: Callable[[Database], Result]
     future: asyncio.Future[Result]
     writes: bool
+    tells: bool
+    """Whether it changes what others may wait for."""
     result: Any = None
     error: BaseException | None = None
 
@@ -98,7 +102,9 @@ class ResponseStore:
         self._jobs: SimpleQueue[_Job[Any] | None] = SimpleQueue()
         self._closed = False
         self.version = 0
-        """Changes with every commit, after a moment also with those of other processes."""
+        """Changes a moment after a commit that concerns who waits; also after those of other processes."""
+        self._woken_at = 0.0
+        self._wake: asyncio.TimerHandle | None = None
         self._data_version = 0
         self._waiters: set[asyncio.Future[None]] = set()
         self._poll: asyncio.TimerHandle | None = None
@@ -156,7 +162,7 @@ class ResponseStore:
             database.put(response)
 
         self._metrics.stored += 1
-        return self._write(work)
+        return self._ask(work, writes=True)
 
     def delete(self, id: str, tenant: str) -> Awaitable[bool]:
         """Delete a response; False if there is none."""
@@ -211,6 +217,13 @@ class ResponseStore:
             self._waiters.discard(waiter)
 
     def _on_change(self) -> None:
+        """Wake those who wait; together, if changes follow each other fast."""
+        if self._wake is None:
+            delay_s = max(self._woken_at + WAKE_S - self._loop.time(), 0)
+            self._wake = self._loop.call_later(delay_s, self._wake_all)
+
+    def _wake_all(self) -> None:
+        self._wake, self._woken_at = None, self._loop.time()
         self.version += 1
         waiters, self._waiters = self._waiters, set()
         for waiter in waiters:
@@ -234,17 +247,19 @@ class ResponseStore:
     # -- jobs
 
     def _read(self, work: Callable[[Database], Result]) -> asyncio.Future[Result]:
-        return self._ask(work, writes=False)
+        return self._ask(work)
 
     def _write(self, work: Callable[[Database], Result]) -> asyncio.Future[Result]:
-        return self._ask(work, writes=True)
+        return self._ask(work, writes=True, tells=True)
 
-    def _ask(self, work: Callable[[Database], Result], *, writes: bool) -> asyncio.Future[Result]:
+    def _ask(
+        self, work: Callable[[Database], Result], *, writes: bool = False, tells: bool = False
+    ) -> asyncio.Future[Result]:
         future: asyncio.Future[Result] = self._loop.create_future()
         if self._closed:
             future.set_exception(_failed())
         else:
-            self._jobs.put(_Job(work, future, writes))
+            self._jobs.put(_Job(work, future, writes, tells))
         return future
 
     def _settle(self, jobs: Sequence[_Job[Any]], done: _Done) -> None:
@@ -269,7 +284,8 @@ class ResponseStore:
             metrics.removed["bytes"] += done.evicted
         if done.commit_s:
             metrics.commit.add(done.commit_s)
-            self._on_change()
+            if any(job.tells for job in jobs):
+                self._on_change()
 
     # -- in the thread
 
