@@ -47,8 +47,8 @@ from penstock.http.sink import Scope
 from penstock.wire.messages import SamplingParams, Submit
 
 INLINE_BODY = 32 * 1024
-"""Largest body in bytes that is planned on the event loop, which takes at most 10 ms (measured: up to 0.3 us
-a byte); larger ones are planned in a thread."""
+"""Largest body in bytes, with what it continues, that is planned on the event loop, which takes at most 10 ms
+(measured: up to 0.3 us a byte); larger ones are planned in a thread."""
 THREADS_BYTES = 16 << 20
 """Bytes of bodies and texts that threads work on at the same time; a larger one is worked on alone."""
 TRUNCATED = 4
@@ -147,15 +147,16 @@ class GenerationRoutes:
                 exchange.tenant,
                 first_headers(exchange.scope),
             )
-            looking, found = dialect.look_up(body, info), None
+            looking, found, size = dialect.look_up(body, info), None, len(body)
             if looking is not None:
                 found = await looking
+                size += found.size
                 self._check_open()
             make = partial(self._plan, dialect, body, info, found)
-            if len(body) <= INLINE_BODY:
+            if size <= INLINE_BODY:
                 plan, prompts = make(tokenize=False)
             else:
-                made = self._large.run_in_thread(len(body), partial(make, tokenize=True))
+                made = self._large.run_in_thread(size, partial(make, tokenize=True))
                 plan, prompts = await unless_gone(exchange.receive, made)
                 self._check_open()
             del body, make  # not kept while the reply is generated

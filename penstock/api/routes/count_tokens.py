@@ -39,10 +39,11 @@ class CountTokensRoutes:
         )
         looking = counter.look_up(body, info)
         found = None if looking is None else await looking
-        if looking is None and len(body) <= INLINE_SLOW:
+        size = len(body) + (0 if found is None else found.size)
+        if size <= INLINE_SLOW:
             reply = self._counted(counter, body, info, found)
         else:
-            counted = self._large.run_in_thread(len(body), self._counted, counter, body, info, found)
+            counted = self._large.run_in_thread(size, self._counted, counter, body, info, found)
             reply = await unless_gone(exchange.receive, counted)
         await send_json(exchange.send, reply)
 

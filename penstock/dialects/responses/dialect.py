@@ -61,6 +61,10 @@ class Found(NamedTuple):
     items: dict[str, InputItem]
     """Those it refers to, by id."""
 
+    @property
+    def size(self) -> int:
+        return sum(len(stored.body) + len(stored.input) for stored in self.chain)
+
 
 class _References(msgspec.Struct):
     """The fields of a body that name stored things."""
