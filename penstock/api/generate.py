@@ -147,15 +147,16 @@ class GenerationRoutes:
                 exchange.tenant,
                 first_headers(exchange.scope),
             )
-            looking, found = dialect.look_up(body, info), None
+            looking, found, size = dialect.look_up(body, info), None, len(body)
             if looking is not None:
                 found = await looking
+                size += found.size
                 self._check_open()
             make = partial(self._plan, dialect, body, info, found)
-            if len(body) <= INLINE_BODY:
+            if size <= INLINE_BODY:
                 plan, prompts = make(tokenize=False)
             else:
-                made = self._large.run_in_thread(len(body), partial(make, tokenize=True))
+                made = self._large.run_in_thread(size, partial(make, tokenize=True))
                 plan, prompts = await unless_gone(exchange.receive, made)
                 self._check_open()
             del body, make  # not kept while the reply is generated

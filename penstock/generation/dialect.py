@@ -138,8 +138,8 @@ class Dialect(ABC):
     """Path of the route; its method is POST."""
 
     def look_up(self, body: bytes, info: RequestInfo) -> Awaitable[Any] | None:
-        """What :meth:`plan` needs and must wait for, such as an earlier reply; None: nothing. Raises
-        ApiError, as does waiting for it."""
+        """What :meth:`plan` needs and must wait for, such as an earlier reply; None: nothing. Its ``size`` is
+        the number of bytes that plan reads of it. Raises ApiError, as does waiting for it."""
         return None
 
     @abstractmethod

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -155,6 +154,46 @@ def test_a_round_with_a_tool(scripted: Server) -> None:
     history = [*ASKED_FOR_WEATHER["input"], call, result]
     second = scripted.post("/v1/responses", {"model": "m", "input": history, "tools": [WEATHER]}).json()
     assert second["output"][0]["content"][0]["text"] == "It is 18 °C in San Francisco."
+
+
+def test_stored_responses_are_the_final_ones(scripted: Server) -> None:
+    whole = scripted.post("/v1/responses", {"input": "Hi."}).json()
+    events = events_of(scripted.post("/v1/responses", {"input": "Think.", "stream": True}).text)
+    for response in (whole, final_response(events)):
+        assert response["store"]
+        assert scripted.get(f"/v1/responses/{response['id']}").json() == response
+    dropped = scripted.post("/v1/responses", {"input": "Hi.", "store": False}).json()
+    assert not dropped["store"]
+    assert scripted.get(f"/v1/responses/{dropped['id']}").status_code == 404
+
+
+def test_a_conversation_goes_on_from_the_store(scripted: Server) -> None:
+    first = scripted.post("/v1/responses", {"model": "m", **ASKED_FOR_WEATHER}).json()
+    result = {"type": "function_call_output", "call_id": first["output"][0]["call_id"], "output": "18 °C"}
+    fields = {"previous_response_id": first["id"], "input": [result], "tools": [WEATHER]}
+    second = scripted.post("/v1/responses", fields).json()
+    assert second["output"][0]["content"][0]["text"] == "It is 18 °C in San Francisco."
+    assert second["previous_response_id"] == first["id"]
+    counted = scripted.post("/v1/responses/input_tokens", fields).json()
+    assert counted["input_tokens"] == second["usage"]["input_tokens"]
+    referred = [{"type": "item_reference", "id": item["id"]} for item in first["output"]]
+    fields = {"input": [*ASKED_FOR_WEATHER["input"], *referred, result], "tools": [WEATHER]}
+    third = scripted.post("/v1/responses", fields).json()
+    assert third["usage"]["input_tokens"] == second["usage"]["input_tokens"]
+
+
+def test_a_response_in_the_background(scripted: Server) -> None:
+    queued = scripted.post("/v1/responses", {"input": "Hi.", "background": True}).json()
+    assert queued["status"] in ("queued", "in_progress", "completed")
+    stream = scripted.get(f"/v1/responses/{queued['id']}?stream=true")
+    events = events_of(stream.text)
+    assert [event["type"] for event in events[:3]] == [
+        "response.created",
+        "response.queued",
+        "response.in_progress",
+    ]
+    assert events[-1]["response"] == scripted.get(f"/v1/responses/{queued['id']}").json()
+    assert events[-1]["response"]["status"] == "completed"
 
 
 def test_errors_name_the_field(scripted: Server) -> None:

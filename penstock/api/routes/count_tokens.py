@@ -37,12 +37,14 @@ class CountTokensRoutes:
         info = RequestInfo(
             request_header(exchange.scope, b"x-request-id"), exchange.tenant, first_headers(exchange.scope)
         )
-        looking = counter.look_up(body, info)
-        found = None if looking is None else await looking
-        if looking is None and len(body) <= INLINE_SLOW:
+        looking, found, size = counter.look_up(body, info), None, len(body)
+        if looking is not None:
+            found = await looking
+            size += found.size
+        if size <= INLINE_SLOW:
             reply = self._counted(counter, body, info, found)
         else:
-            counted = self._large.run_in_thread(len(body), self._counted, counter, body, info, found)
+            counted = self._large.run_in_thread(size, self._counted, counter, body, info, found)
             reply = await unless_gone(exchange.receive, counted)
         await send_json(exchange.send, reply)
 

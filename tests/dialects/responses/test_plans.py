@@ -11,8 +11,9 @@ import pytest
 
 from penstock.config.serve import ServeConfig
 from penstock.dialects.responses.custom_input import CustomInput
-from penstock.dialects.responses.dialect import Found, Responses
+from penstock.dialects.responses.dialect import Responses, ResponsesTokenCounter
 from penstock.dialects.responses.items import NO_IMAGE
+from penstock.dialects.responses.prompts import Found
 from penstock.dialects.responses.reasoning_content import open_reasoning, seal_reasoning
 from penstock.generation.dialect import RequestInfo
 from penstock.generation.input_processor import InputProcessor
@@ -371,10 +372,11 @@ def looked_up(dialect: Responses, data: bytes, info: RequestInfo = OWNER) -> Req
     looking = dialect.look_up(data, info)
     assert looking is not None
 
-    async def found(looking: Awaitable[Found]) -> Found:
-        return await looking
+    return dialect.plan(data, info, asyncio.run(awaited(looking)))
 
-    return dialect.plan(data, info, asyncio.run(found(looking)))
+
+async def awaited(looking: Awaitable[Found]) -> Found:
+    return await looking
 
 
 def test_a_response_is_continued() -> None:
@@ -409,6 +411,17 @@ def test_without_a_store_nothing_can_be_continued() -> None:
     with pytest.raises(ApiError, match="keeps no responses") as raised:
         DIALECT.look_up(body(previous_response_id="resp_1"), OWNER)
     assert raised.value.param == "previous_response_id"
+
+
+def test_input_tokens_are_those_of_the_prompt() -> None:
+    dialect = make_dialect(STORE)
+    counter = ResponsesTokenCounter(dialect._processor, cast("ResponseStore", STORE))
+    data = body("Second.", previous_response_id="resp_1", tools=TWO_TOOLS)
+    looking = counter.look_up(data, OWNER)
+    assert looking is not None
+    found = asyncio.run(awaited(looking))
+    assert [counter.prompt(data, OWNER, found).prompt] == dialect.plan(data, OWNER, found).prompts
+    assert json.loads(counter.reply(5)) == {"object": "response.input_tokens", "input_tokens": 5}
 
 
 def test_what_is_stored() -> None:
