@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import openai
 import pytest
 
 from tests.dialects.responses.reading import events_of, final_response
@@ -28,6 +29,10 @@ SCRIPT: dict[str, Any] = {
             "reply": {
                 "calls": [{"name": "get_weather", "arguments": {"location": "San Francisco, CA"}}],
             },
+        },
+        {
+            "match": {"text": "Patch"},
+            "reply": {"calls": [{"name": "patch", "arguments": {"input": "*** Begin\n"}}]},
         },
         {"match": {"text": "Think"}, "reply": {"reasoning": "First one, then the other.", "text": "Both."}},
         {"reply": {"text": 'Hello, "Alice"!'}},
@@ -194,6 +199,27 @@ def test_a_response_in_the_background(scripted: Server) -> None:
     ]
     assert events[-1]["response"] == scripted.get(f"/v1/responses/{queued['id']}").json()
     assert events[-1]["response"]["status"] == "completed"
+
+
+def test_openais_client_reads_all_of_it(scripted: Server) -> None:
+    tools: Any = [WEATHER, {"type": "custom", "name": "patch"}]
+    with openai.OpenAI(base_url=f"{scripted.url}/v1", api_key="none", max_retries=0) as client:
+        for text, kinds in (
+            ("Think of two.", ["reasoning", "message"]),
+            ("What is the weather?", ["function_call"]),
+            ("Patch it.", ["custom_tool_call"]),
+        ):
+            with client.responses.stream(model="m", input=text, tools=tools) as stream:
+                for _ in stream:
+                    pass
+                streamed = stream.get_final_response()
+            assert [item.type for item in streamed.output] == kinds
+            stored = client.responses.retrieve(streamed.id)
+            assert [item.id for item in stored.output] == [item.id for item in streamed.output]
+            assert stored.output_text == streamed.output_text
+        whole = client.responses.create(model="m", input="Patch it.", tools=tools)
+        assert whole.output[0].type == "custom_tool_call"
+        assert whole.output[0].input == "*** Begin\n"
 
 
 def test_errors_name_the_field(scripted: Server) -> None:
