@@ -20,7 +20,7 @@ from penstock.generation.plan import RequestPlan, constrain
 from penstock.generation.request import validation
 from penstock.generation.request.structured_output import ANY_OBJECT, Constraint, SchemaPart, json_constraint
 from penstock.generation.request.tool_choice import ToolChoice, message_format
-from penstock.http.errors import ApiError, shown
+from penstock.http.errors import ApiError, refused, shown
 from penstock.store.response_store import ResponseStore
 
 ENCRYPTED, LOGPROBS = "reasoning.encrypted_content", "message.output_text.logprobs"
@@ -35,6 +35,8 @@ INCLUDABLE = (
     "web_search_call.results",
 )
 """Those after the first two are of hosted tools, which make no items here."""
+MAX_TOP_LOGPROBS = 20
+"""OpenAI's limit: items and their events repeat them."""
 
 
 class Responses(Dialect):
@@ -92,6 +94,8 @@ class Responses(Dialect):
     def _logprobs(self, request: ResponseRequest, included: frozenset[str]) -> int:
         """Alternatives per token; -1: no logprobs."""
         alternatives = request.top_logprobs or 0
+        if alternatives > MAX_TOP_LOGPROBS:
+            raise refused(f"top_logprobs must be at most {MAX_TOP_LOGPROBS}.", "top_logprobs", alternatives)
         if alternatives:
             processor = self._processor
             alternatives = validation.resolve_logprobs(

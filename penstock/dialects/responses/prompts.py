@@ -135,13 +135,18 @@ class ResponsePrompts:
         variables = _template_variables(request)
 
         def render(messages: list[Message]) -> str:
-            return processor.render(
-                processor.place_system_turns(messages, tools=bool(choice.tools)),
-                add_generation_prompt=True,
-                continue_final_message=False,
-                tools=choice.tools,
-                variables=variables,
-            )
+            try:
+                return processor.render(
+                    processor.place_system_turns(messages, tools=bool(choice.tools)),
+                    add_generation_prompt=True,
+                    continue_final_message=False,
+                    tools=choice.tools,
+                    variables=variables,
+                )
+            except ApiError as error:
+                if error.param == "messages":  # what the chat template refuses
+                    error.param = "input"
+                raise
 
         truncation = request.truncation or "disabled"
         if truncation not in ("auto", "disabled"):

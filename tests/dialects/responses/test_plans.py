@@ -241,6 +241,11 @@ def test_tool_choice(choice: Any, shown: list[str]) -> None:
     [
         ({"tools": [{"type": "magic"}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tools": [{"type": "custom", "name": "a", "format": {"type": "xml"}}]}, "tools[0].format.type"),
+        (
+            {"tools": [{"type": "custom", "name": "a", "format": {"type": "grammar", "syntax": "gbnf"}}]},
+            "tools[0].format.syntax",
+        ),
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
         ({"tools": TWO_TOOLS, "tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"tools": TWO_TOOLS, "tool_choice": {"type": "function"}}, "tool_choice"),
@@ -305,6 +310,7 @@ def test_formats_of_text() -> None:
         ({"conversation": "conv_1"}, "conversation"),
         ({"response_format": {"type": "text"}}, "response_format"),
         ({"metadata": {"k": "v" * 513}}, "metadata"),
+        ({"top_logprobs": 21}, "top_logprobs"),
         ({"background": True}, "background"),
         ({"model": "other"}, "model"),
     ],
@@ -318,6 +324,14 @@ def test_unknown_fields_are_tolerated_unless_strict() -> None:
     strict = make_dialect(strict_requests=True)
     assert strict.plan(body(client_metadata={"a": "b"})).prompts
     assert error_of(strict.plan, body([{"role": "user", "content": "", "x": 1}])).param == "input[0].x"
+
+
+def test_what_a_template_refuses_is_in_the_input() -> None:
+    info = ModelInfo(names=("m",), max_model_len=2048, vocab_size=16384, eos_token_ids=(1,))
+    template = ChatTemplate({"default": "{{ raise_exception('never') }}"}, {})
+    strict = Responses(ServeConfig(), InputProcessor(ServeConfig(), info, tiny_tokenizer(), template))
+    found = error_of(strict.plan, body())
+    assert (found.param, found.message) == ("input", "never")
 
 
 def test_the_oldest_items_are_dropped() -> None:
