@@ -34,6 +34,12 @@ SCRIPT: dict[str, Any] = {
             "match": {"text": "Patch"},
             "reply": {"calls": [{"name": "patch", "arguments": {"input": "*** Begin\n"}}]},
         },
+        {
+            "match": {"text": "Fail"},
+            "reply": {"text": "It goes well at first."},
+            "end": "error",
+            "after-tokens": 3,
+        },
         {"match": {"text": "Think"}, "reply": {"reasoning": "First one, then the other.", "text": "Both."}},
         {"reply": {"text": 'Hello, "Alice"!'}},
     ]
@@ -199,6 +205,17 @@ def test_a_response_in_the_background(scripted: Server) -> None:
     ]
     assert events[-1]["response"] == scripted.get(f"/v1/responses/{queued['id']}").json()
     assert events[-1]["response"]["status"] == "completed"
+
+
+def test_a_failure_ends_the_events(scripted: Server) -> None:
+    reply = scripted.post("/v1/responses", {"input": "Fail.", "stream": True})
+    assert reply.status_code == 200
+    events = events_of(reply.text)
+    specification.ResponseFailedStreamingEvent.model_validate(events[-1])
+    failed = final_response(events)
+    assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
+    assert failed["output"][0]["content"][0]["text"]
+    assert scripted.get(f"/v1/responses/{failed['id']}").json() == failed
 
 
 def test_openais_client_reads_all_of_it(scripted: Server) -> None:
