@@ -304,7 +304,7 @@ class _Server:
             config=self._config,
             models=ModelRoutes(input_processor, launch.model_dir),
             dialects=make_dialects(self._config, input_processor, store),
-            token_counters=make_token_counters(input_processor),
+            token_counters=make_token_counters(input_processor, store),
             count_tokens=CountTokensRoutes(self._config, encoder, info.max_model_len, large),
             tokenize=TokenizeRoutes(input_processor, tokenizer, self._config.max_request_bytes, large),
             tokenizer_info=shown,

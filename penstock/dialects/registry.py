@@ -16,7 +16,7 @@ from penstock.dialects.messages import openapi as messages
 from penstock.dialects.messages.dialect import Messages, MessagesTokenCounter
 from penstock.dialects.openapi_schema import check_names
 from penstock.dialects.responses import openapi as responses
-from penstock.dialects.responses.dialect import Responses
+from penstock.dialects.responses.dialect import Responses, ResponsesTokenCounter
 from penstock.generation.dialect import Dialect, TokenCounter
 from penstock.generation.input_processor import InputProcessor
 from penstock.store.response_store import ResponseStore
@@ -32,9 +32,9 @@ def make_dialects(
     return [completions, chat, Messages(config, processor), responses, invocations]
 
 
-def make_token_counters(processor: InputProcessor) -> list[TokenCounter]:
+def make_token_counters(processor: InputProcessor, store: ResponseStore | None = None) -> list[TokenCounter]:
     """One per API that counts tokens."""
-    return [MessagesTokenCounter(processor)]
+    return [MessagesTokenCounter(processor), ResponsesTokenCounter(processor, store)]
 
 
 DESCRIPTIONS = check_names(

@@ -8,9 +8,9 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 from tests.dialects.responses.reading import events_of, final_response
@@ -29,6 +29,16 @@ SCRIPT: dict[str, Any] = {
             "reply": {
                 "calls": [{"name": "get_weather", "arguments": {"location": "San Francisco, CA"}}],
             },
+        },
+        {
+            "match": {"text": "Patch"},
+            "reply": {"calls": [{"name": "patch", "arguments": {"input": "*** Begin\n"}}]},
+        },
+        {
+            "match": {"text": "Fail"},
+            "reply": {"text": "It goes well at first."},
+            "end": "error",
+            "after-tokens": 3,
         },
         {"match": {"text": "Think"}, "reply": {"reasoning": "First one, then the other.", "text": "Both."}},
         {"reply": {"text": 'Hello, "Alice"!'}},
@@ -155,6 +165,78 @@ def test_a_round_with_a_tool(scripted: Server) -> None:
     history = [*ASKED_FOR_WEATHER["input"], call, result]
     second = scripted.post("/v1/responses", {"model": "m", "input": history, "tools": [WEATHER]}).json()
     assert second["output"][0]["content"][0]["text"] == "It is 18 °C in San Francisco."
+
+
+def test_stored_responses_are_the_final_ones(scripted: Server) -> None:
+    whole = scripted.post("/v1/responses", {"input": "Hi."}).json()
+    events = events_of(scripted.post("/v1/responses", {"input": "Think.", "stream": True}).text)
+    for response in (whole, final_response(events)):
+        assert response["store"]
+        assert scripted.get(f"/v1/responses/{response['id']}").json() == response
+    dropped = scripted.post("/v1/responses", {"input": "Hi.", "store": False}).json()
+    assert not dropped["store"]
+    assert scripted.get(f"/v1/responses/{dropped['id']}").status_code == 404
+
+
+def test_a_conversation_goes_on_from_the_store(scripted: Server) -> None:
+    first = scripted.post("/v1/responses", {"model": "m", **ASKED_FOR_WEATHER}).json()
+    result = {"type": "function_call_output", "call_id": first["output"][0]["call_id"], "output": "18 °C"}
+    fields = {"previous_response_id": first["id"], "input": [result], "tools": [WEATHER]}
+    second = scripted.post("/v1/responses", fields).json()
+    assert second["output"][0]["content"][0]["text"] == "It is 18 °C in San Francisco."
+    assert second["previous_response_id"] == first["id"]
+    counted = scripted.post("/v1/responses/input_tokens", fields).json()
+    assert counted["input_tokens"] == second["usage"]["input_tokens"]
+    referred = [{"type": "item_reference", "id": item["id"]} for item in first["output"]]
+    fields = {"input": [*ASKED_FOR_WEATHER["input"], *referred, result], "tools": [WEATHER]}
+    third = scripted.post("/v1/responses", fields).json()
+    assert third["usage"]["input_tokens"] == second["usage"]["input_tokens"]
+
+
+def test_a_response_in_the_background(scripted: Server) -> None:
+    queued = scripted.post("/v1/responses", {"input": "Hi.", "background": True}).json()
+    assert queued["status"] in ("queued", "in_progress", "completed")
+    stream = scripted.get(f"/v1/responses/{queued['id']}?stream=true")
+    events = events_of(stream.text)
+    assert [event["type"] for event in events[:3]] == [
+        "response.created",
+        "response.queued",
+        "response.in_progress",
+    ]
+    assert events[-1]["response"] == scripted.get(f"/v1/responses/{queued['id']}").json()
+    assert events[-1]["response"]["status"] == "completed"
+
+
+def test_a_failure_ends_the_events(scripted: Server) -> None:
+    reply = scripted.post("/v1/responses", {"input": "Fail.", "stream": True})
+    assert reply.status_code == 200
+    events = events_of(reply.text)
+    specification.ResponseFailedStreamingEvent.model_validate(events[-1])
+    failed = final_response(events)
+    assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
+    assert failed["output"][0]["content"][0]["text"]
+    assert scripted.get(f"/v1/responses/{failed['id']}").json() == failed
+
+
+def test_openais_client_reads_all_of_it(scripted: Server) -> None:
+    tools: Any = [WEATHER, {"type": "custom", "name": "patch"}]
+    with openai.OpenAI(base_url=f"{scripted.url}/v1", api_key="none", max_retries=0) as client:
+        for text, kinds in (
+            ("Think of two.", ["reasoning", "message"]),
+            ("What is the weather?", ["function_call"]),
+            ("Patch it.", ["custom_tool_call"]),
+        ):
+            with client.responses.stream(model="m", input=text, tools=tools) as stream:
+                for _ in stream:
+                    pass
+                streamed = stream.get_final_response()
+            assert [item.type for item in streamed.output] == kinds
+            stored = client.responses.retrieve(streamed.id)
+            assert [item.id for item in stored.output] == [item.id for item in streamed.output]
+            assert stored.output_text == streamed.output_text
+        whole = client.responses.create(model="m", input="Patch it.", tools=tools)
+        assert whole.output[0].type == "custom_tool_call"
+        assert whole.output[0].input == "*** Begin\n"
 
 
 def test_errors_name_the_field(scripted: Server) -> None:

@@ -43,7 +43,7 @@ SERVER = {
     "VLLM_ENGINE_READY_TIMEOUT_S": "--startup-timeout is the limit",
     "VLLM_SKIP_MODEL_NAME_VALIDATION": "name further models with --served-model-name",
     "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "--enable-request-id-headers returns the client's id",
-    "VLLM_ENABLE_RESPONSES_API_STORE": "there is no Responses API",
+    "VLLM_ENABLE_RESPONSES_API_STORE": "responses are stored unless --response-store off",
     "VLLM_ENABLE_COHERE_API": "there is no Cohere API",
     "VLLM_GPT_OSS_SYSTEM_TOOL_MCP_LABELS": _TOOLS,
     "VLLM_GPT_OSS_HARMONY_SYSTEM_INSTRUCTIONS": "the chat template renders all instructions",

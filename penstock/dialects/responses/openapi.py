@@ -51,6 +51,7 @@ DESCRIPTION = ApiDescription(
     request=ResponseRequest,
     unsupported=UNSUPPORTED,
     required=("input",),
+    invoked=True,
     replies={
         "ResponseMessage": _item(
             "Text of the model.",

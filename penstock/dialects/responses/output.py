@@ -23,8 +23,10 @@ from penstock.dialects.responses.output_items import (
     SummaryItem,
     unescape_json,
 )
+from penstock.dialects.responses.text_logprobs import entries_by_piece
 from penstock.dialects.responses.tools import CalledTool
 from penstock.generation.parsers.delta import CallDelta, Delta
+from penstock.generation.replies.logprobs import TokenLogprobs
 from penstock.streaming.event_record import EventRecord
 from penstock.streaming.token_table import escape_json
 
@@ -58,22 +60,22 @@ class Output:
         self._custom: CustomInput | None = None
         """Of an open call of a custom tool."""
 
-    def add(self, delta: Delta) -> bytes:
+    def add(self, delta: Delta, logprobs: TokenLogprobs | None = None) -> bytes:
         events = []
-        for piece in delta.pieces:
+        for piece, entries in zip(delta.pieces, entries_by_piece(delta, logprobs), strict=True):
             if isinstance(piece, CallDelta):
                 events.append(self._add_call(piece))
             elif piece.reasoning:
                 events.append(self._add_reasoning(piece.text))
             else:
-                events.append(self.add_text(piece.text))
+                events.append(self._add_text(piece.text, entries))
         return b"".join(events)
 
-    def add_text(self, text: str) -> bytes:
+    def _add_text(self, text: str, logprobs: bytes | None) -> bytes:
         """White space between items is no text of either."""
         if not isinstance(self.open, MessageItem) and (self.open is not None or self.closed):
             text = text.lstrip()
-        return self.add_escaped(escape_json(text)) if text else b""
+        return self.add_escaped(escape_json(text), logprobs) if text else b""
 
     def add_escaped(self, text: bytes, logprobs: bytes | None = None) -> bytes:
         """``text``: JSON-escaped; ``logprobs``: of its tokens, as a JSON list."""

@@ -7,7 +7,7 @@ into a prompt: a key would protect nothing, and every server that a session move
 from __future__ import annotations
 
 import binascii
-from base64 import urlsafe_b64decode, urlsafe_b64encode
+from base64 import b64decode, urlsafe_b64encode
 
 _PREFIX = "penstock1."
 
@@ -22,6 +22,6 @@ def open_reasoning(sealed: str) -> str | None:
     if not sealed.startswith(_PREFIX):
         return None
     try:
-        return urlsafe_b64decode(sealed[len(_PREFIX) :]).decode()
+        return b64decode(sealed[len(_PREFIX) :], b"-_", validate=True).decode()
     except (binascii.Error, UnicodeError):
         return None

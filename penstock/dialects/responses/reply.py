@@ -128,7 +128,7 @@ class ResponsesReply(ReplyFormat):
         output = self._output
         events = b""
         if delta is not None:
-            events = output.add(delta)
+            events = output.add(delta, logprobs)
         elif logprobs is not None:
             events = output.add_escaped(text, b"".join(logprobs.entries()))
         elif text:
@@ -172,13 +172,14 @@ class ResponsesReply(ReplyFormat):
         return None if self._fields.background else self._put(status, response)
 
     def _collect(self, choice: Choice) -> None:
-        text = choice.text
-        if choice.parser is not None:
-            self.event(0, b"", delta=choice.parse(text.decode()), finish_reason=choice.finish_reason)
-            return
+        text = choice.text.decode()
         logprobs = None if choice.logprobs is None else choice.logprobs.take()
-        escaped = escape_json(text.decode())
-        self.event(0, escaped, logprobs=logprobs, finish_reason=choice.finish_reason)
+        if choice.parser is not None:
+            self.event(
+                0, b"", delta=choice.parse(text), logprobs=logprobs, finish_reason=choice.finish_reason
+            )
+        else:
+            self.event(0, escape_json(text), logprobs=logprobs, finish_reason=choice.finish_reason)
 
     def whole(self, reply: CollectedReply) -> Iterator[bytes]:
         assert self._final is not None, "keep comes first"

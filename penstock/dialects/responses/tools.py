@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from penstock.dialects.responses.request_schema import NamespacedTool, ResponseTool
+from penstock.dialects.responses.request_schema import InputFormat, NamespacedTool, ResponseTool
 from penstock.generation.request.schemas import Function, Tool
-from penstock.http.errors import ApiError, shown
+from penstock.http.errors import ApiError, refused, shown
 
 CUSTOM_INPUT = "input"
 """The only parameter of the function that a custom tool is to the model."""
@@ -94,7 +94,7 @@ def _add(
         )
     own = _name(tool, field)
     name, custom = function_name(namespace, own), tool.type == "custom"
-    parameters = _custom_parameters() if custom else tool.parameters
+    parameters = _custom_parameters(tool.format, f"{field}.format") if custom else tool.parameters
     function = Function(name=name, description=tool.description, parameters=parameters, strict=tool.strict)
     functions.append(Tool(function=function))
     if custom or namespace is not None:
@@ -107,10 +107,20 @@ def _name(tool: NamespacedTool, field: str) -> str:
     return tool.name
 
 
-def _custom_parameters() -> dict[str, Any]:
+def _custom_parameters(format: InputFormat | None, field: str) -> dict[str, Any]:
+    description = "The tool's input, as free text."
+    if format is not None and format.type == "grammar":
+        if format.syntax not in ("lark", "regex"):
+            raise refused(f"{field}.syntax must be lark or regex.", f"{field}.syntax", format.syntax)
+        if not format.definition:
+            raise ApiError(400, f"{field}.definition is missing.", param=f"{field}.definition")
+        kind = "Lark grammar" if format.syntax == "lark" else "regular expression"
+        description += f" It must match this {kind}:\n{format.definition}"
+    elif format is not None and format.type != "text":
+        raise refused(f"{field}.type must be text or grammar.", f"{field}.type", format.type)
     return {
         "type": "object",
-        "properties": {CUSTOM_INPUT: {"type": "string", "description": "The tool's input, as free text."}},
+        "properties": {CUSTOM_INPUT: {"type": "string", "description": description}},
         "required": [CUSTOM_INPUT],
         "additionalProperties": False,
     }

@@ -29,8 +29,8 @@ def truncated(
         tokens = count(text)
         if tokens <= most or place + 1 >= len(starts):
             return text
-        # Messages as long as what is too much, if all have as many tokens per character.
-        surplus = (tokens - most) / tokens * len(text)
+        # Messages that have the surplus if all have as many tokens per character, markup included.
+        surplus = (tokens - most) / tokens * sum(map(_length, kept))
         place += 1
         while place + 1 < len(starts):
             surplus -= sum(map(_length, messages[starts[place - 1] : starts[place]]))

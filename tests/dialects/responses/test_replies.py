@@ -90,7 +90,8 @@ def streamed(
         sink.listen(reply)
         desk._open(reply, PROMPT)
         rows = rows_of(text, widths)
-        desk.deliver(desk.rows(0, rows, FinishReason.NONE if error else finish))
+        last = FinishReason.NONE if error else finish
+        desk.deliver(desk.rows(0, rows, last, logprobs="include" in fields))
         if error is not None:
             desk.streams.fail(0, 0, error)
         found.extend(events_of(sink.data.decode()))
@@ -107,7 +108,7 @@ def whole(text: str, finish: FinishReason = FinishReason.LENGTH, **fields: Any) 
         format = dialect().reply_format(plan, "r")
         reply = CollectedReply(desk.context, plan, format, 0.0)
         desk._open(reply, PROMPT)
-        desk.deliver(desk.rows(0, rows_of(text, [7]), finish))
+        desk.deliver(desk.rows(0, rows_of(text, [7]), finish, logprobs="include" in fields))
         assert format.keep(reply) is None
         found.update(json.loads(b"".join(format.whole(reply))))
 
@@ -210,3 +211,18 @@ def test_plain_text_asks_the_format_for_few_events() -> None:
     deltas = [event for event in events if event["type"] == "response.output_text.delta"]
     assert len(deltas) > 8
     assert final_response(events)["output"][0]["content"][0]["text"].startswith("Plain text")
+
+
+PLAIN = "The answer is 42."
+LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
+
+
+@pytest.mark.parametrize("text", [PLAIN, THOUGHT + PLAIN, THOUGHT + PLAIN + LOOK])
+def test_logprobs_are_those_of_the_text(text: str) -> None:
+    final = final_response(streamed(text, [1], FinishReason.GRAMMAR, **LOGPROBS))
+    [part] = [item["content"][0] for item in final["output"] if item["type"] == "message"]
+    told = bytes(byte for entry in part["logprobs"] for byte in entry["bytes"])
+    assert told.strip() == PLAIN.encode() == part["text"].encode().strip()
+    assert {len(entry["top_logprobs"]) for entry in part["logprobs"]} == {1}
+    whole_part = [item for item in whole(text, FinishReason.GRAMMAR, **LOGPROBS)["output"] if "role" in item]
+    assert whole_part[0]["content"][0]["logprobs"] == part["logprobs"]

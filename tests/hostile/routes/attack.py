@@ -127,6 +127,7 @@ WORDS = {
     "prompt": ("Token id", "prompt contains", "one prompt"),
     "messages": ("prompt contains", "conversation"),
     "tokens": ("Token id",),
+    "instructions": ("prompt contains",),
     "tools": ("structured output",),
     "tool_choice": ("structured output",),
     "response_format": ("structured output",),

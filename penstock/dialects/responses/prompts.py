@@ -1,0 +1,212 @@
+"""What the model reads of a request: its items and tools, and those of the responses that it continues."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from functools import partial
+from typing import Any, NamedTuple
+
+import msgspec
+
+from penstock.dialects.responses.items import IMAGES_DROPPED, Conversation
+from penstock.dialects.responses.request_schema import ContentPart, InputItem, ResponseRequest
+from penstock.dialects.responses.tools import Tools, chat_tool_choice, parse_tools
+from penstock.dialects.responses.truncation import truncated
+from penstock.generation.dialect import RequestInfo
+from penstock.generation.input_processor import InputProcessor
+from penstock.generation.request.body_decoder import check_parts
+from penstock.generation.request.reasoning_effort import reasoning_variables
+from penstock.generation.request.schemas import Message
+from penstock.generation.request.tool_choice import ToolChoice, parse_tool_choice
+from penstock.http.errors import ApiError, refused, shown
+from penstock.store.response_store import ResponseStore
+from penstock.store.stored_response import StoredResponse
+
+NO_STORE = "this server keeps no responses (--response-store off)"
+
+
+class ResponsePrompt(NamedTuple):
+    """The prompt of a request."""
+
+    text: str
+    items: list[InputItem]
+    """The request's own, references resolved."""
+    tools: Tools
+    choice: ToolChoice
+    warning: str | None
+
+
+class Found(NamedTuple):
+    """What the store has of a request's conversation."""
+
+    chain: list[StoredResponse]
+    """The responses that it continues, oldest first."""
+    items: dict[str, InputItem]
+    """Those it refers to, by id."""
+
+    @property
+    def size(self) -> int:
+        """Bytes to read besides the body."""
+        return sum(len(each.input) + len(each.body) for each in self.chain)
+
+
+class _References(msgspec.Struct):
+    """The fields of a body that name stored things."""
+
+    previous_response_id: str | None = None
+    input: str | list[_Reference] | None = None
+
+
+class _Reference(msgspec.Struct):
+    type: str | None = None
+    id: str | None = None
+
+
+class _StoredOutput(msgspec.Struct):
+    output: list[InputItem]
+
+
+_decode_references = msgspec.json.Decoder(_References).decode
+_decode_item = msgspec.json.Decoder(InputItem).decode
+_decode_items = msgspec.json.Decoder(list[InputItem]).decode
+_decode_output = msgspec.json.Decoder(_StoredOutput).decode
+
+
+NOTHING_FOUND = Found([], {})
+
+
+class ResponsePrompts:
+    """Makes the prompts of requests for one served model."""
+
+    def __init__(self, processor: InputProcessor, store: ResponseStore | None) -> None:
+        self._processor = processor
+        self._store = store
+
+    def look_up(self, body: bytes, info: RequestInfo) -> Awaitable[Found] | None:
+        if b"previous_response_id" not in body and b"item_reference" not in body:
+            return None
+        check_parts(body, "The request body")
+        try:
+            wanted = _decode_references(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return None  # plan says what is wrong with the body
+        items = wanted.input if isinstance(wanted.input, list) else []
+        ids = [each.id for each in items if each.type == "item_reference" and each.id is not None]
+        if wanted.previous_response_id is None and not ids:
+            return None
+        if self._store is None:
+            field = "input" if wanted.previous_response_id is None else "previous_response_id"
+            raise ApiError(400, f"{field}: {NO_STORE}, send the whole conversation as input.", param=field)
+        return self._find(self._store, wanted.previous_response_id, ids, info.tenant or "")
+
+    async def _find(
+        self, store: ResponseStore, previous_id: str | None, ids: list[str], tenant: str
+    ) -> Found:
+        chain = [] if previous_id is None else await store.chain(previous_id, tenant)
+        items: dict[str, InputItem] = {}
+        for id in ids:
+            if id not in items:
+                item = await store.item(id, tenant)
+                if item is None:
+                    raise ApiError(404, f"input: there is no item {shown(id)!r}.", param="input")
+                items[id] = _decode_item(item)
+        return Found(chain, items)
+
+    def prompt(self, request: ResponseRequest, found: Found | None) -> ResponsePrompt:
+        """``found``: what look_up gave. Raises ApiError."""
+        processor = self._processor
+        tools = parse_tools(request.tools)
+        choice = parse_tool_choice(
+            tools.functions,
+            chat_tool_choice(request.tool_choice, tools),
+            one_call=request.parallel_tool_calls is False,
+            constrained=request.structured_outputs is not None,
+            known_format=processor.output_format.calls_tools,
+            whitespace=processor.json_whitespace,
+        )
+        found = found or NOTHING_FOUND
+        items = _own_items(request, found)
+        conversation = _conversation(request, items, found)
+        text = self._rendered(request, conversation.messages, choice)
+        return ResponsePrompt(text, items, tools, choice, _warning(choice, tools, conversation))
+
+    def _rendered(self, request: ResponseRequest, messages: list[Message], choice: ToolChoice) -> str:
+        processor = self._processor
+        variables = _template_variables(request)
+
+        def render(messages: list[Message]) -> str:
+            try:
+                return processor.render(
+                    processor.place_system_turns(messages, tools=bool(choice.tools)),
+                    add_generation_prompt=True,
+                    continue_final_message=False,
+                    tools=choice.tools,
+                    variables=variables,
+                )
+            except ApiError as error:
+                if error.param == "messages":  # what the chat template refuses
+                    error.param = "input"
+                raise
+
+        truncation = request.truncation or "disabled"
+        if truncation not in ("auto", "disabled"):
+            raise refused("truncation must be auto or disabled.", "truncation", truncation)
+        if truncation == "disabled":
+            return render(messages)
+        most = processor.model_info.max_model_len - (request.max_output_tokens or 1)
+        return truncated(messages, render, partial(processor.count_tokens, most=most), most)
+
+
+def _user_message(text: str) -> InputItem:
+    return InputItem(type="message", role="user", content=[ContentPart(type="input_text", text=text)])
+
+
+def _own_items(request: ResponseRequest, found: Found) -> list[InputItem]:
+    given = request.input
+    if given is None:
+        if not found.chain:
+            raise ApiError(400, "input is missing: a text, or a list of items.", param="input")
+        return []
+    if isinstance(given, str):
+        return [_user_message(given)]
+    if not found.items:
+        return given
+    return [found.items.get(item.id or "", item) if item.type == "item_reference" else item for item in given]
+
+
+def _conversation(request: ResponseRequest, items: list[InputItem], found: Found) -> Conversation:
+    conversation = Conversation()
+    if request.instructions:
+        conversation.messages.append(Message(role="system", content=request.instructions))
+    for stored in found.chain:
+        conversation.add(_decode_items(stored.input), f"{stored.id}.input")
+        conversation.add(_decode_output(stored.body).output, f"{stored.id}.output")
+    conversation.add(items, "input")
+    if not conversation.messages:
+        raise ApiError(400, "input must have at least one item.", param="input")
+    return conversation
+
+
+def _template_variables(request: ResponseRequest) -> dict[str, Any] | None:
+    reasoning = request.reasoning
+    effort = None if reasoning is None else reasoning.effort
+    if reasoning is not None:
+        summary = reasoning.summary or reasoning.generate_summary
+        if summary not in (None, "auto", "concise", "detailed", "none"):
+            raise refused(
+                "reasoning.summary must be one of auto, concise, detailed.", "reasoning.summary", summary
+            )
+    return reasoning_variables(effort, "reasoning.effort", request.chat_template_kwargs)
+
+
+def _warning(choice: ToolChoice, tools: Tools, conversation: Conversation) -> str | None:
+    warnings = []
+    if tools.dropped:
+        warnings.append(
+            f"tools: this server runs no hosted tools, the model does not see {', '.join(tools.dropped)}"
+        )
+    if choice.warning is not None:
+        warnings.append(choice.warning)
+    if conversation.dropped_images:
+        warnings.append(IMAGES_DROPPED)
+    return "; ".join(warnings) or None
