@@ -418,7 +418,7 @@ class _Server:
         if outcome == "refused":  # counted with those that are refused before they have a reply
             return
         metrics = self._metrics
-        metrics.requests[outcome] += 1
+        metrics.end(reply.format.api, outcome)
         metrics.e2e.add(time.monotonic() - reply.arrival)
         requests = metrics.requests_by_engine(reply.first_rank)
         n, choices = reply.plan.n, reply.choices

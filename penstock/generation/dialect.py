@@ -59,6 +59,8 @@ class ReplyFormat(ABC):
 
     __slots__ = ()
 
+    api: ClassVar[str]
+    """Name of the API in metrics."""
     fast_path: ClassVar[bool] = True
     """Whether text events may be written without asking the format."""
     blocks: ClassVar[bool] = False
