@@ -83,7 +83,7 @@ def regex_in_json_string(regex: str) -> str:
     if len(regex) > MAX_GRAMMAR:
         raise NotEmbeddable(f"it has {len(regex)} characters, at most {MAX_GRAMMAR} are allowed")
     whole = _unanchored(regex)
-    return f"start: T_START\nT_START: {_slashed(_escaped_regex(whole, '') or whole)}"
+    return f"start: T_START\nT_START: {slashed(_escaped_regex(whole, '') or whole)}"
 
 
 def _unanchored(regex: str) -> str:
@@ -202,7 +202,7 @@ def _escaped(token: Token) -> Token:
     if token.kind == "regex":
         body, _, flags = token.text[1:].rpartition("/")
         escaped = _escaped_regex(body.replace("\\/", "/"), flags)
-        return token if escaped is None else Token("regex", _slashed(escaped) + flags.replace("s", ""))
+        return token if escaped is None else Token("regex", slashed(escaped) + flags.replace("s", ""))
     return token
 
 
@@ -229,7 +229,8 @@ def _escaped_text(text: str) -> str:
     return "".join(escaped)
 
 
-def _slashed(regex: str) -> str:
+def slashed(regex: str) -> str:
+    """A regular expression as a terminal."""
     return f"/{regex.replace('/', chr(92) + '/')}/"
 
 
