@@ -144,6 +144,8 @@ class Responses(Dialect):
             constrained=request.structured_outputs is not None,
             known_format=processor.output_format.calls_tools,
             whitespace=processor.json_whitespace,
+            syntax=processor.call_syntax,
+            inputs={name: tool.input for name, tool in tools.called.items() if tool.input is not None},
         )
         processor.check_model(request.model)
         included = _included(request)
@@ -162,7 +164,7 @@ class Responses(Dialect):
             choice,
             processor.output_format,
             text,
-            constrained=plan.constraint is not None,
+            constraint=plan.constraint,
             show_reasoning=request.include_reasoning is not False,
             one_call=request.parallel_tool_calls is False,
         )
@@ -320,7 +322,7 @@ def _constrain(plan: RequestPlan, request: ResponseRequest, choice: ToolChoice, 
             fields = f"{plan.constraint.field} and {constraint.field}"
             raise ApiError(400, f"Only one constraint on the output is possible, got {fields}.", param=fields)
         constrain(plan, constraint)
-    if choice.constraint is not None:
+    if choice.constraint is not None and not (choice.may_call and plan.constraint is not None):
         constrain(plan, choice.constraint)
 
 

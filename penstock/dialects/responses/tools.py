@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from penstock.dialects.responses.request_schema import NamespacedTool, ResponseTool
+from penstock.generation.grammars.call_grammar import InputGrammar
+from penstock.generation.request.custom_tools import custom_function, parse_input_format
 from penstock.generation.request.schemas import Function, Tool
 from penstock.http.errors import ApiError, shown
 
-CUSTOM_INPUT = "input"
-"""The only parameter of the function that a custom tool is to the model."""
 HOSTED = (
     "apply_patch",
     "code_interpreter",
@@ -38,6 +38,8 @@ class CalledTool(NamedTuple):
     name: str
     namespace: str | None
     custom: bool
+    input: InputGrammar | None = None
+    """Of a custom tool."""
 
 
 class Tools(NamedTuple):
@@ -94,26 +96,22 @@ def _add(
         )
     own = _name(tool, field)
     name, custom = function_name(namespace, own), tool.type == "custom"
-    parameters = _custom_parameters() if custom else tool.parameters
-    function = Function(name=name, description=tool.description, parameters=parameters, strict=tool.strict)
+    input = parse_input_format(tool.format, f"{field}.format") if custom else None
+    if input is not None:
+        function = custom_function(name, tool.description, input)
+    else:
+        function = Function(
+            name=name, description=tool.description, parameters=tool.parameters, strict=tool.strict
+        )
     functions.append(Tool(function=function))
     if custom or namespace is not None:
-        called[name] = CalledTool(own, namespace, custom)
+        called[name] = CalledTool(own, namespace, custom, input)
 
 
 def _name(tool: NamespacedTool, field: str) -> str:
     if not tool.name:
         raise ApiError(400, f"{field}.name is missing, the name of the tool.", param=f"{field}.name")
     return tool.name
-
-
-def _custom_parameters() -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": {CUSTOM_INPUT: {"type": "string", "description": "The tool's input, as free text."}},
-        "required": [CUSTOM_INPUT],
-        "additionalProperties": False,
-    }
 
 
 def chat_tool_choice(choice: str | dict[str, Any] | None, tools: Tools) -> str | dict[str, Any] | None:

@@ -11,13 +11,17 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from penstock.generation.grammars.lark_in_json import in_json_string, regex_in_json_string, slashed
+from penstock.generation.grammars.lark_in_json import (
+    NotEmbeddable,
+    in_json_string,
+    regex_in_json_string,
+    slashed,
+)
 from penstock.generation.parsers.call_syntax import JsonCalls, Section, TaggedCalls, XmlCalls
+from penstock.generation.parsers.custom_input import CUSTOM_INPUT
 from penstock.generation.parsers.value_types import Parameters, ValueType
 
-CUSTOM_INPUT = "input"
-"""The only parameter of the function that a custom tool is to the model."""
-_INPUT_SCHEMA = {
+_INPUT_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {CUSTOM_INPUT: {"type": "string"}},
     "required": [CUSTOM_INPUT],
@@ -80,8 +84,8 @@ def call_grammar(
 
 
 def forced_grammar(tools: Sequence[CalledTool], *, named: bool, one_call: bool) -> str:
-    """The grammar of outputs that are calls, independent of the model: the arguments of the only tool if it is
-    ``named``, otherwise a list of calls. Raises NotEmbeddable."""
+    """The grammar of outputs that are calls, independent of the model: the arguments of the only tool if it
+    is ``named``, otherwise a list of calls. Raises NotEmbeddable."""
     builder = _Builder(TokenIds({}, (), ()))
     if named:
         return builder.whole(f"start: {_arguments(tools[0], builder)}")
@@ -137,17 +141,25 @@ class _Builder:
         """Text with added tokens, of which TEXT matches none."""
         return f"(TEXT <[{','.join(map(str, self._ids.special))}]>)* " if self._ids.special else ""
 
-    def input(self, grammar: InputGrammar, *, escaped: bool) -> str:
+    def input(self, tool: CalledTool, *, escaped: bool) -> str:
         """The input of a custom tool. ``escaped``: within a JSON string."""
-        if grammar.syntax == "lark":
-            lark = in_json_string(grammar.definition) if escaped else grammar.definition
-        elif escaped:
-            lark = regex_in_json_string(grammar.definition)
-        else:
-            lark = f"start: {slashed(grammar.definition)}"
+        grammar = tool.input
+        assert grammar is not None
+        try:
+            lark = self._input(grammar, escaped=escaped)
+        except NotEmbeddable as error:
+            raise NotEmbeddable(f"the grammar of {tool.name!r}: {error}") from None
         name = f"input_{len(self._side)}"
         self._side.append({"name": name, "lark_grammar": lark})
         return f"@{name}"
+
+    @staticmethod
+    def _input(grammar: InputGrammar, *, escaped: bool) -> str:
+        if grammar.syntax == "lark":
+            return in_json_string(grammar.definition) if escaped else grammar.definition
+        return (
+            regex_in_json_string(grammar.definition) if escaped else f"start: {slashed(grammar.definition)}"
+        )
 
 
 def _quoted(text: str) -> str:
@@ -180,7 +192,7 @@ def _arguments(tool: CalledTool, builder: _Builder) -> str:
     """The arguments as JSON."""
     if tool.input is not None and tool.input.syntax != "text":
         start = _quoted(f'{{"{CUSTOM_INPUT}":')
-        return f'{start} " "? "\\"" {builder.input(tool.input, escaped=True)} "\\"}}"'
+        return f'{start} " "? "\\"" {builder.input(tool, escaped=True)} "\\"}}"'
     schema = _INPUT_SCHEMA if tool.input is not None else tool.schema or {"type": "object"}
     return f"%json {json.dumps(schema)}"
 
@@ -214,8 +226,9 @@ def _xml_call(section: XmlCalls, tool: CalledTool, builder: _Builder) -> str:
     else:
         schema = tool.schema if tool.input is None else _INPUT_SCHEMA
         assert schema is not None
-        required = schema.get("required") or ()
-        for key, value in (schema.get("properties") or {}).items():
+        listed, properties = schema.get("required"), schema.get("properties")
+        required = listed if isinstance(listed, list) else []
+        for key, value in properties.items() if isinstance(properties, dict) else ():
             parameter = _xml_parameter(section, tool, schema, key, value, builder)
             parts.append(f"({parameter} SPACE){'' if key in required else '?'}")
     parts += [builder.text(section.end), builder.text(section.after)]
@@ -234,7 +247,7 @@ def _xml_parameter(
     line = ' "\\n" ' if section.lines else " "
     end = builder.text(section.value_end)
     if tool.input is not None and tool.input.syntax != "text":
-        return f"{start}{line}{builder.input(tool.input, escaped=False)}{line}{end}"
+        return f"{start}{line}{builder.input(tool, escaped=False)}{line}{end}"
     if type is ValueType.JSON and isinstance(value, dict) and value:
         options = {name: schema[name] for name in ("$defs", "definitions", "x-guidance") if name in schema}
         return f"{start}{line}%json {json.dumps({**value, **options})}{line}{end}"
