@@ -66,14 +66,20 @@ class Messages(Dialect):
         plan.dialect_fields = conversation.thinking.omitted
         choice = conversation.choice
         plan.warning = choice.warning
+<<<<<<< HEAD
         constraint = _named_here(choice.constraint) or _output_constraint(request, processor.json_whitespace)
+=======
+        constraint = _output_constraint(request, processor.json_whitespace)
+        if constraint is None or not choice.may_call:
+            constraint = choice.constraint or constraint
+>>>>>>> h17-parsers
         if constraint is not None:
             constrain(plan, constraint)
         plan.format = message_format(
             conversation.choice,
             processor.output_format,
             conversation.text,
-            constrained=constraint is not None,
+            constraint=constraint,
             show_reasoning=conversation.thinking.shown,
             one_call=conversation.one_call,
         )
@@ -133,6 +139,7 @@ def _conversation(processor: InputProcessor, request: CountTokensRequest) -> _Co
         constrained=False,
         known_format=processor.output_format.calls_tools,
         whitespace=processor.json_whitespace,
+        syntax=processor.call_syntax,
     )
     thinking = parse_thinking(request)
     messages = convert_messages(request)

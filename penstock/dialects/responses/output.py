@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from penstock.dialects.responses.custom_input import CustomInput
 from penstock.dialects.responses.output_items import (
     COMPLETED,
     IN_PROGRESS,
@@ -25,6 +24,7 @@ from penstock.dialects.responses.output_items import (
 )
 from penstock.dialects.responses.text_logprobs import entries_by_piece
 from penstock.dialects.responses.tools import CalledTool
+from penstock.generation.parsers.custom_input import CustomInput
 from penstock.generation.parsers.delta import CallDelta, Delta
 from penstock.generation.replies.logprobs import TokenLogprobs
 from penstock.streaming.event_record import EventRecord
@@ -108,7 +108,7 @@ class Output:
                 self._new_id(kind), number, call_id=call.id or "", name=tool.name, namespace=tool.namespace
             )
             opening = self._open(item)
-            self._custom = CustomInput() if tool.custom else None
+            self._custom = CustomInput() if tool.custom and not call.custom else None
         assert self.open is not None
         text = call.arguments if self._custom is None else self._custom.push(call.arguments)
         return opening + (self._delta(escape_json(text), self.open.tail) if text else b"")

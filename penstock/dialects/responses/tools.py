@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+<<<<<<< HEAD
 from penstock.dialects.responses.request_schema import InputFormat, NamespacedTool, ResponseTool
+=======
+from penstock.dialects.responses.request_schema import NamespacedTool, ResponseTool
+from penstock.generation.grammars.call_grammar import InputGrammar
+from penstock.generation.request.custom_tools import custom_function, parse_input_format
+>>>>>>> h17-parsers
 from penstock.generation.request.schemas import Function, Tool
 from penstock.http.errors import ApiError, refused, shown
 
-CUSTOM_INPUT = "input"
-"""The only parameter of the function that a custom tool is to the model."""
 HOSTED = (
     "apply_patch",
     "code_interpreter",
@@ -38,6 +42,8 @@ class CalledTool(NamedTuple):
     name: str
     namespace: str | None
     custom: bool
+    input: InputGrammar | None = None
+    """Of a custom tool."""
 
 
 class Tools(NamedTuple):
@@ -94,11 +100,21 @@ def _add(
         )
     own = _name(tool, field)
     name, custom = function_name(namespace, own), tool.type == "custom"
+<<<<<<< HEAD
     parameters = _custom_parameters(tool.format, f"{field}.format") if custom else tool.parameters
     function = Function(name=name, description=tool.description, parameters=parameters, strict=tool.strict)
+=======
+    input = parse_input_format(tool.format, f"{field}.format") if custom else None
+    if input is not None:
+        function = custom_function(name, tool.description, input)
+    else:
+        function = Function(
+            name=name, description=tool.description, parameters=tool.parameters, strict=tool.strict
+        )
+>>>>>>> h17-parsers
     functions.append(Tool(function=function))
     if custom or namespace is not None:
-        called[name] = CalledTool(own, namespace, custom)
+        called[name] = CalledTool(own, namespace, custom, input)
 
 
 def _name(tool: NamespacedTool, field: str) -> str:
@@ -107,6 +123,7 @@ def _name(tool: NamespacedTool, field: str) -> str:
     return tool.name
 
 
+<<<<<<< HEAD
 def _custom_parameters(format: InputFormat | None, field: str) -> dict[str, Any]:
     description = "The tool's input, as free text."
     if format is not None and format.type == "grammar":
@@ -126,6 +143,8 @@ def _custom_parameters(format: InputFormat | None, field: str) -> dict[str, Any]
     }
 
 
+=======
+>>>>>>> h17-parsers
 def chat_tool_choice(choice: str | dict[str, Any] | None, tools: Tools) -> str | dict[str, Any] | None:
     """The choice in the shape of chat completions, which nests names in ``function``. Raises ApiError."""
     if not isinstance(choice, dict):
