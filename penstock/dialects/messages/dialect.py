@@ -66,13 +66,9 @@ class Messages(Dialect):
         plan.dialect_fields = conversation.thinking.omitted
         choice = conversation.choice
         plan.warning = choice.warning
-<<<<<<< HEAD
-        constraint = _named_here(choice.constraint) or _output_constraint(request, processor.json_whitespace)
-=======
         constraint = _output_constraint(request, processor.json_whitespace)
         if constraint is None or not choice.may_call:
-            constraint = choice.constraint or constraint
->>>>>>> h17-parsers
+            constraint = _named_here(choice.constraint) or constraint
         if constraint is not None:
             constrain(plan, constraint)
         plan.format = message_format(

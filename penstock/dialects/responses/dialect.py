@@ -60,21 +60,6 @@ class Responses(Dialect):
         processor = self._processor
         request = self._decoder.decode(body)
         self._unsupported.check(request)
-<<<<<<< HEAD
-=======
-        tools = parse_tools(request.tools)
-        one_call = request.parallel_tool_calls is False
-        choice = parse_tool_choice(
-            tools.functions,
-            chat_tool_choice(request.tool_choice, tools),
-            one_call=one_call,
-            constrained=request.structured_outputs is not None,
-            known_format=processor.output_format.calls_tools,
-            whitespace=processor.json_whitespace,
-            syntax=processor.call_syntax,
-            inputs={name: tool.input for name, tool in tools.called.items() if tool.input is not None},
-        )
->>>>>>> h17-parsers
         processor.check_model(request.model)
         included = _included(request)
         logprobs = self._logprobs(request, included)
@@ -92,13 +77,8 @@ class Responses(Dialect):
         plan.format = message_format(
             prompt.choice,
             processor.output_format,
-<<<<<<< HEAD
             prompt.text,
-            constrained=plan.constraint is not None,
-=======
-            text,
             constraint=plan.constraint,
->>>>>>> h17-parsers
             show_reasoning=request.include_reasoning is not False,
             one_call=request.parallel_tool_calls is False,
         )
