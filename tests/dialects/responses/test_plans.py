@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from penstock.config.serve import ServeConfig
-from penstock.dialects.responses.custom_input import CustomInput
+from penstock.generation.parsers.custom_input import CustomInput
 from penstock.dialects.responses.dialect import Responses, ResponsesTokenCounter
 from penstock.dialects.responses.items import NO_IMAGE
 from penstock.dialects.responses.prompts import Found
