@@ -123,6 +123,8 @@ class ResponsePrompts:
             constrained=request.structured_outputs is not None,
             known_format=processor.output_format.calls_tools,
             whitespace=processor.json_whitespace,
+            syntax=processor.call_syntax,
+            inputs={name: tool.input for name, tool in tools.called.items() if tool.input is not None},
         )
         found = found or NOTHING_FOUND
         items = _own_items(request, found)

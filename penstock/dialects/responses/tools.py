@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-<<<<<<< HEAD
-from penstock.dialects.responses.request_schema import InputFormat, NamespacedTool, ResponseTool
-=======
+import msgspec
+
 from penstock.dialects.responses.request_schema import NamespacedTool, ResponseTool
 from penstock.generation.grammars.call_grammar import InputGrammar
 from penstock.generation.request.custom_tools import custom_function, parse_input_format
->>>>>>> h17-parsers
 from penstock.generation.request.schemas import Function, Tool
-from penstock.http.errors import ApiError, refused, shown
+from penstock.http.errors import ApiError, shown
 
 HOSTED = (
     "apply_patch",
@@ -100,18 +98,13 @@ def _add(
         )
     own = _name(tool, field)
     name, custom = function_name(namespace, own), tool.type == "custom"
-<<<<<<< HEAD
-    parameters = _custom_parameters(tool.format, f"{field}.format") if custom else tool.parameters
-    function = Function(name=name, description=tool.description, parameters=parameters, strict=tool.strict)
-=======
-    input = parse_input_format(tool.format, f"{field}.format") if custom else None
+    input = parse_input_format(msgspec.to_builtins(tool.format), f"{field}.format") if custom else None
     if input is not None:
         function = custom_function(name, tool.description, input)
     else:
         function = Function(
             name=name, description=tool.description, parameters=tool.parameters, strict=tool.strict
         )
->>>>>>> h17-parsers
     functions.append(Tool(function=function))
     if custom or namespace is not None:
         called[name] = CalledTool(own, namespace, custom, input)
@@ -123,28 +116,6 @@ def _name(tool: NamespacedTool, field: str) -> str:
     return tool.name
 
 
-<<<<<<< HEAD
-def _custom_parameters(format: InputFormat | None, field: str) -> dict[str, Any]:
-    description = "The tool's input, as free text."
-    if format is not None and format.type == "grammar":
-        if format.syntax not in ("lark", "regex"):
-            raise refused(f"{field}.syntax must be lark or regex.", f"{field}.syntax", format.syntax)
-        if not format.definition:
-            raise ApiError(400, f"{field}.definition is missing.", param=f"{field}.definition")
-        kind = "Lark grammar" if format.syntax == "lark" else "regular expression"
-        description += f" It must match this {kind}:\n{format.definition}"
-    elif format is not None and format.type != "text":
-        raise refused(f"{field}.type must be text or grammar.", f"{field}.type", format.type)
-    return {
-        "type": "object",
-        "properties": {CUSTOM_INPUT: {"type": "string", "description": description}},
-        "required": [CUSTOM_INPUT],
-        "additionalProperties": False,
-    }
-
-
-=======
->>>>>>> h17-parsers
 def chat_tool_choice(choice: str | dict[str, Any] | None, tools: Tools) -> str | dict[str, Any] | None:
     """The choice in the shape of chat completions, which nests names in ``function``. Raises ApiError."""
     if not isinstance(choice, dict):
