@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from penstock.config.serve import ServeConfig
-from penstock.generation.grammars.call_grammar import TokenIds
+from penstock.generation.grammars.call_grammar import TokenIds, reasoning_grammar
 from penstock.generation.model_aliases import ModelAliases
 from penstock.generation.model_info import ModelInfo
 from penstock.generation.parsers.registry import OutputFormat, output_format
@@ -29,7 +29,7 @@ from penstock.generation.request import validation
 from penstock.generation.request.body_decoder import MAX_COMMAS, BodyDecoder
 from penstock.generation.request.schemas import MAX_REQUEST_ID, GenerateRequest, Message, Tool
 from penstock.generation.request.structured_output import parse_constraint
-from penstock.generation.request.tool_choice import CallSyntax
+from penstock.generation.request.tool_choice import CallSyntax, ToolChoice, message_format
 from penstock.generation.request.unsupported import UnsupportedField, UnsupportedFieldCheck
 from penstock.http.errors import ApiError, refused, unknown_model
 
@@ -53,7 +53,9 @@ class InputProcessor:
         """How the model writes tool calls and reasoning."""
         self.has_special_markers = tokenizer.has_special(self.output_format.markers)
         """Whether a marker that parsers search for is a special token, which outputs must then keep."""
-        self.call_syntax = _call_syntax(self.output_format, tokenizer, info)
+        self._token_ids = _token_ids(self.output_format, tokenizer, info)
+        tools = self.output_format.tools
+        self.call_syntax = None if tools is None else CallSyntax(tools, self._token_ids)
         """How grammars spell the model's calls; None: the format is unknown, or has no grammar."""
         self.json_whitespace = config.json_whitespace
         self._strict = config.strict_requests
@@ -241,6 +243,39 @@ class InputProcessor:
             rules = self._turn_rules[tools] = turn_rules(partial(_rendered_turns, template, tools=tools))
         return place_system_turns(messages, rules)
 
+    def set_output_format(
+        self,
+        plan: RequestPlan,
+        choice: ToolChoice,
+        prompt: str,
+        *,
+        show_reasoning: bool = True,
+        one_call: bool = False,
+    ) -> None:
+        """Set the parsers of a conversation's outputs, and add tool choice and reasoning to the plan's
+        constraint. ``prompt``: the text before the output. The others: see MessageFormat."""
+        constraint = plan.constraint
+        calls = choice.may_call and constraint is None  # the grammar leaves other text free
+        if choice.constraint is not None and (calls or not choice.may_call):
+            constraint = choice.constraint
+        forced = constraint is not None and not calls
+        if constraint is not None:
+            reasoning = self.output_format.reasoning
+            if forced and reasoning is not None:
+                thought = reasoning_grammar(reasoning, prompt, self._token_ids)
+                constraint = constraint._replace(reasoning=thought)
+            constrain(plan, constraint)
+        plan.format = message_format(
+            choice,
+            self.output_format,
+            prompt,
+            forced=forced,
+            show_reasoning=show_reasoning,
+            one_call=one_call,
+        )
+        if plan.format is not None and self.has_special_markers:
+            plan.skip_special_tokens = False
+
     def render(
         self,
         messages: list[Message],
@@ -299,14 +334,12 @@ def _rendered_turns(template: ChatTemplate, messages: list[Message], *, tools: b
     return template.render(plain, add_generation_prompt=False, tools=known if tools else None)
 
 
-def _call_syntax(format: OutputFormat, tokenizer: Tokenizer, info: ModelInfo) -> CallSyntax | None:
-    if format.tools is None:
-        return None
+def _token_ids(format: OutputFormat, tokenizer: Tokenizer, info: ModelInfo) -> TokenIds:
     added = tokenizer.raw.get_added_tokens_decoder()
     known = {token.content: id for id, token in added.items()}
-    markers = {text: known[text] for text in format.tools.markers() if text in known}
+    markers = {text: known[text] for text in format.markers if text in known}
     special = tuple(sorted(added.keys() - set(info.eos_token_ids)))
-    return CallSyntax(format.tools, TokenIds(markers, special, info.eos_token_ids))
+    return TokenIds(markers, special, info.eos_token_ids)
 
 
 def opens_turn(add_generation_prompt: bool | None, continue_final_message: bool | None) -> bool:

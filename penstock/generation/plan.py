@@ -112,4 +112,4 @@ class RequestPlan(msgspec.Struct, gc=False):
 def constrain(plan: RequestPlan, constraint: Constraint) -> None:
     """Make the plan's outputs match a grammar."""
     plan.constraint = constraint
-    plan.base = msgspec.structs.replace(plan.base, grammar=constraint.grammar)
+    plan.base = msgspec.structs.replace(plan.base, grammar=constraint.whole)

@@ -171,11 +171,14 @@ def test_arguments_that_are_no_input_are_the_input() -> None:
         ({"type": "custom"}, "tools[0].custom"),
         ({"type": "function"}, "tools[0].function"),
         ({"type": "search"}, "tools[0].type"),
-        (custom("f", "ebnf", "x"), "tools[0].custom.format"),
-        (custom("f", "lark", " "), "tools[0].custom.format"),
-        (custom("f", "regex", "a" * 70_000), "tools[0].custom.format"),
+        (custom("f", "ebnf", "x"), "tools[0].custom.format.grammar.syntax"),
+        (custom("f", "lark", " "), "tools[0].custom.format.grammar.definition"),
+        (custom("f", "regex", "a" * 70_000), "tools[0].custom.format.grammar.definition"),
         (custom("f", "lark", 'start: "(" start ")" | "\\n"'), "tools"),
-        ({"type": "custom", "custom": {"name": "f", "format": {"type": "json"}}}, "tools[0].custom.format"),
+        (
+            {"type": "custom", "custom": {"name": "f", "format": {"type": "json"}}},
+            "tools[0].custom.format.type",
+        ),
     ],
 )
 def test_bad_tools(tool: dict[str, Any], param: str) -> None:

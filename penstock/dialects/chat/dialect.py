@@ -10,11 +10,11 @@ from penstock.dialects.chat.request_schema import UNSUPPORTED, ChatCompletionReq
 from penstock.dialects.chat.tools import parse_tools
 from penstock.generation.dialect import NO_INFO, Dialect, RequestInfo
 from penstock.generation.input_processor import InputProcessor, opens_turn
-from penstock.generation.plan import RequestPlan, constrain
+from penstock.generation.plan import RequestPlan
 from penstock.generation.request import validation
 from penstock.generation.request.reasoning_effort import reasoning_variables
 from penstock.generation.request.schemas import Message
-from penstock.generation.request.tool_choice import message_format, parse_tool_choice
+from penstock.generation.request.tool_choice import parse_tool_choice
 from penstock.http.errors import refused
 
 
@@ -70,18 +70,13 @@ class ChatCompletions(Dialect):
             plan.role = request.messages[-1].role
         if request.echo:
             plan.echo_text = _text_to_echo(request.messages[-1], plan.role)
-        if choice.constraint is not None and not (choice.may_call and plan.constraint is not None):
-            constrain(plan, choice.constraint)
-        plan.format = message_format(
+        processor.set_output_format(
+            plan,
             choice,
-            processor.output_format,
             text,
-            constraint=plan.constraint,
             show_reasoning=request.include_reasoning is not False,
             one_call=request.parallel_tool_calls is False,
         )
-        if plan.format is not None and processor.has_special_markers:
-            plan.skip_special_tokens = False
         return plan
 
     def reply_format(self, plan: RequestPlan, request_id: str) -> ChatReply:

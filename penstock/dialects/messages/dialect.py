@@ -21,7 +21,7 @@ from penstock.generation.plan import ASSISTANT, RequestPlan, constrain
 from penstock.generation.request import validation
 from penstock.generation.request.schemas import GenerateRequest
 from penstock.generation.request.structured_output import Constraint, SchemaPart, json_constraint
-from penstock.generation.request.tool_choice import ToolChoice, message_format, parse_tool_choice
+from penstock.generation.request.tool_choice import ToolChoice, parse_tool_choice
 from penstock.http.errors import ApiError, refused
 
 _PARAMETERS, _SCHEMA = ".function.parameters", ".input_schema"
@@ -67,20 +67,15 @@ class Messages(Dialect):
         choice = conversation.choice
         plan.warning = choice.warning
         constraint = _output_constraint(request, processor.json_whitespace)
-        if constraint is None or not choice.may_call:
-            constraint = _named_here(choice.constraint) or constraint
         if constraint is not None:
             constrain(plan, constraint)
-        plan.format = message_format(
-            conversation.choice,
-            processor.output_format,
+        processor.set_output_format(
+            plan,
+            choice._replace(constraint=_named_here(choice.constraint)),
             conversation.text,
-            constraint=constraint,
             show_reasoning=conversation.thinking.shown,
             one_call=conversation.one_call,
         )
-        if plan.format is not None and processor.has_special_markers:
-            plan.skip_special_tokens = False
         return plan
 
     def reply_format(self, plan: RequestPlan, request_id: str) -> MessagesReply:

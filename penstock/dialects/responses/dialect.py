@@ -19,7 +19,6 @@ from penstock.generation.input_processor import InputProcessor
 from penstock.generation.plan import RequestPlan, constrain
 from penstock.generation.request import validation
 from penstock.generation.request.structured_output import ANY_OBJECT, Constraint, SchemaPart, json_constraint
-from penstock.generation.request.tool_choice import ToolChoice, message_format
 from penstock.http.errors import ApiError, refused, shown
 from penstock.store.response_store import ResponseStore
 
@@ -73,17 +72,14 @@ class Responses(Dialect):
         plan.include_usage, plan.continuous_usage = plan.stream, False
         plan.add_special_tokens = bool(request.add_special_tokens)
         plan.warning = prompt.warning
-        _constrain(plan, request, prompt.choice, processor.json_whitespace)
-        plan.format = message_format(
+        _constrain(plan, request, processor.json_whitespace)
+        processor.set_output_format(
+            plan,
             prompt.choice,
-            processor.output_format,
             prompt.text,
-            constraint=plan.constraint,
             show_reasoning=request.include_reasoning is not False,
             one_call=request.parallel_tool_calls is False,
         )
-        if plan.format is not None and processor.has_special_markers:
-            plan.skip_special_tokens = False
         plan.dialect_fields = self._fields(request, plan, prompt, included, info)
         plan.background = plan.dialect_fields.background
         return plan
@@ -174,8 +170,8 @@ def _included(request: ResponseRequest) -> frozenset[str]:
     return frozenset(request.include or ())
 
 
-def _constrain(plan: RequestPlan, request: ResponseRequest, choice: ToolChoice, whitespace: str) -> None:
-    """Add the grammar of ``text.format`` or of the tool choice, which applies to calls alone."""
+def _constrain(plan: RequestPlan, request: ResponseRequest, whitespace: str) -> None:
+    """Add the grammar of ``text.format``."""
     format = None if request.text is None else request.text.format
     constraint = None if format is None else _format_constraint(format, whitespace)
     if constraint is not None:
@@ -183,8 +179,6 @@ def _constrain(plan: RequestPlan, request: ResponseRequest, choice: ToolChoice, 
             fields = f"{plan.constraint.field} and {constraint.field}"
             raise ApiError(400, f"Only one constraint on the output is possible, got {fields}.", param=fields)
         constrain(plan, constraint)
-    if choice.constraint is not None and not (choice.may_call and plan.constraint is not None):
-        constrain(plan, choice.constraint)
 
 
 def _format_constraint(format: TextFormat, whitespace: str) -> Constraint | None:

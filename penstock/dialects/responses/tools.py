@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import msgspec
+
 from penstock.dialects.responses.request_schema import NamespacedTool, ResponseTool
 from penstock.generation.grammars.call_grammar import InputGrammar
 from penstock.generation.request.custom_tools import custom_function, parse_input_format
@@ -96,7 +98,7 @@ def _add(
         )
     own = _name(tool, field)
     name, custom = function_name(namespace, own), tool.type == "custom"
-    input = parse_input_format(tool.format, f"{field}.format") if custom else None
+    input = parse_input_format(msgspec.to_builtins(tool.format), f"{field}.format") if custom else None
     if input is not None:
         function = custom_function(name, tool.description, input)
     else:

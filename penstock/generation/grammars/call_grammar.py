@@ -19,6 +19,7 @@ from penstock.generation.grammars.lark_in_json import (
 )
 from penstock.generation.parsers.call_syntax import JsonCalls, Section, TaggedCalls, XmlCalls
 from penstock.generation.parsers.custom_input import CUSTOM_INPUT
+from penstock.generation.parsers.reasoning import Reasoning
 from penstock.generation.parsers.value_types import Parameters, ValueType
 
 _INPUT_SCHEMA: dict[str, Any] = {
@@ -27,6 +28,8 @@ _INPUT_SCHEMA: dict[str, Any] = {
     "required": [CUSTOM_INPUT],
     "additionalProperties": False,
 }
+MAX_MARKER = 64
+"""Characters at a prompt's end that may be a marker of reasoning and white space."""
 _RULES = r"""
 SPACE: /[ \n]{0,2}/
 TEXT: /(.|\n)*/
@@ -92,6 +95,27 @@ def forced_grammar(tools: Sequence[CalledTool], *, named: bool, one_call: bool) 
     calls = _one_of([_json_call("parameters", tool, builder) for tool in tools])
     more = "" if one_call else ' ("," " "? call)*'
     return builder.whole(f'start: "[" call{more} "]"\ncall: {calls}')
+
+
+def reasoning_grammar(reasoning: Reasoning, prompt: str, ids: TokenIds) -> str:
+    """The grammar of the reasoning that may precede an output under a constraint; empty if ``prompt``, the
+    text before the output, has ended it already."""
+    end = prompt[-MAX_MARKER:].rstrip()
+    if end.endswith(reasoning.closes):
+        return ""
+    builder = _Builder(ids)
+    thought = f"{builder.up_to(reasoning.closes[0])} SPACE"
+    if not end.endswith(reasoning.opens):
+        thought = f"(SPACE {builder.text(reasoning.opens[0])} {thought})?"
+    return builder.whole(f"start: {thought}")
+
+
+def preceded(grammar: str, first: str) -> str:
+    """The texts of ``first`` followed by those of ``grammar``; both are llguidance's."""
+    parts = json.loads(grammar)["grammars"] if grammar.startswith("{") else [{"lark_grammar": grammar}]
+    name = parts[0].setdefault("name", "constrained")
+    start = {"name": "reasoned", "lark_grammar": f"start: @reasoning @{name}"}
+    return json.dumps({"grammars": [start, {"name": "reasoning", "lark_grammar": first}, *parts]})
 
 
 class _Builder:

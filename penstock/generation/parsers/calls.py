@@ -30,9 +30,14 @@ class CallParser:
         return self._reader.open
 
     def push(self, text: str) -> Delta:
-        if self._reader.idle:
+        reader = self._reader
+        if reader.idle or (reader.open and self._passes(text)):
             return Delta(content=text)
-        return self._reader.feed(text, self._steps)
+        return reader.feed(text, self._steps)
+
+    def _passes(self, text: str) -> bool:
+        """Whether ``text`` is content, as the output is in content: see :attr:`guard`."""
+        return not text[-1:].isspace() and not any(mark in text for mark in self.guard)
 
     def finish(self, *, cut: bool) -> Delta:
         return self._reader.finish(self._steps, cut=cut)

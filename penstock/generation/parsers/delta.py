@@ -40,8 +40,10 @@ class Delta:
     def __init__(self, *, reasoning: str = "", content: str = "", calls: Iterable[CallDelta] = ()) -> None:
         """In this order."""
         self.pieces: list[TextDelta | CallDelta] = []
-        self.add_reasoning(reasoning)
-        self.add_content(content)
+        if reasoning:
+            self.pieces.append(TextDelta(reasoning, reasoning=True))
+        if content:
+            self.pieces.append(TextDelta(content))
         for call in calls:
             self.add_call(call)
 

@@ -187,7 +187,8 @@ TOOL_MARKS: tuple[tuple[Marks, str], ...] = (
     (("<tool_call>",), "hermes"),
     (('"parameters": dictionary of argument name and its value',), "llama3_json"),
     (("<|python_start|>",), "llama4_pythonic"),
-    (("[func_name1(",), "pythonic"),
+    (("[func_name1(",), "llama4_pythonic"),
+    (("<|function_call_library|>",), "granite-20b-fc"),
     (("<|python_tag|>",), "llama3_json"),
 )
 """Texts of a chat template that together tell the format of its tool calls; the first match counts."""
@@ -201,7 +202,10 @@ REASONING_MARKS: tuple[tuple[Marks, str], ...] = (
 HARMONY_MARKS = ("<|channel|>", "<|message|>")
 MODEL_TYPES: dict[str, tuple[str, str]] = {
     "deepseek_v32": ("deepseek_v32", "think"),
+    "glm4_moe": ("glm45", "think"),
     "gpt_oss": ("openai", "openai_gptoss"),
+    "kimi_k2": ("kimi_k2", "kimi_k2"),
+    "minimax_m2": ("minimax_m2", "think"),
     "mistral": ("mistral", "mistral"),
     "mistral3": ("mistral", "mistral"),
 }

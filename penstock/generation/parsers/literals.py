@@ -12,6 +12,7 @@ MAX_DEPTH = 64
 """Maximum nesting of Python's lists and dictionaries in arguments."""
 MAX_WORD = 1024
 """Maximum characters of a number or word."""
+_STRING_END = re.compile(r'["\\]')
 _WORD_END = re.compile(r"[,)\]}:=\s]")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
@@ -24,8 +25,15 @@ def read_json_object(reader: Reader) -> Steps[None]:
     depth = 0
     quoted = escape = False
     while True:
-        text = reader.unread
-        for place, char in enumerate(text):
+        text, place, ended = reader.unread, 0, False
+        while place < len(text) and not ended:
+            if quoted and not escape:
+                found = _STRING_END.search(text, place)
+                if found is None:
+                    break
+                place = found.start()
+            char = text[place]
+            place += 1
             if escape:
                 escape = False
             elif quoted:
@@ -37,13 +45,12 @@ def read_json_object(reader: Reader) -> Steps[None]:
                 depth += 1
             elif char in "}]":
                 depth -= 1
-                if depth == 0:
-                    text = text[: place + 1]
-                    break
-        if text:
-            reader.arguments(text)
-            reader.skip(len(text))
-        if depth == 0 and text:
+                ended = depth == 0
+        read = text[:place] if ended else text
+        if read:
+            reader.arguments(read)
+            reader.skip(len(read))
+        if ended:
             return
         yield from reader.more()
 

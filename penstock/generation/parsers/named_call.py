@@ -15,6 +15,8 @@ class NamedCallParser:
         self._name: str | None = name
 
     def push(self, text: str) -> Delta:
+        if self._name is not None:
+            text = text.lstrip()  # after the reasoning
         if not text:
             return Delta()
         name, self._name = self._name, None

@@ -55,10 +55,13 @@ class Reader:
 
     def feed(self, text: str, steps: Steps[None]) -> Delta:
         """The delta of the next piece of text; ``steps`` read it."""
-        keep = self._at if self._begun is None else self._begun
-        self._text = self._text[keep:] + text
-        self._at -= keep
-        self._begun = None if self._begun is None else 0
+        if self._begun is None:
+            self._text = self._text[self._at :] + text if self._at < len(self._text) else text
+            self._at = 0
+        else:
+            self._text = self._text[self._begun :] + text
+            self._at -= self._begun
+            self._begun = 0
         self.open = False
         next(steps, None)
         delta, self.delta = self.delta, Delta()
@@ -75,7 +78,7 @@ class Reader:
 
     @property
     def unread(self) -> str:
-        return self._text[self._at :]
+        return self._text[self._at :] if self._at else self._text
 
     def skip(self, count: int) -> None:
         """The next characters are read."""

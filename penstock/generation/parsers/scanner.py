@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from enum import Enum, auto
-
-from penstock.generation.parsers.delta import CallDelta
 
 _SPACE = " \t\r\n"
 ARGUMENTS = frozenset(("arguments", "parameters"))
 """Keys under which models write a call's arguments."""
+
+
+_STRING_END = re.compile(r'["\\]')
 
 
 class _State(Enum):
@@ -30,8 +32,6 @@ class CallScanner:
     only their brackets and strings are checked."""
 
     def __init__(self) -> None:
-        self.raw = ""
-        """All text that was read."""
         self.name: str | None = None
         self.started = False
         """Whether this is a call: it has a name, and its arguments have begun."""
@@ -54,27 +54,29 @@ class CallScanner:
         """Whether the text is no such object; the first wrong character was not read."""
         return self._state is _State.BROKEN
 
-    def read(self, text: str, index: int) -> tuple[str, CallDelta | None]:
-        """Read on. Returns the rest of ``text`` after the object's end (see :meth:`push`), and the next piece
-        of call number ``index``, if there is one."""
-        first = not self.started
-        rest = self.push(text)
-        name = self.name if first and self.started else None
-        arguments = self.take_arguments()
-        return rest, CallDelta(index, name, arguments) if name is not None or arguments else None
-
     def push(self, text: str) -> str:
         """Read on. Returns the rest of ``text`` if the object is done or broken, otherwise nothing."""
-        for place, char in enumerate(text):
-            self._read(char)
+        place, end = 0, len(text)
+        while place < end:
+            if self._quoted and self._state is _State.IN_NESTED and not self._escaped:
+                place = self._skip_string(text, place)
+                if place == end:
+                    break
+            self._read(text[place])
             if self._state is _State.BROKEN:
-                self.raw += text[:place]
                 return text[place:]
+            place += 1
             if self._state is _State.DONE:
-                self.raw += text[: place + 1]
-                return text[place + 1 :]
-        self.raw += text
+                return text[place:]
         return ""
+
+    def _skip_string(self, text: str, place: int) -> int:
+        """Read on within a nested string, up to what may end it."""
+        found = _STRING_END.search(text, place)
+        end = len(text) if found is None else found.start()
+        if self._key in ARGUMENTS:
+            self._ready += text[place:end]
+        return end
 
     def take_arguments(self) -> str:
         """The text of the arguments since the last call."""

@@ -8,7 +8,7 @@ from penstock.generation.grammars.call_grammar import InputGrammar
 from penstock.generation.grammars.lark_in_json import MAX_GRAMMAR
 from penstock.generation.parsers.custom_input import CUSTOM_INPUT
 from penstock.generation.request.schemas import Function
-from penstock.http.errors import ApiError, shown
+from penstock.http.errors import ApiError, refused
 
 SYNTAXES = {"lark": "Lark grammar", "regex": "regular expression"}
 
@@ -36,17 +36,16 @@ def parse_input_format(format: Any, field: str) -> InputGrammar:
     if kind == "text":
         return InputGrammar("text")
     if kind != "grammar":
-        raise ApiError(400, f"{field}.type must be text or grammar, got {shown(kind)!r}.", param=field)
-    grammar = format.get("grammar", format)
-    syntax = grammar.get("syntax") if isinstance(grammar, dict) else None
+        raise refused(f"{field}.type must be text or grammar.", f"{field}.type", kind)
+    if "grammar" in format:
+        field, format = f"{field}.grammar", format["grammar"]
+    syntax = format.get("syntax") if isinstance(format, dict) else None
     if syntax not in SYNTAXES:
-        raise ApiError(400, f"{field}: the syntax must be lark or regex, got {shown(syntax)!r}.", param=field)
-    definition = grammar.get("definition")
+        raise refused(f"{field}.syntax must be lark or regex.", f"{field}.syntax", syntax)
+    definition, field = format.get("definition"), f"{field}.definition"
     if not isinstance(definition, str) or not definition.strip():
-        raise ApiError(400, f"{field}: the definition is missing, the text of the grammar.", param=field)
+        raise ApiError(400, f"{field} is missing.", param=field)
     if len(definition) > MAX_GRAMMAR:
-        message = (
-            f"{field}: the definition has {len(definition)} characters, at most {MAX_GRAMMAR} are allowed."
-        )
+        message = f"{field} has {len(definition)} characters, at most {MAX_GRAMMAR} are allowed."
         raise ApiError(400, message, param=field)
     return InputGrammar(syntax, definition)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from llguidance import LLMatcher, grammar_from
 from llguidance.gbnf_to_lark import is_lark_syntax
 
+from penstock.generation.grammars.call_grammar import preceded
 from penstock.generation.grammars.closed_schema import closed
 from penstock.generation.grammars.process import GrammarKind
 from penstock.generation.grammars.schema_parts import Path, at, replaced
@@ -52,6 +53,13 @@ class Constraint(NamedTuple):
     kind: GrammarKind = "llguidance"
     parts: tuple[SchemaPart, ...] = ()
     """Of a JSON schema."""
+    reasoning: str = ""
+    """The grammar of reasoning that may precede; empty: there is none."""
+
+    @property
+    def whole(self) -> str:
+        """The grammar of all output."""
+        return preceded(self.grammar, self.reasoning) if self.reasoning else self.grammar
 
     def loose(self) -> tuple[Path, ...]:
         return tuple(part.path for part in self.parts if part.loose)

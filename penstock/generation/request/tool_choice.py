@@ -89,20 +89,20 @@ def message_format(
     known: OutputFormat,
     prompt: str,
     *,
-    constraint: Constraint | None = None,
+    forced: bool = False,
     show_reasoning: bool = True,
     one_call: bool = False,
 ) -> MessageFormat | None:
     """Which parsers an output needs; None if it is all content.
 
-    ``known``: the model's format; ``prompt``: the text before the output. ``constraint``: the grammar of the
-    output. Unless it is of the model's own calls, it applies from the first token on, and there is no
-    reasoning. The others: see MessageFormat.
+    ``known``: the model's format; ``prompt``: the text before the output. ``forced``: a grammar applies to
+    all that follows the reasoning. The others: see MessageFormat.
     """
-    constrained = constraint is not None and not (choice.may_call and constraint is choice.constraint)
     schemas = {tool.function.name: tool.function.parameters for tool in choice.tools or ()}
     tools = known.call_parser(Parameters(schemas)) if choice.may_call else choice.parser
-    reasoning = None if constrained else known.reasoning_parser(prompt, calls=choice.may_call)
+    reasoning = known.reasoning_parser(prompt, calls=choice.may_call)
+    if forced and known.harmony:  # its channels are not part of such an output
+        reasoning = None
     if tools is None and reasoning is None:
         return None
     return MessageFormat(reasoning, tools, show_reasoning, one_call, choice.named, choice.custom)

@@ -10,7 +10,6 @@ from typing import Any, cast
 import pytest
 
 from penstock.config.serve import ServeConfig
-from penstock.generation.parsers.custom_input import CustomInput
 from penstock.dialects.responses.dialect import Responses, ResponsesTokenCounter
 from penstock.dialects.responses.items import NO_IMAGE
 from penstock.dialects.responses.prompts import Found
@@ -18,6 +17,7 @@ from penstock.dialects.responses.reasoning_content import open_reasoning, seal_r
 from penstock.generation.dialect import RequestInfo
 from penstock.generation.input_processor import InputProcessor
 from penstock.generation.model_info import ModelInfo
+from penstock.generation.parsers.custom_input import CustomInput
 from penstock.generation.plan import RequestPlan
 from penstock.generation.prompt.chat_template import ChatTemplate
 from penstock.http.errors import ApiError

@@ -239,6 +239,11 @@ def test_the_schema_says_what_is_a_string(schema: object, text: str, value: obje
         ("<minimax:tool_call>\n<invoke name=</think>", "minimax_m2", "think"),
         ("[AVAILABLE_TOOLS][TOOL_CALLS][THINK][/THINK]", "mistral", "mistral"),
         ("<seed:tool_call><function=x></seed:think>", "seed_oss", "seed_oss"),
+        ("functools[{{ name }}", "phi4_mini_json", None),
+        ("Use [func_name1(a=1)]", "llama4_pythonic", None),
+        ("<function_calls>", "olmo3", None),
+        ("<tool_calls>[]</tool_calls></think>", "hunyuan_a13b", "think"),
+        ("<|function_call_library|>", "granite-20b-fc", None),
         ("{{ messages }}", None, None),
     ],
 )
@@ -258,6 +263,7 @@ def test_harmony_is_one_format() -> None:
     assert "<|call|>" in found.markers
     assert output_format("openai", "none", "").harmony
     assert output_format("auto", "auto", "", "gpt_oss").harmony
+    assert output_format("auto", "auto", "", "kimi_k2").reasoning == REASONING_FORMATS["kimi_k2"]
     assert output_format("auto", "auto", "", "mistral").tools == TOOL_FORMATS["mistral"]
     assert not output_format("none", "none", "", "gpt_oss").harmony
 

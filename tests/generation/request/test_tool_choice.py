@@ -78,7 +78,7 @@ def test_a_model_without_a_format_answers_in_text_with_a_warning(choice: Any) ->
 def grammar_accepts(plan: RequestPlan, text: str) -> bool:
     """Whether the grammar of a plan is valid and admits ``text`` as a whole."""
     assert plan.constraint is not None
-    grammar = plan.constraint.grammar
+    grammar = plan.constraint.whole
     assert plan.base.grammar == grammar
     assert not LLMatcher.validate_grammar(grammar)
     tokenizer = LLTokenizer("byte")
@@ -151,15 +151,44 @@ def test_parameters_nested_too_deeply_are_refused(depth: int, choice: Any) -> No
     assert str(error.param).startswith("tools")
 
 
-def test_an_output_under_a_constraint_has_no_reasoning() -> None:
-    thinking = planners(template=ChatTemplate({"default": "<think></think><tool_call>"}, {}))
-    free = thinking.chat(chat_body(tools=[TOOL])).format
-    assert free is not None
-    assert free.reasoning is not None
-    forced = thinking.chat(chat_body(tools=[TOOL], tool_choice="required")).format
-    assert forced is not None
-    assert forced.reasoning is None
-    assert thinking.chat(chat_body(response_format={"type": "json_object"})).format is None
+REQUIRED = '[{"name": "f", "parameters": {"place": {"city": "Bern"}}}]'
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "good"),
+    [
+        ("</think>x", f"<think>hm</think>\n\n{REQUIRED}", True),
+        ("</think>x", REQUIRED, True),
+        ("</think>x", f"hm</think>{REQUIRED}", False),
+        ("</think><think>\n", f"hm</think>\n\n{REQUIRED}", True),
+        ("</think><think>\n", REQUIRED, False),
+        ("<think>\n\n</think>\n\n", REQUIRED, True),
+        ("<think>\n\n</think>\n\n", f"<think>hm</think>{REQUIRED}", False),
+    ],
+)
+def test_reasoning_may_precede_an_output_under_a_constraint(prompt: str, text: str, good: bool) -> None:
+    thinking = planners(template=ChatTemplate({"default": prompt}, {}))
+    plan = thinking.chat(chat_body(tools=[TOOL], tool_choice="required"))
+    assert plan.constraint is not None
+    assert plan.constraint.field == "tools"
+    assert grammar_accepts(plan, text) is good
+    if good:
+        assert plan.format is not None
+        delta = MessageParser(plan.format).push(text, last=True)
+        assert [call.name for call in delta.calls] == ["f"]
+        assert delta.reasoning.strip() == ("hm" if "hm" in text else "")
+    named = thinking.chat(
+        chat_body(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "f"}})
+    )
+    arguments = '{"place": {"city": "Bern"}}'
+    text = text.replace(REQUIRED, arguments)
+    assert grammar_accepts(named, text) is good
+    if good:
+        assert named.format is not None
+        [call] = MessageParser(named.format).push(text, last=True).calls
+        assert call.arguments == arguments
+    formatted = thinking.chat(chat_body(response_format={"type": "json_object"}))
+    assert grammar_accepts(formatted, text) is good
 
 
 @pytest.mark.parametrize(
