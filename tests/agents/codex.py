@@ -21,14 +21,33 @@ wire_api = "responses"
 env_key = "PENSTOCK_API_KEY"
 """
 """The file ~/.codex/config.toml of docs/agents.md."""
-PATCH = """apply_patch <<'EOF'
-*** Begin Patch
+CATALOG: dict[str, Any] = {
+    "slug": "penstock-demo",
+    "display_name": "Penstock demo",
+    "description": "A model that follows a script.",
+    "base_instructions": "You are a coding agent.",
+    "context_window": 200_000,
+    "apply_patch_tool_type": "freeform",
+    "shell_type": "shell_command",
+    "input_modalities": ["text"],
+    "supports_parallel_tool_calls": True,
+    "supports_reasoning_summaries": True,
+    "support_verbosity": False,
+    "default_reasoning_level": "medium",
+    "supported_reasoning_levels": [{"effort": "medium", "description": "Medium"}],
+    "truncation_policy": {"mode": "tokens", "limit": 10_000},
+    "experimental_supported_tools": [],
+    "supported_in_api": True,
+    "visibility": "list",
+    "priority": 1,
+}
+"""The model in the catalog of docs/agents.md."""
+PATCH = """*** Begin Patch
 *** Update File: config.ini
 @@
 -speed = 3
 +speed = 4
 *** End Patch
-EOF
 """
 
 
@@ -54,9 +73,15 @@ def rules(folder: Path, *, reload: str, long_report: str) -> list[dict[str, Any]
         *task(
             "codex-edit",
             read,
-            call(run(PATCH), after=("exec_command", "speed = 3")),
+            call(run(f"apply_patch <<'EOF'\n{PATCH}EOF\n"), after=("exec_command", "speed = 3")),
             call(run("cat config.ini"), after=("exec_command", "Success")),
             report("The speed is 4.", ("exec_command", "speed = 4")),
+        ),
+        *task(
+            "codex-patch",
+            read,
+            call(("apply_patch", {"input": PATCH}), after=("exec_command", "speed = 3")),
+            report("The speed is 4.", ("apply_patch", "Success")),
         ),
         *task(
             "codex-command",

@@ -46,9 +46,9 @@ class Agent:
     folder: Path
     environ: dict[str, str]
 
-    def run(self, task: str, after_result: Callable[[], None] = lambda: None) -> str:
+    def run(self, task: str, *options: str, after_result: Callable[[], None] = lambda: None) -> str:
         """Does a task; returns the agent's report. ``after_result`` is called when a tool has returned."""
-        command = [str(BIN / self.name), *AGENTS[self.name].ARGUMENTS, f"Please do {task}."]
+        command = [str(BIN / self.name), *AGENTS[self.name].ARGUMENTS, *options, f"Please do {task}."]
         with subprocess.Popen(
             command,
             cwd=self.folder,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
 
+from tests.agents.codex import CATALOG
 from tests.agents.conftest import BIN, CONFIG, LONG_REPORT, Agent, metric
 
 pytestmark = [
@@ -30,7 +32,7 @@ def test_run_two_commands_at_once(agent: Agent) -> None:
 
 def test_an_engine_is_killed_in_mid_stream(agent: Agent, kill_busy_engine: Callable[[], None]) -> None:
     resumed = metric(agent.server, "penstock:streams_interrupted_total", outcome="resumed")
-    assert agent.run(f"{agent.name}-kill", kill_busy_engine) == LONG_REPORT
+    assert agent.run(f"{agent.name}-kill", after_result=kill_busy_engine) == LONG_REPORT
     assert metric(agent.server, "penstock:streams_interrupted_total", outcome="resumed") == resumed + 1
 
 
@@ -38,3 +40,13 @@ def test_the_api_server_is_replaced_between_turns(agent: Agent) -> None:
     before = {process.pid for process in agent.server.children("api-server")}
     assert agent.run(f"{agent.name}-reload") == "The speed is still 3."
     assert not before & {process.pid for process in agent.server.children("api-server")}
+
+
+@pytest.mark.parametrize("agent", ["codex"], indirect=True)
+def test_a_patch_as_text_under_a_grammar(agent: Agent) -> None:
+    """Codex has a freeform tool for models of which it knows that they can write patches."""
+    catalog = agent.folder.parent / "catalog.json"
+    catalog.write_text(json.dumps({"models": [CATALOG]}))
+    report = agent.run("codex-patch", "-c", f'model_catalog_json="{catalog}"', "-c", 'web_search="disabled"')
+    assert report == "The speed is 4."
+    assert (agent.folder / "config.ini").read_text() == CONFIG.replace("3", "4")
