@@ -24,6 +24,8 @@ from penstock.config.bench import BenchSessionConfig
 from penstock.wire.messages import SamplingParams, Submit, decode_from_server, encode
 
 OUTPUT_TOKENS = 4
+TURN_TOKENS = 128
+"""Maximum tokens of a turn's roles, names and ids."""
 STEP_MS = 2
 SESSION_BYTES = 4
 """Characters per token, about; the report has the tokens that the server counted."""
@@ -53,7 +55,8 @@ class SessionReport(msgspec.Struct, frozen=True, kw_only=True):
 def measure(config: BenchSessionConfig, say: ProgressCallback) -> SessionReport:
     """Runs the measurement and ends its processes. Raises BenchError."""
     deadline = Deadline(config.timeout)
-    room = config.history_tokens * 2 + (WARM_TURNS + config.turns) * (config.new_tokens * 2 + OUTPUT_TOKENS)
+    turns = WARM_TURNS + config.turns + config.history_turns
+    room = config.history_tokens * 2 + turns * (config.new_tokens * 2 + TURN_TOKENS)
     options = {
         "--engine": "synthetic",
         "--port": 0,
@@ -193,7 +196,8 @@ def _reply(client: httpx.Client, body: bytes) -> tuple[str, int]:
         reply = client.post(
             "/v1/chat/completions", content=body, headers={"content-type": "application/json"}
         )
-        reply.raise_for_status()
+        if reply.status_code != 200:
+            raise BenchError(f"a turn failed with {reply.status_code}: {reply.text[:500]}")
         for event in _events(reply.text):
             texts += [choice["delta"].get("content") or "" for choice in event["choices"]]
             tokens = (event.get("usage") or {}).get("prompt_tokens", tokens)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -197,3 +198,35 @@ def test_a_long_stored_conversation_is_planned_in_a_thread(size: int, inline: bo
 
     asyncio.run(run())
     assert (threads == [threading.get_ident()]) is inline
+
+
+@pytest.mark.parametrize(
+    ("headers", "key", "session"),
+    [([], None, None), ([], "key", "key"), ([(b"x-session-id", b"header")], "key", "header")],
+)
+def test_a_session_is_the_headers_or_the_requests(
+    headers: list[tuple[bytes, bytes]], key: str | None, session: str | None
+) -> None:
+    plan = PLANNER.completion(body(prompt_cache_key=key))
+
+    def test(routes: GenerationRoutes, desk: Desk) -> None:
+        assert routes._routing_hints({"headers": headers}, plan.session).session == session
+
+    in_routes(Fleet(1, none), test)
+
+
+@pytest.mark.parametrize("tokenize", [False, True])
+def test_tenants_share_no_tokenized_messages(tokenize: bool) -> None:
+    dialect = Mock(plan=lambda text, info, found: PLANNER.completion(text))
+
+    def test(routes: GenerationRoutes, desk: Desk) -> None:
+        routes._encoder.encode = Mock(return_value=(bytes(8), 2))  # type: ignore[method-assign]
+        info = RequestInfo(tenant="a")
+        plan, prompts = routes._plan(dialect, body(cache_salt="b"), info, None, tokenize=tokenize)
+        assert plan.cache_salt == "ab"
+        prompts = prompts or routes._tokenize(plan)
+        assert prompts is not None
+        assert prompts[0].length == 2
+        routes._encoder.encode.assert_called_once_with("def main():\n", True, "ab")
+
+    in_routes(Fleet(1, none), test)

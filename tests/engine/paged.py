@@ -7,6 +7,7 @@ must be exactly what it would have computed itself. The next token is a function
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -139,21 +140,21 @@ class Driver:
         cache, blocks = self.scheduler.prefix_cache, self.scheduler.blocks
         runs = [child for root in cache._roots.values() for child in root.children.values()]
         assert all(root.children for root in cache._roots.values())
-        held = [run for entry in cache._held.values() for run in cache._to_root(entry.last)]
+        held = Counter(run for entry in cache._held.values() for run in cache._to_root(entry.last))
         for run in runs:
             runs += run.children.values()
             assert run.parent is not None
             assert run.parent.children[cache._key(run)] is run
             assert run.start == run.parent.end
             assert len(run.tokens) == 4 * blocks.block_size * len(run.blocks) > 0
-            assert run.holders == held.count(run)
+            assert run.holders == held[run]
             assert (run.owner == NOBODY) == (run.computed == len(run.blocks))
             assert run.owner == NOBODY or not any(child.owner == NOBODY for child in run.children.values())
-            assert (named[run.blocks] == 0).all() if not run.holders else (named[run.blocks] > 0).all()
+            assert bool(named[run.blocks].any()) == bool(named[run.blocks].all()) == bool(run.holders)
         of_runs = np.concatenate([run.blocks for run in runs]) if runs else np.zeros(0, np.int32)
         assert len(np.unique(of_runs)) == len(of_runs)
-        idle = list(cache._idle)
-        assert set(idle) == {run for run in runs if not run.holders}
+        idle = {run: place for place, run in enumerate(cache._idle)}
+        assert idle.keys() == {run for run in runs if not run.holders}
         assert sum(len(run.blocks) for run in idle) == blocks.idle
-        for place, run in enumerate(idle):
-            assert all(child in idle[:place] for child in run.children.values())
+        for run, place in idle.items():
+            assert all(idle[child] < place for child in run.children.values())

@@ -11,8 +11,8 @@ as well. A promise is fulfilled block by block, or withdrawn when the stream fre
 either way. A stream that promises blocks has them all allocated, so nobody waits forever.
 
 A run that no stream holds is *idle*, and so are all that follow it. Idle blocks count as free: they are
-evicted when others are wanted, the longest idle run first, from its end. A run is marked idle after those that follow
-it, so the first one has no children.
+evicted when others are wanted, the longest idle run first, from its end. A run is marked idle after those
+that follow it, so the first one has no children.
 """
 
 from __future__ import annotations

@@ -55,21 +55,18 @@ class PromptEncoder:
             return self.tokenizer.encode_bytes(text, add_special_tokens)
         follows = False
         segments: list[Segment] = []
-        for segment in text.split(marker):
-            segments.append((cache_salt, follows, segment))
+        for part in text.split(marker):
+            segments.append((cache_salt, follows, part))
             follows = True
-        parts = self._look_up(segments)
-        fresh: dict[Segment, bytes] = {}
-        for index, part in enumerate(parts):
-            if part is None:
-                segment = segments[index]
-                if segment not in fresh:
-                    prefix = marker if segment[1] else ""
-                    fresh[segment] = self.tokenizer.encode_bytes(prefix + segment[2], False)[0]
-                parts[index] = fresh[segment]
-        if fresh:
+        found = self._look_up(segments)
+        if None in found:
+            fresh = {segment: b"" for segment, ids in zip(segments, found, strict=True) if ids is None}
+            for segment in fresh:
+                before = marker if segment[1] else ""
+                fresh[segment] = self.tokenizer.encode_bytes(before + segment[2], False)[0]
             self._keep(fresh)
-        ids = b"".join(parts)  # type: ignore[arg-type] # none is None any more
+            found = [fresh[each] if ids is None else ids for each, ids in zip(segments, found, strict=True)]
+        ids = b"".join(found)  # type: ignore[arg-type] # none is None any more
         return ids, len(ids) >> 2
 
     def _look_up(self, segments: list[Segment]) -> list[bytes | None]:

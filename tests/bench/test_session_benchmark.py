@@ -1,0 +1,54 @@
+"""``penstock bench session`` as a whole, and what a turn of a long conversation costs, counted."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from penstock.bench import session_benchmark
+from penstock.bench.noop_engine import NoOpEngine
+from penstock.cli.main import main
+
+
+def test_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "report.json"
+    load = ["--sessions", "2", "--history-tokens", "500", "--history-turns", "3", "--turns", "2"]
+    assert main(["bench", "session", *load, "--new-tokens", "20", "--json", str(path)]) == 0
+    report = json.loads(path.read_bytes())
+    assert report["turns"] == 4
+    assert report["prompt_tokens"] > 500
+    assert report["new_tokens"] >= 20
+    assert report["api_server_ms"] > report["body_json_ms"] > 0
+    assert min(report["engine_ms"], report["scheduler_ms"]) > 0
+    assert "a turn of" in capsys.readouterr().out
+
+
+def test_the_scheduler_does_not_count_the_blocks_of_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn calls as many functions after 20,000 tokens as after 2,000."""
+    run_turn = session_benchmark._run_turn
+    counts: list[int] = []
+
+    def counted(engine: NoOpEngine, submit: bytes) -> None:
+        calls = 0
+
+        def count(frame: FrameType, event: str, argument: object) -> None:
+            nonlocal calls
+            calls += event in ("call", "c_call")
+
+        sys.setprofile(count)
+        try:
+            run_turn(engine, submit)
+        finally:
+            sys.setprofile(None)
+        counts.append(calls)
+
+    monkeypatch.setattr(session_benchmark, "_run_turn", counted)
+    last = []
+    for history in (2_000, 20_000):
+        session_benchmark.scheduler_turn_s(history, 100, 3)
+        last.append(counts[-1])
+    assert last[1] <= 1.05 * last[0]
