@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from penstock.config.serve import ServeConfig
+from penstock.generation.grammars.call_grammar import TokenIds
 from penstock.generation.model_aliases import ModelAliases
 from penstock.generation.model_info import ModelInfo
-from penstock.generation.parsers.registry import output_format
+from penstock.generation.parsers.registry import OutputFormat, output_format
 from penstock.generation.plan import RequestPlan, constrain
 from penstock.generation.prompt.chat_template import RESERVED, ChatTemplate
 from penstock.generation.prompt.conversation import conversation, has_text_arguments
@@ -28,6 +29,7 @@ from penstock.generation.request import validation
 from penstock.generation.request.body_decoder import MAX_COMMAS, BodyDecoder
 from penstock.generation.request.schemas import MAX_REQUEST_ID, GenerateRequest, Message, Tool
 from penstock.generation.request.structured_output import parse_constraint
+from penstock.generation.request.tool_choice import CallSyntax
 from penstock.generation.request.unsupported import UnsupportedField, UnsupportedFieldCheck
 from penstock.http.errors import ApiError, refused, unknown_model
 
@@ -51,6 +53,8 @@ class InputProcessor:
         """How the model writes tool calls and reasoning."""
         self.has_special_markers = tokenizer.has_special(self.output_format.markers)
         """Whether a marker that parsers search for is a special token, which outputs must then keep."""
+        self.call_syntax = _call_syntax(self.output_format, tokenizer, info)
+        """How grammars spell the model's calls; None: the format is unknown, or has no grammar."""
         self.json_whitespace = config.json_whitespace
         self._strict = config.strict_requests
         self._decoders: list[BodyDecoder[Any]] = []
@@ -293,6 +297,16 @@ def _rendered_turns(template: ChatTemplate, messages: list[Message], *, tools: b
     known = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     plain = conversation(messages, parts=template.wants_parts(tools=tools))
     return template.render(plain, add_generation_prompt=False, tools=known if tools else None)
+
+
+def _call_syntax(format: OutputFormat, tokenizer: Tokenizer, info: ModelInfo) -> CallSyntax | None:
+    if format.tools is None:
+        return None
+    added = tokenizer.raw.get_added_tokens_decoder()
+    known = {token.content: id for id, token in added.items()}
+    markers = {text: known[text] for text in format.tools.markers() if text in known}
+    special = tuple(sorted(added.keys() - set(info.eos_token_ids)))
+    return CallSyntax(format.tools, TokenIds(markers, special, info.eos_token_ids))
 
 
 def opens_turn(add_generation_prompt: bool | None, continue_final_message: bool | None) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 from penstock.config.serve import ServeConfig
 from penstock.dialects.chat.reply import ChatReply
 from penstock.dialects.chat.request_schema import UNSUPPORTED, ChatCompletionRequest
+from penstock.dialects.chat.tools import parse_tools
 from penstock.generation.dialect import NO_INFO, Dialect, RequestInfo
 from penstock.generation.input_processor import InputProcessor, opens_turn
 from penstock.generation.plan import RequestPlan, constrain
@@ -32,13 +33,16 @@ class ChatCompletions(Dialect):
         processor = self._processor
         request = self._decoder.decode(body)
         self._unsupported.check(request)
+        tools, inputs = parse_tools(request.tools)
         choice = parse_tool_choice(
-            request.tools,
+            tools,
             request.tool_choice,
             one_call=request.parallel_tool_calls is False,
             constrained=request.structured_outputs is not None,
             known_format=processor.output_format.calls_tools,
             whitespace=processor.json_whitespace,
+            syntax=processor.call_syntax,
+            inputs=inputs,
         )
         processor.check_model(request.model)
         logprobs = self._logprobs(request)
@@ -66,13 +70,13 @@ class ChatCompletions(Dialect):
             plan.role = request.messages[-1].role
         if request.echo:
             plan.echo_text = _text_to_echo(request.messages[-1], plan.role)
-        if choice.constraint is not None:
+        if choice.constraint is not None and not (choice.may_call and plan.constraint is not None):
             constrain(plan, choice.constraint)
         plan.format = message_format(
             choice,
             processor.output_format,
             text,
-            constrained=plan.constraint is not None,
+            constraint=plan.constraint,
             show_reasoning=request.include_reasoning is not False,
             one_call=request.parallel_tool_calls is False,
         )

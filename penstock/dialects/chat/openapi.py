@@ -28,6 +28,7 @@ _FUNCTION: dict[str, Schema] = {"name": STRING} | _PIECE
 _CHAT_LOGPROBS = or_null(
     shape("Log probabilities of the tokens.", {"content": or_null(listed(ref("TokenLogprob")))})
 )
+_TOOL_TYPE = {"type": "string", "enum": ["function", "custom"]}
 DESCRIPTION = ApiDescription(
     route=Route(
         method="post",
@@ -47,18 +48,18 @@ DESCRIPTION = ApiDescription(
     invoked=True,
     replies={
         "ToolCallReply": shape(
-            "A call of a function.",
-            {
-                "id": STRING,
-                "type": {"type": "string", "const": "function"},
-                "function": shape("The function and the JSON text of its arguments.", _FUNCTION),
-            },
+            "A call of a function or a custom tool.",
+            {"id": STRING, "type": _TOOL_TYPE},
+            function=shape("The function and the JSON text of its arguments.", _FUNCTION),
+            custom=shape("The custom tool and its input.", {"name": STRING, "input": STRING}),
         ),
         "ToolCallPiece": shape(
             "A piece of a call. The first one of a call has id, type and name.",
-            {"index": COUNT, "function": shape("The next piece of the arguments.", _PIECE, name=STRING)},
+            {"index": COUNT},
+            function=shape("The next piece of the arguments.", _PIECE, name=STRING),
+            custom=shape("The next piece of the input.", {"input": STRING}, name=STRING),
             id=STRING,
-            type={"type": "string", "const": "function"},
+            type=_TOOL_TYPE,
         ),
         "ChatChoice": shape(
             "One output.",

@@ -69,16 +69,20 @@ def message_fields(delta: Delta) -> dict[str, Any]:
     fields: dict[str, Any] = {"content": delta.content or empty}
     fields |= dict.fromkeys(("refusal", "annotations", "audio", "function_call"))
     if delta.calls:
-        fields["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in delta.calls
-        ]
+        fields["tool_calls"] = [{"id": call.id, **_call(call)} for call in delta.calls]
     fields["reasoning"] = delta.reasoning or None
     return fields
 
 
 def _call_piece(call: CallDelta) -> dict[str, Any]:
-    if call.name is None:
-        return {"index": call.index, "function": {"arguments": call.arguments}}
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"index": call.index, "id": call.id, "type": "function", "function": function}
+    if call.name is not None:
+        return {"index": call.index, "id": call.id, **_call(call)}
+    if call.custom:
+        return {"index": call.index, "custom": {"input": call.arguments}}
+    return {"index": call.index, "function": {"arguments": call.arguments}}
+
+
+def _call(call: CallDelta) -> dict[str, Any]:
+    if call.custom:
+        return {"type": "custom", "custom": {"name": call.name, "input": call.arguments}}
+    return {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}

@@ -4,9 +4,27 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import msgspec
+
 from penstock.generation.request.reasoning_effort import REASONING_EFFORTS
-from penstock.generation.request.schemas import GenerateRequest, JsonObject, Message, Tool, about
+from penstock.generation.request.schemas import Function, GenerateRequest, JsonObject, Message, about
 from penstock.generation.request.unsupported import COMMON, MUST_BE_ABSENT, UnsupportedField, absent
+
+
+class CustomTool(msgspec.Struct, kw_only=True, gc=False):
+    name: str
+    description: str | None = None
+    format: Annotated[JsonObject | None, about("text (default), or a grammar that the input must match.")] = (
+        None
+    )
+
+
+class ChatTool(msgspec.Struct, kw_only=True, gc=False):
+    """A function, or a custom tool with free text."""
+
+    type: Annotated[str, about("function or custom.")] = "function"
+    function: Annotated[Function | None, about("Of the type function.")] = None
+    custom: Annotated[CustomTool | None, about("Of the type custom.")] = None
 
 
 class ChatCompletionRequest(GenerateRequest, kw_only=True):
@@ -24,10 +42,12 @@ class ChatCompletionRequest(GenerateRequest, kw_only=True):
     continue_final_message: Annotated[bool | None, about("Continue the last message.")] = None
     chat_template_kwargs: Annotated[JsonObject | None, about("Variables for the chat template.")] = None
     documents: Annotated[list[JsonObject] | None, about("Documents for the chat template.")] = None
-    tools: Annotated[list[Tool] | None, about("Functions for the chat template.")] = None
+    tools: Annotated[list[ChatTool] | None, about("Functions and custom tools for the chat template.")] = None
     tool_choice: Annotated[
         str | JsonObject | None,
-        about("none, auto (default with tools), required, a function to call, or allowed_tools."),
+        about(
+            "none, auto (default with tools), required, a function or custom tool to call, or allowed_tools."
+        ),
     ] = None
     parallel_tool_calls: Annotated[bool | None, about("false: at most one tool call per message.")] = None
     reasoning_effort: Annotated[

@@ -66,14 +66,16 @@ class Messages(Dialect):
         plan.dialect_fields = conversation.thinking.omitted
         choice = conversation.choice
         plan.warning = choice.warning
-        constraint = _named_here(choice.constraint) or _output_constraint(request, processor.json_whitespace)
+        constraint = _output_constraint(request, processor.json_whitespace)
+        if constraint is None or not choice.may_call:
+            constraint = choice.constraint or constraint
         if constraint is not None:
             constrain(plan, constraint)
         plan.format = message_format(
             conversation.choice,
             processor.output_format,
             conversation.text,
-            constrained=constraint is not None,
+            constraint=constraint,
             show_reasoning=conversation.thinking.shown,
             one_call=conversation.one_call,
         )
@@ -133,7 +135,9 @@ def _conversation(processor: InputProcessor, request: CountTokensRequest) -> _Co
         constrained=False,
         known_format=processor.output_format.calls_tools,
         whitespace=processor.json_whitespace,
+        syntax=processor.call_syntax,
     )
+    choice = choice._replace(constraint=_named_here(choice.constraint))
     thinking = parse_thinking(request)
     messages = convert_messages(request)
     continued = messages[-1].role == ASSISTANT

@@ -78,7 +78,7 @@ class Responses(Dialect):
             prompt.choice,
             processor.output_format,
             prompt.text,
-            constrained=plan.constraint is not None,
+            constraint=plan.constraint,
             show_reasoning=request.include_reasoning is not False,
             one_call=request.parallel_tool_calls is False,
         )
@@ -183,7 +183,7 @@ def _constrain(plan: RequestPlan, request: ResponseRequest, choice: ToolChoice, 
             fields = f"{plan.constraint.field} and {constraint.field}"
             raise ApiError(400, f"Only one constraint on the output is possible, got {fields}.", param=fields)
         constrain(plan, constraint)
-    if choice.constraint is not None:
+    if choice.constraint is not None and not (choice.may_call and plan.constraint is not None):
         constrain(plan, choice.constraint)
 
 

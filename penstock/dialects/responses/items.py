@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from penstock.dialects.responses.reasoning_content import open_reasoning
 from penstock.dialects.responses.request_schema import ContentPart, InputItem
-from penstock.dialects.responses.tools import CUSTOM_INPUT, function_name
+from penstock.dialects.responses.tools import function_name
+from penstock.generation.parsers.custom_input import CUSTOM_INPUT
 from penstock.generation.request.schemas import FunctionCall, Message, Part, ToolCall
 from penstock.http.asgi import encode_json
 from penstock.http.errors import ApiError, shown

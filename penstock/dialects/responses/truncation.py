@@ -43,5 +43,6 @@ def _length(message: Message) -> int:
     """Characters of a message, about."""
     parts = [message.content] if isinstance(message.content, str) else message.content or []
     texts = [part if isinstance(part, str) else part.value() or "" for part in parts]
-    calls = [f"{call.function.name}{call.function.arguments}" for call in message.tool_calls or ()]
+    functions = [call.function for call in message.tool_calls or () if call.function is not None]
+    calls = [f"{function.name}{function.arguments}" for function in functions]
     return sum(map(len, [*texts, *calls, message.reasoning_content or ""]))

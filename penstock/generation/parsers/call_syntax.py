@@ -18,7 +18,7 @@ from penstock.generation.parsers.value_types import Parameters, ValueType, Value
 
 SEPARATORS = ",;"
 """What may stand between calls, besides white space."""
-SPECIAL = re.compile(r"<[|｜][^>]*[|｜]>|\[[A-Z_]+\]|</?[\w:]+>")
+SPECIAL = re.compile(r"｜DSML｜|<[|｜][^>]*[|｜]>|\[[A-Z_]+\]|</?[\w:]+>")
 """Texts that may be tokens."""
 
 
@@ -59,6 +59,11 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
 
 class JsonCalls(Section, frozen=True, kw_only=True):
     """``{"name": …, "arguments": {…}}``, one or several, or a list."""
+
+    key: str = "arguments"
+    """Under which the model writes the arguments; others are read, too."""
+    listed: bool = False
+    """Whether the model writes a list; other outputs are read, too."""
 
     def read(self, reader: Reader, parameters: Parameters) -> Steps[None]:
         listed = (yield from reader.space()) == "["
@@ -108,6 +113,8 @@ class TaggedCalls(Section, frozen=True, kw_only=True):
 
     name: re.Pattern[str] | None = None
     """Matches a call's id, of which group 1 is the name."""
+    prefix: str = ""
+    """Precedes the name in an id, in which a colon and a number follow."""
     id: str = ""
     """Marker of an id after the name."""
     before: str = ""
@@ -116,11 +123,11 @@ class TaggedCalls(Section, frozen=True, kw_only=True):
     """Texts around the arguments, such as Markdown's."""
     end: str = ""
     """Follows the arguments."""
-    listed: bool = False
+    or_json: bool = False
     """Whether the section may be JsonCalls instead."""
 
     def read(self, reader: Reader, parameters: Parameters) -> Steps[None]:
-        if self.listed and (yield from reader.space()) in "[{":
+        if self.or_json and (yield from reader.space()) in "[{":
             yield from JsonCalls(opens=self.opens, close=self.close).read(reader, parameters)
             return
         while True:

@@ -20,6 +20,8 @@ class CallDelta(msgspec.Struct, gc=False):
     id: str | None = None
     """The call's id in its first piece: the model's if its format has ids, otherwise set by
     :mod:`penstock.generation.parsers.message`."""
+    custom: bool = False
+    """Whether the function is a custom tool; ``arguments`` is then its input, as plain text."""
 
 
 class TextDelta(msgspec.Struct, gc=False):

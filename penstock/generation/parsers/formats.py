@@ -8,7 +8,7 @@ from penstock.generation.parsers.call_syntax import JsonCalls, PythonCalls, Sect
 from penstock.generation.parsers.reasoning import THINK, Reasoning
 
 _HERMES = JsonCalls(opens=("<tool_call>",), close="</tool_call>")
-_LLAMA3 = JsonCalls(optional="<|python_tag|>")
+_LLAMA3 = JsonCalls(optional="<|python_tag|>", key="parameters")
 _QWEN_XML = XmlCalls(
     opens=("<tool_call>", "<function="),
     close="</tool_call>",
@@ -79,10 +79,11 @@ _KIMI = TaggedCalls(
     close="<|tool_calls_section_end|>",
     call="<|tool_call_begin|>",
     name=re.compile(r"(?:functions\.)?(.+?):\d+"),
+    prefix="functions.",
     before="<|tool_call_argument_begin|>",
     end="<|tool_call_end|>",
 )
-_MISTRAL = TaggedCalls(opens=("[TOOL_CALLS]",), id="[CALL_ID]", before="[ARGS]", listed=True)
+_MISTRAL = TaggedCalls(opens=("[TOOL_CALLS]",), id="[CALL_ID]", before="[ARGS]", or_json=True)
 _STEP3 = XmlCalls(
     opens=("<｜tool_calls_begin｜>",),
     close="<｜tool_calls_end｜>",
@@ -103,13 +104,13 @@ TOOL_FORMATS: dict[str, Section] = {
     "ernie45": _HERMES,
     "glm45": _GLM,
     "glm47": _GLM,
-    "granite": JsonCalls(opens=("<|tool_call|>", "<tool_call>"), close="<|/tool_call|>"),
+    "granite": JsonCalls(opens=("<|tool_call|>", "<tool_call>"), listed=True),
     "granite-20b-fc": JsonCalls(opens=("<function_call>",)),
     "granite4": _HERMES,
     "hermes": _HERMES,
-    "hunyuan_a13b": JsonCalls(opens=("<tool_calls>",), close="</tool_calls>"),
-    "internlm": JsonCalls(opens=("<|action_start|><|plugin|>",), close="<|action_end|>"),
-    "jamba": JsonCalls(opens=("<tool_calls>",), close="</tool_calls>"),
+    "hunyuan_a13b": JsonCalls(opens=("<tool_calls>",), listed=True, close="</tool_calls>"),
+    "internlm": JsonCalls(opens=("<|action_start|><|plugin|>",), close="<|action_end|>", key="parameters"),
+    "jamba": JsonCalls(opens=("<tool_calls>",), listed=True, close="</tool_calls>"),
     "kimi_k2": _KIMI,
     "lfm2": PythonCalls(opens=("<|tool_call_start|>",), close="<|tool_call_end|>"),
     "llama3_json": _LLAMA3,
@@ -119,9 +120,9 @@ TOOL_FORMATS: dict[str, Section] = {
     "mimo": _QWEN_XML,
     "minimax_m2": _MINIMAX,
     "mistral": _MISTRAL,
-    "nemotron_json": JsonCalls(opens=("<TOOLCALL>",), close="</TOOLCALL>"),
+    "nemotron_json": JsonCalls(opens=("<TOOLCALL>",), listed=True, close="</TOOLCALL>"),
     "olmo3": PythonCalls(opens=("<function_calls>",), close="</function_calls>"),
-    "phi4_mini_json": JsonCalls(opens=("functools",)),
+    "phi4_mini_json": JsonCalls(opens=("functools", "<|tool_call|>"), close="<|/tool_call|>", listed=True),
     "pythonic": _BARE_LIST,
     "qwen3_coder": _QWEN_XML,
     "qwen3_xml": _QWEN_XML,
@@ -178,6 +179,7 @@ TOOL_MARKS: tuple[tuple[Marks, str], ...] = (
     (("<|tool_call_start|>",), "lfm2"),
     (("<tool_call>", "<arg_key>"), "glm45"),
     (("<tool_call>", "<function="), "qwen3_coder"),
+    (("<|/tool_call|>",), "phi4_mini_json"),
     (("<|tool_call|>",), "granite"),
     (("<tool_calls>",), "hunyuan_a13b"),
     (("<function_calls>",), "olmo3"),

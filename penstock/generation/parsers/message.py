@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable
 from typing import NamedTuple
 
+from penstock.generation.parsers.custom_input import CustomInput
 from penstock.generation.parsers.delta import CallDelta, Delta, OutputParser, TextDelta
 
 
@@ -27,6 +28,8 @@ class MessageFormat(NamedTuple):
     """Whether calls after the first are dropped."""
     named: bool = False
     """Whether the request names the function to call."""
+    custom: frozenset[str] = frozenset()
+    """Names of functions that are custom tools: see CallDelta.custom."""
 
 
 class MessageParser:
@@ -37,6 +40,8 @@ class MessageParser:
         self._reasoning = format.reasoning() if format.reasoning else None
         self._tools = format.tools() if format.tools else None
         self._new_id = new_id
+        self._input: CustomInput | None = None
+        """Of the last call, if it is of a custom tool."""
         self.called = False
         """Whether the model has decided to call a tool."""
 
@@ -70,6 +75,8 @@ class MessageParser:
             self._add(delta, piece)
         if self._tools is not None and last:
             self._add_calls(delta, self._tools.finish(cut=cut))
+        if last:
+            self._end_input(delta)
         return delta
 
     def _add(self, delta: Delta, piece: TextDelta | CallDelta) -> None:
@@ -94,6 +101,20 @@ class MessageParser:
                 self.called = not self._format.named
                 if piece.name is not None:
                     piece.id = piece.id or self._new_id()
-                delta.add_call(piece)
+                    self._end_input(delta)
+                    if piece.name in self._format.custom:
+                        self._input = CustomInput(piece.index)
+                if self._input is not None:
+                    piece.custom, piece.arguments = True, self._input.push(piece.arguments)
+                if piece.name is not None or piece.arguments:
+                    delta.add_call(piece)
             else:
                 delta.add_content(piece.text)
+
+    def _end_input(self, delta: Delta) -> None:
+        """The last call has ended."""
+        if self._input is not None:
+            rest = self._input.finish()
+            if rest:
+                delta.add_call(CallDelta(self._input.call, None, rest, custom=True))
+            self._input = None

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.generation.parsers.custom_input import CUSTOM_INPUT
 from penstock.generation.request.body_decoder import check_parts
 from penstock.generation.request.schemas import Message, Part, ToolCall
 from penstock.http.errors import ApiError
@@ -53,7 +54,7 @@ def _message(message: Message, number: int, parts: bool, wrap_arguments: bool) -
         plain["name"] = message.name
     if message.tool_calls:
         plain["tool_calls"] = [
-            _tool_call(call, f"messages[{number}].tool_calls[{place}].function.arguments", wrap_arguments)
+            _tool_call(call, f"messages[{number}].tool_calls[{place}]", wrap_arguments)
             for place, call in enumerate(message.tool_calls)
         ]
     if message.tool_call_id is not None:
@@ -82,15 +83,23 @@ def _text(part: str | Part, where: str) -> str:
 
 
 def _tool_call(call: ToolCall, field: str, wrap: bool) -> dict[str, Any]:
-    """``field``: the path of the arguments in the request."""
-    given = call.function.arguments
-    arguments = _arguments(given, field) if isinstance(given, str) else given or {}
+    """``field``: the path of the call in the request. A custom tool is a function to the model."""
+    arguments: Any
+    if call.custom is not None:
+        name, arguments = call.custom.name, {CUSTOM_INPUT: call.custom.input}
+    elif call.function is not None:
+        name, given = call.function.name, call.function.arguments
+        arguments = (
+            _arguments(given, f"{field}.function.arguments") if isinstance(given, str) else given or {}
+        )
+    else:
+        raise ApiError(400, f"{field}.function is missing.", param=f"{field}.function")
     if wrap and isinstance(arguments, str):
         arguments = {"arguments": arguments}
-    plain: dict[str, Any] = {"type": call.type}
+    plain: dict[str, Any] = {"type": "function"}
     if call.id is not None:
         plain["id"] = call.id
-    plain["function"] = {"name": call.function.name, "arguments": arguments}
+    plain["function"] = {"name": name, "arguments": arguments}
     return plain
 
 

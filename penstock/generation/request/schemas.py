@@ -48,10 +48,16 @@ class FunctionCall(msgspec.Struct, gc=False):
     arguments: Annotated[str | JsonObject | None, about("A JSON object, or its text.")] = None
 
 
+class CustomCall(msgspec.Struct, gc=False):
+    name: str
+    input: Annotated[str, about("The text that the model wrote.")] = ""
+
+
 class ToolCall(msgspec.Struct, gc=False):
-    function: FunctionCall
+    function: Annotated[FunctionCall | None, about("Of the type function.")] = None
     id: str | None = None
-    type: str = "function"
+    type: Annotated[str, about("function or custom.")] = "function"
+    custom: Annotated[CustomCall | None, about("Of the type custom.")] = None
 
 
 class Message(msgspec.Struct):

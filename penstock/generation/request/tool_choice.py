@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
 
+from penstock.generation.grammars.call_grammar import (
+    CalledTool,
+    InputGrammar,
+    TokenIds,
+    call_grammar,
+    forced_grammar,
+)
+from penstock.generation.grammars.closed_schema import closed
+from penstock.generation.grammars.lark_in_json import NotEmbeddable
 from penstock.generation.grammars.schema_parts import Path
+from penstock.generation.parsers.call_syntax import Section
 from penstock.generation.parsers.calls import RequiredCallsParser
 from penstock.generation.parsers.delta import OutputParser
 from penstock.generation.parsers.message import MessageFormat
@@ -14,7 +25,14 @@ from penstock.generation.parsers.named_call import NamedCallParser
 from penstock.generation.parsers.registry import OutputFormat
 from penstock.generation.parsers.value_types import Parameters
 from penstock.generation.request.schemas import Function, Tool
-from penstock.generation.request.structured_output import ANY_OBJECT, Constraint, SchemaPart, json_constraint
+from penstock.generation.request.structured_output import (
+    ANY_OBJECT,
+    JSON_WHITESPACE,
+    Constraint,
+    SchemaPart,
+    invalid_constraint,
+    json_constraint,
+)
 from penstock.http.errors import ApiError, shown
 
 NO_FORMAT = (
@@ -22,6 +40,11 @@ NO_FORMAT = (
     "required or a function works with any model (see --tool-call-parser)"
 )
 """The warning where ``auto`` cannot call tools."""
+NO_GRAMMAR = (
+    "tools: no grammar can be applied to calls in this model's format, so strict schemas and the grammars of "
+    "custom tools are not enforced unless tool_choice is required or names the tool"
+)
+"""The warning where ``auto`` is to enforce what it cannot."""
 MAX_TOOLS = 1024
 """Maximum ``tools``; OpenAI allows 128."""
 MAX_NAMED = 5
@@ -36,13 +59,29 @@ class ToolChoice(NamedTuple):
     may_call: bool = False
     """Whether the model may write calls in its own format."""
     constraint: Constraint | None = None
-    """Forces the output to be calls, in a format independent of the model."""
+    """Forces the output to be calls, in a format independent of the model. If the model ``may_call``, it
+    holds for calls in the model's format, and leaves all other text free."""
     parser: Callable[[], OutputParser] | None = None
     """Makes the parser of outputs under the constraint."""
     named: bool = False
     """Whether the request names the function; the finish reason is then ``stop``, as in OpenAI's API."""
     warning: str | None = None
     """What the client should know about the answer."""
+    custom: frozenset[str] = frozenset()
+    """Names of functions that are custom tools."""
+
+
+class CallSyntax(NamedTuple):
+    """How the model writes calls, for grammars."""
+
+    section: Section
+    ids: TokenIds
+
+
+Inputs = Mapping[str, InputGrammar]
+"""By function name, the inputs of custom tools."""
+NO_INPUTS: Inputs = MappingProxyType({})
+T = TypeVar("T")
 
 
 def message_format(
@@ -50,21 +89,23 @@ def message_format(
     known: OutputFormat,
     prompt: str,
     *,
-    constrained: bool = False,
+    constraint: Constraint | None = None,
     show_reasoning: bool = True,
     one_call: bool = False,
 ) -> MessageFormat | None:
     """Which parsers an output needs; None if it is all content.
 
-    ``known``: the model's format; ``prompt``: the text before the output. ``constrained``: a grammar applies
-    from the first token on, so that there is no reasoning. The others: see MessageFormat.
+    ``known``: the model's format; ``prompt``: the text before the output. ``constraint``: the grammar of the
+    output. Unless it is of the model's own calls, it applies from the first token on, and there is no
+    reasoning. The others: see MessageFormat.
     """
+    constrained = constraint is not None and not (choice.may_call and constraint is choice.constraint)
     schemas = {tool.function.name: tool.function.parameters for tool in choice.tools or ()}
     tools = known.call_parser(Parameters(schemas)) if choice.may_call else choice.parser
     reasoning = None if constrained else known.reasoning_parser(prompt, calls=choice.may_call)
     if tools is None and reasoning is None:
         return None
-    return MessageFormat(reasoning, tools, show_reasoning, one_call, choice.named)
+    return MessageFormat(reasoning, tools, show_reasoning, one_call, choice.named, choice.custom)
 
 
 Numbered = list[tuple[int, Tool]]
@@ -79,12 +120,15 @@ def parse_tool_choice(
     constrained: bool,
     known_format: bool,
     whitespace: str,
+    syntax: CallSyntax | None = None,
+    inputs: Inputs = NO_INPUTS,
 ) -> ToolChoice:
     """Raises ApiError for a choice that cannot be served.
 
     ``one_call``: at most one call per output. ``constrained``: the request has structured_outputs, which
     apply to all output (a response_format applies to content only). ``known_format``: whether the model's
-    tool call format is known. ``whitespace``: a key of JSON_WHITESPACE.
+    tool call format is known, ``syntax``: how it is written, if grammars can say so. ``whitespace``: a key of
+    JSON_WHITESPACE. ``inputs``: which functions are custom tools.
     """
     if choice is None or (choice == "auto" and tools == []):  # clients send the empty list of a chat's tools
         choice = "auto" if tools else "none"
@@ -102,22 +146,71 @@ def parse_tool_choice(
     numbered = list(enumerate(tools))
     if isinstance(choice, dict):
         kind = choice.get("type", "function")
-        if kind == "function":
-            return _named(numbered, choice, constrained=constrained, whitespace=whitespace)
+        if kind in ("function", "custom"):
+            return _named(numbered, choice, constrained=constrained, whitespace=whitespace, inputs=inputs)
         if kind != "allowed_tools":
-            raise _bad_choice(f"tool_choice.type must be function or allowed_tools, got {shown(kind)!r}.")
+            raise _bad_choice(
+                f"tool_choice.type must be function, custom or allowed_tools, got {shown(kind)!r}."
+            )
         numbered, choice = _allowed(numbered, choice.get("allowed_tools"))
     allowed = [tool for _, tool in numbered]
     if choice == "required":
-        constraint = _required(numbered, one_call=one_call, constrained=constrained, whitespace=whitespace)
-        return ToolChoice(allowed, constraint=constraint, parser=RequiredCallsParser)
+        constraint = _required(
+            numbered, one_call=one_call, constrained=constrained, whitespace=whitespace, inputs=inputs
+        )
+        return ToolChoice(
+            allowed, constraint=constraint, parser=RequiredCallsParser, custom=frozenset(inputs)
+        )
     if choice != "auto":
         raise _bad_choice(
             f"tool_choice must be none, auto, required, a function or allowed_tools, got {shown(choice)!r}."
         )
     if not known_format:
         return ToolChoice(allowed, warning=NO_FORMAT)
-    return ToolChoice(allowed, may_call=True)
+    wanted = any(each.function.strict or _has_grammar(each.function, inputs) for each in allowed)
+    if not wanted or constrained:
+        return ToolChoice(allowed, may_call=True, custom=frozenset(inputs))
+    grammar = None
+    if syntax is not None:
+        called = [_called_tool(tool.function, whitespace, inputs, lazy=True) for tool in allowed]
+        grammar = _checked_grammar(
+            lambda: call_grammar(syntax.section, called, syntax.ids, one_call=one_call)
+        )
+    return ToolChoice(
+        allowed,
+        may_call=True,
+        constraint=None if grammar is None else Constraint("tools", grammar),
+        warning=NO_GRAMMAR if grammar is None else None,
+        custom=frozenset(inputs),
+    )
+
+
+def _has_grammar(function: Function, inputs: Inputs) -> bool:
+    return function.name in inputs and inputs[function.name].syntax != "text"
+
+
+def _called_tool(function: Function, whitespace: str, inputs: Inputs, *, lazy: bool) -> CalledTool:
+    """``lazy``: in the model's own format, where only strict functions have a schema."""
+    if function.name in inputs:
+        return CalledTool(function.name, None, inputs[function.name])
+    if lazy and not function.strict:
+        return CalledTool(function.name, None)
+    try:
+        schema = closed(_arguments(function))
+    except (RecursionError, ValueError) as error:
+        raise invalid_constraint("tools", str(error), function.name) from None
+    options = {**JSON_WHITESPACE[whitespace], "lenient": not function.strict}
+    return CalledTool(function.name, {**schema, "x-guidance": options})
+
+
+def _checked_grammar(make: Callable[[], T]) -> T:
+    """What ``make`` returns. Raises ApiError for a tool whose grammar cannot be written."""
+    try:
+        return make()
+    except NotEmbeddable as error:
+        raise invalid_constraint("tools", str(error)) from None
+    except RecursionError:
+        raise invalid_constraint("tools", "they are nested too deeply") from None
 
 
 def _allowed(tools: Numbered, allowed: Any) -> tuple[Numbered, str]:
@@ -139,24 +232,38 @@ def _allowed(tools: Numbered, allowed: Any) -> tuple[Numbered, str]:
 
 
 def _function_name(reference: Any) -> str | None:
-    """The name in ``{"type": "function", "function": {"name": …}}``."""
-    function = reference.get("function") if isinstance(reference, dict) else None
+    """The name in ``{"type": "function", "function": {"name": …}}``, or the same with ``custom``."""
+    kind = "custom" if isinstance(reference, dict) and reference.get("type") == "custom" else "function"
+    function = reference.get(kind) if isinstance(reference, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     return name if isinstance(name, str) else None
 
 
-def _named(tools: Numbered, choice: dict[str, Any], *, constrained: bool, whitespace: str) -> ToolChoice:
+def _named(
+    tools: Numbered, choice: dict[str, Any], *, constrained: bool, whitespace: str, inputs: Inputs
+) -> ToolChoice:
     """The whole output is the function's arguments."""
     name = _function_name(choice)
     for number, tool in tools:
         if tool.function.name == name:
             part = _part((), number, tool.function)
-            schema = _arguments(tool.function)
-            constraint = _constraint(
-                part.field, schema, (part,), constrained=constrained, whitespace=whitespace
-            )
+            if _has_grammar(tool.function, inputs):
+                constraint = _forced(
+                    [(number, tool)], whitespace, inputs, named=True, one_call=True, constrained=constrained
+                )
+            else:
+                constraint = _constraint(
+                    part.field,
+                    _arguments(tool.function),
+                    (part,),
+                    constrained=constrained,
+                    whitespace=whitespace,
+                )
             parser = partial(NamedCallParser, tool.function.name)
-            return ToolChoice([each for _, each in tools], False, constraint, parser, named=True)
+            allowed = [each for _, each in tools]
+            return ToolChoice(
+                allowed, constraint=constraint, parser=parser, named=True, custom=frozenset(inputs)
+            )
     if name is None:
         raise _bad_choice("tool_choice.function.name is missing, the name of the function to call.")
     names = ", ".join(repr(shown(tool.function.name)) for _, tool in tools[:MAX_NAMED])
@@ -167,8 +274,23 @@ def _named(tools: Numbered, choice: dict[str, Any], *, constrained: bool, whites
     )
 
 
-def _required(tools: Numbered, *, one_call: bool, constrained: bool, whitespace: str) -> Constraint:
+def _forced(
+    tools: Numbered, whitespace: str, inputs: Inputs, *, named: bool, one_call: bool, constrained: bool
+) -> Constraint:
+    """The same as the JSON schemas of a named function and of ``required``, where tools have a grammar."""
+    if constrained:
+        raise _two_constraints()
+    called = [_called_tool(tool.function, whitespace, inputs, lazy=False) for _, tool in tools]
+    make = partial(forced_grammar, called, named=named, one_call=one_call)
+    return Constraint("tools", _checked_grammar(make))
+
+
+def _required(
+    tools: Numbered, *, one_call: bool, constrained: bool, whitespace: str, inputs: Inputs
+) -> Constraint:
     """The whole output is a list of at least one call."""
+    if any(_has_grammar(tool.function, inputs) for _, tool in tools):
+        return _forced(tools, whitespace, inputs, named=False, one_call=one_call, constrained=constrained)
     calls = []
     parts = []
     for place, (number, tool) in enumerate(tools):
@@ -200,12 +322,16 @@ def _constraint(
     field: str, schema: dict[str, Any], parts: tuple[SchemaPart, ...], *, constrained: bool, whitespace: str
 ) -> Constraint:
     if constrained:
-        raise ApiError(
-            400,
-            "Only one constraint on the output is possible, got structured_outputs and tool_choice.",
-            param="structured_outputs",
-        )
+        raise _two_constraints()
     return json_constraint(field, schema, whitespace, parts=parts)
+
+
+def _two_constraints() -> ApiError:
+    return ApiError(
+        400,
+        "Only one constraint on the output is possible, got structured_outputs and tool_choice.",
+        param="structured_outputs",
+    )
 
 
 def _arguments(function: Function) -> dict[str, Any]:

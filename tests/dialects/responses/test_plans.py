@@ -10,7 +10,6 @@ from typing import Any, cast
 import pytest
 
 from penstock.config.serve import ServeConfig
-from penstock.dialects.responses.custom_input import CustomInput
 from penstock.dialects.responses.dialect import Responses, ResponsesTokenCounter
 from penstock.dialects.responses.items import NO_IMAGE
 from penstock.dialects.responses.prompts import Found
@@ -18,6 +17,7 @@ from penstock.dialects.responses.reasoning_content import open_reasoning, seal_r
 from penstock.generation.dialect import RequestInfo
 from penstock.generation.input_processor import InputProcessor
 from penstock.generation.model_info import ModelInfo
+from penstock.generation.parsers.custom_input import CustomInput
 from penstock.generation.plan import RequestPlan
 from penstock.generation.prompt.chat_template import ChatTemplate
 from penstock.http.errors import ApiError
@@ -241,10 +241,10 @@ def test_tool_choice(choice: Any, shown: list[str]) -> None:
     [
         ({"tools": [{"type": "magic"}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
-        ({"tools": [{"type": "custom", "name": "a", "format": {"type": "xml"}}]}, "tools[0].format.type"),
+        ({"tools": [{"type": "custom", "name": "a", "format": {"type": "xml"}}]}, "tools[0].format"),
         (
             {"tools": [{"type": "custom", "name": "a", "format": {"type": "grammar", "syntax": "gbnf"}}]},
-            "tools[0].format.syntax",
+            "tools[0].format",
         ),
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
         ({"tools": TWO_TOOLS, "tool_choice": {"type": "web_search"}}, "tool_choice"),
@@ -270,7 +270,7 @@ def test_tools_that_are_refused(fields: dict[str, Any], param: str) -> None:
     ],
 )
 def test_the_input_of_a_custom_tool(arguments: str, input: str, width: int) -> None:
-    reader = CustomInput()
+    reader = CustomInput(0)
     pieces = [reader.push(arguments[at : at + width]) for at in range(0, len(arguments), width)]
     assert "".join([*pieces, reader.finish()]) == input
 

@@ -223,9 +223,8 @@ def test_a_known_request_is_decoded_once() -> None:
         b'"tools": [{"type": "function", "function": {"name": "f", "parameters": {"zz": 1}}}]}' % call
     )
     assert isinstance(decoded.messages[0], Message)
-    assert msgspec.json.encode(decoded.tools) == (
-        b'[{"type":"function","function":{"name":"f","parameters":{"zz":1}}}]'
-    )
+    assert decoded.tools is not None
+    assert msgspec.json.encode(decoded.tools[0].function) == b'{"name":"f","parameters":{"zz":1}}'
 
 
 @pytest.mark.parametrize("strict", [False, True])

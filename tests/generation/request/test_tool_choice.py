@@ -177,7 +177,7 @@ def test_an_output_under_a_constraint_has_no_reasoning() -> None:
         ),
         ({"tools": [TOOL], "tool_choice": "all"}, "tool_choice", "got 'all'"),
         ({"tool_choice": "auto"}, "tool_choice", "`tools` must be set"),
-        ({"tools": [TOOL], "tool_choice": {"type": "custom"}}, "tool_choice", "allowed_tools, got 'custom'"),
+        ({"tools": [TOOL], "tool_choice": {"type": "search"}}, "tool_choice", "allowed_tools, got 'search'"),
         (
             {"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}},
             "tool_choice",

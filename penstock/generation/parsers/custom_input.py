@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 
-from penstock.dialects.responses.tools import CUSTOM_INPUT
-
+CUSTOM_INPUT = "input"
+"""The only parameter of the function that a custom tool is to the model."""
 _START = re.compile(rf'\s*\{{\s*"{CUSTOM_INPUT}"\s*:\s*"')
 _WHOLE = re.compile(
     r'((?:[^"\\]|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4}|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|\\[^u])*)'
@@ -17,9 +17,11 @@ _WHOLE = re.compile(
 class CustomInput:
     """Reads ``{"input": "…"}`` piece by piece. Arguments of any other form are the input as they are."""
 
-    __slots__ = ("_arguments", "_inside", "_rest")
+    __slots__ = ("_arguments", "_inside", "_rest", "call")
 
-    def __init__(self) -> None:
+    def __init__(self, call: int = 0) -> None:
+        """``call``: number of the call."""
+        self.call = call
         self._arguments = ""
         """All text before the input's first character; all text if there is no input."""
         self._rest = ""
