@@ -34,6 +34,8 @@ RETRY_S = 1.0
 """Time between attempts to store the end of a response."""
 LOOK_S = 1.0
 """Longest time between looks whether responses were cancelled, beside those after a commit of anybody."""
+CLOSE_S = 2.0
+"""Longest wait at the end for the store."""
 TOO_LONG = StreamError(
     500, "internal_error", f"The response has more than {MAX_EVENT_BYTES >> 20} MiB of events."
 )
@@ -283,6 +285,15 @@ class BackgroundResponses:
         if self._watch is None or self._watch.done():
             self._watch = asyncio.ensure_future(self._watch_for_ends())
         return run
+
+    async def close(self) -> None:
+        """Wait until what has ended is stored, or for a time, and close the store."""
+        deadline = time.monotonic() + CLOSE_S
+        while self._runs and time.monotonic() < deadline:
+            await self.store.changed_since(self.store.version, COMMIT_INTERVAL_S)
+        if self._watch is not None:
+            self._watch.cancel()
+        self.store.close()
 
     async def _watch_for_ends(self) -> None:
         """Stop responses that were cancelled or deleted, at any API server."""

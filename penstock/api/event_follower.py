@@ -7,6 +7,7 @@ import time
 
 from penstock.api.exchange import Exchange
 from penstock.generation.dialect import ReplyFormat
+from penstock.http.errors import ApiError
 from penstock.store.database import EventPage
 from penstock.store.response_store import ResponseStore
 from penstock.store.stored_response import RUNNING
@@ -24,6 +25,8 @@ class _Client:
 
     def __init__(self, exchange: Exchange) -> None:
         self.gone = False
+        self.begun = False
+        """Whether anything was sent."""
         self._sink = exchange.sink
         self._readable = asyncio.Event()
         self._readable.set()
@@ -43,6 +46,7 @@ class _Client:
         """Send events, and wait until the client can take more."""
         if self.gone:
             return
+        self.begun = True
         self._sink.send(data, last=False)
         try:
             async with asyncio.timeout(NOT_READING_S):
@@ -55,29 +59,45 @@ class _Client:
         if not self.gone:
             self._sink.send(b"", last=True)
 
+    def cut(self) -> None:
+        """End the reply in such a way that the client sees that there is more."""
+        if not self.gone:
+            self._sink.cut()
+
 
 async def follow(
     exchange: Exchange, store: ResponseStore, id: str, tenant: str, after: int, keep_alive_s: float
 ) -> None:
     """Send the events of a response that come after sequence number ``after``, to its end. To be run in a
-    task. ``keep_alive_s``: longest silence; 0: any."""
+    task. ``keep_alive_s``: longest silence; 0: any. Raises ApiError if nothing was sent."""
     client = _Client(exchange)
+    try:
+        await _send_all(client, store, id, tenant, after, keep_alive_s)
+        client.end()
+    except ApiError:  # the store fails
+        if not client.begun:
+            raise
+        client.cut()
+
+
+async def _send_all(
+    client: _Client, store: ResponseStore, id: str, tenant: str, after: int, keep_alive_s: float
+) -> None:
     silent_since = time.monotonic()
     while not client.gone:
         version = store.version
         page: EventPage | None = await store.page(id, tenant, after, PAGE_BYTES)
         if page is None:  # it was deleted
-            break
+            return
         if page.data:
             await client.send(page.data)
             after, silent_since = page.last, time.monotonic()
             continue
         if page.status not in RUNNING:
-            break
+            return
         await store.changed_since(version, LOOK_S)
         if store.version == version:
             await store.entry(id, tenant)
         if keep_alive_s and time.monotonic() - silent_since >= keep_alive_s:
             await client.send(ReplyFormat.keep_alive)
             silent_since = time.monotonic()
-    client.end()

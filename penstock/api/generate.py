@@ -47,8 +47,8 @@ from penstock.http.sink import Scope
 from penstock.wire.messages import SamplingParams, Submit
 
 INLINE_BODY = 32 * 1024
-"""Largest body in bytes that is planned on the event loop, which takes at most 10 ms (measured: up to 0.3 us
-a byte); larger ones are planned in a thread."""
+"""Largest body in bytes, with what it continues, that is planned on the event loop, which takes at most 10 ms
+(measured: up to 0.3 us a byte); larger ones are planned in a thread."""
 THREADS_BYTES = 16 << 20
 """Bytes of bodies and texts that threads work on at the same time; a larger one is worked on alone."""
 TRUNCATED = 4

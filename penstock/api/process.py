@@ -59,7 +59,7 @@ from penstock.metrics.gc_policy import GarbageCollector
 from penstock.metrics.memory import Trimmer
 from penstock.metrics.snapshot import Snapshot, decode_snapshot, encode_snapshot
 from penstock.metrics.store_metrics import StoreMetrics
-from penstock.store.response_store import ResponseStore, open_store
+from penstock.store.response_store import open_store
 from penstock.streaming.flow_windows import FlowWindows
 from penstock.streaming.io_submit import make_burst_writer
 from penstock.streaming.output_processor import OutputProcessor
@@ -148,7 +148,7 @@ class _Server:
             )
             self._tracing = TracePropagator(spans=True, ratio=self._config.otlp_sampling_ratio)
             self._spans = RequestSpans(exporter)
-        self._store: ResponseStore | None = None
+        self._background: BackgroundResponses | None = None
         self._board_file = BoardFile(self._launch.run_dir, self._launch.incarnation)
         self._accepting: asyncio.Future[None]
         self._ended: asyncio.Future[None]
@@ -201,8 +201,8 @@ class _Server:
         self._app = self._build(self._first_engine.result(), tokenizer, template)
         await self._listen(self._app)
         self._engine_client.close("The server was stopped.")
-        if self._store is not None:
-            self._store.close()  # which stores the ends of what was stopped
+        if self._background is not None:
+            await self._background.close()
         if self._spans is not None:
             self._spans.close()
         return 0
@@ -274,13 +274,13 @@ class _Server:
             max_backlog=self._config.max_stream_backlog,
         )
         large = ByteBudget(THREADS_BYTES)
-        background = None
+        store = None
         if launch.response_store_dir is not None:
             metrics.store = StoreMetrics()
-            self._store = open_store(Path(launch.response_store_dir), self._config, metrics.store)
-            background = BackgroundResponses(self._store, metrics.store)
+            store = open_store(Path(launch.response_store_dir), self._config, metrics.store)
+            self._background = BackgroundResponses(store, metrics.store)
         encoder = PromptEncoder(tokenizer, segment_marker(tokenizer, template))
-        self._generation = GenerationRoutes(self._config, encoder, context, large, background)
+        self._generation = GenerationRoutes(self._config, encoder, context, large, self._background)
         self._metrics_endpoint = MetricsEndpoint(
             launch=launch,
             models=model_info.names,
@@ -303,8 +303,8 @@ class _Server:
         return App(
             config=self._config,
             models=ModelRoutes(input_processor, launch.model_dir),
-            dialects=make_dialects(self._config, input_processor, self._store),
-            token_counters=make_token_counters(input_processor, self._store),
+            dialects=make_dialects(self._config, input_processor, store),
+            token_counters=make_token_counters(input_processor, store),
             count_tokens=CountTokensRoutes(self._config, encoder, info.max_model_len, large),
             tokenize=TokenizeRoutes(input_processor, tokenizer, self._config.max_request_bytes, large),
             tokenizer_info=shown,
@@ -315,7 +315,7 @@ class _Server:
             metrics_endpoint=self._metrics_endpoint,
             collector=self._collector,
             process_name=f"api-server {launch.index}",
-            responses=ResponseRoutes(self._store, self._config.sse_keep_alive),
+            responses=ResponseRoutes(store, self._config.sse_keep_alive),
             engines=EngineRoutes(self._engine_client, self._control.drain_engine),
             operations=OperationRoutes(
                 self._engine_client, self._two_phase_commit, profiles=self._config.profile_dir is not None
@@ -418,7 +418,7 @@ class _Server:
         if outcome == "refused":  # counted with those that are refused before they have a reply
             return
         metrics = self._metrics
-        metrics.requests[outcome] += 1
+        metrics.end(reply.format.api, outcome)
         metrics.e2e.add(time.monotonic() - reply.arrival)
         requests = metrics.requests_by_engine(reply.first_rank)
         n, choices = reply.plan.n, reply.choices

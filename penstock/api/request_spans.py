@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from penstock.api.exchange import Exchange
 from penstock.generation.plan import RequestPlan
 from penstock.generation.replies.token_usage import TokenUsage
-from penstock.telemetry.spans import OPERATIONS, Attribute, BatchSpanExporter, SpanData, present
+from penstock.telemetry.spans import OPERATIONS, PROVIDERS, Attribute, BatchSpanExporter, SpanData, present
 from penstock.telemetry.trace_context import TraceContext
 
 _GOOD = ("stop", "length")
@@ -49,7 +49,7 @@ def describe(request: EndedRequest) -> SpanData:
     model = None if plan is None else plan.model
     attributes: dict[str, Attribute | None] = {
         "gen_ai.operation.name": operation,
-        "gen_ai.provider.name": operation and "openai",
+        "gen_ai.provider.name": operation and PROVIDERS.get(request.path, "openai"),
         "gen_ai.request.id": request.reply_id,
         "gen_ai.response.id": request.reply_id,
         "gen_ai.request.model": model,

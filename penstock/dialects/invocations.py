@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from penstock.generation.dialect import NO_INFO, Dialect, ReplyFormat, RequestInfo
+from penstock.generation.dialect import NO_INFO, Dialect, LookedUp, ReplyFormat, RequestInfo
 from penstock.generation.plan import RequestPlan
 from penstock.generation.request.body_decoder import check_parts
 from penstock.http.errors import ApiError
@@ -32,7 +32,7 @@ class Invocations(Dialect):
         """``dialects`` by their field, in order of precedence."""
         self._dialects = dialects
 
-    def look_up(self, body: bytes, info: RequestInfo) -> Awaitable[Any] | None:
+    def look_up(self, body: bytes, info: RequestInfo) -> Awaitable[LookedUp] | None:
         return self._choose(body).look_up(body, info)
 
     def plan(self, body: bytes, info: RequestInfo = NO_INFO, found: Any = None) -> RequestPlan:

@@ -25,7 +25,7 @@ from penstock.gateway.telemetry.metrics import GatewayMetrics
 from penstock.gateway.telemetry.request_recorder import RequestRecorder
 from penstock.gateway.upstream.exchange import Headers, without_hop_by_hop
 from penstock.generation.request.schemas import MAX_REQUEST_ID
-from penstock.http.access_keys import KEY_HEADERS, Keys
+from penstock.http.access_keys import CLIENT_KEYS, Keys
 from penstock.http.admission import send_readiness, unavailable
 from penstock.http.asgi import (
     ClientGone,
@@ -46,7 +46,6 @@ from penstock.telemetry.trace_context import TracePropagator, inject_trace_conte
 
 log = logging.getLogger(__name__)
 
-CLIENT_KEYS = (b"authorization", *KEY_HEADERS)
 OWN_PATHS = frozenset({"/health", "/ready", "/ping", "/metrics", "/version", "/debug/gc"})
 """Routes of the gateway itself; requests for them are not counted."""
 OWN_METHODS = ("GET", "HEAD", "POST")

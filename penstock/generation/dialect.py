@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from asyncio import Future
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from penstock.generation.parsers.delta import Delta
 from penstock.generation.plan import RequestPlan
@@ -41,6 +41,15 @@ class RequestInfo(NamedTuple):
 NO_INFO = RequestInfo()
 
 
+class LookedUp(Protocol):
+    """What a request needs of earlier ones."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that the plan has to read."""
+        ...
+
+
 class ReplyFormat(ABC):
     """Formats the reply to one request. All text passed for events is JSON-escaped UTF-8.
 
@@ -50,6 +59,8 @@ class ReplyFormat(ABC):
 
     __slots__ = ()
 
+    api: ClassVar[str]
+    """Name of the API in metrics."""
     fast_path: ClassVar[bool] = True
     """Whether text events may be written without asking the format."""
     blocks: ClassVar[bool] = False
@@ -137,9 +148,9 @@ class Dialect(ABC):
     path: ClassVar[str]
     """Path of the route; its method is POST."""
 
-    def look_up(self, body: bytes, info: RequestInfo) -> Awaitable[Any] | None:
-        """What :meth:`plan` needs and must wait for, such as an earlier reply; None: nothing. Its ``size`` is
-        the number of bytes that plan reads of it. Raises ApiError, as does waiting for it."""
+    def look_up(self, body: bytes, info: RequestInfo) -> Awaitable[LookedUp] | None:
+        """What :meth:`plan` needs and must wait for, such as an earlier reply; None: nothing. Raises
+        ApiError, as does waiting for it."""
         return None
 
     @abstractmethod
@@ -169,7 +180,7 @@ class TokenCounter(ABC):
     path: ClassVar[str]
     """Path of the route; its method is POST."""
 
-    def look_up(self, body: bytes, info: RequestInfo) -> Awaitable[Any] | None:
+    def look_up(self, body: bytes, info: RequestInfo) -> Awaitable[LookedUp] | None:
         """As :meth:`Dialect.look_up`."""
         return None
 

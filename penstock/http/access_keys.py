@@ -21,6 +21,8 @@ ADMINISTRATIVE_PREFIXES = ("/admin/", "/debug/")
 
 KEY_HEADERS = (b"x-api-key", b"api-key")
 """Headers with a key alone, as Anthropic's and Azure's clients send it; used without Authorization."""
+CLIENT_KEYS = (b"authorization", *KEY_HEADERS)
+"""Headers that may have a client's key."""
 
 _TENANT = b"penstock tenant"
 """BLAKE2b's personalization for tenants: no other digest of a key equals one."""

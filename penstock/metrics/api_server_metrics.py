@@ -35,6 +35,8 @@ class ApiServerMetrics:
 
     requests: Counter[str] = field(default_factory=Counter)
     """Ended requests, by outcome."""
+    api_requests: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Ended requests, by API and outcome."""
     rejected: Counter[int] = field(default_factory=Counter)
     """Requests answered with an error status, by status."""
     interrupted: Counter[str] = field(default_factory=Counter)
@@ -59,6 +61,11 @@ class ApiServerMetrics:
             found = self._by_engine[rank] = EngineRequests()
         return found
 
+    def end(self, api: str, outcome: str) -> None:
+        """Counts a request that has ended."""
+        self.requests[outcome] += 1
+        self.api_requests[api, outcome] += 1
+
     def reject(self, status: int, code: str | int | None) -> None:
         """Counts a request that was answered with an error; ``code``: the error's code."""
         self.rejected[status] += 1
@@ -73,6 +80,8 @@ class ApiServerMetrics:
             yield histogram_series(f.MAX_GENERATION_TOKENS, (model, str(rank)), requests.longest)
         for outcome in dict.fromkeys((*OUTCOMES, *self.requests)):
             yield Series(f.REQUESTS.name, (server, outcome), self.requests[outcome])
+        for (api, outcome), count in self.api_requests.items():
+            yield Series(f.API_REQUESTS.name, (server, api, outcome), count)
         for status, count in self.rejected.items():
             yield Series(f.REJECTED.name, (server, str(status)), count)
         for outcome in dict.fromkeys((*INTERRUPTIONS, *self.interrupted)):

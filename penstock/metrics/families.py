@@ -290,6 +290,12 @@ REQUESTS = _counter(
     "Requests that ended, by outcome: stop, length, abort (the client left), cut (it did not read), error. "
     "Rejected requests (4xx, 503 no_engine) do not count.",
 )
+API_REQUESTS = _counter(
+    "penstock:api_requests",
+    "requests",
+    (*_SERVER, "api", "outcome"),
+    "The same, by API as well: completions, chat, responses, messages.",
+)
 REJECTED = _counter(
     "penstock:requests_rejected", "requests", (*_SERVER, "status"), "Requests answered with an error status."
 )

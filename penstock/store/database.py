@@ -11,7 +11,7 @@ import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,8 +22,12 @@ FILE = "responses.db"
 APPLICATION_ID = 0x50656E73
 """Marks the file as ours; SQLite keeps it in the file's head."""
 VERSION = 1
+_OF_FILE_SYSTEM = {"lost+found"}
+"""Names that an empty file system has."""
 BUSY_TIMEOUT_S = 10.0
 """Longest wait for other processes' commits, each of which takes milliseconds."""
+MAX_CHECKED_PAGES = 32_768
+"""Size up to which the whole file is checked at the start; damage of a larger one is found in reading."""
 ROW_BYTES = 512
 """What an entry counts besides its JSON: its row and its places in indexes."""
 ITEM_BYTES = 96
@@ -105,19 +109,28 @@ class Totals(NamedTuple):
 
 def create(directory: Path) -> None:
     """Make the store's directory and file, or check that they can be used. Raises StoreError."""
+    path = directory / FILE
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if directory.stat().st_uid != os.geteuid():
             raise StoreError("it belongs to another user")
-        directory.chmod(0o700)
-        path = directory / FILE
+        if not path.exists() and {each.name for each in directory.iterdir()} - _OF_FILE_SYSTEM:
+            raise StoreError("it holds other files; give an empty directory or a new name")
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        path.chmod(0o600)  # SQLite gives the files beside it the same mode
+    except FileExistsError:
+        raise StoreError("it is no directory") from None
     except OSError as error:
         raise StoreError(error.strerror or str(error)) from None
     with contextlib.closing(_connect(path)) as connection:
         try:
-            _create_schema(connection)
+            is_new = _is_new(connection)
+            directory.chmod(0o700)
+            path.chmod(0o600)  # SQLite gives the files beside it the same mode
+            if connection.execute("PRAGMA journal_mode=WAL").fetchone()[0] != "wal":
+                raise StoreError("its file system does not allow the shared memory of a write-ahead log")
+            if is_new:
+                _create_schema(connection)
+            _check_pages(connection)
         except sqlite3.Error as error:
             raise StoreError(f"{FILE}: {error}") from None
 
@@ -128,27 +141,35 @@ def _connect(path: Path) -> sqlite3.Connection:
     )
 
 
-def _create_schema(connection: sqlite3.Connection) -> None:
-    if connection.execute("PRAGMA journal_mode=WAL").fetchone()[0] != "wal":
-        raise StoreError("its file system does not allow the shared memory of a write-ahead log")
-    connection.execute("BEGIN IMMEDIATE")
+def _is_new(connection: sqlite3.Connection) -> bool:
+    """Whether the file is empty. Raises StoreError if it is not ours."""
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     version = connection.execute("PRAGMA user_version").fetchone()[0]
-    tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-    if not (application or version or tables):
+    if not (application or version or connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]):
+        return True
+    if application != APPLICATION_ID:
+        raise StoreError(f"{FILE} is the database of another program")
+    if version != VERSION:
+        raise StoreError(f"{FILE} has version {version} of the format, this program has {VERSION}")
+    return False
+
+
+def _create_schema(connection: sqlite3.Connection) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    if _is_new(connection):  # another server may have been faster
         for statement in _statements(_SCHEMA):
             connection.execute(statement)
         connection.execute("INSERT INTO store VALUES (?, 0, 0)", (secrets.token_hex(6),))
         connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version={VERSION}")
-    elif application != APPLICATION_ID:
-        raise StoreError(f"{FILE} is the database of another program")
-    elif version != VERSION:
-        raise StoreError(f"{FILE} has version {version} of the format, this program has {VERSION}")
     connection.execute("COMMIT")
-    found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-    if found != "ok":
-        raise StoreError(f"{FILE} is damaged: {found}")
+
+
+def _check_pages(connection: sqlite3.Connection) -> None:
+    if connection.execute("PRAGMA page_count").fetchone()[0] <= MAX_CHECKED_PAGES:
+        found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if found != "ok":
+            raise StoreError(f"{FILE} is damaged: {found}")
 
 
 def _statements(script: str) -> Iterator[str]:
@@ -170,6 +191,8 @@ class Database:
         self._run = self._connection.execute
         self._owner = owner
         self._most_bytes = most_bytes
+        self.full = False
+        """Whether nothing is left to remove: all that is stored is still generated."""
         self._ttl_s = ttl_s
         self._run("PRAGMA synchronous=NORMAL")
         self._run(f"PRAGMA journal_size_limit={16 << 20}")
@@ -254,7 +277,12 @@ class Database:
 
     def append(self, id: str, first: int, count: int, data: bytes) -> bool:
         """Add events, the first one with sequence number ``first``, to a response that this API server
-        generates. False: it was cancelled or deleted."""
+        generates. False: it was cancelled or deleted. Raises StoreError if the store is full."""
+        if self.full:
+            raise StoreError("The store is full of responses that are still generated.")
+        return self._append(id, first, count, data)
+
+    def _append(self, id: str, first: int, count: int, data: bytes) -> bool:
         found = self._run(
             "UPDATE responses SET events = ?, bytes = bytes + ? WHERE id = ? AND owner = ? "
             f"AND {_RUNS} RETURNING number",
@@ -277,7 +305,7 @@ class Database:
 
     def finish(self, id: str, status: str, body: bytes, first: int, count: int, data: bytes) -> bool:
         """The same, with the last events and the end of the response."""
-        if not self.append(id, first, count, data):
+        if not self._append(id, first, count, data):
             return False
         self._end(id, status, body)
         return True
@@ -362,24 +390,30 @@ class Database:
                 "SELECT number, bytes FROM responses WHERE owner IS NULL ORDER BY used_at, number LIMIT ?",
                 (STEP,),
             ).fetchall()
-            if not oldest:  # the rest is still generated
-                break
+            if not oldest:
+                self.full = True
+                return removed
             for number, size in oldest:
                 self._run("DELETE FROM responses WHERE number = ?", (number,))
                 removed += 1
                 surplus -= size
                 if surplus <= 0:
                     break
+        self.full = False
         return removed
 
     # -- reading
 
     def get(self, id: str, tenant: str) -> StoredResponse | None:
-        use = self.use(id, tenant)
-        return None if use is None else use.response
+        row = self._run(
+            f"SELECT {_COLUMNS} FROM {_TABLES} WHERE r.id = ? AND r.tenant = ? AND {self._live()}",
+            (id, tenant),
+        ).fetchone()
+        return None if row is None else StoredResponse(*row)
 
     def _live(self) -> str:
-        return f"(r.created_at > {time.time() - self._ttl_s!r} OR r.owner IS NOT NULL)"
+        """The condition that a response has not expired. By seconds, so that statements stay prepared."""
+        return f"(r.created_at > {int(time.time() - self._ttl_s)} OR r.owner IS NOT NULL)"
 
     def entry(self, id: str, tenant: str) -> Entry | None:
         row = self._run(
@@ -389,13 +423,19 @@ class Database:
         ).fetchone()
         return None if row is None else Entry(row[0], bool(row[1]), row[2])
 
-    def use(self, id: str, tenant: str) -> Use | None:
-        """The response and the time of its last use."""
-        row = self._run(
-            f"SELECT r.used_at, {_COLUMNS} FROM {_TABLES} WHERE r.id = ? AND r.tenant = ? AND {self._live()}",
-            (id, tenant),
-        ).fetchone()
-        return None if row is None else Use(row[0], StoredResponse(*row[1:]))
+    def chain(self, id: str, tenant: str) -> Generator[Use, None, None]:
+        """The response and those that it continues, the latest first, as far as they are stored. Each is read
+        when it is asked for; to be closed."""
+        live = self._live()
+        rows = self._run(
+            "WITH RECURSIVE chain (number, previous_id) AS (SELECT r.number, r.previous_id FROM responses r "
+            f"WHERE r.id = ? AND r.tenant = ? AND {live} UNION ALL SELECT r.number, r.previous_id FROM chain "
+            f"CROSS JOIN responses r ON r.id = chain.previous_id WHERE r.tenant = ? AND {live}) "
+            f"SELECT r.used_at, {_COLUMNS} FROM chain CROSS JOIN {_TABLES} WHERE r.number = chain.number",
+            (id, tenant, tenant),
+        )
+        for row in rows:
+            yield Use(row[0], StoredResponse(*row[1:]))
 
     def item(self, id: str, tenant: str) -> bytes | None:
         row = self._run(

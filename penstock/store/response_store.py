@@ -21,6 +21,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from penstock.config.serve import ServeConfig
+from penstock.http.admission import overloaded
 from penstock.http.errors import ApiError, shown
 from penstock.logging_setup import RateLimitedLog
 from penstock.metrics.store_metrics import StoreMetrics
@@ -42,6 +43,8 @@ MAX_CHAIN_BYTES = 64 << 20
 """Their size altogether."""
 MOST_TOGETHER = 256
 """Operations that are done together."""
+WAKE_S = 0.02
+"""Minimum time between two occasions on which those who wait for changes are woken."""
 POLL_S = 0.05
 """Time between looks whether other processes have committed, while somebody waits for it."""
 CLOSE_S = 5.0
@@ -59,6 +62,8 @@ class _Job(Generic[Result]):
     work: Callable[[Database], Result]
     future: asyncio.Future[Result]
     writes: bool
+    tells: bool
+    """Whether it changes what others may wait for."""
     result: Any = None
     error: BaseException | None = None
 
@@ -97,7 +102,9 @@ class ResponseStore:
         self._jobs: SimpleQueue[_Job[Any] | None] = SimpleQueue()
         self._closed = False
         self.version = 0
-        """Changes with every commit, after a moment also with those of other processes."""
+        """Changes a moment after a commit that concerns who waits; also after those of other processes."""
+        self._woken_at = 0.0
+        self._wake: asyncio.TimerHandle | None = None
         self._data_version = 0
         self._waiters: set[asyncio.Future[None]] = set()
         self._poll: asyncio.TimerHandle | None = None
@@ -148,8 +155,14 @@ class ResponseStore:
     def put(self, response: StoredResponse) -> asyncio.Future[None]:
         """Store a new response. The result is set once it is committed; its exception if it could not be.
         One that is still generated is this API server's to :meth:`finish`."""
+
+        def work(database: Database) -> None:
+            if database.full and response.status in RUNNING:
+                raise overloaded("The response store is full of responses that run in the background.")
+            database.put(response)
+
         self._metrics.stored += 1
-        return self._write(lambda database: database.put(response))
+        return self._ask(work, writes=True)
 
     def delete(self, id: str, tenant: str) -> Awaitable[bool]:
         """Delete a response; False if there is none."""
@@ -204,6 +217,13 @@ class ResponseStore:
             self._waiters.discard(waiter)
 
     def _on_change(self) -> None:
+        """Wake those who wait; together, if changes follow each other fast."""
+        if self._wake is None:
+            delay_s = max(self._woken_at + WAKE_S - self._loop.time(), 0)
+            self._wake = self._loop.call_later(delay_s, self._wake_all)
+
+    def _wake_all(self) -> None:
+        self._wake, self._woken_at = None, self._loop.time()
         self.version += 1
         waiters, self._waiters = self._waiters, set()
         for waiter in waiters:
@@ -227,17 +247,19 @@ class ResponseStore:
     # -- jobs
 
     def _read(self, work: Callable[[Database], Result]) -> asyncio.Future[Result]:
-        return self._ask(work, writes=False)
+        return self._ask(work)
 
     def _write(self, work: Callable[[Database], Result]) -> asyncio.Future[Result]:
-        return self._ask(work, writes=True)
+        return self._ask(work, writes=True, tells=True)
 
-    def _ask(self, work: Callable[[Database], Result], *, writes: bool) -> asyncio.Future[Result]:
+    def _ask(
+        self, work: Callable[[Database], Result], *, writes: bool = False, tells: bool = False
+    ) -> asyncio.Future[Result]:
         future: asyncio.Future[Result] = self._loop.create_future()
         if self._closed:
             future.set_exception(_failed())
         else:
-            self._jobs.put(_Job(work, future, writes))
+            self._jobs.put(_Job(work, future, writes, tells))
         return future
 
     def _settle(self, jobs: Sequence[_Job[Any]], done: _Done) -> None:
@@ -262,7 +284,8 @@ class ResponseStore:
             metrics.removed["bytes"] += done.evicted
         if done.commit_s:
             metrics.commit.add(done.commit_s)
-            self._on_change()
+            if any(job.tells for job in jobs):
+                self._on_change()
 
     # -- in the thread
 
@@ -382,24 +405,22 @@ class ResponseStore:
         found: list[StoredResponse] = []
         old: list[str] = []
         size, next, touched_before = 0, id, time.time() - TOUCH_S
-        while next:
-            use = database.use(next, tenant)
-            if use is None and not whole:
-                break
-            if use is None:
-                raise missing_previous(id, next)
-            found.append(use.response)
-            size += len(use.response.body) + len(use.response.input)
-            if size > MAX_CHAIN_BYTES or len(found) > MAX_CHAIN:
-                raise ApiError(
-                    400,
-                    f"The conversation before {shown(id)} is too long: at most {MAX_CHAIN} responses of "
-                    f"{MAX_CHAIN_BYTES >> 20} MiB are continued.",
-                    param=PREVIOUS,
-                )
-            if use.used_at < touched_before:
-                old.append(next)
-            next = use.response.previous_id or ""
+        with contextlib.closing(database.chain(id, tenant)) as uses:
+            for used_at, response in uses:
+                found.append(response)
+                size += len(response.body) + len(response.input)
+                if size > MAX_CHAIN_BYTES or len(found) > MAX_CHAIN:
+                    raise ApiError(
+                        400,
+                        f"The conversation before {shown(id)} is too long: at most {MAX_CHAIN} responses of "
+                        f"{MAX_CHAIN_BYTES >> 20} MiB are continued.",
+                        param=PREVIOUS,
+                    )
+                if used_at < touched_before:
+                    old.append(response.id)
+                next = response.previous_id or ""
+        if whole and next:
+            raise missing_previous(id, next)
         if old:
             database.begin()
             database.touch(old)

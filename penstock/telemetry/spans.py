@@ -40,8 +40,15 @@ CLOSE_S = 2.0
 """Seconds to export the queue when the process exits."""
 TRACES_PATH = "/v1/traces"
 
-OPERATIONS = {"/v1/completions": "text_completion", "/v1/chat/completions": "chat", "/v1/responses": "chat"}
+OPERATIONS = {
+    "/v1/completions": "text_completion",
+    "/v1/chat/completions": "chat",
+    "/v1/responses": "chat",
+    "/v1/messages": "chat",
+}
 """gen_ai.operation.name by path."""
+PROVIDERS = {"/v1/messages": "anthropic"}
+"""gen_ai.provider.name by path: whose API it is; of all others, OpenAI's."""
 Attribute: TypeAlias = str | int | float | bool | Sequence[str]
 
 

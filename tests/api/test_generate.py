@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,7 +14,9 @@ from penstock.api.byte_budget import ByteBudget
 from penstock.api.exchange import Exchange
 from penstock.api.generate import GenerationRoutes, Work
 from penstock.config.serve import ServeConfig
+from penstock.dialects.completions.dialect import Completions
 from penstock.dispatch.engine_client import NO_HINTS, EngineClient, RoutingHints
+from penstock.generation.dialect import NO_INFO, RequestInfo
 from penstock.generation.prompt.prompt_encoder import PromptEncoder
 from penstock.generation.replies.collected import CollectedReply
 from penstock.generation.request.validation import MAX_LOGPROB_BYTES
@@ -21,7 +24,7 @@ from penstock.http.errors import ApiError
 from penstock.streaming.request_states import StreamState
 from penstock.streaming.stream import Stream
 from penstock.wire.messages import Submit
-from tests.generation.planning import body, planners, tiny_tokenizer
+from tests.generation.planning import body, planners, tiny_input_processor, tiny_tokenizer
 from tests.generation.replying import PROMPT, Desk, FakeFleet, tables_of
 
 PLANNER = planners()
@@ -154,3 +157,43 @@ def test_logprobs_of_the_whole_vocabulary_are_bounded_for_all_requests_together(
         routes._reserve_logprobs(second, MAX_LOGPROB_BYTES)
 
     in_routes(Fleet(1, none), test)
+
+
+@pytest.mark.parametrize(("size", "inline"), [(10, True), (1 << 20, False)])
+def test_a_long_stored_conversation_is_planned_in_a_thread(size: int, inline: bool) -> None:
+    """However short the body is that continues it."""
+    threads = []
+
+    class Continuing(Completions):
+        async def _find(self) -> Any:
+            return SimpleNamespace(size=size)
+
+        def look_up(self, body: bytes, info: RequestInfo) -> Any:
+            return self._find()
+
+        def plan(self, body: bytes, info: RequestInfo = NO_INFO, found: Any = None) -> Any:
+            threads.append(threading.get_ident())
+            raise ApiError(400, "planned")
+
+    async def receive() -> Any:
+        if not received:
+            received.append(1)
+            return {"type": "http.request", "body": b"{}"}
+        return await asyncio.get_running_loop().create_future()
+
+    received: list[int] = []
+
+    async def run() -> None:
+        desk = Desk(tables_of(tiny_tokenizer().raw))
+        desk.context.engine_client = cast(EngineClient, Fleet(1, none))
+        encoder = PromptEncoder(tiny_tokenizer(), None)
+        routes = GenerationRoutes(ServeConfig(), encoder, desk.context, ByteBudget(1 << 20))
+        exchange = SimpleNamespace(
+            scope={"headers": []}, receive=receive, tenant=None, detached=False, logprob_bytes=0
+        )
+        dialect = Continuing(ServeConfig(), tiny_input_processor())
+        with pytest.raises(ApiError, match="planned"):
+            await routes._run(dialect, cast(Exchange, exchange))
+
+    asyncio.run(run())
+    assert (threads == [threading.get_ident()]) is inline

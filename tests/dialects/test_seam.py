@@ -27,6 +27,7 @@ from tests.generation.replying import PROMPT, Desk, MemorySink, in_loop, tables_
 class NumberedReply(ReplyFormat):
     """Events with a sequence number and a name; the last one repeats the text."""
 
+    api = "numbered"
     fast_path = False
 
     def __init__(self, id: str, note: str) -> None:

@@ -3,17 +3,21 @@ one is killed or replaced."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
+import sqlite3
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
-from tests.integration.server import SYNTHETIC, TLS, Server, wait_until
+from penstock.store.database import FILE
+from tests.integration.server import SYNTHETIC, TLS, Server, total, wait_until
+from tests.store.stores import opened
 
 WAIT_S = 60
 MINE, OTHER = {"authorization": "Bearer mine"}, {"authorization": "Bearer other"}
@@ -205,26 +209,47 @@ def running(fleet: Server) -> float:
     return sum(float(line[1]) for line in lines if line and line[0].startswith(names))
 
 
+def test_openais_client_reads_follows_and_cancels(fleet: Server) -> None:
+    with openai.OpenAI(base_url=f"{fleet.url}/v1", api_key="mine", max_retries=0) as client:
+        first = client.responses.create(model="m", input="hello", max_output_tokens=5)
+        second = client.responses.create(
+            model="m", input="more", max_output_tokens=5, previous_response_id=first.id
+        )
+        assert client.responses.retrieve(second.id) == second
+        items = list(client.responses.input_items.list(second.id, limit=1, order="asc"))  # of three pages
+        assert [item.type for item in items] == ["message"] * 3
+        background = client.responses.create(
+            model="m", input="hello", max_output_tokens=30, background=True, stream=True
+        )
+        events = list(background)
+        id = events[0].response.id  # type: ignore[union-attr]
+        assert list(client.responses.retrieve(id, stream=True, starting_after=4)) == events[5:]
+        long = client.responses.create(model="m", input="hello", max_output_tokens=2000, background=True)
+        assert client.responses.cancel(long.id).status == "cancelled"
+        client.responses.delete(long.id)
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(long.id)
+
+
 def test_a_replaced_api_server_finishes_what_runs_in_the_background(fleet: Server) -> None:
-    with ExitStack() as ends:
-        one, two = ends.enter_context(Connections(fleet))
-        before = {process.pid for process in fleet.children("api-server")}
+    before = {process.pid for process in fleet.children("api-server")}
+    with Connections(fleet) as (one, two):
         done = create(one)
         short = create(one, background=True, max_output_tokens=200)["id"]
-        long = create(two, background=True, max_output_tokens=2000)["id"]
-        fleet.process.send_signal(signal.SIGHUP)
+        long = [create(each, background=True, max_output_tokens=2000)["id"] for each in (one, two)]
+    fleet.process.send_signal(signal.SIGHUP)  # they have no connections any more, which they would wait for
 
-        def replaced() -> bool:
-            return len({process.pid for process in fleet.children("api-server")} - before) == 2
+    def replaced() -> bool:
+        return len({process.pid for process in fleet.children("api-server")} - before) == 2
 
-        wait_until(replaced, WAIT_S, "the replacement")
-        ends.close()
-        with Connections(fleet) as (one, two):
-            assert retrieve(one, long)["status"] == "in_progress"
-            assert data_of(follow(two, short)[-1])["type"] == "response.incomplete"
-            assert retrieve(one, short)["usage"]["output_tokens"] == 200
-            assert retrieve(two, done["id"]) == done
-            assert two.post(f"/v1/responses/{long}/cancel").json()["status"] == "cancelled"
+    wait_until(replaced, WAIT_S, "the replacement")
+    with Connections(fleet) as (one, two):
+        assert {retrieve(one, id)["status"] for id in long} == {"in_progress"}
+        assert data_of(follow(two, short)[-1])["type"] == "response.incomplete"
+        assert retrieve(one, short)["usage"]["output_tokens"] == 200
+        assert retrieve(two, done["id"]) == done
+        for id in long:
+            assert two.post(f"/v1/responses/{id}/cancel").json()["status"] == "cancelled"
     wait_until(
         lambda: not {process.pid for process in fleet.children("api-server")} & before, WAIT_S, "their end"
     )
@@ -249,3 +274,99 @@ def test_what_was_acknowledged_outlives_a_killed_api_server(fleet: Server) -> No
         assert events[-1]["response"]["error"]["code"] == "server_error"
         assert two.post(f"/v1/responses/{goes_on}/cancel").json()["status"] == "cancelled"
     wait_until(lambda: not running(fleet), WAIT_S, "the end of the response")
+
+
+def test_a_shutdown_ends_what_runs_and_keeps_the_rest(tmp_path: Path) -> None:
+    store = tmp_path / "kept"
+    options = ("--response-store-dir", str(store), "--drain-timeout", "0.5", "--synthetic-step-ms", "5")
+    with Server(*SYNTHETIC, *options, directory=tmp_path) as server:
+        with httpx.Client(base_url=server.url, timeout=WAIT_S, verify=TLS) as client:
+            done = create(client)
+            short = create(client, background=True, max_output_tokens=50)["id"]
+            long = create(client, background=True, max_output_tokens=2000)["id"]
+        server.end()
+
+    async def look() -> None:
+        with opened(store) as left:
+            found = [await left.get(id, "") for id in (done["id"], short, long)]
+            assert [each and each.status for each in found] == ["incomplete", "incomplete", "failed"]
+            assert found[0] is not None
+            assert json.loads(found[0].body) == done
+            assert found[2] is not None
+            assert "stopped" in json.loads(found[2].body)["error"]["message"]
+
+    asyncio.run(look())
+    assert [path.name for path in store.rglob("*") if path.is_file()] == [FILE]
+
+
+SESSIONS, TURNS = 200, 20
+
+
+@pytest.mark.slow
+def test_many_sessions_leave_nothing_behind(tmp_path: Path) -> None:
+    """Every tenth turn is given up in mid-stream."""
+    options = ("--api-server-count", "2", "--response-store-dir", str(tmp_path / "kept"))
+    with Server(*SYNTHETIC, *options, directory=tmp_path) as server:
+        servers = server.children("api-server")
+        with Connections(server, {}) as pair:
+            for client in pair:
+                create(client)
+        idle = [process.num_fds() for process in servers]
+        done, left = asyncio.run(asyncio.wait_for(talk_all(server.url), 300))
+        assert (done, left) == (SESSIONS * TURNS * 9 // 10, SESSIONS * TURNS // 10)
+
+        def settled() -> bool:
+            text = server.get("/metrics").text
+            return total(text, "penstock:streams") == 0 and total(text, "penstock:connections") == 1
+
+        wait_until(settled, WAIT_S, "the end of all streams")
+        text = server.get("/metrics").text
+        assert total(text, "penstock:responses_stored_total") == done + 2
+        assert total(text, "penstock:response_store_failures_total") == 0
+        assert total(text, "penstock:requests_total", outcome="abort") == left
+        assert total(text, "penstock:requests_total", outcome="length") == done + 2
+        assert [process.num_fds() for process in servers] == idle
+    with sqlite3.connect(tmp_path / "kept" / FILE) as connection:
+        counts = [
+            connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+            for table in ("responses", "bodies", "inputs", "items", "events")
+        ]
+        ((entries, size),) = connection.execute("SELECT count, bytes FROM store")
+        ((summed,),) = connection.execute("SELECT sum(bytes) FROM responses")
+    connection.close()
+    assert counts == [done + 2, done + 2, done + 2, 2 * (done + 2), 0]
+    assert (entries, size) == (done + 2, summed)
+
+
+async def talk_all(url: str) -> tuple[int, int]:
+    """All sessions at the same time: turns that ended, and turns that were given up."""
+    limits = httpx.Limits(max_connections=SESSIONS)
+    async with httpx.AsyncClient(base_url=url, timeout=WAIT_S, limits=limits, verify=TLS) as client:
+        counts = await asyncio.gather(*(talk(client, number) for number in range(SESSIONS)))
+    return sum(done for done, _ in counts), sum(left for _, left in counts)
+
+
+async def talk(client: httpx.AsyncClient, number: int) -> tuple[int, int]:
+    last, done, left = None, 0, 0
+    for turn in range(TURNS):
+        gives_up = (number + turn) % 10 == 0
+        body = {
+            "input": f"turn {turn}",
+            "max_output_tokens": 1000 if gives_up else 5,
+            "previous_response_id": last,
+            "stream": True,
+        }
+        async with client.stream("POST", "/v1/responses", json=body) as reply:
+            assert reply.status_code == 200, await reply.aread()
+            text = ""
+            async for piece in reply.aiter_text():
+                text += piece
+                if gives_up and "output_text.delta" in text:
+                    break
+        if gives_up:
+            left += 1
+        else:
+            final = data_of(events_of(text)[-1])
+            assert final["type"] == "response.incomplete"
+            last, done = final["response"]["id"], done + 1
+    return done, left

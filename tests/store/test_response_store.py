@@ -10,6 +10,7 @@ import stat
 import time
 from collections.abc import Coroutine
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -155,15 +156,18 @@ def test_items_are_found_by_their_ids(tmp_path: Path) -> None:
     run(work())
 
 
-def test_old_responses_expire(tmp_path: Path) -> None:
+def test_old_responses_expire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         with opened(tmp_path, ttl_s=100.0) as store:
-            old, new = entry(store, created_at=time.time() - 99.9), entry(store)
+            old, new = entry(store, created_at=time.time() - 90), entry(store)
             await asyncio.gather(store.put(old), store.put(new))
             assert await store.get(old.id, "") == old
-            await asyncio.to_thread(time.sleep, 0.15)
+            now = time.time()
+            monkeypatch.setattr(database, "time", SimpleNamespace(time=lambda: now + 20))
             assert await store.get(old.id, "") is None
             assert await store.get(new.id, "") == new
+            with pytest.raises(ApiError):
+                await store.chain(old.id, "")
             await store.put(entry(store))
             assert store._metrics.entries == 2
             assert store._metrics.removed == {"ttl": 1, "bytes": 0}
@@ -205,9 +209,14 @@ def test_the_size_is_bounded_by_removing_what_was_not_used_for_longest(
 
 
 def test_writes_that_wait_are_one_transaction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commits = []
+    commits: list[database.Database] = []
     commit = database.Database.commit
-    monkeypatch.setattr(database.Database, "commit", lambda self: (commits.append(1), commit(self))[1])
+
+    def counted(self: database.Database) -> None:
+        commits.append(self)
+        commit(self)
+
+    monkeypatch.setattr(database.Database, "commit", counted)
 
     async def work() -> None:
         with opened(tmp_path) as store:
@@ -271,6 +280,25 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, content: bytes | st
         create(tmp_path)
 
 
+def test_what_belongs_to_others_is_left_as_it_is(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "notes").touch()
+    with pytest.raises(StoreError, match="holds other files"):
+        create(tmp_path)
+    with pytest.raises(StoreError, match="is no directory"):
+        create(tmp_path / "notes")
+    with sqlite3.connect(tmp_path / FILE) as connection:
+        connection.execute("CREATE TABLE other (x)")
+    connection.close()
+    before = (tmp_path / FILE).read_bytes()
+    with pytest.raises(StoreError, match="another program"):
+        create(tmp_path)
+    assert (tmp_path / FILE).read_bytes() == before
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
+    (tmp_path / "volume" / "lost+found").mkdir(parents=True)
+    create(tmp_path / "volume")
+
+
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     async def work() -> None:
         with opened(tmp_path) as store:
@@ -319,6 +347,29 @@ def test_events_are_read_from_each_number_on(tmp_path: Path) -> None:
             assert found is not None
             assert (found.status, found.body) == ("completed", body)
             assert not await store.append(response.id, 13, 1, events(13, 1))
+
+    run(work())
+
+
+def test_what_runs_is_bounded_too(tmp_path: Path) -> None:
+    async def work() -> None:
+        with opened(tmp_path, most_bytes=1 << 20) as store:
+            response = entry(store, status="in_progress")
+            await store.put(response)
+            kept = entry(store)
+            await store.put(kept)
+            padding = b":" + b"x" * (600 << 10) + b"\n\n"
+            assert await store.append(response.id, 0, 1, padding)
+            assert await store.append(response.id, 1, 1, padding)
+            assert await store.get(kept.id, "") is None
+            with pytest.raises(ApiError):
+                await store.append(response.id, 2, 1, padding)
+            with pytest.raises(ApiError) as refused:
+                await store.put(entry(store, status="in_progress"))
+            assert refused.value.status == 429
+            assert await store.finish(response.id, "failed", response.body, 2, 1, events(2, 1))
+            await store.put(entry(store, status="in_progress"))
+            assert store._metrics.entries == 1
 
     run(work())
 

@@ -37,10 +37,9 @@ class CountTokensRoutes:
         info = RequestInfo(
             request_header(exchange.scope, b"x-request-id"), exchange.tenant, first_headers(exchange.scope)
         )
-        looking, found, size = counter.look_up(body, info), None, len(body)
-        if looking is not None:
-            found = await looking
-            size += found.size
+        looking = counter.look_up(body, info)
+        found = None if looking is None else await looking
+        size = len(body) + (0 if found is None else found.size)
         if size <= INLINE_SLOW:
             reply = self._counted(counter, body, info, found)
         else:

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.api.routes import stored_response_schemas
 from penstock.api.routes.operations import DEFAULT_TIMEOUT_S, LEAST_TIMEOUT_S, MODES, MOST_TIMEOUT_S
 from penstock.api.routes.response_schemas import REPLIES
 from penstock.api.routes.tokenize import UNSUPPORTED, DetokenizeRequest, TokenizeRequest
@@ -18,7 +19,7 @@ Json = dict[str, Any]
 
 _REFERENCE = "#/components/schemas/{name}"
 _UNSUPPORTED = {each.request: each.unsupported for each in DESCRIPTIONS} | {TokenizeRequest: UNSUPPORTED}
-_SCHEMAS = SHARED | REPLIES
+_SCHEMAS = SHARED | REPLIES | stored_response_schemas.SCHEMAS
 _INVOKED = tuple(each for each in DESCRIPTIONS if each.invoked)
 for _description in DESCRIPTIONS:
     _SCHEMAS |= _description.replies
@@ -161,6 +162,7 @@ _MODE = _parameter("mode", "What becomes of streams that run.", {"enum": list(MO
 
 _ROUTES = (
     *(route for each in DESCRIPTIONS for route in (each.route, *each.more_routes)),
+    *stored_response_schemas.ROUTES,
     Route(
         "post",
         "/invocations",

@@ -19,6 +19,8 @@ class ChatReply(OpenAIReply):
 
     __slots__ = ()
 
+    api = "chat"
+
     event_object, body_object = "chat.completion.chunk", "chat.completion"
     text_start, text_end = b',"delta":{"content":"', b'"}'
     prompt_in_choice = False

@@ -19,6 +19,8 @@ class CompletionReply(OpenAIReply):
 
     __slots__ = ()
 
+    api = "completions"
+
     event_object = body_object = "text_completion"
     text_start, text_end = b',"text":"', b'"'
     prompt_in_choice = True

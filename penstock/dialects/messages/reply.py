@@ -54,6 +54,8 @@ class MessagesReply(ReplyFormat):
 
     __slots__ = ("_blocks", "_finish_reason", "_head", "_plan", "_request_id", "_stop_sequence", "id")
 
+    api = "messages"
+
     blocks = True
     usage_first = True
     keep_alive = b'event: ping\ndata: {"type":"ping"}\n\n'

@@ -62,6 +62,8 @@ class ResponsesReply(ReplyFormat):
         "record",
     )
 
+    api = "responses"
+
     blocks = True
 
     def __init__(

@@ -1,9 +1,10 @@
-"""One stream of Envoy's external processing: takes its messages, returns the answers. No I/O."""
+"""One stream of Envoy's external processing: takes its messages, returns the answers. No I/O with Envoy."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from typing import NamedTuple
 from urllib.parse import unquote
 
 from penstock.gateway.extproc.messages import (
@@ -20,12 +21,13 @@ from penstock.gateway.relay.attempt import expected_reply, local_reply_headers, 
 from penstock.gateway.relay.request_record import RequestRecord
 from penstock.gateway.requests.apis import gateway_error, has_messages_errors
 from penstock.gateway.requests.relayed_routes import check_relayed
-from penstock.gateway.requests.request_body import GENERATION_PATHS, RequestBody, read_request
+from penstock.gateway.requests.request_body import GENERATION_PATHS, RequestBody, read_request, response_of
 from penstock.gateway.requests.sessions import session_named
 from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.responses.response_observer import ReplyObserver, StreamObserver
-from penstock.gateway.routing.picker import NoEndpointError, pick_request
-from penstock.http.access_keys import KEY_HEADERS
+from penstock.gateway.routing.picker import NoEndpointError, PickRequest, pick_request
+from penstock.gateway.upstream.exchange import Headers, without_hop_by_hop
+from penstock.http.access_keys import CLIENT_KEYS, KEY_HEADERS
 from penstock.http.errors import ApiError
 from penstock.telemetry.trace_context import TRACESTATE, inject_trace_context
 
@@ -40,6 +42,16 @@ CONTROL_HEADERS = (*DESTINATIONS, *SUBSETS, *SERVED)
 MOST_CHUNK_BYTES = 62_000
 """Largest chunk of a full-duplex body that Envoy accepts."""
 REQUEST_ID = b"x-request-id"
+
+
+class ResponseToFind(NamedTuple):
+    """A request that waits for the endpoint that has the response which it names."""
+
+    id: str
+    part: MessagePart
+    raw: bytes
+    body: RequestBody | None
+    request: PickRequest
 
 
 class ProcessorStream:
@@ -61,6 +73,26 @@ class ProcessorStream:
         self._body = bytearray()
         self._request_id = ""
         self._observer: StreamObserver | ReplyObserver | None = None
+        self._search: ResponseToFind | None = None
+
+    @property
+    def searches(self) -> bool:
+        """Whether :meth:`search` comes next."""
+        return self._search is not None
+
+    async def search(self) -> list[ProcessingResponse]:
+        """The answers to the latest message: the request names a stored response, and endpoints may have to
+        be asked for it."""
+        search, self._search = self._search, None
+        assert search is not None
+        relay = self._requests.relay
+        try:
+            search.request.owners = await relay.search.find(
+                search.id, self._headers_of_endpoints(), relay.clock(), previous=search.body is not None
+            )
+        except ApiError as error:
+            return [self._reject(error.status, str(error.code), error.message, error)]
+        return self._route(search.part, search.raw, search.body, search.request)
 
     def receive(self, message: ProcessingRequest) -> list[ProcessingResponse]:
         """The answers to a message: none yet, one, or several with the chunks of a body. Raises
@@ -153,10 +185,7 @@ class ProcessorStream:
     def _on_request_trailers(self) -> list[ProcessingResponse]:
         if self._record is None:
             return [CommonResponse(MessagePart.REQUEST_TRAILERS)]
-        answers = self._pick_endpoint(MessagePart.REQUEST_TRAILERS)
-        if not isinstance(answers[-1], ImmediateResponse):
-            answers.append(CommonResponse(MessagePart.REQUEST_TRAILERS))
-        return answers
+        return self._pick_endpoint(MessagePart.REQUEST_TRAILERS)
 
     def _pick_endpoint(self, part: MessagePart) -> list[ProcessingResponse]:
         """Pick an endpoint; no more of the request will come that could decide."""
@@ -173,6 +202,18 @@ class ProcessorStream:
             record.set_body(body)
         session = session_named(self._headers, self._requests.session_header)
         request = pick_request(body, session, self._requests.relay.ttft_slo_s)
+        id = response_of(unquote(record.path), body)
+        if id is not None:
+            self._search = ResponseToFind(id, part, raw, body, request)
+            return []
+        return self._route(part, raw, body, request)
+
+    def _route(
+        self, part: MessagePart, raw: bytes, body: RequestBody | None, request: PickRequest
+    ) -> list[ProcessingResponse]:
+        """Pick an endpoint, and tell Envoy."""
+        record = self._record
+        assert record is not None, "an endpoint is picked once"
         try:
             record.request_id = self._request_id = self._request_id or str(uuid.uuid4())
             routed = self._requests.pick(
@@ -185,7 +226,19 @@ class ProcessorStream:
         except NoEndpointError as refusal:
             return [self._reject(refusal.status, refusal.reason, str(refusal))]
         self._record, self._routed = None, routed
-        return list(self._forward(part, routed, raw, body))
+        answers = list(self._forward(part, routed, raw, body))
+        if part is MessagePart.REQUEST_TRAILERS:
+            answers.append(CommonResponse(part))
+        return answers
+
+    def _headers_of_endpoints(self) -> Headers:
+        """The headers with which endpoints are asked for a response: the request's own."""
+        key = self._requests.endpoint_api_key
+        headers = [pair for pair in self._headers.items() if not pair[0].startswith(b":")]
+        if key is not None:
+            headers = [pair for pair in headers if pair[0] not in CLIENT_KEYS]
+            headers.append((b"authorization", b"Bearer " + key.encode()))
+        return without_hop_by_hop(headers)
 
     def _forward(
         self, part: MessagePart, routed: RoutedRequest, raw: bytes, body: RequestBody | None

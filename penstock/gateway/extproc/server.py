@@ -120,6 +120,9 @@ class EnvoyServer:
                 if message is not None:
                     for answer in stream.receive(message):
                         yield answer
+                    if stream.searches:
+                        for answer in await stream.search():
+                            yield answer
         except MalformedMessageError as error:
             stream.malformed()
             await _abort_malformed(context, error)

@@ -42,5 +42,6 @@ def error_event(error: ApiError, request_id: str, *, messages: bool) -> bytes:
     if messages:
         data = messages_errors.error_body(error, request_id)
     else:
-        data = msgspec.json.encode({**error.fields(), "type": "error", "error": error.fields()})
+        fields = error.fields()
+        data = msgspec.json.encode({"type": "error", "error": fields} | {**fields, "type": "error"})
     return b"\n\nevent: error\ndata: %b\n\n" % data

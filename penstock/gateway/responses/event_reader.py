@@ -160,8 +160,8 @@ def read_reply(body: bytes) -> ParsedEvent:
     try:
         _check_encoding(body)
         reply = _reply.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ContentError(f"{error}: {body[:200]!r}") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as problem:
+        raise ContentError(f"{problem}: {body[:200]!r}") from None
     error, response_id, deferred = _error(reply.error), None, False
     if reply.object == "response":
         response_id = _text(reply.id)

@@ -7,21 +7,19 @@ from urllib.parse import urlsplit
 from penstock.gateway.relay.request_record import RequestRecord
 from penstock.gateway.responses.outcome import SUCCESSFUL
 from penstock.gateway.responses.token_usage import TokenUsage
-from penstock.telemetry.spans import OPERATIONS, Attribute, SpanData, present
-
-_PROVIDERS = {"/v1/messages": "anthropic"}
+from penstock.telemetry.spans import OPERATIONS, PROVIDERS, Attribute, SpanData, present
 
 
 def span_data(record: RequestRecord) -> SpanData:
     """The contents of the span of a request that has ended."""
     seen, usage = record.seen, record.seen.usage or TokenUsage()
-    operation = OPERATIONS.get(record.path, "chat" if record.path in _PROVIDERS else None)
+    operation = OPERATIONS.get(record.path)
     endpoint = urlsplit(record.endpoint if "//" in record.endpoint else f"//{record.endpoint}")
     good = record.outcome in SUCCESSFUL
     ttft = None if seen.first_token_at is None else seen.first_token_at - record.began_at
     attributes: dict[str, Attribute | None] = {
         "gen_ai.operation.name": operation,
-        "gen_ai.provider.name": operation and _PROVIDERS.get(record.path, "openai"),
+        "gen_ai.provider.name": operation and PROVIDERS.get(record.path, "openai"),
         "gen_ai.request.model": record.model or None,
         "gen_ai.response.model": record.target_model or None,
         "gen_ai.request.stream": True if record.streamed else None,

@@ -24,7 +24,7 @@ def response_store_directory(config: ServeConfig, run_dir: str) -> Iterator[str 
             yield None
             return
         if config.response_store == "memory":
-            directory = Path(owned.enter_context(RunDirectory(None, [MEMORY])).path)
+            directory = Path(owned.enter_context(RunDirectory(None, [MEMORY])).path) / _NAME
         elif config.response_store_dir is not None:
             directory = Path(config.response_store_dir).expanduser().absolute()
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any, Literal
 
@@ -24,13 +25,16 @@ from penstock.gateway.extproc.processor_stream import (
 )
 from penstock.gateway.extproc.routed_requests import LOG_DELAY_S, PROCESS_KEY, RoutedRequests
 from penstock.gateway.relay.relay import Relay
+from penstock.gateway.relay.response_search import ResponseSearch
 from penstock.gateway.relay.retry_policy import RetryPolicy
 from penstock.gateway.requests.model_rewrites import ModelRewrites
+from penstock.gateway.routing.endpoint import Endpoint
 from penstock.gateway.routing.endpoint_discovery import ResolvedEndpoint
 from penstock.gateway.routing.endpoint_pool import EndpointPool
 from penstock.gateway.routing.picker import Picker
 from penstock.gateway.telemetry.metrics import GatewayMetrics
 from penstock.gateway.telemetry.request_recorder import RequestRecorder
+from penstock.gateway.upstream.exchange import UpstreamRequest
 from penstock.gateway.upstream.timeouts import Timeouts
 from penstock.http.access_keys import Keys
 from penstock.telemetry.trace_context import TracePropagator
@@ -487,3 +491,87 @@ def test_the_server_that_answered_is_the_one_that_is_told() -> None:
     assert world.counts() == {"model_server_error": 1.0}
     assert world.endpoints[1].breaker._errors == 1
     assert world.endpoints[0].breaker._errors == 0
+
+
+# -- stored responses
+
+
+ID = "resp_" + "0123456789ab" * 3
+CREATED = b'data: {"type":"response.created","response":{"id":"%b","usage":null}}\n\n' % ID.encode()
+
+
+def about(world: World, id: str) -> list[Any]:
+    """The answers to a request for a stored response."""
+    exchange = ProcessorStream(world.requests)
+    first = head(end=True)
+    first.headers[0] = (b":path", f"/v1/responses/{id}".encode())
+    first.headers.append((b":method", b"GET"))
+    assert exchange.receive(first) == []
+    assert exchange.searches
+    answers = asyncio.run(exchange.search())
+    exchange.closed()
+    return list(answers)
+
+
+def test_a_response_is_found_where_envoy_says_it_was_made() -> None:
+    world = World()
+    exchange = ProcessorStream(world.requests)
+    first = head()
+    first.headers[0] = (b":path", b"/v1/responses")
+    exchange.receive(first)
+    exchange.receive(body(json.dumps({"model": "m", "input": "p", "stream": True}).encode()))
+    exchange.receive(
+        ProcessingRequest(
+            MessagePart.RESPONSE_HEADERS,
+            [(b":status", b"200"), (b"content-type", b"text/event-stream")],
+            metadata={"envoy.lb": {"x-gateway-destination-endpoint-served": ["10.0.0.2:8000"]}},
+        )
+    )
+    exchange.receive(ProcessingRequest(MessagePart.RESPONSE_BODY, body=CREATED))
+    (reply,) = about(world, ID)
+    assert dict(reply.set_headers)[DESTINATIONS[0].encode()] == b"10.0.0.2:8000"
+
+
+@pytest.mark.parametrize(
+    ("statuses", "status", "destination"),
+    [
+        ({1: 404, 2: 200}, None, b"10.0.0.2:8000"),
+        ({1: 200, 2: 404}, None, b"10.0.0.1:8000"),
+        ({1: 404, 2: 405}, 404, None),
+        ({1: 404, 2: 0}, 503, None),
+        ({1: 500, 2: 404}, 503, None),
+        ({1: 404, 2: 401}, None, b"10.0.0.2:8000"),
+    ],
+)
+def test_endpoints_are_asked_for_an_unknown_response(
+    monkeypatch: pytest.MonkeyPatch,
+    statuses: dict[int, int],
+    status: int | None,
+    destination: bytes | None,
+) -> None:
+    async def answer(search: ResponseSearch, endpoint: Endpoint, request: UpstreamRequest) -> int:
+        assert (request.method, request.target) == (b"GET", f"/v1/responses/{ID}".encode())
+        assert not any(name.startswith(b":") for name, _ in request.headers)
+        return next(value for number, value in statuses.items() if f"10.0.0.{number}:" in endpoint.url)
+
+    monkeypatch.setattr(ResponseSearch, "_status", answer)
+    (reply,) = about(World(), ID)
+    if status is None:
+        assert dict(reply.set_headers)[DESTINATIONS[0].encode()] == destination
+    else:
+        assert isinstance(reply, ImmediateResponse)
+        assert reply.status == status
+
+
+def test_errors_of_messages_have_their_shape() -> None:
+    exchange = ProcessorStream(World(key="k").requests)
+    first = head()
+    first.headers[0] = (b":path", b"/v1/messages")
+    (reply,) = exchange.receive(first)
+    assert isinstance(reply, ImmediateResponse)
+    error = json.loads(reply.body)
+    assert (error["type"], error["error"]["type"], error["request_id"]) == (
+        "error",
+        "authentication_error",
+        "r",
+    )

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from penstock.gateway.requests.model_rewrites import ModelRewrites
-from penstock.gateway.requests.request_body import read_request
+from penstock.gateway.requests.request_body import read_request, response_of
+from penstock.gateway.requests.sessions import session_named
 from penstock.generation.request.body_decoder import BodyDecoder
 from penstock.generation.request.schemas import GenerateRequest
 from penstock.http.errors import ApiError
@@ -103,3 +104,87 @@ def test_a_weight_of_nothing_is_never_drawn_and_equal_weights_are_drawn_alike() 
 def test_other_models_stay() -> None:
     request = read_request(body(model="other"))
     assert ModelRewrites(["chat=small"]).apply(request) is request
+
+
+@pytest.mark.parametrize(
+    ("fields", "session"),
+    [
+        ({}, None),
+        ({"prompt_cache_key": "c"}, "c"),
+        ({"metadata": {"user_id": '{"session_id":"s"}'}}, '{"session_id":"s"}'),
+        ({"prompt_cache_key": "c", "metadata": {"user_id": "u"}}, "c"),
+        ({"prompt_cache_key": "", "metadata": {"trace": 1}}, None),
+        ({"prompt_cache_key": 5}, None),
+        ({"metadata": [1]}, None),
+        ({"metadata": {"user_id": 7}}, None),
+    ],
+)
+def test_what_names_a_session(fields: dict[str, Any], session: str | None) -> None:
+    assert read_request(body(**fields)).session == session
+
+
+@pytest.mark.parametrize(
+    ("first", "name", "session"),
+    [
+        ({b"session-id": b"c"}, b"x-session-id", "c"),
+        ({b"x-claude-code-session-id": b"d"}, b"x-session-id", "d"),
+        ({b"session-id": b"c", b"x-session-id": b"s"}, b"x-session-id", "s"),
+        ({b"x-session-id": b"s"}, b"x-other", None),
+    ],
+)
+def test_headers_that_name_a_session(first: dict[bytes, bytes], name: bytes, session: str | None) -> None:
+    assert session_named(first, name) == session
+
+
+def test_instructions_are_the_beginning_of_the_prompt() -> None:
+    """Equal conversations after other instructions are other prompts."""
+    for field, conversation in (("instructions", "input"), ("system", "messages")):
+        prompts = [
+            read_request(json.dumps({"model": "m", field: text, conversation: ["x"]}).encode()).prompt
+            for text in ("a", "b")
+        ]
+        assert [prompt[:3] for prompt in prompts] == [b'"a"', b'"b"']
+        assert prompts[0][3:] == prompts[1][3:] == b'["x"]'
+
+
+DIGITS = "0123456789ab" * 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "response"),
+    [
+        ({}, None),
+        ({"previous_response_id": None}, None),
+        ({"previous_response_id": "resp_1"}, "resp_1"),
+        ({"previous_response_id": ""}, None),
+        ({"previous_response_id": 5}, None),
+        ({"previous_response_id": "x" * 257}, None),
+        ({"input": [{"type": "item_reference", "id": f"msg_{DIGITS}0003"}]}, f"resp_{DIGITS}"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, None),
+        ({"input": [{"type": "message", "id": f"msg_{DIGITS}0003"}]}, None),
+        ({"input": [{"type": "message", "content": "item_reference"}]}, None),
+        ({"input": [5, "item_reference"]}, None),
+    ],
+)
+def test_a_response_that_is_continued(fields: dict[str, Any], response: str | None) -> None:
+    read = read_request(body(**fields))
+    assert response_of("/v1/responses", read) == response
+    assert response_of("/v1/chat/completions", read) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "response"),
+    [
+        ("/v1/responses/resp_1", "resp_1"),
+        ("/v1/responses/resp_1/cancel", "resp_1"),
+        ("/v1/responses/resp_1/input_items", "resp_1"),
+        ("/v1/responses/input_tokens", None),
+        ("/v1/responses/compact", None),
+        ("/v1/responses/", None),
+        ("/v1/responses", None),
+        ("/v1/messages/resp_1", None),
+        (f"/v1/responses/{'x' * 257}", None),
+    ],
+)
+def test_a_response_that_a_path_names(path: str, response: str | None) -> None:
+    assert response_of(path, None) == response
