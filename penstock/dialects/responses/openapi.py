@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.dialects.openapi_schema import (
+    BODY_ERRORS,
     COUNT,
     FLAG,
     GENERATION_ERRORS,
@@ -49,6 +50,19 @@ DESCRIPTION = ApiDescription(
         events="ResponseEvent",
     ),
     request=ResponseRequest,
+    more_routes=(
+        Route(
+            method="post",
+            path="/v1/responses/input_tokens",
+            tag="Tokens",
+            operation="countResponseTokens",
+            summary="Count the input tokens of a response",
+            reply="ResponseInputTokens",
+            errors=BODY_ERRORS,
+            body="ResponseRequest",
+            example={"input": "Say hello"},
+        ),
+    ),
     unsupported=UNSUPPORTED,
     required=("input",),
     invoked=True,
@@ -147,6 +161,7 @@ DESCRIPTION = ApiDescription(
             },
             kv_transfer_params=TRANSFER,
         ),
+        "ResponseInputTokens": shape("Tokens of a prompt.", {"object": STRING, "input_tokens": COUNT}),
         "ResponseEvent": shape(
             "An event of a streamed response. Its type says which other fields it has.",
             {"type": STRING, "sequence_number": COUNT},
