@@ -236,6 +236,15 @@ def test_tool_choice(choice: Any, shown: list[str]) -> None:
     assert (plan.constraint is not None) == (choice == "required" or "name" in choice)
 
 
+def test_errors_of_schemas_name_the_tool() -> None:
+    parameters = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=x)"}}}
+    inner = {"type": "function", "name": "f", "parameters": parameters, "strict": True}
+    tools = [{"type": "web_search"}, {"type": "namespace", "name": "n", "tools": [inner]}]
+    constraint = plan_of(tools=tools, tool_choice="required").constraint
+    assert constraint is not None
+    assert [part.field for part in constraint.parts] == ["tools[1].tools[0].parameters"]
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
