@@ -138,6 +138,7 @@ class ResponseRequest(GenerateRequest, kw_only=True):
     ] = None
     background: Annotated[bool | None, about("Generate without waiting for the client; needs store.")] = None
     previous_response_id: Annotated[str | None, about("A stored response that this one continues.")] = None
+    request_id: Annotated[str | None, about("Not used: ids of responses are the server's own.")] = None
     chat_template_kwargs: Annotated[JsonObject | None, about("Variables for the chat template.")] = None
     include_reasoning: Annotated[bool | None, about("false: omit reasoning from the response.")] = None
     client_metadata: Annotated[Any, about("Not used: what a client notes for itself.")] = None

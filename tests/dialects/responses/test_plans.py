@@ -407,7 +407,9 @@ def test_a_response_is_continued() -> None:
     plan = looked_up(dialect, body("Second.", previous_response_id="resp_1", instructions="New."))
     assert str(plan.prompts[0]).splitlines()[1:4] == ["<system>New.", "<user>First.", "<assistant>Answer."]
     assert plan.dialect_fields.previous_id == "resp_1"
-    assert [item.id for item in plan.dialect_fields.input] == [f"msg_0123456789ab{24 * '0'}i0000"]
+    assert [item["id"] for item in json.loads(plan.dialect_fields.input)] == [
+        f"msg_0123456789ab{24 * '0'}i0000"
+    ]
 
 
 def test_an_item_is_referred_to() -> None:
