@@ -97,7 +97,8 @@ class RecordedRows:
         """Bring the record up to date, and keep it no longer."""
         record = self._records[handle]
         if record is not None:
-            record.number = int(self._numbers[handle])
+            # The reply may have made further events since :meth:`update`: those after the last row.
+            record.number = max(record.number, int(self._numbers[handle]))
             self.collect(handle)
             record.attach(None)
             self._count -= 1

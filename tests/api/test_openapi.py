@@ -35,6 +35,7 @@ def test_every_route_is_there() -> None:
         ("post", "/v1/completions"),
         ("post", "/v1/chat/completions"),
         ("post", "/v1/responses"),
+        ("post", "/v1/responses/input_tokens"),
         ("get", "/v1/responses/{response_id}"),
         ("delete", "/v1/responses/{response_id}"),
         ("post", "/v1/responses/{response_id}/cancel"),

@@ -166,3 +166,13 @@ def test_a_new_head_is_taken_when_rows_become_plain_again() -> None:
     stream.write_plain_rows(path)
     desk.rows((0, [0]))
     assert desk.written()[0] == b'[a","sequence_number":0>'
+
+
+def test_events_after_the_last_row_keep_their_numbers() -> None:
+    rows, record = recorded_rows.RecordedRows(), EventRecord()
+    rows.grow(1)
+    rows.take(0, record)
+    rows.update(0)
+    record.number += 3  # the reply ends its items, and waits for a store
+    rows.give_back(0)
+    assert record.number == 3

@@ -132,6 +132,7 @@ def _conversation(processor: InputProcessor, request: CountTokensRequest) -> _Co
         whitespace=processor.json_whitespace,
         syntax=processor.call_syntax,
     )
+    choice = choice._replace(constraint=_named_here(choice.constraint))
     thinking = parse_thinking(request)
     messages = convert_messages(request)
     continued = messages[-1].role == ASSISTANT

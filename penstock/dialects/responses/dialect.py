@@ -19,6 +19,7 @@ from penstock.generation.input_processor import InputProcessor
 from penstock.generation.plan import RequestPlan, constrain
 from penstock.generation.request import validation
 from penstock.generation.request.structured_output import ANY_OBJECT, Constraint, SchemaPart, json_constraint
+from penstock.http.asgi import encode_json
 from penstock.http.errors import ApiError, refused, shown
 from penstock.store.response_store import ResponseStore
 
@@ -116,9 +117,9 @@ class Responses(Dialect):
         reasoning = request.reasoning
         summary = None if reasoning is None else reasoning.summary or reasoning.generate_summary
         return ResponseFields(
-            echo=echoed_fields(request, plan, summary, stored=stored),
+            echo=encode_json(echoed_fields(request, plan, summary, stored=stored))[1:-1],
             options=OutputOptions(prompt.tools.called, summary is not None, ENCRYPTED in included),
-            input=_with_ids(prompt.items, id) if stored else [],
+            input=encode_json(_with_ids(prompt.items, id)) if stored else b"",
             id=id,
             tenant=info.tenant or "",
             previous_id=request.previous_response_id,

@@ -29,6 +29,7 @@ def echoed_fields(
         )
     reasoning, base = request.reasoning, plan.base
     return {
+        "model": plan.model,
         "previous_response_id": request.previous_response_id,
         "instructions": request.instructions,
         "tools": [_tool(tool) for tool in _shown_tools(request.tools)],

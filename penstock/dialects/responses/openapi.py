@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from penstock.dialects.openapi_schema import (
+    BODY_ERRORS,
     COUNT,
     FLAG,
     GENERATION_ERRORS,
     NUMBER,
-    REQUEST_ID,
     STRING,
     TRANSFER,
     ApiDescription,
@@ -43,12 +43,24 @@ DESCRIPTION = ApiDescription(
         summary="Answer a conversation of items",
         reply="Response",
         errors=GENERATION_ERRORS,
-        parameters=(REQUEST_ID,),
         body="ResponseRequest",
         example={"input": "Say hello", "max_output_tokens": 32},
         events="ResponseEvent",
     ),
     request=ResponseRequest,
+    more_routes=(
+        Route(
+            method="post",
+            path="/v1/responses/input_tokens",
+            tag="Tokens",
+            operation="countResponseTokens",
+            summary="Count the input tokens of a response",
+            reply="ResponseInputTokens",
+            errors=BODY_ERRORS,
+            body="ResponseRequest",
+            example={"input": "Say hello"},
+        ),
+    ),
     unsupported=UNSUPPORTED,
     required=("input",),
     invoked=True,
@@ -147,6 +159,7 @@ DESCRIPTION = ApiDescription(
             },
             kv_transfer_params=TRANSFER,
         ),
+        "ResponseInputTokens": shape("Tokens of a prompt.", {"object": STRING, "input_tokens": COUNT}),
         "ResponseEvent": shape(
             "An event of a streamed response. Its type says which other fields it has.",
             {"type": STRING, "sequence_number": COUNT},

@@ -24,7 +24,6 @@ from penstock.dialects.responses.output_items import (
 )
 from penstock.dialects.responses.text_logprobs import entries_by_piece
 from penstock.dialects.responses.tools import CalledTool
-from penstock.generation.parsers.custom_input import CustomInput
 from penstock.generation.parsers.delta import CallDelta, Delta
 from penstock.generation.replies.logprobs import TokenLogprobs
 from penstock.streaming.event_record import EventRecord
@@ -45,7 +44,7 @@ class OutputOptions(NamedTuple):
 class Output:
     """The items of one response. All methods that return bytes return events."""
 
-    __slots__ = ("_custom", "_id", "_options", "_record", "closed", "open", "reasoning")
+    __slots__ = ("_id", "_options", "_record", "closed", "open", "reasoning")
 
     def __init__(self, response_id: str, record: EventRecord, options: OutputOptions) -> None:
         """``record`` numbers all events, and has the text of the open item."""
@@ -57,8 +56,6 @@ class Output:
         self.open: OutputItem | None = None
         self.reasoning: list[str] = []
         """Texts of closed reasoning items."""
-        self._custom: CustomInput | None = None
-        """Of an open call of a custom tool."""
 
     def add(self, delta: Delta, logprobs: TokenLogprobs | None = None) -> bytes:
         events = []
@@ -101,17 +98,17 @@ class Output:
     def _add_call(self, call: CallDelta) -> bytes:
         opening = b""
         if call.name is not None:
-            tool = self._options.called.get(call.name) or CalledTool(call.name, None, custom=False)
-            kind = CustomCallItem if tool.custom else FunctionCallItem
+            tool = self._options.called.get(call.name) or CalledTool(call.name)
+            kind = CustomCallItem if call.custom else FunctionCallItem
             number = len(self.closed) + bool(self.open)
             item = kind(
                 self._new_id(kind), number, call_id=call.id or "", name=tool.name, namespace=tool.namespace
             )
             opening = self._open(item)
-            self._custom = CustomInput() if tool.custom and not call.custom else None
         assert self.open is not None
-        text = call.arguments if self._custom is None else self._custom.push(call.arguments)
-        return opening + (self._delta(escape_json(text), self.open.tail) if text else b"")
+        if not call.arguments:
+            return opening
+        return opening + self._delta(escape_json(call.arguments), self.open.tail)
 
     def finish(self, *, cut: bool) -> bytes:
         """The output has ended; ``cut``: by max_output_tokens."""
@@ -149,10 +146,6 @@ class Output:
         if item is None:
             return b""
         events = []
-        if self._custom is not None:
-            rest, self._custom = self._custom.finish(), None
-            if rest:
-                events.append(self._delta(escape_json(rest), item.tail))
         text = bytes(self._record.text)
         events.append(self.event(item.done_event, b"%b,%b" % (item.where, item.done_fields(text))))
         if item.part_events is not None:

@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.dialects.responses.items import IMAGES_DROPPED, Conversation
 from penstock.dialects.responses.request_schema import ContentPart, InputItem, ResponseRequest
-from penstock.dialects.responses.tools import Tools, chat_tool_choice, parse_tools
+from penstock.dialects.responses.tools import Tools, chat_tool_choice
 from penstock.dialects.responses.truncation import truncated
 from penstock.generation.dialect import RequestInfo
 from penstock.generation.input_processor import InputProcessor
@@ -115,7 +115,7 @@ class ResponsePrompts:
     def prompt(self, request: ResponseRequest, found: Found | None) -> ResponsePrompt:
         """``found``: what look_up gave. Raises ApiError."""
         processor = self._processor
-        tools = parse_tools(request.tools)
+        tools = Tools(request.tools)
         choice = parse_tool_choice(
             tools.functions,
             chat_tool_choice(request.tool_choice, tools),
@@ -124,8 +124,9 @@ class ResponsePrompts:
             known_format=processor.output_format.calls_tools,
             whitespace=processor.json_whitespace,
             syntax=processor.call_syntax,
-            inputs={name: tool.input for name, tool in tools.called.items() if tool.input is not None},
+            inputs=tools.inputs(),
         )
+        choice = tools.named_here(choice)
         found = found or NOTHING_FOUND
         items = _own_items(request, found)
         conversation = _conversation(request, items, found)

@@ -33,11 +33,11 @@ _ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 class ResponseFields(msgspec.Struct, kw_only=True):
     """What the reply needs of its request."""
 
-    echo: dict[str, Any]
-    """The fields of the response object that repeat the request."""
+    echo: bytes
+    """The fields of the response object that repeat the request, as members of a JSON object."""
     options: OutputOptions
-    input: list[Any]
-    """The request's own items, each with an id, if the response is to be stored."""
+    input: bytes
+    """A JSON list of the request's own items, each with an id; empty unless the response is to be stored."""
     id: str
     tenant: str
     previous_id: str | None
@@ -51,7 +51,6 @@ class ResponsesReply(ReplyFormat):
     __slots__ = (
         "_count_tokens",
         "_created_at",
-        "_echo",
         "_fields",
         "_final",
         "_output",
@@ -81,7 +80,6 @@ class ResponsesReply(ReplyFormat):
         self._store = store if fields.stored else None
         self._count_tokens = count_tokens
         self._created_at = int(time.time())
-        self._echo = encode_json({"model": model, **fields.echo})[1:-1]
         self._output = Output(fields.id, self.record, fields.options)
         self._started = False
         self._final: tuple[bytes, bytes] | None = None
@@ -198,7 +196,7 @@ class ResponsesReply(ReplyFormat):
             created_at=self._created_at,
             status=status.decode(),
             body=response,
-            input=encode_json(fields.input),
+            input=fields.input,
             previous_id=fields.previous_id,
             model=self.model,
         )
@@ -231,7 +229,7 @@ class ResponsesReply(ReplyFormat):
             self._output.items(),
             usage,
             b"" if transfer is None else b',"kv_transfer_params":' + transfer,
-            self._echo,
+            self._fields.echo,
         )
 
     def _usage_field(self, usage: TokenUsage) -> dict[str, Any]:

@@ -84,14 +84,6 @@ class ReasoningOptions(msgspec.Struct, kw_only=True):
     context: Annotated[str | None, about("Not used.")] = None
 
 
-class InputFormat(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What the input of a custom tool is."""
-
-    type: Annotated[str, about("text or grammar.")]
-    syntax: Annotated[str | None, about("Of a grammar: lark or regex.")] = None
-    definition: Annotated[str | None, about("The grammar.")] = None
-
-
 class NamespacedTool(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A function, or a custom tool with free text."""
 
@@ -102,7 +94,9 @@ class NamespacedTool(msgspec.Struct, kw_only=True, omit_defaults=True):
     strict: Annotated[
         bool | None, about("true: keywords of parameters that cannot be enforced are an error.")
     ] = None
-    format: Annotated[InputFormat | None, about("Of a custom tool: text, or a grammar.")] = None
+    format: Annotated[
+        JsonObject | None, about("Of a custom tool: text (default), or a grammar that its input must match.")
+    ] = None
 
 
 class ResponseTool(NamespacedTool, kw_only=True, omit_defaults=True):
@@ -144,6 +138,7 @@ class ResponseRequest(GenerateRequest, kw_only=True):
     ] = None
     background: Annotated[bool | None, about("Generate without waiting for the client; needs store.")] = None
     previous_response_id: Annotated[str | None, about("A stored response that this one continues.")] = None
+    request_id: Annotated[str | None, about("Not used: ids of responses are the server's own.")] = None
     chat_template_kwargs: Annotated[JsonObject | None, about("Variables for the chat template.")] = None
     include_reasoning: Annotated[bool | None, about("false: omit reasoning from the response.")] = None
     client_metadata: Annotated[Any, about("Not used: what a client notes for itself.")] = None

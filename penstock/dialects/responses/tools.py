@@ -10,6 +10,7 @@ from penstock.dialects.responses.request_schema import NamespacedTool, ResponseT
 from penstock.generation.grammars.call_grammar import InputGrammar
 from penstock.generation.request.custom_tools import custom_function, parse_input_format
 from penstock.generation.request.schemas import Function, Tool
+from penstock.generation.request.tool_choice import ToolChoice
 from penstock.http.errors import ApiError, shown
 
 HOSTED = (
@@ -38,76 +39,76 @@ class CalledTool(NamedTuple):
     """What an item of a call says of its tool."""
 
     name: str
-    namespace: str | None
-    custom: bool
+    namespace: str | None = None
     input: InputGrammar | None = None
     """Of a custom tool."""
 
 
-class Tools(NamedTuple):
+class Tools:
     """The tools of a request."""
 
-    functions: list[Tool] | None
-    """As the model sees them."""
-    called: dict[str, CalledTool]
-    """By function name, those whose calls are no plain function calls."""
-    dropped: tuple[str, ...]
-    """Types of hosted tools that the model does not see."""
+    def __init__(self, tools: list[ResponseTool] | None) -> None:
+        """Raises ApiError."""
+        self.functions: list[Tool] | None = None if tools is None else []
+        """As the model sees them."""
+        self.called: dict[str, CalledTool] = {}
+        """By function name, those whose calls are no plain function calls."""
+        self.dropped: dict[str, None] = {}
+        """Types of hosted tools that the model does not see."""
+        self._fields: dict[str, str] = {}
+        """Paths of parameters in the request, by those that chat completions would have."""
+        for number, tool in enumerate(tools or ()):
+            field = f"tools[{number}]"
+            if tool.type != "namespace":
+                self._add(tool, None, field)
+                continue
+            namespace = _name(tool, field)
+            for place, inner in enumerate(tool.tools or ()):
+                self._add(inner, namespace, f"{field}.tools[{place}]")
+
+    def _add(self, tool: NamespacedTool, namespace: str | None, field: str) -> None:
+        assert self.functions is not None
+        if tool.type in HOSTED:
+            self.dropped[tool.type] = None
+            return
+        if tool.type not in ("function", "custom"):
+            param = f"{field}.type"
+            raise ApiError(
+                400,
+                f"{param} must be function, custom or namespace, got {shown(tool.type)!r}.",
+                param=param,
+            )
+        own = _name(tool, field)
+        name, input = function_name(namespace, own), None
+        if tool.type == "custom":
+            input = parse_input_format(msgspec.to_builtins(tool.format), f"{field}.format")
+            function = custom_function(name, tool.description, input)
+        else:
+            function = Function(
+                name=name, description=tool.description, parameters=tool.parameters, strict=tool.strict
+            )
+        self._fields[f"tools[{len(self.functions)}].function.parameters"] = f"{field}.parameters"
+        self.functions.append(Tool(function=function))
+        if input is not None or namespace is not None:
+            self.called[name] = CalledTool(own, namespace, input)
+
+    def inputs(self) -> dict[str, InputGrammar]:
+        """By function name, the inputs of custom tools."""
+        return {name: tool.input for name, tool in self.called.items() if tool.input is not None}
+
+    def named_here(self, choice: ToolChoice) -> ToolChoice:
+        """The choice, with the paths that errors of its grammar are to name."""
+        constraint = choice.constraint
+        if constraint is None:
+            return choice
+        parts = [each._replace(field=self._fields.get(each.field, each.field)) for each in constraint.parts]
+        field = self._fields.get(constraint.field, constraint.field)
+        return choice._replace(constraint=constraint._replace(field=field, parts=tuple(parts)))
 
 
 def function_name(namespace: str | None, name: str) -> str:
     """The name by which the model knows a tool of a namespace."""
     return name if namespace is None else f"{namespace}__{name}"
-
-
-def parse_tools(tools: list[ResponseTool] | None) -> Tools:
-    """Raises ApiError."""
-    if tools is None:
-        return Tools(None, {}, ())
-    functions: list[Tool] = []
-    called: dict[str, CalledTool] = {}
-    dropped: list[str] = []
-    for number, tool in enumerate(tools):
-        field = f"tools[{number}]"
-        if tool.type != "namespace":
-            _add(tool, None, field, functions, called, dropped)
-            continue
-        namespace = _name(tool, field)
-        for place, inner in enumerate(tool.tools or ()):
-            _add(inner, namespace, f"{field}.tools[{place}]", functions, called, dropped)
-    return Tools(functions, called, tuple(dict.fromkeys(dropped)))
-
-
-def _add(
-    tool: NamespacedTool,
-    namespace: str | None,
-    field: str,
-    functions: list[Tool],
-    called: dict[str, CalledTool],
-    dropped: list[str],
-) -> None:
-    if tool.type in HOSTED:
-        dropped.append(tool.type)
-        return
-    if tool.type not in ("function", "custom"):
-        param = f"{field}.type"
-        raise ApiError(
-            400,
-            f"{param} must be function, custom or namespace, got {shown(tool.type)!r}.",
-            param=param,
-        )
-    own = _name(tool, field)
-    name, custom = function_name(namespace, own), tool.type == "custom"
-    input = parse_input_format(msgspec.to_builtins(tool.format), f"{field}.format") if custom else None
-    if input is not None:
-        function = custom_function(name, tool.description, input)
-    else:
-        function = Function(
-            name=name, description=tool.description, parameters=tool.parameters, strict=tool.strict
-        )
-    functions.append(Tool(function=function))
-    if custom or namespace is not None:
-        called[name] = CalledTool(own, namespace, custom, input)
 
 
 def _name(tool: NamespacedTool, field: str) -> str:
@@ -120,7 +121,7 @@ def chat_tool_choice(choice: str | dict[str, Any] | None, tools: Tools) -> str |
     """The choice in the shape of chat completions, which nests names in ``function``. Raises ApiError."""
     if not isinstance(choice, dict):
         if choice == "required" and tools.dropped and not tools.functions:
-            raise _hosted(tools.dropped[0], "tool_choice")
+            raise _hosted(next(iter(tools.dropped)), "tool_choice")
         return choice
     if choice.get("type") != "allowed_tools":
         return _reference(choice, "tool_choice")

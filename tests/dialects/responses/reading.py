@@ -35,7 +35,8 @@ def events_of(data: str) -> list[dict[str, Any]]:
 
 def final_response(events: list[dict[str, Any]]) -> dict[str, Any]:
     """The last event's response. Asserts that the events before it have told all of it, in order."""
-    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    numbers = [event["sequence_number"] for event in events]
+    assert numbers == list(range(len(events))), numbers
     assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
     first = events[0]["response"]
     assert (first["status"], first["output"], first["usage"]) == ("in_progress", [], None)

@@ -236,15 +236,24 @@ def test_tool_choice(choice: Any, shown: list[str]) -> None:
     assert (plan.constraint is not None) == (choice == "required" or "name" in choice)
 
 
+def test_errors_of_schemas_name_the_tool() -> None:
+    parameters = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=x)"}}}
+    inner = {"type": "function", "name": "f", "parameters": parameters, "strict": True}
+    tools = [{"type": "web_search"}, {"type": "namespace", "name": "n", "tools": [inner]}]
+    constraint = plan_of(tools=tools, tool_choice="required").constraint
+    assert constraint is not None
+    assert [part.field for part in constraint.parts] == ["tools[1].tools[0].parameters"]
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"tools": [{"type": "magic"}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
-        ({"tools": [{"type": "custom", "name": "a", "format": {"type": "xml"}}]}, "tools[0].format.type"),
+        ({"tools": [{"type": "custom", "name": "a", "format": {"type": "xml"}}]}, "tools[0].format"),
         (
             {"tools": [{"type": "custom", "name": "a", "format": {"type": "grammar", "syntax": "gbnf"}}]},
-            "tools[0].format.syntax",
+            "tools[0].format",
         ),
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
         ({"tools": TWO_TOOLS, "tool_choice": {"type": "web_search"}}, "tool_choice"),
@@ -270,7 +279,7 @@ def test_tools_that_are_refused(fields: dict[str, Any], param: str) -> None:
     ],
 )
 def test_the_input_of_a_custom_tool(arguments: str, input: str, width: int) -> None:
-    reader = CustomInput()
+    reader = CustomInput(0)
     pieces = [reader.push(arguments[at : at + width]) for at in range(0, len(arguments), width)]
     assert "".join([*pieces, reader.finish()]) == input
 
@@ -398,7 +407,9 @@ def test_a_response_is_continued() -> None:
     plan = looked_up(dialect, body("Second.", previous_response_id="resp_1", instructions="New."))
     assert str(plan.prompts[0]).splitlines()[1:4] == ["<system>New.", "<user>First.", "<assistant>Answer."]
     assert plan.dialect_fields.previous_id == "resp_1"
-    assert [item.id for item in plan.dialect_fields.input] == [f"msg_0123456789ab{24 * '0'}i0000"]
+    assert [item["id"] for item in json.loads(plan.dialect_fields.input)] == [
+        f"msg_0123456789ab{24 * '0'}i0000"
+    ]
 
 
 def test_an_item_is_referred_to() -> None:

@@ -77,9 +77,10 @@ def streamed(
     widths: list[int],
     finish: FinishReason = FinishReason.LENGTH,
     error: StreamError | None = None,
+    pause: int = 1 << 30,
     **fields: Any,
 ) -> list[dict[str, Any]]:
-    """The events of a response."""
+    """The events of a response. ``pause``: rows after which the client does not read for as many."""
 
     def run() -> None:
         desk = Desk(tables())
@@ -91,7 +92,14 @@ def streamed(
         desk._open(reply, PROMPT)
         rows = rows_of(text, widths)
         last = FinishReason.NONE if error else finish
-        desk.deliver(desk.rows(0, rows, last, logprobs="include" in fields))
+        frames = desk.rows(0, rows, last, logprobs="include" in fields)
+        desk.deliver(frames[:pause])
+        if pause < len(frames):
+            reply.on_pause()
+            desk.deliver(frames[pause : 2 * pause + 1])
+            if not reply.ended:
+                reply.on_resume()
+            desk.deliver(frames[2 * pause + 1 :])
         if error is not None:
             desk.streams.fail(0, 0, error)
         found.extend(events_of(sink.data.decode()))
@@ -155,16 +163,23 @@ def test_every_kind_of_item() -> None:
     st.sampled_from((FinishReason.LENGTH, FinishReason.GRAMMAR)),
     st.integers(0, 40),
     st.booleans(),
+    st.integers(1, 40),
 )
 def test_events_are_the_final_object_and_the_whole_response(
-    thought: str, pieces: list[str], widths: list[int], finish: FinishReason, cut: int, summary: bool
+    thought: str,
+    pieces: list[str],
+    widths: list[int],
+    finish: FinishReason,
+    cut: int,
+    summary: bool,
+    pause: int,
 ) -> None:
     text = thought + "".join(pieces)
     text = text[: max(1, len(text) - cut)] or "x"
     fields: dict[str, Any] = {"include": ["reasoning.encrypted_content"]}
     if summary:
         fields["reasoning"] = {"summary": "auto"}
-    final = final_response(streamed(text, widths, finish, **fields))
+    final = final_response(streamed(text, widths, finish, pause=pause, **fields))
     assert comparable(final) == comparable(whole(text, finish, **fields))
 
 
