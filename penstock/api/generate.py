@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from functools import partial
-from typing import Any
 
 import msgspec
 
@@ -18,7 +18,7 @@ from penstock.api.routes.load_report import FORMAT_HEADER, load_report
 from penstock.config.serve import ServeConfig
 from penstock.dispatch.connections import MAX_QUEUED_BYTES
 from penstock.dispatch.engine_client import NO_HINTS, RoutingHints
-from penstock.generation.dialect import Dialect, ReplyFormat, RequestInfo
+from penstock.generation.dialect import Dialect, LookedUp, ReplyFormat, RequestInfo
 from penstock.generation.grammars.checker import GrammarChecker
 from penstock.generation.plan import RequestPlan, constrain
 from penstock.generation.prompt.prompt_encoder import PromptEncoder
@@ -51,6 +51,8 @@ INLINE_BODY = 32 * 1024
 (measured: up to 0.3 us a byte); larger ones are planned in a thread."""
 THREADS_BYTES = 16 << 20
 """Bytes of bodies and texts that threads work on at the same time; a larger one is worked on alone."""
+MAX_LOOK_UPS = 8
+"""Requests that are planned with what they continue at the same time: each may hold 16 MiB of it."""
 TRUNCATED = 4
 """A prompt that is to be truncated may have this many times the context."""
 
@@ -97,6 +99,7 @@ class GenerationRoutes:
         self._grammars = GrammarChecker()
         self._sender = PiecewiseSender()
         self._large = large
+        self._look_ups = asyncio.Semaphore(MAX_LOOK_UPS)
         self.draining = False
         self._logprob_bytes = 0
         """Reserved for requests with very many logprobs per token."""
@@ -147,19 +150,14 @@ class GenerationRoutes:
                 exchange.tenant,
                 first_headers(exchange.scope),
             )
-            looking, found, size = dialect.look_up(body, info), None, len(body)
+            looking = dialect.look_up(body, info)
             if looking is not None:
-                found = await looking
-                size += found.size
-                self._check_open()
-            make = partial(self._plan, dialect, body, info, found)
-            if size <= INLINE_BODY:
-                plan, prompts = make(tokenize=False)
+                plan, prompts = await self._plan_continued(exchange, dialect, body, info, looking)
+            elif len(body) <= INLINE_BODY:
+                plan, prompts = self._plan(dialect, body, info, None, tokenize=False)
             else:
-                made = self._large.run_in_thread(size, partial(make, tokenize=True))
-                plan, prompts = await unless_gone(exchange.receive, made)
-                self._check_open()
-            del body, make  # not kept while the reply is generated
+                plan, prompts = await self._plan_in_thread(exchange, len(body), dialect, body, info, None)
+            del body, looking  # not kept while the reply is generated
             if plan.warning is not None:
                 exchange.add_warning(plan.warning)
             if plan.constraint is not None and self._constrains:
@@ -186,13 +184,45 @@ class GenerationRoutes:
                 self.on_request_end(exchange)
 
     def _plan(
-        self, dialect: Dialect, body: bytes, info: RequestInfo, found: Any, *, tokenize: bool
+        self, dialect: Dialect, body: bytes, info: RequestInfo, found: LookedUp | None, *, tokenize: bool
     ) -> tuple[RequestPlan, list[Prompt] | None]:
         """The plan of a body and, with ``tokenize``, its prompts. Raises ApiError."""
         plan = dialect.plan(body, info, found)
         if info.tenant is not None and not self._config.shared_prefix_cache:
             plan.cache_salt = info.tenant + (plan.cache_salt or "")
         return plan, self._tokenize_all(plan) if tokenize else None
+
+    async def _plan_in_thread(
+        self,
+        exchange: Exchange,
+        size: int,
+        dialect: Dialect,
+        body: bytes,
+        info: RequestInfo,
+        found: LookedUp | None,
+    ) -> tuple[RequestPlan, list[Prompt] | None]:
+        """The same in a thread; ``size``: bytes that it has to read."""
+        plan = partial(self._plan, dialect, body, info, found, tokenize=True)
+        made = await unless_gone(exchange.receive, self._large.run_in_thread(size, plan))
+        self._check_open()
+        return made
+
+    async def _plan_continued(
+        self,
+        exchange: Exchange,
+        dialect: Dialect,
+        body: bytes,
+        info: RequestInfo,
+        looking: Awaitable[LookedUp],
+    ) -> tuple[RequestPlan, list[Prompt] | None]:
+        """The plan of a request that continues earlier ones."""
+        async with self._look_ups:
+            found = await looking
+            self._check_open()
+            size = len(body) + found.size
+            if size <= INLINE_BODY:
+                return self._plan(dialect, body, info, found, tokenize=False)
+            return await self._plan_in_thread(exchange, size, dialect, body, info, found)
 
     def _work(
         self,

@@ -39,8 +39,8 @@ DISK_BYTES, MEMORY_BYTES = 1 << 30, 256 << 20
 """Default limits."""
 MAX_CHAIN = 1000
 """Responses that one may continue."""
-MAX_CHAIN_BYTES = 64 << 20
-"""Their size altogether."""
+MAX_CHAIN_BYTES = 16 << 20
+"""Their size altogether; as much as a body with the whole conversation may have."""
 MOST_TOGETHER = 256
 """Operations that are done together."""
 WAKE_S = 0.02

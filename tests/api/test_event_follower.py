@@ -1,0 +1,132 @@
+"""Clients that follow a background response: slow ones, those that leave, and a store that fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from penstock.api.event_follower import follow
+from penstock.api.exchange import Exchange
+from penstock.http.errors import ApiError
+from penstock.http.sink import Listener
+from penstock.store.response_store import ResponseStore
+from tests.generation.replying import MemorySink
+from tests.store.stores import entry, opened
+
+EVENT = b'event: e\ndata: {"sequence_number":0}\n\n'
+
+
+class Follower:
+    """A client of a response of which one event is stored."""
+
+    def __init__(self, store: ResponseStore) -> None:
+        self.store = store
+        self.sink = MemorySink()
+        self.reads = True
+        """Whether the client reads from the start."""
+        self.id = ""
+
+    async def begin(self) -> asyncio.Task[None]:
+        response = entry(self.store, status="in_progress")
+        self.id = response.id
+        await self.store.put(response)
+        await self.store.append(self.id, 0, 1, EVENT)
+        exchange = SimpleNamespace(sink=self.sink, listen=self._listen)
+        running = asyncio.ensure_future(follow(cast(Exchange, exchange), self.store, self.id, "", -1, 0.0))
+        while not self.sink.starts:  # noqa: ASYNC110 - the first event
+            await asyncio.sleep(0.001)
+        return running
+
+    def _listen(self, listener: Listener) -> None:
+        self.sink.listen(listener)
+        if not self.reads:
+            listener.on_pause()
+
+    async def finish(self) -> None:
+        assert await self.store.finish(self.id, "completed", b"{}", 1, 1, EVENT)
+
+
+def with_follower(directory: Path, work: Callable[[Follower], Coroutine[Any, Any, None]]) -> None:
+    async def run() -> None:
+        with opened(directory) as store:
+            await work(Follower(store))
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+
+
+def test_it_ends_with_the_response(tmp_path: Path) -> None:
+    async def work(follower: Follower) -> None:
+        running = await follower.begin()
+        await follower.finish()
+        await running
+        assert (follower.sink.data, follower.sink.ended) == (EVENT * 2, "finish")
+
+    with_follower(tmp_path, work)
+
+
+def test_it_ends_when_the_response_is_deleted(tmp_path: Path) -> None:
+    async def work(follower: Follower) -> None:
+        running = await follower.begin()
+        await follower.store.delete(follower.id, "")
+        await running
+        assert (follower.sink.data, follower.sink.ended) == (EVENT, "finish")
+
+    with_follower(tmp_path, work)
+
+
+def test_nothing_is_written_while_the_client_does_not_read(tmp_path: Path) -> None:
+    async def work(follower: Follower) -> None:
+        follower.reads = False
+        running = await follower.begin()
+        await follower.finish()
+        await asyncio.sleep(0)
+        assert follower.sink.data == EVENT
+        assert follower.sink.listener is not None
+        follower.sink.listener.on_resume()
+        await running
+        assert follower.sink.data == EVENT * 2
+
+    with_follower(tmp_path, work)
+
+
+def test_a_client_that_never_reads_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.api.event_follower.NOT_READING_S", 0.01)
+
+    async def work(follower: Follower) -> None:
+        follower.reads = False
+        await (await follower.begin())
+        assert follower.sink.ended == "cut"
+
+    with_follower(tmp_path, work)
+
+
+def test_a_client_that_leaves_is_not_written_to(tmp_path: Path) -> None:
+    async def work(follower: Follower) -> None:
+        running = await follower.begin()
+        assert follower.sink.listener is not None
+        follower.sink.listener.on_disconnect()
+        await follower.finish()
+        await running
+        assert (follower.sink.data, follower.sink.ended) == (EVENT, "")
+
+    with_follower(tmp_path, work)
+
+
+def test_a_failing_store_cuts_a_reply_that_has_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.api.event_follower.LOOK_S", 0.01)
+
+    async def work(follower: Follower) -> None:
+        running = await follower.begin()
+        follower.store.close()
+        await running
+        assert follower.sink.ended == "cut"
+        unbegun = SimpleNamespace(sink=MemorySink(), listen=lambda listener: None)
+        with pytest.raises(ApiError):
+            await follow(cast(Exchange, unbegun), follower.store, follower.id, "", -1, 0.0)
+
+    with_follower(tmp_path, work)
