@@ -68,7 +68,7 @@ class Messages(Dialect):
         plan.warning = choice.warning
         constraint = _output_constraint(request, processor.json_whitespace)
         if constraint is None or not choice.may_call:
-            constraint = _named_here(choice.constraint) or constraint
+            constraint = choice.constraint or constraint
         if constraint is not None:
             constrain(plan, constraint)
         plan.format = message_format(
@@ -148,6 +148,7 @@ def _conversation(processor: InputProcessor, request: CountTokensRequest) -> _Co
         tools=choice.tools,
         variables=thinking.variables,
     )
+    choice = choice._replace(constraint=_named_here(choice.constraint))
     return _Conversation(text, choice, one_call, thinking)
 
 

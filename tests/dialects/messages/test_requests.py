@@ -143,6 +143,19 @@ def test_system_blocks_after_the_last_cache_mark_are_at_the_end() -> None:
 # -- tools
 
 
+def test_a_template_that_wants_short_ids_gets_them() -> None:
+    template = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{% if c.id | length != 9 %}"
+        "{{ raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}{% endif %}"
+        "{{ c.id }}{% endfor %}{{ m.tool_call_id }}{{ m.content }}{% endfor %}"
+    )
+    call = {"type": "tool_use", "id": "toolu_123", "name": "f", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_123", "content": "R"}
+    messages = [USER, {"role": "assistant", "content": [call]}, user(result)]
+    shown = prompt(Messages(ServeConfig(), processor(template)), messages=messages)
+    assert shown == f"Hi{shown[2:11]}{shown[2:11]}R"
+
+
 def test_tools_are_functions() -> None:
     shown = prompt(tools=[WEATHER, {"type": "bash_20250124", "name": "bash"}])
     assert '"name": "weather"' in shown
