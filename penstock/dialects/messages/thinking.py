@@ -8,6 +8,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from penstock.dialects.messages.request_schema import CountTokensRequest
+from penstock.generation.request.reasoning_effort import reasoning_variables
 from penstock.http.errors import refused
 
 _ON = ("enabled", "adaptive", "between_tools")
@@ -30,16 +31,14 @@ class Thinking(NamedTuple):
 
 def parse_thinking(request: CountTokensRequest) -> Thinking:
     """Without the field there is no thinking, as in Anthropic's API. Raises ApiError."""
-    given, effort = request.thinking, request.output_config and request.output_config.effort
+    given, config = request.thinking, request.output_config
     if given is not None and given.type not in (*_ON, "disabled"):
         raise refused(f"thinking.type must be {', '.join(_ON)} or disabled.", "thinking.type", given.type)
     shown = given is not None and given.type != "disabled"
     # Templates differ in the name of the switch.
-    variables: dict[str, Any] = {"enable_thinking": shown, "thinking": shown}
-    if shown and effort is not None:
-        variables["reasoning_effort"] = effort
-    if request.chat_template_kwargs:
-        variables |= request.chat_template_kwargs
+    variables = {"enable_thinking": shown, "thinking": shown, **(request.chat_template_kwargs or {})}
+    if shown and config is not None:
+        variables = reasoning_variables(config.effort, "output_config.effort", variables) or {}
     return Thinking(shown, shown and given is not None and given.display == "omitted", variables)
 
 

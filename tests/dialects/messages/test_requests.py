@@ -189,6 +189,7 @@ def test_a_schema_at_fault_has_the_name_of_its_field() -> None:
         ({"tools": [WEATHER], "tool_choice": {"type": "maybe"}}, "tool_choice.type"),
         ({"tools": [WEATHER], "tool_choice": {"type": "tool"}}, "tool_choice.name is missing"),
         ({"thinking": {"type": "maybe"}}, "thinking.type"),
+        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "some"}}, "output_config.effort"),
         ({"stop_sequences": [""]}, "stop_sequences cannot contain an empty string"),
         ({"output_config": {"format": {"type": "text"}}}, "output_config.format.type"),
         ({"container": "c"}, "container is not supported"),
