@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -14,8 +13,6 @@ from penstock.http.errors import refused
 _ON = ("enabled", "adaptive", "between_tools")
 _DIGEST, _TEXT = "penstock-d.", "penstock-t."
 """Beginnings of signatures: with a digest of the text, and with the text itself."""
-MAX_TEXT = 1 << 20
-"""Maximum bytes of a text that a signature unpacks to."""
 
 
 class Thinking(NamedTuple):
@@ -46,7 +43,7 @@ def signature_of(text: str, *, carry: bool) -> str:
     """The signature of a thinking block. ``carry``: the block is sent without its text."""
     encoded = text.encode()
     if carry:
-        return _TEXT + urlsafe_b64encode(zlib.compress(encoded)).decode()
+        return _TEXT + urlsafe_b64encode(encoded).decode()
     return _DIGEST + urlsafe_b64encode(blake2b(encoded, digest_size=24).digest()).decode()
 
 
@@ -56,7 +53,6 @@ def thinking_text(text: str, signature: str) -> str:
     if text or not signature.startswith(_TEXT):
         return text
     try:
-        unpacked = zlib.decompressobj().decompress(urlsafe_b64decode(signature[len(_TEXT) :]), MAX_TEXT)
-        return unpacked.decode()
-    except (ValueError, zlib.error):
+        return urlsafe_b64decode(signature[len(_TEXT) :]).decode()
+    except ValueError:
         return ""

@@ -75,6 +75,8 @@ def test_omitted_thinking_comes_back_from_its_signature() -> None:
     block = {"type": "thinking", "thinking": "", "signature": signature_of("Hm.", carry=True)}
     messages = [USER, {"role": "assistant", "content": [block, text("Yes.")]}, USER]
     assert "<think>Hm.</think>Yes." in prompt(messages=messages)
+    block["signature"] += "ä"  # no error, whatever it is
+    assert "<think>" not in prompt(messages=messages, thinking={"type": "adaptive"})
 
 
 def test_documents_and_search_results_become_text() -> None:
