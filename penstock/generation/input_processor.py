@@ -6,6 +6,7 @@ values that cannot be served. The caller tokenizes prompts, long ones in a threa
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Sequence
 from functools import partial
@@ -20,7 +21,11 @@ from penstock.generation.model_info import ModelInfo
 from penstock.generation.parsers.registry import OutputFormat, output_format
 from penstock.generation.plan import RequestPlan, constrain
 from penstock.generation.prompt.chat_template import RESERVED, ChatTemplate
-from penstock.generation.prompt.conversation import conversation, has_text_arguments
+from penstock.generation.prompt.conversation import (
+    conversation,
+    has_text_arguments,
+    shorten_call_ids,
+)
 from penstock.generation.prompt.prompts import truncation
 from penstock.generation.prompt.system_turns import TurnRules, place_system_turns, turn_rules
 from penstock.generation.prompt.tokenizer import ESTIMATED_ABOVE, Tokenizer
@@ -320,11 +325,15 @@ class InputProcessor:
         )
         try:
             return render(plain)
-        except ApiError:
-            if not has_text_arguments(plain):
-                raise
-            # The template loops over the arguments' fields, so they must be an object.
-            return render(conversation(messages, parts=parts, wrap_arguments=True))
+        except ApiError as refusal:
+            wrap = has_text_arguments(plain)  # templates that loop over the arguments' fields want an object
+            for short_ids in (False, True) if wrap else (True,):
+                plain = conversation(messages, parts=parts, wrap_arguments=wrap)
+                if short_ids and not shorten_call_ids(plain):
+                    break
+                with contextlib.suppress(ApiError):
+                    return render(plain)
+            raise refusal
 
 
 def _rendered_turns(template: ChatTemplate, messages: list[Message], *, tools: bool) -> str:

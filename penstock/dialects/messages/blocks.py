@@ -19,7 +19,8 @@ class Kind(Enum):
 class Start(NamedTuple):
     """A block begins."""
 
-    index: int
+    block: int
+    """Index of the block."""
     kind: Kind
     id: str = ""
     """Of a tool_use."""
@@ -29,7 +30,8 @@ class Start(NamedTuple):
 class Piece(NamedTuple):
     """Text of the open block: of a tool_use, JSON of its input."""
 
-    index: int
+    block: int
+    """Index of the block."""
     kind: Kind
     text: str
 
@@ -37,7 +39,8 @@ class Piece(NamedTuple):
 class Stop(NamedTuple):
     """The open block ends."""
 
-    index: int
+    block: int
+    """Index of the block."""
     kind: Kind
     signature: str = ""
     """Of thinking."""

@@ -62,7 +62,7 @@ class Messages(Dialect):
         )
         plan.include_usage, plan.continuous_usage = True, False
         plan.add_special_tokens = False
-        plan.session = request.metadata and request.metadata.user_id
+        plan.session = None if request.metadata is None else request.metadata.user_id
         plan.dialect_fields = conversation.thinking.omitted
         choice = conversation.choice
         plan.warning = choice.warning
@@ -144,6 +144,7 @@ def _conversation(processor: InputProcessor, request: CountTokensRequest) -> _Co
         tools=choice.tools,
         variables=thinking.variables,
     )
+    choice = choice._replace(constraint=_named_here(choice.constraint))
     return _Conversation(text, choice, one_call, thinking)
 
 
@@ -157,7 +158,8 @@ def _named_here(constraint: Constraint | None) -> Constraint | None:
 
 def _output_constraint(request: CountTokensRequest, whitespace: str) -> Constraint | None:
     """From output_config.format, or its earlier name. Raises ApiError."""
-    field, format = "output_config.format", request.output_config and request.output_config.format
+    config = request.output_config
+    field, format = "output_config.format", None if config is None else config.format
     if format is None:
         field, format = "output_format", request.output_format
     if format is None:

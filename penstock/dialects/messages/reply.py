@@ -114,15 +114,15 @@ class MessagesReply(ReplyFormat):
 
     def _spell(self, step: Step) -> bytes:
         if isinstance(step, Piece):
-            start = self._head if step.kind is Kind.TEXT else _DELTA % (step.index, _DELTA_TYPES[step.kind])
+            start = self._head if step.kind is Kind.TEXT else _DELTA % (step.block, _DELTA_TYPES[step.kind])
             return b"".join((start, encode_json(step.text)[1:-1], _DELTA_END))
         if isinstance(step, Start):
-            self._head = _DELTA % (step.index, _DELTA_TYPES[Kind.TEXT])
-            return _START % (step.index, encode_json(start_fields(step)))
+            self._head = _DELTA % (step.block, _DELTA_TYPES[Kind.TEXT])
+            return _START % (step.block, encode_json(start_fields(step)))
         if not step.signature:
-            return _BLOCK_STOP % step.index
-        start = _DELTA % (step.index, b'signature_delta","signature')
-        return b"".join((start, step.signature.encode(), _DELTA_END, _BLOCK_STOP % step.index))
+            return _BLOCK_STOP % step.block
+        start = _DELTA % (step.block, b'signature_delta","signature')
+        return b"".join((start, step.signature.encode(), _DELTA_END, _BLOCK_STOP % step.block))
 
     def end(self, usage: TokenUsage | None) -> bytes:
         assert usage is not None  # the plan asks for it

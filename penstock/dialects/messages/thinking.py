@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import zlib
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from penstock.dialects.messages.request_schema import CountTokensRequest
+from penstock.generation.request.reasoning_effort import reasoning_variables
 from penstock.http.errors import refused
 
 _ON = ("enabled", "adaptive", "between_tools")
 _DIGEST, _TEXT = "penstock-d.", "penstock-t."
 """Beginnings of signatures: with a digest of the text, and with the text itself."""
-MAX_TEXT = 1 << 20
-"""Maximum bytes of a text that a signature unpacks to."""
 
 
 class Thinking(NamedTuple):
@@ -30,16 +28,14 @@ class Thinking(NamedTuple):
 
 def parse_thinking(request: CountTokensRequest) -> Thinking:
     """Without the field there is no thinking, as in Anthropic's API. Raises ApiError."""
-    given, effort = request.thinking, request.output_config and request.output_config.effort
+    given, config = request.thinking, request.output_config
     if given is not None and given.type not in (*_ON, "disabled"):
         raise refused(f"thinking.type must be {', '.join(_ON)} or disabled.", "thinking.type", given.type)
     shown = given is not None and given.type != "disabled"
     # Templates differ in the name of the switch.
-    variables: dict[str, Any] = {"enable_thinking": shown, "thinking": shown}
-    if shown and effort is not None:
-        variables["reasoning_effort"] = effort
-    if request.chat_template_kwargs:
-        variables |= request.chat_template_kwargs
+    variables = {"enable_thinking": shown, "thinking": shown, **(request.chat_template_kwargs or {})}
+    if shown and config is not None:
+        variables = reasoning_variables(config.effort, "output_config.effort", variables) or {}
     return Thinking(shown, shown and given is not None and given.display == "omitted", variables)
 
 
@@ -47,7 +43,7 @@ def signature_of(text: str, *, carry: bool) -> str:
     """The signature of a thinking block. ``carry``: the block is sent without its text."""
     encoded = text.encode()
     if carry:
-        return _TEXT + urlsafe_b64encode(zlib.compress(encoded)).decode()
+        return _TEXT + urlsafe_b64encode(encoded).decode()
     return _DIGEST + urlsafe_b64encode(blake2b(encoded, digest_size=24).digest()).decode()
 
 
@@ -57,7 +53,6 @@ def thinking_text(text: str, signature: str) -> str:
     if text or not signature.startswith(_TEXT):
         return text
     try:
-        unpacked = zlib.decompressobj().decompress(urlsafe_b64decode(signature[len(_TEXT) :]), MAX_TEXT)
-        return unpacked.decode()
-    except (ValueError, zlib.error):
+        return urlsafe_b64decode(signature[len(_TEXT) :]).decode()
+    except ValueError:
         return ""

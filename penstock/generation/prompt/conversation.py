@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Any
 
 import msgspec
@@ -10,6 +11,8 @@ from penstock.generation.parsers.custom_input import CUSTOM_INPUT
 from penstock.generation.request.body_decoder import check_parts
 from penstock.generation.request.schemas import Message, Part, ToolCall
 from penstock.http.errors import ApiError
+
+_SHORT_ID = 9
 
 _decode = msgspec.json.Decoder().decode
 
@@ -34,6 +37,20 @@ def has_text_arguments(messages: list[dict[str, Any]]) -> bool:
         for message in messages
         for call in message.get("tool_calls", ())
     )
+
+
+def shorten_call_ids(messages: list[dict[str, Any]]) -> bool:
+    """Replace the ids of calls by others of nine characters, as templates of Mistral's models want them.
+    False: there are no longer ones."""
+    longer = False
+    for message in messages:
+        calls = [(call, "id") for call in message.get("tool_calls", ())]
+        for owner, field in [(message, "tool_call_id"), *calls]:
+            id = owner.get(field)
+            if id is not None and len(id) != _SHORT_ID:
+                owner[field] = blake2b(id.encode(), digest_size=_SHORT_ID).hexdigest()[:_SHORT_ID]
+                longer = True
+    return longer
 
 
 def _message(message: Message, number: int, parts: bool, wrap_arguments: bool) -> dict[str, Any]:

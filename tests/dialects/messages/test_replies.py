@@ -204,3 +204,13 @@ def test_threads_are_refused_as_clients_understand_it() -> None:
     error = json.loads(dialect().error_body(raised.value, "r"))["error"]
     assert error["type"] == "invalid_request_error"
     assert error["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+
+
+def test_the_message_of_an_error_names_the_field() -> None:
+    def message(error: ApiError) -> str:
+        text: str = json.loads(dialect().error_body(error, "r"))["error"]["message"]
+        return text
+
+    field = "output_config.format.schema"
+    assert message(ApiError(400, "It matches no text.", param=field)) == f"{field}: It matches no text."
+    assert message(ApiError(400, "stop is empty.", param="stop")) == "stop is empty."

@@ -75,6 +75,8 @@ def test_omitted_thinking_comes_back_from_its_signature() -> None:
     block = {"type": "thinking", "thinking": "", "signature": signature_of("Hm.", carry=True)}
     messages = [USER, {"role": "assistant", "content": [block, text("Yes.")]}, USER]
     assert "<think>Hm.</think>Yes." in prompt(messages=messages)
+    block["signature"] += "ä"  # no error, whatever it is
+    assert "<think>" not in prompt(messages=messages, thinking={"type": "adaptive"})
 
 
 def test_documents_and_search_results_become_text() -> None:
@@ -143,6 +145,19 @@ def test_system_blocks_after_the_last_cache_mark_are_at_the_end() -> None:
 # -- tools
 
 
+def test_a_template_that_wants_short_ids_gets_them() -> None:
+    template = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{% if c.id | length != 9 %}"
+        "{{ raise_exception('Tool call IDs should be alphanumeric strings with length 9!') }}{% endif %}"
+        "{{ c.id }}{% endfor %}{{ m.tool_call_id }}{{ m.content }}{% endfor %}"
+    )
+    call = {"type": "tool_use", "id": "toolu_123", "name": "f", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_123", "content": "R"}
+    messages = [USER, {"role": "assistant", "content": [call]}, user(result)]
+    shown = prompt(Messages(ServeConfig(), processor(template)), messages=messages)
+    assert shown == f"Hi{shown[2:11]}{shown[2:11]}R"
+
+
 def test_tools_are_functions() -> None:
     shown = prompt(tools=[WEATHER, {"type": "bash_20250124", "name": "bash"}])
     assert '"name": "weather"' in shown
@@ -176,6 +191,7 @@ def test_a_schema_at_fault_has_the_name_of_its_field() -> None:
         ({"tools": [WEATHER], "tool_choice": {"type": "maybe"}}, "tool_choice.type"),
         ({"tools": [WEATHER], "tool_choice": {"type": "tool"}}, "tool_choice.name is missing"),
         ({"thinking": {"type": "maybe"}}, "thinking.type"),
+        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "some"}}, "output_config.effort"),
         ({"stop_sequences": [""]}, "stop_sequences cannot contain an empty string"),
         ({"output_config": {"format": {"type": "text"}}}, "output_config.format.type"),
         ({"container": "c"}, "container is not supported"),

@@ -3,8 +3,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from penstock.generation.prompt.conversation import conversation, has_text_arguments
-from penstock.generation.request.schemas import Message
+from penstock.generation.prompt.conversation import conversation, has_text_arguments, shorten_call_ids
+from penstock.generation.request.schemas import FunctionCall, Message, ToolCall
 from tests.generation.planning import error_of
 
 
@@ -88,3 +88,15 @@ def test_a_part_needs_the_field_of_its_type(kind: str) -> None:
     error = error_of(lambda: conversation(messages(given), parts=True))
     assert error.param == "messages[0].content[0]"
     assert f"needs the field '{kind}'" in error.message
+
+
+def test_ids_of_calls_are_shortened_alike() -> None:
+    call = ToolCall(FunctionCall("f", {}), "call_1234567890")
+    messages = [Message("assistant", tool_calls=[call]), Message("tool", "x", tool_call_id=call.id)]
+    plain = conversation(messages, parts=False)
+    assert shorten_call_ids(plain)
+    [id] = [call["id"] for call in plain[0]["tool_calls"]]
+    assert id == plain[1]["tool_call_id"]
+    assert len(id) == 9
+    assert id.isalnum()
+    assert not shorten_call_ids(plain)

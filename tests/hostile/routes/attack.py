@@ -44,8 +44,16 @@ class Reply(NamedTuple):
     @property
     def error(self) -> dict[str, object]:
         """Raises msgspec's errors if it is none in the API's shape."""
-        found: dict[str, object] = msgspec.json.decode(self.body, type=dict[str, dict[str, object]])["error"]
-        return found
+        return msgspec.json.decode(self.body, type=_Error).error
+
+    @property
+    def anthropic(self) -> bool:
+        """Whether an error is in the shape of Anthropic's API."""
+        return self.body.startswith(b'{"type":"error"')
+
+
+class _Error(msgspec.Struct):
+    error: dict[str, object]
 
 
 class Client:
@@ -86,10 +94,21 @@ def _of_response(event: bytes, closes: bool) -> Reply:
     return Reply(200 if last["type"] in _RESPONSE_ENDS else 0, body, closes)
 
 
+def _of_message(event: bytes, closes: bool) -> Reply:
+    """``event``: the last one of a streamed message."""
+    body = event.partition(b"data: ")[2]
+    if not event.startswith(b"event: error"):
+        return Reply(200, body, closes)
+    kind = Reply(200, body, closes).error["type"]
+    return Reply(400 if kind == "invalid_request_error" else 500, body, closes)
+
+
 def _of_stream(data: bytes, closes: bool) -> Reply:
     *events, end = data.split(b"\n\n")
     if events and events[-1].startswith(_RESPONSE_EVENT):
         return _of_response(events[-1], closes)
+    if events and events[-1].startswith((b"event: message_stop", b"event: error")):
+        return _of_message(events[-1], closes)
     failed = [event for event in events if event.startswith(b'data: {"error"')]
     if failed:
         body = failed[0].removeprefix(b"data: ")
@@ -110,14 +129,15 @@ def fault(reply: Reply, fields: frozenset[str]) -> str | None:
         return f"status {reply.status}: {reply.body[:300]!r}"
     try:
         error = reply.error
-    except (msgspec.MsgspecError, KeyError):
+    except msgspec.MsgspecError:
         return f"status {reply.status} without an error in the API's shape: {reply.body[:300]!r}"
     message = error.get("message")
-    if not isinstance(message, str) or not message or not {"type", "param", "code"} <= error.keys():
+    needed = {"type"} if reply.anthropic else {"type", "param", "code"}
+    if not isinstance(message, str) or not message or not needed <= error.keys():
         return f"an error without its fields: {reply.body[:300]!r}"
-    if error["code"] in DEAD:
+    if error.get("code") in DEAD:
         return f"an engine is lost: {reply.body[:300]!r}"
-    told = f"{message} {error['param']}"
+    told = f"{message} {error.get('param')}"
     if reply.status == 400 and fields and not _names(told, fields) and not _of_body(told):
         return f"an error that names none of {sorted(fields)[:6]}: {reply.body[:300]!r}"
     return None
@@ -128,6 +148,7 @@ WORDS = {
     "messages": ("prompt contains", "conversation"),
     "tokens": ("Token id",),
     "instructions": ("prompt contains",),
+    "system": ("prompt contains",),
     "tools": ("structured output",),
     "tool_choice": ("structured output",),
     "response_format": ("structured output",),

@@ -13,12 +13,15 @@ from typing import Any, NamedTuple
 import msgspec
 
 from penstock.api.routes.tokenize import DetokenizeRequest, TokenizeRequest
+from penstock.dialects.messages.dialect import MessagesTokenCounter
+from penstock.dialects.messages.request_schema import CountTokensRequest
 from penstock.dialects.registry import DESCRIPTIONS
 from tests.hostile.routes.values import BIG_BYTES, fields_of, json_object, typed_values, values
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-RESPONSES = "/v1/responses"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 REQUESTS: dict[str, type[msgspec.Struct]] = {each.route.path: each.request for each in DESCRIPTIONS} | {
+    MessagesTokenCounter.path: CountTokensRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
@@ -31,7 +34,8 @@ _MESSAGES = [{"role": "user", "content": "Count."}]
 _BASE: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"prompt": "Count.", "max_tokens": 3},
     CHAT: {"messages": _MESSAGES, "max_tokens": 3},
-    "/v1/messages": {"messages": _MESSAGES, "max_tokens": 3},
+    MESSAGES: {"messages": _MESSAGES, "max_tokens": 3},
+    MessagesTokenCounter.path: {"messages": _MESSAGES},
     RESPONSES: {"input": "Count.", "max_output_tokens": 3},
     "/tokenize": {"prompt": "Count."},
     "/detokenize": {"tokens": [1, 2]},

@@ -10,6 +10,7 @@ from tests.hostile.routes.attack import send_all, watched
 from tests.hostile.routes.cases import (
     CHAT,
     COMPLETIONS,
+    MESSAGES,
     REQUESTS,
     RESPONSES,
     Case,
@@ -21,7 +22,15 @@ from tests.hostile.routes.cases import (
 from tests.hostile.routes.conftest import processes_of
 from tests.integration.server import Server
 
-FAST_CASES = {CHAT: 60, COMPLETIONS: 60, RESPONSES: 60, "/tokenize": 40, "/detokenize": 20}
+FAST_CASES = {
+    CHAT: 60,
+    COMPLETIONS: 60,
+    RESPONSES: 60,
+    MESSAGES: 60,
+    "/v1/messages/count_tokens": 20,
+    "/tokenize": 40,
+    "/detokenize": 20,
+}
 FAST_S = 1.5
 SLOW_S = 90.0
 """Time limit of a group; the machine decides how many cases it has time for."""

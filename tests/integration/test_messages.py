@@ -1,0 +1,81 @@
+"""Anthropic's API over real sockets: its headers, errors, keys and models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.integration.server import SYNTHETIC, Server
+
+BODY = {"model": "claude-x", "max_tokens": 8, "messages": [{"role": "user", "content": "Hi"}]}
+VERSION = {"anthropic-version": "2023-06-01"}
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    options = ("--model-alias", "claude-*=m", "fable=m", "--api-key", "secret")
+    with (
+        Server(*SYNTHETIC, *options, directory=tmp_path_factory.mktemp("messages")) as server,
+        httpx.Client(base_url=server.url, headers={"x-api-key": "secret"}) as client,
+    ):
+        yield client
+
+
+def test_a_whole_message(client: httpx.Client) -> None:
+    reply = client.post("/v1/messages?beta=true", json=BODY, headers={"anthropic-beta": "a,b"})
+    message = reply.json()
+    assert message["id"] == f"msg_{reply.headers['request-id']}"
+    assert (message["model"], message["stop_reason"]) == ("m", "max_tokens")
+    assert message["usage"]["output_tokens"] == 8
+    counted = client.post("/v1/messages/count_tokens", json={**BODY, "max_tokens": None}).json()
+    assert counted == {"input_tokens": message["usage"]["input_tokens"]}
+
+
+def test_a_streamed_message(client: httpx.Client) -> None:
+    with client.stream("POST", "/v1/messages", json={**BODY, "stream": True}) as reply:
+        assert reply.headers["request-id"]
+        lines = [line for line in reply.iter_lines() if line]
+    events = [json.loads(line.removeprefix("data: ")) for line in lines[1::2]]
+    assert [line.removeprefix("event: ") for line in lines[::2]] == [event["type"] for event in events]
+    assert events[0]["message"]["usage"]["input_tokens"] > 0
+    assert [event["type"] for event in events[-3:]] == ["content_block_stop", "message_delta", "message_stop"]
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status", "kind"),
+    [
+        ("/v1/messages", {"x-api-key": "wrong"}, 401, "authentication_error"),
+        ("/v1/messages/batches", {}, 404, "not_found_error"),
+        ("/v1/nothing", VERSION, 404, "not_found_error"),
+        ("/v1/messages", {"content-type": "text/plain"}, 400, "invalid_request_error"),
+    ],
+)
+def test_errors(client: httpx.Client, path: str, headers: dict[str, str], status: int, kind: str) -> None:
+    reply = client.post(path, content=json.dumps(BODY), headers=headers)
+    error = reply.json()
+    assert (reply.status_code, error["type"], error["error"]["type"]) == (status, "error", kind)
+    assert error["request_id"] == reply.headers["request-id"]
+
+
+def test_errors_of_other_apis_are_as_before(client: httpx.Client) -> None:
+    reply = client.post("/v1/chat/completions", json={"model": "none", "messages": []}, headers=VERSION)
+    assert reply.json()["error"]["code"] == "model_not_found"
+    assert "request-id" not in client.get("/v1/nothing").headers
+
+
+def test_the_list_of_models_has_the_shape_that_is_asked_for(client: httpx.Client) -> None:
+    assert [card["id"] for card in client.get("/v1/models").json()["data"]] == ["m", "fable"]
+    listed = client.get("/v1/models", headers=VERSION).json()
+    assert (listed["first_id"], listed["last_id"], listed["has_more"]) == ("m", "fable", False)
+    assert [entry["type"] for entry in listed["data"]] == ["model", "model"]
+    for name in ("m", "fable", "claude-opus"):
+        assert client.get(f"/v1/models/{name}", headers=VERSION).json()["display_name"] == name
+    assert client.get("/v1/models/gpt", headers=VERSION).json()["error"]["type"] == "not_found_error"
+
+
+def test_aliases_are_for_all_apis(client: httpx.Client) -> None:
+    chat = {"model": "claude-x", "messages": BODY["messages"], "max_tokens": 2}
+    assert client.post("/v1/chat/completions", json=chat).json()["model"] == "m"
