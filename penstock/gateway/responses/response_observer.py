@@ -122,8 +122,9 @@ class StreamObserver:
 
     def feed(self, chunk: bytes, now: float) -> bytes:
         """Observe the next bytes of the stream; returns the bytes to pass on."""
-        if self._between_events and self._template.matches(chunk):
-            self._count_tokens(now)
+        if self._between_events and (events := self._template.count(chunk)):
+            for _ in range(events):
+                self._count_tokens(now)
             self._dropped = False
             return chunk
         if self._broken:
