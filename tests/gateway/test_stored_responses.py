@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.gateway.processes import Call, Gateway, Upstream, closed_port, gateway
+from tests.gateway.processes import Call, Gateway, Upstream, closed_port, eventually, gateway
 
+FIRST_TOKEN_S = 0.3
 USAGE = '"usage":{"input_tokens":5,"output_tokens":2}'
 
 
@@ -242,3 +244,25 @@ def test_servers_that_share_a_store_stand_in_for_each_other() -> None:
 def test_no_endpoint_can_be_asked() -> None:
     with gateway(closed_port(), closed_port()) as front:
         assert get(front, f"resp_{'3' * 36}").json()["error"]["code"] == "owner_unavailable"
+
+
+def test_a_response_that_waits_in_the_background_may_take_its_time() -> None:
+    """Who follows it gets comments meanwhile, and no token for longer than a new request may wait for one."""
+
+    def follow(call: Call) -> None:
+        first, *rest = events("resp_1")
+        call.stream(first, end=False)
+        deadline = time.monotonic() + 3 * FIRST_TOKEN_S
+        while time.monotonic() < deadline:
+            call.chunk(b": keep-alive\n\n")
+            call.connection.settimeout(FIRST_TOKEN_S / 4)
+            with suppress(TimeoutError):
+                call.connection.recv(1)  # the gateway sends nothing
+        for event in rest:
+            call.chunk(f"data: {event}\n\n".encode())
+        call.send(b"0\r\n\r\n")
+
+    options = ("--first-token-timeout", str(FIRST_TOKEN_S), "--event-timeout", "30")
+    with Upstream(follow) as server, gateway(server, options=options) as front:
+        assert get(front, "resp_1", "?stream=true").text.endswith("}\n\n")
+        eventually(lambda: front.counts() == {"ok": 1.0})

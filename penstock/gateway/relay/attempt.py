@@ -222,7 +222,8 @@ class Attempt:
             if now > self.check_at:
                 self._give_up(f"the client read nothing for {timeouts.event:g} s")
             return
-        begun = self.seen.first_token_at is not None or (self.relayed and not self.seen.stream)
+        waits_for_token = self.seen.stream and self._expects != "replay"
+        begun = self.seen.first_token_at is not None or (self.relayed and not waits_for_token)
         if begun:
             due_at = self._latest_read() + timeouts.event
         else:
