@@ -194,7 +194,9 @@ class _RequestRelay:
         relay, request = self._relay, self._request
         self._owner_failed = ""
         assert self._response is not None
-        request.owners = await relay.search.elsewhere(self._response, self._incoming.headers, request.tried)
+        request.owners = await relay.search.elsewhere(
+            self._response, self._incoming.headers, relay.clock(), request.tried
+        )
         return relay.retry_policy.claim(request, relay.clock())
 
     # -- one endpoint

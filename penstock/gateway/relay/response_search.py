@@ -47,7 +47,7 @@ class ResponseSearch:
             return None
         if any(each.is_ready(now) for each in known) or not others:
             return known
-        answers = await self._ask(others, id, headers)
+        answers = await self._ask(others, id, headers, now)
         for endpoint, status in answers.items():
             if status == 200:
                 self._owners.learn(id, endpoint)
@@ -72,20 +72,26 @@ class ResponseSearch:
             )
         raise ApiError(404, f"Response with id {shown(id)!r} not found.", code="response_not_found")
 
-    async def elsewhere(self, id: str, headers: Headers, failed: Set[Endpoint]) -> Sequence[Endpoint]:
+    async def elsewhere(
+        self, id: str, headers: Headers, now: float, failed: Set[Endpoint]
+    ) -> Sequence[Endpoint]:
         """Endpoints that have the response as well, besides those that ``failed``."""
         if known := [endpoint for endpoint in self._owners.of(id) if endpoint not in failed]:
             return known
         untried = [endpoint for endpoint in self._pool.endpoints if endpoint not in failed]
-        answers = await self._ask(untried, id, headers) if untried else {}
+        answers = await self._ask(untried, id, headers, now)
         return [endpoint for endpoint, status in answers.items() if status == 200]
 
-    async def _ask(self, endpoints: Sequence[Endpoint], id: str, headers: Headers) -> dict[Endpoint, int]:
-        """The statuses with which endpoints answer a request for the response, until one has it; 0: none."""
+    async def _ask(
+        self, endpoints: Sequence[Endpoint], id: str, headers: Headers, now: float
+    ) -> dict[Endpoint, int]:
+        """The statuses with which endpoints answer a request for the response, until one has it; 0: none, or
+        the endpoint is not ready."""
         headers = [header for header in headers if header[0] not in _OF_BODIES]
         request = UpstreamRequest(b"GET", f"{RESPONSES}/{quote(id, safe='')}".encode(), headers, b"")
-        tasks = {asyncio.ensure_future(self._status(each, request)): each for each in endpoints}
-        waiting, answers = set(tasks), dict[Endpoint, int]()
+        ready = [endpoint for endpoint in endpoints if endpoint.is_ready(now)]
+        tasks = {asyncio.ensure_future(self._status(each, request)): each for each in ready}
+        waiting, answers = set(tasks), {each: 0 for each in endpoints if each not in ready}
         try:
             while waiting and 200 not in answers.values():
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
