@@ -246,6 +246,25 @@ def test_no_endpoint_can_be_asked() -> None:
         assert get(front, f"resp_{'3' * 36}").json()["error"]["code"] == "owner_unavailable"
 
 
+@pytest.mark.parametrize("follows", [True, False])
+def test_the_stream_of_a_cancelled_response_just_ends(follows: bool) -> None:
+    """That is no failure of the server, nor of the stream: there is no error event."""
+
+    def cancelled(call: Call) -> None:
+        call.stream(*events("resp_1")[:2])
+
+    with Upstream(cancelled) as server, gateway(server) as front:
+        for _ in range(4):  # a breaker would open
+            if follows:
+                reply = get(front, "resp_1", "?stream=true&starting_after=0")
+            else:
+                reply = create(front, stream=True, background=True)
+            assert reply.text == "".join(f"data: {event}\n\n" for event in events("resp_1")[:2])
+        outcome = "ok" if follows else "ok_without_usage"
+        eventually(lambda: front.counts() == {outcome: 4.0})
+        assert "upstream_broken" in create(front, stream=True).text
+
+
 def test_a_response_that_waits_in_the_background_may_take_its_time() -> None:
     """Who follows it gets comments meanwhile, and no token for longer than a new request may wait for one."""
 
