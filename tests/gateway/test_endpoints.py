@@ -235,7 +235,8 @@ def test_names_of_other_pickers() -> None:
     assert f"llm_d_epp_request_output_tokens_sum{{{labels}}} 2.0" in text
     assert 'llm_d_epp_ready_endpoints{name="mine"} 1.0' in text
     assert "llm_d_epp_scheduler_e2e_duration_seconds_count 1.0" in text
-    assert 'penstock_gateway_request_total{model="m",outcome="ok",target_model="small"} 1.0' in text
+    labels = 'api="completions",model="m",outcome="ok",target_model="small"'
+    assert f"penstock_gateway_request_total{{{labels}}} 1.0" in text
 
 
 def test_keys(tmp_path: Path) -> None:

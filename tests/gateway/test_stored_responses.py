@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.gateway.processes import Call, Gateway, Upstream, closed_port, gateway
+from tests.gateway.processes import Call, Gateway, Upstream, closed_port, eventually, gateway
 
+FIRST_TOKEN_S = 0.3
 USAGE = '"usage":{"input_tokens":5,"output_tokens":2}'
 
 
@@ -235,7 +237,6 @@ def test_servers_that_share_a_store_stand_in_for_each_other() -> None:
                 create(front)
                 id = list(store.responses)[-1]
             stack.close()
-            assert get(front, id).status_code in (200, 503)  # it may be found out by this request
             assert get(front, id).status_code == 200
             assert create(front, previous_response_id=id).status_code == 200
 
@@ -243,3 +244,44 @@ def test_servers_that_share_a_store_stand_in_for_each_other() -> None:
 def test_no_endpoint_can_be_asked() -> None:
     with gateway(closed_port(), closed_port()) as front:
         assert get(front, f"resp_{'3' * 36}").json()["error"]["code"] == "owner_unavailable"
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_the_stream_of_a_cancelled_response_just_ends(follows: bool) -> None:
+    """That is no failure of the server, nor of the stream: there is no error event."""
+
+    def cancelled(call: Call) -> None:
+        call.stream(*events("resp_1")[:2])
+
+    with Upstream(cancelled) as server, gateway(server) as front:
+        for _ in range(4):  # a breaker would open
+            if follows:
+                reply = get(front, "resp_1", "?stream=true&starting_after=0")
+            else:
+                reply = create(front, stream=True, background=True)
+            assert reply.text == "".join(f"data: {event}\n\n" for event in events("resp_1")[:2])
+        outcome = "ok" if follows else "ok_without_usage"
+        eventually(lambda: front.counts() == {outcome: 4.0})
+        assert "upstream_broken" in create(front, stream=True).text
+
+
+def test_a_response_that_waits_in_the_background_may_take_its_time() -> None:
+    """Who follows it gets comments meanwhile, and no token for longer than a new request may wait for one."""
+
+    def follow(call: Call) -> None:
+        first, *rest = events("resp_1")
+        call.stream(first, end=False)
+        deadline = time.monotonic() + 3 * FIRST_TOKEN_S
+        while time.monotonic() < deadline:
+            call.chunk(b": keep-alive\n\n")
+            call.connection.settimeout(FIRST_TOKEN_S / 4)
+            with suppress(TimeoutError):
+                call.connection.recv(1)  # the gateway sends nothing
+        for event in rest:
+            call.chunk(f"data: {event}\n\n".encode())
+        call.send(b"0\r\n\r\n")
+
+    options = ("--first-token-timeout", str(FIRST_TOKEN_S), "--event-timeout", "30")
+    with Upstream(follow) as server, gateway(server, options=options) as front:
+        assert get(front, "resp_1", "?stream=true").text.endswith("}\n\n")
+        eventually(lambda: front.counts() == {"ok": 1.0})

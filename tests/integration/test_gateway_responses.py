@@ -1,4 +1,4 @@
-"""Stored responses of real servers behind real gateways: found by any gateway, at the server that has them."""
+"""Stored responses of real servers behind gateways: any gateway finds them at the server that has them."""
 
 from __future__ import annotations
 

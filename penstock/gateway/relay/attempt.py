@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 from penstock.gateway.relay.plain_events import PlainEvents
-from penstock.gateway.requests.named_response import response_in_path
+from penstock.gateway.requests.named_response import RESPONSES, response_in_path
 from penstock.gateway.requests.request_body import RequestBody
 from penstock.gateway.responses.outcome import TransportResult
 from penstock.gateway.responses.response_observer import (
@@ -34,9 +34,9 @@ RESULTS = {
     Failure.SERVER: TransportResult.SERVER_FAILED,
     Failure.UNPROCESSED: TransportResult.UNPROCESSED,
 }
-ExpectedReply = Literal["stream", "json", "replay", "anything"]
-"""The content that a good reply to the request has. A replay is a stored response: as JSON, or once more as a
-stream."""
+ExpectedReply = Literal["stream", "background", "json", "replay", "anything"]
+"""The content that a good reply to the request has: an event stream, also of a response in the background;
+JSON; or a replay, which is a stored response as JSON, or once more as a stream."""
 
 
 class Attempt:
@@ -169,7 +169,7 @@ class Attempt:
     def on_end(self) -> None:
         self.leave_lane()
         self._write(self._observer.finish(self._clock()))
-        if self._expects in ("stream", "replay") and self.status == 200 and self.seen.lacks_end:
+        if self._expects == "stream" and self.status == 200 and self.seen.lacks_end:
             self.on_broken("the stream ended without its terminator", Failure.NETWORK)
             return
         if not self.relayed:  # it had no body
@@ -222,7 +222,8 @@ class Attempt:
             if now > self.check_at:
                 self._give_up(f"the client read nothing for {timeouts.event:g} s")
             return
-        begun = self.seen.first_token_at is not None or (self.relayed and not self.seen.stream)
+        waits_for_token = self.seen.stream and not self.seen.may_stop
+        begun = self.seen.first_token_at is not None or (self.relayed and not waits_for_token)
         if begun:
             due_at = self._latest_read() + timeouts.event
         else:
@@ -288,7 +289,9 @@ class Attempt:
 def expected_reply(body: RequestBody | None, path: str) -> ExpectedReply:
     """The content expected for a request; ``body`` is None when the request does not generate."""
     if body is not None:
-        return "stream" if body.stream else "json"
+        if not body.stream:
+            return "json"
+        return "background" if body.background and path == RESPONSES else "stream"
     return "anything" if response_in_path(path) is None else "replay"
 
 
@@ -306,11 +309,12 @@ def make_observer(
     problem = None
     if b"charset" in parameters and b"utf-8" not in parameters:
         problem = f"its content type is {content_type!r}, not UTF-8"
-    elif status == 200 and expects == "stream" and kind.strip() != EVENT_STREAM:
+    elif status == 200 and expects in ("stream", "background") and kind.strip() != EVENT_STREAM:
         problem = f"the answer to a streamed request is {content_type!r}"
     observer: StreamObserver | ReplyObserver
     if kind.strip() == EVENT_STREAM:
         observer = StreamObserver(strip_usage, on_response)
+        observer.seen.may_stop = expects in ("background", "replay")
     else:
         observer = ReplyObserver(status == 200 and expects == "json", on_response)
     observer.seen.content_problem = problem

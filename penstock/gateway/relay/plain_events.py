@@ -1,4 +1,4 @@
-"""Relays events that differ from the one before only in their text: all that one read brought, by columns.
+"""Relays events that differ from the one before only in text and number: all of one read, by columns.
 
 Such events are most of what a gateway relays. A stream whose events are known takes a lane
 (:mod:`penstock.gateway.upstream.reply_scanner`): its counts and its way to the client are entries of columns,

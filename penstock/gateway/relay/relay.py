@@ -104,7 +104,7 @@ class Relay:
             request.owners = await self.search.find(
                 id, incoming.headers, self.clock(), previous=incoming.body is not None
             )
-        await _RequestRelay(self, incoming, client, record=record, request=request).run()
+        await _RequestRelay(self, incoming, client, record=record, request=request, response=id).run()
 
     # -- for _RequestRelay
 
@@ -137,12 +137,17 @@ class _RequestRelay:
         *,
         record: RequestRecord,
         request: PickRequest,
+        response: str | None,
     ) -> None:
+        """``response``: id of the stored response that the request names."""
         self._relay = relay
         self._incoming = incoming
         self._client = client
         self._record = record
         self._request = request
+        self._response = response
+        self._owner_failed = ""
+        """How the endpoint that has the response has failed; empty: it has not."""
         self._sent_at = 0.0
         """When the current endpoint was chosen."""
 
@@ -158,6 +163,9 @@ class _RequestRelay:
                 return
             self._record.pick_s += perf_counter() - began
             if await self._try_endpoint(endpoint):
+                return
+            if (problem := self._owner_failed) and not await self._find_another_owner():
+                self._reply_locally(503, OWNER_UNAVAILABLE, problem)
                 return
             record, now = self._record, self._relay.clock()
             record.failures.append(FailedAttempt(now, endpoint.url, record.outcome, record.reason))
@@ -180,6 +188,16 @@ class _RequestRelay:
         self._client.start(status, [*local_reply_headers(status), (b"content-length", b"%d" % len(body))])
         self._client.write(body)
         self._client.end()
+
+    async def _find_another_owner(self) -> bool:
+        """Whether the request may be sent to another endpoint that has the response: of the same store."""
+        relay, request = self._relay, self._request
+        self._owner_failed = ""
+        assert self._response is not None
+        request.owners = await relay.search.elsewhere(
+            self._response, self._incoming.headers, relay.clock(), request.tried
+        )
+        return relay.retry_policy.claim(request, relay.clock())
 
     # -- one endpoint
 
@@ -309,8 +327,9 @@ class _RequestRelay:
             self._reply_locally(504, "upstream_timeout", reason)
             return True
         if self._request.owners is not None:
-            text = f"no answer from {endpoint.url}, which has the response that the request names: {reason}"
-            self._reply_locally(503, OWNER_UNAVAILABLE, text)
-            return True
+            self._owner_failed = (
+                f"no answer from {endpoint.url}, which has the response that the request names: {reason}"
+            )
+            return False
         self._reply_locally(502, "upstream_failed", f"no answer from a model server: {reason}")
         return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from urllib.parse import quote
 
 from penstock.gateway.requests.named_response import RESPONSES
@@ -37,14 +37,17 @@ class ResponseSearch:
 
     async def find(
         self, id: str, headers: Headers, now: float, *, previous: bool = False
-    ) -> Sequence[Endpoint]:
-        """The endpoints that have the response, the best one first. ``headers`` are those of the request that
-        names it, with the client's key. ``previous``: the request continues it. Raises ApiError."""
+    ) -> Sequence[Endpoint] | None:
+        """The endpoints that have the response, the best one first; None: there is one at most. ``headers``
+        are those of the request that names it, with the client's key. ``previous``: the request continues
+        it. Raises ApiError."""
         known, endpoints = self._owners.of(id), self._pool.endpoints
         others = [endpoint for endpoint in endpoints if endpoint not in known]
-        if any(each.is_ready(now) for each in known) or not others or len(endpoints) == 1:
-            return known or endpoints
-        answers = await self._ask(others, id, headers)
+        if len(endpoints) < 2:
+            return None
+        if any(each.is_ready(now) for each in known) or not others:
+            return known
+        answers = await self._ask(others, id, headers, now)
         for endpoint, status in answers.items():
             if status == 200:
                 self._owners.learn(id, endpoint)
@@ -69,12 +72,26 @@ class ResponseSearch:
             )
         raise ApiError(404, f"Response with id {shown(id)!r} not found.", code="response_not_found")
 
-    async def _ask(self, endpoints: Sequence[Endpoint], id: str, headers: Headers) -> dict[Endpoint, int]:
-        """The statuses with which endpoints answer a request for the response, until one has it; 0: none."""
+    async def elsewhere(
+        self, id: str, headers: Headers, now: float, failed: Set[Endpoint]
+    ) -> Sequence[Endpoint]:
+        """Endpoints that have the response as well, besides those that ``failed``."""
+        if known := [endpoint for endpoint in self._owners.of(id) if endpoint not in failed]:
+            return known
+        untried = [endpoint for endpoint in self._pool.endpoints if endpoint not in failed]
+        answers = await self._ask(untried, id, headers, now)
+        return [endpoint for endpoint, status in answers.items() if status == 200]
+
+    async def _ask(
+        self, endpoints: Sequence[Endpoint], id: str, headers: Headers, now: float
+    ) -> dict[Endpoint, int]:
+        """The statuses with which endpoints answer a request for the response, until one has it; 0: none, or
+        the endpoint is not ready."""
         headers = [header for header in headers if header[0] not in _OF_BODIES]
         request = UpstreamRequest(b"GET", f"{RESPONSES}/{quote(id, safe='')}".encode(), headers, b"")
-        tasks = {asyncio.ensure_future(self._status(each, request)): each for each in endpoints}
-        waiting, answers = set(tasks), dict[Endpoint, int]()
+        ready = [endpoint for endpoint in endpoints if endpoint.is_ready(now)]
+        tasks = {asyncio.ensure_future(self._status(each, request)): each for each in ready}
+        waiting, answers = set(tasks), {each: 0 for each in endpoints if each not in ready}
         try:
             while waiting and 200 not in answers.values():
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)

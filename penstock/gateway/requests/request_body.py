@@ -29,6 +29,7 @@ class _Body(msgspec.Struct):
     instructions: msgspec.Raw = msgspec.Raw()
     system: msgspec.Raw = msgspec.Raw()
     previous_response_id: msgspec.Raw = msgspec.Raw()
+    background: msgspec.Raw = msgspec.Raw()
     # what names a session
     prompt_cache_key: msgspec.Raw = msgspec.Raw()
     metadata: msgspec.Raw = msgspec.Raw()
@@ -61,6 +62,8 @@ class RequestBody(msgspec.Struct, frozen=True):
     """What names the conversation or its user: ``prompt_cache_key``, ``metadata.user_id`` of messages."""
     response: str | None
     """Id of the stored response that the request continues, or refers to."""
+    background: bool
+    """Whether the response goes on without its client, and may be cancelled by others."""
     asked_model: str
     """The model that the client named, before rewriting."""
 
@@ -106,6 +109,7 @@ def read_request(raw: bytes) -> RequestBody:
         prompt=bytes(body.instructions or body.system) + conversation,
         session=_session(body),
         response=response_in_body(bytes(body.previous_response_id), bytes(body.input)),
+        background=bytes(body.background) == b"true",
         asked_model=model,
     )
 

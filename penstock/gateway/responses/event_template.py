@@ -72,6 +72,17 @@ class EventTemplate:
         self._misses = 0
         return True
 
+    def count(self, chunk: bytes) -> int:
+        """How many events ``chunk`` has if it consists of such events alone, else 0."""
+        if self.matches(chunk):
+            return 1
+        if self.parts is None or not chunk.startswith(self.parts.head) or not chunk.endswith(b"\n\n"):
+            return 0
+        events = chunk[:-2].split(b"\n\n")  # which no text contains
+        if len(events) > 1 and all(self.matches(b"%b\n\n" % event) for event in events):
+            return len(events)
+        return 0
+
     def learn(self, raw: bytes) -> None:
         """Take a parsed event as the new template. It did not match, and has tokens and nothing else."""
         self._misses += 1

@@ -77,7 +77,7 @@ def classify_outcome(ending: TransportResult, status: int | None, seen: Observat
         return Outcome.MODEL_SERVER_ERROR
     if seen.content_problem is not None:
         return Outcome.CONTENT_ERROR
-    if not seen.ended:
+    if not seen.ended and not seen.may_stop:
         return Outcome.NETWORK_ERROR
     if seen.usage is None and not seen.deferred and path in GENERATION_PATHS:
         return Outcome.OK_WITHOUT_USAGE

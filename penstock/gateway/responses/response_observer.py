@@ -60,6 +60,8 @@ class Observation:
     """Id of the response, in the responses API."""
     error: bytes | None = None
     """JSON of the first error event."""
+    may_stop: bool = False
+    """It may end in order without its terminator: a stored response that is cancelled."""
     ended: bool = False
     """The terminator of the stream came, or the whole body of another reply."""
     finished_at_event: int | None = None
@@ -82,6 +84,7 @@ class Observation:
         finish reason, which some servers leave out."""
         return (
             self.stream
+            and not self.may_stop
             and not self.ended
             and self.error is None
             and self.content_problem is None
@@ -122,8 +125,9 @@ class StreamObserver:
 
     def feed(self, chunk: bytes, now: float) -> bytes:
         """Observe the next bytes of the stream; returns the bytes to pass on."""
-        if self._between_events and self._template.matches(chunk):
-            self._count_tokens(now)
+        if self._between_events and (events := self._template.count(chunk)):
+            for _ in range(events):
+                self._count_tokens(now)
             self._dropped = False
             return chunk
         if self._broken:
