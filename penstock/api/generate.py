@@ -164,6 +164,8 @@ class GenerationRoutes:
                 checked = self._grammars.check(plan.constraint, exchange.client)
                 constrain(plan, await unless_gone(exchange.receive, checked))
                 self._check_open()
+            elif plan.constraint is not None and plan.constraint.optional:
+                constrain(plan, None)
             hints = self._routing_hints(exchange.scope, plan.session)
             if prompts is None:
                 prompts = self._tokenize(plan)

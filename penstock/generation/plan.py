@@ -109,7 +109,8 @@ class RequestPlan(msgspec.Struct, gc=False):
         return prompt[-4 * most :] if self.truncate_left else prompt[: 4 * most]
 
 
-def constrain(plan: RequestPlan, constraint: Constraint) -> None:
-    """Make the plan's outputs match a grammar."""
+def constrain(plan: RequestPlan, constraint: Constraint | None) -> None:
+    """Make the plan's outputs match a grammar; None: let them be free."""
     plan.constraint = constraint
-    plan.base = msgspec.structs.replace(plan.base, grammar=constraint.whole)
+    grammar = None if constraint is None else constraint.whole
+    plan.base = msgspec.structs.replace(plan.base, grammar=grammar)

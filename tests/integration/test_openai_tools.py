@@ -223,3 +223,9 @@ def test_a_required_call_is_of_one_of_the_tools(tiny_llama: Server) -> None:
 def test_an_engine_without_grammars_refuses_forced_calls(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="synthetic engine"):
         client.chat.completions.create(model="m", messages=ASKED, tools=TOOLS, tool_choice="required")
+
+
+def test_an_engine_without_grammars_serves_strict_functions(client: openai.OpenAI) -> None:
+    strict: Any = [{"type": "function", "function": {**STRICT_TOOLS[0]["function"], "strict": True}}]
+    reply = client.chat.completions.create(model="m", messages=ASKED, tools=strict, max_tokens=4)
+    assert reply.choices[0].finish_reason in ("length", "stop", "tool_calls")

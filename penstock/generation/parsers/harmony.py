@@ -19,7 +19,7 @@ _ENDS = ("<|end|>", "<|call|>", "<|return|>", START, CHANNEL)
 GUARD = "<"
 MARKERS = (*_ENDS, MESSAGE, "<|constrain|>")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
-_FUNCTION = "functions."
+_FUNCTION_NAME = re.compile(r"functions\.(.+)")
 _NO_HEADER = "final"
 
 
@@ -83,10 +83,11 @@ def _header(reader: Reader) -> Steps[str]:
 def _message(reader: Reader, header: str, *, calls: bool) -> Steps[None]:
     """Read a message's text and end."""
     recipient = _RECIPIENT.search(header)
-    if calls and recipient and recipient[1].startswith(_FUNCTION):
-        yield from _call(reader, recipient[1].removeprefix(_FUNCTION))
+    named = _FUNCTION_NAME.fullmatch(recipient[1]) if recipient else None
+    if calls and named:
+        yield from _call(reader, named[1])
         return
-    reasons = "analysis" in header or (recipient and not recipient[1].startswith(_FUNCTION))
+    reasons = "analysis" in header or (recipient and not named)
 
     def emit(text: str) -> None:
         if reasons:

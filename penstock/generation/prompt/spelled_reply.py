@@ -36,14 +36,27 @@ class ReplySpeller:
 
     def outputs(self, text: str, reasoning: str, calls: Calls) -> list[str]:
         """The output of a model that replies so, then what it would write where a request allows less of it:
-        no reasoning, calls alone, or calls in the formats of ``tool_choice`` required and of a function.
-        Raises CannotSpell."""
+        no reasoning, calls alone, or calls in the formats of ``tool_choice`` required and of a function,
+        after the reasoning or without. Raises CannotSpell."""
         found = [self._spell(text, reasoning, calls), self._spell(text, "", calls)]
+        forced = [text]
         if calls:
             parsed = [(name, _object(arguments)) for name, arguments in calls]
             listed = [{"name": name, "parameters": arguments} for name, arguments in parsed]
-            found += [self._spell("", "", calls), _json(listed), _json(parsed[0][1])]
-        return list(dict.fromkeys(found))
+            found.append(self._spell("", "", calls))
+            forced = [_json(listed), _json(parsed[0][1])]
+        if self._template is not None and self._format.reasoning is not None:
+            prompt = self._prompt(calls)
+            found += [
+                self._with_reasoning(prompt, each, output) for output in forced for each in (reasoning, "")
+            ]
+        return list(dict.fromkeys([*found, *forced]))
+
+    def _prompt(self, calls: Calls) -> str:
+        try:
+            return self._render([], calls)
+        except ApiError as error:
+            raise CannotSpell(f"the chat template refuses it: {error}") from None
 
     def _spell(self, text: str, reasoning: str, calls: Calls) -> str:
         if self._template is None:

@@ -55,6 +55,8 @@ class Constraint(NamedTuple):
     """Of a JSON schema."""
     reasoning: str = ""
     """The grammar of reasoning that may precede; empty: there is none."""
+    optional: bool = False
+    """Whether it is left out where engines apply no grammars."""
 
     @property
     def whole(self) -> str:

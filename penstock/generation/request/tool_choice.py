@@ -179,7 +179,7 @@ def parse_tool_choice(
     return ToolChoice(
         allowed,
         may_call=True,
-        constraint=None if grammar is None else Constraint("tools", grammar),
+        constraint=None if grammar is None else Constraint("tools", grammar, optional=True),
         warning=NO_GRAMMAR if grammar is None else None,
         custom=frozenset(inputs),
     )
