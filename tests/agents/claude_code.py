@@ -50,6 +50,13 @@ def rules(folder: Path, *, reload: str, long_report: str) -> list[dict[str, Any]
             report("The speed is 4.", ("Bash", "speed = 4")),
         ),
         *task(
+            "claude-error",
+            read,
+            report(
+                "The speed is 3.", ("Read", "speed = 3"), end="error", **{"after-tokens": 3, "end-times": 1}
+            ),
+        ),
+        *task(
             "claude-command",
             call(run("echo $((6 * 7))"), run("wc -l < config.ini")),
             report("42 and 3.", ("Bash", "42")),

@@ -84,6 +84,16 @@ def rules(folder: Path, *, reload: str, long_report: str) -> list[dict[str, Any]
             report("The speed is 4.", ("apply_patch", "Success")),
         ),
         *task(
+            "codex-error",
+            read,
+            report(
+                "The speed is 3.",
+                ("exec_command", "speed = 3"),
+                end="error",
+                **{"after-tokens": 3, "end-times": 1},
+            ),
+        ),
+        *task(
             "codex-command",
             call(run("echo $((6 * 7))"), run("wc -l < config.ini")),
             report("42 and 3.", ("exec_command", "42")),

@@ -30,6 +30,11 @@ def test_run_two_commands_at_once(agent: Agent) -> None:
     assert agent.run(f"{agent.name}-command") == "42 and 3."
 
 
+def test_a_reply_that_fails_is_asked_for_again(agent: Agent) -> None:
+    """Each of the engines fails once."""
+    assert agent.run(f"{agent.name}-error") == "The speed is 3."
+
+
 def test_an_engine_is_killed_in_mid_stream(agent: Agent, kill_busy_engine: Callable[[], None]) -> None:
     resumed = metric(agent.server, "penstock:streams_interrupted_total", outcome="resumed")
     assert agent.run(f"{agent.name}-kill", after_result=kill_busy_engine) == LONG_REPORT

@@ -38,6 +38,9 @@ INCLUDABLE = (
 MAX_TOP_LOGPROBS = 20
 """OpenAI's limit: items and their events repeat them."""
 
+TOO_LONG = "context_length_exceeded"
+"""How clients recognize that they must shorten the conversation."""
+
 
 class Responses(Dialect):
     """OpenAI's Responses API."""
@@ -87,6 +90,11 @@ class Responses(Dialect):
 
     def reply_format(self, plan: RequestPlan, request_id: str) -> ResponsesReply:
         return ResponsesReply(plan.dialect_fields, plan.model, self._store, self._processor.estimate_tokens)
+
+    def error_body(self, error: ApiError, request_id: str) -> bytes:
+        if error.param == "input_tokens":  # the prompt is longer than the context
+            error = ApiError(error.status, error.message, param="input", code=TOO_LONG)
+        return error.body()
 
     def _logprobs(self, request: ResponseRequest, included: frozenset[str]) -> int:
         """Alternatives per token; -1: no logprobs."""

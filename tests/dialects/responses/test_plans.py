@@ -335,6 +335,15 @@ def test_unknown_fields_are_tolerated_unless_strict() -> None:
     assert error_of(strict.plan, body([{"role": "user", "content": "", "x": 1}])).param == "input[0].x"
 
 
+def test_a_prompt_beyond_the_context_has_the_code_by_which_clients_know_it() -> None:
+    """Codex then compacts the conversation."""
+    too_long = ApiError(400, "Too long.", param="input_tokens")
+    found = json.loads(make_dialect().error_body(too_long, "r"))["error"]
+    assert (found["code"], found["param"]) == ("context_length_exceeded", "input")
+    other = ApiError(400, "No.", param="tools")
+    assert json.loads(make_dialect().error_body(other, "r"))["error"]["code"] == 400
+
+
 def test_what_a_template_refuses_is_in_the_input() -> None:
     info = ModelInfo(names=("m",), max_model_len=2048, vocab_size=16384, eos_token_ids=(1,))
     template = ChatTemplate({"default": "{{ raise_exception('never') }}"}, {})
