@@ -10,7 +10,11 @@ from hashlib import blake2b
 BLOCK_BYTES = 1024
 """Prompt bytes per block, which is 256 tokens: shorter common prefixes are not worth a higher load."""
 MOST_BLOCKS = 32
-"""Maximum blocks of a prompt that count."""
+"""Blocks of a prompt that have a key each. Longer prefixes have one at every eighth of their length, so that
+conversations with the same long system prompt are told apart: 53 keys for 100,000 tokens. Of such an eighth
+the last block counts, so a key takes a microsecond; a wrong guess costs cached tokens and nothing else."""
+MOST_BYTES = 1 << 22
+"""Maximum prompt bytes that count."""
 MOST_KEYS = 1 << 16
 """Maximum affinity keys kept; the least recently used one is dropped first."""
 AFFINITY_FACTOR, AFFINITY_SLACK = 1.5, 4
@@ -24,7 +28,10 @@ def affinity_keys(prompt: bytes, cache_salt: str | None, session: str | None) ->
     prompt (int32 token ids), longest first. Keys are digests of 16 bytes, however long the session is."""
     keys = []
     digest = salt = blake2b((cache_salt or "").encode(), digest_size=16).digest()
-    for end in range(BLOCK_BYTES, min(len(prompt), MOST_BLOCKS * BLOCK_BYTES) + 1, BLOCK_BYTES):
+    blocks = 0
+    most = min(len(prompt), MOST_BYTES) // BLOCK_BYTES
+    while (blocks := blocks + (1 if blocks < MOST_BLOCKS else blocks // 8)) <= most:
+        end = blocks * BLOCK_BYTES
         digest = blake2b(digest + prompt[end - BLOCK_BYTES : end], digest_size=16).digest()
         keys.append(digest)
     if session is not None:

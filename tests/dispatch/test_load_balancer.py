@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,7 +66,22 @@ def test_keys_stand_for_whole_beginnings() -> None:
     assert affinity_keys(prompt, None, None)[1:] == affinity_keys(prompt[: 2 * BLOCK_BYTES], None, None)
     assert not set(affinity_keys(prompt, "salt", None)) & set(affinity_keys(prompt, None, None))
     assert affinity_keys(prompt[: BLOCK_BYTES - 4], None, None) == ()
-    assert len(affinity_keys(bytes(99 * BLOCK_BYTES), None, "s")) == MOST_BLOCKS + 1
+    assert len(affinity_keys(bytes(MOST_BLOCKS * BLOCK_BYTES), None, "s")) == MOST_BLOCKS + 1
+    assert len(affinity_keys(bytes(1 << 26), None, "s")) < 3 * MOST_BLOCKS
+
+
+@pytest.mark.parametrize("common", [40, 100, 390])
+def test_conversations_that_part_late_have_their_own_engines(common: int) -> None:
+    """Those of one agent begin with the same system prompt, as long as a book."""
+    system = random.Random(1).randbytes(common * BLOCK_BYTES)
+    balancer = LoadBalancer(2, first=0)
+    history = {name: system + name * (common // 5 * BLOCK_BYTES) for name in (b"a", b"b")}
+    assert balancer.choose([0, 9], affinity_keys(history[b"a"], None, None)) == 0
+    assert balancer.choose([9, 0], affinity_keys(history[b"b"], None, None)) == 1
+    for turn in range(5):
+        for name, rank in ((b"a", 0), (b"b", 1)):
+            history[name] += bytes([turn]) * BLOCK_BYTES
+            assert balancer.choose([1, 1], affinity_keys(history[name], None, None)) == rank
 
 
 def test_memory_is_bounded() -> None:

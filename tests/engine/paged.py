@@ -146,6 +146,7 @@ class Driver:
             assert run.parent is not None
             assert run.parent.children[cache._key(run)] is run
             assert run.start == run.parent.end
+            assert run.blocks.base is None
             assert len(run.tokens) == 4 * blocks.block_size * len(run.blocks) > 0
             assert run.holders == held[run]
             assert (run.owner == NOBODY) == (run.computed == len(run.blocks))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -51,6 +52,27 @@ def test_a_chat_answers_in_words(demo: Server) -> None:
     choice = demo.post("/v1/chat/completions", body).json()["choices"][0]
     assert choice["finish_reason"] == "stop"
     assert len(re.findall(r"[A-Za-z]{2,}", choice["message"]["content"])) >= 5
+
+
+def test_the_turns_of_a_session_cost_what_is_new(demo: Server) -> None:
+    """Prompts of more than 4,096 characters are tokenized by message, and found in the prefix cache."""
+    tokenizer = Tokenizer.from_file(str(DEMO_DIR / "tokenizer.json"))
+    messages = [{"role": "system", "content": "The function returns the value of its argument. " * 100}]
+    known: list[int] = []
+    for turn in range(3):
+        messages.append({"role": "user", "content": f"Turn {turn}: ‘naïve’ <|im_start|> 👍🏽?"})
+        body = {"messages": messages, "max_tokens": 4, "return_token_ids": True, "prompt_cache_key": "key"}
+        reply = demo.post("/v1/chat/completions", body).json()
+        prompt = reply["prompt_token_ids"]
+        text = tokenizer.decode(prompt, skip_special_tokens=False)
+        assert len(text) > 4096
+        assert prompt == tokenizer.encode(text, add_special_tokens=False).ids
+        cached = reply["usage"]["prompt_tokens_details"]["cached_tokens"]
+        common = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(prompt, known, strict=False))
+        assert cached == len(list(common)) // 16 * 16
+        known = prompt + reply["choices"][0]["token_ids"][:-1]
+        messages.append({"role": "assistant", "content": reply["choices"][0]["message"]["content"]})
+    assert cached > 500
 
 
 WEATHER: list[Any] = [

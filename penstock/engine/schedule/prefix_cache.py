@@ -38,6 +38,7 @@ class CachedRun:
     tokens: bytes
     """int32 token ids, of all blocks."""
     blocks: I32
+    """int32[blocks], an array of its own: a view would keep that of a whole history."""
     start: int
     """Blocks before the run."""
     parent: CachedRun | None
@@ -187,7 +188,7 @@ class PrefixCache:
         size = blocks * self._block_bytes
         first = CachedRun(
             tokens=run.tokens[:size],
-            blocks=run.blocks[:blocks],
+            blocks=run.blocks[:blocks].copy(),
             start=run.start,
             parent=parent,
             holders=run.holders,
@@ -195,7 +196,7 @@ class PrefixCache:
             computed=min(run.computed, blocks),
         )
         parent.children[self._key(first)] = first
-        run.tokens, run.blocks, run.start = run.tokens[size:], run.blocks[blocks:], first.end
+        run.tokens, run.blocks, run.start = run.tokens[size:], run.blocks[blocks:].copy(), first.end
         run.computed -= first.computed
         run.parent = first
         first.children[self._key(run)] = run
@@ -348,7 +349,7 @@ class PrefixCache:
             if parent.parent is None and not parent.children:
                 del self._roots[parent.salt]
         self._blocks.free(run.blocks[blocks:])
-        run.tokens, run.blocks = run.tokens[: blocks * self._block_bytes], run.blocks[:blocks]
+        run.tokens, run.blocks = run.tokens[: blocks * self._block_bytes], run.blocks[:blocks].copy()
         run.computed = min(run.computed, blocks)
 
     def _cache(self, last: CachedRun, slot: int, row: I32) -> CachedRun:
@@ -366,7 +367,7 @@ class PrefixCache:
         if not len(more):
             return last
         if last.parent is None or last.children or last.holders > 1:
-            return self._add(last, history, more)
+            return self._add(last, history, more.copy())
         last.tokens += history[last.end * self._block_bytes :]
         last.blocks = np.concatenate((last.blocks, more))
         last.computed = len(last.blocks)
