@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import msgspec
-
 from penstock.dialects.responses.request_schema import NamespacedTool, ResponseTool
 from penstock.generation.grammars.call_grammar import InputGrammar
 from penstock.generation.request.custom_tools import custom_function, parse_input_format
@@ -81,7 +79,7 @@ class Tools:
         own = _name(tool, field)
         name, input = function_name(namespace, own), None
         if tool.type == "custom":
-            input = parse_input_format(msgspec.to_builtins(tool.format), f"{field}.format")
+            input = parse_input_format(tool.format, f"{field}.format")
             function = custom_function(name, tool.description, input)
         else:
             function = Function(

@@ -250,10 +250,10 @@ def test_errors_of_schemas_name_the_tool() -> None:
     [
         ({"tools": [{"type": "magic"}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
-        ({"tools": [{"type": "custom", "name": "a", "format": {"type": "xml"}}]}, "tools[0].format"),
+        ({"tools": [{"type": "custom", "name": "a", "format": {"type": "xml"}}]}, "tools[0].format.type"),
         (
             {"tools": [{"type": "custom", "name": "a", "format": {"type": "grammar", "syntax": "gbnf"}}]},
-            "tools[0].format",
+            "tools[0].format.syntax",
         ),
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
         ({"tools": TWO_TOOLS, "tool_choice": {"type": "web_search"}}, "tool_choice"),

@@ -155,7 +155,7 @@ def test_every_kind_of_item() -> None:
     assert 0 < usage["output_tokens_details"]["reasoning_tokens"] < usage["output_tokens"]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     st.sampled_from(("", THOUGHT, SECOND_THOUGHT)),
     st.lists(st.sampled_from(PIECES), max_size=4),
