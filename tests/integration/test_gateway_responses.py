@@ -19,7 +19,7 @@ MODEL: dict[str, Any] = {"model": "m", "max_output_tokens": 20}
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
     with ExitStack() as stack:
-        options = (*SYNTHETIC, "--response-store", "memory")
+        options = (*SYNTHETIC, "--response-store", "memory", "--synthetic-step-ms", "5")
         starting = [Server(*options, directory=tmp_path_factory.mktemp(name)) for name in ("a", "b")]
         yield [stack.enter_context(each) for each in starting]
 
@@ -70,6 +70,21 @@ def check_all(first: openai.OpenAI, second: openai.OpenAI, servers: list[Server]
     missing = f"resp_{'0' * 36}"
     with pytest.raises(openai.NotFoundError, match=f"Previous response with id '{missing}' not found"):
         second.responses.create(input="more", previous_response_id=missing, **MODEL)
+
+
+def test_a_response_that_another_gateway_cancels_is_no_failure(fronts: list[Gateway]) -> None:
+    before = fronts[0].counts()
+    with client_of(fronts[0]) as first, client_of(fronts[1]) as second:
+        long: dict[str, Any] = {**MODEL, "max_output_tokens": 1900}
+        stream = first.responses.create(input="hello", stream=True, background=True, **long)
+        created = next(iter(stream))
+        assert created.type in ("response.created", "response.queued")
+        assert second.responses.cancel(created.response.id).status == "cancelled"
+        rest = [event.type for event in stream]
+    assert "error" not in rest
+    eventually(lambda: sum(fronts[0].counts().values()) == sum(before.values()) + 1)
+    ended = {name for name, count in fronts[0].counts().items() if count != before.get(name, 0.0)}
+    assert ended <= {"ok", "ok_without_usage"}
 
 
 def test_the_gateway_sees_usage_and_ends_of_both_apis(fronts: list[Gateway]) -> None:

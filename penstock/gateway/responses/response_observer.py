@@ -125,8 +125,8 @@ class StreamObserver:
 
     def feed(self, chunk: bytes, now: float) -> bytes:
         """Observe the next bytes of the stream; returns the bytes to pass on."""
-        if self._between_events and (events := self._template.count(chunk)):
-            for _ in range(events):
+        if self._between_events and (count := self._template.count(chunk)):
+            for _ in range(count):
                 self._count_tokens(now)
             self._dropped = False
             return chunk
