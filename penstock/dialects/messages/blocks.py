@@ -36,7 +36,7 @@ class Piece(NamedTuple):
     text: str
 
 
-class Stop(NamedTuple):
+class BlockStop(NamedTuple):
     """The open block ends."""
 
     block: int
@@ -46,7 +46,7 @@ class Stop(NamedTuple):
     """Of thinking."""
 
 
-Step = Start | Piece | Stop
+Step = Start | Piece | BlockStop
 
 
 class BlockSequence:
@@ -133,9 +133,9 @@ class BlockSequence:
         if kind is Kind.THINKING:
             text = "".join(self._thinking)
             self._thinking.clear()
-            yield Stop(self.index, kind, signature_of(text, carry=self._omit_thinking))
+            yield BlockStop(self.index, kind, signature_of(text, carry=self._omit_thinking))
         elif kind is not None:
-            yield Stop(self.index, kind)
+            yield BlockStop(self.index, kind)
 
 
 def start_fields(start: Start) -> dict[str, Any]:

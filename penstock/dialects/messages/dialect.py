@@ -71,7 +71,7 @@ class Messages(Dialect):
             constrain(plan, constraint)
         processor.set_output_format(
             plan,
-            choice._replace(constraint=_named_here(choice.constraint)),
+            choice,
             conversation.text,
             show_reasoning=conversation.thinking.shown,
             one_call=conversation.one_call,
