@@ -247,7 +247,9 @@ class PrefixCache:
         last = found.runs[-1] if found.runs else None
         if prefix.reads_cache and found.blocks < prefix.blocks:
             own = self._blocks.table[slot, found.blocks : prefix.blocks].copy()
-            last = self._add(last or self._root(prefix.salt), prefix.tokens, own)
+            size = self._block_bytes
+            tokens = prefix.tokens[found.blocks * size : prefix.blocks * size]
+            last = self._add(last or self._root(prefix.salt), tokens, own)
             last.owner, last.computed = slot, 0
         self._held[slot] = _Held(prefix, last, self._resets)
 
@@ -264,11 +266,9 @@ class PrefixCache:
             self._roots[salt] = root
         return root
 
-    def _add(self, parent: CachedRun, history: bytes, blocks: I32) -> CachedRun:
-        """Add a computed run with one holder: the blocks of a history that follow ``parent``."""
-        start = parent.end
-        tokens = history[start * self._block_bytes : (start + len(blocks)) * self._block_bytes]
-        run = CachedRun(tokens, blocks, start, parent, holders=1, computed=len(blocks))
+    def _add(self, parent: CachedRun, tokens: bytes, blocks: I32) -> CachedRun:
+        """Add a computed run with one holder."""
+        run = CachedRun(tokens, blocks, parent.end, parent, holders=1, computed=len(blocks))
         parent.children[self._key(run)] = run
         return run
 
@@ -355,8 +355,8 @@ class PrefixCache:
     def _cache(self, last: CachedRun, slot: int, row: I32) -> CachedRun:
         """Add the slot's computed blocks ``row`` after ``last``, and free those that others have cached
         meanwhile. Returns the last run."""
-        history = self._table.history[slot, : len(row) * self._blocks.block_size].tobytes()
-        for run in self._walk(last, history, len(row)):
+        history = self._table.history[slot, : len(row) * self._blocks.block_size]
+        for run in self._walk(last, history.tobytes(), len(row)) if last.children else ():
             if run.owner != NOBODY:  # it may be withdrawn, with all that follows it
                 self._blocks.free(row[last.end :])
                 return last
@@ -366,9 +366,10 @@ class PrefixCache:
         more = row[last.end :]
         if not len(more):
             return last
+        tokens = history[last.end * self._blocks.block_size :].tobytes()
         if last.parent is None or last.children or last.holders > 1:
-            return self._add(last, history, more.copy())
-        last.tokens += history[last.end * self._block_bytes :]
+            return self._add(last, tokens, more.copy())
+        last.tokens += tokens
         last.blocks = np.concatenate((last.blocks, more))
         last.computed = len(last.blocks)
         return last
