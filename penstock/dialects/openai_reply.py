@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from penstock import __version__
 from penstock.generation.dialect import ReplyFormat
-from penstock.generation.parsers.delta import Delta
+from penstock.generation.parsers.delta import Delta, TextKind
 from penstock.generation.replies.collected import CollectedReply
 from penstock.generation.replies.logprobs import TokenLogprobs
 from penstock.generation.replies.reply import Choice, Prompt, prompt_token_ids
@@ -27,6 +27,8 @@ from penstock.streaming.token_table import escape_json
 from penstock.wire.messages import KVTransferParams
 
 DONE = b"data: [DONE]\n\n"
+REASONING_START = b',"delta":{"reasoning":"'
+"""JSON between a choice's index and its reasoning; it is closed as content is."""
 SYSTEM_FINGERPRINT = f"penstock-{__version__}"
 SERVICE_TIER = b'"default"'
 """The tier that serves all requests, whichever they ask for; ``priority`` is a field of its own."""
@@ -61,10 +63,14 @@ class OpenAIReply(ReplyFormat):
 
     # -- events
 
-    def head(self, index: int) -> bytes:
-        return b'%b{"index":%d%b' % (self._prefix, index, self.text_start)
+    def head(self, index: int, kind: TextKind = TextKind.CONTENT) -> bytes:
+        start = self.text_start if kind is TextKind.CONTENT else REASONING_START
+        return b'%b{"index":%d%b' % (self._prefix, index, start)
 
-    def tail(self) -> bytes:
+    def text_open(self, index: int, kind: TextKind) -> bool:
+        return True
+
+    def tail(self, kind: TextKind = TextKind.CONTENT) -> bytes:
         return self.text_end + b',"logprobs":null,"finish_reason":null}]}\n\n'
 
     @abstractmethod

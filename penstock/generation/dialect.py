@@ -12,7 +12,7 @@ from asyncio import Future
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
-from penstock.generation.parsers.delta import Delta
+from penstock.generation.parsers.delta import Delta, TextKind
 from penstock.generation.plan import RequestPlan
 from penstock.generation.replies.token_usage import TokenUsage
 from penstock.http.errors import ApiError
@@ -80,11 +80,11 @@ class ReplyFormat(ABC):
     # -- events
 
     @abstractmethod
-    def head(self, index: int) -> bytes:
+    def head(self, index: int, kind: TextKind = TextKind.CONTENT) -> bytes:
         """The bytes before the text of a text event of choice ``index``. With blocks: of the open one."""
 
     @abstractmethod
-    def tail(self) -> bytes:
+    def tail(self, kind: TextKind = TextKind.CONTENT) -> bytes:
         """The bytes after the text of a text event."""
 
     @abstractmethod
@@ -118,9 +118,9 @@ class ReplyFormat(ABC):
     def error(self, error: StreamError) -> bytes:
         """The events that end a stream that failed after its headers were sent."""
 
-    def text_open(self, index: int) -> bool:
-        """Whether a text event may come next, as far as blocks are concerned."""
-        return True
+    def text_open(self, index: int, kind: TextKind) -> bool:
+        """Whether a text event of this kind may come next without :meth:`event`."""
+        return kind is TextKind.CONTENT
 
     # -- the end
 

@@ -145,11 +145,11 @@ class Stream:
         self.row_path: RowPath | None = None
         """The latest one; set by the row writer."""
 
-    def set_head(self, head: bytes) -> None:
-        """What precedes the text from the next row on."""
+    def set_event(self, head: bytes, tail: bytes) -> None:
+        """What precedes and follows the text from the next row on."""
         if head != self.head:
-            self.head = head
-            self.row_path = None  # the row writer takes the new one
+            self.head, self.tail = head, tail
+            self.row_path = None  # the row writer takes the new ones
 
     def event(self, text: bytes) -> bytes:
         """A text event. ``text``: JSON-escaped UTF-8."""

@@ -162,7 +162,7 @@ def test_a_new_head_is_taken_when_rows_become_plain_again() -> None:
     assert stream is not None
     path = stream.row_path
     stream.stop_plain_rows()
-    stream.set_head(b"[")
+    stream.set_event(b"[", b">")
     stream.write_plain_rows(path)
     desk.rows((0, [0]))
     assert desk.written()[0] == b'[a","sequence_number":0>'

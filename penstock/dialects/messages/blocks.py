@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import Any, NamedTuple
 
-from penstock.dialects.messages.thinking import signature_of
+from penstock.dialects.messages.thinking import carrying_signature, signature_of
 from penstock.generation.parsers.delta import CallDelta, Delta
 
 
@@ -56,14 +56,15 @@ class BlockSequence:
     write it between thinking, text and calls. An output that is white space alone is a text.
     """
 
-    def __init__(self, *, omit_thinking: bool = False) -> None:
+    def __init__(self, message_id: str, *, omit_thinking: bool = False) -> None:
         """``omit_thinking``: the text of thinking is in the signature alone."""
         self.open: Kind | None = None
         self.index = -1
         """Of the open block, or of the last one."""
         self.called = False
         """Whether there was a tool_use."""
-        self._omit_thinking = omit_thinking
+        self.omits_thinking = omit_thinking
+        self._message_id = message_id
         self._gap = ""
         """White space held back."""
         self._gap_kind = Kind.TEXT
@@ -96,11 +97,9 @@ class BlockSequence:
                 return
             self._gap = ""
             yield from self._start(kind)
-        if kind is Kind.THINKING:
+        if kind is Kind.THINKING and self.omits_thinking:
             self._thinking.append(text)
-            if self._omit_thinking:
-                return
-        if text:
+        elif text:
             yield Piece(self.index, kind, text)
 
     def finish(self) -> Iterator[Step]:
@@ -133,7 +132,8 @@ class BlockSequence:
         if kind is Kind.THINKING:
             text = "".join(self._thinking)
             self._thinking.clear()
-            yield BlockStop(self.index, kind, signature_of(text, carry=self._omit_thinking))
+            signature = carrying_signature(text) if text else signature_of(self._message_id, self.index)
+            yield BlockStop(self.index, kind, signature)
         elif kind is not None:
             yield BlockStop(self.index, kind)
 

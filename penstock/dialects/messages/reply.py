@@ -10,7 +10,7 @@ import msgspec
 from penstock.dialects.messages.blocks import BlockSequence, Kind, Piece, Start, Step, start_fields
 from penstock.dialects.messages.errors import error_body
 from penstock.generation.dialect import ReplyFormat
-from penstock.generation.parsers.delta import Delta
+from penstock.generation.parsers.delta import Delta, TextKind
 from penstock.generation.plan import RequestPlan
 from penstock.generation.replies.collected import CollectedReply
 from penstock.generation.replies.logprobs import TokenLogprobs
@@ -64,21 +64,25 @@ class MessagesReply(ReplyFormat):
         self.id = f"msg_{plan.request_id or request_id}"
         self._plan = plan
         self._request_id = request_id
-        self._blocks = BlockSequence(omit_thinking=omit_thinking)
+        self._blocks = BlockSequence(self.id, omit_thinking=omit_thinking)
         self._finish_reason: bytes | None = None
         self._stop_sequence: str | None = None
         self._head = b""
 
     # -- events
 
-    def head(self, index: int) -> bytes:
-        return self._head
+    def head(self, index: int, kind: TextKind = TextKind.CONTENT) -> bytes:
+        if kind is TextKind.CONTENT:
+            return self._head
+        return _DELTA % (self._blocks.index, _DELTA_TYPES[Kind.THINKING])
 
-    def tail(self) -> bytes:
+    def tail(self, kind: TextKind = TextKind.CONTENT) -> bytes:
         return _DELTA_END
 
-    def text_open(self, index: int) -> bool:
-        return self._blocks.open is Kind.TEXT
+    def text_open(self, index: int, kind: TextKind) -> bool:
+        if kind is TextKind.CONTENT:
+            return self._blocks.open is Kind.TEXT
+        return self._blocks.open is Kind.THINKING and not self._blocks.omits_thinking
 
     def first(self, index: int, prompt_token_ids: Sequence[int] | None, usage: TokenUsage | None) -> bytes:
         assert usage is not None  # usage_first

@@ -12,7 +12,7 @@ from penstock.http.errors import refused
 
 _ON = ("enabled", "adaptive", "between_tools")
 _DIGEST, _TEXT = "penstock-d.", "penstock-t."
-"""Beginnings of signatures: with a digest of the text, and with the text itself."""
+"""Beginnings of signatures: with a digest of the block's place, and with its text."""
 
 
 class Thinking(NamedTuple):
@@ -39,12 +39,15 @@ def parse_thinking(request: CountTokensRequest) -> Thinking:
     return Thinking(shown, shown and given is not None and given.display == "omitted", variables)
 
 
-def signature_of(text: str, *, carry: bool) -> str:
-    """The signature of a thinking block. ``carry``: the block is sent without its text."""
-    encoded = text.encode()
-    if carry:
-        return _TEXT + urlsafe_b64encode(encoded).decode()
-    return _DIGEST + urlsafe_b64encode(blake2b(encoded, digest_size=24).digest()).decode()
+def signature_of(message_id: str, index: int) -> str:
+    """The signature of a thinking block, by its place: nobody checks it, but it must be there and differ."""
+    place = f"{message_id}/{index}".encode()
+    return _DIGEST + urlsafe_b64encode(blake2b(place, digest_size=24).digest()).decode()
+
+
+def carrying_signature(text: str) -> str:
+    """The signature of a thinking block that is sent without its text."""
+    return _TEXT + urlsafe_b64encode(text.encode()).decode()
 
 
 def thinking_text(text: str, signature: str) -> str:

@@ -81,7 +81,9 @@ class Output:
             opening = self._open(MessageItem(self._new_id(MessageItem), len(self.closed) + bool(self.open)))
         item = self.open
         assert isinstance(item, MessageItem)
-        return opening + self._delta(text, item.tail if logprobs is None else item.add_logprobs(logprobs))
+        return opening + self._delta(
+            text, item.PLAIN_TAIL if logprobs is None else item.add_logprobs(logprobs)
+        )
 
     def _add_reasoning(self, text: str) -> bytes:
         opening = b""
@@ -93,7 +95,7 @@ class Output:
             number = len(self.closed) + bool(self.open)
             opening = self._open(kind(self._new_id(kind), number, sealed=self._options.sealed))
         assert self.open is not None
-        return opening + self._delta(escape_json(text), self.open.tail)
+        return opening + self._delta(escape_json(text), self.open.PLAIN_TAIL)
 
     def _add_call(self, call: CallDelta) -> bytes:
         opening = b""
@@ -108,7 +110,7 @@ class Output:
         assert self.open is not None
         if not call.arguments:
             return opening
-        return opening + self._delta(escape_json(call.arguments), self.open.tail)
+        return opening + self._delta(escape_json(call.arguments), self.open.PLAIN_TAIL)
 
     def finish(self, *, cut: bool) -> bytes:
         """The output has ended; ``cut``: by max_output_tokens."""

@@ -56,10 +56,8 @@ class OutputItem:
         """The fields of ``done_event`` after the item's place."""
         return b'"%b":"%b"' % (self.text_field, text)
 
-    @property
-    def tail(self) -> bytes:
-        """What follows the sequence number in a text event."""
-        return b"}\n\n"
+    PLAIN_TAIL: ClassVar[bytes] = b"}\n\n"
+    """What follows the sequence number in a text event."""
 
 
 class MessageItem(OutputItem):
@@ -101,10 +99,6 @@ class MessageItem(OutputItem):
 
     def done_fields(self, text: bytes) -> bytes:
         return b'"text":"%b","logprobs":%b' % (text, self._all_logprobs())
-
-    @property
-    def tail(self) -> bytes:
-        return self.PLAIN_TAIL
 
 
 class ReasoningItem(OutputItem):

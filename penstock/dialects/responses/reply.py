@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from penstock.dialects.responses.output import Output, OutputOptions
-from penstock.dialects.responses.output_items import MessageItem
+from penstock.dialects.responses.output_items import MessageItem, ReasoningItem
 from penstock.generation.dialect import ReplyFormat
-from penstock.generation.parsers.delta import Delta
+from penstock.generation.parsers.delta import Delta, TextKind
 from penstock.generation.replies.collected import CollectedReply
 from penstock.generation.replies.logprobs import TokenLogprobs
 from penstock.generation.replies.reply import Choice, RequestReply
@@ -87,15 +87,14 @@ class ResponsesReply(ReplyFormat):
 
     # -- events
 
-    def head(self, index: int) -> bytes:
-        item = self._output.open
-        return item.head if isinstance(item, MessageItem) else b""
+    def head(self, index: int, kind: TextKind = TextKind.CONTENT) -> bytes:
+        return b"" if self._output.open is None else self._output.open.head
 
-    def tail(self) -> bytes:
-        return MessageItem.PLAIN_TAIL
+    def tail(self, kind: TextKind = TextKind.CONTENT) -> bytes:
+        return (MessageItem if kind is TextKind.CONTENT else ReasoningItem).PLAIN_TAIL
 
-    def text_open(self, index: int) -> bool:
-        return isinstance(self._output.open, MessageItem)
+    def text_open(self, index: int, kind: TextKind) -> bool:
+        return isinstance(self._output.open, MessageItem if kind is TextKind.CONTENT else ReasoningItem)
 
     def first(self, index: int, prompt_token_ids: Sequence[int] | None, usage: TokenUsage | None) -> bytes:
         if self._started:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.generation.parsers.call_syntax import SEPARATORS, JsonCalls, Section
-from penstock.generation.parsers.delta import Delta
+from penstock.generation.parsers.delta import Delta, TextKind
 from penstock.generation.parsers.reader import MIN_MARKER, EndOfOutput, NotACall, Reader, Steps
 from penstock.generation.parsers.value_types import Parameters
 
@@ -26,12 +26,12 @@ class CallParser:
         return self._reader.idle
 
     @property
-    def open(self) -> bool:
+    def open(self) -> TextKind | None:
         return self._reader.open
 
     def push(self, text: str) -> Delta:
         reader = self._reader
-        if reader.idle or (reader.open and self._passes(text)):
+        if reader.idle or (reader.open is not None and self._passes(text)):
             return Delta(content=text)
         return reader.feed(text, self._steps)
 
@@ -47,7 +47,8 @@ class RequiredCallsParser:
     """An output that the grammar of ``tool_choice`` forces to be calls: a call that is cut before its
     arguments begin is dropped, for nothing of such an output is content."""
 
-    idle = open = False
+    idle = False
+    open = None
     guard = ""
 
     def __init__(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import Enum, auto
 from typing import Protocol
 
 import msgspec
@@ -22,6 +23,11 @@ class CallDelta(msgspec.Struct, gc=False):
     :mod:`penstock.generation.parsers.message`."""
     custom: bool = False
     """Whether the function is a custom tool; ``arguments`` is then its input, as plain text."""
+
+
+class TextKind(Enum):
+    CONTENT = auto()
+    REASONING = auto()
 
 
 class TextDelta(msgspec.Struct, gc=False):
@@ -128,9 +134,9 @@ class OutputParser(Protocol):
         ...
 
     @property
-    def open(self) -> bool:
-        """Whether the output is in content and nothing is held back: text without any character of
-        :attr:`guard` and without white space at its end may then pass as content without a push."""
+    def open(self) -> TextKind | None:
+        """What the output is in if nothing is held back: text without any character of :attr:`guard` and
+        without white space at its end may then pass as that without a push. None: it may not."""
         ...
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from penstock.generation.parsers.delta import Delta
+from penstock.generation.parsers.delta import Delta, TextKind
 from penstock.generation.parsers.reader import EndOfOutput, NotACall, Reader, Steps
 
 START = "<|start|>"
@@ -39,7 +39,7 @@ class HarmonyParser:
         next(self._steps)
 
     @property
-    def open(self) -> bool:
+    def open(self) -> TextKind | None:
         return self._reader.open
 
     def push(self, text: str) -> Delta:
@@ -95,7 +95,7 @@ def _message(reader: Reader, header: str, *, calls: bool) -> Steps[None]:
         else:
             reader.delta.add_content(text)
 
-    yield from _text(reader, emit, content=not reasons)
+    yield from _text(reader, emit, TextKind.REASONING if reasons else TextKind.CONTENT)
 
 
 def _call(reader: Reader, name: str) -> Steps[None]:
@@ -114,7 +114,7 @@ def _call(reader: Reader, name: str) -> Steps[None]:
             emit("{}")
 
 
-def _text(reader: Reader, emit: Callable[[str], object], *, content: bool = False) -> Steps[None]:
-    mark = yield from reader.until(*_ENDS, emit=emit, content=content)
+def _text(reader: Reader, emit: Callable[[str], object], kind: TextKind | None = None) -> Steps[None]:
+    mark = yield from reader.until(*_ENDS, emit=emit, kind=kind)
     if mark in (START, CHANNEL):
         reader.skip(-len(mark))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from penstock.generation.parsers.custom_input import CustomInput
-from penstock.generation.parsers.delta import CallDelta, Delta, OutputParser, TextDelta
+from penstock.generation.parsers.delta import CallDelta, Delta, OutputParser, TextDelta, TextKind
 
 
 def new_call_id() -> str:
@@ -51,10 +51,13 @@ class MessageParser:
         return (self._reasoning is None or self._reasoning.idle) and (self._tools is None or self._tools.idle)
 
     @property
-    def open(self) -> bool:
-        """Whether text without any character of :attr:`guard` and without white space at its end is content
-        that need not be pushed."""
-        return (self._reasoning is None or self._reasoning.open) and (self._tools is None or self._tools.open)
+    def open(self) -> TextKind | None:
+        """What text without any character of :attr:`guard` and without white space at its end is, so that it
+        need not be pushed; None: it must be."""
+        kind = TextKind.CONTENT if self._reasoning is None else self._reasoning.open
+        if kind is TextKind.REASONING:
+            return kind if self._format.show_reasoning else None
+        return kind if kind is None or self._tools is None else self._tools.open
 
     @property
     def guard(self) -> str:

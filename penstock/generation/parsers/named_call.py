@@ -8,7 +8,8 @@ from penstock.generation.parsers.delta import CallDelta, Delta
 class NamedCallParser:
     """All text is arguments of the call."""
 
-    idle = open = False
+    idle = False
+    open = None
     guard = ""
 
     def __init__(self, name: str) -> None:

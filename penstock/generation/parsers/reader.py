@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
-from penstock.generation.parsers.delta import CallDelta, Delta
+from penstock.generation.parsers.delta import CallDelta, Delta, TextKind
 from penstock.streaming.stop_strings import held_back
 
 T = TypeVar("T")
@@ -49,8 +49,8 @@ class Reader:
         """Whether no more text comes; whether as max_tokens ended the output."""
         self.idle = False
         """Whether all text that follows is content."""
-        self.open = False
-        """Whether the output is in content, and nothing is held back."""
+        self.open: TextKind | None = None
+        """What the output is in, if nothing is held back."""
         self.delta = Delta()
 
     def feed(self, text: str, steps: Steps[None]) -> Delta:
@@ -62,7 +62,7 @@ class Reader:
             self._text = self._text[self._begun :] + text
             self._at -= self._begun
             self._begun = 0
-        self.open = False
+        self.open = None
         next(steps, None)
         delta, self.delta = self.delta, Delta()
         return delta
@@ -137,10 +137,10 @@ class Reader:
         self.skip(count)
         return text
 
-    def until(self, *marks: str, emit: Callable[[str], object], content: bool = False) -> Steps[str]:
+    def until(self, *marks: str, emit: Callable[[str], object], kind: TextKind | None = None) -> Steps[str]:
         """Read up to one of ``marks``, and the mark, which is returned; what precedes it is emitted as it
-        arrives, as ``content`` or other text. At the end of the output all is emitted, but for the beginning
-        of a mark if max_tokens cut it."""
+        arrives. ``kind``: what that is; None: neither content nor reasoning. At the end of the output all is
+        emitted, but for the beginning of a mark if max_tokens cut it."""
         while True:
             text = self.unread
             found = [(place, mark) for mark in marks if (place := text.find(mark)) >= 0]
@@ -156,7 +156,7 @@ class Reader:
             if safe:
                 emit(text[:safe])
                 self.skip(safe)
-            self.open = content and safe == len(text)
+            self.open = kind if safe == len(text) else None
             yield from self.more()
 
     def line(self, mark: str) -> Steps[str]:
@@ -236,7 +236,7 @@ class Reader:
             if self.ended:
                 self._end_content(text[safe:], held)
             self.idle = not marks
-            self.open = safe == len(text)
+            self.open = TextKind.CONTENT if safe == len(text) else None
             yield from self.more()
 
     def _end_content(self, held: str, marker: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.generation.parsers.delta import Delta
+from penstock.generation.parsers.delta import Delta, TextKind
 from penstock.generation.parsers.reader import EndOfOutput, Reader, Steps
 
 
@@ -21,6 +21,10 @@ class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
         """The texts that may be special tokens."""
         return (*self.opens, *self.closes, *self.ends)
 
+    def guard(self) -> str:
+        """The characters with which what ends it begins."""
+        return "".join(sorted({mark[0] for mark in (*self.closes, *self.ends)}))
+
 
 THINK = Reasoning()
 
@@ -28,10 +32,9 @@ THINK = Reasoning()
 class ReasoningParser:
     """Reasoning starts with the output, or with the end of the prompt; what follows is content."""
 
-    guard = ""
-
     def __init__(self, prompt: str, format: Reasoning = THINK) -> None:
         """``prompt``: the text before the output."""
+        self.guard = format.guard()
         self._reader = Reader()
         inside = prompt[-64:].rstrip().endswith(format.opens)
         self._steps = _read(self._reader, format, inside=inside)
@@ -42,8 +45,8 @@ class ReasoningParser:
         return self._reader.idle
 
     @property
-    def open(self) -> bool:
-        return self._reader.idle
+    def open(self) -> TextKind | None:
+        return self._reader.open
 
     def push(self, text: str) -> Delta:
         if self._reader.idle:
@@ -66,7 +69,10 @@ def _read(reader: Reader, format: Reasoning, *, inside: bool) -> Steps[None]:
                 reader.give_up()
         if inside:
             mark = yield from reader.until(
-                *format.closes, *format.ends, emit=lambda text: reader.delta.add_reasoning(text)
+                *format.closes,
+                *format.ends,
+                emit=lambda text: reader.delta.add_reasoning(text),
+                kind=TextKind.REASONING,
             )
             if mark in format.ends:
                 reader.skip(-len(mark))

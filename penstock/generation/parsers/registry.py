@@ -63,8 +63,11 @@ class OutputFormat(msgspec.Struct, frozen=True):
 
     @property
     def guard(self) -> str:
-        """The characters with which markers may begin in content: see OutputParser."""
-        return harmony.GUARD if self.harmony else self.tools.guard() if self.tools else ""
+        """The characters with which markers may begin: see OutputParser."""
+        if self.harmony:
+            return harmony.GUARD
+        tools = self.tools.guard() if self.tools else ""
+        return tools + (self.reasoning.guard() if self.reasoning else "")
 
 
 def output_format(

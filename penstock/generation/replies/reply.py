@@ -17,7 +17,7 @@ import tokenizers
 
 from penstock.dispatch.engine_client import EngineClient
 from penstock.generation.dialect import ReplyFormat
-from penstock.generation.parsers.delta import Delta
+from penstock.generation.parsers.delta import Delta, TextKind
 from penstock.generation.parsers.message import MessageParser
 from penstock.generation.plan import RequestPlan
 from penstock.generation.replies.logprobs import (
@@ -138,12 +138,12 @@ class Choice:
     """Sent by the engine at the end."""
 
     @property
-    def plain(self) -> bool:
-        """Whether token texts can be sent as they are: no text is held back that they could depend on. With a
+    def plain(self) -> TextKind | None:
+        """As what token texts can be sent as they are: no text is held back that they could depend on. With a
         parser that is not idle, guarded tokens are still its own."""
         if self.assembler is not None and self.assembler.pending:
-            return False
-        return self.parser is None or self.parser.idle or self.parser.open
+            return None
+        return TextKind.CONTENT if self.parser is None or self.parser.idle else self.parser.open
 
     @property
     def guarded(self) -> bool:

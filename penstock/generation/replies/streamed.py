@@ -172,9 +172,10 @@ class StreamedReply(RequestReply):
         stream = choice.stream
         if not self._plain or self.state is not ReplyState.STREAMING or stream is None:
             return
-        if choice.plain and self.format.text_open(stream.index):
-            if self.format.blocks:
-                stream.set_head(self.format.head(stream.index))
+        kind, format, index = choice.plain, self.format, stream.index
+        if kind is not None and format.text_open(index, kind):
+            if format.blocks or choice.parser is not None:
+                stream.set_event(format.head(index, kind), format.tail(kind))
             path = self.sink.row_path if len(self.choices) == 1 else None
             stream.write_plain_rows(path, guarded=choice.guarded)
         else:

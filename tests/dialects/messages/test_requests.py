@@ -9,7 +9,7 @@ import pytest
 
 from penstock.config.serve import ServeConfig
 from penstock.dialects.messages.dialect import Messages, MessagesTokenCounter
-from penstock.dialects.messages.thinking import signature_of
+from penstock.dialects.messages.thinking import carrying_signature
 from penstock.http.errors import ApiError
 from tests.dialects.messages.serving import WEATHER, counted, plan, processor, prompt
 
@@ -72,7 +72,7 @@ def test_a_tool_that_failed_says_so() -> None:
 
 
 def test_omitted_thinking_comes_back_from_its_signature() -> None:
-    block = {"type": "thinking", "thinking": "", "signature": signature_of("Hm.", carry=True)}
+    block = {"type": "thinking", "thinking": "", "signature": carrying_signature("Hm.")}
     messages = [USER, {"role": "assistant", "content": [block, text("Yes.")]}, USER]
     assert "<think>Hm.</think>Yes." in prompt(messages=messages)
     block["signature"] += "ä"  # no error, whatever it is

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.generation.parsers.calls import CallParser
-from penstock.generation.parsers.delta import Delta, OutputParser
+from penstock.generation.parsers.delta import Delta, OutputParser, TextKind
 from penstock.generation.parsers.formats import TOOL_FORMATS
 from penstock.generation.parsers.message import MessageFormat, MessageParser
 from penstock.generation.parsers.named_call import NamedCallParser
@@ -146,10 +146,11 @@ def test_text_may_pass_by_an_open_parser(name: str, before: str, plain: str, aft
     said.add(parser.push(before))
     expected.add(twin.push(before))
     if parser.open and not set(plain) & set(parser.guard) and plain == plain.rstrip():
-        said.add(Delta(content=plain))  # not pushed
-        assert twin.push(plain) == Delta(content=plain)
-        expected.add(Delta(content=plain))
-        assert twin.open
+        passed = Delta(content=plain) if parser.open is TextKind.CONTENT else Delta(reasoning=plain)
+        said.add(passed)  # not pushed
+        assert twin.push(plain) == passed
+        expected.add(passed)
+        assert twin.open is parser.open
         assert set(twin.guard) == set(parser.guard)
     for each, delta in ((parser, said), (twin, expected)):
         delta.add(each.push(after))
@@ -160,10 +161,15 @@ def test_text_may_pass_by_an_open_parser(name: str, before: str, plain: str, aft
 def test_parsers_open_after_reasoning_and_calls() -> None:
     parser = MessageParser(MessageFormat(partial(ReasoningParser, ""), HERMES))
     assert not parser.open
-    parser.push("<think>a</think>", last=False)
-    assert (parser.open, parser.guard) == (True, "<")
+    parser.push("<think>a", last=False)
+    assert parser.open is TextKind.REASONING
+    parser.push("</think>", last=False)
+    assert (parser.open, set(parser.guard)) == (TextKind.CONTENT, {"<"})
     parser.push("text ", last=False)
     assert not parser.open, "white space may precede a call"
     parser.push('<tool_call>{"name": "f"}</tool_call>', last=False)
     assert parser.open
-    assert MessageParser(MessageFormat(partial(ReasoningParser, "<think>"))).open is False
+    assert MessageParser(MessageFormat(partial(ReasoningParser, "<think>"))).open is TextKind.REASONING
+    hidden = MessageParser(MessageFormat(partial(ReasoningParser, "<think>"), show_reasoning=False))
+    hidden.push("a", last=False)
+    assert hidden.open is None, "reasoning that is not shown must be dropped"

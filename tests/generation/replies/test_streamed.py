@@ -12,6 +12,7 @@ import pytest
 from penstock.generation.parsers.calls import CallParser
 from penstock.generation.parsers.formats import TOOL_FORMATS
 from penstock.generation.parsers.message import MessageFormat
+from penstock.generation.parsers.reasoning import ReasoningParser
 from penstock.generation.replies.reply import TextTables
 from penstock.generation.replies.streamed import StreamedReply
 from penstock.streaming.row_path import RowPath
@@ -423,3 +424,24 @@ def test_a_parser_sees_only_rows_that_may_matter_to_it() -> None:
     assert "".join(call["function"]["arguments"] for call in calls) == '{"a": 1}'
     first = decoded(seen)[:20]
     assert len(first.partition("<")[0]) < 10, f"the parser saw {first!r}"
+
+
+@within_loop
+def test_reasoning_passes_by_its_parser_and_stays_reasoning() -> None:
+    plan = PLANNER.chat(chat_body(stream=True, max_tokens=2000))
+    plan.format = MessageFormat(reasoning=partial(ReasoningParser, "<think>"))
+    desk = Desk(tables())
+    reply, sink = desk.streamed(plan, chat=True)
+    seen: list[int] = []
+    on_row = reply.on_row
+    reply.on_row = lambda *row: (seen.extend(row[1]), on_row(*row))  # type: ignore[method-assign]
+    [choice] = reply.choices
+    assert choice.stream is not None
+    tokens = ids("I think a while about this, and then some more.</think>The answer is 42, as ever.")
+    desk.deliver(desk.rows(choice.stream.handle, [[token] for token in tokens], FinishReason.LENGTH))
+    deltas = [event["choices"][0]["delta"] for event in sink.events() if event.get("choices")]
+    assert "".join(delta.get("reasoning", "") for delta in deltas) == (
+        "I think a while about this, and then some more."
+    )
+    assert "".join(delta.get("content", "") for delta in deltas) == "The answer is 42, as ever."
+    assert len(seen) < len(tokens) / 2, "most rows were the reply's"
