@@ -159,9 +159,13 @@ def _add(group: argparse._ArgumentGroup, option: Option) -> None:
 
 
 def help_text(option: Option) -> str:
-    """The description, with default, bounds and variable in brackets."""
+    """The description, with choices that the placeholder does not show, default, bounds and variable in
+    brackets."""
     facts = [f"default: {option.default_text}"] if option.default_text else []
     facts += [one.range for one in option.alternatives if one.range]
+    choices = [choice for one in option.alternatives for choice in one.choices]
+    if choices and choices[0] not in option.metavar:
+        facts.insert(0, f"one of {', '.join(choices)}")
     return f"{option.description} [{'; '.join([*facts, option.variable])}]"
 
 

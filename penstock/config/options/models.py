@@ -85,6 +85,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         option(
             "Format of the model's tool calls; auto: detected from its chat template and type.",
             "Model",
+            metavar="FORMAT",
         ),
     ] = "auto"
     json_whitespace: Annotated[
@@ -124,6 +125,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             "Format of the model's reasoning, which responses carry apart from the content. think: "
             "between <think> and </think>; auto: detected from the chat template and the model's type.",
             "Model",
+            metavar="FORMAT",
         ),
     ] = "auto"
     generation_config: Annotated[
