@@ -116,7 +116,8 @@ class RowWriter:
         """Write the stream's next plain rows by its ``row_path``; without one, by its ``write``."""
         handle = stream.handle
         self._changes += 1
-        self._guard(handle, on=stream.guarded)
+        if stream.guarded or self._guards:
+            self._guard(handle, on=stream.guarded)
         if row_path is None:
             self._records.give_back(handle)
             self._path[handle], self._sizes[handle] = Path.SINK, _NOT_DIRECT
@@ -138,7 +139,8 @@ class RowWriter:
     def stop(self, handle: int) -> None:
         """Leave the stream's next rows to its reply."""
         self._changes += 1
-        self._guard(handle, on=False)
+        if self._guards:
+            self._guard(handle, on=False)
         self._records.give_back(handle)
         self._path[handle], self._sizes[handle] = Path.REPLY, _NOT_DIRECT
 

@@ -89,7 +89,9 @@ class TextTables:
         marks = tuple(guard)
         found = []
         for escaped in self.plain:
-            text: str = "" if escaped is None else json.loads(b'"%b"' % escaped)
+            text = "" if escaped is None else escaped.decode()
+            if "\\" in text:
+                text = json.loads(f'"{text}"')
             found.append(text[-1:].isspace() or any(mark in text for mark in marks))
         return found
 
