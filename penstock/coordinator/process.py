@@ -30,6 +30,7 @@ from penstock.wire.coordination import (
     decode_from_member,
 )
 from penstock.wire.messages import WireError, encode
+from penstock.wire.parts import Part
 from penstock.wire.sockets import PeerGone, RouterSocket, coordinator_address, resolve_address
 
 log = logging.getLogger(__name__)
@@ -152,7 +153,7 @@ class Coordinator:
         due = self._state.next_update_at() if drained else now
         return None if due is None else max(0.0, due - now)
 
-    def _handle(self, identity: bytes, parts: list[bytes], now: float) -> None:
+    def _handle(self, identity: bytes, parts: list[Part], now: float) -> None:
         try:
             if len(parts) != 1:
                 raise WireError(f"a message of {len(parts)} parts, not one")

@@ -31,6 +31,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.wire.messages import Count, Incarnation, WireError, decoded
+from penstock.wire.parts import Part
 from penstock.wire.sockets import engine_identity, is_ip_address, server_identity
 
 COORDINATOR_PROTOCOL_VERSION = 4
@@ -208,7 +209,7 @@ _from_member: msgspec.msgpack.Decoder[FromMember] = msgspec.msgpack.Decoder(From
 _from_coordinator: msgspec.msgpack.Decoder[FromCoordinator] = msgspec.msgpack.Decoder(FromCoordinator)
 
 
-def decode_from_member(part: bytes) -> FromMember:
+def decode_from_member(part: Part) -> FromMember:
     """Raises WireError, also for fields out of bounds."""
     if len(part) > MAX_MEMBER_BYTES:
         raise WireError(f"a message of {len(part)} bytes, at most {MAX_MEMBER_BYTES} are taken")

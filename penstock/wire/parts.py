@@ -1,7 +1,8 @@
 """Long parts of ZMQ messages, cut into pieces.
 
 ZMQ reserves the memory for a part as soon as its length is announced, also before the peer has shown its key.
-So sockets take only short parts (``ZMQ_MAXMSGSIZE``), and what is longer crosses as several.
+So tcp sockets take only short parts (``ZMQ_MAXMSGSIZE``), and what is longer crosses as several. Processes of
+one host trust each other: there a part stays whole, and is received without a copy.
 
 A part of exactly :data:`PIECE_BYTES` continues in the next one; the last piece is shorter, or empty.
 """
@@ -9,16 +10,31 @@ A part of exactly :data:`PIECE_BYTES` continues in the next one; the last piece 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias, TypeVar
 
+Part: TypeAlias = bytes | memoryview
+"""As it was received: a long one may be a view of the memory that ZMQ received it into."""
+AnyPart = TypeVar("AnyPart", bytes, Part)
 PIECE_BYTES = 1 << 16
 """Maximum size of a part on the wire."""
 
 
 def cut(parts: list[bytes]) -> list[bytes]:
-    """``parts`` as they cross the wire; the same list when all are short."""
+    """``parts`` as they cross the wire over tcp; the same list when all are short."""
     for part in parts:
         if len(part) >= PIECE_BYTES:
             return [piece for each in parts for piece in _pieces(each)]
+    return parts
+
+
+def told_apart(parts: list[bytes]) -> list[bytes]:
+    """``parts`` as they cross the wire on one host: whole. One that would count as a piece is followed by its
+    rest, which is empty."""
+    for part in parts:
+        if len(part) == PIECE_BYTES:
+            return [
+                piece for each in parts for piece in ((each, b"") if len(each) == PIECE_BYTES else (each,))
+            ]
     return parts
 
 
@@ -26,21 +42,22 @@ def _pieces(part: bytes) -> list[bytes]:
     return [part[start : start + PIECE_BYTES] for start in range(0, len(part) + 1, PIECE_BYTES)]
 
 
-def joined(pieces: list[bytes]) -> list[bytes]:
-    """What was :func:`cut`; the same list when all are short. A missing last piece counts as empty."""
+def joined(pieces: list[AnyPart]) -> list[AnyPart]:
+    """What was :func:`cut` or :func:`told_apart`; the same list when no part has pieces. A missing last piece
+    counts as empty."""
     for piece in pieces:
-        if len(piece) >= PIECE_BYTES:
+        if len(piece) == PIECE_BYTES:
             return _joined(pieces)
     return pieces
 
 
-def _joined(pieces: Sequence[bytes]) -> list[bytes]:
-    parts: list[bytes] = []
-    gathered: list[bytes] = []
+def _joined(pieces: Sequence[AnyPart]) -> list[AnyPart]:
+    parts: list[AnyPart] = []
+    gathered: list[AnyPart] = []
     for piece in pieces:
         gathered.append(piece)
-        if len(piece) < PIECE_BYTES:
-            parts.append(b"".join(gathered))
+        if len(piece) != PIECE_BYTES:
+            parts.append(b"".join(gathered) if len(gathered) > 1 else piece)
             gathered = []
     if gathered:
         parts.append(b"".join(gathered))

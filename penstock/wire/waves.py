@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.wire.messages import decoded
+from penstock.wire.parts import Part
 
 SyncRound: TypeAlias = Annotated[int, Meta(ge=0)]
 
@@ -46,6 +47,6 @@ WaveMessage: TypeAlias = StartWave | Vote | LeaveGroup
 _from_peer: msgspec.msgpack.Decoder[WaveMessage] = msgspec.msgpack.Decoder(WaveMessage)
 
 
-def decode_from_peer(part: bytes) -> WaveMessage:
+def decode_from_peer(part: Part) -> WaveMessage:
     """Raises WireError."""
     return decoded(_from_peer, part, "of an engine in lock-step")

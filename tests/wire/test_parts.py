@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.wire.parts import PIECE_BYTES, cut, joined
+from penstock.wire.parts import PIECE_BYTES, cut, joined, told_apart
 
 LENGTHS = [0, 1, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 2 * PIECE_BYTES, 3 * PIECE_BYTES + 5]
 
@@ -16,6 +16,16 @@ def test_what_was_cut_is_joined(first: int, second: int) -> None:
     pieces = cut(parts)
     assert max(map(len, pieces)) <= PIECE_BYTES
     assert joined(pieces) == parts
+
+
+@pytest.mark.parametrize("first", LENGTHS)
+@pytest.mark.parametrize("second", LENGTHS)
+def test_what_stays_whole_is_told_apart(first: int, second: int) -> None:
+    parts = [b"a" * first, b"", b"b" * second, b"c"]
+    pieces = told_apart(parts)
+    assert set(map(len, pieces)) == {*map(len, parts)}
+    assert joined(pieces) == parts
+    assert [bytes(part) for part in joined([memoryview(piece) for piece in pieces])] == parts
 
 
 def test_short_parts_are_not_touched() -> None:

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 import pytest
 import zmq
 
+from penstock.wire.parts import PIECE_BYTES, Part
 from penstock.wire.sockets import (
     COORDINATOR_SILENCE_S,
     FRAMES_IN_FLIGHT,
@@ -58,7 +59,7 @@ def link(link_to: Callable[[bytes], EngineLink]) -> EngineLink:
     return link_to(ME)
 
 
-def take(engine: RouterSocket) -> tuple[bytes, list[bytes]]:
+def take(engine: RouterSocket) -> tuple[bytes, list[Part]]:
     assert engine.wait(DEADLINE_S)
     message = engine.receive()
     assert message is not None
@@ -121,6 +122,22 @@ def test_round_trip(engine: RouterSocket, link: EngineLink) -> None:
     assert read(link) == [b"header", b"columns"]
     assert engine.receive() is None
     assert link.receive() is None
+
+
+@pytest.mark.parametrize("length", [PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES])
+def test_on_one_host_a_long_part_is_sent_whole_and_not_copied(
+    engine: RouterSocket, link: EngineLink, length: int
+) -> None:
+    parts = [b"head", bytes(length), b"", b"a" * length, b"tail"]
+    link.send(parts)
+    peer, received = take(engine)
+    assert (peer, list(map(bytes, received))) == (ME, parts)
+    whole = isinstance(received[1], memoryview)
+    assert whole == (length > PIECE_BYTES)
+    assert isinstance(received[0], bytes)
+    assert isinstance(received[-1], bytes)
+    assert engine.send(ME, parts)
+    assert read(link) == parts
 
 
 def test_what_is_sent_before_the_connection_is_made_arrives(engine: RouterSocket, link: EngineLink) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from penstock.engine.group.wave_protocol import WaveProtocol
 from penstock.wire.control import Launch
 from penstock.wire.messages import WireError, encode
+from penstock.wire.parts import Part
 from penstock.wire.sockets import PeerLinks, engine_address, engine_identity
 from penstock.wire.waves import WaveMessage, decode_from_peer
 
@@ -50,7 +51,7 @@ class WaveGroup:
         """Whether a wave is running, so that further steps may follow."""
         return self._protocol.running
 
-    def try_handle(self, identity: bytes, parts: Sequence[bytes]) -> bool:
+    def try_handle(self, identity: bytes, parts: Sequence[Part]) -> bool:
         """Handle a message of a peer; False when ``identity`` is not a peer. Raises WireError and
         WaveProtocolError, which break the group."""
         peer = self._peers.get(identity)

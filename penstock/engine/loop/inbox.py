@@ -35,6 +35,7 @@ from penstock.wire.messages import (
     WireError,
     decode_from_server,
 )
+from penstock.wire.parts import Part
 from penstock.wire.sockets import server_identity
 from penstock.wire.submits import split_submit
 
@@ -82,7 +83,7 @@ class Inbox:
         self._rank = rank
         self._epoch = epoch
         self._incarnation = incarnation
-        self._parts: deque[tuple[bytes, bytes]] = deque()
+        self._parts: deque[tuple[bytes, Part]] = deque()
         """Messages received and not handled yet, with their peer."""
         self._refused: set[bytes] = set()
         """Peers that have been refused and told so."""
@@ -92,7 +93,7 @@ class Inbox:
     def waiting(self) -> bool:
         return bool(self._parts)
 
-    def receive(self, identity: bytes, parts: list[bytes]) -> None:
+    def receive(self, identity: bytes, parts: list[Part]) -> None:
         """One ZMQ message: any number of control messages of one API server."""
         self._parts += [(identity, part) for part in parts]
 
