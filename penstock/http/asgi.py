@@ -102,15 +102,17 @@ async def read_any_body(
         if len(whole) > limit:
             raise too_large(limit)
         return whole
-    body = bytearray(message.get("body", b""))
+    parts: list[bytes] = [message.get("body", b"")]
+    size = len(parts[0])
     while message.get("more_body", False):
         message = await receive()
-        body += message.get("body", b"")
-        if len(body) > limit:
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > limit:
             raise too_large(limit)
     if message["type"] == "http.disconnect":
         raise ClientGone
-    return bytes(body)
+    return b"".join(parts)
 
 
 def _is_json(content_type: bytes) -> bool:

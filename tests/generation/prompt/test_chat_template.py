@@ -8,8 +8,11 @@ from typing import Any
 
 import jinja2.sandbox
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from penstock.generation.prompt.chat_template import ChatTemplate
+from penstock.generation.prompt.chat_template import MAX_REMEMBERED, ChatTemplate
+from penstock.http.errors import ApiError
 from tests.generation.planning import error_of, tiny_template
 
 USER = {"role": "user", "content": "hi"}
@@ -122,6 +125,31 @@ def test_tojson_keeps_characters_and_order() -> None:
     source = "{{ messages[0] | tojson }}{{ messages[0].content | tojson(indent=2) }}"
     message = {"role": "user", "content": '<é & "q">'}
     assert rendered(source, message) == '{"role": "user", "content": "<é & \\"q\\">"}"<é & \\"q\\">"'
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+JSON = st.recursive(
+    SCALARS | TEXTS, lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner), max_leaves=8
+)
+
+
+@given(st.dictionaries(TEXTS, SCALARS | TEXTS) | JSON)
+@example({str(number): chr(number) for number in range(0x120)})
+@example({"large": 1 << 80, "schema": {"type": "number", "maximum": 1e16}})
+@example({"schema": {"text": "x" * MAX_REMEMBERED}})
+def test_tojson_writes_what_json_does(value: Any) -> None:
+    for _ in range(2):  # the second one may be remembered
+        text = _TOJSON.render([USER], variables={"value": value})
+        assert text == json.dumps(value, ensure_ascii=False)
+
+
+_TOJSON = template("{{ value | tojson }}")
+
+
+def test_tojson_refuses_what_is_not_json() -> None:
+    with pytest.raises(ApiError, match="not JSON serializable"):
+        rendered("{{ {'a': missing} | tojson }}")
 
 
 def test_loop_controls_and_generation_blocks() -> None:
