@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from enum import IntFlag
 from math import isfinite
 
 import numpy as np
@@ -26,8 +25,11 @@ GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: dividing logits by a smaller one overflows float32."""
 
 
-class SamplingFeature(IntFlag):
-    """What a slot's sampling needs beyond the arg max; a step computes only what one of its rows needs."""
+class SamplingFeature:
+    """What a slot's sampling needs beyond the arg max; a step computes only what one of its rows needs.
+
+    Bits, plain integers: with an array an operator of an IntFlag takes 4 us instead of 0.8.
+    """
 
     NONE = 0
     RANDOM = 1
@@ -178,7 +180,7 @@ class SamplingMetadata:
             needs |= SamplingFeature.GRAMMAR
         self.needs[slot] = needs | self._set_token_lists(slot, sampling)
 
-    def _set_token_lists(self, slot: int, sampling: SamplingParams) -> SamplingFeature:
+    def _set_token_lists(self, slot: int, sampling: SamplingParams) -> int:
         """Keep the lists of a request, once for all its choices."""
         needs = SamplingFeature.NONE
         bias, stop_ids = sampling.logit_bias, sampling.stop_token_ids
@@ -263,7 +265,7 @@ class SamplingMetadata:
 
     def accept(self, slots: NDArray[np.intp], tokens: I32, finish: I8) -> dict[int, str]:
         """Advance the grammars by the sampled tokens of a step. See :meth:`GrammarMatchers.accept`."""
-        rows = np.flatnonzero(self.needs[slots] & SamplingFeature.GRAMMAR)
+        rows = (self.needs[slots] & SamplingFeature.GRAMMAR).nonzero()[0]
         if not len(rows):
             return {}
         ends = finish[rows]

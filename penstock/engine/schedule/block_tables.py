@@ -71,16 +71,25 @@ class BlockTables:
         total = int(counts.sum())
         if not total:
             return
-        if total > self.free_count():
-            raise ValueError(f"{total} KV blocks wanted, {self.free_count()} are free")
-        if total > self._free_count:
-            self.evict(total - self._free_count)
-        taken = self._free[self._free_count - total : self._free_count][::-1]
-        self._free_count -= total
+        taken = self._take_free(total)
         ends = np.cumsum(counts)
         within = np.arange(total) - np.repeat(ends - counts, counts)
         self.table[np.repeat(slots, counts), np.repeat(self.block_counts[slots], counts) + within] = taken
         self.block_counts[slots] += counts
+
+    def allocate_one(self, slot: int, count: int) -> None:
+        """:meth:`allocate` for one slot."""
+        start = int(self.block_counts[slot])
+        self.table[slot, start : start + count] = self._take_free(count)
+        self.block_counts[slot] = start + count
+
+    def _take_free(self, count: int) -> I32:
+        if count > self.free_count():
+            raise ValueError(f"{count} KV blocks wanted, {self.free_count()} are free")
+        if count > self._free_count:
+            self.evict(count - self._free_count)
+        self._free_count -= count
+        return self._free[self._free_count : self._free_count + count][::-1]
 
     def share(self, slot: int, blocks: I32) -> None:
         """Make cached blocks the first blocks of a slot that has none."""

@@ -2,9 +2,10 @@
 
 The cached histories are a tree. A node holds a run of full blocks with their tokens, its children are what
 followed; histories that part within a run split it. Lookups compare tokens, a run at a time, so a turn of a
-long conversation costs what its runs are, not its blocks. A tree belongs to one ``cache_salt``: streams with
-different salts share nothing. Only full blocks are shared, and never the block with the last token of a
-history: that token is computed for its logits, so shared blocks are never written.
+long conversation costs what its runs are, not its blocks. Those of its turns are merged when it is idle. A
+tree belongs to one ``cache_salt``: streams with different salts share nothing. Only full blocks are shared,
+and never the block with the last token of a history: that token is computed for its logits, so shared blocks
+are never written.
 
 Runs that a stream is about to compute are *promised*: other streams wait for them instead of computing them
 as well. A promise is fulfilled block by block, or withdrawn when the stream frees its blocks: it is *settled*
@@ -240,7 +241,7 @@ class PrefixCache:
             self._hold(run)
         if found.runs:
             self._blocks.share(slot, np.concatenate([run.blocks for run in found.runs]))
-        self._blocks.allocate(np.array([slot]), np.array([blocks - found.blocks], np.int32))
+        self._blocks.allocate_one(slot, blocks - found.blocks)
         self._preempted.pop(slot, None)
         if prefix is None:
             return
@@ -329,6 +330,8 @@ class PrefixCache:
             if not run.holders:
                 self._idle[run] = None
                 self._blocks.idle += len(run.blocks)
+        if last is not None:
+            self._merge(last)
 
     def _withdraw(self, slot: int, run: CachedRun | None) -> CachedRun | None:
         """Take back what the slot has promised and not computed. Returns the last run that is left."""
@@ -375,6 +378,26 @@ class PrefixCache:
         return last
 
     # -- runs without holders
+
+    def _merge(self, last: CachedRun) -> None:
+        """Join idle runs that follow one another to the last one, while a run is at most twice as long as what
+        follows it. Many turns leave few runs to look up so, and a token is copied few times."""
+        run, parent = last, last.parent
+        while (
+            parent is not None
+            and parent.parent is not None
+            and not parent.holders
+            and len(parent.children) == 1
+            and len(parent.blocks) <= 2 * len(run.blocks)
+        ):
+            del self._idle[run]
+            parent.tokens += run.tokens
+            parent.blocks = np.concatenate((parent.blocks, run.blocks))
+            parent.computed = len(parent.blocks)
+            parent.children = run.children
+            for child in run.children.values():
+                child.parent = parent
+            run, parent = parent, parent.parent
 
     def _evict(self, count: int) -> None:
         """Free ``count`` idle blocks, those of the longest idle runs."""

@@ -184,7 +184,9 @@ class Scheduler:
         for slot in slots.tolist():
             self._clear(slot)
             self.table.release(slot)
-        self._admitted = self._admitted[~np.isin(self._admitted, slots)]
+        stays = np.ones(self.table.size, np.bool_)
+        stays[slots] = False
+        self._admitted = self._admitted[stays[self._admitted]]
 
     def _clear(self, slot: int) -> None:
         self._release_blocks(slot, forever=True)
@@ -227,7 +229,7 @@ class Scheduler:
         for slot in chunks.tolist():
             self.prefix_cache.mark_computed(slot, int(self.computed[slot]))
         self._last_step[slots] = self.steps
-        samples = np.flatnonzero(start + count == self._ahead(slots))
+        samples = (start + count == self._ahead(slots)).nonzero()[0]
         return Batch(
             slots=slots,
             start=start,
@@ -411,8 +413,9 @@ class Scheduler:
         slot = self.table.allocate(newcomer.server, newcomer.request)
         self.sampling.set(slot, newcomer.request.sampling, newcomer.compilation)
         self.priority[slot] = newcomer.priority
-        index = np.searchsorted(self.priority[self._admitted], newcomer.priority, side="right")
-        self._admitted = np.insert(self._admitted, index, slot)
+        admitted = self._admitted
+        index = int(self.priority[admitted].searchsorted(newcomer.priority, side="right"))
+        self._admitted = np.concatenate((admitted[:index], np.array([slot], np.intp), admitted[index:]))
         self.prefix_cache.record_lookup(newcomer.prefix, newcomer.tokens, found)
         if not newcomer.request.resumed:  # the engine that ran it before has reported its cached tokens
             self.table.cached[slot] = found.blocks * self.blocks.block_size

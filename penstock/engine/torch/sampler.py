@@ -55,7 +55,7 @@ class Sampler:
     def sample(self, logits: Tensor, slots: Slots) -> SamplerOutput:
         """A token for each row of ``logits``, float32[S, V], which is changed in place."""
         needs = self._metadata.needs_of(slots)
-        every = SamplingFeature(int(np.bitwise_or.reduce(needs)))
+        every = int(np.bitwise_or.reduce(needs))
         raw = self._raw_logprobs(logits, needs, every)
         self._edit(logits, slots, needs, every)
         self._penalize(logits, slots, needs, every)
@@ -68,7 +68,7 @@ class Sampler:
 
     # -- changes to logits
 
-    def _edit(self, logits: Tensor, slots: Slots, needs: Needs, every: SamplingFeature) -> None:
+    def _edit(self, logits: Tensor, slots: Slots, needs: Needs, every: int) -> None:
         if every & SamplingFeature.ALLOWED:
             rows = np.flatnonzero(needs & SamplingFeature.ALLOWED)
             apply_token_mask(logits, rows, self._metadata.allowed(slots[rows]))
@@ -79,7 +79,7 @@ class Sampler:
             for edits in self._metadata.edits(slots, needs):
                 _add(logits, edits)
 
-    def _penalize(self, logits: Tensor, slots: Slots, needs: Needs, every: SamplingFeature) -> None:
+    def _penalize(self, logits: Tensor, slots: Slots, needs: Needs, every: int) -> None:
         if not every & PENALTIES:
             return
         metadata = self._metadata
@@ -101,7 +101,7 @@ class Sampler:
             chosen.scatter_(-1, tokens, values)  # a token that is listed twice has the same value
         put_rows(logits, rows, chosen)
 
-    def _without_tokens(self, logits: Tensor, needs: Needs, every: SamplingFeature) -> Tensor | None:
+    def _without_tokens(self, logits: Tensor, needs: Needs, every: int) -> Tensor | None:
         """bool[S]: the rows in which constraints exclude every token, whose logits become finite; None: no
         row has a constraint."""
         if not every & EXCLUDING:
@@ -133,7 +133,7 @@ class Sampler:
         ``logits`` become weights in place: 1 for the likeliest token, 0 for tokens that are cut off.
         """
         metadata = self._metadata
-        every = SamplingFeature(int(np.bitwise_or.reduce(needs)))
+        every = int(np.bitwise_or.reduce(needs))
         logits.sub_(logits.amax(-1, keepdim=True)).div_(_column(metadata.temperature[slots], logits))
         weights = logits.exp_()
         if every & SamplingFeature.MIN_P:
@@ -173,7 +173,7 @@ class Sampler:
 
     # -- logprobs
 
-    def _raw_logprobs(self, logits: Tensor, needs: Needs, every: SamplingFeature) -> Tensor | None:
+    def _raw_logprobs(self, logits: Tensor, needs: Needs, every: int) -> Tensor | None:
         if not every & SamplingFeature.LOGPROBS:
             return None
         return torch.log_softmax(select_rows(logits, np.flatnonzero(needs & SamplingFeature.LOGPROBS)), -1)
