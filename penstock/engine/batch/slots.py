@@ -20,6 +20,7 @@ from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs
 from penstock.wire.messages import Submit
 
+_LENGTH = np.int8(FinishReason.LENGTH)
 FAILED = np.int8(-1)
 """In a column of ends, beside the FinishReasons: the stream ends by an error. A column has one value per
 stream, so that no stream can end twice."""
@@ -217,13 +218,13 @@ class SlotTable:
         """
         length = self.append(slots, tokens)
         finish: I8 = (length >= self.end[slots]).view(np.int8)
-        finish *= np.int8(FinishReason.LENGTH)
+        finish *= _LENGTH
         counts = length > self.min_end[slots]
         if self.stop_ids:
             finish[self.stop_ids.contain(slots, tokens) & counts] = FinishReason.STOP_TOKEN
         for eos in self.eos:
             is_eos = tokens == eos
-            if is_eos.any():
+            if np.count_nonzero(is_eos):  # in a third of the time of any(), whose part of it is Python
                 finish[is_eos & counts & ~self.ignore_eos[slots]] = FinishReason.EOS
         return finish
 
@@ -233,7 +234,7 @@ class SlotTable:
         due: NDArray[np.bool_] = self.length[slots] - sent >= self.interval[slots]
         if self._timed:
             due &= self._now - self._sent_at[slots] >= self.interval_s[slots]
-        if not due.all():
+        if np.count_nonzero(due) < len(due):
             due |= (finish != 0) | (sent == self.prompt_len[slots])
         return due
 
@@ -245,7 +246,7 @@ class SlotTable:
         gather.
         """
         due = self.due(slots, finish)
-        if not due.all():
+        if np.count_nonzero(due) < len(due):
             slots, finish = slots[due], finish[due]
         if self._timed:
             self._sent_at[slots] = self._now
@@ -261,17 +262,17 @@ class SlotTable:
         length, sent = self.length[slots], self.sent[slots]
         count = length - sent
         self.sent[slots] = length
-        one_each = bool((count == 1).all())
+        one_each = not np.count_nonzero(count != 1)
         first = sent == self.prompt_len[slots]
-        cached = self.cached[slots] * first if first.any() else None
+        cached = self.cached[slots] * first if np.count_nonzero(first) else None
         return StepRows(
             server=self.server[slots],
             stream=self.stream[slots],
             position=sent - self.base[slots],
             tokens=self.history[slots, sent] if one_each else self._tokens(slots, sent, count),
             count=None if one_each else count,
-            finish=finish.clip(0) if finish.any() else None,
-            cached=cached if cached is not None and cached.any() else None,
+            finish=finish.clip(0) if np.count_nonzero(finish) else None,
+            cached=cached if cached is not None and np.count_nonzero(cached) else None,
         )
 
     def _tokens(self, slots: NDArray[np.intp], start: I32, count: I32) -> I32:

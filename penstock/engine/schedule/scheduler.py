@@ -220,8 +220,9 @@ class Scheduler:
         self._release_held()
         decodes = self._decodes()
         chunks, counts = self._prefills(self._prefill_budget(len(decodes)))
-        slots = np.concatenate((decodes, chunks))
-        count = np.concatenate((np.ones(len(decodes), np.int32), counts))
+        slots, count = decodes, np.ones(len(decodes), np.int32)
+        if len(chunks):
+            slots, count = np.concatenate((decodes, chunks)), np.concatenate((count, counts))
         order = np.lexsort((self.computed[slots], count > 1))
         slots, count = slots[order], count[order]
         start = self.computed[slots]
@@ -263,6 +264,8 @@ class Scheduler:
             turn = np.argsort(self._last_step[decodes], kind="stable")
             decodes = decodes[turn[: self.max_batched_tokens]]
         missing = self.blocks.missing(decodes, self._ahead(decodes))
+        if not np.count_nonzero(missing):
+            return decodes
         while int(missing.sum()) > self.blocks.free_count():
             victim = self._preempt()
             kept = decodes != victim
@@ -441,9 +444,10 @@ class Scheduler:
         alive = self.table.generation[slots] == batch.generations
         running = slots[alive]
         self.table.in_flight_tokens[running] = np.maximum(self.table.in_flight_tokens[running] - 1, 0)
-        stuck = slots[alive & (tokens == NO_TOKEN)]
-        alive &= tokens != NO_TOKEN
-        if not alive.all():
+        sampled = tokens != NO_TOKEN
+        stuck = slots[alive & ~sampled]
+        alive &= sampled
+        if np.count_nonzero(alive) < len(alive):
             slots, tokens = slots[alive], tokens[alive]
             logprobs = None if logprobs is None else logprobs.select_tokens(alive)
         rows = self._append(slots, tokens, logprobs) if len(slots) else empty_rows()
@@ -453,10 +457,12 @@ class Scheduler:
         """Append the tokens, make the rows that are due, and free the slots of streams that end."""
         ends = self.table.append_and_check_stop(slots, tokens)
         broken = self.sampling.accept(slots, tokens, ends)
-        due_logprobs = self.logprobs_buffer.append_and_take_due(slots, self.table.due(slots, ends), logprobs)
+        if logprobs is not None:
+            due = self.table.due(slots, ends)
+            logprobs = self.logprobs_buffer.append_and_take_due(slots, due, logprobs)
         rows = self.table.rows(slots, ends)
-        rows.logprobs = due_logprobs
-        if not ends.any():
+        rows.logprobs = logprobs
+        if not np.count_nonzero(ends):
             return rows
         if broken:
             failed = slots[ends == FAILED].tolist()
@@ -482,4 +488,5 @@ class Scheduler:
         now = self._clock()
         seconds = now - max(batch.scheduled_at, self._settled_at)
         self._settled_at = now
-        self.step_cost.observe(seconds, int(batch.count[batch.singles :].sum()), batch.singles)
+        chunks = int(batch.count[batch.singles :].sum()) if batch.singles < len(batch) else 0
+        self.step_cost.observe(seconds, chunks, batch.singles)

@@ -31,7 +31,8 @@ def check_request(
     for field in ("logprobs", "prompt_logprobs"):
         if (wanted := getattr(request.sampling, field)) > vocab_size:
             raise RequestRejected(f"{field}: {wanted}, but the vocabulary has {vocab_size} tokens")
-    prompt = np.frombuffer(request.prompt, "<i4")
-    for token in (int(prompt.min()), int(prompt.max())):
-        if not 0 <= token < vocab_size:
-            raise RequestRejected(f"prompt: token id {token}, but the vocabulary has {vocab_size}")
+    prompt = np.frombuffer(request.prompt, "<u4")
+    if prompt.max() >= vocab_size:  # as are negative ids, seen without their sign
+        signed = prompt.view("<i4")
+        token = int(signed.min()) if signed.min() < 0 else int(signed.max())
+        raise RequestRejected(f"prompt: token id {token}, but the vocabulary has {vocab_size}")
