@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import msgspec
+import numpy as np
 
 from penstock.bench.deadline import Deadline, ProgressCallback
 from penstock.bench.errors import BenchError
@@ -222,12 +223,10 @@ def scheduler_turn_s(history_tokens: int, new_tokens: int, turns: int) -> float:
     """CPU seconds of one turn in the engine's scheduler, without a model: the median of ``turns`` turns."""
     room = history_tokens + (turns + WARM_TURNS) * (new_tokens + OUTPUT_TOKENS) + 64
     engine = NoOpEngine(1, room, room)
-    history = [4 + number * 7919 % 50_000 for number in range(room)]
+    history = (4 + np.arange(room) * 7919 % 50_000).astype("<i4")
     spent = []
     for turn in range(turns + WARM_TURNS):
-        prompt = b"".join(
-            token.to_bytes(4, "little") for token in history[: history_tokens + turn * new_tokens]
-        )
+        prompt = history[: history_tokens + turn * new_tokens].tobytes()
         submit = encode(Submit(turn + 1, prompt, SamplingParams(max_tokens=OUTPUT_TOKENS, seed=1)))
         spent.append(_cpu(partial(_run_turn, engine, submit)))
     return statistics.median(spent[WARM_TURNS:])

@@ -380,8 +380,8 @@ class PrefixCache:
     # -- runs without holders
 
     def _merge(self, last: CachedRun) -> None:
-        """Join idle runs that follow one another to the last one, while a run is at most twice as long as what
-        follows it. Many turns leave few runs to look up so, and a token is copied few times."""
+        """Join the last run to idle ones before it that nothing else follows, while one is at most twice as
+        long as what follows it. So many turns leave few runs to look up, and a token is copied few times."""
         run, parent = last, last.parent
         while (
             parent is not None

@@ -51,6 +51,18 @@ def test_output_is_found_by_the_next_turn() -> None:
     assert one(driver, 1, [*history, 7, 7]) == 16
 
 
+def test_many_turns_leave_few_runs() -> None:
+    driver = Driver(make_scheduler(1, 400, block_size=BLOCK, model_len=1024, max_num_batched_tokens=1024))
+    history = prompt(401)
+    for turn in range(64):
+        assert one(driver, turn, history) == (len(history) - 5 if turn else 0)
+        history += [turn % 50] * BLOCK
+        driver.check()
+    cache = driver.scheduler.prefix_cache
+    (end,) = [run for run in cache._idle if not run.children]
+    assert sum(1 for _ in cache._to_root(end)) <= 8
+
+
 def test_other_beginnings_salts_and_engines_without_a_cache_find_nothing() -> None:
     driver = make()
     one(driver, 0, prompt(20))
