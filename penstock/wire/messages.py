@@ -34,7 +34,7 @@ from typing import Annotated, Any, TypeAlias, TypeGuard, TypeVar
 import msgspec
 from msgspec import Meta
 
-ENGINE_PROTOCOL_VERSION = 4
+ENGINE_PROTOCOL_VERSION = 5
 
 Handle: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
 """An API server's number for one stream, repeated in every row; int32 on the wire."""
