@@ -135,8 +135,9 @@ class ChatTemplate:
 
 
 def _rendered(template: jinja2.Template, variables: dict[str, Any]) -> str:
+    context = template.new_context(variables)
     try:
-        return template.render(variables)
+        return "".join(template.root_render_func(context))
     except _RaisedByTemplate as error:
         raise ApiError(400, str(error), param="messages") from None
     except (
@@ -154,6 +155,10 @@ def _rendered(template: jinja2.Template, variables: dict[str, Any]) -> str:
             f"The chat template failed on these messages: {type(error).__name__}: {error}",
             param="messages",
         ) from None
+    finally:
+        # Macros and the context refer to each other: without this the messages stay until a collection.
+        context.vars.clear()
+        context.parent.clear()
 
 
 def _append_mark(message: dict[str, Any]) -> None:

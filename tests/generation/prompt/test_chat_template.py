@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.generation.prompt.chat_template import MAX_REMEMBERED, ChatTemplate
+from penstock.generation.prompt.chat_template import DEFAULT, MAX_REMEMBERED, ChatTemplate
 from penstock.http.errors import ApiError
 from tests.generation.planning import error_of, tiny_template
 
@@ -292,3 +294,24 @@ def test_a_failing_template_is_the_requests_error(source: str) -> None:
     error = error_of(rendered, source)
     assert (error.status, error.param) == (400, "messages")
     assert error.message.startswith("The chat template failed on these messages: ")
+
+
+def test_a_rendering_leaves_no_messages_to_the_garbage_collector() -> None:
+    class Text(str):
+        """A message's, whose end can be seen."""
+
+    source = (
+        "{% macro show(m) %}{{ m.content }}{% endmacro %}{% for m in messages %}{{ show(m) }}{% endfor %}"
+    )
+    template = ChatTemplate({DEFAULT: source}, {})
+    text = Text("a long history")
+    ended = weakref.ref(text)
+    gc.disable()
+    try:
+        assert (
+            template.render([{"role": "user", "content": text}], variables={"tail": "!"}) == "a long history!"
+        )
+        del text
+        assert ended() is None
+    finally:
+        gc.enable()
