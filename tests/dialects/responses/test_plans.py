@@ -11,7 +11,6 @@ import pytest
 
 from penstock.config.serve import ServeConfig
 from penstock.dialects.responses.dialect import Responses, ResponsesTokenCounter
-from penstock.dialects.responses.items import NO_IMAGE
 from penstock.dialects.responses.prompts import Found
 from penstock.dialects.responses.reasoning_content import open_reasoning, seal_reasoning
 from penstock.generation.dialect import RequestInfo
@@ -20,6 +19,7 @@ from penstock.generation.model_info import ModelInfo
 from penstock.generation.parsers.custom_input import CustomInput
 from penstock.generation.plan import RequestPlan
 from penstock.generation.prompt.chat_template import ChatTemplate
+from penstock.generation.request.unseen import unseen
 from penstock.http.errors import ApiError
 from penstock.store.response_store import ResponseStore
 from penstock.store.stored_response import StoredResponse
@@ -161,8 +161,10 @@ def test_reasoning_of_others_is_not_opened() -> None:
 def test_the_model_is_told_of_images() -> None:
     parts = [{"type": "input_text", "text": "See:"}, {"type": "input_image", "image_url": "data:,"}]
     plan = plan_of([{"role": "user", "content": parts}])
-    assert NO_IMAGE in str(plan.prompts)
-    assert plan.warning == "input: the model cannot see images; it was told so in their place"
+    assert unseen("image") in str(plan.prompts)
+    assert plan.warning == (
+        "input: the model reads text only and cannot see images; it was told so in their place"
+    )
 
 
 @pytest.mark.parametrize(
