@@ -191,6 +191,15 @@ def test_items_that_are_refused(input: Any, param: str, said: str) -> None:
 # -- tools
 
 
+@pytest.mark.parametrize("kind", ["function", "custom", "namespace"])
+def test_an_error_shows_how_a_tool_is_written(kind: str) -> None:
+    """Clients of chat completions nest the name."""
+    found = error(tools=[{"type": kind, kind: {"name": "f"}}])
+    assert found.message == (
+        f'tools[0].name is missing: here a tool is written {{"type": "{kind}", "name": …}}.'
+    )
+
+
 def test_tools_as_the_model_sees_them() -> None:
     plan = plan_of(
         tools=[
