@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.dialects.messages.request_schema import ContentBlock, ContentPart
+from penstock.dialects.messages.request_schema import ContentBlock, InnerBlock
 from penstock.generation.request.unseen import Unseen
 from penstock.http.errors import ApiError, shown
 
@@ -16,10 +16,10 @@ class BlockTexts:
     def __init__(self) -> None:
         self.unseen = Unseen()
 
-    def joined(self, blocks: Sequence[ContentBlock | ContentPart], field: str) -> str:
+    def joined(self, blocks: Sequence[ContentBlock | InnerBlock], field: str) -> str:
         return "\n".join(self.text(block, f"{field}.content[{at}]") for at, block in enumerate(blocks))
 
-    def text(self, block: ContentBlock | ContentPart, field: str) -> str:
+    def text(self, block: ContentBlock | InnerBlock, field: str) -> str:
         match block.type:
             case "text":
                 return _needed(block.text, f"{field}.text")
@@ -67,10 +67,10 @@ def unsupported(kind: Any, field: str) -> ApiError:
     )
 
 
-def _found(block: ContentBlock | ContentPart) -> list[str | None]:
+def _found(block: ContentBlock | InnerBlock) -> list[str | None]:
     source = f"Source: {block.source}" if isinstance(block.source, str) else None
     content = block.content if isinstance(block.content, list) else []
-    return [source, *(part.text if isinstance(part, ContentPart) else part.get("text") for part in content)]
+    return [source, *(part.text if isinstance(part, InnerBlock) else part.get("text") for part in content)]
 
 
 def _tagged(tag: str, title: str | None, texts: Sequence[str | None]) -> str:

@@ -13,7 +13,7 @@ from penstock.generation.request.unsupported import MUST_BE_ABSENT, UnsupportedF
 _CACHE = about("Not used: prefixes are found by their tokens. In system it marks what stays the same.")
 
 
-class ContentPart(msgspec.Struct, kw_only=True):
+class InnerBlock(msgspec.Struct, kw_only=True):
     """A block within a block, such as the text of a tool's result."""
 
     type: Annotated[
@@ -53,7 +53,7 @@ class ContentBlock(msgspec.Struct, kw_only=True):
     input: Annotated[Any, about("The arguments of a tool_use, an object.")] = None
     tool_use_id: Annotated[str | None, about("The call that a tool_result answers.")] = None
     content: Annotated[
-        str | list[ContentPart] | JsonObject | None, about("Of a tool_result or search_result.")
+        str | list[InnerBlock] | JsonObject | None, about("Of a tool_result or search_result.")
     ] = None
     is_error: Annotated[bool | None, about("Whether the tool failed.")] = None
     thinking: str | None = None
