@@ -346,6 +346,20 @@ def test_unknown_fields_are_tolerated_unless_strict() -> None:
     assert error_of(strict.plan, body([{"role": "user", "content": "", "x": 1}])).param == "input[0].x"
 
 
+def test_tools_that_agents_offer_have_no_unknown_fields() -> None:
+    web = {
+        "type": "web_search",
+        "external_web_access": True,
+        "filters": {"allowed_domains": []},
+        "search_content_types": ["text"],
+        "search_context_size": "low",
+        "user_location": {"type": "approximate"},
+    }
+    look = {"type": "function", "name": "look", "defer_loading": True, "allowed_callers": ["direct"]}
+    plan = make_dialect(strict_requests=True).plan(body(tools=[web, look]))
+    assert [tool["name"] for tool in tools_of(plan)] == ["look"]
+
+
 def test_a_prompt_beyond_the_context_has_the_code_by_which_clients_know_it() -> None:
     """Codex then compacts the conversation."""
     too_long = ApiError(400, "Too long.", param="input_tokens")
