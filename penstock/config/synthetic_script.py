@@ -176,8 +176,16 @@ def parse_script(text: str, path: str) -> Script:
         script = msgspec.convert(content, Script)
     except msgspec.ValidationError as error:
         raise _misfit(path, root, str(error)) from None
+    whole = None
     for number, rule in enumerate(script.rules):
         _check_rule(path, root, number, rule)
+        if whole is not None:
+            place = _place(path, root, ["rules", number])
+            raise ConfigError(
+                f"{place} never answers: rules[{whole}] takes every prompt without a limit of times"
+            )
+        if rule.match == Match() and rule.times is None:
+            whole = number
     return script
 
 
@@ -243,13 +251,24 @@ def _misfit(path: str, root: yaml.Node, message: str) -> ConfigError:
     missing = re.search(r"missing required field `(.*)`", problem)
     if missing:
         return ConfigError(f"{_place(path, root, keys)}: the key {missing[1]} is missing")
-    node = _node(root, keys)
-    if isinstance(node, yaml.ScalarNode):
-        shown = repr(node.value[:60])
-    else:
-        shown = "a list" if isinstance(node, yaml.SequenceNode) else "a mapping"
     allowed = _ALLOWED[names[-1]] if names else "a mapping with the key rules"
-    return ConfigError(f"{_place(path, root, keys)} is {shown}, it takes {allowed}")
+    return ConfigError(f"{_place(path, root, keys)} is {_shown(_node(root, keys))}, it takes {allowed}")
+
+
+def _shown(node: yaml.Node) -> str:
+    """A value in an error. Quotes stand around texts only, for a number may have to be one."""
+    if isinstance(node, yaml.MappingNode):
+        return "a mapping"
+    if isinstance(node, yaml.SequenceNode):
+        return "a list" if node.value else "an empty list"
+    match node.tag.rpartition(":")[2]:
+        case "null":
+            return "empty"
+        case "bool":
+            return f"the truth value {node.value}"
+        case "int" | "float":
+            return f"the number {node.value[:60]}"
+    return repr(node.value[:60])
 
 
 def _allowed_in(names: list[str]) -> str:

@@ -24,6 +24,10 @@ KEY_HEADERS = (b"x-api-key", b"api-key")
 CLIENT_KEYS = (b"authorization", *KEY_HEADERS)
 """Headers that may have a client's key."""
 
+_REFUSED = [(b"www-authenticate", b"Bearer"), (b"x-should-retry", b"false")]
+"""Headers of a refusal. The second is for Claude Code, which would repeat the request for minutes, without a
+word, before it says what is wrong."""
+
 _TENANT = b"penstock tenant"
 """BLAKE2b's personalization for tenants: no other digest of a key equals one."""
 
@@ -59,11 +63,11 @@ class Keys:
         if scheme.lower() == "bearer" and any(matches):
             return self._tenants[matches.index(True)]
         problem = "The API key is not valid" if key else "An API key is needed"
-        raise ApiError(
+        raise ApiError(  # A message with "x-api-key" is no message to Claude Code, which shows its own.
             401,
-            f"{problem}: send one of this server's as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.",
+            f"{problem}: send one of this server's as 'Authorization: Bearer KEY'.",
             code="invalid_api_key",
-            headers=[(b"www-authenticate", b"Bearer")],
+            headers=_REFUSED,
         )
 
 

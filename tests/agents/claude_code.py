@@ -50,6 +50,12 @@ def rules(folder: Path, *, reload: str, long_report: str) -> list[dict[str, Any]
             report("The speed is 4.", ("Bash", "speed = 4")),
         ),
         *task(
+            "claude-picture",
+            call(("Read", {"file_path": str(folder / "pump.png")})),
+            call(("Read", {"file_path": path}), after=("Read", "cannot see it")),
+            report("Nobody sees the pump.", ("Read", "speed = 3")),
+        ),
+        *task(
             "claude-error",
             read,
             report(

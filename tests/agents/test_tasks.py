@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable
 
@@ -10,6 +11,7 @@ import pytest
 from tests.agents.codex import CATALOG
 from tests.agents.conftest import BIN, CONFIG, LONG_REPORT, Agent, metric
 
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(300),
@@ -28,6 +30,21 @@ def test_edit_a_file(agent: Agent) -> None:
 
 def test_run_two_commands_at_once(agent: Agent) -> None:
     assert agent.run(f"{agent.name}-command") == "42 and 3."
+
+
+@pytest.mark.parametrize("agent", ["claude"], indirect=True)
+def test_a_picture_does_not_end_the_conversation(agent: Agent) -> None:
+    (agent.folder / "pump.png").write_bytes(base64.b64decode(PIXEL))
+    assert agent.run("claude-picture") == "Nobody sees the pump."
+
+
+@pytest.mark.parametrize("agent", ["claude"], indirect=True)
+def test_a_wrong_key_is_told_at_once(agent: Agent) -> None:
+    """It repeats other requests for minutes."""
+    agent.environ["ANTHROPIC_AUTH_TOKEN"] = "wrong"
+    with pytest.raises(AssertionError, match="The API key is not valid") as raised:
+        agent.run("claude-read")
+    assert "api_retry" not in str(raised.value)
 
 
 def test_a_reply_that_fails_is_asked_for_again(agent: Agent) -> None:

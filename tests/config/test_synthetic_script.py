@@ -51,7 +51,7 @@ def test_json_is_yaml() -> None:
         ("rules: {", "f:1: not valid YAML: expected the node content, but found '<stream end>'"),
         ("rule: x", "f:1: rule: no such key; a script takes rules"),
         ("{}", "f:1: the file: the key rules is missing"),
-        ("rules: []", "f:1: rules is a list, it takes a list of at least one rule"),
+        ("rules: []", "f:1: rules is an empty list, it takes a list of at least one rule"),
         ("rules:\n- match: {last: usr}", "f:2: rules[0].match.last is 'usr', it takes user or tool"),
         (
             "rules:\n- {}\n- match:\n    lst: tool",
@@ -66,12 +66,25 @@ def test_json_is_yaml() -> None:
             "rules:\n- end: bad",
             "f:2: rules[0].end is 'bad', it takes stop, length, error, stall, exit or hang",
         ),
-        ("rules:\n- after-tokens: 0", "f:2: rules[0].after-tokens is '0', it takes an integer of at least 1"),
+        (
+            "rules:\n- after-tokens: 0",
+            "f:2: rules[0].after-tokens is the number 0, it takes an integer of at least 1",
+        ),
         (
             "rules:\n- pace: {token-ms: -1}",
-            "f:2: rules[0].pace.token-ms is '-1', it takes a number from 0 to 3600000",
+            "f:2: rules[0].pace.token-ms is the number -1, it takes a number from 0 to 3600000",
         ),
-        ("rules:\n- reply: {reasoning: yes}", "f:2: rules[0].reply.reasoning is 'yes', it takes a text"),
+        (
+            "rules:\n- reply: {reasoning: yes}",
+            "f:2: rules[0].reply.reasoning is the truth value yes, it takes a text",
+        ),
+        ("rules:\n- match: {text: 3}", "f:2: rules[0].match.text is the number 3, it takes a text"),
+        ("rules:\n- reply: {text: }", "f:2: rules[0].reply.text is empty, it takes a text"),
+        ("rules:\n- match: {turn: '3'}", "f:2: rules[0].match.turn is '3', it takes an integer of"),
+        (
+            "rules:\n- {}\n- match: {text: a}",
+            "f:3: rules[1] never answers: rules[0] takes every prompt without a limit of times",
+        ),
         (
             "rules:\n- match: {regex: '['}",
             "f:2: rules[0].match.regex is '[', not a regular expression: unterminated character set",

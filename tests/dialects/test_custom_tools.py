@@ -186,6 +186,15 @@ def test_bad_tools(tool: dict[str, Any], param: str) -> None:
     assert (error.status, error.param) == (400, param)
 
 
+@pytest.mark.parametrize("kind", ["function", "custom"])
+def test_an_error_shows_how_a_tool_is_written(kind: str) -> None:
+    """Clients of the Responses API do not nest the name."""
+    error = error_of(HERMES.chat, chat_body(tools=[{"type": kind, "name": "f"}]))
+    assert error.message == (
+        f'tools[0].{kind} is missing: here a tool is written {{"type": "{kind}", "{kind}": {{"name": …}}}}.'
+    )
+
+
 def test_a_format_without_a_grammar_warns() -> None:
     template = ChatTemplate({"default": "<|python_tag|>"}, {})
     plan = planners(template=template).chat(chat_body(tools=[PATCH_TOOL]))

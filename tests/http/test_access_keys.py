@@ -47,7 +47,7 @@ def test_anything_else_does_not(sent: bytes) -> None:
     error = refusal(Keys(["topsecret", "two"]), "/metrics", sent)
     assert error is not None
     assert (error.status, error.type, error.code) == (401, "AuthenticationError", "invalid_api_key")
-    assert error.headers == [(b"www-authenticate", b"Bearer")]
+    assert dict(error.headers) == {b"www-authenticate": b"Bearer", b"x-should-retry": b"false"}
     assert "topsecret" not in error.message
 
 
@@ -57,6 +57,7 @@ def test_what_is_missing_is_told_from_what_is_wrong() -> None:
     assert missing.message.startswith("An API key is needed")
     assert wrong is not None
     assert wrong.message.startswith("The API key is not valid")
+    assert "x-api-key" not in missing.message + wrong.message  # Claude Code would show neither
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/ping"])

@@ -20,7 +20,7 @@ def parse_tools(tools: list[ChatTool] | None) -> tuple[list[Tool] | None, dict[s
 def _function(tool: ChatTool, field: str, inputs: dict[str, InputGrammar]) -> Function:
     if tool.type == "custom":
         if tool.custom is None:
-            raise ApiError(400, f"{field}.custom is missing, the tool.", param=f"{field}.custom")
+            raise _nested(field, "custom")
         custom = tool.custom
         input = inputs[custom.name] = parse_input_format(custom.format, f"{field}.custom.format")
         return custom_function(custom.name, custom.description, input)
@@ -28,5 +28,13 @@ def _function(tool: ChatTool, field: str, inputs: dict[str, InputGrammar]) -> Fu
         param = f"{field}.type"
         raise ApiError(400, f"{param} must be function or custom, got {tool.type[:60]!r}.", param=param)
     if tool.function is None:
-        raise ApiError(400, f"{field}.function is missing, the function.", param=f"{field}.function")
+        raise _nested(field, "function")
     return tool.function
+
+
+def _nested(field: str, kind: str) -> ApiError:
+    """For a tool as the Responses API has it, among others."""
+    shape = f'{{"type": "{kind}", "{kind}": {{"name": …}}}}'
+    return ApiError(
+        400, f"{field}.{kind} is missing: here a tool is written {shape}.", param=f"{field}.{kind}"
+    )

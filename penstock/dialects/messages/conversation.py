@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from penstock.dialects.messages.request_schema import (
-    ContentBlock,
-    ContentPart,
-    CountTokensRequest,
-    SystemBlock,
-)
+from penstock.dialects.messages.block_texts import BlockTexts, unsupported
+from penstock.dialects.messages.request_schema import ContentBlock, CountTokensRequest, SystemBlock
 from penstock.dialects.messages.thinking import thinking_text
 from penstock.generation.request.schemas import FunctionCall, Message, ToolCall
 from penstock.http.errors import ApiError, refused, shown
@@ -22,7 +17,7 @@ _ERRORS = ("error", "<tool_use_error>")
 """How results of failed tools start, in lower case, if they say so themselves."""
 
 
-def convert_messages(request: CountTokensRequest) -> list[Message]:
+def convert_messages(request: CountTokensRequest, texts: BlockTexts) -> list[Message]:
     """The conversation, at least one message. Raises ApiError."""
     if not request.messages:
         raise ApiError(400, "messages must have at least one message.", param="messages")
@@ -34,11 +29,11 @@ def convert_messages(request: CountTokensRequest) -> list[Message]:
         if isinstance(message.content, str):
             messages.append(Message(message.role, message.content))
         elif message.role == "assistant":
-            messages.append(_assistant(message.content, field))
+            messages.append(_assistant(message.content, field, texts))
         elif message.role == "system":
-            messages.append(Message("system", "\n".join(_texts(message.content, field))))
+            messages.append(Message("system", texts.joined(message.content, field)))
         else:
-            messages += _user(message.content, field)
+            messages += _user(message.content, field, texts)
     head, volatile = _system_texts(request.system)
     if volatile:
         end = len(messages) - (messages[-1].role == "assistant")
@@ -57,7 +52,7 @@ def _system_texts(system: str | list[SystemBlock] | None) -> tuple[list[str], li
         return [system], []
     for number, block in enumerate(system):
         if block.type != "text":
-            raise _unsupported(block.type, f"system[{number}]")
+            raise unsupported(block.type, f"system[{number}]")
     marked = [number for number, block in enumerate(system) if block.cache_control]
     stable = marked[-1] + 1 if marked else len(system)
     return _kept(system[:stable]), _kept(system[stable:])
@@ -67,26 +62,26 @@ def _kept(blocks: Sequence[SystemBlock]) -> list[str]:
     return [block.text for block in blocks if block.text and not block.text.startswith(VOLATILE_HEADER)]
 
 
-def _user(blocks: list[ContentBlock], field: str) -> list[Message]:
+def _user(blocks: list[ContentBlock], field: str, texts: BlockTexts) -> list[Message]:
     """A user's turn: results of tools become messages of their own."""
     messages: list[Message] = []
-    texts: list[str] = []
+    said: list[str] = []
     for number, block in enumerate(blocks):
         place = f"{field}.content[{number}]"
         if block.type == "tool_result":
-            if texts:
-                messages.append(Message("user", "\n".join(texts)))
-                texts.clear()
-            messages.append(Message("tool", _result(block, place), tool_call_id=block.tool_use_id))
+            if said:
+                messages.append(Message("user", "\n".join(said)))
+                said.clear()
+            messages.append(Message("tool", _result(block, place, texts), tool_call_id=block.tool_use_id))
         else:
-            texts.append(_text(block, place))
-    if texts or not messages:
-        messages.append(Message("user", "\n".join(texts)))
+            said.append(texts.text(block, place))
+    if said or not messages:
+        messages.append(Message("user", "\n".join(said)))
     return messages
 
 
-def _assistant(blocks: list[ContentBlock], field: str) -> Message:
-    texts: list[str] = []
+def _assistant(blocks: list[ContentBlock], field: str, texts: BlockTexts) -> Message:
+    said: list[str] = []
     calls: list[ToolCall] = []
     thoughts: list[str] = []
     for number, block in enumerate(blocks):
@@ -104,19 +99,19 @@ def _assistant(blocks: list[ContentBlock], field: str) -> Message:
                 raise ApiError(400, message, param=f"{place}.input")
             calls.append(ToolCall(FunctionCall(block.name, given), block.id))
         else:
-            texts.append(_text(block, f"{field}.content[{number}]"))
+            said.append(texts.text(block, f"{field}.content[{number}]"))
     thinking = "\n".join(filter(None, thoughts))
-    return Message("assistant", "\n".join(texts), tool_calls=calls or None, reasoning=thinking or None)
+    return Message("assistant", "\n".join(said), tool_calls=calls or None, reasoning=thinking or None)
 
 
-def _result(block: ContentBlock, field: str) -> str:
+def _result(block: ContentBlock, field: str, texts: BlockTexts) -> str:
     content = block.content
     if content is None:
         text = ""
     elif isinstance(content, str):
         text = content
     elif isinstance(content, list):
-        text = "\n".join(_texts(content, field))
+        text = texts.joined(content, field)
     else:
         raise ApiError(
             400, f"{field}.content must be a string or a list of blocks.", param=f"{field}.content"
@@ -124,58 +119,3 @@ def _result(block: ContentBlock, field: str) -> str:
     if block.is_error and not text.lstrip().lower().startswith(_ERRORS):
         return f"Error: {text}"
     return text
-
-
-def _texts(blocks: Sequence[ContentBlock | ContentPart], field: str) -> list[str]:
-    return [_text(block, f"{field}.content[{number}]") for number, block in enumerate(blocks)]
-
-
-def _text(block: ContentBlock | ContentPart, field: str) -> str:
-    """The text of a block that is text, or can be written as text."""
-    if block.type == "text":
-        if block.text is None:
-            raise ApiError(400, f"{field}.text is missing.", param=f"{field}.text")
-        return block.text
-    if block.type == "document":
-        return _tagged("document", block.title, [*filter(None, (block.context,)), _document(block, field)])
-    if block.type == "search_result":
-        content = block.content if isinstance(block.content, list) else []
-        texts = [part.text if isinstance(part, ContentPart) else part.get("text") for part in content]
-        return _tagged("search_result", block.title, [shown_source(block.source), *filter(None, texts)])
-    raise _unsupported(block.type, field)
-
-
-def shown_source(source: Any) -> str:
-    return f"Source: {source}" if isinstance(source, str) else ""
-
-
-def _document(block: ContentBlock | ContentPart, field: str) -> str:
-    source = block.source if isinstance(block.source, dict) else {}
-    kind = source.get("type")
-    if kind == "text" and isinstance(source.get("data"), str):
-        return str(source["data"])
-    content = source.get("content") if kind == "content" else None
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list) and all(
-        isinstance(part, dict) and part.get("type") == "text" for part in content
-    ):
-        return "\n".join(str(part.get("text", "")) for part in content)
-    raise ApiError(
-        400,
-        f"{field}.source: documents of type {shown(kind)!r} are not supported, only text and text content.",
-        param=f"{field}.source",
-    )
-
-
-def _tagged(tag: str, title: str | None, texts: list[str]) -> str:
-    named = f' title="{title}"' if title else ""
-    return f"<{tag}{named}>\n" + "\n".join(filter(None, texts)) + f"\n</{tag}>"
-
-
-def _unsupported(kind: str, field: str) -> ApiError:
-    return ApiError(
-        400,
-        f"{field}: blocks of type {shown(kind)!r} are not supported by this server, which takes text only.",
-        param=field,
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from penstock.config.serve import ServeConfig
+from penstock.dialects.messages.block_texts import BlockTexts
 from penstock.dialects.messages.conversation import convert_messages
 from penstock.dialects.messages.errors import error_body
 from penstock.dialects.messages.reply import MessagesReply
@@ -35,6 +36,7 @@ class _Conversation(NamedTuple):
     choice: ToolChoice
     one_call: bool
     thinking: Thinking
+    warning: str | None
 
 
 class Messages(Dialect):
@@ -65,7 +67,7 @@ class Messages(Dialect):
         plan.session = None if request.metadata is None else request.metadata.user_id
         plan.dialect_fields = conversation.thinking.omitted
         choice = conversation.choice
-        plan.warning = choice.warning
+        plan.warning = conversation.warning
         constraint = _output_constraint(request, processor.json_whitespace)
         if constraint is not None:
             constrain(plan, constraint)
@@ -134,7 +136,8 @@ def _conversation(processor: InputProcessor, request: CountTokensRequest) -> _Co
     )
     choice = choice._replace(constraint=_named_here(choice.constraint))
     thinking = parse_thinking(request)
-    messages = convert_messages(request)
+    texts = BlockTexts()
+    messages = convert_messages(request, texts)
     continued = messages[-1].role == ASSISTANT
     messages = processor.place_system_turns(messages, tools=bool(choice.tools))
     text = processor.render(
@@ -145,7 +148,8 @@ def _conversation(processor: InputProcessor, request: CountTokensRequest) -> _Co
         variables=thinking.variables,
     )
     choice = choice._replace(constraint=_named_here(choice.constraint))
-    return _Conversation(text, choice, one_call, thinking)
+    warnings = [choice.warning, texts.unseen.warning("messages")]
+    return _Conversation(text, choice, one_call, thinking, "; ".join(filter(None, warnings)) or None)
 
 
 def _named_here(constraint: Constraint | None) -> Constraint | None:

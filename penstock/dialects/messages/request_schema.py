@@ -13,12 +13,22 @@ from penstock.generation.request.unsupported import MUST_BE_ABSENT, UnsupportedF
 _CACHE = about("Not used: prefixes are found by their tokens. In system it marks what stays the same.")
 
 
-class ContentPart(msgspec.Struct, kw_only=True):
+class InnerBlock(msgspec.Struct, kw_only=True):
     """A block within a block, such as the text of a tool's result."""
 
-    type: Annotated[str, about("text, document or search_result; others are unsupported.")]
+    type: Annotated[
+        str,
+        about(
+            "text, document, search_result or tool_reference, or image, which the model is told that it "
+            "cannot see; others are unsupported."
+        ),
+    ]
     text: str | None = None
-    source: Annotated[str | JsonObject | None, about("Of a document: its text or text blocks.")] = None
+    tool_name: Annotated[str | None, about("Of a tool_reference.")] = None
+    source: Annotated[
+        str | JsonObject | None,
+        about("Of a document: its text or blocks; the model is told that it cannot see others. Of an image."),
+    ] = None
     content: Annotated[str | list[JsonObject] | JsonObject | None, about("Of a search result.")] = None
     title: str | None = None
     context: str | None = None
@@ -32,23 +42,27 @@ class ContentBlock(msgspec.Struct, kw_only=True):
     type: Annotated[
         str,
         about(
-            "text, tool_use, tool_result, thinking, redacted_thinking, document (text) or search_result; "
-            "others are unsupported."
+            "text, tool_use, tool_result, thinking, redacted_thinking, document, search_result or "
+            "tool_reference, or image, which the model is told that it cannot see; others are unsupported."
         ),
     ]
     text: str | None = None
+    tool_name: Annotated[str | None, about("Of a tool_reference.")] = None
     id: Annotated[str | None, about("Of a tool_use.")] = None
     name: Annotated[str | None, about("The tool of a tool_use.")] = None
     input: Annotated[Any, about("The arguments of a tool_use, an object.")] = None
     tool_use_id: Annotated[str | None, about("The call that a tool_result answers.")] = None
     content: Annotated[
-        str | list[ContentPart] | JsonObject | None, about("Of a tool_result or search_result.")
+        str | list[InnerBlock] | JsonObject | None, about("Of a tool_result or search_result.")
     ] = None
     is_error: Annotated[bool | None, about("Whether the tool failed.")] = None
     thinking: str | None = None
     signature: Annotated[str | None, about("Of thinking: as it was returned; never an error.")] = None
     data: Annotated[Any, about("Of redacted_thinking. Not used.")] = None
-    source: Annotated[str | JsonObject | None, about("Of a document: its text or text blocks.")] = None
+    source: Annotated[
+        str | JsonObject | None,
+        about("Of a document: its text or blocks; the model is told that it cannot see others. Of an image."),
+    ] = None
     title: str | None = None
     context: str | None = None
     caller: Annotated[Any, about("Not used.")] = None

@@ -9,6 +9,7 @@ from penstock.dialects.responses.request_schema import ContentPart, InputItem
 from penstock.dialects.responses.tools import function_name
 from penstock.generation.parsers.custom_input import CUSTOM_INPUT
 from penstock.generation.request.schemas import FunctionCall, Message, Part, ToolCall
+from penstock.generation.request.unseen import Unseen
 from penstock.http.asgi import encode_json
 from penstock.http.errors import ApiError, shown
 
@@ -22,10 +23,6 @@ ITEM_TYPES = (
     "item_reference",
 )
 ROLES = ("user", "assistant", "system", "developer")
-NO_IMAGE = "[An image was sent here. This model reads text only and cannot see it.]"
-"""What a model reads in the place of an image. A history with one, such as of a tool that shows files, must
-not be refused for ever."""
-IMAGES_DROPPED = "input: the model cannot see images; it was told so in their place"
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 
@@ -37,7 +34,7 @@ class Conversation:
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
-        self.dropped_images = False
+        self.unseen = Unseen()
         self._names: dict[str, str] = {}
         """Names of called functions by call id."""
 
@@ -119,8 +116,7 @@ class Conversation:
         if part.type == "refusal":
             return _needed(part.refusal, f"{field}.refusal")
         if part.type == "input_image":
-            self.dropped_images = True
-            return NO_IMAGE
+            return self.unseen.tell("image")
         if part.type not in _TEXTS:
             raise ApiError(
                 400,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from penstock.dialects.responses.items import IMAGES_DROPPED, Conversation
+from penstock.dialects.responses.items import Conversation
 from penstock.dialects.responses.request_schema import ContentPart, InputItem, ResponseRequest
 from penstock.dialects.responses.tools import Tools, chat_tool_choice
 from penstock.dialects.responses.truncation import truncated
@@ -210,6 +210,7 @@ def _warning(choice: ToolChoice, tools: Tools, conversation: Conversation) -> st
         )
     if choice.warning is not None:
         warnings.append(choice.warning)
-    if conversation.dropped_images:
-        warnings.append(IMAGES_DROPPED)
+    told = conversation.unseen.warning("input")
+    if told is not None:
+        warnings.append(told)
     return "; ".join(warnings) or None

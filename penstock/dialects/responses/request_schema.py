@@ -84,6 +84,9 @@ class ReasoningOptions(msgspec.Struct, kw_only=True):
     context: Annotated[str | None, about("Not used.")] = None
 
 
+_SEARCH = about("Not used: of a web search, which clients offer without asking their users.")
+
+
 class NamespacedTool(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A function, or a custom tool with free text."""
 
@@ -97,6 +100,8 @@ class NamespacedTool(msgspec.Struct, kw_only=True, omit_defaults=True):
     format: Annotated[
         JsonObject | None, about("Of a custom tool: text (default), or a grammar that its input must match.")
     ] = None
+    allowed_callers: Annotated[Any, about("Not used: the model calls.")] = None
+    defer_loading: Annotated[Any, about("Not used: the model sees every tool.")] = None
 
 
 class ResponseTool(NamespacedTool, kw_only=True, omit_defaults=True):
@@ -104,6 +109,11 @@ class ResponseTool(NamespacedTool, kw_only=True, omit_defaults=True):
 
     type: Annotated[str, about("function, custom or namespace; tools of other types are not offered.")]
     tools: Annotated[list[NamespacedTool] | None, about("Of a namespace.")] = None
+    external_web_access: Annotated[Any, _SEARCH] = None
+    filters: Annotated[Any, _SEARCH] = None
+    search_content_types: Annotated[Any, _SEARCH] = None
+    search_context_size: Annotated[Any, _SEARCH] = None
+    user_location: Annotated[Any, _SEARCH] = None
 
 
 class ResponseRequest(GenerateRequest, kw_only=True):

@@ -111,7 +111,9 @@ def function_name(namespace: str | None, name: str) -> str:
 
 def _name(tool: NamespacedTool, field: str) -> str:
     if not tool.name:
-        raise ApiError(400, f"{field}.name is missing, the name of the tool.", param=f"{field}.name")
+        shape = f'{{"type": "{tool.type}", "name": …}}'  # chat completions nest it
+        message = f"{field}.name is missing: here a tool is written {shape}."
+        raise ApiError(400, message, param=f"{field}.name")
     return tool.name
 
 

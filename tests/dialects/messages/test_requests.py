@@ -10,6 +10,7 @@ import pytest
 from penstock.config.serve import ServeConfig
 from penstock.dialects.messages.dialect import Messages, MessagesTokenCounter
 from penstock.dialects.messages.thinking import carrying_signature
+from penstock.generation.request.unseen import unseen
 from penstock.http.errors import ApiError
 from tests.dialects.messages.serving import WEATHER, counted, plan, processor, prompt
 
@@ -91,6 +92,47 @@ def test_documents_and_search_results_become_text() -> None:
     assert '<search_result title="R">\nSource: http://x\nFound\n</search_result>' in shown
 
 
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "QUJD"}}
+PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "QUJD"}}
+
+
+@pytest.mark.parametrize(
+    ("block", "told", "named"),
+    [
+        (IMAGE, unseen("image"), "images"),
+        (PDF, unseen("document"), "documents"),
+        ({"type": "document", "source": {"type": "url", "url": "x"}}, unseen("document"), "documents"),
+        ({"type": "document", "source": {"type": "file", "file_id": "x"}}, unseen("document"), "documents"),
+        ({"type": "document", "source": {"type": "content", "content": [IMAGE]}}, unseen("image"), "images"),
+    ],
+)
+def test_the_model_is_told_of_what_it_cannot_see(block: dict[str, Any], told: str, named: str) -> None:
+    """A history with such a block, as tools that show files make it, must not be refused for ever."""
+    result = {"type": "tool_result", "tool_use_id": "1", "content": [text("See:"), block]}
+    for sent in (block, result):
+        made = plan(messages=[user(sent)])
+        assert told in str(made.prompts)
+        assert "QUJD" not in str(made.prompts)
+        assert made.warning == (
+            f"messages: the model reads text only and cannot see {named}; it was told so in their place"
+        )
+    assert plan(messages=[USER]).warning is None
+
+
+def test_a_warning_names_everything_once() -> None:
+    made = plan(messages=[user(PDF, IMAGE, IMAGE, PDF)])
+    assert made.warning is not None
+    assert "cannot see documents, images;" in made.warning
+
+
+def test_a_reference_names_its_tool() -> None:
+    block = {"type": "tool_reference", "tool_name": "weather"}
+    result = {"type": "tool_result", "tool_use_id": "1", "content": [block]}
+    assert "<|im_start|>tool\nTool: weather<|im_end|>" in prompt(messages=[user(result)], tools=[WEATHER])
+    del block["tool_name"]
+    assert "messages[0].content[0].content[0].tool_name is missing" in error(messages=[user(result)]).message
+
+
 def test_a_prefilled_answer_is_continued() -> None:
     messages = [USER, {"role": "assistant", "content": "The best answer is ("}]
     assert prompt(messages=messages).endswith("<|im_start|>assistant\nThe best answer is (")
@@ -99,8 +141,8 @@ def test_a_prefilled_answer_is_continued() -> None:
 @pytest.mark.parametrize(
     ("block", "named"),
     [
-        ({"type": "image", "source": {"type": "base64", "data": "x"}}, "messages[0].content[0]: blocks of"),
-        ({"type": "document", "source": {"type": "url", "url": "x"}}, "messages[0].content[0].source"),
+        ({"type": "container_upload", "file_id": "x"}, "messages[0].content[0]: blocks of"),
+        ({"type": "document", "source": {"type": "tape"}}, "messages[0].content[0].source"),
         ({"type": "text"}, "messages[0].content[0].text is missing"),
         ({"type": "server_tool_use", "id": "1", "name": "web_search", "input": {}}, "'server_tool_use'"),
     ],

@@ -11,7 +11,6 @@ import pytest
 
 from penstock.config.serve import ServeConfig
 from penstock.dialects.responses.dialect import Responses, ResponsesTokenCounter
-from penstock.dialects.responses.items import NO_IMAGE
 from penstock.dialects.responses.prompts import Found
 from penstock.dialects.responses.reasoning_content import open_reasoning, seal_reasoning
 from penstock.generation.dialect import RequestInfo
@@ -20,6 +19,7 @@ from penstock.generation.model_info import ModelInfo
 from penstock.generation.parsers.custom_input import CustomInput
 from penstock.generation.plan import RequestPlan
 from penstock.generation.prompt.chat_template import ChatTemplate
+from penstock.generation.request.unseen import unseen
 from penstock.http.errors import ApiError
 from penstock.store.response_store import ResponseStore
 from penstock.store.stored_response import StoredResponse
@@ -161,8 +161,10 @@ def test_reasoning_of_others_is_not_opened() -> None:
 def test_the_model_is_told_of_images() -> None:
     parts = [{"type": "input_text", "text": "See:"}, {"type": "input_image", "image_url": "data:,"}]
     plan = plan_of([{"role": "user", "content": parts}])
-    assert NO_IMAGE in str(plan.prompts)
-    assert plan.warning == "input: the model cannot see images; it was told so in their place"
+    assert unseen("image") in str(plan.prompts)
+    assert plan.warning == (
+        "input: the model reads text only and cannot see images; it was told so in their place"
+    )
 
 
 @pytest.mark.parametrize(
@@ -187,6 +189,15 @@ def test_items_that_are_refused(input: Any, param: str, said: str) -> None:
 
 
 # -- tools
+
+
+@pytest.mark.parametrize("kind", ["function", "custom", "namespace"])
+def test_an_error_shows_how_a_tool_is_written(kind: str) -> None:
+    """Clients of chat completions nest the name."""
+    found = error(tools=[{"type": kind, kind: {"name": "f"}}])
+    assert found.message == (
+        f'tools[0].name is missing: here a tool is written {{"type": "{kind}", "name": …}}.'
+    )
 
 
 def test_tools_as_the_model_sees_them() -> None:
@@ -333,6 +344,20 @@ def test_unknown_fields_are_tolerated_unless_strict() -> None:
     strict = make_dialect(strict_requests=True)
     assert strict.plan(body(client_metadata={"a": "b"})).prompts
     assert error_of(strict.plan, body([{"role": "user", "content": "", "x": 1}])).param == "input[0].x"
+
+
+def test_tools_that_agents_offer_have_no_unknown_fields() -> None:
+    web = {
+        "type": "web_search",
+        "external_web_access": True,
+        "filters": {"allowed_domains": []},
+        "search_content_types": ["text"],
+        "search_context_size": "low",
+        "user_location": {"type": "approximate"},
+    }
+    look = {"type": "function", "name": "look", "defer_loading": True, "allowed_callers": ["direct"]}
+    plan = make_dialect(strict_requests=True).plan(body(tools=[web, look]))
+    assert [tool["name"] for tool in tools_of(plan)] == ["look"]
 
 
 def test_a_prompt_beyond_the_context_has_the_code_by_which_clients_know_it() -> None:

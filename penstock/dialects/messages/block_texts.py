@@ -1,0 +1,84 @@
+"""What the model reads of a block: its text, or that there is something it cannot see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.dialects.messages.request_schema import ContentBlock, InnerBlock
+from penstock.generation.request.unseen import Unseen
+from penstock.http.errors import ApiError, shown
+
+
+class BlockTexts:
+    """Texts of the blocks of one conversation. Methods raise ApiError."""
+
+    def __init__(self) -> None:
+        self.unseen = Unseen()
+
+    def joined(self, blocks: Sequence[ContentBlock | InnerBlock], field: str) -> str:
+        return "\n".join(self.text(block, f"{field}.content[{at}]") for at, block in enumerate(blocks))
+
+    def text(self, block: ContentBlock | InnerBlock, field: str) -> str:
+        match block.type:
+            case "text":
+                return _needed(block.text, f"{field}.text")
+            case "image":
+                return self.unseen.tell("image")
+            case "document":
+                texts = [block.context, self._document(block.source, f"{field}.source")]
+                return _tagged("document", block.title, texts)
+            case "search_result":
+                return _tagged("search_result", block.title, _found(block))
+            case "tool_reference":  # of a tool with defer_loading, which the model sees anyway
+                return f"Tool: {_needed(block.tool_name, f'{field}.tool_name')}"
+        raise unsupported(block.type, field)
+
+    def _document(self, source: Any, field: str) -> str:
+        match source:
+            case {"type": "text", "data": str(text)} | {"type": "content", "content": str(text)}:
+                return text
+            case {"type": "content", "content": list(parts)}:
+                return "\n".join(self._part(part, f"{field}.content[{at}]") for at, part in enumerate(parts))
+            case {"type": "base64" | "url" | "file"}:
+                return self.unseen.tell("document")
+        kind = source.get("type") if isinstance(source, dict) else None
+        raise ApiError(
+            400,
+            f"{field}: documents of type {shown(kind)!r} are not supported, only text, content, base64, url "
+            "and file.",
+            param=field,
+        )
+
+    def _part(self, part: Any, field: str) -> str:
+        match part:
+            case {"type": "text", "text": str(text)}:
+                return text
+            case {"type": "image"}:
+                return self.unseen.tell("image")
+        raise unsupported(part.get("type") if isinstance(part, dict) else None, field)
+
+
+def unsupported(kind: Any, field: str) -> ApiError:
+    return ApiError(
+        400,
+        f"{field}: blocks of type {shown(kind)!r} are not supported by this server, which takes text only.",
+        param=field,
+    )
+
+
+def _found(block: ContentBlock | InnerBlock) -> list[str | None]:
+    source = f"Source: {block.source}" if isinstance(block.source, str) else None
+    content = block.content if isinstance(block.content, list) else []
+    return [source, *(part.text if isinstance(part, InnerBlock) else part.get("text") for part in content)]
+
+
+def _tagged(tag: str, title: str | None, texts: Sequence[str | None]) -> str:
+    named = f' title="{title}"' if title else ""
+    return f"<{tag}{named}>\n" + "\n".join(filter(None, texts)) + f"\n</{tag}>"
+
+
+def _needed(value: str | None, field: str) -> str:
+    if value is None:
+        raise ApiError(400, f"{field} is missing.", param=field)
+    return value
