@@ -2,7 +2,7 @@
 
 ``penstock gateway`` runs it in the foreground. It listens for HTTP clients and, with ``--ext-proc-port``, for
 Envoy. SIGINT or SIGTERM drains it, SIGTERM after ``--drain-grace``, which another signal ends; the next one
-stops it immediately.
+stops it immediately. A closed terminal drains it as SIGTERM does; any other SIGHUP does nothing.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ from penstock.metrics.gc_policy import GarbageCollector
 from penstock.streaming.flow_windows import FlowWindows
 from penstock.streaming.io_submit import make_burst_writer
 from penstock.supervisor.service_manager import ServiceManager, ServiceState
+from penstock.supervisor.signals import Terminal, handlers_restored
 from penstock.supervisor.startup.file_limit import raise_file_limit
 from penstock.telemetry.spans import BatchSpanExporter, make_span_exporter
 from penstock.telemetry.trace_context import TracePropagator
@@ -94,7 +95,7 @@ def _serve(config: GatewayConfig, origins: Origins) -> int:
     endpoint_source = EndpointSource(config)
     weights = read_weights(config.scorers, config.ttft_slo)
     listener = listen(config.host, config.port)
-    with listener.socket:
+    with listener.socket, handlers_restored():
         code: int = uvloop.run(_Gateway(config, endpoint_source, weights, listener).run())
     return code
 
@@ -206,6 +207,7 @@ class _Gateway:
         self._listener = listener
         self._began = time.monotonic()
         self._service_manager = ServiceManager()
+        self._terminal = Terminal()
         self._resolved = asyncio.Event()
         """Set once the first endpoints are known."""
         self._finished = asyncio.Event()
@@ -232,6 +234,7 @@ class _Gateway:
             background.append(asyncio.ensure_future(self._scrape(pool)))
         for signum in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(signum, self._on_signal, signum)
+        loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         self._collector.start()
         try:
             await self._http.run_to_the_end()
@@ -407,6 +410,13 @@ class _Gateway:
             asyncio.get_running_loop().call_later(grace_s, self._drain)
         else:
             self._drain()
+
+    def _on_hangup(self) -> None:
+        """A terminal that is closed sends several SIGHUP, so none of them hurries a drain."""
+        if not self._terminal.was_closed():
+            log.warning("SIGHUP: ignored, for the gateway has nothing to replace")
+        elif self._terminal.ends_process and not (self._app.leaving or self._app.draining):
+            self._on_signal(signal.SIGTERM)
 
     def _drain(self) -> None:
         if self._app.draining:  # a signal has ended the grace

@@ -2,6 +2,7 @@
 
 SIGINT and SIGTERM shut the server down. SIGHUP starts a rolling restart, unless it comes because the
 terminal was closed: then it shuts the server down too. Children leave all three to the supervisor.
+``penstock gateway`` shares :class:`Terminal` and :func:`handlers_restored`.
 """
 
 from __future__ import annotations
@@ -83,6 +84,33 @@ def interruptible() -> Iterator[None]:
             signal.signal(signum, _do_nothing)
 
 
+# -- the terminal --------------------------------------------------------------------------------------
+
+
+class Terminal:
+    """The controlling terminal, by which SIGHUP says that it was closed; without one it is an order.
+
+    Make it when the process starts, before SIGHUP has a handler.
+    """
+
+    def __init__(self) -> None:
+        self._existed = _has_controlling_terminal()
+        self.ends_process = signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
+        """Whether its end is to end the process; nohup ignores SIGHUP, which may still be an order."""
+
+    def was_closed(self) -> bool:
+        return self._existed and not _has_controlling_terminal()
+
+
+def _has_controlling_terminal() -> bool:
+    """Whether this process has a controlling terminal; one that was closed does not count."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError as error:
+        return error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # then it cannot be told
+    return True
+
+
 # -- supervisor, in its event loop ---------------------------------------------------------------------
 
 
@@ -105,10 +133,7 @@ class SignalReceiver:
     """
 
     def __init__(self) -> None:
-        self._had_terminal = _has_controlling_terminal()
-        # As nohup starts a process. SIGHUP then still starts a rolling restart, but a closed terminal ends
-        # nothing.
-        self._ignored_sighup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        self._terminal = Terminal()
         self._pending: dict[int, None] = {}
         """Signals that have come since the last :meth:`receive`, in order."""
 
@@ -152,21 +177,11 @@ class SignalReceiver:
         if signum == signal.SIGCHLD:
             return SignalRequest.REAP
         if signum == signal.SIGHUP:
-            terminal_closed = self._had_terminal and not _has_controlling_terminal()
-            if not terminal_closed:
+            if not self._terminal.was_closed():
                 return SignalRequest.ROLLING_RESTART
-            if self._ignored_sighup:
+            if not self._terminal.ends_process:
                 return SignalRequest.NOTHING
         return SignalRequest.SHUT_DOWN
-
-
-def _has_controlling_terminal() -> bool:
-    """Whether this process has a controlling terminal; one that was closed does not count."""
-    try:
-        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
-    except OSError as error:
-        return error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # then it cannot be told
-    return True
 
 
 # -- children ------------------------------------------------------------------------------------------

@@ -13,7 +13,9 @@ class ScriptedRule(msgspec.Struct, frozen=True, kw_only=True):
     match: Match
     times: int | None = None
     outputs: list[str]
-    """The reply in the model's own format; then in formats that a request's grammar may ask for instead."""
+    """The reply in the model's own format; then less of it, as a request's grammar may ask."""
+    forced: list[str] = []
+    """The reply in formats of grammars that leave no text free."""
     verbatim: bool = False
     """Whether grammars do not apply."""
     pace: Pace = Pace()

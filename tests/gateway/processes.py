@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import re
 import socket
 import socketserver
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Self
 
 import httpx
@@ -196,10 +199,13 @@ class Gateway:
 
 @contextlib.contextmanager
 def gateway(
-    *upstreams: Upstream | str, options: tuple[str, ...] = (), python: str = sys.executable
+    *upstreams: Upstream | str,
+    options: tuple[str, ...] = (),
+    python: str = sys.executable,
+    terminal: int | None = None,
 ) -> Iterator[Gateway]:
     """A gateway in front of ``upstreams``. It reads no loads unless ``options`` say so: a loaded machine must
-    not take an endpoint out."""
+    not take an endpoint out. ``terminal``: descriptor of what becomes its controlling terminal."""
     urls = [each if isinstance(each, str) else each.url for each in upstreams]
     command = [python, "-m", "penstock.cli.main", "gateway", "--port", "0", "--access-log", "all"]
     if "--scrape-interval" not in options:
@@ -209,6 +215,8 @@ def gateway(
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        pass_fds=() if terminal is None else (terminal,),
+        preexec_fn=None if terminal is None else partial(fcntl.ioctl, terminal, termios.TIOCSCTTY, 0),
     )
     assert process.stderr is not None
     lines = []

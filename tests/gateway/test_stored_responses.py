@@ -98,6 +98,12 @@ def create(front: Gateway, **fields: Any) -> httpx.Response:
     return front.client.post("/v1/responses", json={"model": "m", "input": "p", **fields})
 
 
+def create_at(server: Server) -> str:
+    """As another gateway's client does. Returns the id."""
+    id: str = httpx.post(f"{server.url}/v1/responses", json={"input": "p"}).json()["id"]
+    return id
+
+
 def get(front: Gateway, id: str, suffix: str = "") -> httpx.Response:
     return front.client.get(f"/v1/responses/{id}{suffix}")
 
@@ -191,6 +197,18 @@ def test_a_response_that_nobody_has(front: Gateway, servers: list[Server]) -> No
 def test_a_key_that_no_server_takes_is_said_by_a_server(front: Gateway) -> None:
     reply = front.client.get(f"/v1/responses/resp_{'1' * 36}", headers={"authorization": "Bearer wrong"})
     assert (reply.status_code, reply.json()["error"]["message"]) == (401, "wrong key")
+
+
+@pytest.mark.parametrize("status", [200, 501])
+def test_a_server_without_responses_has_none(servers: list[Server], status: int) -> None:
+    """Such as one with a page for every path, or that says that it implements no such route."""
+    id = create_at(servers[2])
+    page = b"<html>Page not found.</html>"
+    with Upstream(lambda call: call.reply(status, page, "text/html")) as other:
+        with gateway(other, servers[2]) as front:
+            assert get(front, f"resp_{'0' * 36}").status_code == 404
+            assert get(front, id).json()["id"] == id
+        assert [call.path for call in other.calls][:1] == [f"/v1/responses/resp_{'0' * 36}"]
 
 
 def test_routes_that_name_no_response(front: Gateway, servers: list[Server]) -> None:

@@ -107,6 +107,20 @@ def test_calls_that_the_request_forces(client: openai.OpenAI) -> None:
     assert json.loads(call.function.arguments)["path"] == "a b.ini"  # type: ignore[union-attr]
 
 
+def test_a_call_beside_a_tool_with_a_grammar_is_one_of_the_tools(client: openai.OpenAI) -> None:
+    """As Codex has them: a custom tool with a grammar, and functions."""
+    patch: Any = {
+        "type": "custom",
+        "name": "patch",
+        "format": {"type": "grammar", "syntax": "regex", "definition": "[a-z]+"},
+    }
+    tools: Any = [patch, *({"type": "function", **tool["function"]} for tool in TOOLS)]
+    reply = client.responses.create(model=MODEL, input="Read the files.", tools=tools)
+    assert [item.name for item in reply.output if item.type == "function_call"] == ["read_file"] * 2
+    with pytest.raises(openai.BadRequestError, match=r"rules\[\d\] .* the request's tools"):
+        client.responses.create(model=MODEL, input="Read the files.", tools=[patch])
+
+
 def test_formats_that_the_request_asks_for(client: openai.OpenAI) -> None:
     def create(content: str) -> str | None:
         return (
@@ -120,7 +134,7 @@ def test_formats_that_the_request_asks_for(client: openai.OpenAI) -> None:
         )
 
     assert create("answer") == '{"answer": 42}'
-    with pytest.raises(openai.BadRequestError, match=r"rules\[3\] .* does not allow"):
+    with pytest.raises(openai.BadRequestError, match=r"rules\[3\] .* do not allow"):
         create("fail")
 
 

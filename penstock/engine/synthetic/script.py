@@ -18,6 +18,8 @@ from penstock.engine.synthetic.script_grammar import ReplyGrammars
 from penstock.engine.synthetic.turns import Turn, turns_of
 from penstock.wire.scripted import ScriptedRule
 
+_PROSE = "Some text."
+"""A grammar that takes it forces no format: calls in a format of its own would be text."""
 _SHOWN = 200
 """Characters of a turn that an error shows."""
 
@@ -45,6 +47,8 @@ class Script:
         self._conditions = [_Conditions(rule) for rule in rules]
         self._rules = rules
         self._outputs = [[self._encode(output) for output in rule.outputs] for rule in rules]
+        self._forced = [[self._encode(output) for output in rule.forced] for rule in rules]
+        self._prose = self._encode(_PROSE)
         self._grammars = ReplyGrammars(tokenizer_dir, vocab_size, eos)
 
     def _encode(self, text: str) -> Sequence[int]:
@@ -57,12 +61,13 @@ class Script:
         rule, outputs = self._rules[number], self._outputs[number]
         if grammar is None or rule.verbatim:
             return ScriptedReply(number, rule, outputs[0])
-        for tokens in outputs:
+        is_forced = not self._grammars.accepts(grammar, self._prose)
+        for tokens in (*outputs, *(self._forced[number] if is_forced else ())):
             if self._grammars.accepts(grammar, tokens):
                 return ScriptedReply(number, rule, tokens)
         raise RequestRejected(
             f"rules[{number}] of the synthetic script replies {_shown(rule.outputs[0])!r}, which the "
-            "request's tool_choice or output format does not allow"
+            "request's tools, tool_choice or output format do not allow"
         )
 
     def _rule_for(self, prompt: Sequence[int]) -> int:

@@ -23,7 +23,12 @@ MOST_READ = 1 << 20
 """Bytes of a response that are read, so that its connection can be kept."""
 _UNSURE = frozenset({408, 429})
 """Statuses below 500 that do not say whether the endpoint has a response."""
-_OF_BODIES = frozenset({b"content-type", b"content-length", b"content-encoding", b"expect"})
+_NOT_IMPLEMENTED = 501
+"""The one of 500 and above that says so."""
+_NOT_ASKED = frozenset(
+    {b"content-type", b"content-length", b"content-encoding", b"expect", b"accept-encoding"}
+)
+"""Headers of a request that asks for a response have none of these: it has no body, and its reply is read."""
 
 
 class ResponseSearch:
@@ -87,10 +92,10 @@ class ResponseSearch:
     ) -> dict[Endpoint, int]:
         """The statuses with which endpoints answer a request for the response, until one has it; 0: none, or
         the endpoint is not ready."""
-        headers = [header for header in headers if header[0] not in _OF_BODIES]
+        headers = [header for header in headers if header[0] not in _NOT_ASKED]
         request = UpstreamRequest(b"GET", f"{RESPONSES}/{quote(id, safe='')}".encode(), headers, b"")
         ready = [endpoint for endpoint in endpoints if endpoint.is_ready(now)]
-        tasks = {asyncio.ensure_future(self._status(each, request)): each for each in ready}
+        tasks = {asyncio.ensure_future(self._status(each, request, id)): each for each in ready}
         waiting, answers = set(tasks), {each: 0 for each in endpoints if each not in ready}
         try:
             while waiting and 200 not in answers.values():
@@ -101,12 +106,12 @@ class ResponseSearch:
                 task.cancel()
         return answers
 
-    async def _status(self, endpoint: Endpoint, request: UpstreamRequest) -> int:
+    async def _status(self, endpoint: Endpoint, request: UpstreamRequest, id: str) -> int:
         async with self._asking:
             try:
                 async with asyncio.timeout(ASK_S):
                     exchange = await self._pool.connections(endpoint).acquire()
-                    answer = _Answer(exchange)
+                    answer = _Answer(exchange, id)
                     exchange.send(request, answer)
                     try:
                         return await answer.status
@@ -118,24 +123,38 @@ class ResponseSearch:
 
 
 class _Answer:
-    """Receives the head of a reply, and skips its body."""
+    """Receives a reply until it is known whether it is the response, and skips the rest of its body."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: Exchange, id: str) -> None:
         self.status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        """Raises UpstreamError."""
+        """200: the reply has the id; a page for every path has not, and is a 404. Raises UpstreamError."""
         self._exchange = exchange
+        self._id = id.encode()
         self._size = 0
+        self._end = b""
+        """The last bytes of the body so far, with which the id may begin."""
 
     def on_head(self, status: int, headers: Headers) -> None:
-        if not self.status.done():
-            self.status.set_result(status)
+        if status != 200:
+            self._set(status)
 
     def on_body(self, data: bytes, now: float) -> None:
         self._size += len(data)
+        if not self.status.done():
+            body = self._end + data
+            if self._id in body:
+                self._set(200)
+            self._end = body[-len(self._id) :]
         if self._size > MOST_READ:
+            self._set(404)
             self._exchange.abort()
 
-    def on_end(self) -> None: ...
+    def on_end(self) -> None:
+        self._set(404)
+
+    def _set(self, status: int) -> None:
+        if not self.status.done():
+            self.status.set_result(status)
 
     def on_broken(self, reason: str, failure: Failure) -> None:
         if not self.status.done():
@@ -144,4 +163,4 @@ class _Answer:
 
 def _is_unsure(status: int) -> bool:
     """Whether a status does not say that the endpoint lacks the response."""
-    return status == 0 or status >= 500 or status in _UNSURE
+    return status == 0 or (status >= 500 and status != _NOT_IMPLEMENTED) or status in _UNSURE

@@ -69,6 +69,13 @@ class Observation:
     content_problem: str | None = None
     """Why the content cannot be parsed; the bytes are relayed nevertheless."""
 
+    @property
+    def reported_output(self) -> int | None:
+        """Output tokens as the server counted them; None if it did not, or not all of a broken stream:
+        messages start with an output of one token."""
+        output = None if self.usage is None else self.usage.output_tokens
+        return None if output is None or not (self.ended or output >= self.token_events) else output
+
     def add(self, counts: EventCounts) -> None:
         """Add events with tokens that were observed elsewhere, after the first one."""
         self.token_events += counts.events

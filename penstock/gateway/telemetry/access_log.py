@@ -48,7 +48,7 @@ def log_request(record: RequestRecord) -> None:
         "seconds": round(record.ended_at - record.began_at, 4),
         "ttft": _difference(record.seen.first_token_at, record.began_at),
         "input_tokens": usage and usage.input_tokens,
-        "output_tokens": usage and usage.output_tokens,
+        "output_tokens": record.seen.reported_output,
         "cached_tokens": usage and usage.cached_tokens,
         "token_events": record.seen.token_events or None,
         "bytes_in": record.bytes_in,

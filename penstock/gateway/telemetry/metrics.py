@@ -145,17 +145,15 @@ class GatewayMetrics:
             self._histogram(metric_definitions.ITL, key).merge(seen.itl_bucket_counts, streaming)
 
     def _count_tokens(self, record: RequestRecord, key: RequestLabels) -> int:
-        """Count tokens; returns the output tokens. In a broken stream the usage may report fewer than were
-        received (messages start with an output of one token); the events count then. The tokens of a stored
-        response were counted before."""
+        """Count tokens; returns the output tokens, which are the events where the server did not count them.
+        The tokens of a stored response were counted before."""
         if record.is_replay:
             return 0
         seen = record.seen
-        usage, output = seen.usage, seen.token_events
-        source = "events"
-        if usage is not None:
-            if usage.output_tokens is not None and (seen.ended or usage.output_tokens >= output):
-                output, source = usage.output_tokens, "usage"
+        output, source = seen.reported_output, "usage"
+        if output is None:
+            output, source = seen.token_events, "events"
+        if (usage := seen.usage) is not None:
             for kind, metric, count in (
                 ("input", metric_definitions.INPUT_TOKENS, usage.input_tokens),
                 ("cached", metric_definitions.CACHED_TOKENS, usage.cached_tokens),

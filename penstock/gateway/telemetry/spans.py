@@ -24,7 +24,7 @@ def span_data(record: RequestRecord) -> SpanData:
         "gen_ai.response.model": record.target_model or None,
         "gen_ai.request.stream": True if record.streamed else None,
         "gen_ai.usage.input_tokens": usage.input_tokens,
-        "gen_ai.usage.output_tokens": usage.output_tokens,
+        "gen_ai.usage.output_tokens": seen.reported_output,
         "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
         "gen_ai.response.time_to_first_chunk": ttft,
         "http.request.method": record.method or None,

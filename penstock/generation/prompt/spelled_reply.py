@@ -36,18 +36,24 @@ class ReplySpeller:
 
     def outputs(self, text: str, reasoning: str, calls: Calls) -> list[str]:
         """The output of a model that replies so, then what it would write where a request allows less of it:
-        no reasoning, calls alone, or calls in the formats of ``tool_choice`` required and of a function,
-        after the reasoning or without. Raises CannotSpell."""
+        no reasoning, or calls alone. Raises CannotSpell."""
         found = [self._spell(text, reasoning, calls), self._spell(text, "", calls)]
+        if calls:
+            found.append(self._spell("", "", calls))
+        return list(dict.fromkeys(found))
+
+    def forced_outputs(self, text: str, reasoning: str, calls: Calls) -> list[str]:
+        """The same where a request forces the format: text, or calls as ``tool_choice`` required and a
+        function ask for them, after the reasoning or without. Raises CannotSpell."""
         forced = [text]
         if calls:
             parsed = [(name, _object(arguments)) for name, arguments in calls]
             listed = [{"name": name, "parameters": arguments} for name, arguments in parsed]
-            found.append(self._spell("", "", calls))
             forced = [_json(listed), _json(parsed[0][1])]
+        found = []
         if self._template is not None and self._format.reasoning is not None:
             prompt = self._prompt(calls)
-            found += [
+            found = [
                 self._with_reasoning(prompt, each, output) for output in forced for each in (reasoning, "")
             ]
         return list(dict.fromkeys([*found, *forced]))

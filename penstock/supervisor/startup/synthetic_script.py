@@ -34,17 +34,18 @@ def spelled_script(config: ServeConfig, model: ResolvedModel) -> list[ScriptedRu
     )
     speller = ReplySpeller(template, format)
 
-    def spell(rule: Rule) -> list[str]:
+    def spell(rule: Rule) -> tuple[list[str], list[str]]:
         reply = rule.reply
         if reply.output is not None:
-            return [reply.output]
+            return [reply.output], []
         calls = [(call.name, call.arguments) for call in reply.calls]
-        return speller.outputs(reply.text, reply.reasoning, calls)
+        said = reply.text, reply.reasoning, calls
+        return speller.outputs(*said), speller.forced_outputs(*said)
 
     rules = []
     for number, rule in enumerate(script.rules):
         try:
-            outputs = spell(rule)
+            outputs, forced = spell(rule)
         except CannotSpell as error:
             raise ConfigError(f"--synthetic-script {path}: rules[{number}].reply: {error}") from None
         rules.append(
@@ -52,6 +53,7 @@ def spelled_script(config: ServeConfig, model: ResolvedModel) -> list[ScriptedRu
                 match=rule.match,
                 times=rule.times,
                 outputs=outputs,
+                forced=forced,
                 verbatim=rule.reply.output is not None,
                 pace=rule.pace,
                 end=rule.end,

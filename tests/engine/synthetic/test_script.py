@@ -42,11 +42,17 @@ def chat(*messages: tuple[str, str]) -> list[int]:
 
 
 def rule(*outputs: str, verbatim: bool = False, **fields: Any) -> ScriptedRule:
-    """``fields``: of the rule, of its conditions and of its pace."""
+    """``outputs``: the model's own format, then forced ones. ``fields``: of the rule, of its conditions and
+    of its pace."""
     conditions = {name: fields.pop(name) for name in Match.__struct_fields__ if name in fields}
     pace = {name: fields.pop(name) for name in Pace.__struct_fields__ if name in fields}
     return ScriptedRule(
-        match=Match(**conditions), pace=Pace(**pace), outputs=list(outputs), verbatim=verbatim, **fields
+        match=Match(**conditions),
+        pace=Pace(**pace),
+        outputs=list(outputs[:1]),
+        forced=list(outputs[1:]),
+        verbatim=verbatim,
+        **fields,
     )
 
 
@@ -132,10 +138,19 @@ def test_a_grammar_chooses_the_format(model_dir: Path) -> None:
     prompt = ids("a")
     assert bench.answer(prompt) == "<tool>{}"
     assert bench.answer(prompt, grammar=schema) == '{"a": 1}'
-    with pytest.raises(RequestRejected, match=r"rules\[0\] .* does not allow"):
+    with pytest.raises(RequestRejected, match=r"rules\[0\] .* do not allow"):
         bench.answer(prompt, grammar=LLMatcher.grammar_from_regex("x"))
     raw = Bench(model_dir, rule("raw", verbatim=True))
     assert raw.answer(prompt, grammar=schema) == "raw"
+
+
+def test_a_call_that_the_tools_do_not_allow_is_refused(model_dir: Path) -> None:
+    """Where text is free, a format of forced calls would be text of the reply."""
+    bench = Bench(model_dir, rule("Hi <tool>other", '["other"]', turn=1), rule("text"))
+    known = LLMatcher.grammar_from_lark('start: /[^<]*/ ("<tool>known")?')
+    with pytest.raises(RequestRejected, match=r"rules\[0\] .* <tool>other', which the request's tools"):
+        bench.answer(ids("a"), grammar=known)
+    assert bench.answer(chat(("user", "a"), ("assistant", "b"), ("user", "c")), grammar=known) == "text"
 
 
 def test_sampling_fields_that_shape_a_distribution_are_ignored(model_dir: Path) -> None:

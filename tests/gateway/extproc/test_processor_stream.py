@@ -549,7 +549,8 @@ def test_endpoints_are_asked_for_an_unknown_response(
     status: int | None,
     destination: bytes | None,
 ) -> None:
-    async def answer(search: ResponseSearch, endpoint: Endpoint, request: UpstreamRequest) -> int:
+    async def answer(search: ResponseSearch, endpoint: Endpoint, request: UpstreamRequest, id: str) -> int:
+        assert id == ID
         assert (request.method, request.target) == (b"GET", f"/v1/responses/{ID}".encode())
         assert not any(name.startswith(b":") for name, _ in request.headers)
         return next(value for number, value in statuses.items() if f"10.0.0.{number}:" in endpoint.url)

@@ -16,6 +16,7 @@ from penstock.gateway.responses.response_observer import Observation
 from penstock.gateway.responses.token_usage import TokenUsage
 from penstock.gateway.telemetry.metrics import GatewayMetrics
 from penstock.gateway.telemetry.request_recorder import RequestRecorder
+from penstock.gateway.telemetry.spans import span_data
 from penstock.telemetry.trace_context import TraceContext
 from tests.gateway.behaviours import good
 from tests.gateway.processes import Upstream, closed_port, eventually, gateway
@@ -66,6 +67,16 @@ def test_all_facts(caplog: pytest.LogCaptureFixture) -> None:
     }
     page = (Path(penstock.__file__).parents[1] / "docs" / "gateway.md").read_text()
     assert not [fact for fact in line if f"`{fact}`" not in page]
+
+
+def test_the_output_of_a_broken_stream_is_what_came(caplog: pytest.LogCaptureFixture) -> None:
+    """Messages start with an output of one token."""
+    seen = Observation(stream=True, token_events=4, usage=TokenUsage(7, 1, 3))
+    record = RequestRecord("/v1/messages", "r", "POST", seen=seen, outcome=Outcome.CLIENT_DISCONNECT)
+    RequestRecorder(GatewayMetrics(list), "all").finish(record)
+    [line] = lines(caplog)
+    assert (line["input_tokens"], line.get("output_tokens"), line["token_events"]) == (7, None, 4)
+    assert "gen_ai.usage.output_tokens" not in span_data(record).attributes
 
 
 @pytest.mark.parametrize(

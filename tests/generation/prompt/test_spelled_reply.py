@@ -30,9 +30,12 @@ def test_the_demo_model() -> None:
     assert template is not None
     demo = ReplySpeller(template, output_format("auto", "auto", template.source))
     assert demo.outputs("Hello", "", []) == ["Hello"]
-    assert demo.outputs("", "", [("f", {"a": 1}), ("g", '{"b":2}')]) == [
+    calls: list[tuple[str, dict[str, Any] | str]] = [("f", {"a": 1}), ("g", '{"b":2}')]
+    assert demo.outputs("", "", calls) == [
         '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>\n'
         '<tool_call>{"name": "g", "arguments": {"b":2}}</tool_call>',
+    ]
+    assert demo.forced_outputs("", "", calls) == [
         '[{"name": "f", "parameters": {"a": 1}}, {"name": "g", "parameters": {"b": 2}}]',
         '{"a": 1}',
     ]
