@@ -139,14 +139,28 @@ def _text(block: ContentBlock | ContentPart, field: str) -> str:
     if block.type == "document":
         return _tagged("document", block.title, [*filter(None, (block.context,)), _document(block, field)])
     if block.type == "search_result":
-        content = block.content if isinstance(block.content, list) else []
-        texts = [part.text if isinstance(part, ContentPart) else part.get("text") for part in content]
-        return _tagged("search_result", block.title, [shown_source(block.source), *filter(None, texts)])
+        texts = _inner_texts(block.content, f"{field}.content")
+        return _tagged("search_result", block.title, [shown_source(block.source), *texts])
     raise _unsupported(block.type, field)
 
 
 def shown_source(source: Any) -> str:
     return f"Source: {source}" if isinstance(source, str) else ""
+
+
+def _inner_texts(content: Any, field: str) -> list[str]:
+    """The texts of blocks that may be text alone."""
+    texts = []
+    for number, part in enumerate(content if isinstance(content, list) else []):
+        fields = part if isinstance(part, dict) else {}
+        if isinstance(part, ContentPart):
+            fields = {"type": part.type, "text": part.text}
+        text = fields.get("text")
+        if fields.get("type") != "text" or not isinstance(text, str):
+            place = f"{field}[{number}]"
+            raise ApiError(400, f"{place} must be a block of type 'text' with a text.", param=place)
+        texts.append(text)
+    return texts
 
 
 def _document(block: ContentBlock | ContentPart, field: str) -> str:
@@ -157,10 +171,8 @@ def _document(block: ContentBlock | ContentPart, field: str) -> str:
     content = source.get("content") if kind == "content" else None
     if isinstance(content, str):
         return content
-    if isinstance(content, list) and all(
-        isinstance(part, dict) and part.get("type") == "text" for part in content
-    ):
-        return "\n".join(str(part.get("text", "")) for part in content)
+    if isinstance(content, list):
+        return "\n".join(_inner_texts(content, f"{field}.source.content"))
     raise ApiError(
         400,
         f"{field}.source: documents of type {shown(kind)!r} are not supported, only text and text content.",

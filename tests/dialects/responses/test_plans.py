@@ -255,6 +255,10 @@ def test_errors_of_schemas_name_the_tool() -> None:
             {"tools": [{"type": "custom", "name": "a", "format": {"type": "grammar", "syntax": "gbnf"}}]},
             "tools[0].format.syntax",
         ),
+        (
+            {"tools": [{"type": "custom", "name": "a", "format": {"type": "grammar", "syntax": ["regex"]}}]},
+            "tools[0].format.syntax",
+        ),
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
         ({"tools": TWO_TOOLS, "tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"tools": TWO_TOOLS, "tool_choice": {"type": "function"}}, "tool_choice"),
