@@ -404,12 +404,13 @@ class ResponseStore:
             )
         found: list[StoredResponse] = []
         old: list[str] = []
-        size, next, touched_before = 0, id, time.time() - TOUCH_S
+        count, size, next, touched_before = 0, 0, id, time.time() - TOUCH_S
         with contextlib.closing(database.chain(id, tenant)) as uses:
             for used_at, response in uses:
                 found.append(response)
-                size += len(response.body) + len(response.input)
-                if size > MAX_CHAIN_BYTES or len(found) > MAX_CHAIN:
+                if whole or response.id != id:  # those that it continued were few and small enough then
+                    count, size = count + 1, size + len(response.body) + len(response.input)
+                if size > MAX_CHAIN_BYTES or count > MAX_CHAIN:
                     raise ApiError(
                         400,
                         f"The conversation before {shown(id)} is too long: at most {MAX_CHAIN} responses of "

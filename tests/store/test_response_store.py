@@ -129,13 +129,14 @@ def test_a_chain_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     async def work() -> None:
         with opened(tmp_path) as store:
-            last = None
+            ids: list[str] = []
             for _ in range(4):
-                response = entry(store, previous_id=last)
+                response = entry(store, previous_id=ids[-1] if ids else None)
                 await store.put(response)
-                last = response.id
+                ids.append(response.id)
             with pytest.raises(ApiError, match="at most 3 responses"):
-                await store.chain(last or "", "")
+                await store.chain(ids[-1], "")
+            assert [response.id for response in await store.context(ids[-1], "")] == ids
 
     run(work())
 
