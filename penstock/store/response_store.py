@@ -144,9 +144,12 @@ class ResponseStore:
         expired, of another tenant or still generated, and if they are too many or too large."""
         return self._read(lambda database: self._chain(database, id, tenant))
 
-    def context(self, id: str, tenant: str) -> Awaitable[list[StoredResponse]]:
-        """The same as far as it is stored: empty if the response itself is not."""
-        return self._read(lambda database: self._chain(database, id, tenant, whole=False))
+    def context(
+        self, id: str, tenant: str, read: Callable[[list[StoredResponse]], Result]
+    ) -> Awaitable[Result]:
+        """What ``read``, in the thread, makes of the same as far as it is stored: nothing if the response
+        itself is not."""
+        return self._read(lambda database: read(self._chain(database, id, tenant, whole=False)))
 
     def item(self, id: str, tenant: str) -> Awaitable[bytes | None]:
         """An input or output item of a stored response, as JSON, by the item's id."""

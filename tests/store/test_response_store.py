@@ -136,7 +136,7 @@ def test_a_chain_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
                 ids.append(response.id)
             with pytest.raises(ApiError, match="at most 3 responses"):
                 await store.chain(ids[-1], "")
-            assert [response.id for response in await store.context(ids[-1], "")] == ids
+            assert await store.context(ids[-1], "", lambda found: [response.id for response in found]) == ids
 
     run(work())
 
