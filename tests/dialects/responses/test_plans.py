@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from typing import Any, cast
 
 import pytest
@@ -49,8 +49,8 @@ class FakeStore:
             raise ApiError(404, "no such response", param="previous_response_id")
         return self._chain
 
-    async def item(self, id: str, tenant: str) -> bytes | None:
-        return self._items.get(id)
+    async def items(self, ids: Iterable[str], tenant: str) -> dict[str, bytes]:
+        return {id: self._items[id] for id in ids if id in self._items}
 
 
 def make_dialect(store: FakeStore | None = None, max_model_len: int = 2048, **options: Any) -> Responses:
