@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.generation.parsers.delta import CallDelta, Delta, TextDelta
+from penstock.generation.parsers.delta import CallDelta, Delta
 from penstock.generation.replies.logprobs import TokenLogprobs
 from penstock.streaming.detokenizer import Detokenizer
+
+MOST_HELD = 64
+"""Tokens of a call that are kept, as they may turn out to be text: the start of a mark."""
 
 
 class TextLogprobs:
@@ -16,7 +19,7 @@ class TextLogprobs:
     the last piece are kept: their text may be held back, or its last character may not be complete.
     """
 
-    __slots__ = ("_begins", "_detokenizer", "_kept", "_text")
+    __slots__ = ("_after_call", "_begins", "_detokenizer", "_kept", "_text")
 
     def __init__(self) -> None:
         self._kept: TokenLogprobs | None = None
@@ -24,6 +27,8 @@ class TextLogprobs:
         self._begins: list[int] = []
         """Where in ``_text`` each of them begins."""
         self._text = ""
+        self._after_call = False
+        """Whether they may be those of a call, whose arguments may have any text."""
         self._detokenizer: Detokenizer | None = None
 
     def entries_by_piece(self, delta: Delta, logprobs: TokenLogprobs | None) -> list[bytes | None]:
@@ -31,20 +36,23 @@ class TextLogprobs:
         ``logprobs``: of the tokens that came with it."""
         if logprobs is None:
             return [None] * len(delta.pieces)
-        if delta.pieces and isinstance(delta.pieces[0], CallDelta):  # what came before it is no text
-            self._drop(len(self._begins))
         self._add(logprobs)
         found: list[bytes | None] = []
-        for number, piece in enumerate(delta.pieces, 1):
+        for piece in delta.pieces:
             entries = None
-            if isinstance(piece, TextDelta):
-                start = self._text.find(piece.text)
-                if number == len(delta.pieces) > 1 and self._text.endswith(piece.text):
-                    start = len(self._text) - len(piece.text)  # arguments before it may have the same text
+            if isinstance(piece, CallDelta):
+                self._after_call = True
+                if len(delta.pieces) == 1:
+                    count = max(len(self._begins) - MOST_HELD, 0)
+                    self._forget(count, self._begins[count] if count else 0)
+            else:
+                find = self._text.rfind if self._after_call else self._text.find
+                start = find(piece.text)
                 if start < 0 and len(delta.pieces) == 1:  # the text of its tokens is not known
                     start = 0
                 if start >= 0:
                     entries = self._take(start, start + len(piece.text))
+                    self._after_call = False
                 if piece.reasoning:
                     entries = None
             found.append(entries)
@@ -54,7 +62,7 @@ class TextLogprobs:
         """Where all further output is text: those of tokens that came, after those of a character whose
         first ones came before."""
         complete = sum(begin < len(self._text) for begin in self._begins)
-        self._drop(complete)
+        self._forget(complete, len(self._text))
         self._add(logprobs)
         assert self._kept is not None
         kept, self._kept, self._begins, self._text = self._kept, None, [], ""
@@ -82,13 +90,12 @@ class TextLogprobs:
         assert self._kept is not None
         part = slice(before, after)
         taken = self._kept._replace(ids=self._kept.ids[part], values=self._kept.values[part])
-        self._drop(after)
-        self._begins = [begin - end for begin in self._begins]
-        self._text = self._text[end:]
+        self._forget(after, end)
         return b"".join(taken.entries()) if after > before else None
 
-    def _drop(self, count: int) -> None:
-        """Forget the first tokens."""
+    def _forget(self, count: int, end: int) -> None:
+        """Forget the first tokens, and the text before ``end``."""
         if self._kept is not None:
             self._kept = self._kept._replace(ids=self._kept.ids[count:], values=self._kept.values[count:])
-        del self._begins[:count]
+        self._begins = [begin - end for begin in self._begins[count:]]
+        self._text = self._text[end:]

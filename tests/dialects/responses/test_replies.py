@@ -247,6 +247,15 @@ def test_logprobs_of_characters_of_several_tokens(text: str, width: int) -> None
         assert "".join(told).strip() == "".join(spelled).strip()
 
 
+@pytest.mark.parametrize("width", [1, 2, 5])
+def test_logprobs_of_text_that_began_as_a_mark(width: int) -> None:
+    text = THOUGHT + '<tool_call>\n{"name": "look", "arguments": {"place": }\n</tool_call>'
+    final = final_response(streamed(text, [width], FinishReason.GRAMMAR, **LOGPROBS))
+    assert comparable(final) == comparable(whole(text, FinishReason.GRAMMAR, **LOGPROBS))
+    [part] = [item["content"][0] for item in final["output"] if item["type"] == "message"]
+    assert "".join(entry["token"] for entry in part["logprobs"]) == part["text"] == "</tool_call>"
+
+
 @pytest.mark.parametrize("text", [PLAIN, THOUGHT + PLAIN, THOUGHT + PLAIN + LOOK])
 def test_logprobs_are_those_of_the_text(text: str) -> None:
     final = final_response(streamed(text, [1], FinishReason.GRAMMAR, **LOGPROBS))
