@@ -437,19 +437,24 @@ class Database:
         for row in rows:
             yield Use(row[0], StoredResponse(*row[1:]))
 
-    def item(self, id: str, tenant: str) -> bytes | None:
-        row = self._run(
-            f"SELECT {_COLUMNS} FROM {_TABLES} JOIN items ON items.number = r.number "
-            f"WHERE items.id = ? AND r.tenant = ? AND {self._live()} ORDER BY items.number DESC LIMIT 1",
-            (id, tenant),
-        ).fetchone()
-        if row is None:
-            return None
-        response = StoredResponse(*row)
-        return next(
-            (bytes(item.json) for item in (*outputs_of(response), *inputs_of(response)) if item.id == id),
-            None,
-        )
+    def items(self, ids: Iterable[str], tenant: str) -> Generator[tuple[int, dict[str, bytes]], None, None]:
+        """Input and output items by their ids, as JSON, as far as they are stored: the size of a response and
+        its items, one response after the other. Each is read when it is asked for; to be closed."""
+        wanted: dict[int, set[str]] = {}
+        for id in ids:
+            row = self._run(
+                "SELECT r.number FROM items CROSS JOIN responses r ON r.number = items.number "
+                f"WHERE items.id = ? AND r.tenant = ? AND {self._live()} ORDER BY items.number DESC LIMIT 1",
+                (id, tenant),
+            ).fetchone()
+            if row is not None:
+                wanted.setdefault(row[0], set()).add(id)
+        for number, its in wanted.items():
+            rows = self._run(f"SELECT {_COLUMNS} FROM {_TABLES} WHERE r.number = ?", (number,))
+            response = StoredResponse(*rows.fetchone())
+            items = (*inputs_of(response), *outputs_of(response))  # of the same id the output
+            size = len(response.body) + len(response.input)
+            yield size, {item.id: bytes(item.json) for item in items if item.id in its}
 
     def page(self, id: str, tenant: str, after: int, most: int) -> EventPage | None:
         """Events with sequence numbers above ``after``, up to about ``most`` bytes. None: no such

@@ -14,7 +14,7 @@ import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -41,6 +41,8 @@ MAX_CHAIN = 1000
 """Responses that one may continue."""
 MAX_CHAIN_BYTES = 16 << 20
 """Their size altogether; as much as a body with the whole conversation may have."""
+MAX_REFERRED_BYTES = 32 << 20
+"""Size altogether of responses whose items one request may refer to: 0.3 s of the thread."""
 MOST_TOGETHER = 256
 """Operations that are done together."""
 WAKE_S = 0.02
@@ -144,13 +146,31 @@ class ResponseStore:
         expired, of another tenant or still generated, and if they are too many or too large."""
         return self._read(lambda database: self._chain(database, id, tenant))
 
-    def context(self, id: str, tenant: str) -> Awaitable[list[StoredResponse]]:
-        """The same as far as it is stored: empty if the response itself is not."""
-        return self._read(lambda database: self._chain(database, id, tenant, whole=False))
+    def context(
+        self, id: str, tenant: str, read: Callable[[list[StoredResponse]], Result]
+    ) -> Awaitable[Result]:
+        """What ``read``, in the thread, makes of the same as far as it is stored: nothing if the response
+        itself is not."""
+        return self._read(lambda database: read(self._chain(database, id, tenant, whole=False)))
 
-    def item(self, id: str, tenant: str) -> Awaitable[bytes | None]:
-        """An input or output item of a stored response, as JSON, by the item's id."""
-        return self._read(lambda database: database.item(id, tenant))
+    def items(self, ids: Iterable[str], tenant: str) -> Awaitable[dict[str, bytes]]:
+        """Input and output items of stored responses, as JSON, by their ids; without those that are not
+        stored. Raises ApiError if their responses are too large."""
+
+        def work(database: Database) -> dict[str, bytes]:
+            found: dict[str, bytes] = {}
+            size = 0
+            with contextlib.closing(database.items(ids, tenant)) as parts:
+                for bytes_read, part in parts:
+                    size += bytes_read
+                    if size > MAX_REFERRED_BYTES:
+                        most = f"{MAX_REFERRED_BYTES >> 20} MiB"
+                        message = f"input: the items are those of responses with more than {most} together."
+                        raise ApiError(400, message, param="input")
+                    found |= part
+            return found
+
+        return self._read(work)
 
     def put(self, response: StoredResponse) -> asyncio.Future[None]:
         """Store a new response. The result is set once it is committed; its exception if it could not be.
@@ -404,12 +424,13 @@ class ResponseStore:
             )
         found: list[StoredResponse] = []
         old: list[str] = []
-        size, next, touched_before = 0, id, time.time() - TOUCH_S
+        count, size, next, touched_before = 0, 0, id, time.time() - TOUCH_S
         with contextlib.closing(database.chain(id, tenant)) as uses:
             for used_at, response in uses:
                 found.append(response)
-                size += len(response.body) + len(response.input)
-                if size > MAX_CHAIN_BYTES or len(found) > MAX_CHAIN:
+                if whole or response.id != id:  # those that it continued were few and small enough then
+                    count, size = count + 1, size + len(response.body) + len(response.input)
+                if size > MAX_CHAIN_BYTES or count > MAX_CHAIN:
                     raise ApiError(
                         400,
                         f"The conversation before {shown(id)} is too long: at most {MAX_CHAIN} responses of "

@@ -115,9 +115,8 @@ def test_events_and_end_are_stored(tmp_path: Path) -> None:
         assert found is not None
         assert (found.status, json.loads(found.body)) == ("completed", events[-1]["response"])
         assert (bench.metrics.background, bench.desk.outcomes) == (0, ["length"])
-        assert await bench.store.item("m", "") == b'{"id":"m","text":"def main(): pass"}'.replace(
-            b'":"', b'": "'
-        ).replace(b",", b", ")
+        found_items = await bench.store.items(["m"], "")
+        assert json.loads(found_items["m"]) == {"id": "m", "text": "def main(): pass"}
 
     with_bench(tmp_path, work)
 

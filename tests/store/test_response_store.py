@@ -18,7 +18,9 @@ import pytest
 from penstock.http.errors import ApiError
 from penstock.store import database
 from penstock.store.database import FILE, StoreError, create
+from penstock.store.response_object import Item, inputs_of
 from penstock.store.response_store import ResponseStore
+from penstock.store.stored_response import StoredResponse
 from tests.store.stores import entry, opened
 
 
@@ -83,7 +85,7 @@ def test_nobody_reads_what_another_key_has_stored(tmp_path: Path) -> None:
             for tenant in ("", "other"):
                 assert await store.get(mine.id, tenant) is None
                 assert await store.entry(mine.id, tenant) is None
-                assert await store.item(f"msg_{mine.id}", tenant) is None
+                assert await store.items([f"msg_{mine.id}"], tenant) == {}
                 assert await store.page(running.id, tenant, -1, 1000) is None
                 assert not await store.delete(mine.id, tenant)
                 await store.cancel(running.id, tenant)
@@ -95,7 +97,7 @@ def test_nobody_reads_what_another_key_has_stored(tmp_path: Path) -> None:
                     "resp_none", ""
                 )
             assert await store.get(mine.id, "me") == mine
-            assert await store.item(f"msg_{mine.id}", "me") is not None
+            assert await store.items([f"msg_{mine.id}"], "me")
             assert await store.get(running.id, "me") == running
 
     run(work())
@@ -129,13 +131,14 @@ def test_a_chain_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     async def work() -> None:
         with opened(tmp_path) as store:
-            last = None
+            ids: list[str] = []
             for _ in range(4):
-                response = entry(store, previous_id=last)
+                response = entry(store, previous_id=ids[-1] if ids else None)
                 await store.put(response)
-                last = response.id
+                ids.append(response.id)
             with pytest.raises(ApiError, match="at most 3 responses"):
-                await store.chain(last or "", "")
+                await store.chain(ids[-1], "")
+            assert await store.context(ids[-1], "", lambda found: [response.id for response in found]) == ids
 
     run(work())
 
@@ -143,15 +146,45 @@ def test_a_chain_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_items_are_found_by_their_ids(tmp_path: Path) -> None:
     async def work() -> None:
         with opened(tmp_path) as store:
-            response = entry(store, text="é\n")
+            response, other = entry(store, text="é\n"), entry(store)
             await store.put(response)
-            output = await store.item(f"msg_{response.id}", "")
-            assert output is not None
-            assert json.loads(output) == {"id": f"msg_{response.id}", "text": "é\n"}
-            assert json.loads(await store.item(f"in_{response.id}", "") or b"")["content"] == "é\n"
-            assert await store.item("msg_none", "") is None
+            await store.put(other)
+            output, given, another = f"msg_{response.id}", f"in_{response.id}", f"msg_{other.id}"
+            found = await store.items([output, given, another, "msg_none"], "")
+            assert set(found) == {output, given, another}
+            assert json.loads(found[output]) == {"id": output, "text": "é\n"}
+            assert json.loads(found[given])["content"] == "é\n"
             await store.delete(response.id, "")
-            assert await store.item(f"msg_{response.id}", "") is None
+            assert set(await store.items([output, given, another], "")) == {another}
+
+    run(work())
+
+
+def test_a_response_is_read_once_for_many_of_its_items(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def noted(response: StoredResponse) -> list[Item]:
+        read.append(response.id)
+        return inputs_of(response)
+
+    monkeypatch.setattr(database, "inputs_of", noted)
+
+    async def work() -> None:
+        with opened(tmp_path) as store:
+            items = [{"id": f"in_{number}", "content": "x"} for number in range(100)]
+            large, other = entry(store, input=json.dumps(items).encode()), entry(store)
+            for response in (large, other):
+                await store.put(response)
+            read.clear()
+            ids = [item["id"] for item in items]
+            assert set(await store.items([*ids, f"in_{other.id}"], "")) == {*ids, f"in_{other.id}"}
+            assert sorted(read) == sorted((large.id, other.id))
+            monkeypatch.setattr("penstock.store.response_store.MAX_REFERRED_BYTES", len(large.input))
+            assert set(await store.items([f"in_{other.id}"], "")) == {f"in_{other.id}"}
+            with pytest.raises(ApiError, match="the items are those of responses with more than"):
+                await store.items(ids[:1], "")
 
     run(work())
 

@@ -5,6 +5,7 @@ What a key has not stored does not exist for it: unknown ids and those of other 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any
@@ -17,10 +18,14 @@ from penstock.http.eager import in_task
 from penstock.http.errors import ApiError, shown
 from penstock.store.response_object import inputs_of, outputs_of
 from penstock.store.response_store import ResponseStore
+from penstock.store.stored_response import StoredResponse
 
 PREFIX = "/v1/responses/"
 MAX_ITEMS, DEFAULT_ITEMS = 100, 20
 """Input items of one reply, as at OpenAI."""
+MAX_READS = 4
+"""Whole responses, or the conversations before them, that are read at the same time; further requests wait.
+Each takes up to 32 MiB, and 0.1 s of the store's thread."""
 
 
 class ResponseRoutes:
@@ -30,6 +35,7 @@ class ResponseRoutes:
         """``keep_alive_s``: longest silence of a stream of events; 0: any."""
         self._store = store
         self._keep_alive_s = keep_alive_s
+        self._reads = asyncio.Semaphore(MAX_READS)
 
     def methods(self, path: str) -> dict[str, Handler] | None:
         """Handlers by HTTP method; None if there is no such route."""
@@ -55,7 +61,8 @@ class ResponseRoutes:
         if query.get("stream", "false").lower() in ("true", "1"):
             await self._stream(store, id, exchange, query)
             return
-        found = await store.get(id, _tenant(exchange))
+        async with self._reads:
+            found = await store.get(id, _tenant(exchange))
         if found is None:
             raise _unknown(id)
         await send_json(exchange.send, found.body)
@@ -90,7 +97,8 @@ class ResponseRoutes:
                 400, f"The response {shown(id)} was not made with background: true and cannot be cancelled."
             )
         await store.cancel(id, tenant)
-        found = await store.get(id, tenant)
+        async with self._reads:
+            found = await store.get(id, tenant)
         if found is None:
             raise _unknown(id)
         await send_json(exchange.send, found.body)
@@ -101,28 +109,36 @@ class ResponseRoutes:
         order = query.get("order", "desc")
         if order not in ("asc", "desc"):
             raise ApiError(400, f"order is {shown(order)!r}; it takes asc or desc.", param="order")
-        context = await store.context(id, _tenant(exchange))
-        if not context:
+        read = partial(_page, order=order, after=query.get("after"), limit=limit)
+        async with self._reads:
+            page = await store.context(id, _tenant(exchange), read)
+        if page is None:
             raise _unknown(id)
-        items = [item for response in context[:-1] for item in (*inputs_of(response), *outputs_of(response))]
-        items += inputs_of(context[-1])
-        if order == "desc":
-            items.reverse()
-        after = query.get("after")
-        if after is not None:
-            ids = [item.id for item in items]
-            if after not in ids:
-                raise ApiError(400, f"after is {shown(after)!r}, which is no item's id.", param="after")
-            items = items[ids.index(after) + 1 :]
-        page = items[:limit]
-        reply = {
-            "object": "list",
-            "data": [item.json for item in page],
-            "first_id": page[0].id if page else None,
-            "last_id": page[-1].id if page else None,
-            "has_more": len(items) > limit,
-        }
-        await send_json(exchange.send, encode_json(reply))
+        await send_json(exchange.send, page)
+
+
+def _page(context: list[StoredResponse], *, order: str, after: str | None, limit: int) -> bytes | None:
+    """A list of what a response answered, as JSON; None without a response."""
+    if not context:
+        return None
+    items = [item for response in context[:-1] for item in (*inputs_of(response), *outputs_of(response))]
+    items += inputs_of(context[-1])
+    if order == "desc":
+        items.reverse()
+    if after is not None:
+        ids = [item.id for item in items]
+        if after not in ids:
+            raise ApiError(400, f"after is {shown(after)!r}, which is no item's id.", param="after")
+        items = items[ids.index(after) + 1 :]
+    page = items[:limit]
+    reply = {
+        "object": "list",
+        "data": [item.json for item in page],
+        "first_id": page[0].id if page else None,
+        "last_id": page[-1].id if page else None,
+        "has_more": len(items) > limit,
+    }
+    return encode_json(reply)
 
 
 def _tenant(exchange: Exchange) -> str:

@@ -29,7 +29,7 @@ class BlockTexts:
                 texts = [block.context, self._document(block.source, f"{field}.source")]
                 return _tagged("document", block.title, texts)
             case "search_result":
-                return _tagged("search_result", block.title, _found(block))
+                return _tagged("search_result", block.title, self._found(block, field))
             case "tool_reference":  # of a tool with defer_loading, which the model sees anyway
                 return f"Tool: {_needed(block.tool_name, f'{field}.tool_name')}"
         raise unsupported(block.type, field)
@@ -50,10 +50,19 @@ class BlockTexts:
             param=field,
         )
 
+    def _found(self, block: ContentBlock | InnerBlock, field: str) -> list[str | None]:
+        source = f"Source: {block.source}" if isinstance(block.source, str) else None
+        parts = block.content if isinstance(block.content, list) else []
+        return [source, *(self._part(part, f"{field}.content[{at}]") for at, part in enumerate(parts))]
+
     def _part(self, part: Any, field: str) -> str:
+        if isinstance(part, InnerBlock):
+            part = {"type": part.type, "text": part.text}
         match part:
             case {"type": "text", "text": str(text)}:
                 return text
+            case {"type": "text"}:
+                raise ApiError(400, f"{field}.text must be a text.", param=f"{field}.text")
             case {"type": "image"}:
                 return self.unseen.tell("image")
         raise unsupported(part.get("type") if isinstance(part, dict) else None, field)
@@ -65,12 +74,6 @@ def unsupported(kind: Any, field: str) -> ApiError:
         f"{field}: blocks of type {shown(kind)!r} are not supported by this server, which takes text only.",
         param=field,
     )
-
-
-def _found(block: ContentBlock | InnerBlock) -> list[str | None]:
-    source = f"Source: {block.source}" if isinstance(block.source, str) else None
-    content = block.content if isinstance(block.content, list) else []
-    return [source, *(part.text if isinstance(part, InnerBlock) else part.get("text") for part in content)]
 
 
 def _tagged(tag: str, title: str | None, texts: Sequence[str | None]) -> str:

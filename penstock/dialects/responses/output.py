@@ -22,7 +22,7 @@ from penstock.dialects.responses.output_items import (
     SummaryItem,
     unescape_json,
 )
-from penstock.dialects.responses.text_logprobs import entries_by_piece
+from penstock.dialects.responses.text_logprobs import TextLogprobs
 from penstock.dialects.responses.tools import CalledTool
 from penstock.generation.parsers.delta import CallDelta, Delta
 from penstock.generation.replies.logprobs import TokenLogprobs
@@ -44,13 +44,14 @@ class OutputOptions(NamedTuple):
 class Output:
     """The items of one response. All methods that return bytes return events."""
 
-    __slots__ = ("_id", "_options", "_record", "closed", "open", "reasoning")
+    __slots__ = ("_id", "_logprobs", "_options", "_record", "closed", "open", "reasoning")
 
     def __init__(self, response_id: str, record: EventRecord, options: OutputOptions) -> None:
         """``record`` numbers all events, and has the text of the open item."""
         self._id = response_id.removeprefix("resp_")
         self._record = record
         self._options = options
+        self._logprobs = TextLogprobs()
         self.closed: list[bytes] = []
         """Items as JSON."""
         self.open: OutputItem | None = None
@@ -59,7 +60,9 @@ class Output:
 
     def add(self, delta: Delta, logprobs: TokenLogprobs | None = None) -> bytes:
         events = []
-        for piece, entries in zip(delta.pieces, entries_by_piece(delta, logprobs), strict=True):
+        for piece, entries in zip(
+            delta.pieces, self._logprobs.entries_by_piece(delta, logprobs), strict=True
+        ):
             if isinstance(piece, CallDelta):
                 events.append(self._add_call(piece))
             elif piece.reasoning:
@@ -67,6 +70,12 @@ class Output:
             else:
                 events.append(self._add_text(piece.text, entries))
         return b"".join(events)
+
+    def add_text(self, text: bytes, logprobs: TokenLogprobs | None) -> bytes:
+        """Output that is text alone, JSON-escaped."""
+        if logprobs is not None:
+            return self.add_escaped(text, self._logprobs.entries(logprobs))
+        return self.add_escaped(text) if text else b""
 
     def _add_text(self, text: str, logprobs: bytes | None) -> bytes:
         """White space between items is no text of either."""

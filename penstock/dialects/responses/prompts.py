@@ -103,13 +103,11 @@ class ResponsePrompts:
         self, store: ResponseStore, previous_id: str | None, ids: list[str], tenant: str
     ) -> Found:
         chain = [] if previous_id is None else await store.chain(previous_id, tenant)
-        items: dict[str, InputItem] = {}
+        stored = await store.items(set(ids), tenant) if ids else {}
         for id in ids:
-            if id not in items:
-                item = await store.item(id, tenant)
-                if item is None:
-                    raise ApiError(404, f"input: there is no item {shown(id)!r}.", param="input")
-                items[id] = _decode_item(item)
+            if id not in stored:
+                raise ApiError(404, f"input: there is no item {shown(id)!r}.", param="input")
+        items = {id: _decode_item(item) for id, item in stored.items()}
         return Found(chain, items)
 
     def prompt(self, request: ResponseRequest, found: Found | None) -> ResponsePrompt:

@@ -125,13 +125,10 @@ class ResponsesReply(ReplyFormat):
         kv_transfer_params: KVTransferParams | None = None,
     ) -> bytes:
         output = self._output
-        events = b""
         if delta is not None:
             events = output.add(delta, logprobs)
-        elif logprobs is not None:
-            events = output.add_escaped(text, b"".join(logprobs.entries()))
-        elif text:
-            events = output.add_escaped(text)
+        else:
+            events = output.add_text(text, logprobs)
         if finish_reason is not None:
             events += output.finish(cut=finish_reason == LENGTH)
         return events

@@ -2,58 +2,100 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import numpy as np
 
-import msgspec
-
-from penstock.generation.parsers.delta import Delta, TextDelta
+from penstock.generation.parsers.delta import CallDelta, Delta
 from penstock.generation.replies.logprobs import TokenLogprobs
+from penstock.streaming.detokenizer import Detokenizer
 
-_decode_bytes = msgspec.json.Decoder(list[int]).decode
-_BEFORE_BYTES = len(b',"bytes":')
-"""Of a token's ``tail``."""
+MOST_HELD = 64
+"""Tokens of a call that are kept, as they may turn out to be text: the start of a mark."""
 
 
-def entries_by_piece(delta: Delta, logprobs: TokenLogprobs | None) -> list[bytes | None]:
-    """For each piece of ``delta`` the logprobs of its tokens as a JSON list; None for what is no text.
+class TextLogprobs:
+    """Of one output. Its pieces are found one after the other in the text of its tokens.
 
-    ``logprobs``: of the tokens that the delta comes from. The pieces are found one after the other in the
-    text of these. A token belongs to the piece in which it begins.
+    A token belongs to the piece in which it begins; tokens of one character begin together. Tokens after
+    the last piece are kept: their text may be held back, or its last character may not be complete.
     """
-    if logprobs is None:
-        return [None] * len(delta.pieces)
-    begins: list[int] = []
-    output = bytearray()
-    for token in logprobs.ids[:, 0].tolist():
-        begins.append(len(output))
-        output += bytes(_decode_bytes(logprobs.names[token].tail[_BEFORE_BYTES:-1]))
-    found: list[bytes | None] = []
-    for piece, (start, end) in zip(delta.pieces, _places(delta, bytes(output)), strict=True):
-        rows = [row for row, begin in enumerate(begins) if start <= begin < end]
-        if len(delta.pieces) == 1 and not rows:  # its start was held back, and sent with other tokens
-            rows = [*range(len(begins))]
-        if not _is_text(piece) or not rows:
-            found.append(None)
-            continue
-        part = slice(rows[0], rows[-1] + 1)
-        own = logprobs._replace(ids=logprobs.ids[part], values=logprobs.values[part])
-        found.append(b"".join(own.entries()))
-    return found
 
+    __slots__ = ("_after_call", "_begins", "_detokenizer", "_kept", "_text")
 
-def _is_text(piece: object) -> bool:
-    return isinstance(piece, TextDelta) and not piece.reasoning
+    def __init__(self) -> None:
+        self._kept: TokenLogprobs | None = None
+        """Of tokens that no piece has."""
+        self._begins: list[int] = []
+        """Where in ``_text`` each of them begins."""
+        self._text = ""
+        self._after_call = False
+        """Whether they may be those of a call, whose arguments may have any text."""
+        self._detokenizer: Detokenizer | None = None
 
+    def entries_by_piece(self, delta: Delta, logprobs: TokenLogprobs | None) -> list[bytes | None]:
+        """For each piece of ``delta`` the logprobs of its tokens as a JSON list; None for what is no text.
+        ``logprobs``: of the tokens that came with it."""
+        if logprobs is None:
+            return [None] * len(delta.pieces)
+        self._add(logprobs)
+        found: list[bytes | None] = []
+        for piece in delta.pieces:
+            entries = None
+            if isinstance(piece, CallDelta):
+                self._after_call = True
+                if len(delta.pieces) == 1:
+                    count = max(len(self._begins) - MOST_HELD, 0)
+                    self._forget(count, self._begins[count] if count else 0)
+            else:
+                find = self._text.rfind if self._after_call else self._text.find
+                start = find(piece.text)
+                if start < 0 and len(delta.pieces) == 1:  # the text of its tokens is not known
+                    start = 0
+                if start >= 0:
+                    entries = self._take(start, start + len(piece.text))
+                    self._after_call = False
+                if piece.reasoning:
+                    entries = None
+            found.append(entries)
+        return found
 
-def _places(delta: Delta, output: bytes) -> Iterator[tuple[int, int]]:
-    """Where the text of each piece begins and ends; both are equal if it is not found."""
-    place = 0
-    for number, piece in enumerate(delta.pieces, 1):
-        text = piece.text.encode() if isinstance(piece, TextDelta) else b""
-        is_end = number == len(delta.pieces) and output.endswith(text, place)
-        start = len(output) - len(text) if is_end else output.find(text, place) if text else -1
-        if start >= 0:
-            place = start + len(text)
-            yield start, place
-        else:
-            yield place, place
+    def entries(self, logprobs: TokenLogprobs) -> bytes:
+        """Where all further output is text: those of tokens that came, after those of a character whose
+        first ones came before."""
+        complete = sum(begin < len(self._text) for begin in self._begins)
+        self._forget(complete, len(self._text))
+        self._add(logprobs)
+        assert self._kept is not None
+        kept, self._kept, self._begins, self._text = self._kept, None, [], ""
+        return b"".join(kept.entries())
+
+    def _add(self, logprobs: TokenLogprobs) -> None:
+        if self._detokenizer is None:
+            self._detokenizer = logprobs.names.detokenizer()
+        parts, length = [self._text], len(self._text)
+        for token in logprobs.ids[:, 0].tolist():
+            self._begins.append(length)
+            parts.append(self._detokenizer.push((token,)))
+            length += len(parts[-1])
+        self._text = "".join(parts)
+        if self._kept is not None:
+            ids = np.concatenate([self._kept.ids, logprobs.ids])
+            values = np.concatenate([self._kept.values, logprobs.values])
+            logprobs = logprobs._replace(ids=ids, values=values)
+        self._kept = logprobs
+
+    def _take(self, start: int, end: int) -> bytes | None:
+        """Those of tokens that begin within a part of the text; those before it are dropped."""
+        before = sum(begin < start for begin in self._begins)
+        after = sum(begin < end for begin in self._begins)
+        assert self._kept is not None
+        part = slice(before, after)
+        taken = self._kept._replace(ids=self._kept.ids[part], values=self._kept.values[part])
+        self._forget(after, end)
+        return b"".join(taken.entries()) if after > before else None
+
+    def _forget(self, count: int, end: int) -> None:
+        """Forget the first tokens, and the text before ``end``."""
+        if self._kept is not None:
+            self._kept = self._kept._replace(ids=self._kept.ids[count:], values=self._kept.values[count:])
+        self._begins = [begin - end for begin in self._begins[count:]]
+        self._text = self._text[end:]

@@ -334,6 +334,7 @@ class SyntheticEngine:
         index = np.searchsorted(self._ordinary, rows.tokens[token])
         rank = np.concatenate([[0], np.arange(int(asked.max()))]).astype(np.int32)
         ids = self._ordinary[(index[:, None] + rank) % len(self._ordinary)]
+        ids[:, rank == 0] = rows.tokens[token, None]  # a script's tokens need not be ordinary ones
         values = np.broadcast_to((rank + 1) * _HALVINGS, ids.shape).astype(np.float32)
         absent = np.arange(len(rank)) > asked[:, None]
         ids[absent] = -1

@@ -257,7 +257,9 @@ def _escaped_regex(regex: str, flags: str) -> str | None:
         atom = _ATOM.match(regex, place)
         assert atom is not None  # any character is one
         if atom[0] in ("^", "$") or regex.startswith("(?", place):
-            raise NotEmbeddable(f"/{regex[:40]}/ in it has an anchor or look-around, which is not supported")
+            raise NotEmbeddable(
+                f"/{regex[:40]}/ in it has an anchor, look-around or flags, which is not supported"
+            )
         written.append(atom[0] if atom[0] in _SYNTAX else _escaped_atom(atom[0], dot_all="s" in flags))
         place = atom.end()
     escaped = "".join(written)

@@ -63,8 +63,12 @@ class TokenNames:
             self._known[token] = name = self._spell(token)
         return name
 
+    def detokenizer(self) -> Detokenizer:
+        """For the text of consecutive tokens, special ones included."""
+        return Detokenizer(self._table)
+
     def _spell(self, token: int) -> TokenName:
-        detokenizer = Detokenizer(self._table)
+        detokenizer = self.detokenizer()
         text = detokenizer.push((token,)) + detokenizer.finish()
         quoted = encode_json(text)
         tail = b',"bytes":%b}' % encode_json(list(text.encode()))

@@ -40,7 +40,7 @@ def parse_input_format(format: Any, field: str) -> InputGrammar:
     if "grammar" in format:
         field, format = f"{field}.grammar", format["grammar"]
     syntax = format.get("syntax") if isinstance(format, dict) else None
-    if syntax not in SYNTAXES:
+    if not isinstance(syntax, str) or syntax not in SYNTAXES:
         raise refused(f"{field}.syntax must be lark or regex.", f"{field}.syntax", syntax)
     definition, field = format.get("definition"), f"{field}.definition"
     if not isinstance(definition, str) or not definition.strip():

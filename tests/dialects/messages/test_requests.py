@@ -151,6 +151,17 @@ def test_blocks_that_are_no_text_are_refused_by_name(block: dict[str, Any], name
     assert named in error(messages=[user(block)]).message
 
 
+@pytest.mark.parametrize("part", [{"type": "text", "text": 1}, {"type": "text"}, {"type": "audio"}])
+def test_search_results_and_documents_have_texts(part: dict[str, Any]) -> None:
+    result = {"type": "search_result", "source": "s", "title": "t", "content": [part]}
+    document = {"type": "document", "source": {"type": "content", "content": [part]}}
+    place = "messages[0].content[0]"
+    assert error(messages=[user(result)]).message.startswith(f"{place}.content[0]")
+    assert error(messages=[user(document)]).message.startswith(f"{place}.source.content[0]")
+    inner = {"type": "tool_result", "tool_use_id": "1", "content": [result]}
+    assert error(messages=[user(inner)]).message.startswith(f"{place}.content[0].content[0]")
+
+
 def test_what_a_body_needs() -> None:
     assert "messages must have at least one message" in error(messages=[]).message
     assert "messages[0].role must be user" in error(messages=[{"role": "tool", "content": "x"}]).message

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from typing import Any, cast
 
 import pytest
@@ -49,8 +49,8 @@ class FakeStore:
             raise ApiError(404, "no such response", param="previous_response_id")
         return self._chain
 
-    async def item(self, id: str, tenant: str) -> bytes | None:
-        return self._items.get(id)
+    async def items(self, ids: Iterable[str], tenant: str) -> dict[str, bytes]:
+        return {id: self._items[id] for id in ids if id in self._items}
 
 
 def make_dialect(store: FakeStore | None = None, max_model_len: int = 2048, **options: Any) -> Responses:
@@ -264,6 +264,10 @@ def test_errors_of_schemas_name_the_tool() -> None:
         ({"tools": [{"type": "custom", "name": "a", "format": {"type": "xml"}}]}, "tools[0].format.type"),
         (
             {"tools": [{"type": "custom", "name": "a", "format": {"type": "grammar", "syntax": "gbnf"}}]},
+            "tools[0].format.syntax",
+        ),
+        (
+            {"tools": [{"type": "custom", "name": "a", "format": {"type": "grammar", "syntax": ["regex"]}}]},
             "tools[0].format.syntax",
         ),
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),

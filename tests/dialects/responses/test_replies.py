@@ -163,6 +163,7 @@ def test_every_kind_of_item() -> None:
     st.sampled_from((FinishReason.LENGTH, FinishReason.GRAMMAR)),
     st.integers(0, 40),
     st.booleans(),
+    st.booleans(),
     st.integers(1, 40),
 )
 def test_events_are_the_final_object_and_the_whole_response(
@@ -172,6 +173,7 @@ def test_events_are_the_final_object_and_the_whole_response(
     finish: FinishReason,
     cut: int,
     summary: bool,
+    logprobs: bool,
     pause: int,
 ) -> None:
     text = thought + "".join(pieces)
@@ -179,6 +181,8 @@ def test_events_are_the_final_object_and_the_whole_response(
     fields: dict[str, Any] = {"include": ["reasoning.encrypted_content"]}
     if summary:
         fields["reasoning"] = {"summary": "auto"}
+    if logprobs:
+        fields["include"].append("message.output_text.logprobs")
     final = final_response(streamed(text, widths, finish, pause=pause, **fields))
     assert comparable(final) == comparable(whole(text, finish, **fields))
 
@@ -230,6 +234,26 @@ def test_plain_text_asks_the_format_for_few_events() -> None:
 
 PLAIN = "The answer is 42."
 LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
+
+
+@pytest.mark.parametrize("text", [TEXT, THOUGHT + TEXT, THOUGHT + TEXT + LOOK])
+@pytest.mark.parametrize("width", [1, 3, 7])
+def test_logprobs_of_characters_of_several_tokens(text: str, width: int) -> None:
+    spelled = [json.loads(tables().names[token].quoted) for token in tiny_tokenizer().encode(TEXT, False)]
+    streams = final_response(streamed(text, [width], FinishReason.GRAMMAR, **LOGPROBS))
+    for final in streams, whole(text, FinishReason.GRAMMAR, **LOGPROBS):
+        [part] = [item["content"][0] for item in final["output"] if item["type"] == "message"]
+        told = [entry["token"] for entry in part["logprobs"]]
+        assert "".join(told).strip() == "".join(spelled).strip()
+
+
+@pytest.mark.parametrize("width", [1, 2, 5])
+def test_logprobs_of_text_that_began_as_a_mark(width: int) -> None:
+    text = THOUGHT + '<tool_call>\n{"name": "look", "arguments": {"place": }\n</tool_call>'
+    final = final_response(streamed(text, [width], FinishReason.GRAMMAR, **LOGPROBS))
+    assert comparable(final) == comparable(whole(text, FinishReason.GRAMMAR, **LOGPROBS))
+    [part] = [item["content"][0] for item in final["output"] if item["type"] == "message"]
+    assert "".join(entry["token"] for entry in part["logprobs"]) == part["text"] == "</tool_call>"
 
 
 @pytest.mark.parametrize("text", [PLAIN, THOUGHT + PLAIN, THOUGHT + PLAIN + LOOK])

@@ -123,6 +123,19 @@ def test_times_counts_the_replies_of_a_conversation(model_dir: Path) -> None:
     assert bench.answer(chat(("user", "go"))) == "first"
 
 
+def test_logprobs_are_those_of_the_reply(model_dir: Path) -> None:
+    bench = Bench(model_dir, rule("a 😀"))
+    bench.engine.submit(0, submit(1, 200, prompt=chat(("user", "go")), logprobs=1))
+    named: list[int] = []
+    while bench.engine.has_work():
+        rows = bench.engine.step()
+        bench.received.step(rows)
+        if rows.logprobs is not None:
+            assert (rows.logprobs.ids[:, 0] == rows.logprobs.ids[:, 1]).all()
+            named += rows.logprobs.ids[:, 0].tolist()
+    assert named == bench.received.tokens[1]
+
+
 def test_a_prompt_that_no_rule_matches_is_refused(model_dir: Path) -> None:
     bench = Bench(model_dir, rule("a", text="a"))
     with pytest.raises(RequestRejected, match=r"no rule .* turn 1 \(of the user\): 'zzz'"):

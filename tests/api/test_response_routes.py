@@ -1,0 +1,52 @@
+"""Stored responses by HTTP: many large ones that are asked for at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from penstock.api.routes.responses import MAX_READS, ResponseRoutes
+from penstock.http.errors import ApiError
+
+
+class Store:
+    """Every answer waits until all are allowed."""
+
+    def __init__(self) -> None:
+        self.allowed = asyncio.Event()
+        self.now = self.most = 0
+
+    async def get(self, id: str, tenant: str) -> None:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await self.allowed.wait()
+        self.now -= 1
+
+    async def context(self, id: str, tenant: str, read: Any) -> Any:
+        await self.get(id, tenant)
+        return read([])
+
+
+@pytest.mark.parametrize("path", ["resp_1", "resp_1/input_items"])
+def test_few_are_read_at_the_same_time(path: str) -> None:
+    async def run() -> None:
+        store = Store()
+        routes = ResponseRoutes(cast(Any, store), 0.0)
+        handlers = routes.methods(f"/v1/responses/{path}")
+        assert handlers is not None
+        exchange = SimpleNamespace(scope={"query_string": b"limit=1"}, tenant="a")
+        asked = [asyncio.ensure_future(handlers["GET"](cast(Any, exchange))) for _ in range(3 * MAX_READS)]
+        while store.now < MAX_READS:  # noqa: ASYNC110 - the requests begin
+            await asyncio.sleep(0)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert store.now == MAX_READS
+        store.allowed.set()
+        errors = await asyncio.gather(*asked, return_exceptions=True)
+        assert [error.status for error in errors if isinstance(error, ApiError)] == [404] * len(asked)
+        assert (store.now, store.most) == (0, MAX_READS)
+
+    asyncio.run(asyncio.wait_for(run(), 20))
