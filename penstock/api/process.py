@@ -60,9 +60,9 @@ from penstock.metrics.memory import Trimmer
 from penstock.metrics.snapshot import Snapshot, decode_snapshot, encode_snapshot
 from penstock.metrics.store_metrics import StoreMetrics
 from penstock.store.response_store import open_store
-from penstock.streaming.flow_windows import FlowWindows
-from penstock.streaming.io_submit import make_burst_writer
 from penstock.streaming.output_processor import OutputProcessor
+from penstock.streaming.rows.flow_windows import FlowWindows
+from penstock.streaming.rows.io_submit import make_burst_writer
 from penstock.streaming.token_log import TokenLog
 from penstock.telemetry.spans import make_span_exporter
 from penstock.telemetry.trace_context import TracePropagator

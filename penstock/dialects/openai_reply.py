@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, ClassVar
 
 from penstock import __version__
-from penstock.generation.dialect import ReplyFormat
+from penstock.generation.dialect import EventContent, ReplyFormat
 from penstock.generation.parsers.delta import Delta, TextKind
 from penstock.generation.replies.collected import CollectedReply
 from penstock.generation.replies.logprobs import TokenLogprobs
@@ -24,7 +24,6 @@ from penstock.http.admission import stream_failed
 from penstock.http.asgi import encode_json
 from penstock.streaming.stream import StreamError
 from penstock.streaming.token_table import escape_json
-from penstock.wire.messages import KVTransferParams
 
 DONE = b"data: [DONE]\n\n"
 REASONING_START = b',"delta":{"reasoning":"'
@@ -81,37 +80,25 @@ class OpenAIReply(ReplyFormat):
     def logprobs(self, logprobs: TokenLogprobs) -> Iterator[bytes]:
         """The field ``logprobs`` of a choice, in pieces."""
 
-    def event(
-        self,
-        index: int,
-        text: bytes,
-        *,
-        delta: Delta | None = None,
-        finish_reason: bytes | None = None,
-        stop_reason: int | str | None = None,
-        logprobs: TokenLogprobs | None = None,
-        token_ids: Sequence[int] | None = None,
-        prompt_token_ids: Sequence[int] | None = None,
-        usage: TokenUsage | None = None,
-        kv_transfer_params: KVTransferParams | None = None,
-    ) -> bytes:
-        parts = [self.content(index, text, delta), b',"logprobs":']
-        parts += (b"null",) if logprobs is None else self.logprobs(logprobs)
+    def event(self, index: int, content: EventContent) -> bytes:
+        finish_reason = content.finish_reason
+        parts = [self.content(index, content.text, content.delta), b',"logprobs":']
+        parts += (b"null",) if content.logprobs is None else self.logprobs(content.logprobs)
         if finish_reason is None:
             parts.append(b',"finish_reason":null')
         else:
             parts.append(
-                b',"finish_reason":"%b","stop_reason":%b' % (finish_reason, encode_json(stop_reason))
+                b',"finish_reason":"%b","stop_reason":%b' % (finish_reason, encode_json(content.stop_reason))
             )
-        if prompt_token_ids is not None:
-            parts += (b',"prompt_token_ids":', encode_json(prompt_token_ids))
-        if token_ids is not None:
-            parts += (b',"token_ids":', encode_json(token_ids))
+        if content.prompt_token_ids is not None:
+            parts += (b',"prompt_token_ids":', encode_json(content.prompt_token_ids))
+        if content.token_ids is not None:
+            parts += (b',"token_ids":', encode_json(content.token_ids))
         parts.append(b"}]" if finish_reason is None else b"}]" + _FINGERPRINT)
-        if usage is not None:
-            parts += (b',"usage":', encode_json(usage_field(usage)))
-        if kv_transfer_params is not None:
-            parts += (b',"kv_transfer_params":', kv_transfer_params)
+        if content.usage is not None:
+            parts += (b',"usage":', encode_json(usage_field(content.usage)))
+        if content.kv_transfer_params is not None:
+            parts += (b',"kv_transfer_params":', content.kv_transfer_params)
         parts.append(b"}\n\n")
         return b"".join(parts)
 

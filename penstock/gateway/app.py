@@ -41,7 +41,7 @@ from penstock.http.sink import Receive, Scope, Send, Sink
 from penstock.metrics.exposition import CONTENT_TYPE
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.metrics.shared_exposition import SharedExposition
-from penstock.streaming.io_submit import BurstWriter
+from penstock.streaming.rows.io_submit import BurstWriter
 from penstock.telemetry.trace_context import TracePropagator, inject_trace_context
 
 log = logging.getLogger(__name__)

@@ -52,8 +52,8 @@ from penstock.http.server_state import Limits
 from penstock.http.sockets.connection_source import ListeningSocket
 from penstock.http.sockets.listener import ListenSocket, listen
 from penstock.metrics.gc_policy import GarbageCollector
-from penstock.streaming.flow_windows import FlowWindows
-from penstock.streaming.io_submit import make_burst_writer
+from penstock.streaming.rows.flow_windows import FlowWindows
+from penstock.streaming.rows.io_submit import make_burst_writer
 from penstock.supervisor.service_manager import ServiceManager, ServiceState
 from penstock.supervisor.signals import Terminal, handlers_restored
 from penstock.supervisor.startup.file_limit import raise_file_limit

@@ -12,12 +12,14 @@ from asyncio import Future
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
+import msgspec
+
 from penstock.generation.parsers.delta import Delta, TextKind
 from penstock.generation.plan import RequestPlan
 from penstock.generation.replies.token_usage import TokenUsage
 from penstock.http.errors import ApiError
 from penstock.store.stored_response import StoredResponse
-from penstock.streaming.event_record import EventRecord
+from penstock.streaming.rows.event_record import EventRecord
 from penstock.streaming.stream import StreamError
 from penstock.wire.messages import KVTransferParams
 
@@ -48,6 +50,23 @@ class LookedUp(Protocol):
     def size(self) -> int:
         """Bytes that the plan has to read."""
         ...
+
+
+class EventContent(msgspec.Struct, gc=False):
+    """What one event of a choice has: all that the request asked for."""
+
+    text: bytes = b""
+    """JSON-escaped UTF-8."""
+    delta: Delta | None = None
+    """Replaces ``text`` if tool calls or reasoning are parsed."""
+    finish_reason: bytes | None = None
+    """In the choice's last event only."""
+    stop_reason: int | str | None = None
+    logprobs: TokenLogprobs | None = None
+    token_ids: Sequence[int] | None = None
+    prompt_token_ids: Sequence[int] | None = None
+    usage: TokenUsage | None = None
+    kv_transfer_params: KVTransferParams | None = None
 
 
 class ReplyFormat(ABC):
@@ -93,22 +112,8 @@ class ReplyFormat(ABC):
         then has ``prompt_token_ids``."""
 
     @abstractmethod
-    def event(
-        self,
-        index: int,
-        text: bytes,
-        *,
-        delta: Delta | None = None,
-        finish_reason: bytes | None = None,
-        stop_reason: int | str | None = None,
-        logprobs: TokenLogprobs | None = None,
-        token_ids: Sequence[int] | None = None,
-        prompt_token_ids: Sequence[int] | None = None,
-        usage: TokenUsage | None = None,
-        kv_transfer_params: KVTransferParams | None = None,
-    ) -> bytes:
-        """One event of a choice with all fields the request asked for. ``delta`` replaces ``text`` if tool
-        calls or reasoning are parsed; only the choice's last event has a ``finish_reason``."""
+    def event(self, index: int, content: EventContent) -> bytes:
+        """One event of choice ``index``, or several where the API has one per kind of content."""
 
     @abstractmethod
     def end(self, usage: TokenUsage | None) -> bytes:

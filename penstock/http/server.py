@@ -13,7 +13,7 @@ from penstock.http.http1.connection import ServerProtocol
 from penstock.http.server_state import Limits, ServerState
 from penstock.http.sink import Application
 from penstock.http.sockets.connection_source import ConnectionSource
-from penstock.streaming.flow_windows import FlowWindows
+from penstock.streaming.rows.flow_windows import FlowWindows
 
 SWEEP_INTERVAL_S = 1.0
 CROWDED_KEEP_ALIVE_S = 1.0

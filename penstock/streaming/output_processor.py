@@ -24,14 +24,14 @@ from penstock.streaming.engine_faults import (
     EngineFaults,
     InvalidOutputError,
 )
-from penstock.streaming.flow_windows import FlowWindows
-from penstock.streaming.io_submit import BurstWriter, write_each
 from penstock.streaming.request_states import StreamEvent, StreamState, next_stream_state
-from penstock.streaming.row_writer import RowWriter
-from penstock.streaming.steady_rows import SteadyRows, is_plain
+from penstock.streaming.rows.flow_windows import FlowWindows
+from penstock.streaming.rows.io_submit import BurstWriter, write_each
+from penstock.streaming.rows.row_writer import RowWriter
+from penstock.streaming.rows.steady_rows import SteadyRows, is_plain
+from penstock.streaming.rows.wide_rows import WideRows
 from penstock.streaming.stream import Stream, StreamError, StreamReply
 from penstock.streaming.token_log import TokenLog
-from penstock.streaming.wide_rows import WideRows
 from penstock.wire.arrays import I32, any_true
 from penstock.wire.frames import FinishReason, TokenFrame
 from penstock.wire.logprobs import Logprobs, PromptLogprobs, wrong_candidates

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.streaming.event_record import EventRecord
 from penstock.streaming.request_states import StreamState
-from penstock.streaming.row_path import RowPath
+from penstock.streaming.rows.event_record import EventRecord
+from penstock.streaming.rows.row_path import RowPath
 from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
 from penstock.wire.messages import KVTransferParams, Submit
@@ -62,7 +62,7 @@ class StreamReply(Protocol):
 
 
 class RowPaths(Protocol):
-    """How the plain rows of streams are written: see :class:`penstock.streaming.row_writer.RowWriter`."""
+    """How plain rows are written: see :class:`penstock.streaming.rows.row_writer.RowWriter`."""
 
     def choose(self, stream: Stream, row_path: RowPath | None) -> None: ...
 

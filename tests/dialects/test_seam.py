@@ -12,7 +12,7 @@ from penstock.config.serve import ServeConfig
 from penstock.dialects.completions import openapi
 from penstock.dialects.completions.dialect import Completions
 from penstock.dialects.openapi_schema import check_names
-from penstock.generation.dialect import NO_INFO, ReplyFormat, RequestInfo
+from penstock.generation.dialect import NO_INFO, EventContent, ReplyFormat, RequestInfo
 from penstock.generation.plan import RequestPlan
 from penstock.generation.replies.collected import CollectedReply
 from penstock.generation.replies.streamed import StreamedReply
@@ -50,10 +50,11 @@ class NumberedReply(ReplyFormat):
     def first(self, index: int, prompt_token_ids: Sequence[int] | None, usage: TokenUsage | None) -> bytes:
         return self._event("created", note=self._note) + self._event("in_progress")
 
-    def event(self, index: int, text: bytes, *, finish_reason: bytes | None = None, **rest: Any) -> bytes:
+    def event(self, index: int, content: EventContent) -> bytes:
+        text = content.text
         self._text += text
         delta = self._event("delta", text=json.loads(b'"%b"' % text)) if text else b""
-        done = self._event("done", text=json.loads(b'"%b"' % self._text)) if finish_reason else b""
+        done = self._event("done", text=json.loads(b'"%b"' % self._text)) if content.finish_reason else b""
         return delta + done
 
     def end(self, usage: TokenUsage | None) -> bytes:

@@ -24,7 +24,7 @@ from penstock.http.sink import Listener
 from penstock.metrics.bounds import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS
 from penstock.metrics.histogram import Histogram
 from penstock.streaming.output_processor import OutputProcessor
-from penstock.streaming.row_path import RowPath
+from penstock.streaming.rows.row_path import RowPath
 from penstock.streaming.stream import Stream, StreamError
 from penstock.wire.frames import FinishReason, TokenFrame
 from penstock.wire.logprobs import Logprobs

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from penstock.metrics.bounds import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS
 from penstock.metrics.histogram import Histogram
-from penstock.streaming.io_submit import BurstWriter, write_each
 from penstock.streaming.output_processor import OutputProcessor
-from penstock.streaming.row_path import RowPath
+from penstock.streaming.rows.io_submit import BurstWriter, write_each
+from penstock.streaming.rows.row_path import RowPath
 from penstock.streaming.stream import Stream, StreamError
 from penstock.streaming.token_log import TokenLog
 from penstock.wire.frames import FinishReason, TokenFrame

@@ -9,17 +9,15 @@ import msgspec
 
 from penstock.dialects.messages.blocks import BlockSequence, Kind, Piece, Start, Step, start_fields
 from penstock.dialects.messages.errors import error_body
-from penstock.generation.dialect import ReplyFormat
-from penstock.generation.parsers.delta import Delta, TextKind
+from penstock.generation.dialect import EventContent, ReplyFormat
+from penstock.generation.parsers.delta import TextKind
 from penstock.generation.plan import RequestPlan
 from penstock.generation.replies.collected import CollectedReply
-from penstock.generation.replies.logprobs import TokenLogprobs
 from penstock.generation.replies.token_usage import TokenUsage
 from penstock.http.admission import stream_failed
 from penstock.http.asgi import encode_json
 from penstock.streaming.stream import StreamError
 from penstock.streaming.token_table import escape_json
-from penstock.wire.messages import KVTransferParams
 
 _USAGE = (
     b'"usage":{"input_tokens":%d,"cache_creation_input_tokens":0,"cache_read_input_tokens":%d,'
@@ -88,31 +86,18 @@ class MessagesReply(ReplyFormat):
         assert usage is not None  # usage_first
         return _MESSAGE_START % (escape_json(self.id), escape_json(self._plan.model), *_counts(usage))
 
-    def event(
-        self,
-        index: int,
-        text: bytes,
-        *,
-        delta: Delta | None = None,
-        finish_reason: bytes | None = None,
-        stop_reason: int | str | None = None,
-        logprobs: TokenLogprobs | None = None,
-        token_ids: Sequence[int] | None = None,
-        prompt_token_ids: Sequence[int] | None = None,
-        usage: TokenUsage | None = None,
-        kv_transfer_params: KVTransferParams | None = None,
-    ) -> bytes:
-        blocks, events = self._blocks, b""
-        if delta is not None:
-            events = b"".join(map(self._spell, blocks.push(delta)))
+    def event(self, index: int, content: EventContent) -> bytes:
+        blocks, events, text = self._blocks, b"", content.text
+        if content.delta is not None:
+            events = b"".join(map(self._spell, blocks.push(content.delta)))
         elif text and blocks.open is Kind.TEXT:
             events = b"".join((self._head, text, _DELTA_END))
         elif text and blocks.takes_text(text):
             events = b"".join((self._spell(blocks.open_text()), self._head, text, _DELTA_END))
         elif text:
             events = b"".join(map(self._spell, blocks.text(Kind.TEXT, _decode(b'"%b"' % text))))
-        if finish_reason is not None:
-            self._finish(finish_reason, stop_reason)
+        if content.finish_reason is not None:
+            self._finish(content.finish_reason, content.stop_reason)
             events += b"".join(map(self._spell, self._blocks.finish()))
         return events
 

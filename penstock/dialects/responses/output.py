@@ -26,7 +26,7 @@ from penstock.dialects.responses.text_logprobs import TextLogprobs
 from penstock.dialects.responses.tools import CalledTool
 from penstock.generation.parsers.delta import CallDelta, Delta
 from penstock.generation.replies.logprobs import TokenLogprobs
-from penstock.streaming.event_record import EventRecord
+from penstock.streaming.rows.event_record import EventRecord
 from penstock.streaming.token_table import escape_json
 
 

@@ -6,6 +6,7 @@ number and ``tail``: no encoder runs for it, and most are written by columns.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import ClassVar
 
 import msgspec
@@ -19,7 +20,7 @@ _decode_text = msgspec.json.Decoder(str).decode
 IN_PROGRESS, COMPLETED, INCOMPLETE = b"in_progress", b"completed", b"incomplete"
 
 
-class OutputItem:
+class OutputItem(ABC):
     """One item. ``text``: all of its text, JSON-escaped."""
 
     __slots__ = ("head", "id", "index", "where")
@@ -44,13 +45,13 @@ class OutputItem:
         self.head = b'event: %b\ndata: {"type":"%b",%b,"delta":"' % (name, name, self.where)
         """What precedes the text in a text event."""
 
+    @abstractmethod
     def json(self, status: bytes, text: bytes | None) -> bytes:
         """The item; ``text``: None before its part is added."""
-        raise NotImplementedError
 
     def part(self, text: bytes) -> bytes:
-        """Its only part."""
-        raise NotImplementedError
+        """Its only part, if it has parts."""
+        raise AssertionError(f"{self.prefix} items have no parts")
 
     def done_fields(self, text: bytes) -> bytes:
         """The fields of ``done_event`` after the item's place."""

@@ -11,16 +11,15 @@ import msgspec
 
 from penstock.dialects.responses.output import Output, OutputOptions
 from penstock.dialects.responses.output_items import MessageItem, ReasoningItem
-from penstock.generation.dialect import ReplyFormat
-from penstock.generation.parsers.delta import Delta, TextKind
+from penstock.generation.dialect import EventContent, ReplyFormat
+from penstock.generation.parsers.delta import TextKind
 from penstock.generation.replies.collected import CollectedReply
-from penstock.generation.replies.logprobs import TokenLogprobs
 from penstock.generation.replies.reply import Choice, RequestReply
 from penstock.generation.replies.token_usage import TokenUsage
 from penstock.http.asgi import encode_json
 from penstock.store.response_store import ResponseStore
 from penstock.store.stored_response import StoredResponse
-from penstock.streaming.event_record import EventRecord
+from penstock.streaming.rows.event_record import EventRecord
 from penstock.streaming.stream import StreamError
 from penstock.streaming.token_table import escape_json
 from penstock.wire.messages import KVTransferParams
@@ -110,27 +109,14 @@ class ResponsesReply(ReplyFormat):
             events = self._output.event(b"response.created", running)
         return events + self._output.event(b"response.in_progress", running)
 
-    def event(
-        self,
-        index: int,
-        text: bytes,
-        *,
-        delta: Delta | None = None,
-        finish_reason: bytes | None = None,
-        stop_reason: int | str | None = None,
-        logprobs: TokenLogprobs | None = None,
-        token_ids: Sequence[int] | None = None,
-        prompt_token_ids: Sequence[int] | None = None,
-        usage: TokenUsage | None = None,
-        kv_transfer_params: KVTransferParams | None = None,
-    ) -> bytes:
+    def event(self, index: int, content: EventContent) -> bytes:
         output = self._output
-        if delta is not None:
-            events = output.add(delta, logprobs)
+        if content.delta is not None:
+            events = output.add(content.delta, content.logprobs)
         else:
-            events = output.add_text(text, logprobs)
-        if finish_reason is not None:
-            events += output.finish(cut=finish_reason == LENGTH)
+            events = output.add_text(content.text, content.logprobs)
+        if content.finish_reason is not None:
+            events += output.finish(cut=content.finish_reason == LENGTH)
         return events
 
     def end(self, usage: TokenUsage | None) -> bytes:
@@ -170,12 +156,11 @@ class ResponsesReply(ReplyFormat):
     def _collect(self, choice: Choice) -> None:
         text = choice.text.decode()
         logprobs = None if choice.logprobs is None else choice.logprobs.take()
-        if choice.parser is not None:
-            self.event(
-                0, b"", delta=choice.parse(text), logprobs=logprobs, finish_reason=choice.finish_reason
-            )
-        else:
-            self.event(0, escape_json(text), logprobs=logprobs, finish_reason=choice.finish_reason)
+        delta = None if choice.parser is None else choice.parse(text)  # it may change the finish reason
+        content = EventContent(delta=delta, logprobs=logprobs, finish_reason=choice.finish_reason)
+        if delta is None:
+            content.text = escape_json(text)
+        self.event(0, content)
 
     def whole(self, reply: CollectedReply) -> Iterator[bytes]:
         assert self._final is not None, "keep comes first"

@@ -18,8 +18,8 @@ from penstock.gateway.metric_definitions import ITL
 from penstock.gateway.responses.event_template import are_texts
 from penstock.gateway.responses.response_observer import EventCounts
 from penstock.http.sink import Sink
-from penstock.streaming.flow_windows import FlowWindows, first_rows
-from penstock.streaming.framing import (
+from penstock.streaming.rows.flow_windows import FlowWindows, first_rows
+from penstock.streaming.rows.framing import (
     CHUNK_HEADERS,
     CHUNK_LENGTHS,
     FRAME_LENGTHS,
@@ -27,8 +27,8 @@ from penstock.streaming.framing import (
     Objects,
     objects,
 )
-from penstock.streaming.io_submit import BurstWriter, write_each
-from penstock.streaming.row_path import RowPath
+from penstock.streaming.rows.io_submit import BurstWriter, write_each
+from penstock.streaming.rows.row_path import RowPath
 
 _BOUNDS = np.array(ITL.bounds)
 MAX_TURNS = 4

@@ -9,8 +9,8 @@ import numpy as np
 
 from penstock.http.sink import Sink
 from penstock.streaming.chunked import CHUNK_SIZES
-from penstock.streaming.io_submit import BurstWriter, write_each
-from penstock.streaming.row_path import RowPath
+from penstock.streaming.rows.io_submit import BurstWriter, write_each
+from penstock.streaming.rows.row_path import RowPath
 
 
 class StreamClient(Protocol):
@@ -23,8 +23,8 @@ class StreamClient(Protocol):
 
 class WriteBatch:
     """Writes to all clients. An iteration reads from many model servers, or the events of many streams from
-    one: written together they cost less than one by one (:mod:`penstock.streaming.io_submit`), and reads and
-    writes do not evict each other from the CPU's caches. A piece is delayed by at most one iteration.
+    one: written together they cost less than one by one (:mod:`penstock.streaming.rows.io_submit`), and reads
+    and writes do not evict each other from the CPU's caches. A piece is delayed by at most one iteration.
     """
 
     def __init__(self, burst: BurstWriter = write_each) -> None:

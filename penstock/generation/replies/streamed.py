@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from penstock.generation.dialect import ReplyFormat
+from penstock.generation.dialect import EventContent, ReplyFormat
 from penstock.generation.plan import RequestPlan
 from penstock.generation.replies.reply import Choice, Prompt, RequestContext, RequestReply, prompt_token_ids
 from penstock.generation.replies.token_usage import TokenUsage
@@ -123,15 +123,15 @@ class StreamedReply(RequestReply):
         choice.begun = True
         if finish:
             self._finish_choice(choice, stream, finish)
-            last = format.event(
-                index,
-                text,
+            last = EventContent(
+                text=text,
                 finish_reason=choice.finish_reason,
                 kv_transfer_params=choice.kv_transfer_params,
             )
-            self._send_choice(choice, opening + last)
+            self._send_choice(choice, opening + format.event(index, last))
         else:
-            events = opening + (format.event(index, text) if format.blocks else stream.event(text))
+            event = format.event(index, EventContent(text)) if format.blocks else stream.event(text)
+            events = opening + event
             if events:
                 self._send(events)
             self._choose_path(choice)
@@ -216,9 +216,8 @@ class StreamedReply(RequestReply):
         generated = (
             self.context.streams.num_delivered(stream) if choice.stream is stream else choice.generated
         )
-        return opening + format.event(
-            index,
-            escape_json(text),
+        content = EventContent(
+            text=escape_json(text),
             delta=delta,
             finish_reason=choice.finish_reason if ended else None,
             stop_reason=choice.stop_reason,
@@ -228,6 +227,7 @@ class StreamedReply(RequestReply):
             usage=self._usage(choice, generated),
             kv_transfer_params=choice.kv_transfer_params,
         )
+        return opening + format.event(index, content)
 
     def _first_usage(self, choice: Choice) -> TokenUsage | None:
         """The usage of the opening event."""

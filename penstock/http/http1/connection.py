@@ -28,7 +28,7 @@ from penstock.http.server_state import LINGER_S, MAX_LINGER_BYTES, REFUSAL_S, Se
 from penstock.http.sink import EVENT_STREAM_HEADERS, Application, Listener
 from penstock.http.slow_clients import MIN_BODY_RATE, SlowClientTimer, Verdict
 from penstock.streaming.chunked import LAST_CHUNK, chunk
-from penstock.streaming.row_path import RowPath
+from penstock.streaming.rows.row_path import RowPath
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from penstock.http.http2.sender import MAX_FRAME
 from penstock.http.served_request import ServedRequest
 from penstock.http.sink import EVENT_STREAM_HEADERS, Listener, Scope
 from penstock.http.slow_clients import MIN_BODY_RATE, SlowClientTimer, Verdict
-from penstock.streaming.row_path import RowPath
+from penstock.streaming.rows.row_path import RowPath
 
 if TYPE_CHECKING:
     from penstock.http.http2.connection import Http2Connection

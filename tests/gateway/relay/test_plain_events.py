@@ -26,9 +26,9 @@ from penstock.gateway.upstream.timeouts import Timeouts
 from penstock.http.http2 import frames as h2
 from penstock.http.http2.header_blocks import encode_fields
 from penstock.http.sink import Listener
-from penstock.streaming.flow_windows import FlowWindows
-from penstock.streaming.io_submit import write_each
-from penstock.streaming.row_path import RowPath
+from penstock.streaming.rows.flow_windows import FlowWindows
+from penstock.streaming.rows.io_submit import write_each
+from penstock.streaming.rows.row_path import RowPath
 from tests.gateway.upstream.test_http2_faults import FakeTransport
 
 HEAD = encode_fields([(b":status", b"200"), (b"content-type", b"text/event-stream")])

@@ -15,8 +15,8 @@ from penstock.generation.parsers.message import MessageFormat
 from penstock.generation.parsers.reasoning import ReasoningParser
 from penstock.generation.replies.reply import TextTables
 from penstock.generation.replies.streamed import StreamedReply
-from penstock.streaming.row_path import RowPath
-from penstock.streaming.row_writer import Path
+from penstock.streaming.rows.row_path import RowPath
+from penstock.streaming.rows.row_writer import Path
 from penstock.streaming.stream import StreamError
 from penstock.wire.frames import FinishReason
 from tests.generation.planning import body, chat_body, planners, tiny_tokenizer

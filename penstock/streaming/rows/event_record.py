@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Rows(Protocol):
-    """Where the text of rows is before its record has it: see :class:`penstock.streaming.recorded_rows`."""
+    """Where the text of rows is before its record has it: see ``recorded_rows`` beside this."""
 
     def collect(self, handle: int) -> None: ...
 

@@ -2,7 +2,7 @@
 
 A row whose tokens are plain text becomes one event: prepared head, text, prepared tail. On an HTTP/1.1
 connection the event is a chunk, and all chunks of a frame are written together
-(:mod:`penstock.streaming.io_submit`). On an HTTP/2 connection it is a DATA frame, and all frames of a
+(:mod:`penstock.streaming.rows.io_submit`). On an HTTP/2 connection it is a DATA frame, and all frames of a
 connection are one write. Both are made by columns: a step of 1,024 rows creates no object per row. Other rows
 take the slow path, the stream's reply.
 """
@@ -17,12 +17,12 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.streaming.flow_windows import FlowWindows, first_rows
-from penstock.streaming.framing import CHUNK_HEADERS, CHUNK_LENGTHS, FRAME_LENGTHS, MAX_EVENT, Objects
-from penstock.streaming.io_submit import BurstWriter
-from penstock.streaming.recorded_rows import RecordedRows
-from penstock.streaming.row_path import RowPath
-from penstock.streaming.steady_rows import ChunkColumns, FrameColumns, RecordedColumns, SteadyRows
+from penstock.streaming.rows.flow_windows import FlowWindows, first_rows
+from penstock.streaming.rows.framing import CHUNK_HEADERS, CHUNK_LENGTHS, FRAME_LENGTHS, MAX_EVENT, Objects
+from penstock.streaming.rows.io_submit import BurstWriter
+from penstock.streaming.rows.recorded_rows import RecordedRows
+from penstock.streaming.rows.row_path import RowPath
+from penstock.streaming.rows.steady_rows import ChunkColumns, FrameColumns, RecordedColumns, SteadyRows
 from penstock.streaming.stream import Stream
 from penstock.wire.arrays import I32
 from penstock.wire.frames import FinishReason, TokenFrame

@@ -18,8 +18,8 @@ from penstock.streaming.engine_faults import (
     UNKNOWN_STREAM,
 )
 from penstock.streaming.output_processor import OutputProcessor
-from penstock.streaming.row_path import RowPath
-from penstock.streaming.steady_rows import SteadyRows
+from penstock.streaming.rows.row_path import RowPath
+from penstock.streaming.rows.steady_rows import SteadyRows
 from penstock.streaming.stream import Stream
 from penstock.streaming.token_log import TokenLog
 from penstock.wire.frames import FinishReason, TokenFrame

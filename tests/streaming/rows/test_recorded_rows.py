@@ -8,14 +8,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.streaming import framing, recorded_rows
-from penstock.streaming.event_record import EventRecord
-from penstock.streaming.row_path import RowPath
-from penstock.streaming.row_writer import Path, RowWriter
-from penstock.streaming.steady_rows import SteadyRows
+from penstock.streaming.rows import framing, recorded_rows
+from penstock.streaming.rows.event_record import EventRecord
+from penstock.streaming.rows.row_path import RowPath
+from penstock.streaming.rows.row_writer import Path, RowWriter
+from penstock.streaming.rows.steady_rows import SteadyRows
 from penstock.streaming.stream import Stream
 from penstock.wire.frames import TokenFrame
-from tests.streaming.test_row_writer import TEXTS, Connection, Desk
+from tests.streaming.rows.test_row_writer import TEXTS, Connection, Desk
 
 LARGE = 1 << 20
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.streaming.io_submit import BurstWriter, IoSubmitWriter, make_burst_writer, write_each
+from penstock.streaming.rows.io_submit import BurstWriter, IoSubmitWriter, make_burst_writer, write_each
 
 MORE_THAN_A_BATCH = 300
 
@@ -144,6 +144,8 @@ def test_a_machine_without_the_system_call_writes_one_by_one(monkeypatch: pytest
 
 
 def test_the_kernels_refusal_is_an_error_with_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.streaming.io_submit._NUMBERS", {platform.machine(): (10**6, 10**6, 10**6)})
+    monkeypatch.setattr(
+        "penstock.streaming.rows.io_submit._NUMBERS", {platform.machine(): (10**6, 10**6, 10**6)}
+    )
     with pytest.raises(OSError, match=r"io_setup\(2\): Function not implemented"):
         IoSubmitWriter()

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.streaming.flow_windows import FlowWindows
-from penstock.streaming.row_path import RowPath
-from penstock.streaming.row_writer import Path, RowWriter
-from penstock.streaming.steady_rows import SteadyRows
+from penstock.streaming.rows.flow_windows import FlowWindows
+from penstock.streaming.rows.row_path import RowPath
+from penstock.streaming.rows.row_writer import Path, RowWriter
+from penstock.streaming.rows.steady_rows import SteadyRows
 from penstock.streaming.stream import Stream
 from penstock.wire.frames import FinishReason, TokenFrame
 from tests.streaming.test_output_processor import RecordingReply

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.streaming.event_record import EventRecord
-from penstock.streaming.framing import MOST_NUMBERS, Objects, event_numbers
+from penstock.streaming.rows.event_record import EventRecord
+from penstock.streaming.rows.framing import MOST_NUMBERS, Objects, event_numbers
 from penstock.wire.arrays import I32
 
 STEPS = 16
