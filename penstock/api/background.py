@@ -126,15 +126,6 @@ class BackgroundRun:
             self._paused = True
             self._listener.on_pause()
 
-    def begin(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        raise NotImplementedError("a background response has events alone")
-
-    def write_body(self, data: bytes) -> None:
-        raise NotImplementedError("a background response has events alone")
-
-    def finish(self) -> None:
-        raise NotImplementedError("a background response has events alone")
-
     # -- its end
 
     def on_reply_end(self, error: StreamError | None) -> None:

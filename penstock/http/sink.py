@@ -36,8 +36,8 @@ class Listener(Protocol):
     def on_resume(self) -> None: ...
 
 
-class Sink(Protocol):
-    """The connection of one reply, for as long as the reply is in progress."""
+class EventSink(Protocol):
+    """Where a reply's events go, for as long as the reply is in progress."""
 
     @property
     def row_path(self) -> RowPath | None:
@@ -72,7 +72,9 @@ class Sink(Protocol):
         """Write events, after the first :meth:`send`; never blocks."""
         ...
 
-    # -- another reply
+
+class Sink(EventSink, Protocol):
+    """The connection of one reply, which may be of another kind."""
 
     def begin(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
         """Send the head of a reply; :meth:`write_body` and :meth:`finish` follow."""

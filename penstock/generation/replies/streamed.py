@@ -13,7 +13,7 @@ from penstock.generation.dialect import EventContent, ReplyFormat
 from penstock.generation.plan import RequestPlan
 from penstock.generation.replies.reply import Choice, Prompt, RequestContext, RequestReply, prompt_token_ids
 from penstock.generation.replies.token_usage import TokenUsage
-from penstock.http.sink import Sink
+from penstock.http.sink import EventSink
 from penstock.logging_setup import RateLimitedLog
 from penstock.streaming.output_processor import FAULT
 from penstock.streaming.request_states import ReplyEvent, ReplyState
@@ -54,7 +54,7 @@ class StreamedReply(RequestReply):
         format: ReplyFormat,
         arrival: float,
         *,
-        sink: Sink,
+        sink: EventSink,
         on_end: Callable[[StreamError | None], None],
     ) -> None:
         """``arrival``: of the request, monotonic seconds. ``on_end`` is called once, at the end; with an
