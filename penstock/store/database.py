@@ -241,7 +241,7 @@ class Database:
     # -- writing
 
     def put(self, response: StoredResponse) -> None:
-        """Add a response; of one that is still generated here, set the end. Raises StoreError."""
+        """Add a response; one that is still generated gets events, and its end, later. Raises StoreError."""
         ids = [item.id for item in (*outputs_of(response), *inputs_of(response)) if item.id]
         size = ROW_BYTES + len(response.body) + len(response.input) + ITEM_BYTES * len(ids)
         if size > self._most_bytes:
@@ -304,7 +304,7 @@ class Database:
         self._run("UPDATE responses SET status = 'in_progress' WHERE number = ?", (number,))
 
     def finish(self, id: str, status: str, body: bytes, first: int, count: int, data: bytes) -> bool:
-        """The same, with the last events and the end of the response."""
+        """Add the last events of a response as :meth:`append` does, even to a full store, and its end."""
         if not self._append(id, first, count, data):
             return False
         self._end(id, status, body)

@@ -376,8 +376,6 @@ class ResponseStore:
     def _keep_house(self) -> None:
         """Remove what has expired, and fail what dead API servers have left."""
         try:
-            for owner in self._owner.others():
-                self._bury(owner)
             expired = STEP
             while expired == STEP:
                 self._database.begin()
@@ -385,7 +383,9 @@ class ResponseStore:
                 totals = self._database.totals()
                 self._database.commit()
                 self._tell((), _Done(expired=expired, totals=totals))
-        except (OSError, sqlite3.Error) as error:
+            for owner in self._owner.others():
+                self._bury(owner)
+        except Exception as error:  # noqa: BLE001 - also of a damaged response; the thread works for all
             with contextlib.suppress(sqlite3.Error):
                 self._database.rollback()
             _log_failure("housekeeping", "the response store failed: %s", error)

@@ -465,6 +465,25 @@ def test_what_a_dead_owner_generated_has_failed(tmp_path: Path) -> None:
     run(work())
 
 
+def test_a_damaged_response_of_a_dead_owner_stops_nothing(tmp_path: Path) -> None:
+    """It is met in housekeeping: the thread goes on for all others."""
+
+    async def work() -> None:
+        with opened(tmp_path) as dead:
+            await dead.put(entry(dead, status="in_progress"))
+            owner = dead._owner.id
+        (tmp_path / "owners" / owner).touch()  # it has died instead
+        with sqlite3.connect(tmp_path / FILE) as connection:
+            connection.execute("UPDATE bodies SET data = ?", (b"damaged",))
+        connection.close()
+        with opened(tmp_path) as store:
+            kept = entry(store)
+            await store.put(kept)
+            assert await store.get(kept.id, "") == kept
+
+    run(work())
+
+
 def test_an_owner_of_which_nothing_is_left_is_forgotten(tmp_path: Path) -> None:
     async def work() -> None:
         create(tmp_path)
