@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from penstock.config.serve import ServeConfig
 from penstock.dialects.responses.dialect import Responses
 from penstock.dialects.responses.reasoning_content import open_reasoning
+from penstock.dialects.responses.reply import ResponsesReply
+from penstock.generation.dialect import EventContent
 from penstock.generation.input_processor import InputProcessor
 from penstock.generation.model_info import ModelInfo
 from penstock.generation.prompt.chat_template import ChatTemplate
@@ -225,10 +227,19 @@ def test_text_after_calls_is_a_message_of_its_own() -> None:
     assert kinds(final) == ["message", "function_call", "message"]
 
 
-def test_plain_text_asks_the_format_for_few_events() -> None:
+def test_plain_text_asks_the_format_for_few_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[EventContent] = []
+    write = ResponsesReply.event
+
+    def event(self: ResponsesReply, index: int, content: EventContent) -> bytes:
+        asked.append(content)
+        return write(self, index, content)
+
+    monkeypatch.setattr(ResponsesReply, "event", event)
     events = streamed("Plain text of several tokens, one after the other.", [1], tools=[])
     deltas = [event for event in events if event["type"] == "response.output_text.delta"]
     assert len(deltas) > 8
+    assert len(asked) == 2, "the first text and the end"
     assert final_response(events)["output"][0]["content"][0]["text"].startswith("Plain text")
 
 
