@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +48,7 @@ class Agent:
     environ: dict[str, str]
 
     def run(self, task: str, *options: str, after_result: Callable[[], None] = lambda: None) -> str:
-        """Does a task; returns the agent's report. ``after_result`` is called when a tool has returned."""
+        """Does a task; returns the agent's report. ``after_result``: called at the first result of a tool."""
         command = [str(BIN / self.name), *AGENTS[self.name].ARGUMENTS, *options, f"Please do {task}."]
         with subprocess.Popen(
             command,
@@ -58,16 +59,19 @@ class Agent:
             stderr=subprocess.STDOUT,
             text=True,
         ) as process:
+            limit = threading.Timer(TASK_S, process.kill)
+            limit.start()
             try:
                 assert process.stdout is not None
-                output = ""
+                output, has_result = "", False
                 for line in process.stdout:
                     output += line
-                    if AGENTS[self.name].RESULT in line:
-                        break
-                after_result()
-                output += process.communicate(timeout=TASK_S)[0]
+                    if not has_result and AGENTS[self.name].RESULT in line:
+                        has_result = True
+                        after_result()
+                process.wait()
             finally:
+                limit.cancel()
                 process.kill()
         assert process.returncode == 0, output
         events = [json.loads(line) for line in output.splitlines() if line.startswith("{")]

@@ -20,7 +20,7 @@ from penstock.streaming.stream import StreamError
 from penstock.wire.frames import FinishReason
 from tests.dialects.test_seam import NumberedReply
 from tests.generation.planning import body, planners, tiny_tokenizer
-from tests.generation.replying import PROMPT, Desk, tables_of
+from tests.generation.replying import Desk, tables_of
 from tests.store.stores import entry, opened
 
 PLANNER = planners()
@@ -64,7 +64,7 @@ class Bench:
         plan = PLANNER.completion(body(stream=True, max_tokens=1000))
         reply = StreamedReply(self.desk.context, plan, format, 0.0, sink=run, on_end=run.on_reply_end)
         run.listen(reply)
-        self.desk._open(reply, PROMPT)
+        self.desk.open(reply)
         return run
 
     def _on_end(self) -> None:

@@ -83,8 +83,11 @@ def test_nothing_is_written_while_the_client_does_not_read(tmp_path: Path) -> No
     async def work(follower: Follower) -> None:
         follower.reads = False
         running = await follower.begin()
+        version = follower.store.version
         await follower.finish()
-        await asyncio.sleep(0)
+        await follower.store.changed_since(version, 10.0)
+        for _ in range(3):  # time in which it would read the event, and write it
+            await follower.store.running()
         assert follower.sink.data == EVENT
         assert follower.sink.listener is not None
         follower.sink.listener.on_resume()

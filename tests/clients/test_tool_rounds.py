@@ -221,15 +221,16 @@ def test_pydantic_ai(scripted: str, api: str) -> None:
     assert asyncio.run(main()) == REPORT
 
 
-def test_litellm_chat(scripted: str) -> None:
+@pytest.mark.parametrize(("provider", "path"), [("hosted_vllm", "/v1"), ("anthropic", "")])
+def test_litellm_chat(scripted: str, provider: str, path: str) -> None:
     litellm = pytest.importorskip("litellm")
     function = {"name": TOOL, "description": DESCRIPTION, "parameters": SCHEMA}
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
 
     def ask() -> Any:
         chunks = litellm.completion(
-            model=f"hosted_vllm/{MODEL}",
-            api_base=f"{scripted}/v1",
+            model=f"{provider}/{MODEL}",
+            api_base=f"{scripted}{path}",
             api_key="none",
             messages=messages,
             tools=[{"type": "function", "function": function}],
@@ -278,23 +279,3 @@ def test_litellm_responses(scripted: str) -> None:
         "output": get_speed(**json.loads(call.arguments)),
     }
     assert ask([*items, *output, result]).output[-1].content[0].text == REPORT
-
-
-def test_litellm_messages(scripted: str) -> None:
-    litellm = pytest.importorskip("litellm")
-    tools = [{"name": TOOL, "description": DESCRIPTION, "input_schema": SCHEMA}]
-    messages: list[Any] = [{"role": "user", "content": QUESTION}]
-    reply = litellm.completion(
-        model=f"anthropic/{MODEL}",
-        api_base=scripted,
-        api_key="none",
-        messages=messages,
-        tools=[{"type": "function", "function": {"name": TOOL, "parameters": SCHEMA}}],
-        max_tokens=500,
-        stream=True,
-    )
-    message = litellm.stream_chunk_builder(list(reply), messages=messages).choices[0].message
-    (call,) = message.tool_calls
-    assert message.content == SAYS
-    assert json.loads(call.function.arguments) == {"name": "pump ä"}
-    assert tools

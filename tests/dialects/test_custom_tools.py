@@ -15,7 +15,7 @@ from penstock.generation.prompt.chat_template import ChatTemplate
 from penstock.wire.frames import FinishReason
 from tests.generation.delivery import collected_reply, streamed_events
 from tests.generation.grammars.test_lark_in_json import GOOD, PATCH
-from tests.generation.parsers.test_replies import encode, rows_of
+from tests.generation.parsers.test_replies import encode
 from tests.generation.planning import chat_body, error_of, planners
 
 TEMPLATE = """{% for tool in tools or [] %}{{ tool.function | tojson }}{% endfor %}<tool_call>
@@ -137,7 +137,7 @@ def test_replies(width: int) -> None:
     [one, two] = whole["choices"][0]["message"]["tool_calls"]
     assert (one["type"], one["custom"]) == ("custom", {"name": "patch", "input": text})
     assert two["function"] == {"name": "f", "arguments": '{"x": 1}'}
-    rows = [each for start in range(0, len(tokens), width) for each in rows_of(tokens)[start : start + width]]
+    rows = [tokens[start : start + width] for start in range(0, len(tokens), width)]
     *events, _ = streamed_events(
         HERMES.chat(chat_body(stream=True, **fields)), rows, FinishReason.STOP_TOKEN, chat=True
     )

@@ -15,13 +15,12 @@ from penstock.dialects.openapi_schema import check_names
 from penstock.generation.dialect import NO_INFO, EventContent, ReplyFormat, RequestInfo
 from penstock.generation.plan import RequestPlan
 from penstock.generation.replies.collected import CollectedReply
-from penstock.generation.replies.streamed import StreamedReply
 from penstock.generation.replies.token_usage import TokenUsage
 from penstock.http.errors import ApiError
 from penstock.streaming.stream import StreamError
 from penstock.wire.frames import FinishReason
 from tests.generation.planning import body, tiny_input_processor, tiny_tokenizer
-from tests.generation.replying import PROMPT, Desk, MemorySink, in_loop, tables_of
+from tests.generation.replying import Desk, MemorySink, in_loop, tables_of
 
 
 class NumberedReply(ReplyFormat):
@@ -95,11 +94,7 @@ def events_of(sink: MemorySink) -> list[Any]:
 def streamed(dialect: Numbered) -> tuple[Desk, MemorySink]:
     desk = Desk(tables_of(tiny_tokenizer().raw))
     plan = dialect.plan(body(stream=True, max_tokens=20))
-    sink = MemorySink()
-    format = dialect.reply_format(plan, "r")
-    reply = StreamedReply(desk.context, plan, format, 0.0, sink=sink, on_end=sink.over.set_result)
-    sink.listen(reply)
-    desk._open(reply, PROMPT)
+    _, sink = desk.streamed(plan, format=dialect.reply_format(plan, "r"))
     return desk, sink
 
 

@@ -48,10 +48,19 @@ def tiny_template() -> ChatTemplate:
     return template
 
 
-def tiny_input_processor() -> InputProcessor:
-    """For the model of the recorded replies."""
-    info = ModelInfo(names=("tiny-llama",), max_model_len=2048, vocab_size=16384, eos_token_ids=(1,))
-    return InputProcessor(ServeConfig(), info, tiny_tokenizer(), tiny_template())
+def tiny_input_processor(
+    config: ServeConfig | None = None, template: ChatTemplate | None = None, **facts: Any
+) -> InputProcessor:
+    """For the model of the recorded replies: 2,048 tokens of context, 16,384 entries. ``facts``: of the
+    model's :class:`ModelInfo`, in place of these."""
+    usual: dict[str, Any] = {
+        "names": ("tiny-llama",),
+        "max_model_len": 2048,
+        "vocab_size": 16384,
+        "eos_token_ids": (1,),
+    }
+    info = ModelInfo(**(usual | facts))
+    return InputProcessor(config or ServeConfig(), info, tiny_tokenizer(), template or tiny_template())
 
 
 def planners(
@@ -62,18 +71,10 @@ def planners(
     adapters: tuple[Adapter, ...] = (),
     transfers_kv: bool = False,
 ) -> Planners:
-    """For the model of the recorded replies: 2,048 tokens of context, 16,384 entries."""
-    model_info = ModelInfo(
-        names=("tiny-llama",),
-        max_model_len=2048,
-        vocab_size=16384,
-        eos_token_ids=(1,),
-        defaults=defaults or SamplingDefaults(),
-        adapters=adapters,
-        transfers_kv=transfers_kv,
-    )
+    """For the model of :func:`tiny_input_processor`."""
     config = config or ServeConfig()
-    return Planners(config, InputProcessor(config, model_info, tiny_tokenizer(), template or tiny_template()))
+    facts = {"adapters": adapters, "transfers_kv": transfers_kv, "defaults": defaults or SamplingDefaults()}
+    return Planners(config, tiny_input_processor(config, template, **facts))
 
 
 def body(**fields: Any) -> bytes:

@@ -16,6 +16,7 @@ from penstock.dialects.chat.reply import ChatReply
 from penstock.dialects.completions.reply import CompletionReply
 from penstock.dialects.openai_reply import OpenAIReply
 from penstock.dispatch.engine_client import EngineClient
+from penstock.generation.dialect import ReplyFormat
 from penstock.generation.plan import RequestPlan
 from penstock.generation.replies.collected import CollectedReply
 from penstock.generation.replies.reply import Prompt, RequestContext, RequestReply, TextTables
@@ -128,25 +129,39 @@ class Desk:
         self.outcomes.append(outcome)
 
     def streamed(
-        self, plan: RequestPlan, prompt: Prompt = PROMPT, *, chat: bool = False
+        self,
+        plan: RequestPlan,
+        prompt: Prompt = PROMPT,
+        *,
+        chat: bool = False,
+        format: ReplyFormat | None = None,
     ) -> tuple[StreamedReply, MemorySink]:
+        """``format``: of another API than chat and completions."""
         sink = MemorySink()
-        format = self._format(chat)
+        format = format or self._format(chat)
         reply = StreamedReply(self.context, plan, format, 0.0, sink=sink, on_end=sink.over.set_result)
         sink.listen(reply)
-        self._open(reply, prompt)
+        self.open(reply, prompt)
         return reply, sink
 
-    def collected(self, plan: RequestPlan, prompt: Prompt = PROMPT, *, chat: bool = False) -> CollectedReply:
-        reply = CollectedReply(self.context, plan, self._format(chat), 0.0)
-        self._open(reply, prompt)
+    def collected(
+        self,
+        plan: RequestPlan,
+        prompt: Prompt = PROMPT,
+        *,
+        chat: bool = False,
+        format: ReplyFormat | None = None,
+    ) -> CollectedReply:
+        """``format``: of another API than chat and completions."""
+        reply = CollectedReply(self.context, plan, format or self._format(chat), 0.0)
+        self.open(reply, prompt)
         return reply
 
     def _format(self, chat: bool) -> OpenAIReply:
         kind = ChatReply if chat else CompletionReply
         return kind("r", "m", "assistant", done_after_error=self.done_after_error)
 
-    def _open(self, reply: RequestReply, prompt: Prompt) -> None:
+    def open(self, reply: RequestReply, prompt: Prompt = PROMPT) -> None:
         prompt = copy(prompt)  # a request for its logprobs adds to it
         for _ in range(reply.plan.n):
             self.positions[self.streams.open(reply.add(prompt, 0), 0.0)] = 0

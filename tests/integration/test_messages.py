@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.integration.server import SYNTHETIC, Server
+from tests.integration.server import SYNTHETIC, TLS, Server
 
 BODY = {"model": "claude-x", "max_tokens": 8, "messages": [{"role": "user", "content": "Hi"}]}
 VERSION = {"anthropic-version": "2023-06-01"}
@@ -19,7 +19,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     options = ("--model-alias", "claude-*=m", "fable=m", "--api-key", "secret")
     with (
         Server(*SYNTHETIC, *options, directory=tmp_path_factory.mktemp("messages")) as server,
-        httpx.Client(base_url=server.url, headers={"x-api-key": "secret"}) as client,
+        httpx.Client(base_url=server.url, headers={"x-api-key": "secret"}, timeout=30, verify=TLS) as client,
     ):
         yield client
 
@@ -60,7 +60,7 @@ def test_errors(client: httpx.Client, path: str, headers: dict[str, str], status
     assert error["request_id"] == reply.headers["request-id"]
 
 
-def test_errors_of_other_apis_are_as_before(client: httpx.Client) -> None:
+def test_errors_of_other_apis_keep_their_shape(client: httpx.Client) -> None:
     reply = client.post("/v1/chat/completions", json={"model": "none", "messages": []}, headers=VERSION)
     assert reply.json()["error"]["code"] == "model_not_found"
     assert "request-id" not in client.get("/v1/nothing").headers

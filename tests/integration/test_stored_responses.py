@@ -22,14 +22,17 @@ from tests.store.stores import opened
 WAIT_S = 60
 MINE, OTHER = {"authorization": "Bearer mine"}, {"authorization": "Bearer other"}
 MEMORY = Path("/dev/shm")
+LONG = 50_000
+"""Tokens of responses that run until they are cancelled, however slow the machine is: four minutes."""
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    before = set(MEMORY.glob("penstock-*"))
     options = (
         "--synthetic-step-ms",
         "5",
+        "--max-model-len",
+        str(2 * LONG),
         "--api-server-count",
         "2",
         "--response-store",
@@ -40,10 +43,12 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "other",
     )
     with Server(*SYNTHETIC, *options, directory=tmp_path_factory.mktemp("fleet")) as running:
-        [store] = set(MEMORY.glob("penstock-*")) - before
         wait_until(lambda: _ready(running), WAIT_S, "connecting to the engine")
+        opened_files = running.children("api-server")[0].open_files()
+        [directory] = {Path(file.path).parents[1] for file in opened_files if Path(file.path).name == FILE}
+        assert directory.parent == MEMORY
         yield running
-    assert not store.exists()
+    assert not directory.exists()
 
 
 def _ready(fleet: Server) -> bool:
@@ -138,7 +143,7 @@ def test_a_bad_query_is_refused_by_name(fleet: Server, query: str, field: str) -
 def test_another_key_sees_nothing(fleet: Server) -> None:
     with Connections(fleet) as (one, _), Connections(fleet, OTHER) as (_, other):
         done = create(one)["id"]
-        running = create(one, background=True, max_output_tokens=2000)["id"]
+        running = create(one, background=True, max_output_tokens=LONG)["id"]
         for id in (done, running):
             unknown = id[:-4] + "0000"
             for method, path in (
@@ -190,7 +195,7 @@ def test_a_background_response_is_cancelled_at_the_other_api_server(fleet: Serve
         done = create(one)
         refused = one.post(f"/v1/responses/{done['id']}/cancel")
         assert (refused.status_code, "background" in refused.text) == (400, True)
-        id = create(one, background=True, max_output_tokens=2000)["id"]
+        id = create(one, background=True, max_output_tokens=LONG)["id"]
         for client in (two, two, one):
             cancelled = client.post(f"/v1/responses/{id}/cancel").raise_for_status().json()
             assert (cancelled["id"], cancelled["status"]) == (id, "cancelled")
@@ -224,7 +229,7 @@ def test_openais_client_reads_follows_and_cancels(fleet: Server) -> None:
         events = list(background)
         id = events[0].response.id  # type: ignore[union-attr]
         assert list(client.responses.retrieve(id, stream=True, starting_after=4)) == events[5:]
-        long = client.responses.create(model="m", input="hello", max_output_tokens=2000, background=True)
+        long = client.responses.create(model="m", input="hello", max_output_tokens=LONG, background=True)
         assert client.responses.cancel(long.id).status == "cancelled"
         client.responses.delete(long.id)
         with pytest.raises(openai.NotFoundError):
@@ -236,7 +241,7 @@ def test_a_replaced_api_server_finishes_what_runs_in_the_background(fleet: Serve
     with Connections(fleet) as (one, two):
         done = create(one)
         short = create(one, background=True, max_output_tokens=200)["id"]
-        long = [create(each, background=True, max_output_tokens=2000)["id"] for each in (one, two)]
+        long = [create(each, background=True, max_output_tokens=LONG)["id"] for each in (one, two)]
     fleet.process.send_signal(signal.SIGHUP)  # they have no connections any more, which they would wait for
 
     def replaced() -> bool:
@@ -258,7 +263,7 @@ def test_a_replaced_api_server_finishes_what_runs_in_the_background(fleet: Serve
 def test_what_was_acknowledged_outlives_a_killed_api_server(fleet: Server) -> None:
     with Connections(fleet) as pair:
         done = [create(client) for client in pair]
-        ids = [create(client, background=True, max_output_tokens=2000)["id"] for client in pair]
+        ids = [create(client, background=True, max_output_tokens=LONG)["id"] for client in pair]
         killed = fleet.children("api-server")[0]
         killed.kill()
     wait_until(lambda: len(fleet.children("api-server")) == 2 and _ready(fleet), WAIT_S, "the restart")
@@ -278,7 +283,7 @@ def test_what_was_acknowledged_outlives_a_killed_api_server(fleet: Server) -> No
 
 def test_a_shutdown_ends_what_runs_and_keeps_the_rest(tmp_path: Path) -> None:
     store = tmp_path / "kept"
-    options = ("--response-store-dir", str(store), "--drain-timeout", "0.5", "--synthetic-step-ms", "5")
+    options = ("--response-store-dir", str(store), "--drain-timeout", "3", "--synthetic-step-ms", "5")
     with Server(*SYNTHETIC, *options, directory=tmp_path) as server:
         with httpx.Client(base_url=server.url, timeout=WAIT_S, verify=TLS) as client:
             done = create(client)

@@ -49,18 +49,14 @@ MODEL = "penstock-demo"
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     directory = tmp_path_factory.mktemp("scripted")
     script = directory / "script.yaml"
     script.write_text(SCRIPT)
     options = ("--engine", "synthetic", "--synthetic-script", str(script), "--synthetic-step-ms", "1")
-    with (
-        Server(
-            *options, "--data-parallel-size", "2", "--reasoning-parser", "think", directory=directory
-        ) as running,
-        openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as made,
-    ):
-        yield made
+    engines = ("--data-parallel-size", "2")
+    with Server(*options, *engines, "--reasoning-parser", "think", directory=directory) as running:
+        yield running
 
 
 def streamed(client: openai.OpenAI, messages: list[Any], **options: Any) -> Any:
@@ -138,9 +134,10 @@ def test_formats_that_the_request_asks_for(client: openai.OpenAI) -> None:
         create("fail")
 
 
-def test_an_engine_that_exits_in_mid_stream(client: openai.OpenAI) -> None:
+def test_an_engine_that_exits_in_mid_stream(server: Server, client: openai.OpenAI) -> None:
     choice = streamed(client, [{"role": "user", "content": "crash"}])
     assert choice.message.content == "One, two, three, four, five, six, seven."
+    assert server.metric("penstock:streams_interrupted_total", outcome="resumed") == 1
 
 
 def test_an_error_in_mid_stream(client: openai.OpenAI) -> None:
@@ -150,6 +147,8 @@ def test_an_error_in_mid_stream(client: openai.OpenAI) -> None:
     texts = []
     with pytest.raises(openai.APIError, match=r"rules\[3\] of the synthetic script"):
         texts.extend(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert "".join(texts)
+    assert "One, two, three.".startswith("".join(texts))
 
 
 def test_a_prompt_that_no_rule_matches(client: openai.OpenAI) -> None:

@@ -11,15 +11,12 @@ from penstock.config.serve import ServeConfig
 from penstock.dialects.messages.dialect import Messages, MessagesTokenCounter
 from penstock.generation.dialect import NO_INFO
 from penstock.generation.input_processor import InputProcessor
-from penstock.generation.model_info import ModelInfo
 from penstock.generation.plan import RequestPlan
 from penstock.generation.prompt.chat_template import ChatTemplate
-from penstock.generation.replies.collected import CollectedReply
 from penstock.generation.replies.reply import TextTables
-from penstock.generation.replies.streamed import StreamedReply
 from penstock.wire.frames import FinishReason
-from tests.generation.planning import tiny_tokenizer
-from tests.generation.replying import PROMPT, Desk, MemorySink, in_loop, tables_of
+from tests.generation.planning import tiny_input_processor, tiny_tokenizer
+from tests.generation.replying import Desk, MemorySink, in_loop, tables_of
 
 TEMPLATE = """\
 {%- if tools %}<|im_start|>system
@@ -44,10 +41,7 @@ WEATHER = {
 
 
 def processor(template: str = TEMPLATE, **options: Any) -> InputProcessor:
-    info = ModelInfo(names=("m",), max_model_len=2048, vocab_size=16384, eos_token_ids=(1,))
-    return InputProcessor(
-        ServeConfig(**options), info, tiny_tokenizer(), ChatTemplate({"default": template}, {})
-    )
+    return tiny_input_processor(ServeConfig(**options), ChatTemplate({"default": template}, {}), names=("m",))
 
 
 @cache
@@ -87,11 +81,8 @@ def streamed(
     events: list[dict[str, Any]] = []
 
     def run() -> None:
-        desk, sink = Desk(tables()), MemorySink()
-        format = dialect().reply_format(plan, "r")
-        reply = StreamedReply(desk.context, plan, format, 0.0, sink=sink, on_end=sink.over.set_result)
-        sink.listen(reply)
-        desk._open(reply, PROMPT)
+        desk = Desk(tables())
+        _, sink = desk.streamed(plan, format=dialect().reply_format(plan, "r"))
         desk.deliver(desk.rows(0, parts, finish))
         assert sink.ended == "finish"
         events.extend(read_events(sink))
@@ -119,11 +110,9 @@ def collected(
 
     def run() -> None:
         desk = Desk(tables())
-        format = dialect().reply_format(plan, "r")
-        reply = CollectedReply(desk.context, plan, format, 0.0)
-        desk._open(reply, PROMPT)
+        reply = desk.collected(plan, format=dialect().reply_format(plan, "r"))
         desk.deliver(desk.rows(0, [tokens], finish))
-        bodies.append(json.loads(b"".join(format.whole(reply))))
+        bodies.append(json.loads(b"".join(reply.format.whole(reply))))
 
     in_loop(run)
     return bodies[0]

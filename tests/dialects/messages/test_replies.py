@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.dialects.messages.thinking import thinking_text
-from penstock.generation.replies.streamed import StreamedReply
 from penstock.http.errors import ApiError
 from penstock.streaming.stream import StreamError
 from penstock.wire.frames import FinishReason
@@ -25,7 +24,7 @@ from tests.dialects.messages.serving import (
     tables,
     tokens_of,
 )
-from tests.generation.replying import PROMPT, Desk, MemorySink, in_loop
+from tests.generation.replying import PROMPT, Desk, in_loop
 
 THINKING = {"type": "enabled", "budget_tokens": 2000}
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Zürich"}}</tool_call>'
@@ -136,12 +135,8 @@ def test_a_call_that_max_tokens_cuts() -> None:
 
 def test_errors_in_a_stream() -> None:
     def run() -> None:
-        desk, sink = Desk(tables()), MemorySink()
-        planned = plan(stream=True)
-        format = dialect().reply_format(planned, "r")
-        reply = StreamedReply(desk.context, planned, format, 0.0, sink=sink, on_end=sink.over.set_result)
-        sink.listen(reply)
-        desk._open(reply, PROMPT)
+        desk, planned = Desk(tables()), plan(stream=True)
+        reply, sink = desk.streamed(planned, format=dialect().reply_format(planned, "r"))
         desk.deliver(desk.rows(0, [tokens_of("def")]))
         reply.send_keep_alive(0.0, 1.0)
         desk.streams.fail(0, 0, StreamError(503, "engine_died", "The engine is gone."))

@@ -14,8 +14,6 @@ from penstock.dialects.responses.dialect import Responses, ResponsesTokenCounter
 from penstock.dialects.responses.prompts import Found
 from penstock.dialects.responses.reasoning_content import open_reasoning, seal_reasoning
 from penstock.generation.dialect import RequestInfo
-from penstock.generation.input_processor import InputProcessor
-from penstock.generation.model_info import ModelInfo
 from penstock.generation.parsers.custom_input import CustomInput
 from penstock.generation.plan import RequestPlan
 from penstock.generation.prompt.chat_template import ChatTemplate
@@ -23,7 +21,7 @@ from penstock.generation.request.unseen import unseen
 from penstock.http.errors import ApiError
 from penstock.store.response_store import ResponseStore
 from penstock.store.stored_response import StoredResponse
-from tests.generation.planning import error_of, tiny_tokenizer
+from tests.generation.planning import error_of, tiny_input_processor, tiny_tokenizer
 
 TEMPLATE = (
     "{{ tools | tojson if tools }}\n"
@@ -54,9 +52,8 @@ class FakeStore:
 
 
 def make_dialect(store: FakeStore | None = None, max_model_len: int = 2048, **options: Any) -> Responses:
-    info = ModelInfo(names=("m",), max_model_len=max_model_len, vocab_size=16384, eos_token_ids=(1,))
-    config = ServeConfig(**options)
-    processor = InputProcessor(config, info, tiny_tokenizer(), ChatTemplate({"default": TEMPLATE}, {}))
+    config, template = ServeConfig(**options), ChatTemplate({"default": TEMPLATE}, {})
+    processor = tiny_input_processor(config, template, names=("m",), max_model_len=max_model_len)
     return Responses(config, processor, cast("ResponseStore | None", store))
 
 
@@ -374,9 +371,8 @@ def test_a_prompt_beyond_the_context_has_the_code_by_which_clients_know_it() -> 
 
 
 def test_what_a_template_refuses_is_in_the_input() -> None:
-    info = ModelInfo(names=("m",), max_model_len=2048, vocab_size=16384, eos_token_ids=(1,))
     template = ChatTemplate({"default": "{{ raise_exception('never') }}"}, {})
-    strict = Responses(ServeConfig(), InputProcessor(ServeConfig(), info, tiny_tokenizer(), template))
+    strict = Responses(ServeConfig(), tiny_input_processor(template=template))
     found = error_of(strict.plan, body())
     assert (found.param, found.message) == ("input", "never")
 

@@ -14,16 +14,14 @@ from hypothesis import strategies as st
 from penstock.config.serve import ServeConfig
 from penstock.dialects.responses.dialect import Responses
 from penstock.dialects.responses.reasoning_content import open_reasoning
-from penstock.generation.input_processor import InputProcessor
-from penstock.generation.model_info import ModelInfo
+from penstock.dialects.responses.reply import ResponsesReply
+from penstock.generation.dialect import EventContent
 from penstock.generation.prompt.chat_template import ChatTemplate
-from penstock.generation.replies.collected import CollectedReply
-from penstock.generation.replies.streamed import StreamedReply
 from penstock.streaming.stream import StreamError
 from penstock.wire.frames import FinishReason
 from tests.dialects.responses.reading import events_of, final_response
-from tests.generation.planning import tiny_tokenizer
-from tests.generation.replying import PROMPT, Desk, MemorySink, in_loop, tables_of
+from tests.generation.planning import tiny_input_processor, tiny_tokenizer
+from tests.generation.replying import Desk, in_loop, tables_of
 
 AGENT_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
@@ -47,10 +45,8 @@ PIECES = (TEXT, MORE_TEXT, LOOK, PATCH, RAW_PATCH, SPAWN)
 
 @cache
 def dialect() -> Responses:
-    info = ModelInfo(names=("m",), max_model_len=2048, vocab_size=16384, eos_token_ids=(1,))
     template = ChatTemplate({"default": AGENT_TEMPLATE}, {})
-    config = ServeConfig()
-    return Responses(config, InputProcessor(config, info, tiny_tokenizer(), template))
+    return Responses(ServeConfig(), tiny_input_processor(template=template))
 
 
 @cache
@@ -85,11 +81,7 @@ def streamed(
     def run() -> None:
         desk = Desk(tables())
         plan = dialect().plan(request(stream=True, **fields))
-        sink = MemorySink()
-        format = dialect().reply_format(plan, "r")
-        reply = StreamedReply(desk.context, plan, format, 0.0, sink=sink, on_end=sink.over.set_result)
-        sink.listen(reply)
-        desk._open(reply, PROMPT)
+        reply, sink = desk.streamed(plan, format=dialect().reply_format(plan, "r"))
         rows = rows_of(text, widths)
         last = FinishReason.NONE if error else finish
         frames = desk.rows(0, rows, last, logprobs="include" in fields)
@@ -114,8 +106,7 @@ def whole(text: str, finish: FinishReason = FinishReason.LENGTH, **fields: Any) 
         desk = Desk(tables())
         plan = dialect().plan(request(**fields))
         format = dialect().reply_format(plan, "r")
-        reply = CollectedReply(desk.context, plan, format, 0.0)
-        desk._open(reply, PROMPT)
+        reply = desk.collected(plan, format=format)
         desk.deliver(desk.rows(0, rows_of(text, [7]), finish, logprobs="include" in fields))
         assert format.keep(reply) is None
         found.update(json.loads(b"".join(format.whole(reply))))
@@ -225,10 +216,19 @@ def test_text_after_calls_is_a_message_of_its_own() -> None:
     assert kinds(final) == ["message", "function_call", "message"]
 
 
-def test_plain_text_asks_the_format_for_few_events() -> None:
+def test_plain_text_asks_the_format_for_few_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[EventContent] = []
+    write = ResponsesReply.event
+
+    def event(self: ResponsesReply, index: int, content: EventContent) -> bytes:
+        asked.append(content)
+        return write(self, index, content)
+
+    monkeypatch.setattr(ResponsesReply, "event", event)
     events = streamed("Plain text of several tokens, one after the other.", [1], tools=[])
     deltas = [event for event in events if event["type"] == "response.output_text.delta"]
     assert len(deltas) > 8
+    assert len(asked) == 2, "the first text and the end"
     assert final_response(events)["output"][0]["content"][0]["text"].startswith("Plain text")
 
 
