@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.config.errors import ConfigError
+from penstock.config.serve import ServeConfig
 from penstock.config.synthetic_script import MAX_SCRIPT_BYTES, Call, parse_script, read_script
 
 WHOLE = """
@@ -117,3 +118,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     for name, message in (("none", "No such file"), ("latin", "not UTF-8"), ("long", "longer than")):
         with pytest.raises(ConfigError, match=message):
             read_script(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("engine", ["torch", "vllm"])
+def test_an_engine_that_takes_no_script_is_refused_before_its_model_is_read(engine: str) -> None:
+    with pytest.raises(ValueError, match=f"--synthetic-script f: .* synthetic, not {engine}"):
+        ServeConfig(engine=engine, synthetic_script="f")  # type: ignore[arg-type]
