@@ -103,6 +103,12 @@ def test_json_is_yaml() -> None:
             "rules: [{reply: {calls: [{name: a, arguments: {n: .nan}}]}}]",
             "f:1: rules[0].reply.calls[0].arguments cannot be written as JSON",
         ),
+        (
+            "rules:\n- reply:\n    calls: [{name: a, arguments: {x: {on: b}}}]",
+            "f:3: rules[0].reply.calls[0].arguments.x: the key on is no text in YAML, write it in quotes",
+        ),
+        ("rules:\n- 1: x", "f:2: rules[0]: the key 1 is no text in YAML, write it in quotes"),
+        ("1: x", "f:1: the file: the key 1 is no text in YAML, write it in quotes"),
         ("rules:\n- times: 1\n  times: 2", "f:3: rules[0].times is given twice, first in line 2"),
     ],
 )
