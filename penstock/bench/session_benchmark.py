@@ -63,6 +63,7 @@ def measure(config: BenchSessionConfig, say: ProgressCallback) -> SessionReport:
         "--port": 0,
         "--synthetic-step-ms": STEP_MS,
         "--max-model-len": room,
+        "--max-num-seqs": config.sessions,
         "--drain-timeout": 1,
     }
     say("starting penstock serve --engine synthetic")
