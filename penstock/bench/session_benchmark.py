@@ -28,8 +28,8 @@ OUTPUT_TOKENS = 4
 TURN_TOKENS = 128
 """Maximum tokens of a turn's roles, names and ids."""
 STEP_MS = 2
-SESSION_BYTES = 4
-"""Characters per token, about; the report has the tokens that the server counted."""
+CHARACTERS_PER_TOKEN = 4
+"""About; the report has the tokens that the server counted."""
 WARM_TURNS = 3
 """Turns before the measured ones; the first one sends the whole history."""
 
@@ -63,6 +63,7 @@ def measure(config: BenchSessionConfig, say: ProgressCallback) -> SessionReport:
         "--port": 0,
         "--synthetic-step-ms": STEP_MS,
         "--max-model-len": room,
+        "--max-num-seqs": config.sessions,
         "--drain-timeout": 1,
     }
     say("starting penstock serve --engine synthetic")
@@ -123,16 +124,16 @@ class _Conversation:
         """``number``: each has other words."""
         self.prompt_tokens = self.body_bytes = 0
         """Of the last turn."""
-        self._new = config.new_tokens * SESSION_BYTES
+        self._new = config.new_tokens * CHARACTERS_PER_TOKEN
         words = " ".join(topics.values()).split()
         self._words = (words[at * 7919 % len(words)] for at in count(number * 1_000_003))
         self._number = 0
-        system = self._text(config.history_tokens * SESSION_BYTES // 8)
+        system = self._text(config.history_tokens * CHARACTERS_PER_TOKEN // 8)
         self._messages: list[dict[str, Any]] = [
             {"role": "system", "content": system},
             {"role": "user", "content": "Repair the parser, please."},
         ]
-        each = config.history_tokens * SESSION_BYTES * 7 // 8 // config.history_turns
+        each = config.history_tokens * CHARACTERS_PER_TOKEN * 7 // 8 // config.history_turns
         for _ in range(config.history_turns):
             self._add_call(self._text(each // 10), self._text(each // 10), self._text(each * 8 // 10))
 

@@ -19,6 +19,10 @@ class ServeConfig(ProcessOptions, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ValueError(
                 f"--engine-args {' '.join(self.engine_args)}: these are for --engine vllm, not {self.engine}"
             )
+        if self.synthetic_script is not None and self.engine != "synthetic":
+            raise ValueError(
+                f"--synthetic-script {self.synthetic_script}: is for --engine synthetic, not {self.engine}"
+            )
         if self.allow_credentials and (self.allowed_origins is None or "*" in self.allowed_origins):
             raise ValueError(
                 "--allow-credentials: name the pages in --allowed-origins; without, none could act in its "

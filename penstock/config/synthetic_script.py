@@ -130,6 +130,9 @@ _ALLOWED = {
 """Values of the keys, in words."""
 
 
+_KEY_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
+
+
 class _Loader(yaml.SafeLoader):
     """Dates stay texts, for arguments become JSON."""
 
@@ -213,11 +216,12 @@ def _check_rule(path: str, root: yaml.Node, number: int, rule: Rule) -> None:
             json.dumps(call.arguments, allow_nan=False)
         except (TypeError, ValueError):
             place = _place(path, root, [*where, "reply", "calls", place_of_call, "arguments"])
-            raise ConfigError(f"{place} cannot be written as JSON: keys are texts, numbers finite") from None
+            raise ConfigError(f"{place} cannot be written as JSON: numbers are finite") from None
 
 
 def _check_keys(path: str, root: yaml.Node | None, keys: tuple[Any, ...] = ()) -> None:
-    """Raises ConfigError for a key that a mapping has twice; YAML's last one would win."""
+    """Raises ConfigError for a key that is no text, and for one that a mapping has twice: YAML's last one
+    would win."""
     if isinstance(root, yaml.SequenceNode):
         for number, node in enumerate(root.value):
             _check_keys(path, node, (*keys, number))
@@ -227,6 +231,11 @@ def _check_keys(path: str, root: yaml.Node | None, keys: tuple[Any, ...] = ()) -
             if not isinstance(name, yaml.ScalarNode):
                 continue
             line = name.start_mark.line + 1
+            if name.tag not in _KEY_TAGS:
+                place = _field(list(keys)) or "the file"
+                raise ConfigError(
+                    f"{path}:{line}: {place}: the key {name.value} is no text in YAML, write it in quotes"
+                )
             if name.value in lines:
                 field = _field([*keys, name.value])
                 raise ConfigError(f"{path}:{line}: {field} is given twice, first in line {lines[name.value]}")

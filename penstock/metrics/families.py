@@ -294,7 +294,7 @@ API_REQUESTS = _counter(
     "penstock:api_requests",
     "requests",
     (*_SERVER, "api", "outcome"),
-    "The same, by API as well: completions, chat, responses, messages.",
+    "Requests that ended, by API (completions, chat, responses, messages) and outcome.",
 )
 REJECTED = _counter(
     "penstock:requests_rejected", "requests", (*_SERVER, "status"), "Requests answered with an error status."

@@ -26,10 +26,10 @@ def join_submits(submits: Sequence[Submit]) -> Submit:
     first = submits[0]
     if len(submits) == 1:
         return first
-    shared = _without_output(first)
+    shared = prompt_without_output(first)
     choices = []
     for submit in submits[1:]:
-        prompt = _without_output(submit)
+        prompt = prompt_without_output(submit)
         choices.append(
             SubmitChoice(
                 stream=submit.stream,
@@ -49,7 +49,7 @@ def split_submit(joined: Submit) -> Iterator[Submit]:
         yield joined
         return
     yield replace(joined, choices=())
-    shared = _without_output(joined)
+    shared = prompt_without_output(joined)
     for choice in joined.choices:
         prompt = shared if choice.prompt is None else choice.prompt
         sampling = replace(
@@ -85,6 +85,6 @@ def shared_size(submit: Submit) -> int:
     return size
 
 
-def _without_output(submit: Submit) -> bytes:
-    """The prompt without the tokens that another engine has generated."""
+def prompt_without_output(submit: Submit) -> bytes:
+    """The prompt without the tokens at its end that another engine has generated."""
     return submit.prompt[: len(submit.prompt) - 4 * submit.resumed] if submit.resumed else submit.prompt

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.config.errors import ConfigError
+from penstock.config.serve import ServeConfig
 from penstock.config.synthetic_script import MAX_SCRIPT_BYTES, Call, parse_script, read_script
 
 WHOLE = """
@@ -102,6 +103,12 @@ def test_json_is_yaml() -> None:
             "rules: [{reply: {calls: [{name: a, arguments: {n: .nan}}]}}]",
             "f:1: rules[0].reply.calls[0].arguments cannot be written as JSON",
         ),
+        (
+            "rules:\n- reply:\n    calls: [{name: a, arguments: {x: {on: b}}}]",
+            "f:3: rules[0].reply.calls[0].arguments.x: the key on is no text in YAML, write it in quotes",
+        ),
+        ("rules:\n- 1: x", "f:2: rules[0]: the key 1 is no text in YAML, write it in quotes"),
+        ("1: x", "f:1: the file: the key 1 is no text in YAML, write it in quotes"),
         ("rules:\n- times: 1\n  times: 2", "f:3: rules[0].times is given twice, first in line 2"),
     ],
 )
@@ -117,3 +124,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     for name, message in (("none", "No such file"), ("latin", "not UTF-8"), ("long", "longer than")):
         with pytest.raises(ConfigError, match=message):
             read_script(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("engine", ["torch", "vllm"])
+def test_an_engine_that_takes_no_script_is_refused_before_its_model_is_read(engine: str) -> None:
+    with pytest.raises(ValueError, match=f"--synthetic-script f: .* synthetic, not {engine}"):
+        ServeConfig(engine=engine, synthetic_script="f")  # type: ignore[arg-type]

@@ -35,7 +35,7 @@ from penstock.bench.load.messages import (
     RoundOrder,
     RoundResult,
 )
-from penstock.bench.load.reply_counter import ERROR, EVENT, find_end
+from penstock.bench.load.reply_counter import ERROR, EVENT, find_last
 from penstock.bench.load.tls import RECORD_BYTES, SEALED_BYTES, TlsSession, client_context
 
 WHOLE_EVENTS = (b"}\n\n\r\n", b"}\n\n")
@@ -149,7 +149,7 @@ class LoadClient:
                     reads += 1
                     # Fast path of nearly all events over HTTP/1.1.
                     whole = fd not in careful and ends_with(WHOLE_EVENTS, 0, size)
-                    if whole and find(ERROR, 0, size) < 0 and find_end(buffer, 0, size) is None:
+                    if whole and find(ERROR, 0, size) < 0 and find_last(buffer, 0, size) is None:
                         append_entry(fd)
                         append_count(count(EVENT, 0, size))
                     else:

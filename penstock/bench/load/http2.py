@@ -14,7 +14,7 @@ import hpack
 from penstock.bench.load.connection import Ended
 from penstock.bench.load.latency import ReadLog
 from penstock.bench.load.messages import LoadPlan
-from penstock.bench.load.reply_counter import ERROR, EVENT, ReplyCounter, find_end
+from penstock.bench.load.reply_counter import ERROR, EVENT, ReplyCounter, find_last
 from penstock.http.http2.faults import ConnectionFault, ErrorCode
 from penstock.http.http2.frames import (
     ACK,
@@ -168,7 +168,7 @@ class Http2Connection:
         unpack, request_of = _HEADER.unpack_from, self._steady.get
         append_entry, append_count = log.entries.append, log.counts.append
         ends_with, count = data.endswith, data.count
-        sound = data.find(ERROR) < 0 and find_end(data) is None
+        sound = data.find(ERROR) < 0 and find_last(data) is None
         position, unread, last = 0, 0, len(data) - HEADER_BYTES
         while position <= last:
             high, low, kind, number = unpack(data, position)

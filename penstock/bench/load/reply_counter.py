@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 
 EVENT = b"data: {"
-find_end = re.compile(
-    rb"data: \[DONE\]|event: (?:message_stop|response\.(?:completed|incomplete|failed))\n"
-).search
-"""Finds the terminator of a stream of any API."""
+DONE = b"data: [DONE]"
 ERROR = b'data: {"error"'
 """Start of an error event. Quotes are escaped in generated text, which therefore cannot contain it."""
+find_last = re.compile(
+    rb"event: (?:message_stop|response\.(?:completed|incomplete)|(error|response\.failed))\n"
+).search
+"""Finds the last event of a stream of messages or responses; its group matches if the stream failed. No text
+has ends of lines. A pattern that could also begin with ``data: `` would take seven times as long."""
 SHOWN = 300
 """Maximum bytes of an error body in an error message."""
 
@@ -47,10 +49,18 @@ class ReplyCounter:
         text = self._line + data
         end = text.rfind(b"\n") + 1
         self._line = text[end:]
-        if self._error is None and (start := text.find(ERROR, 0, end)) >= 0:
-            self._error = "error event: " + shown(text[start + len(b"data: ") : end].partition(b"\n")[0])
-        self.done = self.done or find_end(text, 0, end) is not None
+        last = find_last(text, 0, end)
+        if (start := text.find(ERROR, 0, end)) >= 0:
+            self._fail(text[start + len(b"data: ") : end])
+        elif last is not None and last[1]:
+            self._fail(text[last.start(1) : end])
+        elif last is not None or text.find(DONE, 0, end) >= 0:
+            self.done = True
         return text.count(EVENT, 0, end)
+
+    def _fail(self, event: bytes) -> None:
+        if self._error is None:
+            self._error = "error event: " + shown(event.partition(b"\n\n")[0])
 
     def end(self, cut: str | None = None) -> str | None:
         """The reply has ended: what was wrong with it, or None. ``cut``: why it ended early, if it did."""

@@ -145,21 +145,20 @@ class PrefixCache:
         match = Match()
         if prefix is None or not prefix.reads_cache:
             return match
-        awaited = prefix.awaited
-        if awaited is None or awaited.owner == NOBODY:
-            awaited = None
-            for run in self._walk(self._roots.get(prefix.salt), prefix.tokens, prefix.blocks):
-                if run.owner != NOBODY:
-                    awaited = run
-                    continue
-                match.runs.append(run)
-                match.blocks += len(run.blocks)
-                if not run.holders:
-                    match.idle += len(run.blocks)
-        if awaited is None:
+        if prefix.awaited is not None and prefix.awaited.owner != NOBODY:
+            return None
+        prefix.awaited = None
+        for run in self._walk(self._roots.get(prefix.salt), prefix.tokens, prefix.blocks):
+            if run.owner != NOBODY:
+                prefix.awaited = run
+                continue
+            match.runs.append(run)
+            match.blocks += len(run.blocks)
+            if not run.holders:
+                match.idle += len(run.blocks)
+        if prefix.awaited is None:
             return match
-        prefix.awaited = awaited
-        self._awaited.add(awaited)  # it may have been settled and promised again since
+        self._awaited.add(prefix.awaited)
         return None
 
     def _walk(self, node: CachedRun | None, tokens: bytes, blocks: int) -> Iterator[CachedRun]:

@@ -35,6 +35,7 @@ from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs
 from penstock.wire.messages import EngineInfo, Submit, WireError
 from penstock.wire.scripted import ScriptedRule
+from penstock.wire.submits import prompt_without_output
 
 MAX_PREFILL_STEP_S = 0.01
 """Maximum duration of a step that only prefills, so that requests and commands are handled in between."""
@@ -391,7 +392,7 @@ def _seed(request: Submit) -> int:
     """The seed of a stream's tokens; at temperature 0 the prompt, without resumed output, stands for it."""
     if request.sampling.temperature:
         return request.sampling.seed
-    return zlib.crc32(request.prompt[: len(request.prompt) - 4 * request.resumed])
+    return zlib.crc32(prompt_without_output(request))
 
 
 def _parse_fault(fault: str | None) -> tuple[str, int] | None:

@@ -17,6 +17,7 @@ from penstock.engine.synthetic.script import Script, ScriptedReply
 from penstock.wire.arrays import I8
 from penstock.wire.frames import FinishReason
 from penstock.wire.messages import Submit
+from penstock.wire.submits import prompt_without_output
 
 RECENT_PROMPTS = 16
 """Prompts whose replies are kept from the check of a request to its start."""
@@ -71,11 +72,11 @@ class ScriptPlayer:
 
     def check(self, request: Submit) -> None:
         """Raises RequestRejected if no rule matches."""
-        self._answer(_prompt(request), request.sampling.grammar)
+        self._answer(prompt_without_output(request), request.sampling.grammar)
 
     def begin(self, slot: int, request: Submit) -> None:
         """A stream gets a slot."""
-        reply = self._answer(_prompt(request), request.sampling.grammar)
+        reply = self._answer(prompt_without_output(request), request.sampling.grammar)
         rule = reply.rule
         end: str = rule.end
         if rule.end_times is not None and self._ended[reply.number] >= rule.end_times:
@@ -157,8 +158,3 @@ def break_engine(how: str, sleep: Callable[[float], None]) -> NoReturn:
         os._exit(EXIT_CODE_OF_FAULT)
     while True:
         sleep(3600)
-
-
-def _prompt(request: Submit) -> bytes:
-    """The prompt without resumed output."""
-    return request.prompt[: len(request.prompt) - 4 * request.resumed]

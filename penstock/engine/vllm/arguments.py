@@ -31,7 +31,6 @@ REFUSED = {
     "synthetic_step_ms": "it is the synthetic engine's",
     "synthetic_prefill_tokens_per_s": "it is the synthetic engine's",
     "synthetic_fault": "it is the synthetic engine's",
-    "synthetic_script": "it is the synthetic engine's",
 }
 """Options of the other engines that are refused with this one, and why."""
 

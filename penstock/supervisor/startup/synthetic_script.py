@@ -16,8 +16,6 @@ def spelled_script(config: ServeConfig, model: ResolvedModel) -> list[ScriptedRu
     path = config.synthetic_script
     if path is None:
         return None
-    if config.engine != "synthetic":
-        raise ConfigError(f"--synthetic-script {path}: --engine is {config.engine}, a script needs synthetic")
     from penstock.generation.model_info import model_type
     from penstock.generation.parsers.registry import output_format
     from penstock.generation.prompt.chat_template import ChatTemplate
