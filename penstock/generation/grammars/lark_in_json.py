@@ -50,6 +50,7 @@ _PLAIN = r'[^"\\\x00-\x1f]'
 _ATOM = re.compile(
     r"\\[pP]\{\w+\}|\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|\[\^?\]?(?:[^\]\\]|\\.)*\]|.", re.DOTALL
 )
+_SLASH = re.compile(r"(\\.)|/", re.DOTALL)
 _SYNTAX = frozenset("()|*+?^$")
 _GROUP = re.compile(r"\(\?(?::|P?<\w+>)")
 _COUNT = re.compile(r"\{\d+(?:,\d*)?\}\??")
@@ -201,7 +202,7 @@ def _escaped(token: Token) -> Token:
         return _escaped_string(token)
     if token.kind == "regex":
         body, _, flags = token.text[1:].rpartition("/")
-        escaped = _escaped_regex(body.replace("\\/", "/"), flags)
+        escaped = _escaped_regex(body, flags)
         return token if escaped is None else Token("regex", slashed(escaped) + flags.replace("s", ""))
     return token
 
@@ -230,8 +231,8 @@ def _escaped_text(text: str) -> str:
 
 
 def slashed(regex: str) -> str:
-    """A regular expression as a terminal."""
-    return f"/{regex.replace('/', chr(92) + '/')}/"
+    """A regular expression, some of whose slashes may be escaped, as a terminal."""
+    return f"/{_SLASH.sub(lambda found: found[1] or chr(92) + '/', regex)}/"
 
 
 # -- regular expressions

@@ -92,6 +92,8 @@ def test_recursion_is_possible_where_nothing_is_escaped() -> None:
         (r"\S+\s\S+", "a\tb", True),
         (r"\S+\s\S+", "a b", True),
         (r"\d{2}/\w", "12/x", True),
+        (r"https:\/\/\w", "https://x", True),
+        (r"\\/[^\/]", '\\/"', True),
         (r".", "\n", False),
         (r"(?:a|\\)*", "a\\a\\", True),
         (r"\u00e9|\x41", "A", True),
