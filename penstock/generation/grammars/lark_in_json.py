@@ -47,6 +47,8 @@ COMMON = {
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f"}
 """Characters that JSON strings escape by a letter; other control characters are not allowed."""
 _PLAIN = r'[^"\\\x00-\x1f]'
+_ASCII = "".join(map(chr, range(127)))
+_CONTROLS = frozenset(map(chr, range(32)))
 _ATOM = re.compile(
     r"\\[pP]\{\w+\}|\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|\[\^?\]?(?:[^\]\\]|\\.)*\]|.", re.DOTALL
 )
@@ -276,17 +278,17 @@ def _escaped_atom(atom: str, *, dot_all: bool) -> str:
     if atom[0] == "[" and ("[" in atom[1:] or any(each in atom for each in ("&&", "--", "~~"))):
         raise NotEmbeddable(f"the nested class {atom[:40]} is not supported in it")
     try:
-        matches = re.compile(atom, re.DOTALL if dot_all else 0).fullmatch
+        matched = frozenset(re.findall(atom, _ASCII, re.DOTALL if dot_all else 0))
     except re.error:
         raise NotEmbeddable(f"{atom[:40]!r} is not supported in it") from None
-    escapes = [re.escape(escape) for char, escape in _ESCAPES.items() if matches(char)]
-    controls = any(matches(chr(code)) for code in range(32))
-    if not escapes and not controls:
-        return atom
-    if not matches("a") and not any(matches(chr(code)) for code in range(32, 127) if chr(code) not in '"\\'):
-        if not escapes:
+    escapes = [re.escape(escape) for char, escape in _ESCAPES.items() if char in matched]
+    if not escapes:
+        if _CONTROLS.isdisjoint(matched):
+            return atom
+        if matched <= _CONTROLS:
             raise NotEmbeddable(f"the control characters of {atom[:40]} are not supported in it")
-        return escapes[0] if len(escapes) == 1 else f"(?:{'|'.join(escapes)})"
+    elif len(matched) == 1 and atom[0] != "[":
+        return escapes[0]
     plain = _PLAIN if atom == "." else f"[{atom}&&{_PLAIN}]"
     return f"(?:{'|'.join([plain, *escapes])})"
 
