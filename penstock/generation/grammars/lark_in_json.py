@@ -144,22 +144,25 @@ def _rules(grammar: str) -> dict[str, list[Token]]:
 
 def _import(tokens: list[Token], place: int, rules: dict[str, list[Token]]) -> int:
     """Read what follows ``%import``. Returns the place after it."""
-    texts = [token.text for token in tokens[place:]]
+    texts = [token.text for token in tokens[place : place + 5]]
     if texts[:1] != ["common"]:
         raise NotEmbeddable("it may import from 'common' alone")
     if texts[1:2] == ["("]:
-        end = texts.index(")") if ")" in texts else len(texts)
-        names, used = [text for text in texts[2:end] if text != ","], end + 1
-        aliases = names
+        end = place + 2
+        while end < len(tokens) and tokens[end].text != ")":
+            end += 1
+        names = [token.text for token in tokens[place + 2 : end] if token.text != ","]
+        aliases, end = names, end + 1
+    elif texts[3:4] == ["->"]:
+        names, aliases, end = texts[2:3], texts[4:5], place + 5
     else:
-        names, used = texts[2:3], 3
-        aliases = texts[4:5] if texts[3:4] == ["->"] else names
-        used += 2 if texts[3:4] == ["->"] else 0
+        names, end = texts[2:3], place + 3
+        aliases = names
     for name, alias in zip(names, aliases, strict=False):
         if name not in COMMON:
             raise NotEmbeddable(f"common.{name} is not supported in it")
         rules[alias] = [Token("regex", COMMON[name])]
-    return place + used
+    return end
 
 
 def _terminals(rules: dict[str, list[Token]]) -> Iterator[str]:

@@ -109,6 +109,13 @@ def test_regular_expressions(regex: str, text: str, good: bool) -> None:
     assert accepts(regex_in_json_string(regex), in_json(text)) is good
 
 
+@pytest.mark.parametrize("imports", ["%import common (INT, LF)", "%import common.LF\n%import common.INT"])
+def test_terminals_are_imported_alone_or_as_a_list(imports: str) -> None:
+    embedded = in_json_string(f"{imports}\n%import common.WORD -> NAME\nstart: (NAME INT LF)+")
+    assert accepts(embedded, in_json("a1\nbc23\n"))
+    assert not accepts(embedded, in_json("a1\nbc\n"))
+
+
 @pytest.mark.parametrize(
     ("grammar", "reason"),
     [
