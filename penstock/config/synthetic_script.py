@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -128,6 +129,7 @@ _ALLOWED = {
     "end-times": "an integer of at least 1",
 }
 """Values of the keys, in words."""
+_KEY_TAGS = frozenset(("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"))
 
 
 class _Loader(yaml.SafeLoader):
@@ -217,7 +219,8 @@ def _check_rule(path: str, root: yaml.Node, number: int, rule: Rule) -> None:
 
 
 def _check_keys(path: str, root: yaml.Node | None, keys: tuple[Any, ...] = ()) -> None:
-    """Raises ConfigError for a key that a mapping has twice; YAML's last one would win."""
+    """Raises ConfigError for a key that is no text, which JSON would make one, and for a key that a mapping
+    has twice, of which YAML takes the last."""
     if isinstance(root, yaml.SequenceNode):
         for number, node in enumerate(root.value):
             _check_keys(path, node, (*keys, number))
@@ -227,8 +230,13 @@ def _check_keys(path: str, root: yaml.Node | None, keys: tuple[Any, ...] = ()) -
             if not isinstance(name, yaml.ScalarNode):
                 continue
             line = name.start_mark.line + 1
+            if name.tag not in _KEY_TAGS:
+                place = _field(keys) or "the file"
+                raise ConfigError(
+                    f"{path}:{line}: a key of {place} is {_shown(name)}, it takes a text in quotes"
+                )
             if name.value in lines:
-                field = _field([*keys, name.value])
+                field = _field((*keys, name.value))
                 raise ConfigError(f"{path}:{line}: {field} is given twice, first in line {lines[name.value]}")
             lines[name.value] = line
             _check_keys(path, node, (*keys, name.value))
@@ -283,7 +291,7 @@ def _place(path: str, root: yaml.Node, keys: list[Any]) -> str:
     return f"{path}:{_node(root, keys).start_mark.line + 1}: {_field(keys) or 'the file'}"
 
 
-def _field(keys: list[Any]) -> str:
+def _field(keys: Sequence[Any]) -> str:
     """``rules[0].match.turn``."""
     return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys).lstrip(".")
 

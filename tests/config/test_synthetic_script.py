@@ -102,6 +102,12 @@ def test_json_is_yaml() -> None:
             "rules: [{reply: {calls: [{name: a, arguments: {n: .nan}}]}}]",
             "f:1: rules[0].reply.calls[0].arguments cannot be written as JSON",
         ),
+        (
+            "rules:\n- reply: {calls: [{name: a, arguments: {b: {on: 1}}}]}",
+            "f:2: a key of rules[0].reply.calls[0].arguments.b is the truth value on, it takes a text",
+        ),
+        ("rules:\n- 1: 2", "f:2: a key of rules[0] is the number 1, it takes a text in quotes"),
+        ("null: 2", "f:1: a key of the file is empty, it takes a text in quotes"),
         ("rules:\n- times: 1\n  times: 2", "f:3: rules[0].times is given twice, first in line 2"),
     ],
 )
