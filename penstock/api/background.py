@@ -252,12 +252,13 @@ class BackgroundResponses:
         self._runs: dict[str, BackgroundRun] = {}
         self._watch: asyncio.Task[None] | None = None
 
-    async def begin(self, format: ReplyFormat, on_end: Callable[[], None]) -> BackgroundRun:
-        """Store a response that is to run here, and give the sink for its reply. ``on_end`` is called at its
-        end. Raises ApiError."""
+    async def begin(
+        self, entry: StoredResponse, format: ReplyFormat, on_end: Callable[[], None]
+    ) -> BackgroundRun:
+        """Store the entry of a response that is to run here, and give the sink for its reply. ``on_end`` is
+        called at its end. Raises ApiError."""
         if len(self._runs) >= MAX_RUNS:
             raise overloaded(f"The server is overloaded: {MAX_RUNS} responses run in the background.")
-        entry = format.background_entry()
 
         def end(run: BackgroundRun) -> None:
             del self._runs[run.entry.id]

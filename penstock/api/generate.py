@@ -44,6 +44,7 @@ from penstock.http.asgi import (
 )
 from penstock.http.errors import ApiError
 from penstock.http.sink import Scope
+from penstock.store.stored_response import StoredResponse
 from penstock.wire.messages import SamplingParams, Submit
 
 INLINE_BODY = 32 * 1024
@@ -86,7 +87,7 @@ class GenerationRoutes:
         large: ByteBudget,
         background: BackgroundResponses | None = None,
     ) -> None:
-        """``large``: for requests that threads work on. ``background``: without, no plan asks for it."""
+        """``large``: for requests that threads work on. ``background``: without, no reply has an entry."""
         self._config = config
         self._background = background
         self._constrains = config.engine != "synthetic" or config.synthetic_script is not None
@@ -175,8 +176,9 @@ class GenerationRoutes:
                 self._check_open()
             plan.prompts = ()  # nor are their texts
             work = self._work(exchange, dialect, plan, hints, prompts)
-            if plan.background:
-                await asyncio.ensure_future(self._run_in_background(work, exchange))
+            entry = work.format.background_entry()
+            if entry is not None:
+                await asyncio.ensure_future(self._run_in_background(work, entry, exchange))
             elif plan.stream:
                 self._stream(work, exchange)
             else:
@@ -305,12 +307,12 @@ class GenerationRoutes:
         self._report_load(exchange)
         await self._sender.send_json(exchange, work.format.whole(collected))
 
-    async def _run_in_background(self, work: Work, exchange: Exchange) -> None:
+    async def _run_in_background(self, work: Work, entry: StoredResponse, exchange: Exchange) -> None:
         """Start a reply that goes on without its client, and answer with its entry or with its events."""
         assert self._background is not None, "its dialect has a store"
         reserved, exchange.logprob_bytes = exchange.logprob_bytes, 0
         self._begin_one()
-        run = await self._background.begin(work.format, lambda: self._end_one(reserved))
+        run = await self._background.begin(entry, work.format, lambda: self._end_one(reserved))
         streamed = StreamedReply(
             self._context, work.plan, work.format, exchange.arrival, sink=run, on_end=run.on_reply_end
         )
@@ -321,7 +323,6 @@ class GenerationRoutes:
         except BaseException:
             run.abandon()
             raise
-        entry = run.entry
         if work.plan.stream:
             store, silence_s = self._background.store, self._config.sse_keep_alive
             await follow(exchange, store, entry.id, entry.tenant, -1, silence_s)

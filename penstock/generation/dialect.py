@@ -135,10 +135,11 @@ class ReplyFormat(ABC):
         None: nothing to wait for."""
         return None
 
-    def background_entry(self) -> StoredResponse:
-        """The entry of a reply that goes on without its client, before its first event. The store gets its
-        end from the last event, whose ``response`` is the entry's last body; :meth:`keep` returns None."""
-        raise NotImplementedError
+    def background_entry(self) -> StoredResponse | None:
+        """Of a reply that goes on without its client, into the store: its entry before its first event. None:
+        the reply ends with its client. The store gets its end from the last event, whose ``response`` is the
+        entry's last body; :meth:`keep` returns None."""
+        return None
 
     # -- replies that are not streamed
 

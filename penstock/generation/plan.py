@@ -33,8 +33,6 @@ class RequestPlan(msgspec.Struct, gc=False):
     kept: int | None = None
     """With best_of: how many of the choices, the likeliest, are sent; None: all."""
     stream: bool = False
-    background: bool = False
-    """Whether the reply goes on without its client, into the response store."""
     include_usage: bool = False
     continuous_usage: bool = False
     echo: bool = False

@@ -29,13 +29,9 @@ PLANNER = planners()
 class BackgroundReply(NumberedReply):
     """Events from number 0 on; the last one has the response."""
 
-    def __init__(self, entry: StoredResponse) -> None:
-        super().__init__(entry.id, "")
-        self._entry = entry
+    def __init__(self, id: str) -> None:
+        super().__init__(id, "")
         self._number = -1
-
-    def background_entry(self) -> StoredResponse:
-        return self._entry
 
     def _last(self, name: str, status: str) -> bytes:
         response = {"id": self.id, "status": status, "output": [{"id": "m", "text": self._text.decode()}]}
@@ -59,8 +55,9 @@ class Bench:
         self.ends = 0
 
     async def begin(self) -> BackgroundRun:
-        format = BackgroundReply(entry(self.store, status="in_progress"))
-        run = await self.background.begin(format, self._on_end)
+        stored = entry(self.store, status="in_progress")
+        format = BackgroundReply(stored.id)
+        run = await self.background.begin(stored, format, self._on_end)
         plan = PLANNER.completion(body(stream=True, max_tokens=1000))
         reply = StreamedReply(self.desk.context, plan, format, 0.0, sink=run, on_end=run.on_reply_end)
         run.listen(reply)

@@ -29,7 +29,8 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         list[Annotated[str, Meta(pattern=r"^[^=]{1,256}=.+$")]] | None,
         option(
             "Other names of served models and adapters, for clients that ask for fixed ones, such as "
-            "'claude-*=NAME'. PATTERN may have *, ? and [abc]; the first one that fits counts.",
+            "'claude-*=NAME'. PATTERN may have *, ? and [abc]; exact names come first, then the first that "
+            "fits.",
             "Model",
             metavar="PATTERN=NAME",
             allowed="PATTERN=NAME",

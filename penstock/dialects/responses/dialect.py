@@ -85,7 +85,6 @@ class Responses(Dialect):
             one_call=request.parallel_tool_calls is False,
         )
         plan.dialect_fields = self._fields(request, plan, prompt, included, info)
-        plan.background = plan.dialect_fields.background
         return plan
 
     def reply_format(self, plan: RequestPlan, request_id: str) -> ResponsesReply:

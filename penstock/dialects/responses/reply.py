@@ -182,8 +182,8 @@ class ResponsesReply(ReplyFormat):
             model=self.model,
         )
 
-    def background_entry(self) -> StoredResponse:
-        return self._entry(b"queued", self._object(b"queued"))
+    def background_entry(self) -> StoredResponse | None:
+        return self._entry(b"queued", self._object(b"queued")) if self._fields.background else None
 
     # -- the response object
 

@@ -155,7 +155,7 @@ class _Builder:
         return f"{self._tokens()}{self._ends[end]}"
 
     def free(self, end: str) -> str:
-        """Any text without ``end``."""
+        """Any text; without ``end`` if that is a token."""
         marker = self._ids.markers.get(end)
         if marker is not None:
             return f"<[^{','.join(map(str, (marker, *self._ids.end)))}]>*"

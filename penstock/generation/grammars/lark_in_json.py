@@ -47,9 +47,12 @@ COMMON = {
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f"}
 """Characters that JSON strings escape by a letter; other control characters are not allowed."""
 _PLAIN = r'[^"\\\x00-\x1f]'
+_ASCII = "".join(map(chr, range(127)))
+_CONTROLS = frozenset(map(chr, range(32)))
 _ATOM = re.compile(
     r"\\[pP]\{\w+\}|\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|\[\^?\]?(?:[^\]\\]|\\.)*\]|.", re.DOTALL
 )
+_SLASH = re.compile(r"(\\.)|/", re.DOTALL)
 _SYNTAX = frozenset("()|*+?^$")
 _GROUP = re.compile(r"\(\?(?::|P?<\w+>)")
 _COUNT = re.compile(r"\{\d+(?:,\d*)?\}\??")
@@ -141,22 +144,25 @@ def _rules(grammar: str) -> dict[str, list[Token]]:
 
 def _import(tokens: list[Token], place: int, rules: dict[str, list[Token]]) -> int:
     """Read what follows ``%import``. Returns the place after it."""
-    texts = [token.text for token in tokens[place:]]
+    texts = [token.text for token in tokens[place : place + 5]]
     if texts[:1] != ["common"]:
         raise NotEmbeddable("it may import from 'common' alone")
     if texts[1:2] == ["("]:
-        end = texts.index(")") if ")" in texts else len(texts)
-        names, used = [text for text in texts[2:end] if text != ","], end + 1
-        aliases = names
+        end = place + 2
+        while end < len(tokens) and tokens[end].text != ")":
+            end += 1
+        names = [token.text for token in tokens[place + 2 : end] if token.text != ","]
+        aliases, end = names, end + 1
+    elif texts[3:4] == ["->"]:
+        names, aliases, end = texts[2:3], texts[4:5], place + 5
     else:
-        names, used = texts[2:3], 3
-        aliases = texts[4:5] if texts[3:4] == ["->"] else names
-        used += 2 if texts[3:4] == ["->"] else 0
+        names, end = texts[2:3], place + 3
+        aliases = names
     for name, alias in zip(names, aliases, strict=False):
         if name not in COMMON:
             raise NotEmbeddable(f"common.{name} is not supported in it")
         rules[alias] = [Token("regex", COMMON[name])]
-    return place + used
+    return end
 
 
 def _terminals(rules: dict[str, list[Token]]) -> Iterator[str]:
@@ -201,7 +207,7 @@ def _escaped(token: Token) -> Token:
         return _escaped_string(token)
     if token.kind == "regex":
         body, _, flags = token.text[1:].rpartition("/")
-        escaped = _escaped_regex(body.replace("\\/", "/"), flags)
+        escaped = _escaped_regex(body, flags)
         return token if escaped is None else Token("regex", slashed(escaped) + flags.replace("s", ""))
     return token
 
@@ -230,8 +236,8 @@ def _escaped_text(text: str) -> str:
 
 
 def slashed(regex: str) -> str:
-    """A regular expression as a terminal."""
-    return f"/{regex.replace('/', chr(92) + '/')}/"
+    """A regular expression, some of whose slashes may be escaped, as a terminal."""
+    return f"/{_SLASH.sub(lambda found: found[1] or chr(92) + '/', regex)}/"
 
 
 # -- regular expressions
@@ -275,17 +281,17 @@ def _escaped_atom(atom: str, *, dot_all: bool) -> str:
     if atom[0] == "[" and ("[" in atom[1:] or any(each in atom for each in ("&&", "--", "~~"))):
         raise NotEmbeddable(f"the nested class {atom[:40]} is not supported in it")
     try:
-        matches = re.compile(atom, re.DOTALL if dot_all else 0).fullmatch
+        matched = frozenset(re.findall(atom, _ASCII, re.DOTALL if dot_all else 0))
     except re.error:
         raise NotEmbeddable(f"{atom[:40]!r} is not supported in it") from None
-    escapes = [re.escape(escape) for char, escape in _ESCAPES.items() if matches(char)]
-    controls = any(matches(chr(code)) for code in range(32))
-    if not escapes and not controls:
-        return atom
-    if not matches("a") and not any(matches(chr(code)) for code in range(32, 127) if chr(code) not in '"\\'):
-        if not escapes:
+    escapes = [re.escape(escape) for char, escape in _ESCAPES.items() if char in matched]
+    if not escapes:
+        if _CONTROLS.isdisjoint(matched):
+            return atom
+        if matched <= _CONTROLS:
             raise NotEmbeddable(f"the control characters of {atom[:40]} are not supported in it")
-        return escapes[0] if len(escapes) == 1 else f"(?:{'|'.join(escapes)})"
+    elif len(matched) == 1 and atom[0] != "[":
+        return escapes[0]
     plain = _PLAIN if atom == "." else f"[{atom}&&{_PLAIN}]"
     return f"(?:{'|'.join([plain, *escapes])})"
 

@@ -41,16 +41,16 @@ def has_text_arguments(messages: list[dict[str, Any]]) -> bool:
 
 def shorten_call_ids(messages: list[dict[str, Any]]) -> bool:
     """Replace the ids of calls by others of nine characters, as templates of Mistral's models want them.
-    False: there are no longer ones."""
-    longer = False
+    False: all have nine."""
+    replaced = False
     for message in messages:
         calls = [(call, "id") for call in message.get("tool_calls", ())]
         for owner, field in [(message, "tool_call_id"), *calls]:
             id = owner.get(field)
             if id is not None and len(id) != _SHORT_ID:
                 owner[field] = blake2b(id.encode(), digest_size=_SHORT_ID).hexdigest()[:_SHORT_ID]
-                longer = True
-    return longer
+                replaced = True
+    return replaced
 
 
 def _message(message: Message, number: int, parts: bool, wrap_arguments: bool) -> dict[str, Any]:

@@ -66,9 +66,12 @@ def _keeps_order(render: Render, messages: list[Message]) -> bool:
 
 
 def _stays(render: Render, messages: list[Message]) -> bool:
-    """Whether the message with the text S2 does not change what precedes it, up to the last text."""
+    """Whether the message with the text S2 is known not to change what precedes it, up to the last text."""
     place = next(index for index, message in enumerate(messages) if message.content == "S2")
-    before, whole = render(messages[:place]), render(messages)
+    try:
+        before, whole = render(messages[:place]), render(messages)
+    except ApiError:
+        return False
     text = message_text(messages[place - 1])
     end = before.rfind(text) + len(text)
     return whole[:end] == before[:end]

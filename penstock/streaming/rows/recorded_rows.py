@@ -84,7 +84,8 @@ class RecordedRows:
             self._count += 1
             self._records[handle] = record
             self._buffers[handle] = record.attach(self, handle)
-        self._numbers[handle] = record.number
+        # Of a record that is here and was not brought up to date, the number here is the later one.
+        self._numbers[handle] = max(record.number, int(self._numbers[handle]))
 
     def update(self, handle: int) -> None:
         """Bring the number of a record up to date, if it is here, before its reply makes an event. To be

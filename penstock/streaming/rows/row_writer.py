@@ -31,7 +31,6 @@ from penstock.wire.regroup import token_order
 
 _FINISH = tuple(FinishReason)
 """By value; looking it up in the enumeration takes ten times as long."""
-_NONE = FinishReason.NONE
 _NO_ROWS = np.empty(0, np.intp)
 _NOT_DIRECT = 1 << 40
 """Size that stands for rows that are not written by columns; the sum of many does not overflow."""

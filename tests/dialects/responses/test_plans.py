@@ -487,5 +487,8 @@ def test_what_is_stored() -> None:
     dialect = make_dialect(STORE)
     assert dialect.plan(body(), OWNER).dialect_fields.stored
     assert not dialect.plan(body(store=False), OWNER).dialect_fields.stored
-    assert dialect.plan(body(background=True), OWNER).background
+    entry = dialect.reply_format(dialect.plan(body(background=True), OWNER), "r").background_entry()
+    assert entry is not None
+    assert entry.status == "queued"
+    assert dialect.reply_format(dialect.plan(body(), OWNER), "r").background_entry() is None
     assert error_of(dialect.plan, body(background=True, store=False)).param == "background"

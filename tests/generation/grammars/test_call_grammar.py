@@ -33,7 +33,7 @@ SCHEMA = {
 TOOLS = [
     CalledTool("weather", SCHEMA),
     CalledTool("patch", None, InputGrammar("lark", PATCH)),
-    CalledTool("sku", None, InputGrammar("regex", r"[A-Z]{2}\"\d+")),
+    CalledTool("sku", None, InputGrammar("regex", r"[A-Z]{2}\"\/\d+")),
     CalledTool("note", None, InputGrammar("text")),
     CalledTool("any", None),
 ]
@@ -157,7 +157,7 @@ CASES: list[tuple[str, dict[str, object], bool]] = [
     ("patch", {"input": GOOD}, True),
     ("patch", {"input": GOOD + "\n"}, True),
     ("patch", {"input": GOOD + "x"}, False),
-    ("sku", {"input": 'AB"12'}, True),
+    ("sku", {"input": 'AB"/12'}, True),
     ("sku", {"input": "AB12"}, False),
     ("note", {"input": "any\ntext"}, True),
     ("any", {"x": "y"}, True),

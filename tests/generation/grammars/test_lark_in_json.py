@@ -92,9 +92,14 @@ def test_recursion_is_possible_where_nothing_is_escaped() -> None:
         (r"\S+\s\S+", "a\tb", True),
         (r"\S+\s\S+", "a b", True),
         (r"\d{2}/\w", "12/x", True),
+        (r"https:\/\/\w", "https://x", True),
+        (r"\\/[^\/]", '\\/"', True),
         (r".", "\n", False),
         (r"(?:a|\\)*", "a\\a\\", True),
         (r"\u00e9|\x41", "A", True),
+        ('[“”"]+', '"“', True),
+        ('[“”"]+', "x", False),
+        (r"[\n\u00e9]", "é", True),
         (r"a.c", 'a"c', True),
         (r"\.", ".", True),
         (r"\.", "x", False),
@@ -102,6 +107,13 @@ def test_recursion_is_possible_where_nothing_is_escaped() -> None:
 )
 def test_regular_expressions(regex: str, text: str, good: bool) -> None:
     assert accepts(regex_in_json_string(regex), in_json(text)) is good
+
+
+@pytest.mark.parametrize("imports", ["%import common (INT, LF)", "%import common.LF\n%import common.INT"])
+def test_terminals_are_imported_alone_or_as_a_list(imports: str) -> None:
+    embedded = in_json_string(f"{imports}\n%import common.WORD -> NAME\nstart: (NAME INT LF)+")
+    assert accepts(embedded, in_json("a1\nbc23\n"))
+    assert not accepts(embedded, in_json("a1\nbc\n"))
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,12 @@ def test_the_rules_of_a_template(kind: str) -> None:
     assert rules_of(kind) == RULES[kind]
 
 
+def test_a_template_that_refuses_answered_conversations_has_rules() -> None:
+    refuses = "{% if messages[-1].role == 'assistant' %}{{ raise_exception('Nothing to answer') }}{% endif %}"
+    template = ChatTemplate({"default": refuses + CHATML}, {})
+    assert turn_rules(partial(_rendered_turns, template, tools=False)) == TurnRules(False, True)
+
+
 def turns(count: int) -> list[Message]:
     """A session as agents have it: every turn appends system text, and some call tools."""
     messages = [Message("system", "You are an agent."), Message("developer", "Be brief.")]

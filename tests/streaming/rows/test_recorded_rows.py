@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -128,6 +129,21 @@ def test_the_text_is_collected_in_order() -> None:
     assert desk.written()[0] == (
         b'<a","sequence_number":0><bca","sequence_number":1><bc","sequence_number":2>'
     )
+
+
+@pytest.mark.parametrize("chunks", [True, False])
+def test_a_path_that_is_chosen_again_goes_on_counting(chunks: bool) -> None:
+    desk = RecordingDesk(1, chunks)
+    stream = desk.streams[0]
+    assert stream is not None
+    for _ in range(3):
+        desk.rows((0, [0]))
+        desk.rows((0, [0]))
+        stream.write_plain_rows(stream.row_path)  # as after a sign of life
+    assert numbers(desk.written()[0]) == list(range(6))
+    stream.stop_plain_rows()
+    assert stream.record is not None
+    assert (stream.record.number, bytes(stream.record.text)) == (6, b"a" * 6)
 
 
 def test_guarded_tokens_are_seen_by_the_reply() -> None:
