@@ -156,6 +156,7 @@ def test_reasoning_that_a_client_sends_back(item: dict[str, Any], text: str) -> 
 def test_reasoning_of_others_is_not_opened() -> None:
     assert open_reasoning("penstock1.###") is None
     assert open_reasoning("penstock1._w==") is None
+    assert open_reasoning("penstock1.ü") is None
 
 
 def test_the_model_is_told_of_images() -> None:
