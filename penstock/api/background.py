@@ -254,14 +254,13 @@ class BackgroundResponses:
 
     async def begin(self, format: ReplyFormat, on_end: Callable[[], None]) -> BackgroundRun:
         """Store a response that is to run here, and give the sink for its reply. ``on_end`` is called at its
-        end. Raises ApiError."""
+        end, unless this raises. Raises ApiError."""
         if len(self._runs) >= MAX_RUNS:
             raise overloaded(f"The server is overloaded: {MAX_RUNS} responses run in the background.")
         entry = format.background_entry()
 
         def end(run: BackgroundRun) -> None:
-            del self._runs[run.entry.id]
-            self._metrics.background = len(self._runs)
+            self._remove(run)
             on_end()
 
         run = BackgroundRun(self.store, entry, format, end)
@@ -270,12 +269,16 @@ class BackgroundResponses:
         try:
             await self.store.put(entry)
         except BaseException:
-            run.abandon()
+            self._remove(run)
             raise
         run.stored = True
         if self._watch is None or self._watch.done():
             self._watch = asyncio.ensure_future(self._watch_for_ends())
         return run
+
+    def _remove(self, run: BackgroundRun) -> None:
+        del self._runs[run.entry.id]
+        self._metrics.background = len(self._runs)
 
     async def close(self) -> None:
         """Wait until what has ended is stored, or for a time, and close the store."""

@@ -308,9 +308,10 @@ class GenerationRoutes:
     async def _run_in_background(self, work: Work, exchange: Exchange) -> None:
         """Start a reply that goes on without its client, and answer with its entry or with its events."""
         assert self._background is not None, "its dialect has a store"
-        reserved, exchange.logprob_bytes = exchange.logprob_bytes, 0
-        self._begin_one()
+        reserved = exchange.logprob_bytes
         run = await self._background.begin(work.format, lambda: self._end_one(reserved))
+        self._begin_one()
+        exchange.logprob_bytes = 0
         streamed = StreamedReply(
             self._context, work.plan, work.format, exchange.arrival, sink=run, on_end=run.on_reply_end
         )
