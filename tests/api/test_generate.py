@@ -248,7 +248,7 @@ def test_a_refused_background_response_does_not_count_as_running(
             with pytest.raises(ApiError):
                 await routes._run_in_background(work, cast(Exchange, exchange))
             routes.on_request_end(cast(Exchange, exchange))
-            assert routes.idle
+            await routes.drain()
             assert routes._logprob_bytes == 0
 
     asyncio.run(asyncio.wait_for(run(), 20))
