@@ -234,9 +234,7 @@ def test_a_refused_background_response_does_not_count_as_running(
         plan = PLANNER.completion(body(stream=True))
         with opened(tmp_path) as store:
             background = BackgroundResponses(store, StoreMetrics())
-            routes = GenerationRoutes(
-                ServeConfig(), encoder, desk.context, ByteBudget(1 << 20), background
-            )
+            routes = GenerationRoutes(ServeConfig(), encoder, desk.context, ByteBudget(1 << 20), background)
             stored = entry(store, status="queued")
             if refusal == "not stored":
                 await store.put(stored)  # its id is taken

@@ -460,6 +460,24 @@ def test_an_item_is_referred_to() -> None:
     assert (raised.value.status, raised.value.param) == (404, "input")
 
 
+def test_items_that_are_referred_to_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time again: a short body may refer to one large item very often."""
+    item = json.dumps(ITEM)
+    monkeypatch.setattr("penstock.dialects.responses.prompts.MAX_REFERRED_BYTES", 10 * len(item))
+
+    def find(count: int) -> Found:
+        looking = make_dialect(STORE).look_up(
+            body([{"type": "item_reference", "id": "msg_1"}] * count), OWNER
+        )
+        assert looking is not None
+        return asyncio.run(awaited(looking))
+
+    assert find(10).size == 10 * len(item)
+    with pytest.raises(ApiError, match="refers to items of more than") as raised:
+        find(11)
+    assert (raised.value.status, raised.value.param) == (400, "input")
+
+
 def test_nothing_is_looked_up_without_need() -> None:
     dialect = make_dialect(STORE)
     for data in (
