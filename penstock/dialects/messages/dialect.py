@@ -148,7 +148,6 @@ def _conversation(processor: InputProcessor, request: CountTokensRequest) -> _Co
         tools=choice.tools,
         variables=thinking.variables,
     )
-    choice = choice._replace(constraint=_named_here(choice.constraint))
     warnings = [choice.warning, texts.unseen.warning("messages")]
     return _Conversation(text, choice, one_call, thinking, "; ".join(filter(None, warnings)) or None)
 
