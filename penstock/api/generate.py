@@ -145,11 +145,7 @@ class GenerationRoutes:
         try:
             body = await read_body(exchange.scope, exchange.receive, self._config.max_request_bytes)
             self._check_open()
-            info = RequestInfo(
-                request_header(exchange.scope, b"x-request-id"),
-                exchange.tenant,
-                first_headers(exchange.scope),
-            )
+            info = RequestInfo(request_header(exchange.scope, b"x-request-id"), exchange.tenant)
             looking = dialect.look_up(body, info)
             if looking is not None:
                 plan, prompts = await self._plan_continued(exchange, dialect, body, info, looking)

@@ -13,7 +13,7 @@ from penstock.config.serve import ServeConfig
 from penstock.generation.dialect import LookedUp, RequestInfo, TokenCounter
 from penstock.generation.prompt.prompt_encoder import PromptEncoder
 from penstock.generation.prompt.tokenizer import INLINE_SLOW
-from penstock.http.asgi import first_headers, read_body, request_header, send_json, unless_gone
+from penstock.http.asgi import read_body, request_header, send_json, unless_gone
 from penstock.http.errors import ApiError
 
 
@@ -36,9 +36,7 @@ class CountTokensRoutes:
 
     async def _answer(self, counter: TokenCounter, exchange: Exchange) -> None:
         body = await read_body(exchange.scope, exchange.receive, self._config.max_request_bytes)
-        info = RequestInfo(
-            request_header(exchange.scope, b"x-request-id"), exchange.tenant, first_headers(exchange.scope)
-        )
+        info = RequestInfo(request_header(exchange.scope, b"x-request-id"), exchange.tenant)
         looking = counter.look_up(body, info)
         if looking is None:
             reply = await self._reply(exchange, len(body), counter, body, info, None)
