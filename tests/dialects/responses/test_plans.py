@@ -181,6 +181,9 @@ def test_the_model_is_told_of_images() -> None:
         ([{"type": "function_call", "call_id": "c"}], "input[0].name", "missing"),
         ([{"type": "function_call", "name": "f"}], "input[0].call_id", "missing"),
         ([{"type": "function_call_output", "call_id": "c"}], "input[0].output", "missing"),
+        ([{"type": "item_reference"}], "input[0].id", "missing"),
+        ([{"type": "reasoning", "content": [{"type": "text"}]}], "input[0].content[0].text", "missing"),
+        ([{"type": "reasoning", "summary": [{"type": "x"}]}], "input[0].summary[0].type", "'x'"),
     ],
 )
 def test_items_that_are_refused(input: Any, param: str, said: str) -> None:
