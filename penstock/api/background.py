@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -163,7 +164,7 @@ class BackgroundRun:
         if self._left:
             if self._listener is None:
                 self._committing = True
-                self._store.disown([self.entry.id]).add_done_callback(self._on_disowned)
+                self._store.disown([self.entry.id]).add_done_callback(self._on_left)
             return
         data, count, first = bytes(self._pending), self._count, self._next
         id = self.entry.id
@@ -216,15 +217,14 @@ class BackgroundRun:
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._commit)
 
-    def _on_disowned(self, done: asyncio.Future[None]) -> None:
+    def _on_left(self, done: asyncio.Future[Any]) -> None:
         done.cancelled() or done.exception()  # it is seen; the entry is failed when this process ends
         self._end()
 
     def abandon(self) -> None:
         """No engine took the request: who asked gets the error, and nothing is stored."""
         self._left, self._listener = True, None
-        self._store.delete(self.entry.id, self.entry.tenant)
-        self._end()
+        self._store.delete(self.entry.id, self.entry.tenant).add_done_callback(self._on_left)
 
     def _end(self) -> None:
         if not self.ended:
@@ -256,13 +256,12 @@ class BackgroundResponses:
         self, entry: StoredResponse, format: ReplyFormat, on_end: Callable[[], None]
     ) -> BackgroundRun:
         """Store the entry of a response that is to run here, and give the sink for its reply. ``on_end`` is
-        called at its end. Raises ApiError."""
+        called at its end, unless this raises. Raises ApiError."""
         if len(self._runs) >= MAX_RUNS:
             raise overloaded(f"The server is overloaded: {MAX_RUNS} responses run in the background.")
 
         def end(run: BackgroundRun) -> None:
-            del self._runs[run.entry.id]
-            self._metrics.background = len(self._runs)
+            self._remove(run)
             on_end()
 
         run = BackgroundRun(self.store, entry, format, end)
@@ -271,12 +270,16 @@ class BackgroundResponses:
         try:
             await self.store.put(entry)
         except BaseException:
-            run.abandon()
+            self._remove(run)
             raise
         run.stored = True
         if self._watch is None or self._watch.done():
             self._watch = asyncio.ensure_future(self._watch_for_ends())
         return run
+
+    def _remove(self, run: BackgroundRun) -> None:
+        del self._runs[run.entry.id]
+        self._metrics.background = len(self._runs)
 
     async def close(self) -> None:
         """Wait until what has ended is stored, or for a time, and close the store."""

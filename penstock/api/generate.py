@@ -146,11 +146,7 @@ class GenerationRoutes:
         try:
             body = await read_body(exchange.scope, exchange.receive, self._config.max_request_bytes)
             self._check_open()
-            info = RequestInfo(
-                request_header(exchange.scope, b"x-request-id"),
-                exchange.tenant,
-                first_headers(exchange.scope),
-            )
+            info = RequestInfo(request_header(exchange.scope, b"x-request-id"), exchange.tenant)
             looking = dialect.look_up(body, info)
             if looking is not None:
                 plan, prompts = await self._plan_continued(exchange, dialect, body, info, looking)
@@ -310,9 +306,10 @@ class GenerationRoutes:
     async def _run_in_background(self, work: Work, entry: StoredResponse, exchange: Exchange) -> None:
         """Start a reply that goes on without its client, and answer with its entry or with its events."""
         assert self._background is not None, "its dialect has a store"
-        reserved, exchange.logprob_bytes = exchange.logprob_bytes, 0
-        self._begin_one()
+        reserved = exchange.logprob_bytes
         run = await self._background.begin(entry, work.format, lambda: self._end_one(reserved))
+        self._begin_one()
+        exchange.logprob_bytes = 0
         streamed = StreamedReply(
             self._context, work.plan, work.format, exchange.arrival, sink=run, on_end=run.on_reply_end
         )

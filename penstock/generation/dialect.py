@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from asyncio import Future
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import msgspec
@@ -36,8 +36,6 @@ class RequestInfo(NamedTuple):
     """From the header X-Request-Id."""
     tenant: str | None = None
     """Whose API key the request has; None: the server has no keys, or one."""
-    headers: Mapping[bytes, bytes] = {}
-    """The first header of each name, in lower case. Not to be kept."""
 
 
 NO_INFO = RequestInfo()

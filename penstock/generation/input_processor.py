@@ -73,7 +73,8 @@ class InputProcessor:
         """Maximum alternatives per token that requests may ask for."""
         self._force_usage = config.enable_force_include_usage
         self._interval_policy = IntervalPolicy(config)
-        self._max_total = info.max_model_len
+        self.max_total = info.max_model_len
+        """Most tokens of prompt and output together that context and KV caches hold."""
         self._max_tokens = min(info.max_model_len, info.defaults.max_new_tokens or info.max_model_len)
         self._tokenizer = tokenizer
         self._template = template
@@ -85,7 +86,7 @@ class InputProcessor:
         """An engine's KV cache holds only this many tokens; 0: it has none. Requests without max_tokens end
         where they do not fit any engine's."""
         if kv_cache_tokens:  # the last token of an output is not in the cache
-            self._max_total = min(self._max_total, kv_cache_tokens + 1)
+            self.max_total = min(self.max_total, kv_cache_tokens + 1)
 
     # -- parts of a dialect
 
@@ -161,7 +162,7 @@ class InputProcessor:
             prompts=prompts,
             add_special_tokens=True,
             base=base,
-            max_model_len=self._max_total if max_tokens is None else self.model_info.max_model_len,
+            max_model_len=self.max_total if max_tokens is None else self.model_info.max_model_len,
         )
         if request.response_format is not None or request.structured_outputs is not None:
             constraint = parse_constraint(request, self.json_whitespace)
@@ -194,7 +195,7 @@ class InputProcessor:
             plan.kv_transfer_params = msgspec.json.encode(request.kv_transfer_params)
         if request.truncate_prompt_tokens is not None or request.truncation_side is not None:
             plan.truncate_prompt_tokens, plan.truncate_left = truncation(
-                request, self.model_info.max_model_len, max_tokens, self._max_total
+                request, self.model_info.max_model_len, max_tokens, self.max_total
             )
         return plan
 

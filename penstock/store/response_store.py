@@ -184,7 +184,7 @@ class ResponseStore:
         self._metrics.stored += 1
         return self._ask(work, writes=True)
 
-    def delete(self, id: str, tenant: str) -> Awaitable[bool]:
+    def delete(self, id: str, tenant: str) -> asyncio.Future[bool]:
         """Delete a response; False if there is none."""
         return self._write(lambda database: database.delete(id, tenant))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -186,6 +187,26 @@ def test_they_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         run.abandon()
         await until(lambda: bench.metrics.background == 0)
         assert await bench.store.get(run.entry.id, "") is None
+
+    with_bench(tmp_path, work)
+
+
+def test_one_that_no_engine_takes_ends_though_the_store_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.store.response_store._log_failure", lambda *args: None)  # records keep them
+
+    async def work(bench: Bench) -> None:
+        unseen: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: unseen.append(context))
+        run = await bench.begin()
+        await bench.store._read(lambda database: database._run("PRAGMA query_only=1"))
+        run.abandon()
+        await until(lambda: bench.ends == 1 and bench.store._metrics.failures == 1)
+        for _ in range(2):  # the thread forgets the work before
+            await bench.store._read(lambda database: database._run("PRAGMA query_only=0"))
+        gc.collect()
+        assert not unseen
 
     with_bench(tmp_path, work)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
 
+from penstock.api.background import BackgroundResponses
 from penstock.api.byte_budget import ByteBudget
 from penstock.api.exchange import Exchange
 from penstock.api.generate import GenerationRoutes, Work
@@ -22,11 +24,13 @@ from penstock.generation.prompt.prompt_encoder import PromptEncoder
 from penstock.generation.replies.collected import CollectedReply
 from penstock.generation.request.validation import MAX_LOGPROB_BYTES
 from penstock.http.errors import ApiError
+from penstock.metrics.store_metrics import StoreMetrics
 from penstock.streaming.request_states import StreamState
 from penstock.streaming.stream import Stream
 from penstock.wire.messages import Submit
 from tests.generation.planning import body, planners, tiny_input_processor, tiny_tokenizer
 from tests.generation.replying import PROMPT, Desk, FakeFleet, tables_of
+from tests.store.stores import entry, opened
 
 PLANNER = planners()
 N = 4
@@ -213,6 +217,39 @@ def test_a_session_is_the_headers_or_the_requests(
         assert routes._routing_hints({"headers": headers}, plan.session).session == session
 
     in_routes(Fleet(1, none), test)
+
+
+@pytest.mark.parametrize("refusal", ["full", "not stored", "no engine"])
+def test_a_refused_background_response_does_not_count_as_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: str
+) -> None:
+    if refusal == "full":
+        monkeypatch.setattr("penstock.api.background.MAX_RUNS", 0)
+
+    async def run() -> None:
+        desk = Desk(tables_of(tiny_tokenizer().raw))
+        fleet = Fleet(0 if refusal == "no engine" else 1, none)
+        desk.context.engine_client = cast(EngineClient, fleet)
+        encoder = PromptEncoder(tiny_tokenizer(), None)
+        plan = PLANNER.completion(body(stream=True))
+        with opened(tmp_path) as store:
+            background = BackgroundResponses(store, StoreMetrics())
+            routes = GenerationRoutes(ServeConfig(), encoder, desk.context, ByteBudget(1 << 20), background)
+            stored = entry(store, status="queued")
+            if refusal == "not stored":
+                await store.put(stored)  # its id is taken
+            format = Mock(background_entry=lambda: stored)
+            work = Work(plan, format, NO_HINTS, [PROMPT], [plan.sampling(2)])
+            exchange = SimpleNamespace(logprob_bytes=8, arrival=0.0, detached=False)
+            routes._begin_one()
+            routes._logprob_bytes = 8
+            with pytest.raises(ApiError):
+                await routes._run_in_background(work, cast(Exchange, exchange))
+            routes.on_request_end(cast(Exchange, exchange))
+            await routes.drain()
+            assert routes._logprob_bytes == 0
+
+    asyncio.run(asyncio.wait_for(run(), 20))
 
 
 @pytest.mark.parametrize("tokenize", [False, True])

@@ -50,3 +50,18 @@ def test_few_are_read_at_the_same_time(path: str) -> None:
         assert (store.now, store.most) == (0, MAX_READS)
 
     asyncio.run(asyncio.wait_for(run(), 20))
+
+
+def test_a_query_may_have_many_fields() -> None:
+    async def run() -> None:
+        store = Store()
+        store.allowed.set()
+        handlers = ResponseRoutes(cast(Any, store), 0.0).methods("/v1/responses/resp_1")
+        assert handlers is not None
+        query = b"&".join(b"include[]=x" for _ in range(101))
+        exchange = SimpleNamespace(scope={"query_string": query}, tenant="a")
+        with pytest.raises(ApiError) as error:
+            await handlers["GET"](cast(Any, exchange))
+        assert error.value.status == 404
+
+    asyncio.run(asyncio.wait_for(run(), 20))

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
-from typing import Any
 
 from penstock.api.byte_budget import ByteBudget
 from penstock.api.exchange import Exchange, Handler
+from penstock.api.generate import MAX_LOOK_UPS
 from penstock.api.routes.tokenize import MAX_TOKENS
 from penstock.config.serve import ServeConfig
-from penstock.generation.dialect import RequestInfo, TokenCounter
+from penstock.generation.dialect import LookedUp, RequestInfo, TokenCounter
 from penstock.generation.prompt.prompt_encoder import PromptEncoder
 from penstock.generation.prompt.tokenizer import INLINE_SLOW
-from penstock.http.asgi import first_headers, read_body, request_header, send_json, unless_gone
+from penstock.http.asgi import read_body, request_header, send_json, unless_gone
 from penstock.http.errors import ApiError
 
 
@@ -27,6 +28,7 @@ class CountTokensRoutes:
         self._encoder = encoder
         self._most = max(MAX_TOKENS, max_model_len)
         self._large = large
+        self._look_ups = asyncio.Semaphore(MAX_LOOK_UPS)
 
     def handler(self, counter: TokenCounter) -> Handler:
         """The handler of the counter's route."""
@@ -34,20 +36,34 @@ class CountTokensRoutes:
 
     async def _answer(self, counter: TokenCounter, exchange: Exchange) -> None:
         body = await read_body(exchange.scope, exchange.receive, self._config.max_request_bytes)
-        info = RequestInfo(
-            request_header(exchange.scope, b"x-request-id"), exchange.tenant, first_headers(exchange.scope)
-        )
+        info = RequestInfo(request_header(exchange.scope, b"x-request-id"), exchange.tenant)
         looking = counter.look_up(body, info)
-        found = None if looking is None else await looking
-        size = len(body) + (0 if found is None else found.size)
-        if size <= INLINE_SLOW:
-            reply = self._counted(counter, body, info, found)
+        if looking is None:
+            reply = await self._reply(exchange, len(body), counter, body, info, None)
         else:
-            counted = self._large.run_in_thread(size, self._counted, counter, body, info, found)
-            reply = await unless_gone(exchange.receive, counted)
+            async with self._look_ups:
+                found = await looking
+                reply = await self._reply(exchange, len(body) + found.size, counter, body, info, found)
         await send_json(exchange.send, reply)
 
-    def _counted(self, counter: TokenCounter, body: bytes, info: RequestInfo, found: Any) -> bytes:
+    async def _reply(
+        self,
+        exchange: Exchange,
+        size: int,
+        counter: TokenCounter,
+        body: bytes,
+        info: RequestInfo,
+        found: LookedUp | None,
+    ) -> bytes:
+        """The reply's body; ``size``: bytes that there are to read."""
+        if size <= INLINE_SLOW:
+            return self._counted(counter, body, info, found)
+        counted = self._large.run_in_thread(size, self._counted, counter, body, info, found)
+        return await unless_gone(exchange.receive, counted)
+
+    def _counted(
+        self, counter: TokenCounter, body: bytes, info: RequestInfo, found: LookedUp | None
+    ) -> bytes:
         text, add_special_tokens, cache_salt = counter.prompt(body, info, found)
         if self._encoder.tokenizer.is_longer(text, self._most):
             raise ApiError(

@@ -151,7 +151,7 @@ def _unknown(id: str) -> ApiError:
 
 def _query(exchange: Exchange) -> dict[str, str]:
     text = exchange.scope["query_string"].decode("latin-1")
-    return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=100))
+    return dict(parse_qsl(text, keep_blank_values=True))
 
 
 def _integer(query: Mapping[str, str], name: str, default: int, *, least: int, most: int) -> int:

@@ -62,6 +62,7 @@ class Messages(Dialect):
             max_tokens=request.max_tokens,
             logprobs=-1,
         )
+        plan.max_model_len = processor.max_total  # whatever max_tokens says: all requests have it
         plan.include_usage, plan.continuous_usage = True, False
         plan.add_special_tokens = False
         plan.session = None if request.metadata is None else request.metadata.user_id
@@ -147,7 +148,6 @@ def _conversation(processor: InputProcessor, request: CountTokensRequest) -> _Co
         tools=choice.tools,
         variables=thinking.variables,
     )
-    choice = choice._replace(constraint=_named_here(choice.constraint))
     warnings = [choice.warning, texts.unseen.warning("messages")]
     return _Conversation(text, choice, one_call, thinking, "; ".join(filter(None, warnings)) or None)
 

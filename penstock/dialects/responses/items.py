@@ -65,6 +65,8 @@ class Conversation:
                 self.messages.append(
                     Message(role="tool", content=content, tool_call_id=call_id, name=self._names.get(call_id))
                 )
+            case "item_reference":  # with an id, it is another item by now
+                raise _missing(f"{field}.id")
             case unknown:
                 raise ApiError(
                     400,
@@ -109,8 +111,11 @@ class Conversation:
     def _content(self, content: str | list[ContentPart], field: str) -> str | list[str | Part]:
         if isinstance(content, str):
             return content
-        texts = [self._text(part, f"{field}[{place}]") for place, part in enumerate(content)]
+        texts = self._texts(content, field)
         return texts[0] if len(texts) == 1 else [Part(type="text", text=text) for text in texts]
+
+    def _texts(self, parts: Iterable[ContentPart], field: str) -> list[str]:
+        return [self._text(part, f"{field}[{place}]") for place, part in enumerate(parts)]
 
     def _text(self, part: ContentPart, field: str) -> str:
         if part.type == "refusal":
@@ -130,12 +135,12 @@ class Conversation:
         if isinstance(item.content, str):
             return item.content
         if item.content:
-            return "\n".join(self._text(part, f"{field}.content") for part in item.content)
+            return "\n".join(self._texts(item.content, f"{field}.content"))
         if item.encrypted_content:
             text = open_reasoning(item.encrypted_content)
             if text is not None:
                 return text
-        return "\n".join(self._text(part, f"{field}.summary") for part in item.summary or ())
+        return "\n".join(self._texts(item.summary or (), f"{field}.summary"))
 
 
 def _joined(

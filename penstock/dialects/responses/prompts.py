@@ -22,6 +22,8 @@ from penstock.http.errors import ApiError, refused, shown
 from penstock.store.response_store import ResponseStore
 from penstock.store.stored_response import StoredResponse
 
+MAX_REFERRED_BYTES = 16 << 20
+"""Items that a request refers to, each time that it does; as much as a body with the items may have."""
 NO_STORE = "this server keeps no responses (--response-store off)"
 
 
@@ -43,11 +45,8 @@ class Found(NamedTuple):
     """The responses that it continues, oldest first."""
     items: dict[str, InputItem]
     """Those it refers to, by id."""
-
-    @property
-    def size(self) -> int:
-        """Bytes to read besides the body."""
-        return sum(len(each.input) + len(each.body) for each in self.chain)
+    size: int
+    """Bytes to read besides the body."""
 
 
 class _References(msgspec.Struct):
@@ -72,7 +71,7 @@ _decode_items = msgspec.json.Decoder(list[InputItem]).decode
 _decode_output = msgspec.json.Decoder(_StoredOutput).decode
 
 
-NOTHING_FOUND = Found([], {})
+NOTHING_FOUND = Found([], {}, 0)
 
 
 class ResponsePrompts:
@@ -107,8 +106,12 @@ class ResponsePrompts:
         for id in ids:
             if id not in stored:
                 raise ApiError(404, f"input: there is no item {shown(id)!r}.", param="input")
+        referred = sum(len(stored[id]) for id in ids)
+        if referred > MAX_REFERRED_BYTES:
+            most = f"{MAX_REFERRED_BYTES >> 20} MiB"
+            raise ApiError(400, f"input refers to items of more than {most} altogether.", param="input")
         items = {id: _decode_item(item) for id, item in stored.items()}
-        return Found(chain, items)
+        return Found(chain, items, sum(len(each.input) + len(each.body) for each in chain) + referred)
 
     def prompt(self, request: ResponseRequest, found: Found | None) -> ResponsePrompt:
         """``found``: what look_up gave. Raises ApiError."""

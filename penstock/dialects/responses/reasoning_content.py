@@ -6,7 +6,6 @@ into a prompt: a key would protect nothing, and every server that a session move
 
 from __future__ import annotations
 
-import binascii
 from base64 import b64decode, urlsafe_b64encode
 
 _PREFIX = "penstock1."
@@ -23,5 +22,5 @@ def open_reasoning(sealed: str) -> str | None:
         return None
     try:
         return b64decode(sealed[len(_PREFIX) :], b"-_", validate=True).decode()
-    except (binascii.Error, UnicodeError):
+    except ValueError:
         return None

@@ -275,6 +275,16 @@ def test_sampling_fields() -> None:
     assert plan(max_tokens=64_000).base.max_tokens == 2048
 
 
+def test_a_small_kv_cache_shortens_the_output_instead_of_refusing_it() -> None:
+    """Requests must have max_tokens, and clients always send the same."""
+    small = processor()
+    small.limit_total(100)
+    planned = plan(Messages(ServeConfig(), small), max_tokens=1000)
+    assert planned.sampling(40).max_tokens == 61
+    with pytest.raises(ApiError, match="maximum context length is 101 tokens"):
+        planned.sampling(102)
+
+
 @pytest.mark.parametrize("field", ["output_config", "output_format"])
 def test_a_json_schema(field: str) -> None:
     format = {"type": "json_schema", "schema": {"type": "object", "properties": {}}}

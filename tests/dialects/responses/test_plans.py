@@ -153,6 +153,7 @@ def test_reasoning_that_a_client_sends_back(item: dict[str, Any], text: str) -> 
 def test_reasoning_of_others_is_not_opened() -> None:
     assert open_reasoning("penstock1.###") is None
     assert open_reasoning("penstock1._w==") is None
+    assert open_reasoning("penstock1.ü") is None
 
 
 def test_the_model_is_told_of_images() -> None:
@@ -177,6 +178,9 @@ def test_the_model_is_told_of_images() -> None:
         ([{"type": "function_call", "call_id": "c"}], "input[0].name", "missing"),
         ([{"type": "function_call", "name": "f"}], "input[0].call_id", "missing"),
         ([{"type": "function_call_output", "call_id": "c"}], "input[0].output", "missing"),
+        ([{"type": "item_reference"}], "input[0].id", "missing"),
+        ([{"type": "reasoning", "content": [{"type": "text"}]}], "input[0].content[0].text", "missing"),
+        ([{"type": "reasoning", "summary": [{"type": "x"}]}], "input[0].summary[0].type", "'x'"),
     ],
 )
 def test_items_that_are_refused(input: Any, param: str, said: str) -> None:
@@ -453,6 +457,24 @@ def test_an_item_is_referred_to() -> None:
     with pytest.raises(ApiError, match="msg_9") as raised:
         looked_up(make_dialect(STORE), unknown)
     assert (raised.value.status, raised.value.param) == (404, "input")
+
+
+def test_items_that_are_referred_to_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time again: a short body may refer to one large item very often."""
+    item = json.dumps(ITEM)
+    monkeypatch.setattr("penstock.dialects.responses.prompts.MAX_REFERRED_BYTES", 10 * len(item))
+
+    def find(count: int) -> Found:
+        looking = make_dialect(STORE).look_up(
+            body([{"type": "item_reference", "id": "msg_1"}] * count), OWNER
+        )
+        assert looking is not None
+        return asyncio.run(awaited(looking))
+
+    assert find(10).size == 10 * len(item)
+    with pytest.raises(ApiError, match="refers to items of more than") as raised:
+        find(11)
+    assert (raised.value.status, raised.value.param) == (400, "input")
 
 
 def test_nothing_is_looked_up_without_need() -> None:
