@@ -238,13 +238,13 @@ def test_a_refused_background_response_does_not_count_as_running(
             stored = entry(store, status="queued")
             if refusal == "not stored":
                 await store.put(stored)  # its id is taken
-            format = Mock(background_entry=lambda: stored)
+            format = Mock()
             work = Work(plan, format, NO_HINTS, [PROMPT], [plan.sampling(2)])
             exchange = SimpleNamespace(logprob_bytes=8, arrival=0.0, detached=False)
             routes._begin_one()
             routes._logprob_bytes = 8
             with pytest.raises(ApiError):
-                await routes._run_in_background(work, cast(Exchange, exchange))
+                await routes._run_in_background(work, stored, cast(Exchange, exchange))
             routes.on_request_end(cast(Exchange, exchange))
             await routes.drain()
             assert routes._logprob_bytes == 0
