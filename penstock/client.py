@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import msgspec
 
+from penstock.config.hidden import hide_credentials
 from penstock.streaming.sse_parser import SSEError, SSEParser
 
 CONNECT_TIMEOUT = 10.0
@@ -150,9 +151,11 @@ class Client:
 
     def __init__(self, url: str, api_key: str | None = None, timeout: float = 600.0) -> None:
         """``timeout``: maximum time without data from the server, in seconds."""
-        self.url = url.rstrip("/").removesuffix("/v1")
+        self._url = url.rstrip("/").removesuffix("/v1")
+        self.url = hide_credentials(self._url)
+        """Of the server, for those who read it."""
         self.timeout = timeout
-        self._local = _is_loopback(self.url)
+        self._local = _is_loopback(self._url)
         try:
             context = httpx.create_ssl_context()
         except OSError as error:  # an SSLError too: a file without certificates
@@ -185,7 +188,7 @@ class Client:
     def get(self, path: str) -> bytes:
         """The body of a reply with status 200."""
         with self._failures():
-            response = self._http.get(self.url + path)
+            response = self._http.get(self._url + path)
         if response.status_code != httpx.codes.OK:
             raise _refused(response.status_code, response.content)
         return response.content
@@ -205,7 +208,7 @@ class Client:
         content = msgspec.json.encode(body)
         with (
             self._failures(),
-            self._http.stream("POST", self.url + path, content=content, headers=headers) as response,
+            self._http.stream("POST", self._url + path, content=content, headers=headers) as response,
         ):
             if response.status_code != httpx.codes.OK:
                 raise _refused(response.status_code, response.read())
@@ -240,7 +243,7 @@ class Client:
             return "; name a file with the certificate of its authority in SSL_CERT_FILE"
         if _is_caused_by(error, ssl.SSLError):
             return "; does it serve http:// rather than https://?"
-        port = httpx.URL(self.url).port
+        port = httpx.URL(self._url).port
         command = f"penstock serve --port {port}" if port and port != DEFAULT_PORT else "penstock serve"
         return f"; start one with: {command}" if self._local else ""
 
@@ -271,8 +274,8 @@ def _is_loopback(url: str) -> bool:
     """Whether ``url`` is a loopback address. Raises ClientError when it is not a URL."""
     try:
         host = httpx.URL(url).host
-    except httpx.InvalidURL as error:
-        raise ClientError(f"{url!r} is not a URL: {error}") from None
+    except httpx.InvalidURL:  # its text may have a part of a password
+        raise ClientError(f"{hide_credentials(url)!r} is not a URL") from None
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:

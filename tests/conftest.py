@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import tempfile
@@ -11,6 +12,7 @@ from contextlib import ExitStack
 import pytest
 from hypothesis import HealthCheck, settings
 
+from penstock import logging_setup
 from tests.certificates import Certificates, make
 
 # How long an example takes says more about a loaded machine than about the code.
@@ -41,6 +43,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if "slow" in item.keywords:
                 item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def own_log() -> Iterator[None]:
+    """A test that runs a command sets up the log as in its process: the next one has none of it."""
+    loggers = [logging.getLogger(), logging.getLogger("penstock")]
+    levels = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
+    root = loggers[0]
+    root.handlers[:] = [each for each in root.handlers if not isinstance(each, logging_setup._StandardError)]
 
 
 @pytest.fixture

@@ -79,7 +79,7 @@ class App:
     """Whether a shutdown has been announced: requests are still served, but ``/ready`` answers 503."""
 
     def __post_init__(self) -> None:
-        self._keys = Keys(self.config.api_key or ())
+        self._keys = Keys(self.config.api_key or (), self.config.admin_api_key or ())
         self._cors = Cors(self.config)
         self._access_log = AccessLog(self.config.access_log)
         self._on_end = self._end_detached  # one bound method for all requests
@@ -96,6 +96,7 @@ class App:
         document = openapi_document(
             __version__,
             api_key=bool(self.config.api_key),
+            admin_key=bool(self.config.admin_api_key),
             root_path=self.config.root_path,
             page=self.config.web_page,
         )
@@ -208,8 +209,13 @@ class App:
             if preflight is not None:
                 exchange.headers = preflight
                 return _send_empty
-        if not self.config.api_key:
-            check_local(path, scope, unix_socket=self.config.uds is not None)
+        if not self._keys.guards(path):
+            check_local(
+                path,
+                scope,
+                unix_socket=self.config.uds is not None,
+                loopback=self.config.allow_loopback_admin,
+            )
         elif path not in self._page_paths:  # the page asks for the key
             exchange.tenant = self._keys.check(path, scope)
         return self._route(path, method)

@@ -306,7 +306,7 @@ class _Server:
             dialects=make_dialects(self._config, input_processor, store),
             token_counters=make_token_counters(input_processor, store),
             count_tokens=CountTokensRoutes(self._config, encoder, info.max_model_len, large),
-            tokenize=TokenizeRoutes(input_processor, tokenizer, self._config.max_request_bytes, large),
+            tokenize=TokenizeRoutes(input_processor, encoder, self._config, large),
             tokenizer_info=shown,
             generation=self._generation,
             engine_client=self._engine_client,

@@ -14,6 +14,7 @@ from penstock.engine.batch.slots import SlotTable
 from penstock.engine.sampling.metadata import SamplingMetadata
 from penstock.engine.schedule.block_tables import BlockTables
 from penstock.engine.schedule.scheduler import Scheduler
+from penstock.wire.kv_events import KVCacheEvent
 from penstock.wire.messages import EngineInfo, Submit
 
 VOCAB_SIZE = 128_256
@@ -65,6 +66,9 @@ class NoOpEngine:
 
     def take_preempted(self) -> Sequence[tuple[int, int]]:
         return self._scheduler.table.take_preempted()
+
+    def take_kv_events(self) -> Sequence[KVCacheEvent]:
+        return ()
 
     def on_resubmitted_start(self, notify: Callable[[int, int], None]) -> None:
         self._scheduler.table.notify_start = notify

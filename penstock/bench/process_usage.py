@@ -52,15 +52,24 @@ def pids_of_supervisor(pid: int) -> ServerPids:
     )
 
 
+def pids_of_gateway(pid: int) -> ServerPids:
+    """A gateway's processes: the supervisor, whose process id is ``pid``, and its workers."""
+    return ServerPids((pid, *(child.pid for child in _alive(pid, lambda process: process.children()))))
+
+
 def resolve_pids(pids: Sequence[int]) -> ServerPids:
-    """The processes to measure: those of a Penstock supervisor in its place, others as given."""
+    """The processes to measure: those of a Penstock supervisor in its place, all of a gateway, others as
+    given."""
     api_servers: list[int] = []
     engines: list[int] = []
     for pid in pids:
-        if _title(_alive(pid, lambda process: process)) == "penstock: supervisor":
+        title = _title(_alive(pid, lambda process: process))
+        if title == "penstock: supervisor":
             below = pids_of_supervisor(pid)
             api_servers += below.api_servers
             engines += below.engines
+        elif title == "penstock: gateway":
+            api_servers += pids_of_gateway(pid).api_servers
         else:
             api_servers.append(pid)
     return ServerPids(tuple(api_servers), tuple(engines))

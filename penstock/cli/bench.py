@@ -20,6 +20,7 @@ from penstock.config.bench import (
     BenchEngineConfig,
     BenchGatewayConfig,
     BenchHostConfig,
+    BenchRoutingConfig,
     BenchSessionConfig,
 )
 from penstock.config.errors import ConfigError
@@ -89,6 +90,13 @@ def run_session(config: BenchSessionConfig, origins: Origins) -> int:
     return 1 if run_measurement(lambda say: measure(config, say), render, config.json) is None else 0
 
 
+def run_routing(config: BenchRoutingConfig, origins: Origins) -> int:
+    """1 when nothing could be measured. Raises ConfigError for scorers that there are not."""
+    from penstock.bench.fleet.routing_benchmark import measure, render
+
+    return 1 if run_measurement(lambda say: measure(config, say), render, config.json) is None else 0
+
+
 HOST = Command(("bench", "host"), "Measure CPU time per token of API servers.", BenchHostConfig, run_host)
 ENGINE = Command(
     ("bench", "engine"), "Measure CPU time per decode step of an engine.", BenchEngineConfig, run_engine
@@ -98,6 +106,12 @@ SESSION = Command(
     "Measure CPU time per turn of a long conversation.",
     BenchSessionConfig,
     run_session,
+)
+ROUTING = Command(
+    ("bench", "routing"),
+    "Simulate a fleet, to compare ways of choosing its servers.",
+    BenchRoutingConfig,
+    run_routing,
 )
 GATEWAY = Command(
     ("bench", "gateway"), "Measure CPU time per event of the gateway.", BenchGatewayConfig, run_gateway

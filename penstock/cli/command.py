@@ -24,21 +24,26 @@ from penstock.config.origins import Origins
 
 C = TypeVar("C", bound=msgspec.Struct)
 
+ReadOptions = Callable[[], tuple[C, Origins]]
+"""Reads the options of a command: of the same command line, and of files as they are. Raises ConfigError."""
+
 
 @dataclass(frozen=True, slots=True)
 class Command(Generic[C]):
     """One command: its words after ``penstock``, one line of help, its options and its function.
 
-    ``run`` gets the checked config and the origins of its values, and returns the exit code: 0 for success, 1
-    for a failure reported on standard error, 2 for an invalid config.
+    ``run(config, origins)`` gets the checked config and the origins of its values, and returns the exit code:
+    0 for success, 1 for a failure reported on standard error, 2 for an invalid config.
     """
 
     name: tuple[str, ...]
     help: str
     config: type[C]
-    run: Callable[[C, Origins], int]
+    run: Callable[..., int]
     handles_signals: bool = False
     """Whether ``run`` has handlers for SIGINT and SIGTERM; otherwise SIGINT raises KeyboardInterrupt."""
+    rereads_options: bool = False
+    """Whether ``run`` gets a third argument: a :data:`ReadOptions` that reads the options once more."""
     examples: tuple[tuple[str, str], ...] = ()
     """Command lines and what they do, at the top of its help."""
     replaces_servers: bool = False

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from penstock.cli.command import Command
+from penstock.cli.command import Command, ReadOptions
 from penstock.config.gateway import GatewayConfig
 from penstock.config.origins import Origins
 
 
-def run(config: GatewayConfig, origins: Origins) -> int:
-    """Serves until SIGINT or SIGTERM."""
-    from penstock.gateway.process import serve
+def run(config: GatewayConfig, origins: Origins, read_again: ReadOptions[GatewayConfig]) -> int:
+    """Serves until SIGINT or SIGTERM; SIGHUP reads the options again."""
+    from penstock.gateway.supervisor import serve
 
-    return serve(config, origins)
+    return serve(config, origins, read_again)
 
 
 COMMAND = Command(
@@ -20,4 +20,5 @@ COMMAND = Command(
     GatewayConfig,
     run,
     handles_signals=True,
+    rereads_options=True,
 )

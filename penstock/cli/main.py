@@ -8,11 +8,14 @@ import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import msgspec
+
 from penstock import __version__
 from penstock.cli import early_signals, parser
 from penstock.cli.command import Command
 from penstock.config.errors import ConfigError, did_you_mean
 from penstock.config.introspect import Option, options_of
+from penstock.config.origins import Origins
 from penstock.config.sources import OtherServers, resolve
 from penstock.exit_codes import EXIT_USAGE
 
@@ -45,6 +48,12 @@ COMMANDS = (
     ),
     CommandEntry(
         ("bench", "gateway"), "penstock.cli.bench", "Measure the CPU time of the gateway.", "GATEWAY"
+    ),
+    CommandEntry(
+        ("bench", "routing"),
+        "penstock.cli.bench",
+        "Simulate a fleet, to compare ways of choosing its servers.",
+        "ROUTING",
     ),
     CommandEntry(("version",), "penstock.cli.version", "Print versions of Penstock and its libraries."),
     CommandEntry(("docs-options",), "penstock.cli.docs_options", ""),
@@ -100,19 +109,24 @@ def _run(argv: list[str]) -> int:
         raise ConfigError(f"{error}\nSee {words} --help.") from None
     except SystemExit:  # --help
         return 0
-    resolved = resolve(
-        command.config,
-        line.arguments,
-        os.environ,
-        file=line.file,
-        other_options=all_options,
-        other_servers=OtherServers(line.foreign, line.rest, words) if command.replaces_servers else None,
-    )
-    for remark in resolved.remarks:
-        print(f"penstock: {remark}", file=sys.stderr)
+
+    def read() -> tuple[msgspec.Struct, Origins]:
+        resolved = resolve(
+            command.config,
+            line.arguments,
+            os.environ,
+            file=line.file,
+            other_options=all_options,
+            other_servers=OtherServers(line.foreign, line.rest, words) if command.replaces_servers else None,
+        )
+        for remark in resolved.remarks:
+            print(f"penstock: {remark}", file=sys.stderr)
+        return resolved.config, resolved.origins
+
+    config, origins = read()
     if not command.handles_signals:
         early_signals.restore()
-    return command.run(resolved.config, resolved.origins)
+    return command.run(config, origins, read) if command.rereads_options else command.run(config, origins)
 
 
 def _find(argv: list[str]) -> CommandEntry | None:

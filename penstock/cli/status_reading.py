@@ -164,13 +164,38 @@ def _gateway_status(samples: Samples) -> dict[str, Any]:
     outcomes: dict[str, float] = {}
     for labels, value in samples.get(f"{_GATEWAY}request_total", ()):
         outcomes[labels["outcome"]] = outcomes.get(labels["outcome"], 0) + value
-    rows: dict[str, Row] = {}
+    rows: dict[str, Row] = {
+        labels["endpoint"]: {name: labels[name] for name in ("endpoint", "pool")}
+        | dict.fromkeys(_ENDPOINT_GAUGES)
+        for labels, _ in samples.get(_ENDPOINT_GAUGES["up"], ())
+    }
     for column, name in _ENDPOINT_GAUGES.items():
         for labels, value in samples.get(name, ()):
-            rows.setdefault(labels["endpoint"], {"endpoint": labels["endpoint"]})[column] = value
+            rows[labels["endpoint"]][column] = value
     return {
         "kind": "gateway",
         "in_flight": sum(value for _, value in samples[f"{_GATEWAY}requests_in_flight"]),
+        "models": _models(samples),
         "endpoints": list(rows.values()),
         "requests": outcomes,
     }
+
+
+def _models(samples: Samples) -> list[Row]:
+    """The models that endpoints serve, and those that have requests."""
+    rows: dict[str, Row] = {}
+
+    def row(model: str) -> Row:
+        none = {"pools": [], "ready": 0, "endpoints": 0, "in_flight": 0, "queued": 0}
+        return rows.setdefault(model, {"model": model, **none})
+
+    for labels, value in samples.get(f"{_GATEWAY}model_endpoints", ()):
+        row(labels["model"])["pools"].append(labels["pool"])
+        row(labels["model"])["endpoints"] += value
+    for labels, value in samples.get(f"{_GATEWAY}model_ready_endpoints", ()):
+        row(labels["model"])["ready"] += value
+    for column, name in (("in_flight", "model_requests_in_flight"), ("queued", "model_queued_requests")):
+        for labels, value in samples.get(_GATEWAY + name, ()):
+            if value or labels["model"] in rows:
+                row(labels["model"])[column] += value
+    return [rows[model] for model in sorted(rows)]

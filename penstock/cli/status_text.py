@@ -23,7 +23,7 @@ def tables(status: dict[str, Any]) -> str:
     if status["kind"] == "gateway":
         outcomes = [{"outcome": outcome, "requests": count} for outcome, count in status["requests"].items()]
         first = f"gateway, {status['in_flight']:.0f} requests in flight"
-        parts = [first, *_table(status["endpoints"]), "", *_table(outcomes)]
+        parts = [first, *_table(status["models"]), "", *_table(status["endpoints"]), "", *_table(outcomes)]
     else:
         parts = [_headline(status), *_table(status["engines"]), "", *_table(status["api_servers"])]
     return "\n".join(parts).rstrip()
@@ -85,6 +85,8 @@ def _table(rows: list[Row]) -> Iterable[str]:
 def _cell(column: str, value: Any) -> str:
     if value is None:
         return "-"
+    if isinstance(value, list):
+        return visible(", ".join(value))
     if isinstance(value, str):
         return visible(value)
     return _SHOWN.get(column, "{:.0f}".format)(value)

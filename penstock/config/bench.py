@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from penstock.config.describe import option
+from penstock.config.describe import ALLOWED_KEY, Key, option
+from penstock.config.gateway_options.picking import DEFAULT_SCORERS, Scorers
 from penstock.config.options.synthetic import STEP_MS
 
 # -- of several commands
@@ -142,7 +143,8 @@ class BenchHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         ),
     ] = None
     api_key: Annotated[
-        str | None, option("API key, sent as a bearer token.", "Running server", secret=True)
+        Key | None,
+        option("API key, sent as a bearer token.", "Running server", secret=True, allowed=ALLOWED_KEY),
     ] = None
 
     # -- report
@@ -269,6 +271,10 @@ class BenchGatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         float, option("Step duration of the model servers, in milliseconds.", "Load", ge=0)
     ] = 20.0
     servers: Annotated[int, option("Number of model servers behind the gateway.", "Servers", ge=1, le=16)] = 1
+    pick_endpoints: Annotated[
+        list[Annotated[int, Meta(ge=2, le=65536)]],
+        option("Numbers of endpoints to measure the choice of one for.", "Load"),
+    ] = msgspec.field(default_factory=lambda: [64, 1000])
     gateway_args: Annotated[
         str | None,
         option(
@@ -283,6 +289,32 @@ class BenchGatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         """Raises ValueError for options that contradict each other."""
         check_connections(self.http2, self.connections, self.streams)
         check_arguments("--gateway-args", self.gateway_args)
+
+
+class BenchRoutingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of ``penstock bench routing``."""
+
+    servers: Annotated[int, option("Number of simulated servers.", "Simulation", ge=2, le=1024)] = 16
+    traces: Annotated[
+        list[Literal["chat", "agents", "documents"]],
+        option(
+            "Traces: chats; coding agents, whose histories grow with every tool call; questions about one of "
+            "40 documents.",
+            "Simulation",
+        ),
+    ] = msgspec.field(default_factory=lambda: ["chat", "agents", "documents"])
+    load: Annotated[
+        float,
+        option("Rate of new conversations, as a multiple of the trace's own.", "Simulation", gt=0, le=100),
+    ] = 1.0
+    duration: Annotated[
+        float,
+        option("Simulated seconds in which conversations begin.", "Simulation", gt=0, le=3600),
+    ] = 90.0
+    seed: Annotated[int, option("Seed of traces and choices.", "Simulation", ge=0)] = 1
+    scorers: Scorers = DEFAULT_SCORERS
+    timeout: Timeout = 600.0
+    json: Report = None
 
 
 DEFAULT_CONNECTIONS = 4

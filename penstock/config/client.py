@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from penstock.config.describe import option
+from penstock.config.describe import ALLOWED_KEY, Key, option
 
 ALLOWED_URL = "http://HOST:PORT or https://HOST:PORT, with or without /v1"
 
@@ -32,7 +32,10 @@ class ClientConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     model: Annotated[
         str | None, option("Model name. Default: the first that the server lists.", "Server")
     ] = None
-    api_key: Annotated[str | None, option("API key, sent as a bearer token.", "Server", secret=True)] = None
+    api_key: Annotated[
+        Key | None,
+        option("API key, sent as a bearer token.", "Server", secret=True, allowed=ALLOWED_KEY),
+    ] = None
     timeout: Annotated[
         float, option("Maximum time without data from the server, in seconds.", "Server", gt=0)
     ] = 600.0

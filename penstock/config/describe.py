@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from msgspec import Meta
+
+KEY_PATTERN = r"^[!-~]+\Z"
+"""Visible ASCII without spaces, which a header carries unchanged. A newline in a key, or after it, would end
+the header, or all of them: what follows would be another request."""
+Key = Annotated[str, Meta(pattern=KEY_PATTERN)]
+ALLOWED_KEY = "visible ASCII without spaces"
 
 
 def option(description: str, group: str, **meta: Any) -> Meta:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from penstock.config.hidden import hide_credentials
+
 
 class ConfigError(Exception):
     """An invalid flag, variable, file or value. The message is for the user: where the value was set, the
-    value, and what is allowed. It ends the command with exit code 2."""
+    value, and what is allowed; credentials of URLs are hidden. It ends the command with exit code 2."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(hide_credentials(message))
 
 
 def did_you_mean(name: str, valid: Iterable[str], prefix: str = "") -> str:

@@ -8,9 +8,9 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 from msgspec import inspect
 
+from penstock.config.hidden import HIDDEN, hide_credentials
+
 PREFIX = "PENSTOCK_"
-HIDDEN = "***"
-"""Text that replaces a secret in messages."""
 _MEBI = 1 << 20
 
 
@@ -104,9 +104,12 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def default_text(self) -> str:
-        """The default as written on the command line: ``false``, ``64Mi``, ``0.9``; empty for None."""
+        """The default as written on the command line: ``false``, ``64Mi``, ``0.9``, ``a b``; empty for
+        None."""
         if self.default is None:
             return ""
+        if isinstance(self.default, list):
+            return " ".join(map(str, self.default))
         if isinstance(self.default, bool):
             return str(self.default).lower()
         if isinstance(self.default, int) and self.default >= _MEBI and self.default % _MEBI == 0:
@@ -211,7 +214,14 @@ def _metavar(field: str, alternatives: tuple[Alternative, ...]) -> str:
 
 
 def without_secrets(config: msgspec.Struct) -> dict[str, Any]:
-    """Field names and values of a config for logs and banners; secrets are replaced by ``***``."""
+    """Field names and values of a config for logs and banners, without secrets and credentials of URLs."""
     secret = {option.field for option in options_of(type(config)) if option.secret}
     values = msgspec.structs.asdict(config)
-    return {name: HIDDEN if name in secret and value else value for name, value in values.items()}
+    return {
+        name: HIDDEN
+        if name in secret and value
+        else hide_credentials(value)
+        if isinstance(value, str)
+        else value
+        for name, value in values.items()
+    }

@@ -6,6 +6,7 @@ YAML file, environment and the options page are derived from there.
 
 from __future__ import annotations
 
+from penstock.config.kv_events import KVEventsConfig, check_addresses, read_kv_events_config
 from penstock.config.options.hosts import HEAD
 from penstock.config.options.processes import ProcessOptions
 
@@ -47,8 +48,18 @@ class ServeConfig(ProcessOptions, frozen=True, kw_only=True, forbid_unknown_fiel
                 f"--response-store-dir {self.response_store_dir}: is for --response-store disk, not "
                 f"{self.response_store}"
             )
+        _check_kv_events(self)
         _check_hosts(self)
         _check_ray(self)
+
+    @property
+    def kv_events(self) -> KVEventsConfig:
+        """``--kv-events-config``, read."""
+        return (
+            KVEventsConfig()
+            if self.kv_events_config is None
+            else read_kv_events_config(self.kv_events_config)
+        )
 
     @property
     def ranks(self) -> range:
@@ -61,6 +72,18 @@ class ServeConfig(ProcessOptions, frozen=True, kw_only=True, forbid_unknown_fiel
         """The entry of --api-server-hosts for this API server. A replacement runs on the same host."""
         names = self.api_server_hosts.split(",") if self.api_server_hosts else [HEAD]
         return names[index % self.api_server_count % len(names)]
+
+
+def _check_kv_events(config: ServeConfig) -> None:
+    """Raises ValueError for KV cache events that no engine could publish."""
+    events = config.kv_events
+    if not events.publishes:
+        return
+    if config.engine == "synthetic":
+        raise ValueError("--kv-events-config: the synthetic engine has no KV cache to publish events of")
+    if not config.enable_prefix_caching:
+        raise ValueError("--kv-events-config: events are those of the prefix cache, which is off")
+    check_addresses(events, config.data_parallel_size)
 
 
 def _check_hosts(config: ServeConfig) -> None:

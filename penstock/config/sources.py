@@ -24,7 +24,7 @@ Given = tuple[Option, Origin, str | list[str] | None]
 
 CONFIG_VARIABLE = PREFIX + "CONFIG"
 """Variable with the path of an option file, like ``--config``."""
-_GUARDS = ("api_key", "api_key_file", "cluster_key_file")
+_GUARDS = ("api_key", "api_key_file", "admin_api_key", "admin_api_key_file", "cluster_key_file")
 """Fields without which anybody may use a server: a misspelled variable of theirs ends the command."""
 
 # Kubernetes sets these in every pod, for each service of the namespace: those of a service named

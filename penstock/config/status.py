@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from penstock.config.client import ALLOWED_URL
-from penstock.config.describe import option
+from penstock.config.describe import ALLOWED_KEY, Key, option
 
 
 class StatusConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -22,7 +22,10 @@ class StatusConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             allowed=ALLOWED_URL,
         ),
     ] = "http://127.0.0.1:8000"
-    api_key: Annotated[str | None, option("API key, sent as a bearer token.", "Server", secret=True)] = None
+    api_key: Annotated[
+        Key | None,
+        option("API key, sent as a bearer token.", "Server", secret=True, allowed=ALLOWED_KEY),
+    ] = None
     timeout: Annotated[
         float, option("Maximum time without data from the server, in seconds.", "Server", gt=0)
     ] = 10.0

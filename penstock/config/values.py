@@ -8,7 +8,8 @@ import re
 import msgspec
 
 from penstock.config.errors import ConfigError
-from penstock.config.introspect import HIDDEN, Alternative, Option
+from penstock.config.hidden import HIDDEN, hide_credentials
+from penstock.config.introspect import Alternative, Option
 from penstock.config.origins import Origin
 
 Value = str | int | float | bool
@@ -138,4 +139,5 @@ def _shown(option: Option, text: str) -> str:
         return HIDDEN
     if not text:
         return "an empty text"
+    text = hide_credentials(text)  # before it is cut
     return repr(text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "…")

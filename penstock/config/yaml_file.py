@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import yaml
@@ -15,6 +16,8 @@ import yaml
 from penstock.config.errors import ConfigError
 
 NULL = "tag:yaml.org,2002:null"
+MOST_DEPTH = 100
+"""Collections within collections; no file needs more than ten."""
 
 
 class YamlEntry(msgspec.Struct, frozen=True):
@@ -28,6 +31,74 @@ class YamlEntry(msgspec.Struct, frozen=True):
     line: int
     value: str | list[str] | None
     misfit_line: int | None = None
+
+
+class DuplicateKeyError(yaml.MarkedYAMLError):
+    """A mapping has a key twice."""
+
+
+_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""That of libyaml is much faster, where PyYAML has it."""
+
+
+class _UniqueKeyLoader(_SafeLoader):  # type: ignore[misc]
+    """Reads plain YAML values; a mapping with a duplicate key is an error, too."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._seen: set[yaml.MappingNode] = set()
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Called before a mapping is constructed, and when it is merged into another one by ``<<``, which may
+        have the same keys. Raises DuplicateKeyError."""
+        if node not in self._seen:
+            self._seen.add(node)
+            lines: dict[str, int] = {}
+            for key, _ in node.value:
+                if not isinstance(key, yaml.ScalarNode):
+                    continue
+                if key.value in lines:
+                    problem = f"the key {key.value!r} is given twice, first in line {lines[key.value]}"
+                    raise DuplicateKeyError(problem=problem, problem_mark=key.start_mark)
+                lines[key.value] = _line(key)
+        super().flatten_mapping(node)
+
+
+def load(text: str) -> Any:
+    """The values of a YAML document. Raises ValueError with the line; the text repeats no value."""
+    try:
+        _check_depth(text)
+        return yaml.load(text, _UniqueKeyLoader)
+    except yaml.YAMLError as error:
+        line, problem = _problem(error)
+        kind = "" if isinstance(error, DuplicateKeyError) else "not valid YAML: "
+        raise ValueError(f"{f'line {line}: ' if line else ''}{kind}{problem}") from None
+    except ValueError:
+        raise ValueError("not valid YAML: a date or a number is none") from None
+    except RecursionError:
+        raise ValueError("the file is nested too deeply") from None
+
+
+def _check_depth(text: str) -> None:
+    """libyaml builds what is nested by recursion, and has no end to it but the process's. Raises
+    RecursionError."""
+    depth = 0
+    for event in yaml.parse(text, _SafeLoader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > MOST_DEPTH:
+                raise RecursionError
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+
+
+def _problem(error: yaml.YAMLError) -> tuple[int, str]:
+    """Line, 0: unknown, and text of an error. Names in it may be part of an unquoted API key."""
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return 0, "it contains a character that YAML forbids"
+    mark = error.problem_mark or error.context_mark
+    problem = re.sub(r"(alias|anchor|tag|tag handle) '.*'", r"\1", error.problem or "malformed")
+    return (mark.line + 1 if mark else 1), problem
 
 
 def read(path: str) -> list[YamlEntry]:
@@ -49,13 +120,9 @@ def parse(text: str, path: str) -> list[YamlEntry]:
     """:func:`read` for the text of a file; ``path`` is its name in errors."""
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        # The name of an anchor or alias may be part of an unquoted API key.
-        problem = re.sub(r"(alias|anchor) '.*'", r"\1", error.problem or "malformed")
-        raise ConfigError(f"{path}:{mark.line + 1 if mark else 1}: not valid YAML: {problem}") from None
-    except yaml.YAMLError:
-        raise ConfigError(f"{path}: not valid YAML: it contains a character that YAML forbids") from None
+    except yaml.YAMLError as error:
+        line, problem = _problem(error)
+        raise ConfigError(f"{path}{f':{line}' if line else ''}: not valid YAML: {problem}") from None
     except RecursionError:
         raise ConfigError(f"{path}: the file is nested too deeply") from None
     if root is None or root.tag == NULL:
@@ -84,14 +151,17 @@ def _entry(path: str, key: yaml.Node, value: yaml.Node) -> YamlEntry:
         isinstance(item, yaml.ScalarNode) and item.tag != NULL for item in value.value
     ):
         return YamlEntry(name, _line(key), [item.value for item in value.value])
-    return YamlEntry(name, _line(key), _json(value), _line(value))
+    return YamlEntry(name, _line(key), _json(path, value), _line(value))
 
 
-def _json(node: yaml.Node) -> str:
-    """What the other server would get as text: vLLM passes mappings on as JSON."""
-    loader = yaml.SafeLoader("")
+def _json(path: str, node: yaml.Node) -> str:
+    """What the other server would get as text: vLLM passes mappings on as JSON. Raises ConfigError for a
+    duplicate key."""
+    loader = _UniqueKeyLoader("")
     try:
         return json.dumps(loader.construct_object(node, deep=True), default=str)
+    except DuplicateKeyError as error:
+        raise ConfigError(f"{path}:{_problem(error)[0]}: {error.problem}") from None
     except (yaml.YAMLError, TypeError, ValueError, RecursionError):
         return ""
     finally:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from penstock.wire.arrays import I8, I32
+from penstock.wire.kv_events import KVCacheEvent
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
 from penstock.wire.messages import EngineInfo, KVTransferParams, Submit
 
@@ -112,6 +113,11 @@ class Engine(Protocol):
 
     def take_preempted(self) -> Sequence[tuple[int, int]]:
         """Streams, as (API server, handle), that were preempted since the last call, once for each time."""
+        ...
+
+    def take_kv_events(self) -> Sequence[KVCacheEvent]:
+        """What its prefix cache has gained and lost since the last call; empty if ``--kv-events-config`` does
+        not ask for events, or the engine publishes them itself."""
         ...
 
     def on_resubmitted_start(self, notify: Callable[[int, int], None]) -> None:

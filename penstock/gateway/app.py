@@ -5,27 +5,25 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
 from penstock import __version__
-from penstock.config.gateway import GatewayConfig
+from penstock.gateway.admission.intake import Intake
 from penstock.gateway.relay.client_connection import REQUEST_ID, HttpClientConnection
-from penstock.gateway.relay.relay import IncomingRequest, Relay
-from penstock.gateway.relay.request_record import RequestRecord
+from penstock.gateway.relay.relay import Relay, reply_with_json
 from penstock.gateway.relay.write_batch import WriteBatch
-from penstock.gateway.requests.apis import error_body, has_messages_errors
-from penstock.gateway.requests.model_rewrites import ModelRewrites
-from penstock.gateway.requests.relayed_routes import check_relayed
-from penstock.gateway.requests.request_body import GENERATION_PATHS, read_request
-from penstock.gateway.requests.sessions import session_named
+from penstock.gateway.requests.apis import error_body, has_messages_errors, rejection_reason
+from penstock.gateway.requests.bounded_name import bounded_name
+from penstock.gateway.requests.incoming_request import IncomingRequest
 from penstock.gateway.responses.outcome import Outcome
+from penstock.gateway.responses.request_record import RequestRecord
 from penstock.gateway.telemetry.metrics import GatewayMetrics
 from penstock.gateway.telemetry.request_recorder import RequestRecorder
-from penstock.gateway.upstream.exchange import Headers, without_hop_by_hop
+from penstock.gateway.upstream.exchange import Headers
 from penstock.generation.request.schemas import MAX_REQUEST_ID
-from penstock.http.access_keys import CLIENT_KEYS, Keys
+from penstock.http.access_keys import check_local
 from penstock.http.admission import send_readiness, unavailable
 from penstock.http.asgi import (
     ClientGone,
@@ -50,8 +48,6 @@ OWN_PATHS = frozenset({"/health", "/ready", "/ping", "/metrics", "/version", "/d
 """Routes of the gateway itself; requests for them are not counted."""
 OWN_METHODS = ("GET", "HEAD", "POST")
 """POST is for /ping, as on API servers."""
-REFUSALS = {408: "late", 431: "headers_too_large"}
-"""Why a request is rejected, by the status of errors without a code; all others are malformed."""
 
 
 class GatewayApp:
@@ -60,53 +56,54 @@ class GatewayApp:
     def __init__(
         self,
         *,
-        config: GatewayConfig,
+        intake: Intake,
         relay: Relay,
         metrics: GatewayMetrics,
         recorder: RequestRecorder,
-        rewrites: ModelRewrites,
         tracing: TracePropagator,
         collector: GarbageCollector,
         clock: Callable[[], float],
         burst: BurstWriter,
+        expose: Callable[[], Awaitable[bytes]],
+        loopback_administers: bool = False,
     ) -> None:
+        """``expose`` makes the text of ``/metrics``. ``loopback_administers``: without keys, administrative
+        routes answer connections from a loopback address."""
         self.leaving = False
         """A shutdown was announced: requests are still relayed, but ``/ready`` answers 503."""
         self.draining = False
         self.in_flight = 0
         """Relayed requests that have not ended."""
-        self._config = config
+        self._intake = intake
         self._relay = relay
         self._metrics = metrics
         self._recorder = recorder
-        self._rewrites = rewrites
         self._tracing = tracing
         self._collector = collector
         self._clock = clock
         self._write_batch = WriteBatch(burst)
-        self._exposition = SharedExposition(self._expose)
-        self._keys = Keys(config.api_key or ())
-        self._session_header = config.session_header.lower().encode()
-
-    async def _expose(self) -> bytes:
-        return self._metrics.exposition()
+        self._loopback_administers = loopback_administers
+        self._exposition = SharedExposition(expose)
 
     def refused(self, error: ApiError) -> None:
         """Count and log a request that the connection answered itself: without complete headers."""
-        now, reason = self._clock(), _reason(error)
+        now, reason = self._clock(), rejection_reason(error)
         record = RequestRecord("", reason=reason, status=error.status, began_at=now, ended_at=now)
         self._recorder.finish(record)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, protocol: Sink) -> None:
-        path = scope["path"]
+        path = scope["path"] = self._intake.routes.route(scope["path"])
         try:
-            if path == "/" and scope["method"] == "HEAD":  # Claude Code asks so whether there is a server
-                await send_json(send, b"")
+            if path == "/" and scope["method"] in ("GET", "HEAD"):  # load balancers and Claude Code ask so
+                await send_json(send, b"{}" if scope["method"] == "GET" else b"")
                 return
             if path not in OWN_PATHS:
                 await self._relay_request(scope, receive, protocol)
                 return
-            self._keys.check(path, scope)
+            if self._intake.keys.guards(path):
+                self._intake.keys.check(path, scope)
+            else:
+                check_local(path, scope, unix_socket=None, loopback=self._loopback_administers)
             if scope["method"] not in OWN_METHODS:
                 allowed = [(b"allow", ", ".join(OWN_METHODS).encode())]
                 raise ApiError(405, f"{path} does not take {scope['method']}.", headers=allowed)
@@ -129,7 +126,7 @@ class GatewayApp:
             await send_error(send, error, body)
 
     async def _send_readiness(self, send: Send) -> None:
-        endpoints, now = self._relay.pool.endpoints, self._clock()
+        endpoints, now = self._relay.router.pool.endpoints, self._clock()
         ready = sum(each.is_ready(now) for each in endpoints)
         error, phase = None, "serving"
         if self.leaving or self.draining:
@@ -146,7 +143,7 @@ class GatewayApp:
         """Whether load balancers should send requests: one would be relayed to a model server."""
         now = self._clock()
         leaving = self.leaving or self.draining
-        return not leaving and any(each.is_ready(now) for each in self._relay.pool.endpoints)
+        return not leaving and any(each.is_ready(now) for each in self._relay.router.pool.endpoints)
 
     # -- relaying
 
@@ -169,15 +166,19 @@ class GatewayApp:
         try:
             incoming = await self._incoming(scope, receive, record)
             client = HttpClientConnection(protocol, named, self._write_batch)
-            await self._relay.run(incoming, client, record)
+            if (listing := self._relay.router.models.reply(record)) is not None:
+                reply_with_json(client, record, listing)
+            else:
+                await self._relay.run(incoming, client, record)
         except ClientGone:
-            record.outcome, record.reason = Outcome.CLIENT_DISCONNECT, "the request body is incomplete"
+            record.outcome = Outcome.CLIENT_DISCONNECT
+            record.reason = record.reason or "the request body is incomplete"
         except ApiError as error:
-            record.status, record.reason = error.status, record.reason or _reason(error)
+            record.status, record.reason = error.status, record.reason or rejection_reason(error)
             error.headers = [*error.headers, named]
             raise
         except Exception:
-            log.exception("%s failed in the gateway", record.path)
+            log.exception("%s failed in the gateway", bounded_name(record.path))
             record.outcome, record.status, record.reason = Outcome.REJECTED, 500, "internal"
             raise ApiError(500, "The gateway failed to handle this request.", headers=[named]) from None
         finally:
@@ -188,57 +189,40 @@ class GatewayApp:
     async def _incoming(self, scope: Scope, receive: Receive, record: RequestRecord) -> IncomingRequest:
         if self.draining:
             raise unavailable("The gateway is shutting down.", "draining")
-        record.client = self._keys.check(scope["path"], scope) or _address_of(scope)
-        check_relayed(scope["method"], scope["path"])
-        generates = scope["method"] == "POST" and scope["path"] in GENERATION_PATHS
-        if generates:
+        intake, headers = self._intake, scope["headers"]
+        record.sender = intake.authorize(record.method, record.path, headers, _address_of(scope))
+        _check_upgrade(scope)
+        if intake.generates(record.method, record.path):
             check_coding(scope)
-        raw = await read_any_body(scope, receive, self._config.max_request_bytes, _too_large)
-        record.bytes_in = len(raw)
-        body = None
-        if generates:
-            try:
-                body = self._rewrites.apply(read_request(raw))
-            except ApiError:
-                record.reason = "bad_body"
-                raise
-            record.set_body(body)
-            raw = body.raw
+        raw = await read_any_body(scope, receive, intake.max_request_bytes, _too_large)
         query = scope["query_string"]
-        target = scope["raw_path"] + (b"?" + query if query else b"")
-        return IncomingRequest(
-            method=scope["method"],
-            target=target,
-            path=scope["path"],
-            headers=self._headers(scope, record),
-            raw=raw,
-            body=body,
-            session=self._session(scope),
+        return intake.read(
+            record,
+            headers,
+            raw,
+            relayed_headers=self._relayed_headers(scope, record),
+            target=scope["raw_path"] + (b"?" + query if query else b""),
         )
 
-    def _session(self, scope: Scope) -> str | None:
-        """The value of ``--session-header``, or of a header that agents send. Raises ApiError."""
-        name = self._session_header
-        if sum(each == name for each, _ in scope["headers"]) > 1:
-            raise ApiError(400, f"The header {name.decode()!r} is given more than once.", code="bad_header")
-        return session_named(first_headers(scope), name)
-
-    def _headers(self, scope: Scope, record: RequestRecord) -> Headers:
-        headers = [
-            (name, value) for name, value in without_hop_by_hop(scope["headers"]) if name != REQUEST_ID
-        ]
+    def _relayed_headers(self, scope: Scope, record: RequestRecord) -> Headers:
+        generates = self._intake.generates(record.method, record.path)
+        headers = self._intake.relayed_headers(scope["headers"], generates=generates)
+        headers = [(name, value) for name, value in headers if name != REQUEST_ID]
         headers.append((REQUEST_ID, record.request_id.encode("latin-1")))
         # Tells model servers that the client is remote, even when the gateway runs on their own machine.
         headers.append((b"via", b"%b penstock" % scope["http_version"].encode()))
-        if self._config.endpoint_api_key is not None:
-            headers = [(name, value) for name, value in headers if name not in CLIENT_KEYS]
-            headers.append((b"authorization", b"Bearer " + self._config.endpoint_api_key.encode()))
         return inject_trace_context(headers, record.trace)
 
 
-def _reason(error: ApiError) -> str:
-    """Why a request is rejected: the error's code, if it has one of its own."""
-    return error.code if isinstance(error.code, str) else REFUSALS.get(error.status, "malformed")
+def _check_upgrade(scope: Scope) -> None:
+    """Refuse a request for a WebSocket: relayed without its upgrade it would be another one. Raises
+    ApiError."""
+    if (first_headers(scope).get(b"upgrade") or b"").strip().lower() == b"websocket":
+        raise ApiError(
+            501,
+            "The gateway does not relay WebSockets. Connect to a model server that has them directly.",
+            code="websocket",
+        )
 
 
 def _address_of(scope: Scope) -> str:

@@ -13,12 +13,20 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from penstock.metrics.bounds import E2E_BOUNDS, ITL_BOUNDS, TOKEN_BOUNDS, TTFT_BOUNDS
 from penstock.metrics.families import MetricFamily, MetricKind
 
 MetricsDialect = Literal["own", "llm-d", "gie"]
+
+
+class Figure(NamedTuple):
+    """A value of a counter or gauge."""
+
+    metric: Metric
+    value: float
+    labels: dict[str, str] = {}  # noqa: RUF012 - nobody changes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +48,9 @@ class Metric:
     own: InitVar[MetricName]
     llm_d: InitVar[MetricName | None] = None
     gie: InitVar[MetricName | None] = None
+    of_host: bool = False
+    """Of gauges: every worker of the gateway knows the same value. Other gauges, counters and histograms are
+    added up over the workers."""
     names: Mapping[MetricsDialect, MetricName] = field(init=False)
     """By dialect; a dialect without this metric is missing."""
     bounds: tuple[float, ...] = field(init=False)
@@ -67,17 +78,19 @@ LABEL_ALIASES = {
     "name": "pool",
     "model_server_pod": "endpoint",
     "model_server_endpoint": "endpoint",
+    "inference_pool": "pool",
 }
 """Labels of other dialects, and ours of the same meaning; missing labels have the same name."""
 
 CONSTANT_LABELS = {"fairness_id": "default-flow", "streaming": "true"}
-"""Labels with one value in the gateway: it has no flows, and only streams have a time to first token."""
+"""Labels with one value in the gateway: flows have no series, for clients can invent them, and only streams
+have a time to first token."""
 
-_OWN = ("model", "target_model", "api", "outcome")
+_OWN = ("model", "target_model", "api", "outcome", "pool")
 _GIE = ("model_name", "target_model_name")
 _LLM_D = ("model_name", "target_model_name", "fairness_id", "priority")
 _POOL = ("name",)
-_ENDPOINT = ("endpoint",)
+_ENDPOINT = ("endpoint", "pool")
 
 
 def _own(name: str, bounds: tuple[float, ...] = (), labels: tuple[str, ...] = _OWN) -> MetricName:
@@ -113,6 +126,9 @@ _GIE_RESPONSE_BYTES, _GIE_TOKENS = (
     for bounds in (_EPP_RESPONSE_BYTES, _EPP_TOKENS)
 )
 """The original metrics have 32778 in place of 32768."""
+_QUEUE_BOUNDS = (
+    *(0.0001, 0.0005, 0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
+)
 _SIZE_BOUNDS = tuple(float(1 << power) for power in range(6, 31, 2))
 
 # -- requests
@@ -147,6 +163,18 @@ REJECTIONS = Metric(
     "Requests the gateway refused itself.",
     _own("rejection", labels=("reason",)),
 )
+KEY_REQUESTS = Metric(
+    MetricKind.COUNTER,
+    "requests",
+    "Requests that ended, by the name of their key in --client-keys-file.",
+    _own("key_request", labels=("key", "outcome")),
+)
+KEY_TOKENS = Metric(
+    MetricKind.COUNTER,
+    "tokens",
+    "Tokens of ended requests by the name of their key: input, output, cached.",
+    _own("key_tokens", labels=("key", "kind")),
+)
 RETRIES = Metric(
     MetricKind.COUNTER,
     "requests",
@@ -154,11 +182,55 @@ RETRIES = Metric(
     _own("retry", labels=()),
 )
 
+FALLBACKS = Metric(
+    MetricKind.COUNTER,
+    "requests",
+    "Requests that another model or pool got, as no endpoint of their own was ready, or all refused.",
+    _own("fallback", labels=("model", "target_model")),
+)
+SHADOWS = Metric(
+    MetricKind.COUNTER,
+    "requests",
+    "Copies of requests (--model-shadow), with their outcome; skipped: not sent.",
+    _own("shadow_request", labels=("shadow", "outcome")),
+)
+
 SPANS = Metric(
     MetricKind.COUNTER,
     "spans",
     "Spans of requests: exported, failed (the collector did not take them), dropped (too many waited).",
     _own("spans", labels=("state",)),
+)
+
+# -- flow control
+
+QUEUED = Metric(
+    MetricKind.GAUGE,
+    "requests",
+    "Requests that wait in the gateway for a place at an endpoint (--flow-control).",
+    _own("queued_requests", labels=("priority",)),
+    _llm_d("flow_control_queue_size", labels=("fairness_id", "priority", "inference_pool")),
+    _gie("extension_flow_control_queue_size", labels=("fairness_id", "priority", "inference_pool")),
+)
+QUEUED_BYTES = Metric(
+    MetricKind.GAUGE,
+    "bytes",
+    "Size of the bodies of requests that wait.",
+    _own("queued_bytes", labels=("priority",)),
+    _llm_d("flow_control_queue_bytes", labels=("fairness_id", "priority", "inference_pool")),
+    _gie("extension_flow_control_queue_bytes", labels=("fairness_id", "priority", "inference_pool")),
+)
+QUEUE_DURATION = Metric(
+    MetricKind.HISTOGRAM,
+    "seconds",
+    "How long requests waited in the gateway, of those that had to.",
+    _own("queue_duration_seconds", _QUEUE_BOUNDS),
+    _llm_d("flow_control_request_queue_duration_seconds", _QUEUE_BOUNDS),
+    _gie(
+        "extension_flow_control_request_queue_duration_seconds",
+        _QUEUE_BOUNDS,
+        labels=("fairness_id", "priority", *_GIE),
+    ),
 )
 
 # -- latencies
@@ -268,36 +340,82 @@ CACHED_TOKENS = Metric(
 
 # -- the pool
 
+MODEL_ENDPOINTS = Metric(
+    MetricKind.GAUGE,
+    "endpoints",
+    "Endpoints of the pool that serve the model; model *: those that list none.",
+    _own("model_endpoints", labels=("model", "pool")),
+    of_host=True,
+)
+MODEL_READY = Metric(
+    MetricKind.GAUGE,
+    "endpoints",
+    "Those of them that are up.",
+    _own("model_ready_endpoints", labels=("model", "pool")),
+    of_host=True,
+)
+MODEL_RUNNING = Metric(
+    MetricKind.GAUGE,
+    "requests",
+    "Requests that have not ended, by the model that endpoints get; other: of a model that none lists.",
+    _own("model_requests_in_flight", labels=("model",)),
+)
+MODEL_QUEUED = Metric(
+    MetricKind.GAUGE,
+    "requests",
+    "Those of them that wait in the gateway.",
+    _own("model_queued_requests", labels=("model",)),
+)
 READY = Metric(
     MetricKind.GAUGE,
     "endpoints",
     "Endpoints that are up.",
-    _own("ready_endpoints", labels=()),
+    _own("ready_endpoints", labels=("pool",)),
     _llm_d("ready_endpoints", labels=_POOL),
     _gie("pool_ready_pods", labels=_POOL),
+    of_host=True,
 )
 AVERAGE_KV_USED = Metric(
     MetricKind.GAUGE,
     "share, 0 to 1",
     "Mean share of the KV cache in use, over the endpoints that are up.",
-    _own("average_kv_used", labels=()),
+    _own("average_kv_used", labels=("pool",)),
     _llm_d("average_kv_cache_utilization", labels=_POOL),
     _gie("pool_average_kv_cache_utilization", labels=_POOL),
+    of_host=True,
 )
 AVERAGE_WAITING = Metric(
     MetricKind.GAUGE,
     "requests",
     "Mean of the requests waiting at the endpoints that are up.",
-    _own("average_waiting", labels=()),
+    _own("average_waiting", labels=("pool",)),
     _llm_d("average_queue_size", labels=_POOL),
     _gie("pool_average_queue_size", labels=_POOL),
+    of_host=True,
 )
 AVERAGE_RUNNING = Metric(
     MetricKind.GAUGE,
     "requests",
     "Mean of the requests running at the endpoints that are up.",
-    _own("average_running", labels=()),
+    _own("average_running", labels=("pool",)),
     _llm_d("average_running_requests", labels=_POOL),
+    of_host=True,
+)
+
+# -- Kubernetes
+
+KUBERNETES_AGE = Metric(
+    MetricKind.GAUGE,
+    "seconds",
+    "Time since the API server last told of the pods, normally up to a minute; infinite: never.",
+    _own("kubernetes_age_seconds", labels=()),
+    of_host=True,
+)
+KUBERNETES_FAILURES = Metric(
+    MetricKind.COUNTER,
+    "requests",
+    "Requests that the Kubernetes API server refused or did not answer.",
+    _own("kubernetes_request_failures", labels=()),
 )
 
 # -- endpoints
@@ -315,24 +433,63 @@ ENDPOINT_WAITING = Metric(
     _own("endpoint_waiting", labels=_ENDPOINT),
     _llm_d("per_endpoint_queue_size", labels=("name", "model_server_endpoint")),
     _gie("pool_per_pod_queue_size", labels=("name", "model_server_pod")),
+    of_host=True,
 )
 ENDPOINT_RUNNING = Metric(
     MetricKind.GAUGE,
     "requests",
     "Requests running at the endpoint, as it says.",
     _own("endpoint_running", labels=_ENDPOINT),
+    of_host=True,
 )
 ENDPOINT_KV_USED = Metric(
     MetricKind.GAUGE,
     "share, 0 to 1",
     "Share of the endpoint's KV cache in use.",
     _own("endpoint_kv_used", labels=_ENDPOINT),
+    of_host=True,
 )
 ENDPOINT_UP = Metric(
     MetricKind.GAUGE,
     "0 or 1",
     "1 unless the endpoint fails requests or cannot be read.",
     _own("endpoint_up", labels=_ENDPOINT),
+    of_host=True,
+)
+
+# -- prefix caches of endpoints --
+
+KV_EVENT_BATCHES = Metric(
+    MetricKind.COUNTER,
+    "batches",
+    "Batches of KV cache events of endpoints, by state: applied or malformed.",
+    _own("kv_event_batches", labels=("state",)),
+)
+KV_EVENT_RESETS = Metric(
+    MetricKind.COUNTER,
+    "times",
+    "Times that the blocks of an endpoint were forgotten: it connected or restarted, or events were lost.",
+    _own("kv_event_resets", labels=()),
+)
+KV_EVENT_BLOCKS = Metric(
+    MetricKind.GAUGE,
+    "blocks",
+    "Blocks in the KV caches of endpoints, by their events.",
+    _own("kv_event_blocks", labels=()),
+    of_host=True,
+)
+CACHED_PROMPTS = Metric(
+    MetricKind.COUNTER,
+    "prompts",
+    "Prompts looked up in the KV caches of endpoints, by result: found, absent, or untokenized.",
+    _own("cached_prompts", labels=("result",)),
+)
+
+PREFILLS = Metric(
+    MetricKind.COUNTER,
+    "prompts",
+    "Prompts computed by endpoints that only prefill: handed_on, shared (found in a store), failed.",
+    _own("prefill", labels=("result",)),
 )
 
 METRICS = tuple(each for each in tuple(globals().values()) if isinstance(each, Metric))

@@ -1,4 +1,4 @@
-"""Checks API keys, and restricts administrative routes to local clients of a server without keys."""
+"""Checks API keys, and restricts administrative routes of a server without keys to local clients."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ word, before it says what is wrong."""
 _TENANT = b"penstock tenant"
 """BLAKE2b's personalization for tenants: no other digest of a key equals one."""
 
-_FORWARDED = frozenset({b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via"})
+_FORWARDED = frozenset({b"forwarded", b"x-real-ip", b"via"})
+_FORWARDED_PREFIX = b"x-forwarded-"
 """Headers that proxies add: the client is on another machine."""
 
 
@@ -42,37 +43,91 @@ class Keys:
     that the duration of a refusal reveals nothing about a key.
     """
 
-    def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = [sha256(key.encode()).digest() for key in dict.fromkeys(keys)]
-        self._tenants = [_tenant(digest) for digest in self._digests] if len(self._digests) > 1 else [None]
+    def __init__(self, keys: Iterable[str], admin_keys: Iterable[str] = ()) -> None:
+        """With ``admin_keys``, administrative routes need one of them; others take them as well."""
+        self._digests = [key_digest(key) for key in dict.fromkeys(keys)]
+        self._tenants = [tenant_of(digest) for digest in self._digests] if len(self._digests) > 1 else [None]
+        self._admins = AdminKeys(admin_keys)
+
+    def guards(self, path: str) -> bool:
+        """Whether the route needs a key."""
+        return bool(self._digests) or self._admins.guard(path)
 
     def check(self, path: str, scope: Scope) -> str | None:
         """Check the key of a request for ``path``. Raises ApiError.
 
-        The result is the key's tenant if there are several keys: 32 characters that are the same for the same
-        key in every process and after a restart, and do not reveal it.
+        The result is the key's tenant if there are several keys.
         """
-        if not self._digests or path in OPEN_PATHS:
+        if not self.guards(path) or path in OPEN_PATHS:
             return None
-        scheme, _, key = (request_header(scope, b"authorization") or "").partition(" ")
-        if not scheme:
-            scheme = "bearer"
-            key = next(filter(None, (request_header(scope, name) for name in KEY_HEADERS)), "")
-        presented = sha256(key.strip().encode("latin-1", "replace")).digest()
-        matches = [hmac.compare_digest(presented, digest) for digest in self._digests]
-        if scheme.lower() == "bearer" and any(matches):
-            return self._tenants[matches.index(True)]
-        problem = "The API key is not valid" if key else "An API key is needed"
-        raise ApiError(  # A message with "x-api-key" is no message to Claude Code, which shows its own.
-            401,
-            f"{problem}: send one of this server's as 'Authorization: Bearer KEY'.",
-            code="invalid_api_key",
-            headers=_REFUSED,
-        )
+        presented = presented_digest(scope)
+        matches = [hmac.compare_digest(presented or b"", digest) for digest in self._digests]
+        if self._admins.has(presented):
+            return tenant_of(presented or b"")
+        if not any(matches):
+            raise invalid_key(presented)
+        self._admins.refuse_client(path)
+        return self._tenants[matches.index(True)]
 
 
-def _tenant(digest: bytes) -> str:
+class AdminKeys:
+    """The keys of administrators; without any, every key opens the administrative routes."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self.digests = [key_digest(key) for key in dict.fromkeys(keys)]
+
+    def guard(self, path: str) -> bool:
+        """Whether the route needs one of these keys."""
+        return bool(self.digests) and is_administrative(path)
+
+    def has(self, presented: bytes | None) -> bool:
+        matches = [hmac.compare_digest(presented or b"", digest) for digest in self.digests]
+        return any(matches)
+
+    def refuse_client(self, path: str) -> None:
+        """Raises ApiError for a route that a client's key does not open."""
+        if self.guard(path):
+            raise ApiError(
+                403,
+                f"{path} changes or shows the server itself. It needs a key of an administrator "
+                "(--admin-api-key-file).",
+                code="not_admin",
+            )
+
+
+def key_digest(key: str) -> bytes:
+    """The SHA-256 digest of a key that an option or a file names."""
+    return sha256(key.encode(errors="surrogateescape")).digest()
+
+
+def tenant_of(digest: bytes) -> str:
+    """The tenant of a key: 32 characters that are the same for the same key in every process and after a
+    restart, and do not reveal it."""
     return blake2b(digest, digest_size=16, person=_TENANT).hexdigest()
+
+
+def presented_digest(scope: Scope) -> bytes | None:
+    """The SHA-256 digest of the key that a request presents; empty, if not as a key should be; None: it
+    presents none."""
+    scheme, _, key = (request_header(scope, b"authorization") or "").partition(" ")
+    if not scheme:
+        scheme = "bearer"
+        key = next(filter(None, (request_header(scope, name) for name in KEY_HEADERS)), "")
+    if not key:
+        return None
+    return sha256(key.encode("latin-1").strip()).digest() if scheme.lower() == "bearer" else b""
+
+
+def invalid_key(presented: bytes | None) -> ApiError:
+    """The refusal of a request that presents a key that is none of the server's; see
+    :func:`presented_digest`."""
+    problem = "An API key is needed" if presented is None else "The API key is not valid"
+    return ApiError(  # A message with "x-api-key" is no message to Claude Code, which shows its own.
+        401,
+        f"{problem}: send one of this server's as 'Authorization: Bearer KEY'.",
+        code="invalid_api_key",
+        headers=_REFUSED,
+    )
 
 
 def is_administrative(path: str) -> bool:
@@ -80,24 +135,31 @@ def is_administrative(path: str) -> bool:
     return path in ADMINISTRATIVE or path.startswith(ADMINISTRATIVE_PREFIXES)
 
 
-def check_local(path: str, scope: Scope, *, unix_socket: bool) -> None:
+def check_local(path: str, scope: Scope, *, unix_socket: bool | None, loopback: bool) -> None:
     """Restrict administrative routes of a server without keys to its own machine. Raises ApiError.
 
-    A client is local if it connects from a loopback address, or if the server listens on a ``unix_socket``,
-    whose permissions decide who may connect. Requests that a proxy forwards or a web page makes are not
-    local.
+    A client is local if the server listens on a ``unix_socket``, whose permissions decide who may connect
+    (None: it cannot listen on one), and with ``loopback`` also if it connects from a loopback address, from
+    which a proxy may connect for clients elsewhere as well. Requests that say they were forwarded, or made by
+    a web page, are never local.
     """
     if not is_administrative(path):
         return
-    names = first_headers(scope).keys()
-    if b"origin" not in names and not names & _FORWARDED and (unix_socket or _is_loopback(scope["client"])):
+    trusted = unix_socket or (loopback and _is_loopback(scope["client"]))
+    if trusted and not any(map(_is_foreign, first_headers(scope))):
         return
+    over_uds = "" if unix_socket is None else "over a unix socket (--uds), or "
     raise ApiError(
         403,
-        f"{path} changes or shows the server itself. Without API keys (--api-key-file) it answers only "
-        "programs on the server's own machine, without a proxy in between.",
+        f"{path} changes or shows the server itself. It needs an API key (--api-key-file); without keys it "
+        f"answers {over_uds}with --allow-loopback-admin programs on the server's own machine, but neither "
+        "web pages nor what a proxy forwards.",
         code="not_local",
     )
+
+
+def _is_foreign(header: bytes) -> bool:
+    return header == b"origin" or header in _FORWARDED or header.startswith(_FORWARDED_PREFIX)
 
 
 def _is_loopback(client: tuple[str, int] | None) -> bool:

@@ -28,9 +28,15 @@ LOADING_RETRY_MS = 5_000
 OVERLOADED_RETRY_MS = 1_000
 """Retry-After of a 429 that no engine has estimated."""
 
+BEGUN = (b"x-request-begun", b"true")
+"""Header of a 503 whose request was running: whoever sends it again runs it twice. A prompt that breaks
+engines breaks those of the next server as well."""
+LOST_CODES = frozenset({"engine_died", "server_stopped"})
+"""Errors of such requests."""
+
 
 def unavailable(message: str, code: str, retry_ms: int = UNAVAILABLE_RETRY_MS) -> ApiError:
-    return ApiError(503, message, code=code, headers=_retry_headers(retry_ms))
+    return ApiError(503, message, code=code, headers=retry_headers(retry_ms))
 
 
 def too_many_connections() -> ApiError:
@@ -60,17 +66,19 @@ def no_engine(*, sleeping: bool) -> ApiError:
 
 def overloaded(message: str) -> ApiError:
     """The server is full; the client should retry here."""
-    return ApiError(429, message, code=OVERLOADED, headers=_retry_headers(OVERLOADED_RETRY_MS))
+    return ApiError(429, message, code=OVERLOADED, headers=retry_headers(OVERLOADED_RETRY_MS))
 
 
 def stream_failed(error: StreamError) -> ApiError:
     """The HTTP error for a stream that failed before anything was sent."""
     retry_after_ms = error.retry_after_ms or (UNAVAILABLE_RETRY_MS if error.status == 503 else 0)
-    headers = _retry_headers(retry_after_ms) if retry_after_ms else ()
+    headers = retry_headers(retry_after_ms) if retry_after_ms else []
+    if error.code in LOST_CODES:
+        headers.append(BEGUN)
     return ApiError(error.status, error.message, code=error.code, param=error.param, headers=headers)
 
 
-def _retry_headers(milliseconds: int) -> list[tuple[bytes, bytes]]:
+def retry_headers(milliseconds: int) -> list[tuple[bytes, bytes]]:
     """Retry-After in whole seconds, rounded up (RFC 9110 §10.2.3), and retry-after-ms, which OpenAI's clients
     prefer."""
     return [(b"retry-after", b"%d" % -(-milliseconds // 1000)), (b"retry-after-ms", b"%d" % milliseconds)]

@@ -1,4 +1,4 @@
-"""Loads API keys from --api-key and --api-key-file."""
+"""Loads API keys from --api-key, --api-key-file and the same of administrators."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
+from penstock.config.describe import KEY_PATTERN
 from penstock.config.errors import ConfigError
 from penstock.config.gateway import GatewayConfig
 from penstock.config.origins import Origins
@@ -16,46 +17,63 @@ from penstock.config.serve import ServeConfig
 
 log = logging.getLogger(__name__)
 
-_KEY = re.compile(r"[!-~]+")
-"""Visible ASCII without spaces, which a header carries unchanged."""
-
+_KEY = re.compile(KEY_PATTERN)
 
 Config = TypeVar("Config", ServeConfig, GatewayConfig)
 
 
 def load_api_keys(config: Config, origins: Origins) -> Config:
-    """``config`` with the keys of --api-key-file added to those of --api-key, without duplicates.
+    """``config`` with the keys of --api-key-file added to those of --api-key, without duplicates; and those
+    of administrators in the same way.
 
-    Raises ConfigError, whose message shows no key, for a file that cannot be read or has no key, and for a
-    key that no client could send.
+    Raises ConfigError, whose message shows no key, for a file that cannot be read or has no key, for a key
+    that no client could send, and for one of clients and administrators alike.
     """
-    keys = {f"--api-key: key {number}": key for number, key in enumerate(config.api_key or (), 1)}
-    if "api_key" in origins and origins["api_key"].source == "command line":
+    clients = _load("--api-key", config.api_key, config.api_key_file, origins)
+    admins = _load("--admin-api-key", config.admin_api_key, config.admin_api_key_file, origins)
+    for origin, key in admins.items():
+        if key in clients.values():
+            raise ConfigError(f"{origin} is a key of clients as well, which would all be administrators")
+    return msgspec.structs.replace(
+        config,
+        api_key=list(dict.fromkeys(clients.values())) or None,
+        admin_api_key=list(dict.fromkeys(admins.values())) or None,
+    )
+
+
+def _load(option: str, given: list[str] | None, path: str | None, origins: Origins) -> dict[str, str]:
+    """Keys by where they were given. Raises ConfigError."""
+    keys = {f"{option}: key {number}": key for number, key in enumerate(given or (), 1)}
+    field = option.removeprefix("--").replace("-", "_")
+    if field in origins and origins[field].source == "command line":
         log.warning(
-            "--api-key: a command line can be read by every user of this machine while the server starts, "
-            "and stays in the shell's history; --api-key-file and PENSTOCK_API_KEY do not"
+            "%s: a command line can be read by every user of this machine while the server starts, and stays "
+            "in the shell's history; %s-file and PENSTOCK_%s do not",
+            option,
+            option,
+            field.upper(),
         )
-    if config.api_key_file is not None:
-        keys |= _read(config.api_key_file)
+    if path is not None:
+        keys |= _read(f"{option}-file", path)
     for origin, key in keys.items():
         if not _KEY.fullmatch(key):
             raise ConfigError(f"{origin} has characters other than visible ASCII, no client could send it")
-    return msgspec.structs.replace(config, api_key=list(dict.fromkeys(keys.values())) or None)
+    return keys
 
 
-def _read(path: str) -> dict[str, str]:
+def _read(option: str, path: str) -> dict[str, str]:
     """Origin of each key, such as its line → key. Empty lines and comments (#) are skipped."""
     try:
         with open(path, encoding="utf-8") as file:
             lines = [line.strip() for line in file]
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--api-key-file {path}: {error}") from error
-    warn_if_open_to_others("--api-key-file", path)
+        raise ConfigError(f"{option} {path}: {error}") from error
+    warn_if_open_to_others(option, path)
     keys = {
-        f"--api-key-file {path}: line {number}": line
+        f"{option} {path}: line {number}": line
         for number, line in enumerate(lines, 1)
         if line and not line.startswith("#")
     }
     if not keys:
-        raise ConfigError(f"--api-key-file {path}: there is no key in it; allowed: one per line")
+        raise ConfigError(f"{option} {path}: there is no key in it; allowed: one per line")
     return keys

@@ -6,17 +6,31 @@ import asyncio
 import logging
 import os
 import ssl
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from penstock.config.errors import ConfigError
-from penstock.config.serve import ServeConfig
 
 log = logging.getLogger(__name__)
 
 WATCH_INTERVAL_S = 1.0
 
 
-def server_context(config: ServeConfig) -> ssl.SSLContext | None:
+class TlsConfig(Protocol):
+    """The TLS options, of a server or a gateway."""
+
+    @property
+    def ssl_certfile(self) -> str | None: ...
+    @property
+    def ssl_keyfile(self) -> str | None: ...
+    @property
+    def enable_ssl_refresh(self) -> bool: ...
+    @property
+    def ssl_ca_certs(self) -> str | None: ...
+    @property
+    def ssl_cert_reqs(self) -> int: ...
+
+
+def server_context(config: TlsConfig) -> ssl.SSLContext | None:
     """The SSL context for the options (TLS 1.2 and later, HTTP/2 and HTTP/1.1); None without TLS.
 
     Raises ConfigError for contradictory options and for files that cannot be loaded.
@@ -43,7 +57,7 @@ def server_context(config: ServeConfig) -> ssl.SSLContext | None:
     if config.ssl_keyfile is not None:
         where += f", --ssl-keyfile {config.ssl_keyfile}"
     try:
-        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, _no_password)
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, no_password)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{where}: {error}") from error
     if config.ssl_ca_certs is not None:
@@ -58,7 +72,7 @@ def server_context(config: ServeConfig) -> ssl.SSLContext | None:
 class CertificateWatch:
     """Reloads the certificate when its files are replaced; later connections use it."""
 
-    def __init__(self, context: ssl.SSLContext, config: ServeConfig) -> None:
+    def __init__(self, context: ssl.SSLContext, config: TlsConfig) -> None:
         assert config.ssl_certfile is not None
         self._context = context
         self._certificate = config.ssl_certfile
@@ -81,17 +95,17 @@ class CertificateWatch:
         try:
             # Another context is tried first: a failed load leaves a context without a key.
             for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self._context):
-                context.load_cert_chain(self._certificate, self._key, _no_password)
+                context.load_cert_chain(self._certificate, self._key, no_password)
         except (OSError, ValueError) as error:
             log.error("--ssl-certfile %s: the old certificate stays in use: %s", self._certificate, error)
         else:
             log.info("--ssl-certfile %s: new connections get the new certificate", self._certificate)
 
     def _state(self) -> list[tuple[int, int] | None]:
-        return [_version(path) for path in (self._certificate, self._key) if path is not None]
+        return [file_version(path) for path in (self._certificate, self._key) if path is not None]
 
 
-def _version(path: str) -> tuple[int, int] | None:
+def file_version(path: str) -> tuple[int, int] | None:
     """A value that changes when the file is replaced or written; None if there is no such file."""
     try:
         found = os.stat(path)
@@ -100,6 +114,6 @@ def _version(path: str) -> tuple[int, int] | None:
     return found.st_ino, found.st_mtime_ns
 
 
-def _no_password() -> NoReturn:
+def no_password() -> NoReturn:
     """Replaces the prompt at the terminal."""
     raise ValueError("the private key has a password; store it without one, readable by the server alone")

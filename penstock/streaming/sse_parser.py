@@ -61,6 +61,11 @@ class SSEParser:
         """Bytes after the last event that was returned."""
         return bytes(self._pending) if self._pending else b""
 
+    @property
+    def pending_bytes(self) -> int:
+        """How many bytes are :attr:`pending`."""
+        return len(self._pending)
+
     def feed(self, chunk: bytes) -> list[Event]:
         """The events that ``chunk`` completes. Raises SSEError; what was not returned is pending then."""
         if (self.between_events or (self._at_start and not self._pending)) and _is_plain(chunk):

@@ -17,7 +17,9 @@ from penstock.supervisor.children.actions import (
     Action,
     AnnounceReady,
     Kill,
+    NothingReplaced,
     ProcessName,
+    ReplaceAgain,
     Send,
     ShowProgress,
     Spawn,
@@ -66,8 +68,12 @@ class Supervisor:
         announce: OnAllReady,
         collector: GarbageCollector,
         acceptor_failure: socket.socket | None = None,
+        prepare_replacement: Callable[[], bool] = lambda: True,
+        on_nothing_replaced: Callable[[], None] = lambda: None,
     ) -> None:
-        """``acceptor_failure`` becomes readable when no connection is accepted any more."""
+        """``acceptor_failure`` becomes readable when no connection is accepted any more.
+        ``prepare_replacement`` is called before servers are replaced: whether they should be.
+        ``on_nothing_replaced`` is called when the first of them could not be."""
         self._manager = manager
         self._start = start
         self._display = display
@@ -75,6 +81,8 @@ class Supervisor:
         self._service_manager = service_manager
         self._acceptor_failure = acceptor_failure
         self._announce = announce
+        self._prepare_replacement = prepare_replacement
+        self._on_nothing_replaced = on_nothing_replaced
         self._collector = collector
         self._actions: deque[Action] = deque()
         self._processes: dict[ProcessName, ChildProcess] = {}
@@ -161,7 +169,7 @@ class Supervisor:
         requests = [(signum, self._signals.request(signum)) for signum in self._signals.receive()]
         for signum, request in requests:
             if request is SignalRequest.ROLLING_RESTART:
-                self._execute(self._manager.start_rolling_restart(self._clock.now()))
+                self._replace_servers()
             elif request is SignalRequest.SHUT_DOWN:
                 self._display.close()
                 if self._manager.phase is Phase.STARTING:
@@ -169,6 +177,10 @@ class Supervisor:
                 self._execute(self._manager.signalled(signum, self._clock.now()))
         if any(request is SignalRequest.REAP for _, request in requests):
             self._reap()
+
+    def _replace_servers(self) -> None:
+        if not self._manager.may_replace or self._prepare_replacement():
+            self._execute(self._manager.start_rolling_restart(self._clock.now()))
 
     def _on_channel(self, name: ProcessName, events: int) -> None:
         process = self._processes.get(name)
@@ -267,6 +279,10 @@ class Supervisor:
                     log.log(level, text)
                 else:
                     self._rarely[level](subject, "%s", text)
+            case NothingReplaced():
+                self._on_nothing_replaced()
+            case ReplaceAgain():
+                self._replace_servers()
             case AnnounceReady():
                 self._display.close()
                 self._announce(

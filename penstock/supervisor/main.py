@@ -247,6 +247,7 @@ class _Service:
         listen_fd: int | None = None,
         handover_fd: int | None = None,
     ) -> Launch:
+        assert name.role != "gateway"
         return Launch(
             role=name.role,
             index=name.index,

@@ -60,15 +60,20 @@ def handlers_restored() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Termination signals raise Interrupted in the block, so that its context managers clean up.
+    """Termination signals raise Interrupted in the block, so that its context managers clean up. SIGHUP waits
+    for a :class:`SignalReceiver`, unless it comes because the terminal was closed.
 
     After the block they do nothing, so that they do not interrupt the clean-up of outer blocks; nor do they
     for RAISE_INTERVAL_S after one that has.
     """
-    quiet_until = 0.0
+    quiet_until, terminal = 0.0, Terminal()
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
         nonlocal quiet_until
+        if signum == signal.SIGHUP and not terminal.was_closed():
+            signal.pthread_sigmask(signal.SIG_BLOCK, (signum,))
+            os.kill(os.getpid(), signum)  # it is pending from here on
+            return
         if time.monotonic() >= quiet_until:  # an exception in a callback may have been lost: not only once
             quiet_until = time.monotonic() + RAISE_INTERVAL_S
             raise Interrupted(signum)
@@ -82,6 +87,7 @@ def interruptible() -> Iterator[None]:
     finally:
         for signum in handled:
             signal.signal(signum, _do_nothing)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)
 
 
 # -- the terminal --------------------------------------------------------------------------------------
@@ -145,6 +151,7 @@ class SignalReceiver:
         for signum in (*TERMINATION_SIGNALS, signal.SIGCHLD):
             if signum in (signal.SIGCHLD, signal.SIGHUP) or signal.getsignal(signum) != signal.SIG_IGN:
                 signal.signal(signum, self._note)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGHUP,))
         return self
 
     def _note(self, signum: int, frame: FrameType | None) -> None:

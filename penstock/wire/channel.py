@@ -14,9 +14,11 @@ from collections.abc import Hashable
 
 from penstock.wire.control import (
     MAX_FAILURE_CHARACTERS,
+    AnyLaunch,
     ChildReport,
     ControlError,
     DrainEngine,
+    GatewayLaunch,
     Heartbeat,
     Info,
     Launch,
@@ -37,7 +39,7 @@ LAST_WORD_TIMEOUT_S = 5.0
 # Bytes per read; one read rarely returns more than one message.
 _READ_BYTES = 1 << 16
 
-Message = Launch | SupervisorCommand | ChildReport
+Message = AnyLaunch | SupervisorCommand | ChildReport
 
 
 class ChannelClosed(ConnectionError):
@@ -62,19 +64,33 @@ class ControlChannel:
 
     def __init__(self, fd: int) -> None:
         self._stream = _Stream(socket.socket(fileno=fd), SupervisorGone)
-        self._launch: Launch | None = None
+        self._launch: AnyLaunch | None = None
         self._reported_ready = False
         self._commands: list[SupervisorCommand] = []
 
     @property
     def launch(self) -> Launch:
-        """The Launch message; the first access waits for it. Raises ControlError if another message comes."""
+        """The launch of an API server, an engine or a coordinator, see :attr:`any_launch`."""
+        if not isinstance(self.any_launch, Launch):
+            raise ControlError(f"expected Launch, got {type(self._launch).__name__}")
+        return self.any_launch
+
+    @property
+    def gateway_launch(self) -> GatewayLaunch:
+        """The launch of a gateway's worker, see :attr:`any_launch`."""
+        if not isinstance(self.any_launch, GatewayLaunch):
+            raise ControlError(f"expected GatewayLaunch, got {type(self._launch).__name__}")
+        return self.any_launch
+
+    @property
+    def any_launch(self) -> AnyLaunch:
+        """The first message; the first access waits for it. Raises ControlError if another message comes."""
         while self._launch is None:
             self._stream.wait(select.POLLIN)
             for line in self._stream.read():
                 message = decode_for_child(line)
                 if self._launch is None:
-                    if not isinstance(message, Launch):
+                    if not isinstance(message, Launch | GatewayLaunch):
                         raise ControlError(f"expected Launch, got {type(message).__name__}")
                     self._launch = message
                 else:
@@ -124,10 +140,10 @@ class ControlChannel:
         """Reports that the process's loop runs."""
         self._stream.send(Heartbeat())
 
-    def failed(self, message: str, *, fatal: bool) -> None:
-        """Reports why the process exits; ``fatal``: a restart would fail the same way. Waits up to
-        LAST_WORD_TIMEOUT_S until the report is sent."""
-        self._stream.send(ProcessFailed(message=message[:MAX_FAILURE_CHARACTERS], fatal=fatal))
+    def failed(self, message: str, *, fatal: bool, usage: bool = False) -> None:
+        """Reports why the process exits; ``fatal``: a restart would fail the same way; ``usage``: the options
+        cannot be run. Waits up to LAST_WORD_TIMEOUT_S until the report is sent."""
+        self._stream.send(ProcessFailed(message=message[:MAX_FAILURE_CHARACTERS], fatal=fatal, usage=usage))
         deadline = time.monotonic() + LAST_WORD_TIMEOUT_S
         while self._stream.unsent and (left := deadline - time.monotonic()) > 0:
             self._stream.wait(select.POLLOUT, left)
@@ -156,7 +172,7 @@ class ChildChannel:
     def fileno(self) -> int:
         return self._stream.sock.fileno()
 
-    def send(self, message: Launch | SupervisorCommand) -> None:
+    def send(self, message: AnyLaunch | SupervisorCommand) -> None:
         """Sends what the child has room for; the rest waits for :meth:`flush`. Raises ChildGone, and
         ControlError for a message too long."""
         self._stream.send(message)
@@ -178,8 +194,8 @@ class ChildChannel:
         self._stream.sock.close()
 
 
-def _command(message: Launch | SupervisorCommand) -> SupervisorCommand:
-    if isinstance(message, Launch):
+def _command(message: AnyLaunch | SupervisorCommand) -> SupervisorCommand:
+    if isinstance(message, Launch | GatewayLaunch):
         raise ControlError("a second Launch")
     return message
 

@@ -6,6 +6,7 @@ One Unix stream socketpair per child carries JSON lines, each a tagged struct of
 message              sender                   receiver    answer
 ===================  =======================  ==========  ==================================================
 Launch               supervisor               any child   Progress until Ready or ProcessFailed
+GatewayLaunch        supervisor               gateway     the same
 AcceptConnections    supervisor               API server  none
 AnnounceDrain        supervisor               API server  none; Drain follows
 Drain                supervisor               API server  none; the process exits with 0 when it is idle
@@ -23,7 +24,8 @@ ProposeState         API server               supervisor  AgreedStates, to every
 StatesAdopted        API server               supervisor  AgreedStates, once every API server has confirmed
 ===================  =======================  ==========  ==================================================
 
-Drain also goes to the engines of a host without an API server. Ready, failed and dead (end of file, exit
+AcceptConnections, AnnounceDrain and Drain go to the workers of a gateway as they go to API servers; Drain
+also goes to the engines of a host without an API server. Ready, failed and dead (end of file, exit
 code) are three different signals. A child that reads end of file has lost its supervisor and exits at once.
 """
 
@@ -35,6 +37,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from penstock.config.gateway import GatewayConfig
 from penstock.config.serve import ServeConfig
 from penstock.wire.curve import ClusterKey
 from penstock.wire.scripted import ScriptedRule
@@ -51,7 +54,9 @@ MAX_STATE_BYTES = 8192
 HEARTBEAT_INTERVAL_S = 1.0
 """Minimum time between two heartbeats of a process."""
 
-Role = Literal["api-server", "engine", "coordinator"]
+Role = Literal["api-server", "engine", "coordinator", "gateway"]
+SERVER_ROLES: tuple[Role, ...] = ("api-server", "gateway")
+"""Roles of processes that have clients: they are drained at the end, and replaced one by one."""
 Info = dict[str, str | int | float | bool]
 Count = Annotated[int, Meta(ge=0, le=1 << 53)]
 """A number, a version or a revision that a child reports."""
@@ -71,7 +76,7 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", forb
 class Launch(_Message, frozen=True, tag="launch"):
     """Role and configuration of a child. Sent once, before anything else."""
 
-    role: Role
+    role: Literal["api-server", "engine", "coordinator"]
     # Index of this process within its role, from 0. An API server that replaces another has the same index
     # modulo api_server_count.
     index: int
@@ -131,6 +136,27 @@ class Launch(_Message, frozen=True, tag="launch"):
         return None if self.cluster_key is None else ClusterKey(self.cluster_key)
 
 
+class GatewayLaunch(_Message, frozen=True, tag="launch-gateway"):
+    """Configuration of a worker of a gateway. Sent once, before anything else. Fields without a comment are
+    those of :class:`Launch`."""
+
+    role: Literal["gateway"]
+    index: int
+    epoch: int
+    config: GatewayConfig
+    run_dir: str
+    # Workers that serve at a time.
+    worker_count: int
+    supervisor_pid: int
+    restarts: int = 0
+    listen_fd: int | None = None
+    handover_fd: int | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.role} {self.index}"
+
+
 class AcceptConnections(_Message, frozen=True, tag="accept"):
     """Take connections from here on. Sent to an API server that is ready, at the first start when every child
     of this host is: until then the supervisor itself answers clients."""
@@ -178,6 +204,8 @@ class ProcessFailed(_Message, frozen=True, tag="failed"):
     message: str
     # A restart would fail the same way (missing file, unsuitable option), so there is none.
     fatal: bool
+    # The options cannot be run, which is the exit code of the whole server if it is still starting.
+    usage: bool = False
 
 
 class Heartbeat(_Message, frozen=True, tag="beat"):
@@ -258,7 +286,11 @@ SupervisorCommand = (
 )
 ChildReport = Progress | Ready | ProcessFailed | Heartbeat | DrainEngine | ProposeState | StatesAdopted
 
-_to_child: msgspec.json.Decoder[Launch | SupervisorCommand] = msgspec.json.Decoder(Launch | SupervisorCommand)
+AnyLaunch = Launch | GatewayLaunch
+
+_to_child: msgspec.json.Decoder[AnyLaunch | SupervisorCommand] = msgspec.json.Decoder(
+    AnyLaunch | SupervisorCommand
+)
 _to_supervisor: msgspec.json.Decoder[ChildReport] = msgspec.json.Decoder(ChildReport)
 
 # msgspec raises UnicodeDecodeError for a string that is not UTF-8, RecursionError for lists within lists.
@@ -268,7 +300,7 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 # -- lines, without I/O --------------------------------------------------------------------------------
 
 
-def encode(message: Launch | SupervisorCommand | ChildReport) -> bytes:
+def encode(message: AnyLaunch | SupervisorCommand | ChildReport) -> bytes:
     """One line, newline included. Raises ControlError when it would exceed :data:`MAX_LINE_BYTES`."""
     line = msgspec.json.encode(message) + b"\n"
     if len(line) > MAX_LINE_BYTES:
@@ -297,7 +329,7 @@ class LineBuffer:
         return [bytes(line) for line in lines]
 
 
-def decode_for_child(line: bytes) -> Launch | SupervisorCommand:
+def decode_for_child(line: bytes) -> AnyLaunch | SupervisorCommand:
     """Raises ControlError unless ``line`` is a message to a child."""
     try:
         return _to_child.decode(line)

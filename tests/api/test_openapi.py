@@ -110,6 +110,10 @@ def test_without_the_page_its_routes_are_absent() -> None:
 
 
 def test_a_key_guards_all_but_the_page_and_the_health_routes() -> None:
+    administered = openapi_document("1", admin_key=True)["paths"]
+    assert "security" in administered["/sleep"]["post"]
+    assert {"401", "403"} <= administered["/sleep"]["post"]["responses"].keys()
+    assert "security" not in administered["/v1/models"]["get"]
     guarded = openapi_document("1", api_key=True)
     open_routes = {path for (_, path), made in operations(guarded).items() if "security" not in made}
     assert open_routes == {"/health", "/ready", "/ping", "/", "/docs"}

@@ -247,3 +247,11 @@ def test_stats_of_an_answer(server: FakeServer, complete_events: bytes) -> None:
     )
     empty.started, empty.ended = 10.0, 12.0
     assert empty.stats() == "TTFT -, 2.00 s, tokens not reported by the server"
+
+
+def test_errors_hide_a_password() -> None:
+    shown = r"cannot reach a server at http://\*\*\*@127.0.0.1:1 "
+    with Client("http://u:pw@127.0.0.1:1") as client, pytest.raises(ClientError, match=shown):
+        client.model()
+    with pytest.raises(ClientError, match=r"^'http://\*\*\*@a' is not a URL$"):
+        Client("http://u:p/w@a")

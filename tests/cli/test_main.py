@@ -81,6 +81,25 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         ("--versio", "unknown option --versio; did you mean --version?\nSee penstock --help."),
         ("serve --prot 1", "unknown option --prot; did you mean --port?\nSee penstock serve --help."),
         ("serve --port 70000", "--port: '70000' is not valid, it takes an integer from 0 to 65535"),
+        (
+            "gateway --endpoints http://u:pw@host",
+            "--endpoints: 'http://***@host' is not valid, it takes one or more values, each "
+            "http://HOST:PORT or https://HOST:PORT, without a path such as /v1",
+        ),
+        (
+            "gateway --otlp-endpoint http://u:p/w@host",
+            "--otlp-endpoint: 'http://***@host' is not valid, it takes http://HOST:PORT or "
+            "https://HOST:PORT, without a user",
+        ),
+        (
+            "gateway http://u:pw@host",
+            "unexpected argument 'http://***@host'\nSee penstock gateway --help.",
+        ),
+        (
+            "gateway --budget-store redis://u:1/w@host",
+            "--budget-store: *** is not valid, it takes memory, redis://HOST[:PORT][/DB], rediss://… or "
+            "unix://PATH",
+        ),
         ("version --verbose", "unknown option --verbose\nSee penstock version --help."),
     ],
 )

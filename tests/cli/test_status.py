@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,10 +11,17 @@ import pytest
 
 from penstock.api.routes.response_schemas import REPLIES
 from penstock.cli.main import main
-from penstock.cli.status_reading import EngineFigures, Reading, ServerFigures, status_of
+from penstock.cli.status_reading import (
+    EngineFigures,
+    GatewayReading,
+    Reading,
+    ServerFigures,
+    read_samples,
+    status_of,
+)
 from penstock.cli.status_text import line, tables
 from tests.gateway.behaviours import good
-from tests.gateway.processes import Upstream, gateway
+from tests.gateway.processes import Upstream, eventually, gateway
 
 
 def reading(
@@ -100,14 +108,19 @@ def test_the_fields_are_those_of_the_api() -> None:
 
 
 def test_a_gateway(capsys: pytest.CaptureFixture[str]) -> None:
-    with Upstream(good) as server, gateway(server) as front:
+    with Upstream(good) as server, gateway(server, options=("--scrape-interval", "0.05")) as front:
         assert front.complete().status_code == 200
+        eventually(lambda: front.counts("endpoint_waiting") == {server.url: 0})
         assert main(["status", "--url", front.url + "/v1", "--json", "--interval", "0"]) == 0
         found = json.loads(capsys.readouterr().out)
         assert (found["kind"], found["in_flight"], found["requests"]) == ("gateway", 0, {"ok": 1})
+        assert found["models"] == [
+            {"model": "*", "pools": ["penstock"], "ready": 1, "endpoints": 1, "in_flight": 0, "queued": 0}
+        ], "the server lists none"
         [endpoint] = found["endpoints"]
         assert endpoint == {
             "endpoint": server.url,
+            "pool": "penstock",
             "up": 1,
             "in_flight": 0,
             "waiting": 0,
@@ -118,8 +131,58 @@ def test_a_gateway(capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["status", "--url", front.url, "--interval", "0"]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert lines[0] == "gateway, 0 requests in flight"
-        assert lines[2].split() == [server.url, "yes", "0", "0", "0", "0.0", "%"]
+        assert lines[1].split() == ["model", "pools", "ready", "endpoints", "in", "flight", "queued"]
+        assert lines[2].split() == ["*", "penstock", "1", "1", "0", "0"]
+        assert lines[5].split() == [server.url, "penstock", "yes", "0", "0", "0", "0.0", "%"]
         assert lines[-1].split() == ["ok", "1"]
+
+
+def test_a_gateway_with_pools_of_which_one_tells_no_load(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Upstream(good) as told, Upstream(good) as silent:
+        silent.on_metrics = lambda call: call.reply(404, b"404 page not found")
+        file = tmp_path / "endpoints.yaml"
+        pools = [{"name": name, "endpoints": [each.url]} for name, each in (("a", told), ("b", silent))]
+        file.write_text(json.dumps({"pools": pools}))
+        with gateway(options=("--endpoints-file", str(file), "--scrape-interval", "0.05")) as front:
+            eventually(lambda: set(front.counts("endpoint_waiting")) == {told.url})
+            assert main(["status", "--url", front.url, "--interval", "0"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    rows = lines[next(at for at, words in enumerate(lines) if words[:1] == ["endpoint"]) :][:3]
+    assert rows[0] == ["endpoint", "pool", "up", "in", "flight", "waiting", "running", "kv", "used"]
+    assert sorted(rows[1:], key=lambda row: row[1]) == [
+        [told.url, "a", "yes", "0", "0", "0", "0.0", "%"],
+        [silent.url, "b", "yes", "0", "-", "-", "-"],
+    ]
+
+
+def test_models_of_a_gateway() -> None:
+    samples = read_samples(
+        "penstock_gateway_requests_in_flight 6\n"
+        'penstock_gateway_model_requests_in_flight{model="m"} 4\n'
+        'penstock_gateway_model_requests_in_flight{model="n"} 0\n'
+        'penstock_gateway_model_requests_in_flight{model="other"} 2\n'
+        'penstock_gateway_model_queued_requests{model="m"} 2\n'
+        'penstock_gateway_model_queued_requests{model="other"} 0\n'
+        'penstock_gateway_model_endpoints{model="m",pool="a"} 2\n'
+        'penstock_gateway_model_endpoints{model="m",pool="b"} 1\n'
+        'penstock_gateway_model_endpoints{model="n",pool="b"} 1\n'
+        'penstock_gateway_model_ready_endpoints{model="m",pool="a"} 1\n'
+        'penstock_gateway_model_ready_endpoints{model="m",pool="b"} 1\n'
+        'penstock_gateway_model_ready_endpoints{model="n",pool="b"} 0\n'
+    )
+    found = status_of(GatewayReading(samples), GatewayReading(samples))
+    assert found["models"] == [
+        {"model": "m", "pools": ["a", "b"], "ready": 2, "endpoints": 3, "in_flight": 4, "queued": 2},
+        {"model": "n", "pools": ["b"], "ready": 0, "endpoints": 1, "in_flight": 0, "queued": 0},
+        {"model": "other", "pools": [], "ready": 0, "endpoints": 0, "in_flight": 2, "queued": 0},
+    ]
+    assert tables(found).splitlines()[:3] == [
+        "gateway, 6 requests in flight",
+        "model  pools  ready  endpoints  in flight  queued",
+        "m       a, b      2          3          4       2",
+    ]
 
 
 def test_another_server(capsys: pytest.CaptureFixture[str]) -> None:

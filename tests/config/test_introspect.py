@@ -84,7 +84,10 @@ def test_choices_keep_the_order_in_which_they_are_written() -> None:
 
 @pytest.mark.parametrize(
     ("default", "text"),
-    [(64 * 1024 * 1024, "64Mi"), (1000, "1000"), (0.5, "0.5"), (30.0, "30"), (False, "false")],
+    [
+        *((64 * 1024 * 1024, "64Mi"), (1000, "1000"), (0.5, "0.5"), (30.0, "30"), (False, "false")),
+        (["chat", "agents"], "chat agents"),
+    ],
 )
 def test_a_default_is_shown_as_one_would_write_it(default: Any, text: str) -> None:
     assert msgspec.structs.replace(OPTIONS["count"], default=default).default_text == text

@@ -139,6 +139,40 @@ def test_a_bad_secret_is_not_repeated() -> None:
     assert "***" in str(caught.value)
 
 
+@pytest.mark.parametrize("text", ["key\n", "key\r\nx-admin: 1", "two words", "schlüssel"])
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [(GatewayConfig, "endpoint_api_key"), (ChatConfig, "api_key"), (StatusConfig, "api_key")],
+)
+def test_a_key_that_no_header_carries(config: type[msgspec.Struct], field: str, text: str) -> None:
+    """A newline would end the headers of requests, and what follows it would be another request."""
+    [key] = [each for each in options_of(config) if each.field == field]
+    with pytest.raises(ConfigError, match=r"it takes visible ASCII without spaces$") as caught:
+        convert(key, HERE, text)
+    assert text not in str(caught.value)
+
+
+@pytest.mark.parametrize("config", [ServeConfig, GatewayConfig, ChatConfig, StatusConfig])
+def test_no_pattern_lets_a_newline_follow(config: type[msgspec.Struct]) -> None:
+    patterns = [each.pattern for one in options_of(config) for each in one.alternatives if each.pattern]
+    assert [pattern for pattern in patterns if re.search(r"(?<!\\)\$", pattern)] == []
+
+
+@pytest.mark.parametrize(
+    ("field", "url", "shown"),
+    [
+        ("endpoints", "http://user:sesame@host:8000", "http://***@host:8000"),
+        ("endpoints", "http://host:8000/?token=sesame", "http://host:8000/?***"),
+        ("otlp_endpoint", "https://user:sesame@host", "https://***@host"),
+        ("kv_events", "http://sesame@host=x", "http://***@host=x"),
+    ],
+)
+def test_what_a_url_says_of_its_user_is_not_repeated(field: str, url: str, shown: str) -> None:
+    [one] = [each for each in options_of(GatewayConfig) if each.field == field]
+    with pytest.raises(ConfigError, match=f"{re.escape(repr(shown))} is not valid"):
+        convert(one, HERE, [url] if one.many else url)
+
+
 @given(st.sampled_from(list(OPTIONS.values())), st.text() | st.integers().map(str) | st.floats().map(str))
 def test_any_text_gives_an_allowed_value_or_a_config_error(one: Option, text: str) -> None:
     try:

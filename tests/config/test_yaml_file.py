@@ -59,6 +59,7 @@ def test_what_no_option_takes_becomes_json(text: str, entry: YamlEntry) -> None:
     [
         ("port: 1\nport: 2\n", "f:2: port is given twice, first in line 1"),
         ("max-num-seqs: 1\n\nmax_num_seqs: 2\n", "f:3: max-num-seqs is given twice, first in line 1"),
+        ("a: {b: 1,\n c: 2, b: 3}\n", "f:2: the key 'b' is given twice, first in line 1"),
         ("port: [1\n", "f:2: not valid YAML: expected ',' or ']'"),
         ("port: 1\n\tdtype: auto\n", "f:2: not valid YAML: "),
         ("port: 1: 2\n", "f:1: not valid YAML: mapping values are not allowed here"),

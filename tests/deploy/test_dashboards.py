@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from penstock.gateway.relay.request_record import RequestRecord
+from penstock.gateway.metric_definitions import KUBERNETES_AGE, KUBERNETES_FAILURES, QUEUED, Figure
+from penstock.gateway.requests.sender import Sender
 from penstock.gateway.responses.outcome import Outcome
+from penstock.gateway.responses.request_record import RequestRecord
 from penstock.gateway.responses.response_observer import Observation
 from penstock.gateway.responses.token_usage import TokenUsage
-from penstock.gateway.routing.endpoint import Endpoint
+from penstock.gateway.routing.endpoint import Endpoint, EndpointLoad
 from penstock.gateway.telemetry.metrics import GatewayMetrics
 from penstock.metrics.families import METRIC_FAMILIES, MetricKind
 from tests.deploy.tools import DEPLOY, ROOT, run_tool
@@ -32,7 +34,11 @@ LEGEND = re.compile(r"\{\{(\w+)\}\}")
 
 def exposed() -> dict[str, set[str]]:
     """Sample name to labels, of a gateway with an endpoint that has served and refused."""
-    metrics = GatewayMetrics(lambda: [Endpoint("http://a:1")])
+    endpoint = Endpoint("http://a:1")
+    endpoint.scrape_succeeded(EndpointLoad(), 0.0)
+    metrics = GatewayMetrics(lambda: [endpoint])
+    queued = Figure(QUEUED, 1, {"priority": "0"})
+    metrics.sources.append(lambda: [Figure(KUBERNETES_AGE, 1.0), Figure(KUBERNETES_FAILURES, 0), queued])
     seen = Observation(token_events=2, first_token_at=1.0, last_token_at=2.0, usage=TokenUsage(1, 2, 1))
     metrics.request_ended(
         RequestRecord("/v1/completions", model="m", outcome=Outcome.OK, attempts=2, seen=seen, pick_s=0.1)
@@ -40,6 +46,9 @@ def exposed() -> dict[str, set[str]]:
     metrics.request_ended(
         RequestRecord("/v1/completions", model="m", outcome=Outcome.REJECTED, reason="saturated")
     )
+    of_key = RequestRecord("/v1/completions", model="m", outcome=Outcome.OK, seen=seen, queued_s=0.1)
+    of_key.sender, of_key.fell_back = Sender("search", "search"), True
+    metrics.request_ended(of_key)
     found: dict[str, set[str]] = {}
     for name, labels in re.findall(r"^(\w+)(?:\{(.*)\})? ", metrics.exposition().decode(), re.MULTILINE):
         found.setdefault(name, set()).update(re.findall(r'(\w+)="', labels))
@@ -114,6 +123,13 @@ def test_alerts_fire_when_they_should() -> None:
         Path(__file__).parent / "alerts_test.yaml",
         package="apt install prometheus",
     )
+
+
+def test_the_gateways_board_shows_keys_and_waiting_requests() -> None:
+    shown = BOARD.read_text()
+    for name in ("key_request_total", "key_tokens_total", "queued_requests", "queue_duration_seconds_bucket"):
+        assert f"penstock_gateway_{name}" in shown
+    assert "penstock_gateway_fallback_total" in shown
 
 
 def test_every_name_and_label_of_the_dashboard_exists() -> None:

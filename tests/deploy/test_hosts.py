@@ -22,7 +22,7 @@ OF_OTHER_PROGRAMS = {
     *("--build", "--build-arg", "--constraint", "--extra-index-url", "--now"),  # docker, pip, systemctl
     *("--interval", "--retries", "--start-period", "--timeout", "--from"),  # of the Dockerfile
     *("--create-home", "--home-dir", "--shell", "--uid", "--user-group"),  # useradd
-    *("--max-model-len", "--tensor-parallel-size"),  # vLLM
+    *("--kv-transfer-config", "--max-model-len", "--tensor-parallel-size"),  # vLLM
     *("--values", "--storage"),  # helm, prometheus
 }
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from penstock.gateway.discovery.kubernetes_objects import MODEL_REWRITES, OBJECTIVES, PODS, POOLS
 from tests.deploy.tools import DEPLOY, config_of, run_tool
 
 CHART = DEPLOY / "helm" / "penstock"
@@ -93,9 +94,10 @@ def test_pods_have_probes_and_no_rights(release: Release, deployment: Any) -> No
     pod, only = deployment["spec"]["template"]["spec"], container(deployment)
     assert only["livenessProbe"]["httpGet"]["path"] == only["startupProbe"]["httpGet"]["path"] == "/health"
     ready = only["readinessProbe"]
-    assert "grpc" in ready or ready["httpGet"]["path"] == "/ready"
+    assert ready["httpGet"]["path"] == ("/health" if "--ext-proc-port" in only["command"] else "/ready")
     assert not pod["enableServiceLinks"]
-    assert not pod["automountServiceAccountToken"]
+    follows_pods = "--kubernetes-pool" in only["command"]
+    assert pod["automountServiceAccountToken"] == follows_pods == ("serviceAccountName" in pod)
     assert pod["securityContext"]["runAsNonRoot"]
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert only["securityContext"] == {
@@ -154,12 +156,54 @@ def test_the_pool_is_what_the_picker_picks_from() -> None:
     assert pool["selector"]["matchLabels"] == servers["selector"]
     assert [port["number"] for port in pool["targetPorts"]] == [port["port"] for port in servers["ports"]]
     picker = pool["endpointPickerRef"]
+    assert picker["failureMode"] == "FailClose", "the picker checks keys and routes"
     ports = {
         port["name"]: port["port"] for port in release.objects["Service", picker["name"]]["spec"]["ports"]
     }
     assert picker["port"]["number"] == ports["grpc"]
     command = container(release.objects["Deployment", picker["name"]])["command"]
-    assert "http://penstock-server-pods:8000" in command
+    assert command[command.index("--kubernetes-pool") + 1] == "penstock"
+
+
+@pytest.mark.parametrize("name", ["envoy", "pools"])
+def test_the_gateway_may_read_what_it_follows_and_nothing_else(name: str) -> None:
+    release = BY_NAME[name]
+    account = release.objects["Deployment", "penstock-gateway"]["spec"]["template"]["spec"][
+        "serviceAccountName"
+    ]
+    command = container(release.objects["Deployment", "penstock-gateway"])["command"]
+    pools = command[command.index("--kubernetes-pool") + 1 :]
+    documents = [each for each in yaml.safe_load_all(release.path.read_text()) if each]
+    roles, bindings = (
+        {each["metadata"].get("namespace", ""): each for each in documents if each["kind"] == kind}
+        for kind in ("Role", "RoleBinding")
+    )
+    assert set(roles) == set(bindings) == {pool.rpartition("/")[0] for pool in pools}
+    for namespace, binding in bindings.items():
+        (subject,) = binding["subjects"]
+        assert (subject["kind"], subject["name"]) == ("ServiceAccount", account)
+        assert ("ServiceAccount", account) in release.objects
+        role = roles[namespace]
+        assert binding["roleRef"]["name"] == role["metadata"]["name"]
+        assert all(rule["verbs"] == ["list", "watch"] for rule in role["rules"])
+        allowed = {
+            (group, kind)
+            for rule in role["rules"]
+            for group in rule["apiGroups"]
+            for kind in rule["resources"]
+        }
+        kinds = (PODS, POOLS, *OBJECTIVES, *MODEL_REWRITES)
+        assert allowed == {(kind.group, kind.plural) for kind in kinds}
+
+
+def test_the_picker_answers_the_envoys_of_the_gateway_alone() -> None:
+    release = BY_NAME["envoy"]
+    rules = release.objects["NetworkPolicy", "penstock-gateway"]["spec"]["ingress"]
+    (rule,) = [each for each in rules if {"port": "grpc", "protocol": "TCP"} in each["ports"]]
+    assert rule["ports"] == [{"port": "grpc", "protocol": "TCP"}]
+    (peer,) = rule["from"]
+    assert ("Gateway", "penstock") in release.objects
+    assert peer == {"podSelector": {"matchLabels": {"gateway.networking.k8s.io/gateway-name": "penstock"}}}
 
 
 def test_the_route_leads_to_the_pool() -> None:
@@ -192,12 +236,108 @@ def test_the_chart_has_no_flaw() -> None:
     run_tool("helm", "lint", "--strict", CHART, package="helm.sh")
 
 
-def test_what_cannot_work_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ("server: {enabled: false}\ngateway: {enabled: true}\n", "there is nothing to relay to"),
+        (
+            "gateway: {enabled: true, envoy: {enabled: true}}\n",
+            "clientCertificates, or networkPolicy",
+        ),
+        ("server: {role: encode}\n", "server.role: encode is no role"),
+        ("kvEvents: {enabled: true}\n", "kvEvents.enabled needs networkPolicy.enabled"),
+    ],
+)
+def test_what_cannot_work_is_an_error(tmp_path: Path, values: str, problem: str) -> None:
     run_tool("helm", "version", package="helm.sh")
-    values = tmp_path / "values.yaml"
-    values.write_text("server: {enabled: false}\ngateway: {enabled: true}\n")
-    with pytest.raises(AssertionError, match="there is nothing to relay to"):
-        run_tool("helm", "template", "x", CHART, "--values", values, package="helm.sh")
+    path = tmp_path / "values.yaml"
+    path.write_text(values)
+    with pytest.raises(AssertionError, match=problem):
+        run_tool("helm", "template", "x", CHART, "--values", path, package="helm.sh")
+
+
+def rendered(path: Path, values: str, *arguments: str) -> list[Any]:
+    """What the chart gives for these values."""
+    path.write_text(values)
+    text = run_tool("helm", "template", "x", CHART, "--values", path, *arguments, package="helm.sh")
+    return [each for each in yaml.safe_load_all(text) if each]
+
+
+def test_the_own_namespace_has_one_role_however_it_is_named(tmp_path: Path) -> None:
+    values = "server: {enabled: false}\ngateway: {enabled: true, inferencePools: [a, own/b, other/c]}\n"
+    objects = rendered(tmp_path / "values.yaml", values, "--namespace", "own")
+    for kind in ("Role", "RoleBinding"):
+        namespaces = [each["metadata"].get("namespace") for each in objects if each["kind"] == kind]
+        assert namespaces == [None, "other"]
+
+
+def test_servers_that_prefill_publish_events(tmp_path: Path) -> None:
+    values = """
+        server: {engine: vllm, role: prefill}
+        gateway: {enabled: true, inferencePools: [p]}
+        kvEvents: {enabled: true, port: 7000, replayPort: 8000, ranks: 4}
+        networkPolicy: {enabled: true}
+    """
+    objects = rendered(tmp_path / "values.yaml", values)
+    server, gateway = (
+        next(
+            each
+            for each in objects
+            if each["kind"] == "Deployment" and each["metadata"]["name"].endswith(part)
+        )
+        for part in ("server", "gateway")
+    )
+    template = server["spec"]["template"]
+    assert template["metadata"]["labels"]["llm-d.ai/role"] == "prefill"
+    assert "llm-d.ai/role" not in server["spec"]["selector"]["matchLabels"]
+    events = config_of(container(server)["command"][1:])[1].kv_events
+    assert (events.endpoint, events.replay_endpoint) == ("tcp://*:7000", "tcp://*:8000")
+    _, config = config_of(container(gateway)["command"][1:])
+    assert (config.kv_events, config.kv_events_ranks) == (["7000:8000"], 4)
+    [policy] = [
+        each for each in objects if each["kind"] == "NetworkPolicy" and "server" in each["metadata"]["name"]
+    ]
+    [rule] = [rule for rule in policy["spec"]["ingress"] if rule["ports"][0]["port"] == 7000]
+    assert [(port["port"], port["endPort"]) for port in rule["ports"]] == [(7000, 7003), (8000, 8003)]
+    [peer] = rule["from"]
+    assert selects(peer["podSelector"]["matchLabels"], gateway["spec"]["template"]["metadata"]["labels"])
+
+
+def gateway_with(tmp_path: Path, values: str) -> dict[str, Any]:
+    (gateway,) = [
+        each
+        for each in rendered(tmp_path / "values.yaml", values)
+        if each["kind"] == "Deployment" and each["metadata"]["name"].endswith("gateway")
+    ]
+    assert isinstance(gateway, dict)
+    return gateway
+
+
+def test_files_of_a_gateway(tmp_path: Path) -> None:
+    """Pools and keys are files, and a gateway with pools needs no other endpoints."""
+    files = ("/etc/penstock/files/pools.yaml", "/etc/penstock/files/keys.yaml")
+    arguments = f"args: [--endpoints-file, {files[0]}, --client-keys-file, {files[1]}]"
+    gateway = gateway_with(
+        tmp_path,
+        f"server: {{enabled: false}}\ngateway: {{enabled: true, filesSecret: mine, {arguments}}}\n",
+    )
+    _, config = config_of(container(gateway)["command"][1:])
+    assert (config.endpoints, config.endpoints_file, config.client_keys_file) == (None, *files)
+    (mount,) = [each for each in container(gateway)["volumeMounts"] if each["mountPath"].startswith("/etc")]
+    assert all(file.startswith(f"{mount['mountPath']}/") for file in files)
+    (volume,) = [each for each in gateway["spec"]["template"]["spec"]["volumes"] if "secret" in each]
+    assert volume == {"name": mount["name"], "secret": {"secretName": "mine", "defaultMode": 0o440}}
+
+
+def test_a_picker_with_certificates(tmp_path: Path) -> None:
+    gateway = gateway_with(tmp_path, "gateway: {enabled: true, envoy: {enabled: true, tlsSecret: envoys}}\n")
+    _, config = config_of(container(gateway)["command"][1:])
+    assert not config.ext_proc_insecure
+    mounts = {each["name"]: each["mountPath"] for each in container(gateway)["volumeMounts"]}
+    (volume,) = [each for each in gateway["spec"]["template"]["spec"]["volumes"] if "secret" in each]
+    assert volume["secret"]["secretName"] == "envoys"
+    for file in (config.ext_proc_cert_file, config.ext_proc_key_file, config.ext_proc_client_ca_file):
+        assert file.startswith(f"{mounts[volume['name']]}/")
 
 
 def test_the_script_that_writes_them_can_be_run() -> None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from penstock.config.serve import ServeConfig
 from penstock.engine.batch.slots import SlotTable
+from penstock.engine.kv_events.block_log import BlockLog
 from penstock.engine.sampling.metadata import SamplingMetadata
 from penstock.engine.schedule.block_tables import NULL_BLOCK, BlockTables
 from penstock.engine.schedule.prefix_cache import NOBODY
@@ -34,12 +35,15 @@ def make_scheduler(
     block_size: int = 4,
     model_len: int = 64,
     clock: Callable[[], float] = lambda: 0.0,
+    block_log: BlockLog | None = None,
     **options: Any,
 ) -> Scheduler:
     """By default no step takes any time."""
     table = SlotTable(slots, model_len, [])
     tables = BlockTables(slots, blocks, block_size, model_len)
-    return Scheduler(table, SamplingMetadata(table, VOCAB), tables, ServeConfig(**options), clock)
+    return Scheduler(
+        table, SamplingMetadata(table, VOCAB), tables, ServeConfig(**options), clock, block_log=block_log
+    )
 
 
 class Driver:

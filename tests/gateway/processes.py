@@ -7,6 +7,7 @@ import fcntl
 import re
 import socket
 import socketserver
+import ssl
 import subprocess
 import sys
 import termios
@@ -19,6 +20,7 @@ from typing import Any, Self
 
 import httpx
 import msgspec
+import psutil
 
 WAIT_S = 30.0
 
@@ -80,6 +82,7 @@ class Upstream:
         self.behaviour = behaviour
         self.metrics = b"vllm:num_requests_waiting 0\n"
         self.on_metrics: Behaviour = lambda call: call.reply(200, self.metrics, "text/plain")
+        self.on_models: Behaviour = lambda call: call.reply(404, b"{}")
         self.calls: list[Call] = []
         owner = self
 
@@ -92,6 +95,9 @@ class Upstream:
                         return
                     if call.path == "/metrics":
                         owner.on_metrics(call)
+                        continue
+                    if call.path == "/v1/models" and "x-request-id" not in call.headers:  # no client's
+                        owner.on_models(call)
                         continue
                     owner.calls.append(call)
                     with contextlib.suppress(OSError):
@@ -185,9 +191,15 @@ class Gateway:
         body = {"model": "m", "prompt": "p", "stream": stream, **fields}
         return self.client.post("/v1/completions", json=body)
 
+    @property
+    def workers(self) -> list[psutil.Process]:
+        """The worker processes, in the order of their start."""
+        children = psutil.Process(self.process.pid).children()
+        return sorted(children, key=lambda each: (each.create_time(), each.pid))
+
     def counts(self, name: str = "request_total") -> dict[str, float]:
-        """Of one counter: label values, joined by commas, to value; models and APIs are left out."""
-        ignored = ("model", "target_model", "api")
+        """Of one counter: label values, joined by commas, to value; models, APIs and pools are left out."""
+        ignored = ("model", "target_model", "api", "pool")
         text = self.client.get("/metrics").text
         found = {}
         for labels, value in re.findall(rf"^penstock_gateway_{name}(?:{{(.*)}})? (\S+)$", text, re.M):
@@ -203,9 +215,11 @@ def gateway(
     options: tuple[str, ...] = (),
     python: str = sys.executable,
     terminal: int | None = None,
+    verify: ssl.SSLContext | bool = True,
 ) -> Iterator[Gateway]:
     """A gateway in front of ``upstreams``. It reads no loads unless ``options`` say so: a loaded machine must
-    not take an endpoint out. ``terminal``: descriptor of what becomes its controlling terminal."""
+    not take an endpoint out. ``terminal``: descriptor of what becomes its controlling terminal. ``verify``:
+    how its client verifies one with TLS."""
     urls = [each if isinstance(each, str) else each.url for each in upstreams]
     command = [python, "-m", "penstock.cli.main", "gateway", "--port", "0", "--access-log", "all"]
     if "--scrape-interval" not in options:
@@ -223,7 +237,7 @@ def gateway(
     url = ""
     for line in process.stderr:
         lines.append(line)
-        if match := re.match(r" +URL +(http://\S+)/v1", line):
+        if match := re.match(r" +URL +(https?://\S+)/v1", line):
             url = match.group(1)
         if line.startswith("ready in"):
             break
@@ -231,7 +245,7 @@ def gateway(
     reader.start()
     try:
         assert url, "".join(lines)
-        with httpx.Client(base_url=url, timeout=WAIT_S) as client:
+        with httpx.Client(base_url=url, timeout=WAIT_S, verify=verify) as client:
             yield Gateway(process, url, client, lines)
     finally:
         process.terminate()

@@ -224,7 +224,7 @@ ALL = [
     Recording(
         "malformed", _sse(TEXT, '{"choices":[{"text":"x"}', TEXT, "[DONE]"), 2, None, Outcome.CONTENT_ERROR
     ),
-    Recording("another protocol", _sse('{"hello":"world"}', "[DONE]"), 0, None, Outcome.CONTENT_ERROR),
+    Recording("another protocol", _sse('{"hello":"world"}', "[DONE]"), 0, None, Outcome.OK_WITHOUT_USAGE),
     Recording(
         "wrong charset",
         'data: {"choices":[{"text":"ü"}]}\n\n'.encode("latin-1"),

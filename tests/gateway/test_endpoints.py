@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 
+from penstock.supervisor.children.lifecycle import SIGNAL_DEBOUNCE_S
 from tests.gateway.behaviours import DONE, TEXT, cut_head, good, stalled, stalled_in_stream
 from tests.gateway.processes import (
     WAIT_S,
-    Behaviour,
     Call,
     Gateway,
     Upstream,
@@ -40,55 +42,26 @@ def test_a_server_that_refuses_include_usage_is_remembered() -> None:
         assert front.counts("tokens_total") == {"output,events": 2}
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        cut_head,
-        lambda call: call.reset(),
-        lambda call: call.reply(502, b"{}"),
-        lambda call: call.reply(503, b"{}"),
-        lambda call: call.reply(429, b"{}"),
-    ],
-)
-def test_what_fails_before_the_first_byte_is_tried_elsewhere(bad: Behaviour) -> None:
-    with Upstream(bad) as first, Upstream(good) as second, gateway(first, second) as front:
-        replies = [front.complete() for _ in range(8)]
-        while not first.calls:  # equal endpoints are picked at random
-            replies.append(front.complete())
-        assert {reply.status_code for reply in replies} == {200}
-        assert front.counts() == {"ok": len(replies)}
-        # a kept connection that breaks without a word is replaced, which is no retry
-        assert 0 < front.counts("retry_total")[""] <= len(first.calls)
-
-
-def test_a_server_that_stalls_is_replaced() -> None:
-    options = ("--first-token-timeout", "1")
-    with Upstream(stalled) as slow, Upstream(good) as other, gateway(slow, other, options=options) as front:
-
-        def is_replaced() -> bool:
-            calls = len(slow.calls)
-            return front.complete().status_code == 200 and len(slow.calls) > calls
-
-        eventually(is_replaced)
-        assert front.counts("retry_total")[""] > 0
-
-
 def test_a_server_that_is_not_there_is_not_noticed() -> None:
     with Upstream(good) as server, gateway(closed_port(), server) as front:
         assert {front.complete().status_code for _ in range(8)} == {200}
 
 
 def test_nobody_is_there() -> None:
-    with gateway(closed_port()) as front:
-        assert front.complete().status_code == 502
-        assert front.counts() == {"network_error": 1}
-        for _ in range(2):
-            front.complete()
+    with gateway(closed_port(), options=("--scrape-interval", "0.05")) as front:
         refused = refused_by(front, "none_ready")
         assert refused.status_code == 503
         assert "retry-after" in refused.headers
-        eventually(lambda: bool(refused_by(front, "none_ready")) and not is_ready(front))
+        assert not is_ready(front)
         assert front.client.get("/health").status_code == 200, "it is alive"
+
+
+def test_nobody_is_there_as_far_as_requests_show() -> None:
+    """Without scrapes each of them tries."""
+    with gateway(closed_port()) as front:
+        assert {front.complete().status_code for _ in range(5)} == {502}
+        assert front.counts() == {"network_error": 5}
+        eventually(lambda: front.complete().status_code == 502 and not is_ready(front))
 
 
 def is_ready(front: Gateway) -> bool:
@@ -159,12 +132,10 @@ def test_a_server_that_tells_no_load_is_up(status: int) -> None:
             eventually(lambda: sum("reports no load" in line for line in front.lines) == 1)
 
 
-@pytest.mark.parametrize(
-    "on_metrics",
-    [lambda call: call.reply(503, b"loading", "text/plain"), lambda call: call.wait_until_gone()],
-    ids=["503", "time-out"],
-)
-def test_a_server_whose_metrics_fail_is_used_without_a_better_one(on_metrics: Behaviour) -> None:
+def test_a_server_whose_metrics_fail_is_used_without_a_better_one() -> None:
+    def on_metrics(call: Call) -> None:
+        call.reply(503, b"loading", "text/plain")
+
     with Upstream(good) as server, Upstream(good) as other:
         server.on_metrics = on_metrics
         with gateway(server, other, options=("--scrape-interval", "0.05")) as front:
@@ -177,6 +148,25 @@ def test_a_server_whose_metrics_fail_is_used_without_a_better_one(on_metrics: Be
             assert is_ready(front)
             assert {front.complete().status_code for _ in range(20)} == {200}
             assert len(server.calls) > calls
+
+
+def test_metrics_that_take_long_are_late_and_no_sign_of_a_dead_server() -> None:
+    """Those of a busy server take longer than others."""
+    asked, held = threading.Semaphore(0), threading.Event()
+
+    def on_metrics(call: Call) -> None:
+        asked.release()
+        held.wait(WAIT_S)
+        call.reply(200, b"vllm:num_requests_waiting 7\n", "text/plain")
+
+    with Upstream(good) as busy, Upstream(good) as other:
+        busy.on_metrics = on_metrics
+        with gateway(busy, other, options=("--scrape-interval", "0.05")) as front:
+            assert asked.acquire(timeout=WAIT_S)
+            assert not asked.acquire(timeout=1.2), "the scrape goes on"
+            assert front.counts("endpoint_up") == {busy.url: 1, other.url: 1}
+            held.set()
+            eventually(lambda: front.counts("endpoint_waiting")[busy.url] == 7)
 
 
 def poisoned(call: Call) -> None:
@@ -203,10 +193,54 @@ def test_one_clients_errors_take_no_server_from_others() -> None:
         assert front.counts("endpoint_up") == {one.url: 1, other.url: 1}
 
 
+def crashed(call: Call) -> None:
+    """One prompt makes it break the connection."""
+    if call.json["prompt"] == "poison":
+        call.reset()
+    else:
+        good(call)
+
+
+def test_a_client_whose_prompts_break_servers_takes_none_from_others() -> None:
+    """Six of them, of a client that nobody else is beside."""
+    with Upstream(crashed) as one, Upstream(crashed) as other, gateway(one, other) as front:
+        for _ in range(6):
+            assert front.complete(prompt="poison").status_code == 502
+        ups = front.counts("endpoint_up")
+        assert sorted(ups.values()) != [0, 0]
+        assert front.complete().status_code == 200
+        eventually(
+            lambda: front.complete().status_code == 200 and set(front.counts("endpoint_up").values()) == {1}
+        )
+
+
+def test_the_first_token_after_an_outage_takes_a_server_back() -> None:
+    """Long before the reply ends: all clients are served at once."""
+    body = {"model": "m", "prompt": "p", "stream": True}
+
+    def first_line(client: httpx.Client, gone: threading.Barrier) -> str:
+        with client.stream("POST", "/v1/completions", json=body) as reply:
+            line = next(reply.iter_lines())
+            gone.wait(WAIT_S)
+            return line
+
+    with Upstream(cut_head) as server, gateway(server) as front:
+        assert {front.complete().status_code for _ in range(8)} == {502}
+        assert front.counts("endpoint_up") == {server.url: 0}
+        server.behaviour = stalled_in_stream
+        gone = threading.Barrier(13)
+        with ThreadPoolExecutor(12) as pool, httpx.Client(base_url=front.url, timeout=WAIT_S) as client:
+            lines = [pool.submit(first_line, client, gone) for _ in range(12)]
+            eventually(lambda: gone.n_waiting == 12)
+            assert front.counts("endpoint_up") == {server.url: 1}
+            gone.wait(WAIT_S)
+            assert {line.result() for line in lines} == {f"data: {TEXT}"}
+
+
 def test_servers_that_all_answer_with_errors_are_asked_nevertheless() -> None:
     with Upstream(poisoned) as one, Upstream(poisoned) as other, gateway(one, other) as front:
         assert {front.complete(prompt="poison").status_code for _ in range(20)} == {500}
-        assert set(front.counts("endpoint_up").values()) == {0}
+        assert set(front.counts("endpoint_up").values()) == {0, 1}, "one client takes no second one out"
         assert is_ready(front)
         assert front.complete().status_code == 200
 
@@ -235,7 +269,7 @@ def test_names_of_other_pickers() -> None:
     assert f"llm_d_epp_request_output_tokens_sum{{{labels}}} 2.0" in text
     assert 'llm_d_epp_ready_endpoints{name="mine"} 1.0' in text
     assert "llm_d_epp_scheduler_e2e_duration_seconds_count 1.0" in text
-    labels = 'api="completions",model="m",outcome="ok",target_model="small"'
+    labels = 'api="completions",model="m",outcome="ok",pool="mine",target_model="small"'
     assert f"penstock_gateway_request_total{{{labels}}} 1.0" in text
 
 
@@ -267,6 +301,21 @@ def test_a_body_that_is_too_large() -> None:
         assert (refused.status_code, refused.json()["error"]["code"]) == (413, "too_large")
         assert front.counts("rejection_total") == {"too_large": 1}
         assert not server.calls
+
+
+def test_clients_name_no_hosts_from_which_caches_are_fetched() -> None:
+    """A client would so read what is cached for others, and have the server connect wherever it likes."""
+    transfer = {"do_remote_prefill": True, "remote_host": "10.0.0.9", "remote_block_ids": [1]}
+    with Upstream(good) as server:
+        with gateway(server) as front:
+            for field, value in (("kv_transfer_params", transfer), ("bootstrap_host", "10.0.0.9")):
+                refused = front.complete(**{field: value})
+                assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
+            assert front.complete(kv_transfer_params=None).status_code == 200
+            assert len(server.calls) == 1
+        with gateway(server, options=("--allow-kv-transfer-params",)) as front:
+            assert front.complete(kv_transfer_params=transfer).status_code == 200
+            assert server.calls[-1].json["kv_transfer_params"] == transfer
 
 
 def test_sigterm_drains() -> None:
@@ -318,5 +367,6 @@ def test_sigterm_is_announced_before_the_drain() -> None:
         assert (state["phase"], state["model_servers_ready"]) == ("draining", 1)
         assert front.client.get("/health").status_code == 200
         assert front.complete().status_code == 200
+        time.sleep(SIGNAL_DEBOUNCE_S)  # an earlier signal counts as the same one
         front.process.terminate()
         assert front.process.wait(WAIT_S) == 0

@@ -63,6 +63,8 @@ def front(upstream: Upstream) -> Iterator[Gateway]:
         (lambda call: call.reply(200, REPLY[:-9]), False, "content_error", 200),
         (lambda call: call.reply(200, REPLY, "text/html"), True, "content_error", 200),
         (lambda call: call.reply(200, b"{}", LATIN_1), True, "content_error", 200),
+        (lambda call: call.reply(307, b""), True, "content_error", 307),
+        (lambda call: call.reply(301, b"moved", "text/html"), False, "content_error", 301),
     ],
 )
 def test_outcomes(

@@ -38,12 +38,19 @@ def fields_of(lines: list[str], request_id: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("breaks", "status", "sent", "attempts"),
-    [(closes_at_once, 200, 2, 2), (dies_later, 502, 1, 1)],
+    ("method", "breaks", "status", "sent", "attempts"),
+    [
+        ("GET", closes_at_once, 200, 2, 2),
+        ("GET", dies_later, 502, 1, 1),
+        ("POST", closes_at_once, 502, 1, 1),
+        ("DELETE", closes_at_once, 502, 1, 1),
+    ],
 )
 def test_a_request_on_a_kept_connection_that_breaks(
-    breaks: Callable[[Call], None], status: int, sent: int, attempts: int
+    method: str, breaks: Callable[[Call], None], status: int, sent: int, attempts: int
 ) -> None:
+    """The server has read it, and may have run it."""
+
     def behaviour(call: Call) -> None:
         if len(server.calls) == 2:
             breaks(call)
@@ -52,9 +59,9 @@ def test_a_request_on_a_kept_connection_that_breaks(
 
     with Upstream(behaviour) as server, gateway(server, options=("--max-attempts", "1")) as front:
         assert front.complete(stream=False).status_code == 200
-        reply = front.client.post(
-            "/v1/completions", json={"model": "m", "prompt": "p"}, headers={"x-request-id": "second"}
-        )
+        path = "/v1/completions" if method == "POST" else "/v1/files/f"
+        body = b'{"model":"m","prompt":"p"}' if method == "POST" else None
+        reply = front.client.request(method, path, content=body, headers={"x-request-id": "second"})
         assert reply.status_code == status
         assert len(server.calls) - 1 == sent
         logged = fields_of(front.lines, "second")

@@ -5,14 +5,18 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.config.errors import ConfigError
 from penstock.config.gateway import GatewayConfig
-from penstock.gateway.process import EndpointSource, read_weights
-from penstock.gateway.requests.model_rewrites import ModelRewrites
-from tests.gateway.processes import WAIT_S
+from penstock.gateway.assembly import make_admission, name_of_pool, read_weights
+from penstock.gateway.discovery.endpoints_file import EndpointSource
+from penstock.gateway.workers.exchange import Exchange, WorkerName
+from penstock.gateway.workers.shared_places import SharedPlaces
+from tests.gateway.processes import WAIT_S, closed_port, gateway
 
 
 def test_weights() -> None:
@@ -35,19 +39,6 @@ def test_weights() -> None:
 def test_weights_that_are_none(scorers: str, slo: float | None, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         read_weights(scorers, slo)
-
-
-@pytest.mark.parametrize(
-    ("texts", "problem"),
-    [
-        (["a=b:1.2.3"], "--model-rewrite a=b:1.2.3: '1.2.3' is not a number"),
-        (["a=b:0,c:0"], "--model-rewrite a=b:0,c:0: all weights are 0"),
-        (["a=b", "a=c"], "--model-rewrite a=c: a is rewritten already"),
-    ],
-)
-def test_rewrites_that_are_none(texts: list[str], problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem):
-        ModelRewrites(texts)
 
 
 @pytest.mark.parametrize("url", ["http://a:99999", "http://a:x"])
@@ -73,3 +64,51 @@ def test_a_port_that_is_taken(option: str) -> None:
     assert done.returncode == 1
     assert port in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({}, "penstock"),
+        ({"kubernetes_pool": ["team/llama"]}, "llama"),
+        ({"kubernetes_pool": ["llama", "qwen"]}, "penstock"),
+        ({"kubernetes_pool": ["llama"], "metrics_pool_name": "mine"}, "mine"),
+    ],
+)
+def test_the_name_of_the_pool_in_metrics(options: dict[str, Any], name: str) -> None:
+    assert name_of_pool(GatewayConfig(**options)) == name
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (
+            {"fairness_header": "x-team"},
+            "--fairness-header x-team: it has an effect only with --flow-control",
+        ),
+        ({"max_requests_per_endpoint": 3}, "--max-requests-per-endpoint 3: it has an effect only with"),
+        (
+            {"budget_store": "redis://user:pw"},
+            r"--budget-store: the URL is not valid: check its port, and write special characters of its "
+            r"password as %2F$",
+        ),
+    ],
+)
+def test_flow_control_that_is_none(options: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    if "budget_store" in options:
+        pytest.importorskip("redis")
+    exchange = Exchange(str(tmp_path), WorkerName(0, 0))
+    with pytest.raises(ConfigError, match=problem):
+        make_admission(GatewayConfig(**options), lambda: 0.0, exchange, SharedPlaces(exchange))
+    exchange._socket.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [((), "off, anybody who can connect may use the gateway"), (("--api-key", "k"), "required")],
+)
+def test_the_start_says_who_may_use_the_gateway(options: tuple[str, ...], said: str) -> None:
+    with gateway(closed_port(), options=options) as front:
+        banner = [line.rstrip() for line in front.lines if line.startswith("  ")]
+    assert f"  metrics    {front.url}/metrics" in banner
+    assert f"  API key    {said}" in banner

@@ -36,7 +36,9 @@ def test_sighup_and_stray_signals_break_no_stream() -> None:
             assert next(lines) == f"data: {TEXT}"
             for signum in (*STRAY, signal.SIGHUP):
                 front.process.send_signal(signum)
-            until_logged(front, "SIGHUP")
+                for worker in front.workers:
+                    worker.send_signal(signum)
+            until_logged(front, "replaces gateway 0")
             end_stream(server)
             assert f"data: {DONE}" in list(lines)
         assert front.process.poll() is None

@@ -12,13 +12,16 @@ import pytest
 from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.routing.circuit_breaker import MAX_OPEN_S, MIN_REQUESTS
 from penstock.gateway.routing.endpoint import Endpoint
-from penstock.gateway.routing.picker import NoEndpointError, Picker, PickRequest
+from penstock.gateway.routing.pick_request import NoEndpointError, PickRequest
+from penstock.gateway.routing.picker import Picker
 from penstock.gateway.routing.prefix_affinity import prefix_blocks
 
 PER_S = 100.0
 """Requests that come, evenly spaced."""
 WEIGHTS = {"queue": 2.0, "running": 1.0, "kv": 1.0, "prefix": 2.0, "session": 2.0}
 """The default of ``--scorers``."""
+TTFT_S = 0.3
+"""When longer replies have their first token."""
 Answer = Callable[[int, float], tuple[float, Outcome]]
 """(endpoint, time) to how long its answer takes and what it is."""
 
@@ -35,7 +38,8 @@ class Fleet:
         self._picker = Picker(WEIGHTS, rng=random.Random(1))
         self._blocks = prefix_blocks("m", b"x" * 2000) if blocks else []
         self._order = itertools.count()
-        self._answers: list[tuple[float, int, float, PickRequest, Endpoint, Outcome]] = []
+        self._answers: list[tuple[float, int, float, PickRequest, Endpoint, Outcome | None]] = []
+        """Ends, and first tokens (None)."""
 
     def run(self, until: float) -> None:
         for number in range(int(until * PER_S)):
@@ -62,12 +66,18 @@ class Fleet:
         takes, outcome = self._answer(number, now)
         answer = (now + takes, next(self._order), now, request, endpoint, outcome)
         heapq.heappush(self._answers, answer)
+        if outcome is Outcome.OK and takes > TTFT_S:
+            token = (now + TTFT_S, next(self._order), now, request, endpoint, None)
+            heapq.heappush(self._answers, token)
 
     def _settle(self, now: float) -> None:
         while self._answers and self._answers[0][0] <= now:
             at, _, sent_at, request, endpoint, outcome = heapq.heappop(self._answers)
+            if outcome is None:
+                endpoint.breaker.record_success(at, sent_at)
+                continue
             endpoint.request_ended(request.tokens)
-            endpoint.breaker.record_outcome(outcome, at, sent_at)
+            endpoint.breaker.record_outcome(outcome, at, sent_at, had_token=at - sent_at > TTFT_S)
             if outcome is Outcome.NETWORK_ERROR and len(request.tried) < 3:
                 self._send(request, at)
             else:
@@ -107,7 +117,7 @@ def test_a_dead_endpoint_is_not_noticed_by_clients() -> None:
 
 def test_a_failing_endpoint_shows_in_a_few_replies() -> None:
     """Half of at least ten open the breaker where good replies from before still end in between; after that
-    there are probes after 1, 3 and 7 seconds."""
+    there are probes after 1, 3 and 6 seconds."""
     fleet = Fleet(FAILING)
     fleet.run(10.0)
     assert sum(told == "model_server_error" for _, told in fleet.seen) <= MIN_REQUESTS + 3
@@ -138,16 +148,27 @@ def test_an_endpoint_that_comes_and_goes() -> None:
     assert 0.005 < fleet.share(0, 0.0, 30.0) < 0.2
 
 
-def test_all_bad_is_said_and_ends() -> None:
+def test_an_outage_of_all_ends_with_its_cause() -> None:
+    """While replies take longer than anyone would wait for a probe."""
+
     def answer(endpoint: int, now: float) -> tuple[float, Outcome]:
-        return (0.001, Outcome.NETWORK_ERROR) if 2.0 <= now < 4.0 else (0.05, Outcome.OK)
+        return (0.001, Outcome.NETWORK_ERROR) if 2.0 <= now < 3.0 else (45.0, Outcome.OK)
 
     fleet = Fleet(answer)
-    fleet.run(4.0 + MAX_OPEN_S)
-    during = [told for at, told in fleet.seen if 2.1 <= at < 4.0]
-    assert during.count("none_ready") > 0.9 * len(during)
-    assert {told for at, told in fleet.seen if at >= 4.0 + 4.0} == {"ok"}, (
-        "the pause is doubled twice at most"
-    )
-    late = [fleet.share(number, 10.0, 30.0) for number in range(3)]
-    assert min(late) > 0.2
+    fleet.run(60.0)
+    during = {told for at, told in fleet.seen if 2.1 <= at < 3.0}
+    assert during == {"network_error"}
+    assert all(told == "ok" for at, told in fleet.seen if at >= 3.01)
+    assert sum(at >= 3.01 for at, _ in fleet.sent) == pytest.approx(57 * PER_S, abs=5)
+    assert min(fleet.share(number, 5.0, 60.0) for number in range(3)) > 0.2
+
+
+def test_an_outage_of_one_is_over_soon_after_its_cause() -> None:
+    def answer(endpoint: int, now: float) -> tuple[float, Outcome]:
+        away = endpoint == 0 and 2.0 <= now < 12.0
+        return (0.001, Outcome.NETWORK_ERROR) if away else (45.0, Outcome.OK)
+
+    fleet = Fleet(answer)
+    fleet.run(30.0)
+    assert {told for _, told in fleet.seen} <= {"ok"}
+    assert fleet.share(0, 12.0 + MAX_OPEN_S + 1.0, 30.0) > 0.3

@@ -16,6 +16,7 @@ from penstock.dialects.completions.dialect import Completions
 from penstock.generation.input_processor import InputProcessor
 from penstock.generation.model_info import ModelInfo, SamplingDefaults
 from penstock.generation.prompt.chat_template import ChatTemplate
+from penstock.generation.prompt.prompt_encoder import PromptEncoder
 from penstock.generation.prompt.tokenizer import Tokenizer
 from penstock.http.errors import ApiError
 from penstock.wire.messages import Adapter
@@ -28,7 +29,9 @@ class Planners:
     """Every API's way from a body to a plan."""
 
     def __init__(self, config: ServeConfig, processor: InputProcessor) -> None:
-        tokenize = TokenizeRoutes(processor, tiny_tokenizer(), config.max_request_bytes, ByteBudget(1 << 20))
+        tokenize = TokenizeRoutes(
+            processor, PromptEncoder(tiny_tokenizer(), None), config, ByteBudget(1 << 20)
+        )
         self.completion = Completions(config, processor).plan
         self.chat = ChatCompletions(config, processor).plan
         self.tokenize = tokenize.tokenize_plan

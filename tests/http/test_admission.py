@@ -22,6 +22,6 @@ def test_a_full_queue_says_when_there_is_room_and_never_too_early(milliseconds: 
 
 
 def test_other_failures() -> None:
-    assert stream_failed(StreamError(400, "invalid_request", "No.")).headers == ()
-    assert stream_failed(StreamError(500, "engine_error", "Broken.")).headers == ()
+    assert stream_failed(StreamError(400, "invalid_request", "No.")).headers == []
+    assert stream_failed(StreamError(500, "engine_error", "Broken.")).headers == []
     assert dict(stream_failed(StreamError(503, "engine_died", "Gone.")).headers)[b"retry-after-ms"] == b"1000"

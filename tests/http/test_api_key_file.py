@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.config.errors import ConfigError
+from penstock.config.gateway import GatewayConfig
 from penstock.config.origins import Origin
 from penstock.config.serve import ServeConfig
 from penstock.http.api_key_file import load_api_keys
@@ -27,6 +28,16 @@ def test_keys_of_the_file_follow_the_others_each_once(tmp_path: Path) -> None:
     path = write(tmp_path, "\n# of the batch jobs\n two \none\n\nthree")
     config = load_api_keys(ServeConfig(api_key=["one"], api_key_file=path), {})
     assert config.api_key == ["one", "two", "three"]
+
+
+def test_keys_of_administrators(tmp_path: Path) -> None:
+    path = write(tmp_path, "two\none\n")
+    config = load_api_keys(ServeConfig(admin_api_key=["one"], admin_api_key_file=path, api_key=["k"]), {})
+    assert (config.admin_api_key, config.api_key) == (["one", "two"], ["k"])
+    with pytest.raises(ConfigError, match=r"--admin-api-key-file .*: line 1 is a key of clients as well"):
+        load_api_keys(ServeConfig(admin_api_key_file=path, api_key=["two"]), {})
+    with pytest.raises(ConfigError, match="--admin-api-key: key 1 has characters"):
+        load_api_keys(GatewayConfig(admin_api_key=["a b"]), {})
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# a comment\n"])

@@ -40,7 +40,8 @@ class Server:
         self.log_path = directory / "serve.log"
         self._start_s = start_s
         self._listens = "--headless" not in arguments
-        listening = ("--port", "0") if self._listens and "--uds" not in arguments else ()
+        tcp = ("--port", "0", "--allow-loopback-admin")
+        listening = tcp if self._listens and "--uds" not in arguments else ()
         command = [*within, python, "-m", "penstock.cli.main", "serve", *listening, *arguments]
         self.process = subprocess.Popen(
             command,

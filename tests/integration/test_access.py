@@ -16,7 +16,10 @@ def test_keys_of_file_and_environment_guard_every_route_and_stay_secret(tmp_path
     path = tmp_path / "keys"
     path.write_text("# teams\nkey-of-the-file\n")
     path.chmod(0o600)
-    environ = os.environ | {"PENSTOCK_API_KEY": "key-of-the-environment,another-key"}
+    environ = os.environ | {
+        "PENSTOCK_API_KEY": "key-of-the-environment,another-key",
+        "PENSTOCK_ADMIN_API_KEY": "key-of-the-administrator",
+    }
     options = ("--api-key-file", str(path), "--log-level", "debug")
     with Server(*SYNTHETIC, *options, directory=tmp_path, environ=environ) as server:
         for key in ("key-of-the-file", "key-of-the-environment", "another-key"):
@@ -37,6 +40,9 @@ def test_keys_of_file_and_environment_guard_every_route_and_stay_secret(tmp_path
             assert reply.status_code == 401, guarded
             assert reply.headers["www-authenticate"] == "Bearer"
             assert reply.json()["error"]["code"] == "invalid_api_key"
+        for key, status in (("key-of-the", 401), ("another-key", 403), ("key-of-the-administrator", 200)):
+            assert server.get("/debug/gc", authorization=f"Bearer {key}").status_code == status, key
+        assert server.get("/metrics", authorization="Bearer key-of-the-administrator").status_code == 200
         shown = [part for process in processes(server) for part in process.cmdline()]
         assert "API key    required" in server.log
     for text in (*shown, server.log):

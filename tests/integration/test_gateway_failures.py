@@ -33,7 +33,10 @@ dialects = pytest.mark.parametrize("path", DIALECTS, ids=["completions", "chat"]
 @pytest.fixture(scope="module")
 def paced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server whose streams can be met in the middle, and end with their engine."""
-    options = (*SYNTHETIC, "--synthetic-step-ms", "10", "--resume-timeout", "0")
+    options = (
+        *(*SYNTHETIC, "--synthetic-step-ms", "10", "--resume-timeout", "0"),
+        "--no-allow-loopback-admin",
+    )
     with Server(*options, directory=tmp_path_factory.mktemp("serve")) as running:
         yield running
 
@@ -426,3 +429,8 @@ def test_half_a_reply(paced: Server, wire: Upstream, behind_wire: Gateway, path:
         reply = behind_wire.client.post(path, json=SHORT | DIALECTS[path] | {"stream": False})
         assert reply.status_code == 200
     assert not tokens
+
+
+def test_a_program_on_the_same_machine_may_stand_for_others(paced: Server) -> None:
+    reply = paced.post("/sleep", {})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (403, "not_local")

@@ -80,6 +80,8 @@ def test_a_unix_socket_is_served_by_all_and_removed_at_the_end(tmp_path: Path) -
             body = {"prompt": "x", "max_tokens": 5, "stream": True}
             assert data_of(client.post("/v1/completions", json=body).text)[-1] == "[DONE]"
             assert client.get("/health").status_code == 200
+            assert client.get("/is_sleeping").status_code == 200
+            assert client.get("/is_sleeping", headers={"via": "1.1 proxy"}).status_code == 403
         server.children("api-server")[0].kill()
         assert path.exists()
     assert not os.path.exists(path)

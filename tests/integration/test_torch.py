@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import re
@@ -9,10 +10,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
 from tokenizers import Tokenizer
 
+from penstock.gateway.kv_events.block_index import BlockIndex, Source
+from penstock.gateway.kv_events.subscriber import EventAddresses, KVEventSubscriber
+from penstock.gateway.routing.endpoint import Endpoint
 from penstock.supervisor.startup.model_resolution import DEMO_DIR
 from tests.integration.server import Server, wait_until
 
@@ -24,7 +29,10 @@ OPTIONS = ("--dtype", "float32", "--threads", "1", "--max-num-batched-tokens", "
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(*OPTIONS, directory=tmp_path_factory.mktemp("demo")) as running:
+    directory = tmp_path_factory.mktemp("demo")
+    addresses = {name: f"ipc://{directory}/{name}" for name in ("endpoint", "replay_endpoint")}
+    events = json.dumps({"enable_kv_cache_events": True} | addresses)
+    with Server(*OPTIONS, "--kv-events-config", events, directory=directory) as running:
         yield running
 
 
@@ -52,6 +60,34 @@ def test_a_chat_answers_in_words(demo: Server) -> None:
     choice = demo.post("/v1/chat/completions", body).json()["choices"][0]
     assert choice["finish_reason"] == "stop"
     assert len(re.findall(r"[A-Za-z]{2,}", choice["message"]["content"])) >= 5
+
+
+def test_events_say_what_is_cached(demo: Server) -> None:
+    """A router that follows them, and has a prompt tokenized, knows what the engine will find."""
+
+    async def run() -> None:
+        index, endpoint = BlockIndex(), Endpoint(demo.url)
+        subscriber = KVEventSubscriber(index)
+        events, replay = (f"ipc://{demo.log_path.parent}/{name}" for name in ("endpoint", "replay_endpoint"))
+        subscriber.update([EventAddresses(Source(endpoint), events, replay)])
+        messages = [{"role": "user", "content": "What do events say of a cache? " * 20}]
+        for content in ("And now?", "And then?"):
+            before = index.size
+            await asyncio.to_thread(
+                demo.post, "/v1/chat/completions", {"messages": messages, "max_tokens": 8}
+            )
+            async with asyncio.timeout(20):
+                while index.size == before:  # noqa: ASYNC110 - the index is no asyncio object
+                    await asyncio.sleep(0.01)
+            messages = [*messages, {"role": "user", "content": content}]
+            body = {"messages": messages, "max_tokens": 1}
+            tokens = (await asyncio.to_thread(demo.post, "/tokenize", body)).json()["tokens"]
+            known = index.cached(np.array(tokens, np.int32).tobytes(), [endpoint], 0.0)[endpoint]
+            reply = (await asyncio.to_thread(demo.post, "/v1/chat/completions", body)).json()
+            assert known == reply["usage"]["prompt_tokens_details"]["cached_tokens"] > 100
+        subscriber.close()
+
+    asyncio.run(run())
 
 
 def test_the_turns_of_a_session_cost_what_is_new(demo: Server) -> None:

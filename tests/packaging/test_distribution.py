@@ -19,7 +19,7 @@ from tests.packaging.conftest import ROOT, Built
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 WRONG_NAME = re.compile(
     r"""pip3?\ install\b[^\n]*?[\ "'=]penstock(?![-\w./])   # the other project
-        |(?<![-\w.])penstock\\?\[(?:torch|vllm|envoy|otel|ray|dev|…|\.\.\.)""",
+        |(?<![-\w.])penstock\\?\[(?:torch|vllm|envoy|otel|kubernetes|ray|dev|…|\.\.\.)""",
     re.VERBOSE,
 )
 WRITTEN = {".md", ".py", ".toml", ".txt", ".yaml", ".yml", ".html", ".json", ".sh", ".service", ".tpl", ""}

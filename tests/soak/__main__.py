@@ -1,7 +1,8 @@
-"""``python -m tests.soak server|gateway [options]``, run from a checkout; ``--help`` shows the options.
+"""``python -m tests.soak server|gateway|outcomes [options]``, run from a checkout; ``--help`` shows options.
 
 ``server`` loads a server, kills its processes and checks every token. ``gateway`` measures whether the
-memory of the gateway stays flat while requests fail. Exit codes are those of ``penstock``.
+memory of the gateway stays flat while requests fail. ``outcomes`` disturbs model servers behind a gateway,
+and compares what its clients see with what it says. Exit codes are those of ``penstock``.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from penstock.config.errors import ConfigError
 from penstock.config.origins import Origins
 from penstock.config.sources import resolve
 from penstock.exit_codes import EXIT_USAGE
-from tests.soak import gateway_memory, report, run
-from tests.soak.config import GatewayMemoryConfig, SoakConfig
+from tests.soak import gateway_memory, outcome_soak, report, run
+from tests.soak.config import GatewayMemoryConfig, OutcomeSoakConfig, SoakConfig
 
 PROGRAM = "python -m tests.soak"
 
@@ -38,6 +39,12 @@ def soak_gateway(config: GatewayMemoryConfig, origins: Origins) -> int:
     return 1 if found is None else 0
 
 
+def soak_outcomes(config: OutcomeSoakConfig, origins: Origins) -> int:
+    """1 when a check failed, or nothing could be measured."""
+    found = run_measurement(lambda say: outcome_soak.measure(config, say), outcome_soak.render, config.json)
+    return 0 if found is not None and not found.defects else 1
+
+
 COMMANDS: tuple[Command[Any], ...] = (
     Command(("server",), "Load a server, kill its processes, check every token.", SoakConfig, soak_server),
     Command(
@@ -45,6 +52,12 @@ COMMANDS: tuple[Command[Any], ...] = (
         "Measure whether the gateway's memory stays flat while requests fail in every way.",
         GatewayMemoryConfig,
         soak_gateway,
+    ),
+    Command(
+        ("outcomes",),
+        "Disturb model servers behind a gateway; compare what clients see with what it says.",
+        OutcomeSoakConfig,
+        soak_outcomes,
     ),
 )
 

@@ -104,6 +104,23 @@ class GatewayMemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     json: Report = None
 
 
+class OutcomeSoakConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of ``python -m tests.soak outcomes``."""
+
+    minutes: Annotated[float, option("Duration of the load, in minutes.", "Load", gt=0, le=10_000)] = 30.0
+    clients: Annotated[
+        int, option("Number of clients, each with one request in flight.", "Load", ge=1, le=1024)
+    ] = 24
+    servers: Annotated[int, option("Number of model servers.", "Load", ge=2, le=64)] = 4
+    disturb_every: Annotated[float, option("Mean time between faults, in seconds.", "Load", gt=0)] = 3.0
+    most_out_s: Annotated[
+        float,
+        option("Maximum time for which a healthy server may be out, in seconds.", "Bounds", gt=0),
+    ] = 5.0
+    seed: Annotated[int, option("Seed of requests and faults.", "Load", ge=0)] = 0
+    json: Report = None
+
+
 def soak_arguments(config: SoakConfig, run_dir: str) -> list[str]:
     """The command line of the server under test; ``--server-args`` come last and win."""
     options = {
@@ -118,4 +135,5 @@ def soak_arguments(config: SoakConfig, run_dir: str) -> list[str]:
         "--max-stream-backlog": SOAK_BACKLOG,
         "--run-dir": run_dir,
     }
-    return serve_command(options, config.server_args)
+    serve, *further = serve_command(options, config.server_args)
+    return [serve, "--allow-loopback-admin", *further]  # for /debug/gc

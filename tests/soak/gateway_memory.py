@@ -50,7 +50,13 @@ def measure_memory(config: GatewayMemoryConfig, say: ProgressCallback) -> Memory
 
 async def _measure(config: GatewayMemoryConfig, deadline: Deadline, say: ProgressCallback) -> MemoryReport:
     async with ModelServers(SERVERS) as servers:
-        arguments = ["gateway", "--port=0", "--access-log=none", "--max-request-bytes=65536"]
+        arguments = [
+            "gateway",
+            "--port=0",
+            "--allow-loopback-admin",
+            "--access-log=none",
+            "--max-request-bytes=65536",
+        ]
         arguments += [f"--first-token-timeout={FIRST_TOKEN_TIMEOUT_S}", "--endpoints", *servers.urls]
         say("starting penstock gateway")
         start = asyncio.to_thread(ServerProcess, arguments, deadline.left("the start of the gateway"))
@@ -69,7 +75,7 @@ async def _measure(config: GatewayMemoryConfig, deadline: Deadline, say: Progres
                 asked = wanted
                 await asyncio.sleep(REST_S)
                 tracked = await clients[0].tracked_objects()
-                process = psutil.Process(gateway.pid)
+                [process] = psutil.Process(gateway.pid).children()  # its only worker
                 resident, descriptors = process.memory_info().rss, process.num_fds()
                 samples.append(
                     MemorySample(time.monotonic() - began, asked, resident, descriptors, objects=tracked)

@@ -21,7 +21,7 @@ from penstock.bench.deadline import ProgressCallback
 from penstock.bench.errors import BenchError
 from penstock.bench.machine import this_machine
 from penstock.bench.server_process import ServerProcess
-from penstock.gateway.routing.prefix_affinity import BLOCK_BYTES, MOST_BLOCKS, MOST_INDEXED
+from penstock.gateway.routing.prefix_affinity import MOST_INDEXED, prefix_blocks
 from penstock.supervisor.startup.model_resolution import DEMO_DIR
 from tests.soak.client import ClientPool
 from tests.soak.config import SoakConfig, soak_arguments
@@ -48,8 +48,8 @@ STEADY_S = 2.2
 POLL_S = 0.4
 CALM_EVERY = 3
 """One in this many rounds has no faults, beginning with the first."""
-PROMPT_BYTES = MOST_BLOCKS * BLOCK_BYTES
-"""The part of a prompt that the gateway indexes."""
+PROMPT_BYTES = 32 << 10
+"""Size of the prompts that fill the gateway's index."""
 LOST_S = 3.0
 """Seconds of tokens that the counts of a killed process may lack: it reports once a second, and messages in
 flight are lost. With one that hung before, these are the tokens of the whole time."""
@@ -109,8 +109,9 @@ class _Soak:
         )
         self._gateway: ProcessInstance | None = None
         if gateway is not None:
-            self._faults.front = psutil.Process(gateway.pid)
-            self._gateway = ProcessInstance("gateway", gateway.pid, self._faults.front.create_time())
+            [worker] = psutil.Process(gateway.pid).children()
+            self._faults.front = worker
+            self._gateway = ProcessInstance("gateway", worker.pid, worker.create_time())
         self._verifier = RequestVerifier(oracle, self._faults.was_killed, through_gateway=gateway is not None)
         self._mix = RequestMix(oracle, random.Random(rng.random()))
         url = server.url if gateway is None else gateway.url
@@ -162,7 +163,8 @@ class _Soak:
     async def _fill_gateway(self) -> None:
         """Fills the gateway's index of prompt prefixes, so that its growth is no leak. The server refuses the
         prompts, which exceed the context."""
-        prompts = (str(number) * PROMPT_BYTES for number in range(10**6, 10**6 + MOST_INDEXED // MOST_BLOCKS))
+        number = MOST_INDEXED // len(prefix_blocks("", bytes(PROMPT_BYTES))) + 1
+        prompts = (str(10**6 + each) * PROMPT_BYTES for each in range(number))
         async with httpx.AsyncClient(base_url=self._url, timeout=REQUEST_S, trust_env=False) as front:
             for prompt in prompts:
                 body = {"prompt": prompt[:PROMPT_BYTES], "max_tokens": 1}

@@ -259,6 +259,16 @@ def test_one_that_outlives_its_terminal_still_takes_sighup_as_an_order(serve: Se
     assert "SIGHUP: shutting down" not in running.text
 
 
+def test_sighup_while_starting_is_carried_out_after_the_start(serve: Serve) -> None:
+    running = serve({"engine": ["until told"]})
+    running.until("runs as process")
+    running.process.send_signal(signal.SIGHUP)
+    running.until("SIGHUP while starting: API servers are replaced after that")
+    (running.run_dir() / "go").touch()
+    running.until_ready()
+    running.until("api-server 1 is ready and replaces api-server 0")
+
+
 def test_sighup_is_an_order_where_there_is_no_terminal(serve: Serve) -> None:
     running = serve({"api-server": ["deaf"]})
     running.until_ready()

@@ -54,6 +54,23 @@ def test_what_sighup_asks_for(
     assert receiver.request(signal.SIGCHLD) is SignalRequest.REAP
 
 
+def test_sighup_waits_for_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then it interrupts what is prepared only if the terminal was closed."""
+    monkeypatch.setattr(signals, "_has_controlling_terminal", lambda: True)
+    with interruptible():
+        for _ in range(2):
+            signal.raise_signal(signal.SIGHUP)
+        with SignalReceiver() as receiver:
+            assert receiver.receive() == [signal.SIGHUP]
+    with interruptible():
+        signal.raise_signal(signal.SIGHUP)
+    assert signal.SIGHUP not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    with interruptible():
+        monkeypatch.setattr(signals, "_has_controlling_terminal", lambda: False)
+        with pytest.raises(Interrupted):
+            signal.raise_signal(signal.SIGHUP)
+
+
 def test_signals_are_received_in_order() -> None:
     with SignalReceiver() as receiver:
         signal.raise_signal(signal.SIGTERM)

@@ -72,7 +72,10 @@ LAUNCH = launch(
             Ready(info={"device": "cpu", "blocks": 8, "gib": 1.5, "graphs": True}),
             b'{"type":"ready","info":{"device":"cpu","blocks":8,"gib":1.5,"graphs":true}}\n',
         ),
-        (ProcessFailed(message="no", fatal=True), b'{"type":"failed","message":"no","fatal":true}\n'),
+        (
+            ProcessFailed(message="no", fatal=True),
+            b'{"type":"failed","message":"no","fatal":true,"usage":false}\n',
+        ),
     ],
 )
 def test_bytes_of_each_message(message: SupervisorCommand | ChildReport, line: bytes) -> None:
@@ -109,9 +112,10 @@ def test_a_line_that_is_no_message_is_refused(line: bytes) -> None:
 
 
 def test_a_role_that_does_not_exist_is_refused() -> None:
-    line = encode(LAUNCH).replace(b'"api-server"', b'"gateway"')
-    with pytest.raises(ControlError, match="role"):
-        decode_for_child(line)
+    for role in (b'"gateway"', b'"proxy"'):  # a worker of a gateway has a launch of its own
+        line = encode(LAUNCH).replace(b'"api-server"', role)
+        with pytest.raises(ControlError, match="role"):
+            decode_for_child(line)
 
 
 def test_an_option_out_of_its_bounds_is_refused() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import secrets
 import time
-from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import unquote
 
 from penstock.api.exchange import Exchange
 from penstock.dialects.messages.errors import VERSION_HEADER
+from penstock.dialects.messages.model_list import model_entry
+from penstock.dialects.messages.model_list import model_list as anthropic_list
 from penstock.generation.input_processor import InputProcessor
 from penstock.generation.model_info import ModelInfo
 from penstock.http.asgi import encode_json, first_headers, send_json
@@ -25,16 +26,8 @@ class ModelRoutes:
         self._processor = processor
         listed = model_list(processor.model_info, root, processor.aliases.exact)
         self._cards = {card["id"]: card for card in listed["data"]}
-        entries = [anthropic_entry(card) for card in listed["data"]]
         self._list = encode_json(listed)
-        self._anthropic_list = encode_json(
-            {
-                "data": entries,
-                "has_more": False,
-                "first_id": entries[0]["id"],
-                "last_id": entries[-1]["id"],
-            }
-        )
+        self._anthropic_list = encode_json(anthropic_list(listed["data"]))
 
     async def list(self, exchange: Exchange) -> None:
         """All models."""
@@ -46,7 +39,7 @@ class ModelRoutes:
         name = unquote(exchange.scope["path"][len(MODEL_PREFIX) :])
         card = self._cards[self._processor.served_name(name)] | {"id": name}
         anthropic = VERSION_HEADER in first_headers(exchange.scope)
-        await send_json(exchange.send, encode_json(anthropic_entry(card) if anthropic else card))
+        await send_json(exchange.send, encode_json(model_entry(card) if anthropic else card))
 
 
 def model_list(model_info: ModelInfo, root: str, aliases: dict[str, str]) -> dict[str, Any]:
@@ -59,20 +52,6 @@ def model_list(model_info: ModelInfo, root: str, aliases: dict[str, str]) -> dic
     by_name = {card["id"]: card for card in cards}
     cards += [by_name[name] | {"id": alias, "parent": name} for alias, name in aliases.items()]
     return {"object": "list", "data": cards}
-
-
-def anthropic_entry(card: dict[str, Any]) -> dict[str, Any]:
-    """A card in Anthropic's shape."""
-    created = datetime.fromtimestamp(card["created"], UTC)
-    return {
-        "type": "model",
-        "id": card["id"],
-        "display_name": card["id"],
-        "created_at": created.isoformat().replace("+00:00", "Z"),
-        "max_input_tokens": card["max_model_len"],
-        "max_tokens": card["max_model_len"],
-        "lifecycle": "active",
-    }
 
 
 def _model_card(name: str, root: str, parent: str | None, max_model_len: int) -> dict[str, Any]:

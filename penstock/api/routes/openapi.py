@@ -40,7 +40,7 @@ _SCHEMAS |= {
 _ERRORS = {
     400: "The body is not JSON, or a field has a value that is not allowed or not supported.",
     401: "No valid API key.",
-    403: "Without API keys, only programs on the server's own machine may ask for this.",
+    403: "Without API keys, this answers over a unix socket, or with --allow-loopback-admin.",
     404: "No such model.",
     405: "Another method is needed.",
     409: "The key was used for something else, or another change is under way.",
@@ -60,9 +60,12 @@ _EVENTS = (
 )
 
 
-def openapi_document(version: str, *, api_key: bool = False, root_path: str = "", page: bool = True) -> Json:
+def openapi_document(
+    version: str, *, api_key: bool = False, admin_key: bool = False, root_path: str = "", page: bool = True
+) -> Json:
     """OpenAPI 3.1 document of every route. ``api_key``: whether routes require a bearer token;
-    ``root_path``: prefix of their paths for clients; ``page``: whether the web page is served."""
+    ``admin_key``: whether administrative ones require one of their own; ``root_path``: prefix of their paths
+    for clients; ``page``: whether the web page is served."""
     document: Json = {
         "openapi": "3.1.0",
         "info": {
@@ -70,12 +73,12 @@ def openapi_document(version: str, *, api_key: bool = False, root_path: str = ""
             "version": version,
             "summary": "Large language models over the OpenAI HTTP API.",
         },
-        "paths": _paths(api_key, page=page),
+        "paths": _paths(api_key, admin_key, page=page),
         "components": {"schemas": _request_schemas() | _SCHEMAS},
     }
     if root_path:
         document["servers"] = [{"url": root_path}]
-    if api_key:
+    if api_key or admin_key:
         document["components"]["securitySchemes"] = {
             "apiKey": {"type": "http", "scheme": "bearer", "description": "One of the server's --api-key."}
         }
@@ -280,19 +283,22 @@ _ROUTES = (
 )
 
 
-def _paths(api_key: bool, *, page: bool) -> Json:
+def _paths(api_key: bool, admin_key: bool, *, page: bool) -> Json:
     paths: Json = {}
     for route in _ROUTES:
         if route.tag == _PAGE and not page:
             continue
+        administers = is_administrative(route.path)
+        guarded = (api_key and route.tag not in _OPEN_TAGS) or (admin_key and administers)
+        restricted = administers and (admin_key or not api_key)
         paths.setdefault(route.path, {})[route.method] = _operation(
-            route, guarded=api_key and route.tag not in _OPEN_TAGS, local=is_administrative(route.path)
+            route, guarded=guarded, restricted=restricted
         )
     return paths
 
 
-def _operation(route: Route, *, guarded: bool, local: bool) -> Json:
-    statuses = sorted({*route.errors, 405, *([401] if guarded else [403] if local else [])})
+def _operation(route: Route, *, guarded: bool, restricted: bool) -> Json:
+    statuses = sorted({*route.errors, 405, *([401] if guarded else []), *([403] if restricted else [])})
     errors = {str(status): _error(status, route.error) for status in statuses}
     operation: Json = {
         "summary": route.summary,

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, NamedTuple
 
 import msgspec
+import numpy as np
 
 from penstock.api.byte_budget import ByteBudget
 from penstock.api.exchange import Exchange
+from penstock.config.serve import ServeConfig
 from penstock.dialects.chat import request_schema as chat
 from penstock.generation.input_processor import InputProcessor, opens_turn
+from penstock.generation.prompt.prompt_encoder import PromptEncoder
 from penstock.generation.prompt.prompts import check_vocabulary
-from penstock.generation.prompt.tokenizer import INLINE_SLOW, Tokenizer
+from penstock.generation.prompt.tokenizer import INLINE_SLOW
 from penstock.generation.request.schemas import JsonObject, Message, PromptToken, Tool, about
 from penstock.http.asgi import encode_json, read_body, send_json, unless_gone
 from penstock.http.errors import ApiError
@@ -68,19 +72,26 @@ class TokenizeRoutes:
     """The handlers."""
 
     def __init__(
-        self, processor: InputProcessor, tokenizer: Tokenizer, max_request_bytes: int, large: ByteBudget
+        self,
+        processor: InputProcessor,
+        encoder: PromptEncoder,
+        config: ServeConfig,
+        large: ByteBudget,
     ) -> None:
         """``large``: for requests that threads work on."""
+        self._shared_prefix_cache = config.shared_prefix_cache
         self._processor = processor
-        self._tokenizer = tokenizer
-        self._max_request_bytes = max_request_bytes
+        self._encoder = encoder
+        self._tokenizer = encoder.tokenizer
+        self._max_request_bytes = config.max_request_bytes
         self._large = large
         self._tokenize_decoder = processor.decoder(TokenizeRequest)
         self._detokenize_decoder = processor.decoder(DetokenizeRequest)
         self._unsupported = processor.unsupported(UNSUPPORTED)
 
     async def tokenize(self, exchange: Exchange) -> None:
-        await self._answer(exchange, self.tokenized)
+        salt = None if self._shared_prefix_cache else exchange.tenant
+        await self._answer(exchange, partial(self.tokenized, cache_salt=salt))
 
     async def detokenize(self, exchange: Exchange) -> None:
         await self._answer(exchange, self.detokenized)
@@ -94,8 +105,8 @@ class TokenizeRoutes:
             reply = await unless_gone(exchange.receive, made)
         await send_json(exchange.send, reply)
 
-    def tokenized(self, body: bytes) -> bytes:
-        """The reply of /tokenize. Raises ApiError."""
+    def tokenized(self, body: bytes, cache_salt: str | None = None) -> bytes:
+        """The reply of /tokenize. ``cache_salt``: of the ids that are kept. Raises ApiError."""
         plan = self.tokenize_plan(body)
         most = max(MAX_TOKENS, self._processor.model_info.max_model_len)
         if self._tokenizer.is_longer(plan.text, most):
@@ -104,7 +115,9 @@ class TokenizeRoutes:
                 f"{plan.field} has at least {most + 1} tokens, at most {most} are allowed.",
                 param=plan.field,
             )
-        ids = self._tokenizer.encode(plan.text, plan.add_special_tokens)
+        # routers ask for the ids of a conversation before they send it: it is encoded once
+        encoded, _ = self._encoder.encode(plan.text, plan.add_special_tokens, cache_salt)
+        ids = np.frombuffer(encoded, np.int32).tolist()
         if len(ids) > most:
             raise ApiError(
                 400, f"{plan.field} has {len(ids)} tokens, at most {most} are allowed.", param=plan.field

@@ -14,7 +14,7 @@ class CorsOptions(HttpOptions, frozen=True, kw_only=True, forbid_unknown_fields=
     """CORS options."""
 
     allowed_origins: Annotated[
-        list[Annotated[str, Meta(pattern=r"^(\*|null|[a-z][a-z0-9+.-]*://[^/?#\s]+)$")]] | None,
+        list[Annotated[str, Meta(pattern=r"^(\*|null|[a-z][a-z0-9+.-]*://[^/?#\s]+)\Z")]] | None,
         option(
             "Origins allowed by CORS, such as https://chat.example.com; *: all. Default: none.",
             "CORS",
@@ -22,11 +22,11 @@ class CorsOptions(HttpOptions, frozen=True, kw_only=True, forbid_unknown_fields=
         ),
     ] = None
     allowed_methods: Annotated[
-        list[Annotated[str, Meta(pattern=r"^(\*|[A-Z]+)$")]] | None,
+        list[Annotated[str, Meta(pattern=r"^(\*|[A-Z]+)\Z")]] | None,
         option("Methods that CORS allows. Default: all.", "CORS", allowed="a method in capitals, or *"),
     ] = None
     allowed_headers: Annotated[
-        list[Annotated[str, Meta(pattern=r"^[!#-'*+.0-9A-Z^-z|~-]+$")]] | None,
+        list[Annotated[str, Meta(pattern=r"^[!#-'*+.0-9A-Z^-z|~-]+\Z")]] | None,
         option("Request headers that CORS allows. Default: all.", "CORS", allowed="a header's name, or *"),
     ] = None
     allow_credentials: Annotated[

@@ -109,6 +109,16 @@ class EngineOptions(ResponseStoreOptions, frozen=True, kw_only=True, forbid_unkn
             "Engine",
         ),
     ] = True
+    kv_events_config: Annotated[
+        str | None,
+        option(
+            "KV cache events: whether engines publish what their prefix caches gain and lose, and where; the "
+            'fields are vLLM\'s. For instance {"enable_kv_cache_events": true, "endpoint": '
+            '"tcp://10.0.0.5:5557", "replay_endpoint": "tcp://10.0.0.5:6557"}. Default: no events.',
+            "Engine",
+            metavar="JSON",
+        ),
+    ] = None
     kv_cache_memory: Annotated[
         Annotated[int, Meta(ge=1 << 16)] | None,
         option(

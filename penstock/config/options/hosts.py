@@ -30,7 +30,7 @@ class HostOptions(SyntheticOptions, frozen=True, kw_only=True, forbid_unknown_fi
         bool, option("Run engines only, for the API servers on the host of --coordinator.", "Hosts")
     ] = False
     coordinator: Annotated[
-        Annotated[str, Meta(pattern=r"^tcp://([^\s/:\[\]]+|\[[0-9A-Fa-f:.]+\]):[1-9][0-9]{0,4}$")] | None,
+        Annotated[str, Meta(pattern=r"^tcp://([^\s/:\[\]]+|\[[0-9A-Fa-f:.]+\]):[1-9][0-9]{0,4}\Z")] | None,
         option(
             "Coordinator address, tcp://HOST:PORT. The head listens there; --headless hosts connect to it.",
             "Hosts",
@@ -42,7 +42,7 @@ class HostOptions(SyntheticOptions, frozen=True, kw_only=True, forbid_unknown_fi
         option("Key file made by penstock keys, the same on every host.", "Hosts", metavar="FILE"),
     ] = None
     engine_host: Annotated[
-        Annotated[str, Meta(pattern=r"^[^\s/\[\]]+$")] | None,
+        Annotated[str, Meta(pattern=r"^[^\s/\[\]]+\Z")] | None,
         option(
             "Address at which the engines of this --headless host listen for API servers. Default: "
             "the local address of its connection to the coordinator.",
@@ -62,12 +62,12 @@ class HostOptions(SyntheticOptions, frozen=True, kw_only=True, forbid_unknown_fi
         option(
             "Ray cluster, HOST:PORT; auto: the one that this host belongs to.",
             "Hosts",
-            pattern=r"^(auto|[^\s/]+:[0-9]{1,5})$",
+            pattern=r"^(auto|[^\s/]+:[0-9]{1,5})\Z",
             allowed="auto or HOST:PORT",
         ),
     ] = "auto"
     engine_resources: Annotated[
-        Annotated[str, Meta(pattern=r"^[^\s,=]+=[0-9]+(\.[0-9]+)?(,[^\s,=]+=[0-9]+(\.[0-9]+)?)*$")] | None,
+        Annotated[str, Meta(pattern=r"^[^\s,=]+=[0-9]+(\.[0-9]+)?(,[^\s,=]+=[0-9]+(\.[0-9]+)?)*\Z")] | None,
         option(
             "Ray resources per engine, such as CPU=4,GPU=1. Default: CPU=1, and GPU=1 for engines "
             "that use one.",
@@ -76,7 +76,7 @@ class HostOptions(SyntheticOptions, frozen=True, kw_only=True, forbid_unknown_fi
         ),
     ] = None
     api_server_hosts: Annotated[
-        Annotated[str, Meta(pattern=r"^[^\s,]+(,[^\s,]+)*$")] | None,
+        Annotated[str, Meta(pattern=r"^[^\s,]+(,[^\s,]+)*\Z")] | None,
         option(
             f"Hosts of the API servers, assigned in turn: {HEAD} (this host) and Ray machines by "
             f"address, name or id. They listen on their address and --port. Default: {HEAD}.",

@@ -20,6 +20,20 @@ ApiKeyFile = Annotated[
     ),
 ]
 
+AdminApiKey = Annotated[
+    list[str] | None,
+    option(
+        "Keys of administrators: administrative routes need one of them instead of a client's key, or of a "
+        "local connection. They open all other routes, too. Default: every key opens all routes.",
+        "HTTP server",
+        secret=True,
+    ),
+]
+AdminApiKeyFile = Annotated[
+    str | None,
+    option("File with further keys of administrators, written as --api-key-file.", "HTTP server"),
+]
+
 MaxRequestBytes = Annotated[int, option("Maximum size of a request body, in bytes.", "HTTP server", ge=1024)]
 
 MaxHeaderBytes = Annotated[
@@ -55,7 +69,7 @@ class HttpOptions(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields
         option(
             "Permissions of the unix socket, octal. The default allows owner and group to connect.",
             "HTTP server",
-            pattern=r"^0?[0-7]{3}$",
+            pattern=r"^0?[0-7]{3}\Z",
             allowed="three octal digits",
         ),
     ] = "660"
@@ -65,7 +79,7 @@ class HttpOptions(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields
             "URL path prefix under which a proxy exposes the server. Requests with and without it "
             "are served.",
             "HTTP server",
-            pattern=r"^((/[^/?#%\s]+)+|)$",
+            pattern=r"^((/[^/?#%\s]+)+|)\Z",
             allowed="a path such as /llm, without / at its end",
         ),
     ] = ""
@@ -78,6 +92,17 @@ class HttpOptions(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields
         ),
     ] = None
     api_key_file: ApiKeyFile = None
+    admin_api_key: AdminApiKey = None
+    admin_api_key_file: AdminApiKeyFile = None
+    allow_loopback_admin: Annotated[
+        bool,
+        option(
+            "Without API keys, allow administrative routes (/sleep, /admin/..., /debug/...) to programs on "
+            "this machine: connections from a loopback address. A proxy on this machine that adds no header "
+            "such as X-Forwarded-For allows them to its clients, too. Default: over a unix socket only.",
+            "HTTP server",
+        ),
+    ] = False
     shared_prefix_cache: Annotated[
         bool,
         option(

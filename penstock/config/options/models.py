@@ -26,7 +26,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         option("Model names that clients may use; responses carry the first. Default: MODEL.", "Model"),
     ] = None
     model_alias: Annotated[
-        list[Annotated[str, Meta(pattern=r"^[^=]{1,256}=.+$")]] | None,
+        list[Annotated[str, Meta(pattern=r"^[^=]{1,256}=.+\Z")]] | None,
         option(
             "Other names of served models and adapters, for clients that ask for fixed ones, such as "
             "'claude-*=NAME'. PATTERN may have *, ? and [abc]; exact names come first, then the first that "

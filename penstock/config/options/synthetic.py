@@ -25,7 +25,7 @@ class SyntheticOptions(EngineOptions, frozen=True, kw_only=True, forbid_unknown_
         ),
     ] = 0.0
     synthetic_fault: Annotated[
-        Annotated[str, Meta(pattern=r"^(error|exit|hang|stream-error)@[0-9]+$")] | None,
+        Annotated[str, Meta(pattern=r"^(error|exit|hang|stream-error)@[0-9]+\Z")] | None,
         option(
             "Fault to inject, KIND@STEP: error (an exception), exit (the process ends), hang, or "
             "stream-error (the oldest stream fails). STEP: index of a step with work; the first is 0.",

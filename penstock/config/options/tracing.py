@@ -9,7 +9,7 @@ from msgspec import Meta
 from penstock.config.describe import option
 
 OtlpEndpoint: TypeAlias = Annotated[
-    Annotated[str, Meta(pattern=r"^https?://[^/@?#]+(/[^?#]*)?$")] | None,
+    Annotated[str, Meta(pattern=r"^https?://[^/@?#\s]+(/[^@?#\s]*)?\Z")] | None,
     option(
         "OpenTelemetry collector for spans, OTLP over HTTP: http://HOST:4318. Default: no spans.",
         "Tracing",

@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterable, Sequence
 import msgspec
 
 from penstock.config.errors import ConfigError
-from penstock.config.introspect import HIDDEN, Option
+from penstock.config.hidden import HIDDEN
+from penstock.config.introspect import Option
 from penstock.config.origins import Origin
 from penstock.config.other_servers.known_flag import Advice, Here, KnownFlag, Unneeded, Unsupported
 from penstock.config.other_servers.lookup import Spelling, find

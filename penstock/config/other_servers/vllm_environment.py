@@ -38,7 +38,7 @@ SERVER = {
     "VLLM_USE_MODELSCOPE": "models come from a directory or Hugging Face's hub",
     "VLLM_MODEL_REDIRECT_PATH": "give the model's directory",
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "adapters are loaded at the start",
-    "VLLM_SERVER_DEV_MODE": "administrative routes are always there, for those who may use them",
+    "VLLM_SERVER_DEV_MODE": "administrative routes need an API key, a unix socket or --allow-loopback-admin",
     "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "engines that end are replaced",
     "VLLM_ENGINE_READY_TIMEOUT_S": "--startup-timeout is the limit",
     "VLLM_SKIP_MODEL_NAME_VALIDATION": "name further models with --served-model-name",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from penstock.dialects.responses.reasoning_content import open_reasoning
 from penstock.dialects.responses.request_schema import ContentPart, InputItem
@@ -26,6 +27,23 @@ ROLES = ("user", "assistant", "system", "developer")
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 
+@dataclass(slots=True)
+class _AssistantTurn:
+    """The items of one turn of the assistant. They are joined once: there may be thousands."""
+
+    message: Message
+    reasoning: list[str] = field(default_factory=list)
+    contents: list[str | list[str | Part]] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+
+    def write(self) -> None:
+        """Set the message's fields."""
+        message = self.message
+        message.reasoning_content = "\n".join(self.reasoning) if self.reasoning else None
+        message.content = _joined(self.contents)
+        message.tool_calls = list(self.calls) or None
+
+
 class Conversation:
     """The messages of a request, added item by item.
 
@@ -33,10 +51,26 @@ class Conversation:
     """
 
     def __init__(self) -> None:
-        self.messages: list[Message] = []
         self.unseen = Unseen()
+        self._messages: list[Message] = []
+        self._turn: _AssistantTurn | None = None
+        """The last message, if it is the assistant's."""
         self._names: dict[str, str] = {}
         """Names of called functions by call id."""
+
+    @property
+    def messages(self) -> list[Message]:
+        """The messages so far."""
+        if self._turn is not None:
+            self._turn.write()
+        return self._messages
+
+    def append(self, message: Message) -> None:
+        """Add a message that is not the assistant's."""
+        if self._turn is not None:
+            self._turn.write()
+            self._turn = None
+        self._messages.append(message)
 
     def add(self, items: Iterable[InputItem], field: str) -> None:
         """``field``: path of the items in the request, for errors. Raises ApiError."""
@@ -51,8 +85,7 @@ class Conversation:
                 text = self._reasoning(item, field)
                 turn = self._assistant()
                 if text:
-                    known = turn.reasoning_content
-                    turn.reasoning_content = text if known is None else f"{known}\n{text}"
+                    turn.reasoning.append(text)
             case "function_call":
                 self._call(item, item.arguments or "", field)
             case "custom_tool_call":
@@ -62,7 +95,7 @@ class Conversation:
                 if item.output is None:
                     raise _missing(f"{field}.output")
                 content = self._content(item.output, f"{field}.output")
-                self.messages.append(
+                self.append(
                     Message(role="tool", content=content, tool_call_id=call_id, name=self._names.get(call_id))
                 )
             case "item_reference":  # with an id, it is another item by now
@@ -87,24 +120,23 @@ class Conversation:
             raise _missing(f"{field}.content")
         content = self._content(item.content, f"{field}.content")
         if role != "assistant":
-            self.messages.append(Message(role=role, content=content))
+            self.append(Message(role=role, content=content))
             return
-        turn = self._assistant()
-        turn.content = content if turn.content is None else _joined(turn.content, content, "\n")
+        self._assistant().contents.append(content)
 
-    def _assistant(self) -> Message:
+    def _assistant(self) -> _AssistantTurn:
         """The assistant's turn, which its last items belong to."""
-        if not self.messages or self.messages[-1].role != "assistant":
-            self.messages.append(Message(role="assistant"))
-        return self.messages[-1]
+        if self._turn is None:
+            self._turn = _AssistantTurn(Message(role="assistant"))
+            self._messages.append(self._turn.message)
+        return self._turn
 
     def _call(self, item: InputItem, arguments: str | dict[str, object], field: str) -> None:
         name = function_name(item.namespace, _needed(item.name, f"{field}.name"))
         call_id = _needed(item.call_id, f"{field}.call_id")
         self._names[call_id] = name
         call = ToolCall(function=FunctionCall(name=name, arguments=arguments), id=call_id)
-        turn = self._assistant()
-        turn.tool_calls = [*(turn.tool_calls or ()), call]
+        self._assistant().calls.append(call)
 
     # -- content
 
@@ -143,12 +175,14 @@ class Conversation:
         return "\n".join(self._texts(item.summary or (), f"{field}.summary"))
 
 
-def _joined(
-    first: str | list[str | Part], second: str | list[str | Part], separator: str
-) -> str | list[str | Part]:
-    if isinstance(first, str) and isinstance(second, str):
-        return f"{first}{separator}{second}"
-    return [*_parts(first), *_parts(second)]
+def _joined(contents: list[str | list[str | Part]]) -> str | list[str | Part] | None:
+    """Texts as one text, a line each; parts, and texts among them, as parts."""
+    if not contents:
+        return None
+    texts = [content for content in contents if isinstance(content, str)]
+    if len(texts) == len(contents):
+        return "\n".join(texts)
+    return [part for content in contents for part in _parts(content)]
 
 
 def _parts(content: str | list[str | Part]) -> list[str | Part]:

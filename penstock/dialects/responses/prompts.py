@@ -181,7 +181,7 @@ def _own_items(request: ResponseRequest, found: Found) -> list[InputItem]:
 def _conversation(request: ResponseRequest, items: list[InputItem], found: Found) -> Conversation:
     conversation = Conversation()
     if request.instructions:
-        conversation.messages.append(Message(role="system", content=request.instructions))
+        conversation.append(Message(role="system", content=request.instructions))
     for stored in found.chain:
         conversation.add(_decode_items(stored.input), f"{stored.id}.input")
         conversation.add(_decode_output(stored.body).output, f"{stored.id}.output")

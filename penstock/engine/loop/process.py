@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from penstock.engine.base import Engine, StepRows
 from penstock.engine.group.membership import EngineMembership, listening_address
 from penstock.engine.group.wave_group import WaveGroup
+from penstock.engine.kv_events.publisher import KVEventPublisher
 from penstock.engine.loop.build_engine import build_engine
 from penstock.engine.loop.inbox import Inbox
 from penstock.engine.loop.metrics_reporter import MetricsReporter
@@ -90,6 +91,9 @@ def run(control: ControlChannel) -> int:
                         links.callback(link.close)
                 if remote and membership is not None:
                     membership.wait_until_joined(control.progress)
+                kv_events = _kv_event_publisher(launch)
+                if kv_events is not None:
+                    links.callback(kv_events.close)
                 loop = EngineLoop(
                     engine,
                     socket,
@@ -102,6 +106,7 @@ def run(control: ControlChannel) -> int:
                     incarnation=launch.incarnation,
                     profile_dir=config.profile_dir,
                     span_exporter=_span_exporter(launch),
+                    kv_events=kv_events,
                 )
                 collector.start()
                 control.ready(ready_info(engine.info))
@@ -124,6 +129,15 @@ def _span_exporter(launch: Launch) -> BatchSpanExporter[EndedStream] | None:
         scope="penstock.engine",
         instance=launch.name,
     )
+
+
+def _kv_event_publisher(launch: Launch) -> KVEventPublisher | None:
+    """The publisher of the engine's KV cache events; None: there are none, or vLLM publishes them. Raises
+    ConfigError."""
+    config = launch.config
+    if config.engine == "vllm" or not config.kv_events.publishes:
+        return None
+    return KVEventPublisher(config.kv_events, launch.index)
 
 
 def ready_info(info: EngineInfo) -> Info:
@@ -155,14 +169,16 @@ class EngineLoop:
         incarnation: int = 0,
         profile_dir: str | None = None,
         span_exporter: BatchSpanExporter[EndedStream] | None = None,
+        kv_events: KVEventPublisher | None = None,
     ) -> None:
         """``collector`` None: Python's own garbage collection stays on. ``membership`` None: there is no
         coordinator. ``group`` None: the engine steps whenever it has work. ``model`` is the metrics' label
         ``model_name``. ``profile_dir`` None: profiling is off. ``span_exporter`` None: streams have no
-        spans."""
+        spans. ``kv_events`` None: the engine has none to publish."""
         self._engine = engine
         self._socket = socket
         self._publisher = Publisher(socket)
+        self._kv_events = kv_events
         engine.on_resubmitted_start(self._publisher.start)
         self._operations: dict[str, Callable[[], Any]] = {}
         """RPC methods of the process; all others are the engine's."""
@@ -249,6 +265,8 @@ class EngineLoop:
         else:
             self._wait(commands)
         self._inbox.drop_left()
+        if self._kv_events is not None:
+            self._kv_events.publish(self._engine.take_kv_events())
 
     # -- the inbox
 

@@ -25,7 +25,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from penstock.engine.batch.slots import SlotTable
-from penstock.engine.schedule.block_tables import BlockTables
+from penstock.engine.kv_events.block_log import BlockLog
+from penstock.engine.schedule.block_tables import NULL_BLOCK, BlockTables
 from penstock.wire.arrays import I32
 from penstock.wire.messages import Submit
 
@@ -98,7 +99,10 @@ class _Held:
 class PrefixCache:
     """Looks up, promises and caches the blocks of each slot's stream."""
 
-    def __init__(self, table: SlotTable, blocks: BlockTables, *, enabled: bool) -> None:
+    def __init__(
+        self, table: SlotTable, blocks: BlockTables, *, enabled: bool, log: BlockLog | None = None
+    ) -> None:
+        """``log`` records what is cached and evicted; None: nobody reads it."""
         self.enabled = enabled
         self.queries = 0
         """Prompt tokens of admitted streams that were looked up."""
@@ -106,6 +110,7 @@ class PrefixCache:
         """Those of them that were found cached."""
         self._table = table
         self._blocks = blocks
+        self._log = log
         self._block_bytes = 4 * blocks.block_size
         self._roots: dict[str | None, CachedRun] = {}
         """By cache salt; those with children."""
@@ -280,11 +285,26 @@ class PrefixCache:
             self._fulfil(slot, held.last, tokens // self._blocks.block_size)
 
     def _fulfil(self, slot: int, run: CachedRun | None, blocks: int) -> None:
+        fulfilled = []
         while run is not None and run.owner == slot:
+            before = run.computed
             run.computed = min(max(blocks - run.start, 0), len(run.blocks))
+            if run.computed > before:
+                fulfilled.append((run, before))
             if run.computed == len(run.blocks):
                 self._settle(run)
             run = run.parent
+        if self._log is not None:
+            for run, before in reversed(fulfilled):  # a block is stored after those that it follows
+                self._log_stored(self._log, run, before)
+
+    def _log_stored(self, log: BlockLog, run: CachedRun, first: int) -> None:
+        """Record that the run's computed blocks from ``first`` on are cached."""
+        parent, size = run.parent, self._block_bytes
+        assert parent is not None
+        previous = run.blocks[first - 1] if first else parent.blocks[-1] if parent.blocks.size else NULL_BLOCK
+        tokens = run.tokens[first * size : run.computed * size]
+        log.stored(run.blocks[first : run.computed], tokens, int(previous), parent.salt)
 
     def _settle(self, run: CachedRun) -> None:
         run.owner = NOBODY
@@ -351,6 +371,8 @@ class PrefixCache:
             if parent.parent is None and not parent.children:
                 del self._roots[parent.salt]
         self._blocks.free(run.blocks[blocks:])
+        if self._log is not None and blocks < run.computed:
+            self._log.removed(run.blocks[blocks : run.computed])
         run.tokens, run.blocks = run.tokens[: blocks * self._block_bytes], run.blocks[:blocks].copy()
         run.computed = min(run.computed, blocks)
 
@@ -369,11 +391,16 @@ class PrefixCache:
         if not len(more):
             return last
         tokens = history[last.end * self._blocks.block_size :].tobytes()
+        first = 0
         if last.parent is None or last.children or last.holders > 1:
-            return self._add(last, tokens, more.copy())
-        last.tokens += tokens
-        last.blocks = np.concatenate((last.blocks, more))
-        last.computed = len(last.blocks)
+            last = self._add(last, tokens, more.copy())
+        else:
+            first = len(last.blocks)
+            last.tokens += tokens
+            last.blocks = np.concatenate((last.blocks, more))
+            last.computed = len(last.blocks)
+        if self._log is not None:
+            self._log_stored(self._log, last, first)
         return last
 
     # -- runs without holders
@@ -422,3 +449,5 @@ class PrefixCache:
         self._settled += self._awaited
         self._awaited.clear()
         self._resets += 1
+        if self._log is not None:
+            self._log.cleared()

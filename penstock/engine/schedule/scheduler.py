@@ -24,6 +24,7 @@ from penstock.engine.base import RequestRejected, StepRows
 from penstock.engine.batch.logprobs import LogprobsBuffer
 from penstock.engine.batch.rows import concat_rows, empty_rows
 from penstock.engine.batch.slots import FAILED, SlotTable
+from penstock.engine.kv_events.block_log import BlockLog
 from penstock.engine.sampling.grammar_compiler import Compilation, State
 from penstock.engine.sampling.metadata import NO_TOKEN, READS_HISTORY, SamplingFeature, SamplingMetadata
 from penstock.engine.schedule.block_tables import BlockTables
@@ -77,12 +78,13 @@ class Scheduler:
         blocks: BlockTables,
         config: ServeConfig,
         clock: Callable[[], float] = time.monotonic,
+        block_log: BlockLog | None = None,
     ) -> None:
         self.table = table
         self.sampling = sampling
         self.blocks = blocks
         self.logprobs_buffer = LogprobsBuffer(table)
-        self.prefix_cache = PrefixCache(table, blocks, enabled=config.enable_prefix_caching)
+        self.prefix_cache = PrefixCache(table, blocks, enabled=config.enable_prefix_caching, log=block_log)
         self.step_cost = StepCost(config.max_prefill_delay, blocks.block_size)
         self.max_batched_tokens = config.max_num_batched_tokens
         self.computed = np.zeros(table.size, np.int32)

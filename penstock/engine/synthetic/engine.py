@@ -32,6 +32,7 @@ from penstock.engine.synthetic.script_player import ScriptPlayer, break_engine
 from penstock.engine.vocabulary import read_eos_token_ids, read_max_model_len, read_vocabulary
 from penstock.wire.arrays import I8, I32
 from penstock.wire.frames import FinishReason
+from penstock.wire.kv_events import KVCacheEvent
 from penstock.wire.logprobs import Logprobs
 from penstock.wire.messages import EngineInfo, Submit, WireError
 from penstock.wire.scripted import ScriptedRule
@@ -174,6 +175,9 @@ class SyntheticEngine:
 
     def take_preempted(self) -> Sequence[tuple[int, int]]:
         return self._table.take_preempted()
+
+    def take_kv_events(self) -> Sequence[KVCacheEvent]:
+        return ()
 
     def on_resubmitted_start(self, notify: Callable[[int, int], None]) -> None:
         self._table.notify_start = notify

@@ -15,6 +15,7 @@ from penstock.config.serve import ServeConfig
 from penstock.engine.base import Load, StepRows
 from penstock.engine.batch.rows import concat_rows
 from penstock.engine.batch.slots import SlotTable
+from penstock.engine.kv_events.block_log import BlockLog
 from penstock.engine.sampling.grammar_compiler import GrammarCompiler
 from penstock.engine.sampling.metadata import SamplingMetadata
 from penstock.engine.schedule.block_tables import BlockTables
@@ -27,6 +28,7 @@ from penstock.engine.torch.model_runner import ModelRunner, PendingOutput
 from penstock.engine.torch.process_group import ProcessGroup
 from penstock.engine.torch.profiler import TorchProfiler
 from penstock.engine.vocabulary import read_eos_token_ids
+from penstock.wire.kv_events import KVCacheEvent
 from penstock.wire.messages import EngineInfo, Submit
 from penstock.wire.sockets import ProcessGroupSpec
 
@@ -82,7 +84,10 @@ class TorchEngine:
             GrammarCompiler(shape.vocab_size, eos, Path(tokenizer_dir or model_dir) / "tokenizer.json"),
         )
         self._blocks = BlockTables(config.max_num_seqs, blocks, config.block_size, max_model_len)
-        self._scheduler = Scheduler(self._table, self._sampling, self._blocks, config)
+        self._block_log = BlockLog(blocks, config.block_size) if config.kv_events.publishes else None
+        self._scheduler = Scheduler(
+            self._table, self._sampling, self._blocks, config, block_log=self._block_log
+        )
         self._runner = ModelRunner(model, self._blocks, self._sampling, device)
         self._in_flight: deque[tuple[Batch, PendingOutput]] = deque()
         self._steps_ahead = _steps_ahead(config, device)
@@ -128,6 +133,9 @@ class TorchEngine:
 
     def take_preempted(self) -> Sequence[tuple[int, int]]:
         return self._table.take_preempted()
+
+    def take_kv_events(self) -> Sequence[KVCacheEvent]:
+        return () if self._block_log is None else self._block_log.take()
 
     def on_resubmitted_start(self, notify: Callable[[int, int], None]) -> None:
         self._table.notify_start = notify

@@ -53,11 +53,19 @@ def arguments(config: ServeConfig, model_dir: str, given: Sequence[str]) -> list
                 result.append(f"--{flag}" if value else f"--no-{flag}")
             elif value is not None:
                 result += [f"--{flag}", str(value)]
+        elif field == "kv_events_config" and value is not None:
+            result += ["--kv-events-config", msgspec.json.encode(_vllm_kv_events(config)).decode()]
         elif field == "async_scheduling" and value != "auto":
             result.append("--async-scheduling" if value == "on" else "--no-async-scheduling")
     if config.enable_expert_parallel:
         result.append("--enable-expert-parallel")
     return [*result, *(config.engine_args or ())]
+
+
+def _vllm_kv_events(config: ServeConfig) -> dict[str, object]:
+    """vLLM's KV cache events; the defaults are Penstock's."""
+    fields = msgspec.structs.asdict(config.kv_events)
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _flag(field: str) -> str:

@@ -26,6 +26,7 @@ from penstock.engine.vllm.startup_progress import startup_progress
 from penstock.engine.vllm.step_output import TokenLogprobs, VllmStepOutput
 from penstock.wire.arrays import I8
 from penstock.wire.frames import FinishReason
+from penstock.wire.kv_events import KVCacheEvent
 from penstock.wire.logprobs import Logprobs
 from penstock.wire.messages import KVTransferParams, Submit, WireError
 from penstock.wire.sockets import ProcessGroupSpec
@@ -116,6 +117,10 @@ class VllmEngine:
 
     def take_preempted(self) -> Sequence[tuple[int, int]]:
         return self._table.take_preempted()
+
+    def take_kv_events(self) -> Sequence[KVCacheEvent]:
+        """vLLM publishes them itself."""
+        return ()
 
     def on_resubmitted_start(self, notify: Callable[[int, int], None]) -> None:
         self._table.notify_start = notify

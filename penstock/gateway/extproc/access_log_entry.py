@@ -13,12 +13,13 @@ _TIMEOUTS = frozenset(
         "duration_timeout",
     }
 )
+NO_CONNECTION = "upstream_connection_failure"
 _BROKEN = frozenset(
     {
+        NO_CONNECTION,
         "no_healthy_upstream",
         "local_reset",
         "upstream_remote_reset",
-        "upstream_connection_failure",
         "upstream_connection_termination",
         "upstream_overflow",
         "upstream_protocol_error",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from typing import NamedTuple
 from urllib.parse import unquote
 
+from penstock.gateway.admission.intake import UNCODED
 from penstock.gateway.extproc.messages import (
     BodyMode,
     CommonResponse,
@@ -16,18 +16,22 @@ from penstock.gateway.extproc.messages import (
     ProcessingRequest,
     ProcessingResponse,
 )
-from penstock.gateway.extproc.routed_requests import NAMESPACE, PROCESS_KEY, RoutedRequest, RoutedRequests
-from penstock.gateway.relay.attempt import expected_reply, local_reply_headers, make_observer
-from penstock.gateway.relay.request_record import RequestRecord
-from penstock.gateway.requests.apis import gateway_error, has_messages_errors
-from penstock.gateway.requests.relayed_routes import check_relayed
-from penstock.gateway.requests.request_body import GENERATION_PATHS, RequestBody, read_request, response_of
-from penstock.gateway.requests.sessions import session_named
+from penstock.gateway.extproc.routed_requests import (
+    NAMESPACE,
+    PICK_KEY,
+    PROCESS_KEY,
+    RoutedRequest,
+    RoutedRequests,
+)
+from penstock.gateway.relay.attempt import local_reply_headers
+from penstock.gateway.requests.apis import gateway_error, has_messages_errors, rejection_reason
+from penstock.gateway.responses.expected_reply import expected_reply, make_observer
 from penstock.gateway.responses.outcome import Outcome
+from penstock.gateway.responses.request_record import RequestRecord
 from penstock.gateway.responses.response_observer import ReplyObserver, StreamObserver
-from penstock.gateway.routing.picker import NoEndpointError, PickRequest, pick_request
-from penstock.gateway.upstream.exchange import Headers, without_hop_by_hop
-from penstock.http.access_keys import CLIENT_KEYS, KEY_HEADERS
+from penstock.gateway.routing.pick_request import NoEndpointError
+from penstock.gateway.upstream.exchange import Headers
+from penstock.http.access_keys import KEY_HEADERS
 from penstock.http.errors import ApiError
 from penstock.telemetry.trace_context import TRACESTATE, inject_trace_context
 
@@ -44,16 +48,6 @@ MOST_CHUNK_BYTES = 62_000
 REQUEST_ID = b"x-request-id"
 
 
-class ResponseToFind(NamedTuple):
-    """A request that waits for the endpoint that has the response which it names."""
-
-    id: str
-    part: MessagePart
-    raw: bytes
-    body: RequestBody | None
-    request: PickRequest
-
-
 class ProcessorStream:
     """One stream of ``ExternalProcessor.Process``: one request, and its reply if Envoy sends replies.
 
@@ -68,44 +62,40 @@ class ProcessorStream:
         """The request until its endpoint is picked or it is rejected."""
         self._routed: RoutedRequest | None = None
         self._request_mode = self._response_mode = BodyMode.BUFFERED
-        self._headers: dict[bytes, bytes] = {}
-        self._subset: list[str] | None = None
+        self._headers: Headers = []
+        self._names: dict[bytes, bytes] = {}
+        """The latest value of each header."""
+        self._subset: frozenset[str] | None = None
         self._body = bytearray()
+        self.receiving = True
+        """The body is incomplete."""
+        self._over_budget = False
         self._request_id = ""
+        self._pick = requests.new_pick()
+        self._is_named = False
+        """Envoy has the pick's name."""
         self._observer: StreamObserver | ReplyObserver | None = None
-        self._search: ResponseToFind | None = None
 
     @property
-    def searches(self) -> bool:
-        """Whether :meth:`search` comes next."""
-        return self._search is not None
+    def is_over(self) -> bool:
+        """Whether Envoy has everything it needs of the gateway, and shows it no reply. Ending the stream then
+        keeps the rest of the request independent of the gateway: Envoy fails it if an open stream breaks."""
+        answered, shows_no_reply = self._record is None, self._response_mode is BodyMode.NONE
+        is_whole = self._request_mode is not BodyMode.FULL_DUPLEX_STREAMED
+        return bool(self._headers) and answered and shows_no_reply and is_whole
 
-    async def search(self) -> list[ProcessingResponse]:
-        """The answers to the latest message: the request names a stored response, and endpoints may have to
-        be asked for it."""
-        search, self._search = self._search, None
-        assert search is not None
-        relay = self._requests.relay
-        try:
-            search.request.owners = await relay.search.find(
-                search.id, self._headers_of_endpoints(), relay.clock(), previous=search.body is not None
-            )
-        except ApiError as error:
-            return [self._reject(error.status, str(error.code), error.message, error)]
-        return self._route(search.part, search.raw, search.body, search.request)
-
-    def receive(self, message: ProcessingRequest) -> list[ProcessingResponse]:
-        """The answers to a message: none yet, one, or several with the chunks of a body. Raises
-        MalformedMessageError."""
+    async def receive(self, message: ProcessingRequest) -> list[ProcessingResponse]:
+        """The answers to a message: none yet, one, or several with the chunks of a body. Waits if the request
+        has to. Raises MalformedMessageError."""
         if message.request_mode is not None and message.response_mode is not None:
             self._request_mode, self._response_mode = message.request_mode, message.response_mode
         match message.part:
             case MessagePart.REQUEST_HEADERS:
-                answers = self._on_request_headers(message)
+                answers = await self._on_request_headers(message)
             case MessagePart.REQUEST_BODY:
-                answers = self._on_request_body(message)
+                answers = await self._on_request_body(message)
             case MessagePart.REQUEST_TRAILERS:
-                answers = self._on_request_trailers()
+                answers = await self._on_request_trailers()
             case MessagePart.RESPONSE_HEADERS:
                 answers = self._on_response_headers(message)
             case MessagePart.RESPONSE_BODY:
@@ -118,147 +108,164 @@ class ProcessorStream:
     def failed(self) -> None:
         """The gateway failed to handle the request: reject it."""
         if self._record is not None:
-            self._reject(500, "internal", "The gateway failed to handle this request.")
+            self._reject(gateway_error(500, "internal", "The gateway failed to handle this request."))
 
     def malformed(self) -> None:
         """Envoy, or another peer, sent a malformed message: reject the request."""
         if self._record is not None:
-            self._reject(400, "malformed", "The external processor got a malformed message.")
+            self._reject(gateway_error(400, "malformed", "The external processor got a malformed message."))
 
     def closed(self) -> None:
         """Envoy has ended the stream, or the connection broke. Called once, at the end."""
         self._requests.open_streams -= 1
+        self._requests.budget.hold(self, 0)
         if self._record is not None:
             self._record.outcome = Outcome.CLIENT_DISCONNECT  # before the end of its body
             self._requests.finish(self._record)
             self._record = None
         self._end_observation()
+        if self._routed is not None:
+            self._routed.is_open = False
+            if not self._is_named:
+                self._requests.left_unnamed(self._routed)
+
+    def on_over_budget(self) -> None:
+        """All bodies together are too large, and of the incomplete ones this is the largest."""
+        self._over_budget = True
+        self._body.clear()
 
     # -- the request
 
-    def _on_request_headers(self, message: ProcessingRequest) -> list[ProcessingResponse]:
+    async def _on_request_headers(self, message: ProcessingRequest) -> list[ProcessingResponse]:
         if self._headers:
             raise MalformedMessageError("request headers came twice in one stream")
-        self._headers = dict(message.headers)
-        self._request_id = self._headers.get(REQUEST_ID, b"").decode("latin-1")
+        self._headers, self._names = message.headers, dict(message.headers)
+        self._request_id = self._names.get(REQUEST_ID, b"").decode("latin-1")
         if message.observing:
             return []
-        path = self._headers.get(b":path", b"").partition(b"?")[0].decode("latin-1")
-        method = self._headers.get(b":method", b"").decode("latin-1")
-        trace = self._requests.tracing.extract(message.headers)
+        decoded = unquote(self._names.get(b":path", b"").partition(b"?")[0].decode("latin-1"))
+        path = self._requests.intake.routes.route(decoded)
         self._record = RequestRecord(
             path,
             self._request_id,
-            method,
-            trace,
+            self._names.get(b":method", b"").decode("latin-1"),
+            self._requests.tracing.extract(message.headers),
             began_at=self._requests.relay.clock(),
-            messages_errors=has_messages_errors(path, self._headers),
+            messages_errors=has_messages_errors(path, self._names),
         )
         self._requests.recorder.metrics.request_started(self._record)
-        self._subset = _first_hint(message, SUBSET_NAMESPACE, SUBSETS)
+        subset = _first_hint(message, SUBSET_NAMESPACE, SUBSETS)
+        self._subset = None if subset is None else frozenset(subset)
+        address = self._names.get(b"x-forwarded-for", b"").rpartition(b",")[2]  # which Envoy appends
         try:
-            tenant = self._requests.keys.check(path, {"headers": message.headers})
-            check_relayed(method, unquote(path))
+            self._record.sender = self._requests.intake.authorize(
+                self._record.method, path, message.headers, address.decode("latin-1").strip()
+            )
         except ApiError as error:
-            return [self._reject(error.status, str(error.code), error.message, error)]
-        address = self._headers.get(b"x-forwarded-for", b"").rpartition(b",")[2]  # which Envoy appends
-        self._record.client = tenant or address.decode("latin-1").strip()
+            return [self._reject(error)]
         waits = self._request_mode in (BodyMode.BUFFERED, BodyMode.FULL_DUPLEX_STREAMED)
         if not waits or message.end:
-            return self._pick_endpoint(MessagePart.REQUEST_HEADERS)
+            return await self._pick_endpoint(MessagePart.REQUEST_HEADERS)
         if self._request_mode is BodyMode.BUFFERED:
-            return [CommonResponse(MessagePart.REQUEST_HEADERS, remove_headers=CONTROL_HEADERS)]
+            metadata = {NAMESPACE: {PICK_KEY: self._pick}}  # the client may leave before it is picked for
+            return [
+                CommonResponse(MessagePart.REQUEST_HEADERS, remove_headers=CONTROL_HEADERS, metadata=metadata)
+            ]
         return []
 
-    def _on_request_body(self, message: ProcessingRequest) -> list[ProcessingResponse]:
+    async def _on_request_body(self, message: ProcessingRequest) -> list[ProcessingResponse]:
         if self._record is None:  # picked by the headers, or rejected
             return [CommonResponse(MessagePart.REQUEST_BODY)]
+        self._is_named = self._request_mode is BodyMode.BUFFERED  # by the answer to the headers
         self._body += message.body
-        limit = self._requests.max_request_bytes
+        limit = self._requests.intake.max_request_bytes
         if len(self._body) > limit:
             text = f"The request body is larger than the {limit} bytes allowed by --max-request-bytes."
-            return [self._reject(413, "too_large", text)]
+            return [self._reject(gateway_error(413, "too_large", text))]
+        budget = self._requests.budget
+        budget.hold(self, len(self._body))
+        if self._over_budget:
+            return [self._reject(budget.refusal())]
         if not message.end and self._request_mode is BodyMode.FULL_DUPLEX_STREAMED:
             return []
-        return self._pick_endpoint(MessagePart.REQUEST_BODY)
+        return await self._pick_endpoint(MessagePart.REQUEST_BODY)
 
-    def _on_request_trailers(self) -> list[ProcessingResponse]:
+    async def _on_request_trailers(self) -> list[ProcessingResponse]:
         if self._record is None:
             return [CommonResponse(MessagePart.REQUEST_TRAILERS)]
-        return self._pick_endpoint(MessagePart.REQUEST_TRAILERS)
+        return await self._pick_endpoint(MessagePart.REQUEST_TRAILERS)
 
-    def _pick_endpoint(self, part: MessagePart) -> list[ProcessingResponse]:
-        """Pick an endpoint; no more of the request will come that could decide."""
-        record, raw = self._record, bytes(self._body)
+    async def _pick_endpoint(self, part: MessagePart) -> list[ProcessingResponse]:
+        """Pick an endpoint, and tell Envoy; no more of the request will come that could decide."""
+        record, requests = self._record, self._requests
         assert record is not None, "an endpoint is picked once"
+        self.receiving = False
+        raw = bytes(self._body)
         self._body.clear()
-        record.bytes_in = len(raw)
-        body = None
-        if raw and record.path in GENERATION_PATHS:
-            try:
-                body = self._requests.rewrites.apply(read_request(raw))
-            except ApiError as error:
-                return [self._reject(error.status, "bad_body", error.message, error)]
-            record.set_body(body)
-        session = session_named(self._headers, self._requests.session_header)
-        request = pick_request(body, session, self._requests.relay.ttft_slo_s)
-        id = response_of(unquote(record.path), body)
-        if id is not None:
-            self._search = ResponseToFind(id, part, raw, body, request)
-            return []
-        return self._route(part, raw, body, request)
-
-    def _route(
-        self, part: MessagePart, raw: bytes, body: RequestBody | None, request: PickRequest
-    ) -> list[ProcessingResponse]:
-        """Pick an endpoint, and tell Envoy."""
-        record = self._record
-        assert record is not None, "an endpoint is picked once"
+        headers = [pair for pair in self._headers if not pair[0].startswith(b":")]
+        intake = requests.intake
+        generates = intake.generates(record.method, record.path)
+        try:
+            incoming = intake.read(
+                record,
+                headers,
+                raw or None,
+                relayed_headers=intake.relayed_headers(headers, generates=generates),
+                target=self._names.get(b":path", b""),
+                subset=self._subset,
+            )
+            router = requests.relay.router
+            if (listing := router.models.reply(record)) is not None:
+                return [self._answer(listing)]
+            request = await router.prepare(incoming, record)
+        except ApiError as error:
+            return [self._reject(error)]
+        except NoEndpointError as refusal:
+            return [self._reject(refusal.as_error())]
         try:
             record.request_id = self._request_id = self._request_id or str(uuid.uuid4())
-            routed = self._requests.pick(
+            routed = requests.pick(
                 request,
                 self._request_id,
-                subset=self._subset,
+                pick=self._pick,
                 record=record,
-                expects=expected_reply(body, record.path),
+                expects=expected_reply(incoming.body, record.path),
             )
         except NoEndpointError as refusal:
-            return [self._reject(refusal.status, refusal.reason, str(refusal))]
+            rejection = self._reject(refusal.as_error())
+            requests.relay.router.finish(request, record)
+            return [rejection]
         self._record, self._routed = None, routed
-        answers = list(self._forward(part, routed, raw, body))
+        requests.budget.hold(self, 0)
+        assert request.incoming is not None, "the router has prepared it"
+        answers = list(self._forward(part, routed, raw, request.incoming_for(routed.endpoints[0]).raw))
         if part is MessagePart.REQUEST_TRAILERS:
             answers.append(CommonResponse(part))
         return answers
 
-    def _headers_of_endpoints(self) -> Headers:
-        """The headers with which endpoints are asked for a response: the request's own."""
-        key = self._requests.endpoint_api_key
-        headers = [pair for pair in self._headers.items() if not pair[0].startswith(b":")]
-        if key is not None:
-            headers = [pair for pair in headers if pair[0] not in CLIENT_KEYS]
-            headers.append((b"authorization", b"Bearer " + key.encode()))
-        return without_hop_by_hop(headers)
-
     def _forward(
-        self, part: MessagePart, routed: RoutedRequest, raw: bytes, body: RequestBody | None
+        self, part: MessagePart, routed: RoutedRequest, raw: bytes, relayed: bytes
     ) -> Iterator[ProcessingResponse]:
+        """``relayed``: the body that the endpoint gets in the place of ``raw``."""
         destinations = ",".join(routed.destinations)
         headers = [(name.encode(), destinations.encode()) for name in DESTINATIONS]
-        if REQUEST_ID not in self._headers:
+        if REQUEST_ID not in self._names:
             headers.append((REQUEST_ID, self._request_id.encode()))
-        if self._requests.endpoint_api_key is not None:
-            headers.append((b"authorization", b"Bearer " + self._requests.endpoint_api_key.encode()))
-        trace = routed.record.trace
+        if self._requests.intake.endpoint_api_key is not None:
+            headers.append((b"authorization", b"Bearer " + self._requests.intake.endpoint_api_key.encode()))
+        record = routed.record
+        if UNCODED[0] in self._names and self._requests.intake.generates(record.method, record.path):
+            headers.append(UNCODED)
+        trace = record.trace
         headers += inject_trace_context([], trace)
         removed = (*SUBSETS, *SERVED)
-        if self._requests.endpoint_api_key is not None:
+        if self._requests.intake.endpoint_api_key is not None:
             removed += tuple(name.decode() for name in KEY_HEADERS)
         if trace is not None and trace.is_root:
             removed += (TRACESTATE.decode(),)
         values = dict.fromkeys(DESTINATIONS, destinations)
-        metadata = {NAMESPACE: {**values, PROCESS_KEY: self._requests.process}}
-        rewritten = None if body is None or body.raw == raw else body.raw
+        metadata = {NAMESPACE: {**values, PROCESS_KEY: self._requests.process, PICK_KEY: routed.pick}}
+        rewritten = None if relayed == raw else relayed
         if part is MessagePart.REQUEST_HEADERS or self._request_mode is BodyMode.BUFFERED:
             if rewritten is not None:
                 headers.append((b"content-length", b"%d" % len(rewritten)))
@@ -269,20 +276,28 @@ class ProcessorStream:
         )
         yield from _chunks(MessagePart.REQUEST_BODY, rewritten or raw, end=part is MessagePart.REQUEST_BODY)
 
-    def _reject(
-        self, status: int, reason: str, message: str, error: ApiError | None = None
-    ) -> ImmediateResponse:
-        """``error`` replaces the gateway's own error of this reason."""
+    def _answer(self, body: bytes) -> ImmediateResponse:
+        """Answer with what the gateway knows itself."""
+        record, self._record = self._record, None
+        assert record is not None, "a request is answered once"
+        record.outcome, record.status, record.bytes_out = Outcome.OK, 200, len(body)
+        self._requests.finish(record)
+        headers = [(b"content-type", b"application/json")]
+        return ImmediateResponse(200, headers, body, "penstock_models")
+
+    def _reject(self, error: ApiError) -> ImmediateResponse:
         record, self._record = self._record, None
         assert record is not None, "a request is rejected once"
         self._body.clear()
-        record.outcome, record.reason, record.status = Outcome.REJECTED, reason, status
+        self._requests.budget.hold(self, 0)
+        record.outcome, record.status = Outcome.REJECTED, error.status
+        record.reason = record.reason or rejection_reason(error)
         self._requests.finish(record)
         return ImmediateResponse(
-            status,
-            local_reply_headers(status),
-            record.error_body(error or gateway_error(status, reason, message)),
-            f"penstock_{reason}",
+            error.status,
+            local_reply_headers(error),
+            record.error_body(error),
+            f"penstock_{record.reason}",
         )
 
     # -- the reply
@@ -290,26 +305,33 @@ class ProcessorStream:
     def _on_response_headers(self, message: ProcessingRequest) -> list[ProcessingResponse]:
         if self._routed is None:  # the endpoint was picked in the stream of another filter of this Envoy
             self._routed = self._requests.find_unobserved(
-                message.attributes.get("request.id", self._request_id)
+                message.attributes.get("request.id", self._request_id), message.metadata
             )
-        if self._routed is not None:
+        if self._routed is not None and not self._routed.counted:
             served = _first_hint(message, NAMESPACE, SERVED)
             self._routed.served = served[0] if served else message.attributes.get("upstream.address", "")
             status = next((_status(value) for name, value in message.headers if name == b":status"), 0)
-            self._routed.observing = True
+            self._requests.on_head(self._routed, status, message.headers)
+            self._routed.observing = self._is_named = True
             self._routed.seen_status = status
             routed = self._routed
+            if status == 404:
+                self._requests.relay.router.on_not_found(routed.request, routed.endpoints[0])
             self._observer = make_observer(
                 status,
                 message.headers,
                 routed.expects,
                 on_response=lambda id: self._requests.learn_response(id, routed),
                 strip_usage=False,
+                held=self._requests.relay.held,
             )
+            if isinstance(self._observer, StreamObserver):
+                self._observer.on_first_token = lambda: self._requests.on_first_token(routed)
             self._routed.observer = self._observer
         if message.end:
             self._finish()
-        return [CommonResponse(MessagePart.RESPONSE_HEADERS)]
+        headers = [] if self._routed is None else self._routed.record.reply_headers
+        return [CommonResponse(MessagePart.RESPONSE_HEADERS, headers)]
 
     def _on_response_body(self, message: ProcessingRequest) -> list[ProcessingResponse]:
         if self._observer is not None:
@@ -329,6 +351,7 @@ class ProcessorStream:
     def _end_observation(self) -> None:
         """No more of the reply will come."""
         if self._observer is not None and self._routed is not None:
+            self._observer.close()
             self._requests.observation_ended(self._routed)
         self._observer = None
 

@@ -165,7 +165,7 @@ def message(name: str) -> Any:
 _ProcessingRequest = message("envoy.service.ext_proc.v3.ProcessingRequest")
 _ProcessingResponse = message("envoy.service.ext_proc.v3.ProcessingResponse")
 _LogsMessage = message("envoy.service.accesslog.v3.StreamAccessLogsMessage")
-HealthRequest = message("grpc.health.v1.HealthCheckRequest")
+_HealthRequest = message("grpc.health.v1.HealthCheckRequest")
 HealthResponse = message("grpc.health.v1.HealthCheckResponse")
 
 
@@ -270,6 +270,15 @@ def _texts(struct: Any) -> Texts:
 
 def _split(values: Iterable[str]) -> list[str]:
     return [text for value in values for part in value.split(",") if (text := part.strip())]
+
+
+# -- health ---------------------------------------------------------------------------------------------
+
+
+def read_health(data: bytes) -> str:
+    """The service of a ``HealthCheckRequest``. Raises MalformedMessageError."""
+    service: str = _decode(_HealthRequest, data).service
+    return service
 
 
 # -- access log ----------------------------------------------------------------------------------------

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
@@ -10,6 +13,7 @@ import grpc
 import grpc.aio
 
 from penstock.exit_codes import StartupError
+from penstock.gateway.admission.envoy_certificates import CertificateFiles
 from penstock.gateway.extproc.messages import (
     AccessLogEntry,
     MalformedMessageError,
@@ -18,8 +22,8 @@ from penstock.gateway.extproc.messages import (
 )
 from penstock.gateway.extproc.processor_stream import ProcessorStream
 from penstock.gateway.extproc.protobuf import (
-    HealthRequest,
     HealthResponse,
+    read_health,
     read_log,
     read_request,
     write_response,
@@ -38,6 +42,9 @@ SERVING, NOT_SERVING = 1, 2
 MESSAGE_EXCESS = 64 << 20
 """Bytes by which a message may exceed --max-request-bytes. gRPC answers a larger one itself, so that its
 request would not get 413. Envoy's own limit for what it buffers has to be lower."""
+CONNECTION_AGE_S = 10.0
+"""Time after which a connection gets GOAWAY: Envoy opens another one, which may be another worker's. gRPC
+varies it by a tenth."""
 Message = TypeVar("Message")
 
 
@@ -45,18 +52,20 @@ class EnvoyServer:
     """Serves from :meth:`start` to :meth:`stop`."""
 
     def __init__(
-        self, requests: RoutedRequests, is_ready: Callable[[], bool], certificate: tuple[bytes, bytes] | None
+        self, requests: RoutedRequests, is_ready: Callable[[], bool], certificates: CertificateFiles | None
     ) -> None:
-        """``certificate`` is a private key and a certificate chain, PEM; None: without TLS."""
+        """``certificates``: None: without TLS."""
         self.port = 0
         """Port it listens on, after :meth:`start`."""
         self._requests = requests
         self._is_ready = is_ready
-        self._certificate = certificate
+        self._certificates = certificates
         self._server = grpc.aio.server(
             options=[
-                ("grpc.so_reuseport", 0),  # a second process on the same port would be a mistake
-                ("grpc.max_receive_message_length", requests.max_request_bytes + MESSAGE_EXCESS),
+                ("grpc.max_connection_age_ms", int(1000 * CONNECTION_AGE_S)),
+                ("grpc.so_reuseport", 1),  # a worker and its replacement listen together for a while
+                ("grpc.http2.max_ping_strikes", 0),  # Envoy's PINGs tell it when a gateway hangs
+                ("grpc.max_receive_message_length", requests.intake.max_request_bytes + MESSAGE_EXCESS),
             ]
         )
         self._server.add_generic_rpc_handlers(
@@ -81,7 +90,7 @@ class EnvoyServer:
                     HEALTH,
                     {
                         "Check": grpc.unary_unary_rpc_method_handler(
-                            self._check, HealthRequest.FromString, HealthResponse.SerializeToString
+                            self._check, _or_malformed(read_health), HealthResponse.SerializeToString
                         )
                     },
                 ),
@@ -92,14 +101,18 @@ class EnvoyServer:
         """Listen. Raises StartupError."""
         try:
             address = host_and_port(host, port)
-            if self._certificate is None:
+            if self._certificates is None:
                 self.port = self._server.add_insecure_port(address)
             else:
-                credentials = grpc.ssl_server_credentials([self._certificate])
-                self.port = self._server.add_secure_port(address, credentials)
+                self.port = self._server.add_secure_port(address, _credentials(self._certificates))
         except RuntimeError as error:
             raise StartupError(f"--ext-proc-port {port}: {error}") from None
         await self._server.start()
+
+    def retire(self) -> None:
+        """Listen no more. Connections are still served: Envoy leaves them within CONNECTION_AGE_S. gRPC's own
+        shutdown would refuse streams that are on their way."""
+        stop_listening(self.port)
 
     async def stop(self) -> None:
         """End all streams; Envoy continues with its requests."""
@@ -118,11 +131,10 @@ class EnvoyServer:
                 if isinstance(message, MalformedMessageError):
                     raise message
                 if message is not None:
-                    for answer in stream.receive(message):
+                    for answer in await stream.receive(message):
                         yield answer
-                    if stream.searches:
-                        for answer in await stream.search():
-                            yield answer
+                    if stream.is_over:
+                        return
         except MalformedMessageError as error:
             stream.malformed()
             await _abort_malformed(context, error)
@@ -149,14 +161,45 @@ class EnvoyServer:
             self._requests.open_log_streams -= 1
         return b""
 
-    async def _check(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-        match request.service:
+    async def _check(
+        self, service: str | MalformedMessageError, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> Any:
+        match service:
+            case MalformedMessageError():
+                await _abort_malformed(context, service)
             case "" | "liveness":
                 return HealthResponse(status=SERVING)
             case "readiness" | "envoy.service.ext_proc.v3.ExternalProcessor":
                 return HealthResponse(status=SERVING if self._is_ready() else NOT_SERVING)
             case unknown:
                 await context.abort(grpc.StatusCode.NOT_FOUND, f"there is no service {unknown!r}")
+
+
+def _credentials(files: CertificateFiles) -> grpc.ServerCredentials:
+    """TLS with the files' certificate as it is when a connection begins; gRPC asks in a thread of its own."""
+
+    def configuration() -> grpc.ServerCertificateConfiguration:
+        files.look()
+        key, chain, authorities = files.current
+        return grpc.ssl_server_certificate_configuration([(key, chain)], authorities)
+
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(),
+        configuration,
+        require_client_authentication=files.current.client_authorities is not None,
+    )
+
+
+def stop_listening(port: int) -> None:
+    """Closes the listening sockets of this process that are bound to a port, whoever has them."""
+    for name in os.listdir("/dev/fd"):
+        with contextlib.suppress(OSError):
+            sock = socket.socket(fileno=int(name))
+            try:
+                if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and sock.getsockname()[1] == port:
+                    sock.shutdown(socket.SHUT_RD)
+            finally:
+                sock.detach()  # it is another's
 
 
 def _or_malformed(read: Callable[[bytes], Message]) -> Callable[[bytes], Message | MalformedMessageError]:

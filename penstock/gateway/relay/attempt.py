@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from penstock.gateway.relay.plain_events import PlainEvents
-from penstock.gateway.requests.named_response import RESPONSES, response_in_path
-from penstock.gateway.requests.request_body import RequestBody
+from penstock.gateway.responses.expected_reply import ExpectedReply, make_observer
+from penstock.gateway.responses.held_bytes import HeldBytes
 from penstock.gateway.responses.outcome import TransportResult
 from penstock.gateway.responses.response_observer import (
     Observation,
@@ -20,11 +20,12 @@ from penstock.gateway.responses.response_observer import (
 from penstock.gateway.upstream.exchange import Exchange, Failure, Headers, without_hop_by_hop
 from penstock.gateway.upstream.reply_scanner import Lane
 from penstock.gateway.upstream.timeouts import Timeouts
+from penstock.http.admission import retry_headers
+from penstock.http.errors import ApiError
 
 if TYPE_CHECKING:
     from penstock.gateway.relay.client_connection import HttpClientConnection
 
-EVENT_STREAM = b"text/event-stream"
 BACKPRESSURE_S = 5.0
 """Seconds after a pause for a slow client within which a broken reply is due to that client: what the model
 server sent before it broke may still have to be read and relayed."""
@@ -32,11 +33,11 @@ STOPPED = "the gateway was stopped"
 RESULTS = {
     Failure.NETWORK: TransportResult.BROKEN,
     Failure.SERVER: TransportResult.SERVER_FAILED,
+    Failure.IDLE_CLOSED: TransportResult.IDLE_CLOSED,
     Failure.UNPROCESSED: TransportResult.UNPROCESSED,
 }
-ExpectedReply = Literal["stream", "background", "json", "replay", "anything"]
-"""The content that a good reply to the request has: an event stream, also of a response in the background;
-JSON; or a replay, which is a stored response as JSON, or once more as a stream."""
+RESENT = frozenset({TransportResult.IDLE_CLOSED, TransportResult.UNPROCESSED})
+"""After these the same endpoint may be sent the request again, on a new connection."""
 
 
 class Attempt:
@@ -54,14 +55,20 @@ class Attempt:
         *,
         expects: ExpectedReply,
         strip_usage: bool,
-        discards: Callable[[int], bool],
+        screen: Callable[[int, Headers], Headers | None],
         error_event: Callable[[str, str], bytes],
         on_response: ResponseCallback,
+        held: HeldBytes,
+        on_first_token: Callable[[], None],
         timeouts: Timeouts,
+        deadline: float,
         clock: Callable[[], float],
     ) -> None:
-        """``discards`` says for a status whether the reply is discarded instead of relayed. ``error_event``
-        makes an event of a code and a message. ``on_response`` gets the id of a stored response."""
+        """``screen`` gets status and headers of the reply, and gives the headers to relay; None: the reply is
+        discarded. ``error_event`` makes an event of a code and a message. ``on_response`` gets the id of a
+        stored response.
+        ``on_first_token`` is called when a stream's first token comes. ``deadline`` is the time at which the
+        request has taken too long."""
         self.ended: asyncio.Future[TransportResult] = asyncio.get_running_loop().create_future()
         self.status: int | None = None
         self.relayed = False
@@ -80,13 +87,16 @@ class Attempt:
         """Whether plain events may come by a lane."""
         self._expects = expects
         self._strip_usage = strip_usage
-        self._discards = discards
+        self._screen = screen
         self._error_event = error_event
         self._on_response = on_response
+        self._held = held
+        self._on_first_token = on_first_token
         self._timeouts = timeouts
+        self._deadline = deadline
         self._clock = clock
         self._sent_at = self._read_at = now = clock()
-        self.check_at = now + min(timeouts.event, timeouts.first_token, timeouts.total)
+        self.check_at = min(now + timeouts.event, now + timeouts.first_token, deadline)
         """No time-out is exceeded before."""
         self._paused_at: float | None = None
         """Since when the client's write buffer is full."""
@@ -103,14 +113,22 @@ class Attempt:
 
     def on_head(self, status: int, headers: Headers) -> None:
         self.status = status
-        if self._discards(status):
+        relayed = self._screen(status, headers)
+        if relayed is None:
             self._exchange.abort()
             self._end(TransportResult.COMPLETE)
             return
-        self._headers = without_hop_by_hop(headers)
+        self._headers = without_hop_by_hop(relayed)
         self._observer = make_observer(
-            status, headers, self._expects, on_response=self._on_response, strip_usage=self._strip_usage
+            status,
+            headers,
+            self._expects,
+            on_response=self._on_response,
+            strip_usage=self._strip_usage,
+            held=self._held,
         )
+        if isinstance(self._observer, StreamObserver):
+            self._observer.on_first_token = self._on_first_token
         if self.seen.stream:  # it may get an error event, or lose its usage
             self._takes_lanes = self._exchange.has_lanes
             self._headers = [header for header in self._headers if header[0] != b"content-length"]
@@ -228,9 +246,9 @@ class Attempt:
             due_at = self._latest_read() + timeouts.event
         else:
             due_at = self._sent_at + timeouts.first_token
-        self.check_at = min(self.check_at, due_at, self._sent_at + timeouts.total)
-        if now - self._sent_at > timeouts.total:
-            reason = f"the reply took more than {timeouts.total:g} s"
+        self.check_at = min(self.check_at, due_at, self._deadline)
+        if now > self._deadline:
+            reason = too_late(timeouts.total)
             if self.relayed and self._client_was_slow(now):
                 self._give_up(f"the client read slowly: {reason}")
                 return
@@ -279,6 +297,7 @@ class Attempt:
         self._end(ending)
 
     def _end(self, ending: TransportResult) -> None:
+        self._observer.close()
         if not self.ended.done():
             self.ended.set_result(ending)
         if self._slot >= 0:
@@ -286,44 +305,13 @@ class Attempt:
             self._slot = -1
 
 
-def expected_reply(body: RequestBody | None, path: str) -> ExpectedReply:
-    """The content expected for a request; ``body`` is None when the request does not generate."""
-    if body is not None:
-        if not body.stream:
-            return "json"
-        return "background" if body.background and path == RESPONSES else "stream"
-    return "anything" if response_in_path(path) is None else "replay"
+def too_late(total_s: float) -> str:
+    return f"the request took more than {total_s:g} s"
 
 
-def make_observer(
-    status: int,
-    headers: Headers,
-    expects: ExpectedReply,
-    *,
-    on_response: ResponseCallback,
-    strip_usage: bool,
-) -> StreamObserver | ReplyObserver:
-    """The observer for a reply with this head."""
-    content_type = next((value for name, value in headers if name == b"content-type"), b"")
-    kind, _, parameters = content_type.lower().partition(b";")
-    problem = None
-    if b"charset" in parameters and b"utf-8" not in parameters:
-        problem = f"its content type is {content_type!r}, not UTF-8"
-    elif status == 200 and expects in ("stream", "background") and kind.strip() != EVENT_STREAM:
-        problem = f"the answer to a streamed request is {content_type!r}"
-    observer: StreamObserver | ReplyObserver
-    if kind.strip() == EVENT_STREAM:
-        observer = StreamObserver(strip_usage, on_response)
-        observer.seen.may_stop = expects in ("background", "replay")
-    else:
-        observer = ReplyObserver(status == 200 and expects == "json", on_response)
-    observer.seen.content_problem = problem
-    return observer
-
-
-def local_reply_headers(status: int) -> Headers:
+def local_reply_headers(error: ApiError) -> Headers:
     """Headers of an error that the gateway answers itself, without content-length."""
-    headers = [(b"content-type", b"application/json")]
-    if status in (429, 503):
-        headers += [(b"retry-after", b"1"), (b"retry-after-ms", b"1000")]
+    headers = [(b"content-type", b"application/json"), *error.headers]
+    if error.status in (429, 503) and not any(name == b"retry-after" for name, _ in headers):
+        headers += retry_headers(1000)
     return headers

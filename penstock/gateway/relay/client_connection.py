@@ -26,6 +26,8 @@ class HttpClientConnection:
         self.sink = sink
         self.streamed = False
         """The reply that has begun has no length."""
+        self.reply_headers: Headers = []
+        """Headers that the reply gets, in the place of others of these names."""
         self._request_id = request_id
         self._write_batch = write_batch
         self._attempt: Attempt | None = None
@@ -48,6 +50,9 @@ class HttpClientConnection:
         """Send the head of the reply; without a content-length among ``headers`` the body is chunked."""
         if status == 204:  # it has none (RFC 9110 §8.6), whatever the model server says
             headers = [header for header in headers if header[0] != b"content-length"]
+        if self.reply_headers:
+            ours = {name for name, _ in self.reply_headers}
+            headers = [*(header for header in headers if header[0] not in ours), *self.reply_headers]
         if not any(name == REQUEST_ID for name, _ in headers):
             headers = [*headers, self._request_id]
         self.streamed = status not in (204, 304) and not any(name == b"content-length" for name, _ in headers)

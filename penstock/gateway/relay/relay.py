@@ -4,74 +4,61 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import ceil
 from time import perf_counter
 from typing import Literal
 
-from penstock.gateway.relay.attempt import Attempt, expected_reply, local_reply_headers
+from penstock.gateway.relay.attempt import RESENT, Attempt, local_reply_headers, too_late
 from penstock.gateway.relay.client_connection import HttpClientConnection
 from penstock.gateway.relay.plain_events import PlainEvents
-from penstock.gateway.relay.request_record import FailedAttempt, RequestRecord, failure_reason
-from penstock.gateway.relay.response_search import ResponseSearch
-from penstock.gateway.relay.retry_policy import RETRIABLE_STATUSES, RetryPolicy, refused_with_usage
-from penstock.gateway.requests.apis import gateway_error
-from penstock.gateway.requests.request_body import STREAMING_PATHS, RequestBody, response_of
-from penstock.gateway.responses.outcome import Outcome, TransportResult, classify_outcome
-from penstock.gateway.routing.endpoint import Endpoint
-from penstock.gateway.routing.endpoint_pool import EndpointPool
-from penstock.gateway.routing.picker import (
-    OWNER_UNAVAILABLE,
-    NoEndpointError,
-    Picker,
-    PickRequest,
-    pick_request,
+from penstock.gateway.relay.retry_policy import (
+    NOT_FOUND,
+    AttemptProgress,
+    RetryPolicy,
+    is_safe,
+    progress_of,
+    refused_with_usage,
 )
-from penstock.gateway.routing.response_owners import ResponseOwners
+from penstock.gateway.requests.apis import gateway_error
+from penstock.gateway.requests.incoming_request import IncomingRequest
+from penstock.gateway.requests.request_body import STREAMING_PATHS
+from penstock.gateway.responses.expected_reply import expected_reply
+from penstock.gateway.responses.held_bytes import HeldBytes
+from penstock.gateway.responses.outcome import Outcome, TransportResult, classify_outcome
+from penstock.gateway.responses.request_record import FailedAttempt, RequestRecord, failure_reason
+from penstock.gateway.routing.backoff import read_retry_after
+from penstock.gateway.routing.circuit_breaker import CircuitBreaker
+from penstock.gateway.routing.endpoint import Endpoint
+from penstock.gateway.routing.pick_request import OWNER_UNAVAILABLE, NoEndpointError, PickRequest
+from penstock.gateway.routing.router import Router
 from penstock.gateway.upstream.exchange import Exchange, Headers, UpstreamError, UpstreamRequest
 from penstock.gateway.upstream.timeouts import Timeouts
+from penstock.http.admission import BEGUN, retry_headers
+from penstock.http.errors import ApiError
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class IncomingRequest:
-    """A request as the client sent it, with the headers that the endpoint gets."""
-
-    method: str
-    target: bytes
-    """Path and query."""
-    path: str
-    headers: Headers
-    """End-to-end headers, see :func:`~penstock.gateway.upstream.exchange.without_hop_by_hop`."""
-    raw: bytes
-    """The body's bytes."""
-    body: RequestBody | None
-    """None when the request does not generate; its body is relayed unread."""
-    session: str | None = None
 
 
 @dataclass(slots=True)
 class Relay:
     """What all requests of a gateway share. ``clock`` gives seconds."""
 
-    pool: EndpointPool
-    picker: Picker
+    router: Router
     retry_policy: RetryPolicy
     timeouts: Timeouts
-    clock: Callable[[], float]
     plain_events: PlainEvents = field(default_factory=PlainEvents)
     include_usage: Literal["auto", "off", "require"] = "auto"
-    ttft_slo_s: float | None = None
-    owners: ResponseOwners = field(default_factory=ResponseOwners)
+    held: HeldBytes = field(default_factory=HeldBytes)
+    """Bytes of replies that are held to read them."""
     running: set[Attempt] = field(default_factory=set)
-    search: ResponseSearch = field(init=False)
-    _without_usage: set[Endpoint] = field(default_factory=set)
-    """Endpoints that reject include_usage."""
 
-    def __post_init__(self) -> None:
-        self.search = ResponseSearch(self.pool, self.owners)
+    @property
+    def clock(self) -> Callable[[], float]:
+        return self.router.clock
 
     def check_timeouts(self) -> None:
         """End attempts that exceed a time-out; called several times a second."""
@@ -80,31 +67,28 @@ class Relay:
             attempt.check_timeouts(now)
 
     def stop(self) -> int:
-        """End all attempts, as the gateway ends; returns how many were running."""
+        """End all requests, as the gateway ends; returns how many there were."""
         stopped = list(self.running)
         for attempt in stopped:
             attempt.stop()
-        return len(stopped)
-
-    def forget(self, endpoint: Endpoint) -> None:
-        """The endpoint was removed."""
-        self.picker.forget(endpoint)
-        self.owners.forget(endpoint)
-        self._without_usage.discard(endpoint)
+        return len(stopped) + self.router.stop()
 
     async def run(
         self, incoming: IncomingRequest, client: HttpClientConnection, record: RequestRecord
     ) -> None:
         """Relay one request; afterwards ``record`` holds its outcome. Does not raise for failures of clients
-        and endpoints, but ApiError if no endpoint has the response that the request names."""
+        and endpoints, but ApiError for a request that no endpoint may get."""
         self.retry_policy.budget.on_request(self.clock())
-        request = pick_request(incoming.body, incoming.session, self.ttft_slo_s)
-        id = response_of(incoming.path, incoming.body)
-        if id is not None:
-            request.owners = await self.search.find(
-                id, incoming.headers, self.clock(), previous=incoming.body is not None
-            )
-        await _RequestRelay(self, incoming, client, record=record, request=request, response=id).run()
+        try:
+            request = await self.router.prepare(incoming, record, client.gone)
+        except NoEndpointError as refusal:
+            reply_without_endpoint(client, record, refusal)
+            return
+        client.reply_headers = record.reply_headers
+        try:
+            await _RequestRelay(self, client, record=record, request=request).run()
+        finally:
+            self.router.finish(request, record)
 
     # -- for _RequestRelay
 
@@ -115,15 +99,11 @@ class Relay:
             return False
         if self.include_usage == "require":
             return body.include_usage is not True
-        return (
-            self.include_usage == "auto"
-            and body.include_usage is None
-            and endpoint not in self._without_usage
-        )
+        return self.include_usage == "auto" and body.include_usage is None and not endpoint.rejects_usage
 
     def stop_asking_for_usage(self, endpoint: Endpoint) -> None:
         log.warning("%s rejects stream_options.include_usage; it is no longer sent there", endpoint.url)
-        self._without_usage.add(endpoint)
+        endpoint.rejects_usage = True
 
 
 class _RequestRelay:
@@ -132,32 +112,39 @@ class _RequestRelay:
     def __init__(
         self,
         relay: Relay,
-        incoming: IncomingRequest,
         client: HttpClientConnection,
         *,
         record: RequestRecord,
         request: PickRequest,
-        response: str | None,
     ) -> None:
-        """``response``: id of the stored response that the request names."""
         self._relay = relay
-        self._incoming = incoming
         self._client = client
         self._record = record
         self._request = request
-        self._response = response
         self._owner_failed = ""
         """How the endpoint that has the response has failed; empty: it has not."""
         self._sent_at = 0.0
         """When the current endpoint was chosen."""
+        self._had_token = False
+        """Its first token has come."""
+        self._progress = AttemptProgress.NOT_BEGUN
+        """How far it got."""
+        self._backs_off = False
+        """It has said when to come back."""
+        self._deadline = record.began_at + relay.timeouts.total
+
+    @property
+    def _incoming(self) -> IncomingRequest:
+        """The request, for the model that it is sent to."""
+        incoming = self._request.incoming
+        assert incoming is not None, "the router has prepared it"
+        return incoming
 
     async def run(self) -> None:
         while True:
             began = perf_counter()
             try:
-                endpoint = self._relay.picker.pick(
-                    self._request, self._relay.pool.endpoints, self._relay.clock()
-                )
+                endpoint = self._relay.router.pick(self._request)
             except NoEndpointError as refusal:
                 self._reply_without_endpoint(refusal)
                 return
@@ -174,30 +161,27 @@ class _RequestRelay:
         """No endpoint may be sent the request. After failed attempts the outcome of the last one stays."""
         record = self._record
         if not record.attempts:
-            record.outcome, record.reason = Outcome.REJECTED, refusal.reason
-            self._reply_locally(refusal.status, refusal.reason, str(refusal))
+            reply_without_endpoint(self._client, record, refusal)
         else:
-            self._reply_locally(
-                502 if record.status == 0 else record.status, "upstream_failed", record.reason
-            )
+            status = 502 if record.status == 0 else record.status
+            error = gateway_error(status, "upstream_failed", record.reason)
+            error.headers = refusal.as_error().headers
+            reply_locally(self._client, record, error)
 
     def _reply_locally(self, status: int, code: str, message: str) -> None:
         """Answer with an error of the gateway's own."""
-        body = self._record.error_body(gateway_error(status, code, message))
-        self._record.status = status
-        self._client.start(status, [*local_reply_headers(status), (b"content-length", b"%d" % len(body))])
-        self._client.write(body)
-        self._client.end()
+        reply_locally(self._client, self._record, gateway_error(status, code, message))
 
     async def _find_another_owner(self) -> bool:
         """Whether the request may be sent to another endpoint that has the response: of the same store."""
         relay, request = self._relay, self._request
         self._owner_failed = ""
-        assert self._response is not None
-        request.owners = await relay.search.elsewhere(
-            self._response, self._incoming.headers, relay.clock(), request.tried
+        response = self._incoming.response
+        assert response is not None
+        request.owners = await relay.router.search.elsewhere(
+            response, self._incoming.headers, relay.clock(), request.tried
         )
-        return relay.retry_policy.claim(request, relay.clock())
+        return self._claim_retry()
 
     # -- one endpoint
 
@@ -206,8 +190,9 @@ class _RequestRelay:
         relay, tokens = self._relay, self._request.tokens
         self._request.tried.add(endpoint)
         self._record.attempts += 1
-        self._record.endpoint = endpoint.url
-        self._sent_at = relay.clock()
+        self._record.endpoint, self._record.pool = endpoint.url, endpoint.pool
+        self._sent_at, self._had_token = relay.clock(), False
+        self._progress, self._backs_off = AttemptProgress.NOT_BEGUN, False
         endpoint.request_sent(tokens, self._sent_at)
         try:
             return await self._send_until_answered(endpoint)
@@ -223,6 +208,9 @@ class _RequestRelay:
                 exchange = await self._connect(endpoint, fresh=fresh)
             except UpstreamError as error:
                 return self._finish_attempt(endpoint, TransportResult.BROKEN, None, str(error))
+            except TimeoutError:
+                reason = too_late(relay.timeouts.total)
+                return self._finish_attempt(endpoint, TransportResult.TIMEOUT, None, reason)
             if exchange is None:
                 return self._finish_attempt(endpoint, TransportResult.CLIENT_GONE, None, "")
             attempt = await self._attempt(endpoint, exchange, with_usage)
@@ -230,7 +218,7 @@ class _RequestRelay:
             if refused_with_usage(attempt.status, with_usage=with_usage, relayed=attempt.relayed):
                 with_usage, fresh = False, False
                 continue
-            if ending is TransportResult.UNPROCESSED and not fresh and self._claim_resend(attempt):
+            if ending in RESENT and not fresh and self._claim_resend(attempt):
                 fresh = True
                 continue
             if not with_usage and relay.wants_usage(self._incoming, endpoint) and attempt.status == 200:
@@ -239,10 +227,11 @@ class _RequestRelay:
             return self._finish_attempt(endpoint, ending, attempt, attempt.reason)
 
     def _claim_resend(self, attempt: Attempt) -> bool:
-        """Decide whether to send the endpoint a request again that it has not processed, and count that as a
+        """Decide whether to send the endpoint a request again whose connection had ended, and count that as a
         failed attempt that is no fault of the endpoint."""
         record, now = self._record, self._relay.clock()
-        if not self._relay.retry_policy.claim_resend(now):
+        unprocessed = attempt.ended.result() is TransportResult.UNPROCESSED
+        if not (unprocessed or self._relay.retry_policy.claim_resend(self._incoming, now)):
             return False
         record.attempts += 1
         record.failures.append(FailedAttempt(now, record.endpoint, Outcome.NETWORK_ERROR, attempt.reason))
@@ -250,21 +239,27 @@ class _RequestRelay:
 
     async def _connect(self, endpoint: Endpoint, *, fresh: bool) -> Exchange | None:
         """A stream or a connection to the endpoint; None when the client disconnects first. Raises
-        UpstreamError."""
-        connections = self._relay.pool.connections(endpoint)
+        UpstreamError, and TimeoutError at the deadline."""
+        connections = self._relay.router.pool.connections(endpoint)
         if not self._client.gone.done() and (exchange := connections.take(fresh=fresh)) is not None:
             return exchange
         connecting = asyncio.ensure_future(connections.acquire(fresh=fresh))
-        await asyncio.wait((connecting, self._client.gone), return_when=asyncio.FIRST_COMPLETED)
+        left_s = max(0.0, self._deadline - self._relay.clock())
+        await asyncio.wait(
+            (connecting, self._client.gone), timeout=left_s, return_when=asyncio.FIRST_COMPLETED
+        )
         if connecting.done() and not self._client.gone.done():
             return connecting.result()
         connecting.cancel()
         with suppress(asyncio.CancelledError, UpstreamError):
             (await connecting).abort()
+        if not self._client.gone.done():
+            raise TimeoutError
         return None
 
     async def _attempt(self, endpoint: Endpoint, exchange: Exchange, with_usage: bool) -> Attempt:
-        relay, incoming, body = self._relay, self._incoming, self._incoming.body
+        relay, incoming = self._relay, self._request.incoming_for(endpoint)
+        body = incoming.body
         self._record.sent_at = relay.clock()
         attempt = Attempt(
             self._client,
@@ -272,10 +267,13 @@ class _RequestRelay:
             relay.plain_events,
             expects=expected_reply(body, incoming.path),
             strip_usage=with_usage,
-            discards=lambda status: self._claim_discard(status, with_usage),
+            screen=lambda status, headers: self._screen(endpoint, status, headers, with_usage),
             error_event=self._record.error_event,
-            on_response=lambda id: relay.owners.learn(id, endpoint),
+            on_response=lambda id: relay.router.owners.learn(id, endpoint),
+            held=relay.held,
+            on_first_token=lambda: self._on_first_token(endpoint),
             timeouts=relay.timeouts,
+            deadline=self._deadline,
             clock=relay.clock,
         )
         raw = body.with_usage() if with_usage and body is not None else incoming.raw
@@ -290,12 +288,36 @@ class _RequestRelay:
             self._client.listen(None)  # breaks a reference cycle
         return attempt
 
-    def _claim_discard(self, status: int, with_usage: bool) -> bool:
-        """Decide whether a reply is discarded, to send the request again; takes a retry from the budget."""
-        relay = self._relay
+    def _screen(self, endpoint: Endpoint, status: int, headers: Headers, with_usage: bool) -> Headers | None:
+        """Take a reply's head; returns the headers to relay, None if the reply is discarded to send the
+        request again. A client that nobody can serve learns when somebody can."""
+        relay, request, now = self._relay, self._request, self._relay.clock()
         if status == 400 and with_usage and relay.include_usage == "auto":
-            return True
-        return status in RETRIABLE_STATUSES and relay.retry_policy.claim(self._request, relay.clock())
+            return None
+        progress = progress_of(status, headers)
+        if status == NOT_FOUND and relay.router.on_not_found(request, endpoint):
+            progress = AttemptProgress.NOT_BEGUN
+        if progress is None:
+            return headers
+        self._progress = progress
+        wait_s = read_retry_after(headers, time.time()) if progress is AttemptProgress.REFUSED else None
+        if wait_s is not None:
+            self._backs_off = True
+            endpoint.refused(status, wait_s, request.client, request.model, now)
+        if self._claim_retry():
+            return None
+        if wait_s is None:
+            return headers
+        least_s = min(wait_s, relay.router.least_backoff_s(request))
+        kept = [header for header in headers if header[0] not in (b"retry-after", b"retry-after-ms")]
+        return [*kept, *retry_headers(ceil(1000 * least_s))]
+
+    def _claim_retry(self) -> bool:
+        """Decide whether the request is sent to another endpoint."""
+        now = self._relay.clock()
+        return now < self._deadline and self._relay.retry_policy.claim(
+            self._progress, self._incoming, self._request, now
+        )
 
     # -- the outcome
 
@@ -303,33 +325,80 @@ class _RequestRelay:
         self, endpoint: Endpoint, ending: TransportResult, attempt: Attempt | None, reason: str
     ) -> bool:
         """Record the outcome of an attempt; returns whether the request has ended."""
-        record, now = self._record, self._relay.clock()
+        record = self._record
         if attempt is not None:
             record.seen, record.status = attempt.seen, attempt.status or 0
         status = record.status if attempt is not None else None
         record.outcome = classify_outcome(ending, status or None, record.seen, record.path)
         stopped = record.outcome is Outcome.REJECTED
         record.reason = "draining" if stopped else reason or failure_reason(record)
-        endpoint.breaker.record_outcome(record.outcome, now, self._sent_at, record.client)
-        if record.seen.first_token_at is not None and record.sent_at is not None:
-            endpoint.add_ttft(record.seen.first_token_at - record.sent_at)
+        self._tell_breaker(endpoint.breaker, ending, connected=attempt is not None)
+        first_token_at = None if record.is_replay else record.seen.first_token_at
+        if first_token_at is not None and record.sent_at is not None:
+            endpoint.add_ttft(first_token_at - record.sent_at)
         if ending is TransportResult.CLIENT_GONE or (attempt is not None and attempt.relayed):
             return True
         if ending is TransportResult.STOPPED:
-            self._reply_locally(503, "draining", reason)
+            error = gateway_error(503, "draining", reason)
+            error.headers = [BEGUN]
+            reply_locally(self._client, record, error)
             return True
         if ending is TransportResult.COMPLETE:
             record.reason = f"the model server answered with status {status}"
             return False  # the reply was discarded for a retry
-        if self._relay.retry_policy.claim(self._request, now):
+        begun = attempt is not None and ending is not TransportResult.UNPROCESSED
+        self._progress = AttemptProgress.BEGUN if begun else AttemptProgress.NOT_BEGUN
+        if self._claim_retry():
             return False
         if ending is TransportResult.TIMEOUT:
             self._reply_locally(504, "upstream_timeout", reason)
             return True
-        if self._request.owners is not None:
+        if self._request.owners is not None and (not begun or is_safe(self._incoming)):
             self._owner_failed = (
                 f"no answer from {endpoint.url}, which has the response that the request names: {reason}"
             )
             return False
         self._reply_locally(502, "upstream_failed", f"no answer from a model server: {reason}")
         return True
+
+    def _on_first_token(self, endpoint: Endpoint) -> None:
+        """The endpoint works: its circuit breaker closes long before a long reply ends."""
+        self._had_token = True
+        endpoint.breaker.record_success(self._relay.clock(), self._sent_at, self._record.client)
+
+    def _tell_breaker(self, breaker: CircuitBreaker, ending: TransportResult, *, connected: bool) -> None:
+        record, now, sent_at = self._record, self._relay.clock(), self._sent_at
+        refused = ending is TransportResult.COMPLETE and self._progress is AttemptProgress.REFUSED
+        if not connected and ending is TransportResult.BROKEN:
+            breaker.record_unavailable(now, sent_at)
+        elif not connected or (refused and self._backs_off):
+            breaker.release_probe(sent_at)
+        elif refused and record.outcome is Outcome.MODEL_SERVER_ERROR:
+            breaker.record_unavailable(now, sent_at, connected=True)
+        else:
+            breaker.record_outcome(record.outcome, now, sent_at, record.client, had_token=self._had_token)
+
+
+def reply_without_endpoint(
+    client: HttpClientConnection, record: RequestRecord, refusal: NoEndpointError
+) -> None:
+    """Refuse a request that no endpoint may be sent."""
+    record.outcome, record.reason = Outcome.REJECTED, refusal.reason
+    reply_locally(client, record, refusal.as_error())
+
+
+def reply_locally(client: HttpClientConnection, record: RequestRecord, error: ApiError) -> None:
+    """Answer with an error of the gateway's own."""
+    body = record.error_body(error)
+    record.status = error.status
+    client.start(error.status, [*local_reply_headers(error), (b"content-length", b"%d" % len(body))])
+    client.write(body)
+    client.end()
+
+
+def reply_with_json(client: HttpClientConnection, record: RequestRecord, body: bytes) -> None:
+    """Answer with what the gateway knows itself."""
+    record.outcome, record.status, record.bytes_out = Outcome.OK, 200, len(body)
+    client.start(200, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))])
+    client.write(body)
+    client.end()

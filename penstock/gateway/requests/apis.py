@@ -45,3 +45,12 @@ def error_event(error: ApiError, request_id: str, *, messages: bool) -> bytes:
         fields = error.fields()
         data = msgspec.json.encode({"type": "error", "error": fields} | {**fields, "type": "error"})
     return b"\n\nevent: error\ndata: %b\n\n" % data
+
+
+_REFUSALS = {408: "late", 431: "headers_too_large"}
+"""Why a request is rejected, by the status of errors without a code; all others are malformed."""
+
+
+def rejection_reason(error: ApiError) -> str:
+    """Why a request is rejected: the error's code, if it has one of its own."""
+    return error.code if isinstance(error.code, str) else _REFUSALS.get(error.status, "malformed")

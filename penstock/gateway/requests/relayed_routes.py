@@ -8,6 +8,10 @@ grant them to clients.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
+from penstock.gateway.requests.request_body import GENERATION_PATHS
 from penstock.http.errors import ApiError
 
 _V1_FAMILIES = frozenset(
@@ -37,13 +41,10 @@ _V1_FAMILIES = frozenset(
     }
 )
 """APIs of OpenAI, Anthropic and Jina: ``/v1/NAME`` and what is below it."""
-_ROUTES = frozenset(
+INFERENCE_ROUTES = frozenset(
     {
-        "/apply-template",
-        "/chat_tokenize",
         "/classify",
         "/completion",
-        "/detokenize",
         "/embed",
         "/embed_sparse",
         "/embedding",
@@ -59,12 +60,26 @@ _ROUTES = frozenset(
         "/rerank",
         "/reranking",
         "/score",
-        "/tokenize",
+        "/v1/audio/speech",
+        "/v1/audio/transcriptions",
+        "/v1/audio/translations",
+        "/v1/classify",
+        "/v1/embeddings",
+        "/v1/images/edits",
+        "/v1/images/generations",
+        "/v1/images/variations",
+        "/v1/moderations",
+        "/v1/pooling",
+        "/v1/rerank",
+        "/v1/reranking",
+        "/v1/score",
+        "/v1/videos",
         "/v2/embed",
         "/v2/rerank",
     }
 )
-"""Other inference routes of vLLM, SGLang, llama.cpp and TGI."""
+"""Further routes of vLLM, SGLang, llama.cpp and TGI that cost a server about what a generation costs."""
+_OTHER_ROUTES = frozenset({"/apply-template", "/chat_tokenize", "/detokenize", "/tokenize"})
 _READ_ROUTES = frozenset(
     {
         "/",
@@ -88,29 +103,70 @@ _READ_ROUTES = frozenset(
 """Relayed only if they read: below some of them servers load and unload models. Health, metrics and version
 are the gateway's own on its port, and the model server's behind Envoy."""
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
+_INFERRING = _READING | {"POST"}
+"""Methods of inference. The bodies of others are not read: none may get around what a key is for."""
 
 
-def check_relayed(method: str, path: str) -> None:
-    """Refuse a request that no endpoint is to get. ``path`` is decoded once; what is still encoded, or leads
-    upwards, may be another route for the endpoint. Raises ApiError."""
-    if not _is_relayed(method, path):
-        raise ApiError(
-            403,
-            f"The gateway does not relay {method} {path[:200]}, only inference routes such as "
-            "POST /v1/chat/completions, and GET /v1/models. Routes that administer one model server are for "
-            "those who can reach it directly.",
-            code="administrative",
-        )
+_UNCLEAR = re.compile(r"[%\\;?#\x00-\x1f\x7f]|/\.{1,2}(?:/|$)| (?:/|$)")
+"""In a path that was decoded: what is encoded twice, leads upwards, or ends the path for some servers.
+Servers differ in which route that is."""
+_SLASHES = re.compile("/{2,}")
 
 
-def _is_relayed(method: str, path: str) -> bool:
-    if path in _ROUTES:
-        return True
-    if path in _READ_ROUTES:
-        return method in _READING or path == "/ping"
-    if not path.startswith("/v1/") or "%" in path or "\\" in path:
-        return False
-    below = path.removeprefix("/v1/").split("/")
-    if not {".", ".."}.isdisjoint(below):
-        return False
-    return below[0] in _V1_FAMILIES or (below[0] == "models" and method in _READING)
+class RelayedRoutes:
+    """The routes that are relayed: inference, and those that are ``allowed`` besides, as ``/path``, or
+    ``/path/*`` for what is below it, with or without a method before it (``GET /path``).
+
+    ``root_path``: prefix that model servers strip. Routes below it are those without it.
+    """
+
+    def __init__(self, allowed: Iterable[str] = (), root_path: str = "") -> None:
+        self._root = f"{root_path}/"
+        self._exact: set[tuple[str, str]] = set()
+        self._below: list[tuple[str, str]] = []
+        for each in allowed:
+            method, _, path = each.rpartition(" ")
+            if path.endswith("/*"):
+                self._below.append((method, path.removesuffix("*")))
+            else:
+                self._exact.add((method, path.rstrip("/") or "/"))
+
+    def route(self, path: str) -> str:
+        """The route for which servers may take ``path``, which is decoded once: many of them drop empty
+        segments, some do not care for case. So no spelling of a route escapes what is decided by its name."""
+        if path in GENERATION_PATHS:
+            return path
+        if path.startswith("/"):
+            path = f"{_SLASHES.sub('/', path).rstrip('/')}/"
+            if self._root != "/" and path.startswith(self._root):
+                path = path[len(self._root) - 1 :]
+            path = path[:-1] or "/"
+        lower = path.lower()
+        return lower if lower in GENERATION_PATHS else path
+
+    def check(self, method: str, route: str) -> None:
+        """Refuse a request that no endpoint is to get. ``route`` is :meth:`route`'s. Raises ApiError."""
+        if not self._is_relayed(method, route):
+            raise ApiError(
+                403,
+                f"The gateway does not relay {method} {route[:200]}, only inference routes such as "
+                "POST /v1/chat/completions, GET /v1/models, and those of --allow-route. Routes that "
+                "administer one model server are for those who can reach it directly.",
+                code="administrative",
+            )
+
+    def _is_relayed(self, method: str, route: str) -> bool:
+        if route in GENERATION_PATHS or route in INFERENCE_ROUTES or route in _OTHER_ROUTES:
+            return method in _INFERRING
+        if route in _READ_ROUTES and (method in _READING or route == "/ping"):
+            return True
+        if not route.startswith("/") or _UNCLEAR.search(route):
+            return False
+        if (method, route) in self._exact or ("", route) in self._exact:
+            return True
+        if any(given in ("", method) and route.startswith(path) for given, path in self._below):
+            return True
+        _, root, family, *_ = f"{route}//".split("/", 3)
+        if root != "v1" or method not in _INFERRING | {"DELETE"}:
+            return False
+        return family in _V1_FAMILIES or (family == "models" and method in _READING)

@@ -11,6 +11,8 @@ from penstock.generation.request.body_decoder import malformed, wrong_type
 GENERATION_PATHS = frozenset(APIS)
 STREAMING_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})
 """Routes whose requests have ``stream_options.include_usage``."""
+TOKEN_BYTES = 4
+"""Estimate of the bytes of a token, as in English text."""
 
 
 class _StreamOptions(msgspec.Struct):
@@ -33,6 +35,13 @@ class _Body(msgspec.Struct):
     # what names a session
     prompt_cache_key: msgspec.Raw = msgspec.Raw()
     metadata: msgspec.Raw = msgspec.Raw()
+    # the limit of the reply: completions and chat, chat, messages; responses
+    max_tokens: msgspec.Raw = msgspec.Raw()
+    max_completion_tokens: msgspec.Raw = msgspec.Raw()
+    max_output_tokens: msgspec.Raw = msgspec.Raw()
+    # what names other hosts: vLLM, SGLang
+    kv_transfer_params: msgspec.Raw = msgspec.Raw()
+    bootstrap_host: msgspec.Raw = msgspec.Raw()
 
 
 class _Metadata(msgspec.Struct):
@@ -64,13 +73,15 @@ class RequestBody(msgspec.Struct, frozen=True):
     """Id of the stored response that the request continues, or refers to."""
     background: bool
     """Whether the response goes on without its client, and may be cancelled by others."""
-    asked_model: str
-    """The model that the client named, before rewriting."""
+    most_output: int | None = None
+    """The most tokens of the reply; None: not said."""
+    transfer_field: str | None = None
+    """The field by which the client names hosts from which a KV cache is fetched; None: it names none."""
 
     @property
     def tokens(self) -> int:
-        """Estimated prompt tokens, four bytes each, as in English text."""
-        return len(self.prompt) // 4
+        """Estimated prompt tokens."""
+        return len(self.prompt) // TOKEN_BYTES
 
     def with_usage(self) -> bytes:
         """The body with ``include_usage`` set."""
@@ -79,6 +90,11 @@ class RequestBody(msgspec.Struct, frozen=True):
         options = {} if bytes(raw_options) == b"null" else _fields.decode(raw_options)
         options["include_usage"] = msgspec.Raw(b"true")
         return _encode({**fields, "stream_options": options})
+
+    def with_transfer(self, params: bytes) -> RequestBody:
+        """The same request with these ``kv_transfer_params`` (JSON)."""
+        raw = _encode({**_fields.decode(self.raw), "kv_transfer_params": msgspec.Raw(params)})
+        return msgspec.structs.replace(self, raw=raw)
 
     def with_model(self, model: str) -> RequestBody:
         """The same request for another model."""
@@ -110,7 +126,8 @@ def read_request(raw: bytes) -> RequestBody:
         session=_session(body),
         response=response_in_body(bytes(body.previous_response_id), bytes(body.input)),
         background=bytes(body.background) == b"true",
-        asked_model=model,
+        most_output=_most_output(body),
+        transfer_field=_transfer_field(body),
     )
 
 
@@ -129,6 +146,19 @@ def _session(body: _Body) -> str | None:
         return _decode_metadata(body.metadata).user_id if body.metadata else None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
+
+
+def _most_output(body: _Body) -> int | None:
+    """What is malformed is left to the server."""
+    raw = bytes(body.max_completion_tokens or body.max_tokens or body.max_output_tokens)
+    return int(raw) if len(raw) < 16 and raw.isdigit() else None
+
+
+def _transfer_field(body: _Body) -> str | None:
+    for name in ("kv_transfer_params", "bootstrap_host"):
+        if bytes(getattr(body, name)) not in (b"", b"null"):
+            return name
+    return None
 
 
 def _decode(raw: bytes) -> _Body:

@@ -1,50 +1,60 @@
 """Reads one event of a stream: OpenAI's completions, chat and responses, and Anthropic's messages.
 
 One struct covers all of them, because their field names do not collide; msgspec decodes and checks an event
-of 200 bytes in about a microsecond.
+of 200 bytes in about a microsecond. Servers have dialects of these APIs: what has another shape than expected
+says nothing, and is no fault. Only what is no JSON of UTF-8 is one.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from penstock.gateway.responses.token_usage import UsageFields
 
 DONE = b"[DONE]"
-
-
 LARGE_BYTES = 64 << 10
 """Size of an event from which on its output is searched for instead of decoded."""
 _find_output = re.compile(
-    rb'"(?:text|content|reasoning|reasoning_content|refusal|thinking|partial_json)"\s*:\s*"[^"]'
-    rb'|"tool_calls"\s*:\s*\[\s*[^\]\s]'
+    rb'"(?:text|content|reasoning|reasoning_content|reasoning_details|refusal|thinking|thinking_blocks'
+    rb'|partial_json|tool_calls|function_call|audio|images)"\s*:\s*(?:"[^"]|\[\s*[^\]\s]|\{\s*[^}\s])'
 ).search
 """Finds a field of :class:`_Delta` or :class:`_Choice` that is not empty."""
 _find_finish = re.compile(rb'"finish_reason"\s*:\s*"[^"]').search
+_replace_numbers = re.compile(rb"(?<=[:,\[ ])(?:NaN|-?Infinity)(?=\s*[,\]}])").sub
+_replace_surrogates = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}").sub
 
 
 class ContentError(ValueError):
-    """The data is not an event or reply of any of the dialects."""
+    """The data is not an event or reply of any of the dialects. The message has none of it."""
 
 
 class _Delta(msgspec.Struct, gc=False):
-    content: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    refusal: str | None = None
-    tool_calls: list[msgspec.Raw] | None = None
+    """Of any types: content, for instance, is text, or a list of parts (Mistral)."""
+
+    content: Any = None
+    reasoning: Any = None
+    reasoning_content: Any = None
+    reasoning_details: Any = None
+    refusal: Any = None
+    tool_calls: Any = None
+    function_call: Any = None
+    audio: Any = None
+    images: Any = None
     # messages
-    text: str | None = None
-    thinking: str | None = None
-    partial_json: str | None = None
+    text: Any = None
+    thinking: Any = None
+    thinking_blocks: Any = None
+    partial_json: Any = None
+    stop_reason: Any = None
 
 
 class _Choice(msgspec.Struct, gc=False):
-    text: str | None = None
+    text: Any = None
     delta: _Delta | None = None
     finish_reason: Any = None
 
@@ -66,7 +76,8 @@ class _Block(msgspec.Struct, gc=False):
 
 
 class _Event(msgspec.Struct, gc=False):
-    type: str = ""
+    type: Any = None
+    object: Any = None
     choices: list[_Choice] | None = None
     usage: UsageFields | None = None
     error: msgspec.Raw = msgspec.Raw()
@@ -77,15 +88,17 @@ class _Event(msgspec.Struct, gc=False):
     content_block: msgspec.Raw = msgspec.Raw()
 
 
-class _LargeEvent(msgspec.Struct, gc=False):
-    """An event whose choices are not decoded: a million of them would take a second."""
+class _LooseEvent(msgspec.Struct, gc=False):
+    """An event whose fields are not decoded: a million choices would take a second, and those of a foreign
+    shape would fail."""
 
-    type: str = ""
+    type: Any = None
+    object: Any = None
     choices: msgspec.Raw = msgspec.Raw()
-    usage: UsageFields | None = None
+    usage: msgspec.Raw = msgspec.Raw()
     error: msgspec.Raw = msgspec.Raw()
     delta: msgspec.Raw = msgspec.Raw()
-    response: _Response | None = None
+    response: msgspec.Raw = msgspec.Raw()
     item: msgspec.Raw = msgspec.Raw()
     message: msgspec.Raw = msgspec.Raw()
     content_block: msgspec.Raw = msgspec.Raw()
@@ -94,7 +107,7 @@ class _LargeEvent(msgspec.Struct, gc=False):
 class _Reply(msgspec.Struct, gc=False):
     """What is read of a reply that is not streamed; its choices may be many megabytes."""
 
-    usage: UsageFields | None = None
+    usage: msgspec.Raw = msgspec.Raw()
     error: msgspec.Raw = msgspec.Raw()
     # responses; other APIs may have fields of these names and of any type
     id: Any = None
@@ -102,12 +115,15 @@ class _Reply(msgspec.Struct, gc=False):
     status: Any = None
 
 
+_json = msgspec.json.Decoder(msgspec.Raw)
 _reply = msgspec.json.Decoder(_Reply)
 _event = msgspec.json.Decoder(_Event)
-_large_event = msgspec.json.Decoder(_LargeEvent)
+_loose_event = msgspec.json.Decoder(_LooseEvent)
 _delta = msgspec.json.Decoder(_Delta)
 _response = msgspec.json.Decoder(_Response)
 _block = msgspec.json.Decoder(_Block)
+_usage = msgspec.json.Decoder(UsageFields)
+Shape = TypeVar("Shape")
 
 
 @dataclass(slots=True, frozen=True)
@@ -145,66 +161,116 @@ _END = ParsedEvent(end=True)
 
 def read_event(data: bytes, name: bytes = b"") -> ParsedEvent:
     """Parse an event with ``data`` and event field ``name``. Raises ContentError."""
-    if data == DONE:
-        return _END
-    try:
-        _check_encoding(data)
-        event = _event.decode(data) if len(data) <= LARGE_BYTES else _read_large(data)
-        return _parse_typed(event, name, data) if event.type or name else _parse_chunk(event)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ContentError(f"{error}: {data[:200]!r}") from None
+    event = None
+    if len(data) <= LARGE_BYTES:
+        try:
+            if not data.isascii():
+                data.decode()  # msgspec checks the UTF-8 of decoded strings only
+            event = _event.decode(data)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            if data.startswith(DONE):
+                return _END
+            if not data or data.isspace():
+                return EMPTY_EVENT
+    if event is None:
+        event = _decode(_read_loosely, data)
+    if event.choices is None and (kind := _text(event.type) or name.decode(errors="replace")):
+        return _parse_typed(event, kind, data)
+    return _parse_chunk(event, data)
 
 
 def read_reply(body: bytes) -> ParsedEvent:
     """Parse the body of a reply that is not streamed. Raises ContentError."""
-    try:
-        _check_encoding(body)
-        reply = _reply.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as problem:
-        raise ContentError(f"{problem}: {body[:200]!r}") from None
+    reply = _decode(_read_reply, body)
     error, response_id, deferred = _error(reply.error), None, False
     if reply.object == "response":
         response_id = _text(reply.id)
         deferred = reply.status in ("queued", "in_progress")
         if error is None and reply.status == "failed":
             error = b'{"status":"failed"}'
-    return ParsedEvent(usage=reply.usage, error=error, end=True, response_id=response_id, deferred=deferred)
+    elif reply.object == "error":
+        error = error or body
+    usage = _shaped(_usage, reply.usage)
+    return ParsedEvent(usage=usage, error=error, end=True, response_id=response_id, deferred=deferred)
 
 
-def _check_encoding(data: bytes) -> None:
-    """msgspec checks the UTF-8 of decoded strings only. Raises UnicodeDecodeError."""
-    if not data.isascii():
-        data.decode()
+def _decode(read: Callable[[bytes], Shape], data: bytes) -> Shape:
+    """What ``data`` holds. Raises ContentError."""
+    try:
+        if not data.isascii():
+            data.decode()
+        try:
+            return read(data)
+        except msgspec.DecodeError:
+            if (tidied := _tidied(data)) == data:
+                raise
+            return read(tidied)
+    except UnicodeDecodeError as error:
+        raise ContentError(f"not UTF-8: {error.reason} at byte {error.start}") from None
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ContentError(f"not JSON: {error}") from None
 
 
-def _read_large(data: bytes) -> _Event:
-    """The event in ``data``, whose choices and delta stand for theirs. Raises msgspec's errors."""
-    large = _large_event.decode(data)
-    choices = None
-    raw = bytes(large.choices) if large.choices else b"null"
-    if raw.startswith(b"["):
-        choice = _Choice("x" if _find_output(raw) else None, finish_reason=bool(_find_finish(raw)))
-        choices = [choice] if raw.strip(b"[] \t\r\n") else []
-    elif raw != b"null":
-        raise msgspec.ValidationError("Expected `array | null` - at `$.choices`")
-    delta = large.delta
+def _tidied(data: bytes) -> bytes:
+    """The same as JSON of the standard: some servers write NaN or -Infinity for the logprob of what cannot
+    come, or divide a pair of surrogates between two events. Texts matter only by being empty or not."""
+    return _replace_surrogates(rb"\\ufffd", _replace_numbers(b"null", data))
+
+
+def _read_loosely(data: bytes) -> _Event:
+    """An event that is large, or has fields of foreign types. Raises msgspec's errors if it is not JSON."""
+    try:
+        loose = _loose_event.decode(data)
+    except msgspec.ValidationError:
+        _json.decode(data)
+        return _Event()  # no object
+    delta = loose.delta
     if len(delta) > LARGE_BYTES and bytes(delta).startswith(b"{"):
         delta = msgspec.Raw(b'{"text":"x"}' if _find_output(delta) else b"{}")
     return _Event(
-        type=large.type,
-        choices=choices,
-        usage=large.usage,
-        error=large.error,
+        type=loose.type,
+        object=loose.object,
+        choices=_search_choices(bytes(loose.choices)),
+        usage=_shaped(_usage, loose.usage),
+        error=loose.error,
         delta=delta,
-        response=large.response,
-        item=large.item,
-        message=large.message,
-        content_block=large.content_block,
+        response=_shaped(_response, loose.response),
+        item=loose.item,
+        message=loose.message,
+        content_block=loose.content_block,
     )
 
 
-def _parse_chunk(event: _Event) -> ParsedEvent:
-    """An event of completions or chat."""
+def _search_choices(raw: bytes) -> list[_Choice] | None:
+    """One choice that stands for all in ``raw``."""
+    if not raw.startswith(b"["):
+        return None
+    if not raw.strip(b"[] \t\r\n"):
+        return []
+    return [_Choice("x" if _find_output(raw) else None, finish_reason=bool(_find_finish(raw)))]
+
+
+def _read_reply(body: bytes) -> _Reply:
+    """Raises msgspec's errors if ``body`` is not JSON."""
+    try:
+        return _reply.decode(body)
+    except msgspec.ValidationError:
+        _json.decode(body)
+        return _Reply()
+
+
+def _shaped(decoder: msgspec.json.Decoder[Shape], raw: msgspec.Raw) -> Shape | None:
+    """What ``raw`` holds; None if it has another shape."""
+    if not raw:
+        return None
+    try:
+        return decoder.decode(raw)
+    except msgspec.DecodeError:
+        return None
+
+
+def _parse_chunk(event: _Event, data: bytes) -> ParsedEvent:
+    """An event of completions or chat. Some have no choices: an error, or what a filter has found (Azure)."""
     choices = event.choices
     tokens = False
     finish = bool(choices)
@@ -212,9 +278,9 @@ def _parse_chunk(event: _Event) -> ParsedEvent:
         tokens = tokens or _has_tokens(choice)
         finish = finish and bool(choice.finish_reason)
     error = _error(event.error)
+    if error is None and event.object == "error":
+        error = data
     if event.usage is None and error is None and not finish:
-        if choices is None:
-            raise ContentError("an event without choices, usage or error")
         return TOKENS_ONLY if tokens else EMPTY_EVENT
     return ParsedEvent(
         tokens=tokens,
@@ -225,24 +291,26 @@ def _parse_chunk(event: _Event) -> ParsedEvent:
     )
 
 
-def _parse_typed(event: _Event, name: bytes, data: bytes) -> ParsedEvent:
+def _parse_typed(event: _Event, kind: str, data: bytes) -> ParsedEvent:
     """An event of responses or messages; servers may give the type in the event field only."""
-    kind = event.type or name.decode(errors="replace")
     usage, response, error = event.usage, event.response, _error(event.error)
     if response is not None:
         usage = response.usage
-    elif kind == "message_start" and event.message:
-        usage = _response.decode(event.message).usage
+    elif kind == "message_start" and (message := _shaped(_response, event.message)) is not None:
+        usage = message.usage
     if kind == "response.failed" and response is not None:
         error = error or _error(response.error)
     if kind in ("error", "response.failed"):  # the error of a response may be the event itself
         error = error or data
     tokens = _is_output(kind, event)
     end = kind in _TERMINATORS
+    finish = kind == "message_delta" and _stops(event.delta)
     response_id = None if response is None else _text(response.id)
-    if usage is None and error is None and response_id is None and not end:
+    if usage is None and error is None and response_id is None and not (end or finish):
         return TOKENS_ONLY if tokens else EMPTY_EVENT
-    return ParsedEvent(tokens=tokens, usage=usage, error=error, end=end, response_id=response_id)
+    return ParsedEvent(
+        tokens=tokens, usage=usage, error=error, finish=finish, end=end, response_id=response_id
+    )
 
 
 def _is_output(kind: str, event: _Event) -> bool:
@@ -252,18 +320,25 @@ def _is_output(kind: str, event: _Event) -> bool:
             return bytes(event.delta) not in _NO_TEXT
         return kind == "response.output_item.added" and _begins_output(event.item)
     if kind == "content_block_delta":
-        return bool(event.delta) and _has_output(_delta.decode(event.delta))
+        delta = _shaped(_delta, event.delta)
+        return delta is not None and _has_output(delta)
     return kind == "content_block_start" and _begins_output(event.content_block)
 
 
 _NO_TEXT = (b"", b'""', b"null")
 
 
+def _stops(raw: msgspec.Raw) -> bool:
+    """Whether the delta of a message has the reason for which it stops."""
+    delta = _shaped(_delta, raw)
+    return delta is not None and bool(delta.stop_reason)
+
+
 def _begins_output(raw: msgspec.Raw) -> bool:
     """Whether an item or block begins with output: a tool call does, with the tool's name."""
-    if not raw:
+    block = _shaped(_block, raw)
+    if block is None:
         return False
-    block = _block.decode(raw)
     kind = _text(block.type) or ""
     return kind.endswith(("_call", "tool_use")) or bool(block.text or block.thinking)
 
@@ -278,17 +353,25 @@ def _has_output(delta: _Delta) -> bool:
         delta.content
         or delta.reasoning
         or delta.reasoning_content
+        or delta.reasoning_details
         or delta.refusal
         or delta.tool_calls
+        or delta.function_call
+        or delta.audio
+        or delta.images
         or delta.text
         or delta.thinking
+        or delta.thinking_blocks
         or delta.partial_json
     )
 
 
+_NO_ERROR = (b"", b"null", b"{}", b"[]", b'""', b"false", b"0")
+
+
 def _error(raw: msgspec.Raw) -> bytes | None:
-    error = bytes(raw) if raw else b"null"
-    return None if error == b"null" else error
+    error = bytes(raw)
+    return None if error in _NO_ERROR else error
 
 
 def _text(value: object) -> str | None:

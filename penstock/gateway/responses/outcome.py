@@ -44,6 +44,8 @@ class TransportResult(enum.Enum):
     """No connection, or it broke before the reply was complete."""
     SERVER_FAILED = enum.auto()
     """The server has ended the reply with an error of its own, on a connection that goes on."""
+    IDLE_CLOSED = enum.auto()
+    """A connection that was idle broke when it got the request."""
     UNPROCESSED = enum.auto()
     """The server has not processed the request."""
     TIMEOUT = enum.auto()
@@ -85,5 +87,6 @@ def classify_outcome(ending: TransportResult, status: int | None, seen: Observat
 
 
 def _unfinished(seen: Observation) -> Outcome:
-    """The connection failed; if the server had sent an error before, the server failed."""
-    return Outcome.NETWORK_ERROR if seen.error is None else Outcome.MODEL_SERVER_ERROR
+    """The connection failed; if the server had sent an error event before, the server failed. A whole
+    reply may be an error that Envoy made of the failure."""
+    return Outcome.MODEL_SERVER_ERROR if seen.stream and seen.error is not None else Outcome.NETWORK_ERROR

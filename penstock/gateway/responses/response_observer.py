@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penstock.gateway.metric_definitions import ITL
+from penstock.gateway.responses.error_kind import error_kind
 from penstock.gateway.responses.event_reader import (
     EMPTY_EVENT,
     TOKENS_ONLY,
@@ -17,16 +18,24 @@ from penstock.gateway.responses.event_reader import (
     read_reply,
 )
 from penstock.gateway.responses.event_template import EventParts, EventTemplate
+from penstock.gateway.responses.held_bytes import HeldBytes
 from penstock.gateway.responses.token_usage import TokenUsage, UsageFields, read_usage
 from penstock.streaming.sse_parser import Event, SSEError, SSEParser
 
 _GAP_BOUNDS = ITL.bounds
+MOST_ERROR_BYTES = 16 << 10
+"""Bytes of an error reply that are read for its type and code."""
+MAX_EXCERPT = 500
+"""Bytes of content that are kept of what went wrong, for ``--log-content``."""
 
 
 ResponseCallback = Callable[[str], None]
 
 
 def _ignore(id: str) -> None: ...
+
+
+def _ignore_token() -> None: ...
 
 
 class EventCounts(NamedTuple):
@@ -58,16 +67,35 @@ class Observation:
     """The reply is a response that goes on in the background, so that it has no usage yet."""
     response_id: str | None = None
     """Id of the response, in the responses API."""
-    error: bytes | None = None
-    """JSON of the first error event."""
+    error: str | None = None
+    """Type and code of the first error in it; empty: it has none of them."""
     may_stop: bool = False
-    """It may end in order without its terminator: a stored response that is cancelled."""
+    """It may end in order without its terminator: a stored response that is cancelled, or a stream of which
+    nothing is known."""
     ended: bool = False
     """The terminator of the stream came, or the whole body of another reply."""
     finished_at_event: int | None = None
     """Events with tokens up to the latest event that gave its choices a finish reason; None: none did."""
     content_problem: str | None = None
-    """Why the content cannot be parsed; the bytes are relayed nevertheless."""
+    """Why the content cannot be parsed; the bytes are relayed nevertheless. It has none of the content."""
+    excerpt: bytes = b""
+    """Begin of the error, or of the content that cannot be parsed."""
+    unread: str = ""
+    """Why the gateway does not read the reply, or no more of it; that is no fault of the server."""
+
+    def note_error(self, error: bytes) -> None:
+        """The reply has an error, as JSON."""
+        if self.error is None:
+            self.error, self.excerpt = error_kind(error), error[:MAX_EXCERPT]
+
+    def note_problem(self, problem: str, content: bytes = b"") -> None:
+        """The content cannot be parsed."""
+        if self.content_problem is None:
+            self.content_problem, self.excerpt = problem, content[:MAX_EXCERPT]
+
+    def give_up(self, reason: str) -> None:
+        """No more of the reply is read: it may end as it likes."""
+        self.unread, self.may_stop = reason, True
 
     @property
     def reported_output(self) -> int | None:
@@ -110,13 +138,18 @@ class StreamObserver:
     strip_usage: bool = False
     on_response: ResponseCallback = _ignore
     """Called with the id of the response that the stream belongs to, in the responses API."""
+    known: bool = True
+    """It is of an API whose events are JSON; of another one nothing can be wrong."""
+    held: HeldBytes = field(default_factory=HeldBytes)
+    """Bytes of incomplete events, and of replies, that all observers hold together."""
+    on_first_token: Callable[[], None] = _ignore_token
     seen: Observation = field(default_factory=lambda: Observation(stream=True))
     _parser: SSEParser = field(default_factory=SSEParser)
     _template: EventTemplate = field(default_factory=EventTemplate)
     _between_events: bool = False
     """The next byte starts an event. A copy of the parser's state, since most events bypass the parser."""
-    _broken: bool = False
-    """The parser has failed."""
+    _holds: int = 0
+    """Bytes of an incomplete event that are counted in ``held``."""
     _dropped: bool = False
     """The last event was removed."""
     _usage: UsageFields | None = None
@@ -137,35 +170,61 @@ class StreamObserver:
                 self._count_tokens(now)
             self._dropped = False
             return chunk
-        if self._broken:
+        if self.seen.unread:
             return chunk
         try:
             events = self._parser.feed(chunk)
-            self._between_events = self._parser.between_events
         except SSEError as error:
-            self._broken, self._between_events = True, False
-            self.seen.content_problem = str(error)
-            return self._parser.pending if self.strip_usage else chunk
+            return self._give_up(str(error), chunk)
+        self._between_events = self._parser.between_events
         if not self.strip_usage:
             for event in events:
                 self._read(event, now)
-            return chunk
-        return b"".join([event.raw for event in events if self._is_kept(event, now)])
+            passed_on = chunk
+        else:
+            passed_on = b"".join([event.raw for event in events if self._is_kept(event, now)])
+        if (self._holds or not self._between_events) and not self._hold(self._parser.pending_bytes):
+            return passed_on + self._give_up("replies of many requests are read at the same time", b"")
+        return passed_on
+
+    def _hold(self, count: int) -> bool:
+        """Count the bytes of an incomplete event; returns whether so many may be held."""
+        granted = self.held.take(count - self._holds)
+        if granted:
+            self._holds = count
+        return granted
+
+    def _give_up(self, reason: str, chunk: bytes) -> bytes:
+        """Read no more of the stream; returns what is to be passed on of it and the rest of ``chunk``."""
+        self.seen.give_up(reason)
+        self._between_events = False
+        pending, self._parser = self._parser.pending, SSEParser()
+        self.close()
+        return pending if self.strip_usage else chunk
+
+    def close(self) -> None:
+        """Nothing more will come."""
+        self.held.free(self._holds)
+        self._holds = 0
 
     def finish(self, now: float) -> bytes:
         """The server has ended the stream in order; returns the bytes held back.
 
-        A last event without its empty line is read too if it is complete: some servers end streams so.
+        A last event without its empty line is read too if it is complete: some servers end streams so. Some
+        leave the terminator out.
         """
         pending = self._parser.pending
         seen = self.seen
-        if not pending or self._broken:
-            return b""
-        problem = seen.content_problem
         meaning = EMPTY_EVENT
-        for event in self._parser.feed(b"\n\n"):
-            meaning = self._read(event, now)
-        seen.content_problem = problem  # a truncated event is no fault of the content
+        if pending:
+            problem, excerpt = seen.content_problem, seen.excerpt
+            for event in self._parser.feed(b"\n\n"):
+                meaning = self._read(event, now)
+            if problem is None:
+                seen.content_problem, seen.excerpt = None, excerpt  # a truncated event is no fault of content
+        self.close()
+        if seen.finished_at_event == seen.token_events:
+            seen.ended = True
         return pending if self.strip_usage and not meaning.usage_only else b""
 
     def _is_kept(self, event: Event, now: float) -> bool:
@@ -185,8 +244,8 @@ class StreamObserver:
         try:
             meaning = read_event(event.data, event.name)
         except ContentError as error:
-            if seen.content_problem is None and not seen.ended:
-                seen.content_problem = str(error)
+            if self.known and not seen.ended:
+                seen.note_problem(f"an event is {error}", event.data)
             return EMPTY_EVENT
         if seen.ended:  # what follows the terminator counts nothing
             return meaning
@@ -203,8 +262,8 @@ class StreamObserver:
         if meaning.response_id is not None and seen.response_id is None:
             seen.response_id = meaning.response_id
             self.on_response(meaning.response_id)
-        if meaning.error is not None and seen.error is None:
-            seen.error = meaning.error
+        if meaning.error is not None:
+            seen.note_error(meaning.error)
         if meaning.end:
             seen.ended = True
             self._template = EventTemplate()  # without it nothing bypasses this method
@@ -215,6 +274,7 @@ class StreamObserver:
         seen.token_events += 1
         if seen.last_token_at is None:
             seen.first_token_at = now
+            self.on_first_token()
         else:
             seen.itl_bucket_counts[bisect_left(_GAP_BOUNDS, now - seen.last_token_at)] += 1
         seen.last_token_at = now
@@ -222,36 +282,62 @@ class StreamObserver:
 
 @dataclass(slots=True)
 class ReplyObserver:
-    """Observes a body that is not streamed. With ``json`` it must be JSON; it is parsed when complete."""
+    """Observes a body that is not streamed. With ``json`` it must be JSON; it is parsed when complete. Of an
+    ``error`` type and code are read if it has them."""
 
     json: bool = True
+    error: bool = False
     on_response: ResponseCallback = _ignore
     """Called with the id of the response, in the responses API."""
     max_bytes: int = 64 << 20
+    held: HeldBytes = field(default_factory=HeldBytes)
+    """Bytes of incomplete events, and of replies, that all observers hold together."""
     seen: Observation = field(default_factory=Observation)
     _body: bytearray = field(default_factory=bytearray)
 
     def feed(self, chunk: bytes, now: float) -> bytes:
         """Observe the next bytes; all of them are passed on."""
-        if self.json and len(self._body) <= self.max_bytes:
-            self._body += chunk
+        if self.error:
+            self._body += chunk[: MOST_ERROR_BYTES - len(self._body)]
+        elif self.json and not self.seen.unread:
+            if len(self._body) + len(chunk) > self.max_bytes:
+                self._give_up(f"a reply of more than {self.max_bytes} bytes")
+            elif not self.held.take(len(chunk)):
+                self._give_up("replies of many requests are read at the same time")
+            else:
+                self._body += chunk
         return chunk
+
+    def _give_up(self, reason: str) -> None:
+        self.seen.give_up(reason)
+        self.close()
+
+    def close(self) -> None:
+        """Nothing more will come."""
+        if not self.error:
+            self.held.free(len(self._body))
+        self._body.clear()
 
     def finish(self, now: float) -> bytes:
         """The body is complete."""
-        seen = self.seen
-        if self.json and len(self._body) > self.max_bytes:
-            seen.content_problem = f"the reply is larger than {self.max_bytes} bytes"
-        elif self.json:
+        seen, body = self.seen, bytes(self._body)
+        if self.error:
+            seen.note_error(body)
+        elif self.json and not seen.unread:
             try:
-                meaning = read_reply(bytes(self._body))
-                seen.usage = None if meaning.usage is None else read_usage(meaning.usage)
-                seen.error, seen.deferred = meaning.error, meaning.deferred
-                if meaning.response_id is not None:
-                    seen.response_id = meaning.response_id
-                    self.on_response(meaning.response_id)
+                self._read(read_reply(body))
             except ContentError as error:
-                seen.content_problem = str(error)
+                seen.note_problem(f"the reply is {error}", body)
         seen.ended = True
-        self._body.clear()
+        self.close()
         return b""
+
+    def _read(self, meaning: ParsedEvent) -> None:
+        seen = self.seen
+        seen.usage = None if meaning.usage is None else read_usage(meaning.usage)
+        seen.deferred = meaning.deferred
+        if meaning.error is not None:
+            seen.note_error(meaning.error)
+        if meaning.response_id is not None:
+            seen.response_id = meaning.response_id
+            self.on_response(meaning.response_id)

@@ -3,35 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
-
-class _Details(msgspec.Struct, gc=False):
-    cached_tokens: int | None = None
+MOST_TOKENS = 1 << 40
+"""A larger count is none: counters are sums of what servers report, and one wrong report would be the sum."""
 
 
 class UsageFields(msgspec.Struct, gc=False):
-    """``usage`` in an event or a reply."""
+    """``usage`` in an event or a reply. Some servers write whole numbers as floats."""
 
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
+    prompt_tokens: Any = None
+    completion_tokens: Any = None
+    prompt_tokens_details: Any = None
     # responses and messages
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    input_tokens_details: _Details | None = None
-    cache_read_input_tokens: int | None = None
-    cache_creation_input_tokens: int | None = None
+    input_tokens: Any = None
+    output_tokens: Any = None
+    input_tokens_details: Any = None
+    cache_read_input_tokens: Any = None
+    cache_creation_input_tokens: Any = None
 
     def merged_with(self, later: UsageFields) -> UsageFields:
         """These counts, updated with those that ``later`` has: messages report input first, output last, and
         each time all so far."""
+        counts = later.prompt_tokens, later.completion_tokens
+        if self.prompt_tokens_details is None and isinstance(counts[0], int) and isinstance(counts[1], int):
+            return later  # completions and chat report all at once
         fields = UsageFields.__struct_fields__
         values = [getattr(later, name) for name in fields]
         return UsageFields(
             *(
-                getattr(self, name) if value is None else value
+                value if isinstance(value, dict) or _count(value) is not None else getattr(self, name)
                 for name, value in zip(fields, values, strict=True)
             )
         )
@@ -48,14 +51,26 @@ class TokenUsage:
     """Those of the prompt that were in the server's cache."""
 
 
-def read_usage(usage: UsageFields) -> TokenUsage:
+def read_usage(usage: UsageFields) -> TokenUsage | None:
+    """The counts; None: there are none."""
     details = usage.prompt_tokens_details or usage.input_tokens_details
-    cached = details.cached_tokens if details is not None else usage.cache_read_input_tokens
-    input_tokens = usage.input_tokens
-    if input_tokens is not None:  # messages exclude what was read from the cache, or written to it
-        input_tokens += (usage.cache_read_input_tokens or 0) + (usage.cache_creation_input_tokens or 0)
-    return TokenUsage(
-        usage.prompt_tokens if input_tokens is None else input_tokens,
-        usage.completion_tokens if usage.output_tokens is None else usage.output_tokens,
-        cached,
-    )
+    read = _count(usage.cache_read_input_tokens)
+    cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else read
+    input_tokens = _count(usage.input_tokens)
+    if input_tokens is None:
+        input_tokens = _count(usage.prompt_tokens)
+    else:  # messages exclude what was read from the cache, or written to it
+        input_tokens += (read or 0) + (_count(usage.cache_creation_input_tokens) or 0)
+    output_tokens = _count(usage.output_tokens)
+    if output_tokens is None:
+        output_tokens = _count(usage.completion_tokens)
+    if input_tokens is None and output_tokens is None:
+        return None
+    return TokenUsage(input_tokens, output_tokens, cached)
+
+
+def _count(value: object) -> int | None:
+    """A number of tokens; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= MOST_TOKENS:
+        return None
+    return int(value)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
+from penstock.gateway.routing.backoff import Backoff
 from penstock.gateway.routing.circuit_breaker import CircuitBreaker
 
 STALE_S = 5.0
@@ -25,14 +28,31 @@ class EndpointLoad:
     max_adapters: int = 0
 
 
+Role = Literal["both", "prefill", "decode"]
+"""What an endpoint computes: prompts for others, output for prompts that others may have computed, or whole
+requests."""
+
+
 @dataclass(slots=True, eq=False)
 class Endpoint:
-    """State of one endpoint. Compared by identity: an address removed and added again is another endpoint."""
+    """State of one endpoint. Compared by identity: an address removed and added again is another endpoint.
 
+    Whoever keeps a copy of its state in a row watches it: every change of an attribute, of the circuit
+    breaker or the backoff adds the row to that one's set of changed rows.
+    """
+
+    _watchers: list[tuple[set[int], int]] = field(default_factory=list, init=False, repr=False)
     url: str
     """Scheme, host and port; no path."""
     destination: str = ""
     """IP address and port, the form that Envoy takes; empty: unknown."""
+    pool: str = ""
+    """Name of its pool; empty: it is in none."""
+    role: Role = "both"
+    several_models: bool = False
+    """It lists models that are not adapters or other names of one, so it may have limits for each."""
+    removed: bool = False
+    """It has left the pool: it gets no more requests, and nothing is remembered of it."""
     load: EndpointLoad = field(default_factory=EndpointLoad)
     scraped_at: float | None = None
     """When ``load`` was scraped; None: never."""
@@ -40,21 +60,57 @@ class Endpoint:
     """Consecutive failed scrapes."""
     reachable: bool = True
     """Whether the latest scrape got a connection."""
+    scrapes_late: bool = False
+    """The latest scrape took too long."""
+    rejects_usage: bool = False
+    """It has rejected ``include_usage``."""
     reports_load: bool = True
     """False after a scrape without any known load metric."""
     in_flight: int = 0
-    """Requests from this gateway that have not ended."""
+    """Requests from this gateway, all its workers, that have not ended."""
     sent_since_scrape: int = 0
     """Requests in flight that the scraped load does not include yet."""
+    in_flight_at_scrape: int = 0
+    """Requests in flight when the load was scraped."""
     in_flight_tokens: int = 0
     """Prompt tokens (estimated) of the requests in flight."""
+    own_in_flight: int = 0
+    own_sent: int = 0
+    own_tokens: int = 0
+    """Those three, of this worker of the gateway alone."""
+    on_count: Callable[[int], None] | None = None
+    """Called with each new number of ``own_in_flight``."""
     ttft_s: float | None = None
     """Moving average of the time to first token."""
     breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
+    backoff: Backoff = field(default_factory=Backoff)
+
+    def __post_init__(self) -> None:
+        self.breaker.on_change = self.backoff.on_change = self._tell
+
+    def __setattr__(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+        for changed, row in self._watchers:
+            changed.add(row)
+
+    def _tell(self) -> None:
+        for changed, row in self._watchers:
+            changed.add(row)
+
+    def refused(self, status: int, wait_s: float, client: str, model: str, now: float) -> None:
+        """It has answered a request with this status, to come back in ``wait_s`` seconds."""
+        self.backoff.refused(status, wait_s, client, now, model if self.several_models else "")
+
+    def watch(self, changed: set[int], row: int) -> None:
+        """From here on ``row`` is added to ``changed`` when anything changes."""
+        self._watchers.append((changed, row))
+
+    def unwatch(self, changed: set[int]) -> None:
+        self._watchers = [each for each in self._watchers if each[0] is not changed]
 
     @property
     def is_up(self) -> bool:
-        """Whether its breaker is closed and its scrapes succeed."""
+        """Whether its breaker is closed and its scrapes do not fail."""
         return self.breaker.closed and self.is_readable
 
     @property
@@ -62,19 +118,35 @@ class Endpoint:
         """Whether its latest scrapes did not both fail."""
         return self.scrape_failures < 2
 
+    @property
+    def told_load(self) -> EndpointLoad | None:
+        """The load that it tells; None: it tells none, or is down, so that its latest is an old one."""
+        return self.load if self.scraped_at is not None and self.is_readable else None
+
+    @property
+    def is_away(self) -> bool:
+        """Whether requests would get no connection: its latest scrapes got none, or it was removed."""
+        return self.removed or not (self.is_readable or self.reachable)
+
     def is_ready(self, now: float) -> bool:
-        """Whether requests may be sent, if there is no better endpoint. Scrapes exclude an endpoint only if
-        they get no connection, as then requests would get none."""
-        return (self.breaker.allows(now) or self.breaker.avoids) and (self.is_readable or self.reachable)
+        """Whether it may be expected to take a request."""
+        return (self.breaker.allows(now) or self.breaker.avoids) and not self.is_away
 
     def scrape_succeeded(self, load: EndpointLoad, now: float) -> None:
-        self.load, self.scraped_at, self.scrape_failures, self.sent_since_scrape = load, now, 0, 0
-        self.reports_load = True
+        """``load`` was asked for at ``now``."""
+        self.load, self.scraped_at, self.scrape_failures = load, now, 0
+        self.sent_since_scrape = self.own_sent = 0
+        self.in_flight_at_scrape = self.in_flight
+        self.reports_load, self.scrapes_late = True, False
 
     def scrape_had_no_load(self) -> None:
         """The endpoint is up but reports no load; only the requests in flight are known."""
         self.load, self.scraped_at, self.scrape_failures = EndpointLoad(), None, 0
         self.reports_load = False
+
+    def scrape_was_late(self) -> None:
+        """The endpoint is there, and busy: its latest load stays, and becomes stale."""
+        self.reachable = self.scrapes_late = True
 
     def scrape_failed(self, *, connected: bool = True) -> None:
         self.scrape_failures += 1
@@ -90,14 +162,36 @@ class Endpoint:
 
     def request_sent(self, tokens: int, now: float) -> None:
         self.in_flight += 1
+        self.own_in_flight += 1
         self.sent_since_scrape += 1
+        self.own_sent += 1
         self.in_flight_tokens += tokens
+        self.own_tokens += tokens
         self.breaker.request_sent(now)
+        if self.on_count is not None:
+            self.on_count(self.own_in_flight)
 
     def request_ended(self, tokens: int) -> None:
         self.in_flight -= 1
+        self.own_in_flight -= 1
         self.sent_since_scrape = min(self.sent_since_scrape, self.in_flight)
+        self.own_sent = min(self.own_sent, self.own_in_flight)
         self.in_flight_tokens -= tokens
+        self.own_tokens -= tokens
+        if self.on_count is not None:
+            self.on_count(self.own_in_flight)
+
+    def request_lost(self) -> None:
+        """Called before :meth:`request_ended` if it is not known to have ended: what the latest scrape counts
+        stays."""
+        self.in_flight_at_scrape = max(self.in_flight_at_scrape - 1, 0)
+
+    def count_elsewhere(self, in_flight: int, sent: int, tokens: int) -> None:
+        """What the other workers together have sent: requests in flight, those of them that the scraped load
+        does not include, and their prompt tokens."""
+        self.in_flight = self.own_in_flight + in_flight
+        self.sent_since_scrape = self.own_sent + sent
+        self.in_flight_tokens = self.own_tokens + tokens
 
     def add_ttft(self, ttft_s: float) -> None:
         """Add a time to first token to the moving average."""

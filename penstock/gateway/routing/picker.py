@@ -5,77 +5,19 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Literal
 
-from penstock.gateway.requests.request_body import RequestBody
-from penstock.gateway.routing.endpoint import Endpoint
-from penstock.gateway.routing.prefix_affinity import PrefixIndex, prefix_blocks
+import numpy as np
 
-OWNER_UNAVAILABLE = "owner_unavailable"
-"""Reason of a refusal: the endpoints that have the response which the request names are not ready."""
+from penstock.gateway.routing.endpoint import Endpoint
+from penstock.gateway.routing.endpoint_columns import EndpointColumns, Floats, Rows
+from penstock.gateway.routing.pick_request import OWNER_UNAVAILABLE, NoEndpointError, PickRequest
+from penstock.gateway.routing.prefix_affinity import PrefixIndex
+from penstock.gateway.routing.scorers import LOAD_SCORERS, Scorer
+from penstock.gateway.routing.usable_endpoints import PickerLimits, UsableEndpoints
+
 MOST_SESSIONS = 1 << 16
 """Sessions remembered; the least recently used ones are evicted."""
-
-
-@dataclass(slots=True)
-class PickRequest:
-    """The properties of a request that picking uses."""
-
-    model: str = ""
-    blocks: Sequence[int] = ()
-    """Hashes from :func:`penstock.gateway.routing.prefix_affinity.prefix_blocks`."""
-    session: str | None = None
-    tokens: int = 0
-    """Estimated prompt tokens."""
-    priority: int = 0
-    """Negative: the request is rejected when all endpoints are saturated."""
-    ttft_slo_s: float | None = None
-    subset: frozenset[str] | None = None
-    """URLs of the endpoints that Envoy allows; None: all."""
-    owners: Sequence[Endpoint] | None = None
-    """Endpoints that have the stored response that the request names, the best one first; None: it names
-    none."""
-    tried: set[Endpoint] = field(default_factory=set)
-    """Endpoints that this request was sent to before."""
-
-
-def pick_request(body: RequestBody | None, session: str | None, ttft_slo_s: float | None) -> PickRequest:
-    """The properties of a request for picking; ``body`` is None when the request does not generate."""
-    request = PickRequest(session=session, ttft_slo_s=ttft_slo_s)
-    if body is not None:
-        request.session = session or body.session
-        request.model, request.priority, request.tokens = body.model, body.priority, body.tokens
-        request.blocks = prefix_blocks(body.model, body.prompt)
-    return request
-
-
-class NoEndpointError(Exception):
-    """No endpoint may be sent the request. ``status`` is 429 or 503, ``reason`` a value of the label."""
-
-    def __init__(self, status: int, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.reason = reason
-
-
-Scorer = Callable[[PickRequest, Sequence[Endpoint], float], list[float]]
-"""Maps (request, candidates, now) to one score per candidate, 0 (worst) to 1."""
-
-
-@dataclass(frozen=True, slots=True)
-class PickerLimits:
-    """When an endpoint is saturated, and when affinity is ignored."""
-
-    waiting: int = 5
-    """An endpoint with at least this many waiting requests is saturated."""
-    kv_used: float = 0.95
-    """An endpoint with at least this share of its KV cache in use is saturated."""
-    affinity_excess: float = 1.5
-    """Affinity is ignored for an endpoint with more requests than this multiple of those at the least
-    loaded one, plus :data:`AFFINITY_SLACK`."""
-
-
 AFFINITY_SLACK = 8
 """Requests; with fewer a multiple is meaningless."""
 
@@ -92,76 +34,114 @@ class Picker:
         rng: random.Random | None = None,
     ) -> None:
         """``weights`` by scorer name, see :data:`SCORERS`."""
-        self.index = PrefixIndex()
+        self.on_pick: Callable[[Endpoint, Sequence[int], int | None], None] = lambda *pick: None
+        """Called with each pick: the endpoint, the prompt's blocks and the hash of the session."""
+        self._columns = EndpointColumns()
+        self.index = PrefixIndex(self._columns)
         self._limits = limits or PickerLimits()
+        self._filters = UsableEndpoints(self._columns, self._limits)
         self._choose = choose
         self._rng = rng or random.Random()
         self._sessions: OrderedDict[int, Endpoint] = OrderedDict()
         """By Python's hash of the session's name, which a client chooses at any length."""
         scorers: dict[str, Scorer] = {
-            **_LOAD_SCORERS,
+            **LOAD_SCORERS,
             "prefix": self._prefix,
             "session": self._session,
         }
         self._scorers = [(scorers[name], weight) for name, weight in weights.items() if weight]
 
     def pick(self, request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> Endpoint:
-        """The endpoint to send ``request`` to. Raises NoEndpointError."""
-        return self.ranked(request, endpoints, now, 1)[0]
+        """The endpoint to send ``request`` to, remembered for affinity. Raises NoEndpointError."""
+        (picked,) = self.ranked(request, endpoints, now, 1)
+        self.remember(request, picked)
+        return picked
 
     def ranked(
         self, request: PickRequest, endpoints: Sequence[Endpoint], now: float, most: int
     ) -> list[Endpoint]:
         """The endpoint to send ``request`` to, followed by those for retries, best first; at most ``most`` in
-        all. Raises NoEndpointError."""
-        candidates = self._candidates(request, endpoints, now)
-        if len(candidates) == 1:
-            return [self._remember_pick(request, candidates[0])]
-        scores = [0.0] * len(candidates)
+        all. Whoever sends it calls :meth:`remember`. Raises NoEndpointError."""
+        rows = self._candidates(request, endpoints, now)
+        if len(rows) == 1:
+            return [self._endpoint(rows[0])]
+        scores = np.zeros(len(rows))
         for scorer, weight in self._scorers:
-            for row, score in enumerate(scorer(request, candidates, now)):
-                scores[row] += weight * score
-        choice = self._choose_row(scores)
-        picked = self._remember_pick(request, candidates[choice])
+            if (some := scorer(request, self._columns, rows)) is not None:
+                scores += weight * some
+        choice = self._choose_index(scores)
+        picked = self._endpoint(rows[choice])
         if most == 1:
             return [picked]
-        rest = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
-        return [picked, *(candidates[row] for row in rest if row != choice)][:most]
+        best = np.argsort(-scores, kind="stable")
+        return [picked, *(self._endpoint(rows[index]) for index in best[:most] if index != choice)][:most]
 
     def has_candidate(self, request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> bool:
         """Whether :meth:`pick` would find an endpoint."""
         try:
-            return bool(self._candidates(request, endpoints, now))
+            return len(self._candidates(request, endpoints, now)) > 0
         except NoEndpointError:
             return False
+
+    def least_backoff_s(self, request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> float:
+        """Seconds until the first of the endpoints that want no requests of this client takes some again."""
+        rows = self._columns.rows(self._allowed(request, endpoints))
+        waits = self._filters.backoff_until(rows, request.client, request.model) - now
+        waits = waits[waits > 0.0]
+        return float(waits.min()) if len(waits) else 0.0
 
     def forget(self, endpoint: Endpoint) -> None:
         """Remove the memory of an endpoint that has left the pool."""
         self.index.forget(endpoint)
+        self._columns.forget(endpoint)
         for session in [key for key, value in self._sessions.items() if value is endpoint]:
             del self._sessions[session]
 
     # -- filters
 
-    def _candidates(self, request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> list[Endpoint]:
-        allowed, subset = endpoints, request.subset
-        if subset is not None:
-            allowed = [endpoint for endpoint in endpoints if endpoint.url in subset]
+    def _allowed(self, request: PickRequest, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
+        if request.subset is None:
+            return endpoints
+        return [endpoint for endpoint in endpoints if endpoint.url in request.subset]
+
+    def _candidates(self, request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> Rows:
+        """The rows that are chosen among. Raises NoEndpointError."""
+        allowed = self._allowed(request, endpoints)
+        rows = self._columns.rows(allowed)
         if request.owners is not None:
-            return [self._owner(request, request.owners, allowed, now)]
-        ready = _without_errors([endpoint for endpoint in allowed if endpoint.is_ready(now)], now)
-        fresh = _readable([endpoint for endpoint in ready if endpoint not in request.tried])
-        if not fresh:
-            if ready:
+            owner = self._owner(request, request.owners, allowed, now)
+            return np.array([self._columns.row(owner)])
+        rows = self._filters.usable(rows, request.tried, now)
+        if not len(rows):
+            if not request.tried.isdisjoint(allowed):
                 raise NoEndpointError(
                     503, "all_failed", "Every model server that is ready has failed this request."
                 )
             raise NoEndpointError(503, "none_ready", f"None of {len(allowed)} model servers is ready.")
-        if request.priority < 0 and all(self._is_saturated(endpoint, now) for endpoint in fresh):
+        until = self._filters.backoff_until(rows, request.client, request.model)
+        if (waits := until > now).any():
+            if waits.all():
+                raise self._backing_off(rows, until, now)
+            rows = rows[~waits]
+        if request.priority < 0 and self._filters.are_saturated(rows, now):
             raise NoEndpointError(
                 429, "saturated", "All model servers are busy, and the request has low priority."
             )
-        return fresh
+        return rows
+
+    def _backing_off(self, rows: Rows, until: Floats, now: float) -> NoEndpointError:
+        soonest = int(until.argmin())
+        return NoEndpointError(
+            self._endpoint(rows[soonest]).backoff.status,
+            "backing_off",
+            "Every model server has refused requests, and said when to come back.",
+            retry_after_s=float(until[soonest]) - now,
+        )
+
+    def _endpoint(self, row: np.intp) -> Endpoint:
+        endpoint = self._columns.endpoints[row]
+        assert endpoint is not None, "its list is forgotten with it"
+        return endpoint
 
     def _owner(
         self, request: PickRequest, owners: Sequence[Endpoint], allowed: Sequence[Endpoint], now: float
@@ -175,136 +155,78 @@ class Picker:
             503, OWNER_UNAVAILABLE, f"The response that the request names is at {urls}, which is not ready."
         )
 
-    def _is_saturated(self, endpoint: Endpoint, now: float) -> bool:
-        load = endpoint.fresh_load(now)
-        if load is None:
-            return False
-        return (
-            load.waiting + endpoint.sent_since_scrape >= self._limits.waiting
-            or load.kv_used >= self._limits.kv_used
-        )
-
     # -- choice
 
-    def _choose_row(self, scores: list[float]) -> int:
-        rows = range(len(scores))
+    def _choose_index(self, scores: Floats) -> int:
         if self._choose == "power-of-two":
-            rows_tried = self._rng.sample(rows, 2)
-            return max(rows_tried, key=scores.__getitem__)
-        best = max(scores)
-        return self._rng.choice([row for row in rows if scores[row] == best])
+            one, other = self._rng.sample(range(len(scores)), 2)
+            return one if scores[one] >= scores[other] else other
+        best = np.flatnonzero(scores == scores.max())
+        return int(best[self._rng.randrange(len(best))] if len(best) > 1 else best[0])
 
-    def _remember_pick(self, request: PickRequest, endpoint: Endpoint) -> Endpoint:
-        if request.blocks:
-            self.index.note(request.blocks, endpoint)
-        if request.session is not None:
-            session = hash(request.session)
+    # -- memory
+
+    def remember(self, request: PickRequest, endpoint: Endpoint) -> None:
+        """The endpoint is sent the request."""
+        session = None if request.session is None else hash(request.session)
+        self.learn(endpoint, request.blocks, session)
+        self.on_pick(endpoint, request.blocks, session)
+
+    def learn(self, endpoint: Endpoint, blocks: Sequence[int], session: int | None) -> None:
+        """Remember a pick, of this worker or another one; ``session`` is a hash."""
+        if endpoint.removed:  # another one may speak of it for a while
+            return
+        if blocks:
+            self.index.note(blocks, endpoint)
+        if session is not None:
             self._sessions[session] = endpoint
             self._sessions.move_to_end(session)
             if len(self._sessions) > MOST_SESSIONS:
                 self._sessions.popitem(last=False)
-        return endpoint
 
     # -- scorers with a memory
 
-    def _prefix(self, request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> list[float]:
-        """Share of the prompt's blocks that the endpoint was sent before."""
-        if not request.blocks:
-            return [0.0] * len(endpoints)
-        total = len(request.blocks)
-        matched = self.index.matched(request.blocks, endpoints)
-        return self._bounded([length / total for length in matched], endpoints)
+    def _prefix(self, request: PickRequest, columns: EndpointColumns, rows: Rows) -> Floats | None:
+        shares = self._cached_shares(request)
+        if shares is None:
+            return None
+        scores = shares[rows]
+        return self._bounded(scores, rows) if scores.any() else None
 
-    def _session(self, request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> list[float]:
+    def cached_share(self, request: PickRequest, endpoints: Sequence[Endpoint]) -> float:
+        """The largest share of the prompt that one of the endpoints, at least one, has cached, by what is
+        known or guessed."""
+        shares = self._cached_shares(request)
+        if shares is None:
+            return 0.0
+        found = (self._columns.find(endpoint) for endpoint in endpoints)
+        return max(float(shares[row]) if row >= 0 else 0.0 for row in found)
+
+    def _cached_shares(self, request: PickRequest) -> Floats | None:
+        """Share of the prompt that endpoints have cached, or of its blocks that they were sent before, by
+        row; None: nothing is known."""
+        known = {} if request.prompt is None else request.prompt.shares
+        if not request.blocks and not known:
+            return None
+        shares = self.index.shares(request.blocks) if request.blocks else np.zeros(self._columns.size)
+        for endpoint, share in known.items():
+            if (row := self._columns.find(endpoint)) >= 0:
+                shares[row] = share
+        return shares
+
+    def _session(self, request: PickRequest, columns: EndpointColumns, rows: Rows) -> Floats | None:
         """1 for the endpoint that served the session last."""
         last = None if request.session is None else self._sessions.get(hash(request.session))
         if last is None:
-            return [0.0] * len(endpoints)
-        return self._bounded([float(endpoint is last) for endpoint in endpoints], endpoints)
+            return None
+        return self._bounded((rows == columns.find(last)).astype(np.float64), rows)
 
-    def _bounded(self, scores: list[float], endpoints: Sequence[Endpoint]) -> list[float]:
+    def _bounded(self, scores: Floats, rows: Rows) -> Floats:
         """Affinity scores, 0 for endpoints with many more requests than the least loaded one."""
-        if not any(scores):
-            return scores
-        busy = _requests(endpoints)
-        most = self._limits.affinity_excess * min(busy) + AFFINITY_SLACK
-        return [score if count <= most else 0.0 for score, count in zip(scores, busy, strict=True)]
+        busy = self._columns.requests(rows)
+        scores[busy > self._limits.affinity_excess * busy.min() + AFFINITY_SLACK] = 0.0
+        return scores
 
 
-def _without_errors(endpoints: list[Endpoint], now: float) -> list[Endpoint]:
-    """Those that do not answer with errors; all if all do."""
-    return [endpoint for endpoint in endpoints if endpoint.breaker.allows(now)] or endpoints
-
-
-def _readable(endpoints: list[Endpoint]) -> list[Endpoint]:
-    """Those whose /metrics can be read. All if most cannot: what ails the scrapes need not ail requests, and
-    a few endpoints would not bear the load of all."""
-    readable = [endpoint for endpoint in endpoints if endpoint.is_readable]
-    return readable if 2 * len(readable) >= len(endpoints) else endpoints
-
-
-# -- scorers -------------------------------------------------------------------------------------------
-
-
-def _requests(endpoints: Sequence[Endpoint]) -> list[int]:
-    """Requests at each endpoint from all clients: its scraped counts, plus requests sent since."""
-    counts = []
-    for endpoint in endpoints:
-        load = endpoint.load
-        count = load.waiting + load.running + endpoint.sent_since_scrape
-        counts.append(count if count > endpoint.in_flight else endpoint.in_flight)
-    return counts
-
-
-def _fewest(counts: list[int]) -> list[float]:
-    """Scores from counts: 1 for the smallest, 0 for the largest, all 1 when they are equal."""
-    low, high = min(counts), max(counts)
-    if high == low:
-        return [1.0] * len(counts)
-    return [(high - count) / (high - low) for count in counts]
-
-
-def _queue(request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> list[float]:
-    return _fewest([endpoint.load.waiting + endpoint.sent_since_scrape for endpoint in endpoints])
-
-
-def _running(request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> list[float]:
-    return _fewest(_requests(endpoints))
-
-
-def _kv(request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> list[float]:
-    return [1.0 - endpoint.load.kv_used for endpoint in endpoints]
-
-
-def _tokens(request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> list[float]:
-    return _fewest([endpoint.in_flight_tokens for endpoint in endpoints])
-
-
-def _lora(request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> list[float]:
-    """1 where the adapter of that name is loaded, 0.5 where there is room for it."""
-    scores = []
-    for endpoint in endpoints:
-        load = endpoint.load
-        room = 0.5 if len(load.adapters) < load.max_adapters else 0.0
-        scores.append(1.0 if request.model in load.adapters else room)
-    return scores
-
-
-def _slo(request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> list[float]:
-    """Distance of the average time to first token below the objective, as a share of the objective."""
-    slo = request.ttft_slo_s
-    if slo is None:
-        return [0.0] * len(endpoints)
-    return [max(0.0, 1.0 - (endpoint.ttft_s or 0.0) / slo) for endpoint in endpoints]
-
-
-_LOAD_SCORERS: dict[str, Scorer] = {
-    "queue": _queue,
-    "running": _running,
-    "kv": _kv,
-    "tokens": _tokens,
-    "lora": _lora,
-    "slo": _slo,
-}
-SCORERS = (*_LOAD_SCORERS, "prefix", "session")
+SCORERS = (*LOAD_SCORERS, "prefix", "session")
 """Names of all scorers."""

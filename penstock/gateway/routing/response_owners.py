@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
+from collections.abc import Callable
 
 from penstock.gateway.routing.endpoint import Endpoint
 
@@ -24,9 +25,15 @@ class ResponseOwners:
         """By Python's hash of the response's id, which a server chooses at any length."""
         self._users: OrderedDict[str, list[Endpoint]] = OrderedDict()
         """By store."""
+        self.on_learn: Callable[[str, Endpoint], None] = lambda id, endpoint: None
+        """Called with what this worker has learned by itself."""
 
-    def learn(self, id: str, endpoint: Endpoint) -> None:
-        """The endpoint has this response."""
+    def learn(self, id: str, endpoint: Endpoint, *, told: bool = False) -> None:
+        """The endpoint has this response. ``told``: by another worker."""
+        if endpoint.removed:  # its last requests go on
+            return
+        if not told:
+            self.on_learn(id, endpoint)
         key = hash(id)
         self._makers[key] = endpoint
         self._makers.move_to_end(key)

@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
+from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.gateway import metric_definitions
-from penstock.gateway.metric_definitions import Metric, MetricsDialect
-from penstock.gateway.relay.request_record import RequestRecord
+from penstock.gateway.metric_definitions import Figure, Metric, MetricsDialect
 from penstock.gateway.responses.outcome import SUCCESSFUL, Outcome
+from penstock.gateway.responses.request_record import RequestRecord
 from penstock.gateway.routing.endpoint import Endpoint
+from penstock.gateway.telemetry.worker_metrics import WorkerMetrics, summed
 from penstock.metrics.exposition import render
 from penstock.metrics.families import MetricFamily, MetricKind
 from penstock.metrics.histogram import Histogram
-from penstock.metrics.snapshot import Distribution, Labels, Value
+from penstock.metrics.snapshot import Distribution, Labels, Series, Value
 
 OTHER = "other"
 
@@ -33,7 +36,7 @@ class MetricsOptions:
     """Pairs of a model and its rewritten model with their own series. Clients can invent names, and each
     would cost memory for ever: pairs beyond this number are :data:`OTHER`."""
     pool: str = "penstock"
-    """Name of the pool of endpoints in other dialects."""
+    """Name of the pool of the endpoints that are in none."""
 
 
 class RequestLabels(NamedTuple):
@@ -46,6 +49,8 @@ class RequestLabels(NamedTuple):
     status: int
     priority: int
     """Sign of the request's priority."""
+    pool: str
+    """Pool of the endpoint."""
 
     def label_values(self) -> dict[str, str]:
         """Values by label name, including labels that only other dialects have."""
@@ -70,6 +75,14 @@ _REJECTED_CODES = {
 }
 
 
+def _known_status(status: int) -> int:
+    """``status``, or the first of its class if it is none that is registered: servers can make some up."""
+    return status if status in _STATUSES or not status else status // 100 * 100
+
+
+_STATUSES = frozenset(HTTPStatus)
+
+
 class GatewayMetrics:
     """Metrics of requests and endpoints. Latencies of all requests are recorded, with their outcome."""
 
@@ -77,17 +90,15 @@ class GatewayMetrics:
         self,
         endpoints: Callable[[], list[Endpoint]],
         options: MetricsOptions | None = None,
-        rewritten: Iterable[tuple[str, str]] = (),
-        spans: Mapping[str, int] | None = None,
     ) -> None:
-        """``rewritten`` are pairs of a model and its rewritten model from the configuration; they always have
-        series. ``spans`` counts spans by state."""
+        self.sources: list[Callable[[], Iterable[Figure]]] = []
+        """Parts of the gateway that count for themselves."""
         self._endpoints = endpoints
         self._options = options or MetricsOptions()
         self._dialects: list[MetricsDialect] = ["own"]
         if self._options.compat != "none":
             self._dialects.append(self._options.compat)
-        self._models = {(OTHER, OTHER), *rewritten}
+        self._models = {(OTHER, OTHER)}
         self._most_models = len(self._models) + self._options.most_models
         self._running: set[RequestRecord] = set()
         self._requests: Counter[RequestLabels] = Counter()
@@ -96,13 +107,30 @@ class GatewayMetrics:
         }
         self._tokens: Counter[Labels] = Counter()
         self._rejections: Counter[str] = Counter()
+        self._key_requests: Counter[Labels] = Counter()
+        self._key_tokens: Counter[Labels] = Counter()
         self._retries = 0
-        self._spans = {} if spans is None else spans
+        self._fallbacks: Counter[tuple[str, str]] = Counter()
+        self._pools: set[str] = set()
 
     @property
     def running(self) -> int:
         """Requests that have not ended."""
         return len(self._running)
+
+    @property
+    def in_flight(self) -> Iterable[RequestRecord]:
+        return self._running
+
+    def add_models(self, pairs: Iterable[tuple[str, str]]) -> None:
+        """Pairs of a name and a model that it stands for, of the configuration: they always have series."""
+        more = set(pairs) - self._models
+        self._models |= more
+        self._most_models += len(more)
+
+    def set_pools(self, names: Iterable[str]) -> None:
+        """Pools that have series also without an endpoint."""
+        self._pools = set(names)
 
     # -- requests
 
@@ -119,10 +147,16 @@ class GatewayMetrics:
         self._running.discard(record)
         model, target_model = self._model_labels(record)
         priority = (record.priority > 0) - (record.priority < 0)
-        key = RequestLabels(model, target_model, record.api, record.outcome, record.status, priority)
+        status = _known_status(record.status)
+        pool = record.pool or self._options.pool
+        key = RequestLabels(model, target_model, record.api, record.outcome, status, priority, pool)
         self._requests[key] += 1
+        if record.fell_back:
+            self._fallbacks[model, target_model] += 1
         if record.outcome is Outcome.REJECTED:
             self._rejections[record.reason] += 1
+        if name := record.sender.name:
+            self._key_requests[name, str(record.outcome)] += 1
         self._retries += max(0, record.attempts - 1)
         self._observe(metric_definitions.REQUEST_SIZE, key, record.bytes_in)
         self._observe(metric_definitions.RESPONSE_SIZE, key, record.bytes_out)
@@ -131,6 +165,8 @@ class GatewayMetrics:
     def _observe_times(self, record: RequestRecord, key: RequestLabels, output: int) -> None:
         seen, took = record.seen, record.ended_at - record.began_at
         self._observe(metric_definitions.DURATION, key, took)
+        if record.queued_s:
+            self._observe(metric_definitions.QUEUE_DURATION, key, record.queued_s)
         if record.pick_s:
             self._observe(metric_definitions.PICK, key, record.pick_s)
         if output:
@@ -160,11 +196,17 @@ class GatewayMetrics:
             ):
                 if count is not None:
                     self._tokens[key.model, key.target_model, key.api, kind, "usage"] += count
+                    self._count_for_key(record, kind, count)
                     self._observe(metric, key, count)
         if output:
             self._tokens[key.model, key.target_model, key.api, "output", source] += output
+            self._count_for_key(record, "output", output)
             self._observe(metric_definitions.OUTPUT_TOKENS, key, output)
         return output
+
+    def _count_for_key(self, record: RequestRecord, kind: str, count: int) -> None:
+        if name := record.sender.name:
+            self._key_tokens[name, kind] += count
 
     def _observe(self, metric: Metric, key: RequestLabels, value: float) -> None:
         self._histogram(metric, key).add(value)
@@ -187,23 +229,48 @@ class GatewayMetrics:
 
     # -- exposition
 
-    def exposition(self) -> bytes:
-        """The text of ``/metrics``."""
-        return render(self._families())
+    def exposition(self, others: Iterable[WorkerMetrics] = ()) -> bytes:
+        """The text of ``/metrics``, with the metrics of ``others`` added."""
+        further: dict[str, list[Series]] = defaultdict(list)
+        for worker in others:
+            for each in (*worker.counted, *worker.gauges):
+                further[each.family].append(each)
+        return render(
+            (family, values if metric.of_host else summed(values, further[family.name]))
+            for metric, family, values in self._families()
+        )
 
-    def _families(self) -> Iterator[tuple[MetricFamily, Mapping[Labels, Value]]]:
+    def shared(self) -> WorkerMetrics:
+        """What other workers add to theirs."""
+        counted: list[Series] = []
+        gauges: list[Series] = []
+        for metric, family, values in self._families():
+            if not metric.of_host:
+                series = gauges if metric.kind is MetricKind.GAUGE else counted
+                series += [Series(family.name, labels, value) for labels, value in values.items()]
+        return WorkerMetrics(counted, gauges)
+
+    @property
+    def ended(self) -> int:
+        """Requests that have ended."""
+        return self._requests.total()
+
+    def _families(self) -> Iterator[tuple[Metric, MetricFamily, Mapping[Labels, Value]]]:
         values = _Values(self._options.pool)
         self._export_requests(values)
         self._export_endpoints(values)
+        for source in self.sources:
+            for metric, value, label_values in source():
+                values.add(metric, value, label_values)
         for dialect in self._dialects:
             for metric in metric_definitions.METRICS:
                 family = metric.family(dialect)
                 if family is None:
                     continue
                 if metric.kind is MetricKind.HISTOGRAM:
-                    yield family, _distributions(metric, dialect, self._histograms[metric])
+                    yield metric, family, _distributions(metric, dialect, self._histograms[metric])
                 else:
-                    yield family, values.of(metric, family)
+                    yield metric, family, values.of(metric, family)
 
     def _export_requests(self, values: _Values) -> None:
         for key, count in self._requests.items():
@@ -222,24 +289,35 @@ class GatewayMetrics:
             values.add(metric_definitions.TOKENS, count, dict(zip(label_names, labels, strict=True)))
         for reason, count in self._rejections.items():
             values.add(metric_definitions.REJECTIONS, count, {"reason": reason})
+        for metric, counts in (
+            (metric_definitions.KEY_REQUESTS, self._key_requests),
+            (metric_definitions.KEY_TOKENS, self._key_tokens),
+        ):
+            for labels, count in counts.items():
+                values.add(metric, count, dict(zip(metric.names["own"].labels, labels, strict=True)))
         values.add(metric_definitions.RETRIES, self._retries)
-        for state, count in self._spans.items():
-            values.add(metric_definitions.SPANS, count, {"state": state})
+        for (model, target_model), count in self._fallbacks.items():
+            values.add(metric_definitions.FALLBACKS, count, {"model": model, "target_model": target_model})
 
     def _export_endpoints(self, values: _Values) -> None:
         endpoints = self._endpoints()
         for endpoint in endpoints:
-            named, load = {"endpoint": endpoint.url}, endpoint.load
-            values.add(metric_definitions.ENDPOINT_IN_FLIGHT, endpoint.in_flight, named)
-            values.add(metric_definitions.ENDPOINT_WAITING, load.waiting, named)
-            values.add(metric_definitions.ENDPOINT_RUNNING, load.running, named)
-            values.add(metric_definitions.ENDPOINT_KV_USED, load.kv_used, named)
+            named = {"endpoint": endpoint.url, "pool": endpoint.pool or self._options.pool}
+            values.add(metric_definitions.ENDPOINT_IN_FLIGHT, endpoint.own_in_flight, named)
             values.add(metric_definitions.ENDPOINT_UP, endpoint.is_up, named)
-        loads = [endpoint.load for endpoint in endpoints if endpoint.is_up]
-        values.add(metric_definitions.READY, len(loads))
-        values.add(metric_definitions.AVERAGE_KV_USED, _mean([load.kv_used for load in loads]))
-        values.add(metric_definitions.AVERAGE_WAITING, _mean([load.waiting for load in loads]))
-        values.add(metric_definitions.AVERAGE_RUNNING, _mean([load.running for load in loads]))
+            if (load := endpoint.told_load) is not None:
+                values.add(metric_definitions.ENDPOINT_WAITING, load.waiting, named)
+                values.add(metric_definitions.ENDPOINT_RUNNING, load.running, named)
+                values.add(metric_definitions.ENDPOINT_KV_USED, load.kv_used, named)
+        names = self._pools | {endpoint.pool for endpoint in endpoints}
+        for name in sorted(names or {""}):
+            up = [each for each in endpoints if each.pool == name and each.is_up]
+            pool = {"pool": name or self._options.pool}
+            values.add(metric_definitions.READY, len(up), pool)
+            if loads := [load for each in up if (load := each.told_load) is not None]:
+                values.add(metric_definitions.AVERAGE_KV_USED, fmean(load.kv_used for load in loads), pool)
+                values.add(metric_definitions.AVERAGE_WAITING, fmean(load.waiting for load in loads), pool)
+                values.add(metric_definitions.AVERAGE_RUNNING, fmean(load.running for load in loads), pool)
 
 
 class _Values:
@@ -277,8 +355,3 @@ def _distributions(
 
 def _labels(labels: tuple[str, ...], label_values: Mapping[str, Any]) -> Labels:
     return tuple(label_values[metric_definitions.LABEL_ALIASES.get(label, label)] for label in labels)
-
-
-def _mean(values: list[float]) -> float:
-    """Mean; 0 without values."""
-    return sum(values) / len(values) if values else 0.0

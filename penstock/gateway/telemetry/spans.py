@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from penstock.gateway.relay.request_record import RequestRecord
+from penstock.gateway.requests.bounded_name import bounded_name
 from penstock.gateway.responses.outcome import SUCCESSFUL
+from penstock.gateway.responses.request_record import RequestRecord
 from penstock.gateway.responses.token_usage import TokenUsage
 from penstock.telemetry.spans import OPERATIONS, PROVIDERS, Attribute, SpanData, present
 
@@ -14,7 +15,8 @@ def span_data(record: RequestRecord) -> SpanData:
     """The contents of the span of a request that has ended."""
     seen, usage = record.seen, record.seen.usage or TokenUsage()
     operation = OPERATIONS.get(record.path)
-    endpoint = urlsplit(record.endpoint if "//" in record.endpoint else f"//{record.endpoint}")
+    reason, address = bounded_name(record.reason), bounded_name(record.endpoint)
+    endpoint = urlsplit(address if "//" in address else f"//{address}")
     good = record.outcome in SUCCESSFUL
     ttft = None if seen.first_token_at is None else seen.first_token_at - record.began_at
     attributes: dict[str, Attribute | None] = {
@@ -27,8 +29,8 @@ def span_data(record: RequestRecord) -> SpanData:
         "gen_ai.usage.output_tokens": seen.reported_output,
         "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
         "gen_ai.response.time_to_first_chunk": ttft,
-        "http.request.method": record.method or None,
-        "url.path": record.path,
+        "http.request.method": bounded_name(record.method) or None,
+        "url.path": bounded_name(record.path),
         "http.request.body.size": record.bytes_in,
         "http.response.body.size": record.bytes_out,
         "http.response.status_code": record.status or None,
@@ -36,21 +38,22 @@ def span_data(record: RequestRecord) -> SpanData:
         "server.port": endpoint.port,
         "error.type": None if good else record.outcome.value,
         "penstock.outcome": record.outcome.value,
-        "penstock.reason": record.reason or None,
-        "penstock.request_id": record.request_id or None,
+        "penstock.reason": reason or None,
+        "penstock.request_id": bounded_name(record.request_id) or None,
         "penstock.attempts": record.attempts,
+        "penstock.key": record.sender.name or None,
+        "penstock.priority": record.priority or None,
+        "penstock.queued_seconds": round(record.queued_s, 4) or None,
     }
     events: list[tuple[str, float, dict[str, Attribute]]] = []
     for failure in record.failures:
         about: dict[str, Attribute] = {
             "endpoint": failure.endpoint,
             "error.type": failure.outcome.value,
-            "reason": failure.reason,
+            "reason": bounded_name(failure.reason),
         }
         events.append(("retry", failure.at, about))
     if seen.first_token_at is not None:
         events.append(("first_token", seen.first_token_at, {}))
-    name = f"{operation} {record.model}".rstrip() if operation else record.method or "HTTP"
-    return SpanData(
-        name, present(attributes), events, None if good else record.reason or record.outcome.value
-    )
+    name = f"{operation} {record.model}".rstrip() if operation else bounded_name(record.method) or "HTTP"
+    return SpanData(name, present(attributes), events, None if good else reason or record.outcome.value)

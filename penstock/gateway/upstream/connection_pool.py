@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import functools
 import logging
 import math
-import ssl
 from typing import Literal
 from urllib.parse import urlsplit
 
 from penstock.gateway.upstream.exchange import IDLE_S, Exchange, UpstreamError, port_of
 from penstock.gateway.upstream.http1_connection import Http1Connection
 from penstock.gateway.upstream.http2_connection import Http2Connection, NotHttp2Error
+from penstock.gateway.upstream.tls import UpstreamTls
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +53,7 @@ class ConnectionPool:
         address: str | None = None,
         http2: Http2Policy = "auto",
         silence_s: float = 60.0,
+        tls: UpstreamTls | None = None,
     ) -> None:
         """``url`` has a scheme, a host and optionally a port; ``address`` is one of the host's addresses. A
         connection over HTTP/2 breaks after ``silence_s`` without an answer to a PING."""
@@ -69,7 +69,10 @@ class ConnectionPool:
         self._silence_s = silence_s
         self._http2 = http2
         self._secure = parts.scheme == "https"
+        self._tls = tls or UpstreamTls()
         self._version = Version.HTTP1 if http2 == "off" else Version.UNKNOWN
+        self._told = self._version
+        """The version in the log: one that the server has proven, and only when it is another one."""
         self._ask_again_at = math.inf
         """When a server that did not answer is asked again."""
         self._opening: asyncio.Task[None] | None = None
@@ -92,7 +95,7 @@ class ConnectionPool:
             self._open_shared()
         while self._idle and not fresh:
             connection = self._idle.pop()
-            if connection.usable and now - connection.idle_since < IDLE_S:
+            if connection.is_silent() and now - connection.idle_since < IDLE_S:
                 return connection
             connection.close()
         return None
@@ -188,13 +191,13 @@ class ConnectionPool:
                     lambda: dial,
                     self._address,
                     self._port,
-                    ssl=_tls_context(with_http2=with_http2) if self._secure else None,
-                    server_hostname=self._name if self._secure else None,
+                    ssl=self._tls.context(with_http2=with_http2) if self._secure else None,
+                    server_hostname=(self._tls.server_name or self._name) if self._secure else None,
                 )
         except TimeoutError:
             self._forget_version()
             raise UpstreamError(f"no connection within {self._connect_timeout_s:g} s") from None
-        except (OSError, ssl.SSLError) as error:
+        except (OSError, ValueError) as error:  # ValueError: the host is no name
             self._forget_version()
             raise UpstreamError(f"no connection: {error}") from None
         return dial.connection
@@ -210,15 +213,25 @@ class ConnectionPool:
     # -- the version
 
     def _set_version(self, version: Version) -> None:
-        if self._version is not version and version is not Version.UNKNOWN:
-            log.info("endpoint %s speaks HTTP/%s", self._label, "2" if version is Version.HTTP2 else "1.1")
         self._version = version
         if version is Version.HTTP2:
+            self._tell()
             self._close_idle()
+
+    def _tell(self) -> None:
+        if self._told is not self._version:
+            self._told = self._version
+            spoken = "2" if self._version is Version.HTTP2 else "1.1"
+            log.info("endpoint %s speaks HTTP/%s", self._label, spoken)
 
     def _forget_version(self) -> None:
         if self._http2 != "off" and not self._shared:
             self._version, self._ask_again_at = Version.UNKNOWN, math.inf
+
+    def on_answered(self) -> None:
+        """A reply over HTTP/1.1 has begun."""
+        if self._version is Version.HTTP1:
+            self._tell()
 
     def on_unanswered(self) -> None:
         """A new connection over HTTP/1.1 got no reply: the server may be another one."""
@@ -286,14 +299,6 @@ class _Dial(asyncio.Protocol):
         self.connection = self._pool.make_http2() if http2 else self._pool.make_http1()
         transport.set_protocol(self.connection)
         self.connection.connection_made(transport)
-
-
-@functools.cache
-def _tls_context(*, with_http2: bool) -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    if with_http2:
-        context.set_alpn_protocols(["h2", "http/1.1"])
-    return context
 
 
 def _streams(connection: Http2Connection) -> int:

@@ -39,8 +39,11 @@ class Failure(enum.Enum):
     """The connection broke, or the server violated the protocol."""
     SERVER = enum.auto()
     """The server has said that it failed, on a connection that goes on."""
+    IDLE_CLOSED = enum.auto()
+    """A connection that was idle broke as it got the request. Most likely the server had closed it before; or
+    the request has broken the server."""
     UNPROCESSED = enum.auto()
-    """The server has not processed the request, which may be sent again."""
+    """The server has not processed the request, as it says, or as its connection shows."""
 
 
 class UpstreamRequest(NamedTuple):

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import select
+import struct
+import termios
 import time
 from typing import Protocol, cast
 
@@ -32,6 +36,10 @@ class ConnectionOwner(Protocol):
 
     def forget(self, connection: Http1Connection) -> None:
         """The connection is closed."""
+        ...
+
+    def on_answered(self) -> None:
+        """The head of a reply has come."""
         ...
 
     def on_unanswered(self) -> None:
@@ -74,6 +82,9 @@ class Http1Connection(asyncio.Protocol):
         self.was_used = False
         """It has carried a reply before, so the server may have closed it meanwhile."""
         self._sent_at = 0.0
+        self._request_size = 0
+        self._unprocessed = False
+        """The server has not got the latest request."""
 
     # -- asyncio
 
@@ -156,6 +167,8 @@ class Http1Connection(asyncio.Protocol):
 
     def eof_received(self) -> None:
         self._ended = True
+        if self._receiver is not None and not self._answered:
+            self._unprocessed = self._unacknowledged() >= self._request_size
         if not self._unread and self._ends_with_connection():
             self._finish()
 
@@ -197,7 +210,11 @@ class Http1Connection(asyncio.Protocol):
             raise UpstreamError(f"status {status}")
         if status < 200 or self._receiver is None:
             return
+        codings = [value for name, value in self._headers if name == b"transfer-encoding"]
+        if codings and [coding.strip().lower() for coding in codings] != [b"chunked"]:
+            raise UpstreamError("a transfer coding that nobody has asked for")
         self._has_head = True
+        self._owner.on_answered()
         self._reusable = self._parser.should_keep_alive()
         self._receiver.on_head(status, self._headers)
         if self._bodyless:
@@ -214,6 +231,15 @@ class Http1Connection(asyncio.Protocol):
     def usable(self) -> bool:
         return self._reusable and not self._transport.is_closing()
 
+    def is_silent(self) -> bool:
+        """Whether nothing has come since the last reply, nor waits for the event loop to read it: its
+        end, or another reply, which would be taken for the one to the next request."""
+        if not self.usable:
+            return False
+        incoming = select.poll()
+        incoming.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return not incoming.poll(0)
+
     def send(self, request: UpstreamRequest, receiver: ReplyReceiver) -> None:
         """Send a request. ``receiver`` gets the reply, or on_broken if the connection broke while idle."""
         self._receiver = receiver
@@ -222,8 +248,11 @@ class Http1Connection(asyncio.Protocol):
         self._complete = self._answered = self._has_head = False
         self._overhead = 0
         self._sent_at = self._loop.time()
+        self._unprocessed = not self.usable
         if self.usable:
-            self._transport.write(request_bytes(request, self._authority))
+            data = request_bytes(request, self._authority)
+            self._request_size = len(data)
+            self._transport.write(data)
         else:  # connection_lost, called only once, may be over
             self._loop.call_soon(self._break, "the connection was closed")
 
@@ -284,13 +313,25 @@ class Http1Connection(asyncio.Protocol):
             return
         if not (self.was_used or self._has_head):
             self._owner.on_unanswered()
-        if self._was_idle_closed():
-            receiver.on_broken(f"the idle connection was closed: {reason}", Failure.UNPROCESSED)
+        if self._unprocessed:
+            receiver.on_broken(f"the connection was closed before the request: {reason}", Failure.UNPROCESSED)
+        elif self._was_idle_closed():
+            receiver.on_broken(f"the idle connection was closed: {reason}", Failure.IDLE_CLOSED)
         else:
             receiver.on_broken(reason, Failure.NETWORK)
 
+    def _unacknowledged(self) -> int:
+        """Bytes sent that the server's system has not acknowledged. With the end of a connection it
+        acknowledges all that it has got before: there are none if the server has read the request."""
+        descriptor = self._transport.get_extra_info("socket").fileno()
+        try:
+            (queued,) = struct.unpack("i", fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4)))
+        except OSError:
+            return 0
+        return int(queued) + self._transport.get_write_buffer_size()
+
     def _was_idle_closed(self) -> bool:
-        """Whether the server had closed the idle connection before it got the request. It answers with a
+        """Whether the server may have closed the idle connection before it got the request. It answers with a
         reset at once then; a server that breaks the connection later may have run the request."""
         waited_s = self._loop.time() - self._sent_at
         return self.was_used and not self._answered and waited_s <= IDLE_CLOSE_S

@@ -543,7 +543,7 @@ class Http2Connection(asyncio.Protocol):
         for stream_id in list(self._streams)[:BROKEN_PER_TURN]:
             if idle_closed:
                 text = f"the idle connection was closed: {reason}"
-                self._break(stream_id, None, text, Failure.UNPROCESSED)
+                self._break(stream_id, None, text, Failure.IDLE_CLOSED)
             else:
                 self._break(stream_id, None, reason, Failure.NETWORK)
         if self._streams:

@@ -168,7 +168,7 @@ class Http2Exchange:
         assert receiver is not None
         self.has_head = True
         self._bodyless = self._bodyless or status in (204, 304)
-        lengths = {value for name, value in headers if name == b"content-length"}
+        lengths = [value for name, value in headers if name == b"content-length"]
         if lengths and not self._bodyless:
             length = lengths.pop()
             if lengths or not length.isdigit() or len(length) > 18:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Limits on one attempt, in seconds."""
+    """Limits in seconds; ``total`` is that of a request, the others are those of each attempt."""
 
     connect: float = 5.0
     first_token: float = 300.0

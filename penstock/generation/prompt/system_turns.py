@@ -85,22 +85,29 @@ def place_system_turns(messages: Sequence[Message], rules: TurnRules) -> list[Me
     texts: templates differ in what they do with several parts.
     """
     placed: list[Message] = []
+    added: list[list[str]] = []
+    """Texts that belong to each message besides its own; they are joined once: there may be thousands."""
     for message in messages:
         last, text = placed[-1] if placed else None, message_text(message)
         if message.role in SYSTEM_ROLES:
             if last is None or (last.role != "system" and rules.system_anywhere):
                 placed.append(Message("system", text))
             elif last.role == "system":
-                placed[-1] = _extended(last, text)
+                added[-1].append(text)
             elif last.role in ("user", "tool"):
-                placed[-1] = _extended(last, _marked(text))
+                added[-1].append(_marked(text))
             else:
                 placed.append(Message("user", _marked(text)))
         elif message.role == "user" and last is not None and _takes_user(last, message, rules):
-            placed[-1] = _extended(last, text)
+            added[-1].append(text)
         else:
             placed.append(message)
-    return placed
+        if len(added) < len(placed):
+            added.append([])
+    return [
+        replace(message, content="\n".join((message_text(message), *texts))) if texts else message
+        for message, texts in zip(placed, added, strict=True)
+    ]
 
 
 def _takes_user(last: Message, message: Message, rules: TurnRules) -> bool:
@@ -112,10 +119,6 @@ def _takes_user(last: Message, message: Message, rules: TurnRules) -> bool:
 
 def _marked(text: str) -> str:
     return f"<system>\n{text}\n</system>"
-
-
-def _extended(message: Message, text: str) -> Message:
-    return replace(message, content="\n".join((message_text(message), text)))
 
 
 def message_text(message: Message) -> str:

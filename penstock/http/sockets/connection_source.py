@@ -217,10 +217,17 @@ class ListeningSocket:
 class HandedOverConnections:
     """Receives connections that the supervisor has accepted, and reports how many are open."""
 
-    def __init__(self, receiver: HandoverReceiver, on_full: Callable[[], None] = lambda: None) -> None:
-        """``on_full`` is called when it takes no more for want of descriptors."""
+    def __init__(
+        self,
+        receiver: HandoverReceiver,
+        on_full: Callable[[], None] = lambda: None,
+        *,
+        descriptors_per_connection: int = 1,
+    ) -> None:
+        """``on_full`` is called when it takes no more for want of descriptors;
+        ``descriptors_per_connection``: see :func:`connection_room`."""
         self._receiver = receiver
-        self._connections = _OpenConnections(on_full)
+        self._connections = _OpenConnections(on_full, descriptors_per_connection)
         self._open = False
         self._accepting = False
         self._next_report: asyncio.Handle | None = None

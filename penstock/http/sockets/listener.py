@@ -58,13 +58,35 @@ def open_listener(config: ServeConfig, origins: Origins) -> Iterator[ListenSocke
         yield ListenSocket(sock, config.uds)
 
 
-def listen(host: str, port: int, *, shared: bool = False) -> ListenSocket:
+@contextlib.contextmanager
+def reserve_port(host: str, port: int, flag: str) -> Iterator[int]:
+    """Keeps a port for child processes that listen on it with SO_REUSEPORT, until the end of the block;
+    nothing listens on it here. Yields its number, which is another one if ``port`` is 0. ``flag``: its
+    option.
+
+    Raises ConfigError for an invalid address, StartupError for one that cannot be bound: other processes do
+    not share it.
+    """
+    with listen(host, port, flag=flag).socket as sole:
+        family, address = sole.family, sole.getsockname()
+    with socket.socket(family, socket.SOCK_STREAM) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        try:
+            sock.bind(address)
+        except OSError as error:
+            raise _bind_error(error, host, address[1], address[0], flag) from error
+        yield address[1]
+
+
+def listen(host: str, port: int, *, shared: bool = False, flag: str = "--port") -> ListenSocket:
     """Listens on ``host`` (a name, an IPv4 or IPv6 address; ``::`` includes IPv4) and ``port``.
 
-    Port 0 takes a free one. ``shared``: other sockets may share the port (SO_REUSEPORT). Raises ConfigError
-    for an invalid address, StartupError for one that cannot be bound.
+    Port 0 takes a free one. ``shared``: other sockets may share the port (SO_REUSEPORT). ``flag``: the option
+    of the port, beside which there is one of the host. Raises ConfigError for an invalid address,
+    StartupError for one that cannot be bound.
     """
-    family, address = _resolve(host, port)
+    family, address = _resolve(host, port, _host_flag(flag))
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -79,38 +101,45 @@ def listen(host: str, port: int, *, shared: bool = False) -> ListenSocket:
         sock.setblocking(False)
     except OSError as error:
         sock.close()
-        raise _bind_error(error, host, port, str(address[0])) from error
+        raise _bind_error(error, host, port, str(address[0]), flag) from error
     bound = sock.getsockname()
     return ListenSocket(sock, (bound[0], bound[1]))
 
 
-def _resolve(host: str, port: int) -> tuple[int, tuple[Any, ...]]:
+def _host_flag(port_flag: str) -> str:
+    return port_flag.removesuffix("port") + "host"
+
+
+def _resolve(host: str, port: int, flag: str) -> tuple[int, tuple[Any, ...]]:
     """Address family and address to bind; IPv4 for a name that has both, such as localhost."""
     if not host:
-        raise ConfigError("--host: an empty address; allowed: a name or an IP address, 0.0.0.0 for every one")
+        allowed = "allowed: a name or an IP address, 0.0.0.0 for every one"
+        raise ConfigError(f"{flag}: an empty address; {allowed}")
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError) as error:
-        raise ConfigError(f"--host {host}: this is no address of this machine: {error}") from error
+        raise ConfigError(f"{flag} {host}: this is no address of this machine: {error}") from error
     family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
     return family, address
 
 
-def _bind_error(error: OSError, host: str, port: int, ip: str) -> Exception:
+def _bind_error(error: OSError, host: str, port: int, ip: str, flag: str) -> Exception:
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     match error.errno:
         case errno.EADDRINUSE:
             return StartupError(
                 f"cannot listen on {where}: it is in use by {_port_owner(ip, port)}; "
-                "end that process or choose another port with --port (0 takes a free one)"
+                f"end that process or choose another port with {flag} (0 takes a free one)"
             )
         case errno.EACCES:
             return StartupError(
                 f"cannot listen on {where}: no permission; ports below 1024 take root or "
-                "CAP_NET_BIND_SERVICE, choose another one with --port"
+                f"CAP_NET_BIND_SERVICE, choose another one with {flag}"
             )
         case errno.EADDRNOTAVAIL:
-            return ConfigError(f"--host {host}: no interface of this machine has the address {ip}")
+            return ConfigError(
+                f"{_host_flag(flag)} {host}: no interface of this machine has the address {ip}"
+            )
         case _:
             return StartupError(f"cannot listen on {where}: {os.strerror(error.errno or 0)}")
 

@@ -64,4 +64,14 @@ class AnnounceReady:
     """Print the banner: every child is ready for the first time."""
 
 
-Action = Spawn | Send | Kill | ShowProgress | WriteLog | AnnounceReady
+@dataclass(frozen=True, slots=True)
+class NothingReplaced:
+    """Forget what a rolling restart was to bring: its first replacement has failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceAgain:
+    """Start a rolling restart: SIGHUP came during the one that has ended."""
+
+
+Action = Spawn | Send | Kill | ShowProgress | WriteLog | AnnounceReady | NothingReplaced | ReplaceAgain

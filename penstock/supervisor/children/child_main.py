@@ -37,7 +37,7 @@ def main(fd: int, role_main: Callable[[Role], Callable[[ControlChannel], int]] |
         control = open_control_channel(fd)
     except SupervisorGone:
         return EXIT_ORPHANED
-    launch = control.launch
+    launch = control.any_launch
     faulthandler.enable()
     try:
         return (role_main or import_role_main)(launch.role)(control)
@@ -68,7 +68,7 @@ def open_control_channel(fd: int, title: str = "penstock: {}") -> ControlChannel
     """
     leave_signals_to_supervisor()
     control = ControlChannel(fd)
-    launch = control.launch
+    launch = control.any_launch
     setproctitle(title.format(launch.name))
     logging_setup.configure(launch.name, launch.config.log_level, launch.config.log_format)
     parent_death.exit_with_supervisor(launch.supervisor_pid, control.fileno())

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from penstock.exit_codes import StartupError
 from penstock.supervisor.signals import signals_blocked
 from penstock.wire.channel import ChildChannel
-from penstock.wire.control import ControlError, Launch
+from penstock.wire.control import AnyLaunch, ControlError
 
 _STDERR = 2
 MAX_REPORTS_PER_S = 1000
@@ -32,7 +32,12 @@ class ChildProcess:
 
     @classmethod
     def start(
-        cls, launch: Launch, command: Sequence[str], on_end: Callable[[], None] = lambda: None
+        cls,
+        launch: AnyLaunch,
+        command: Sequence[str],
+        on_end: Callable[[], None] = lambda: None,
+        *,
+        environ: Mapping[str, str] | None = None,
     ) -> ChildProcess:
         """Starts ``command`` with the descriptor of its control channel as last argument, and sends
         ``launch``.
@@ -40,8 +45,8 @@ class ChildProcess:
         Must run in the main thread, see
         :func:`penstock.supervisor.children.parent_death.exit_with_supervisor`. The child inherits standard
         error, also as its standard output, and nothing on standard input. ``on_end`` is called when it has
-        exited. Raises OSError when no process can be started, StartupError for options that take too much
-        room.
+        exited; ``environ`` is its environment (default: this process's). Raises OSError when no process can
+        be started, StartupError for options that take too much room.
         """
         channel, theirs = ChildChannel.pair()
         try:
@@ -56,6 +61,7 @@ class ChildProcess:
                     pass_fds=inherited,
                     stdin=subprocess.DEVNULL,
                     stdout=_STDERR,
+                    env=environ,
                 )
         except OSError:
             channel.close()

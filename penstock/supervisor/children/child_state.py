@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from penstock.supervisor.children.actions import Action, Kill, ProcessName, Send, Spawn, WriteLog
 from penstock.supervisor.children.restart_policy import RestartPolicy
-from penstock.wire.control import Info, ProcessFailed, Role, SupervisorCommand
+from penstock.wire.control import SERVER_ROLES, Info, ProcessFailed, Role, SupervisorCommand
 
 EXIT_GRACE_S = 5.0
 """Seconds a child has to exit after Stop, or after it reported a failure, before it is killed."""
@@ -23,7 +23,7 @@ class ChildState(enum.Enum):
     STARTING = enum.auto()
     READY = enum.auto()
     RETIRING = enum.auto()
-    """A replaced API server that finishes its requests."""
+    """A replaced server that finishes its requests."""
 
 
 class ChildEvent(enum.Enum):
@@ -194,6 +194,10 @@ class ChildTable:
     def with_role(self, role: Role, *states: ChildState) -> list[Child]:
         """Children of a role that are in one of these states."""
         return [child for child in self if child.name.role == role and child.state in states]
+
+    def servers(self, *states: ChildState) -> list[Child]:
+        """Children that have clients and are in one of these states."""
+        return [child for role in SERVER_ROLES for child in self.with_role(role, *states)]
 
     def add(self, child: Child) -> None:
         self._children[child.name] = child

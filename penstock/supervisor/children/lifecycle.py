@@ -23,7 +23,7 @@ from penstock.supervisor.children.child_state import (
     ChildTable,
     join_names,
 )
-from penstock.wire.control import AcceptConnections, AnnounceDrain, Drain, Role, Stop
+from penstock.wire.control import SERVER_ROLES, AcceptConnections, AnnounceDrain, Drain, Role, Stop
 
 SIGNAL_DEBOUNCE_S = 0.1
 """Signals closer together than this count as one: the supervisor's parent may pass on a SIGINT that the
@@ -51,7 +51,7 @@ class Lifecycle:
         self._drained_role = drained_role
         self._drain_timeout = drain_timeout
         # Engines alone have no load balancer.
-        self._drain_grace = drain_grace if drained_role == "api-server" else 0.0
+        self._drain_grace = drain_grace if drained_role in SERVER_ROLES else 0.0
         self.phase = Phase.STARTING
         self.deadline: float | None = None
         """When LEAVING, DRAINING or STOPPING ends at the latest, and :meth:`tick` has something to do."""
@@ -77,11 +77,11 @@ class Lifecycle:
         """All children are ready for the first time."""
         self.phase = Phase.SERVING
         self._children.add_action(AnnounceReady())
-        for child in self._children.with_role("api-server", ChildState.READY):
-            self.open_api_server(child)
+        for child in self._children.servers(ChildState.READY):
+            self.open_server(child)
 
-    def open_api_server(self, server: Child) -> None:
-        """Has an API server take connections; called in a phase in which the server serves."""
+    def open_server(self, server: Child) -> None:
+        """Has a server take connections; called in a phase in which clients are served."""
         self._children.send(server, AcceptConnections())
         if self.phase is Phase.LEAVING:
             self._children.send(server, AnnounceDrain())
@@ -163,7 +163,7 @@ class Lifecycle:
 
     def _leave(self, now: float) -> None:
         self.phase, self.deadline = Phase.LEAVING, now + self._drain_grace
-        for child in self._children.with_role("api-server", ChildState.READY, ChildState.RETIRING):
+        for child in self._children.servers(ChildState.READY, ChildState.RETIRING):
             self._children.send(child, AnnounceDrain())
 
     def _log_shutdown(self, cause: str) -> None:

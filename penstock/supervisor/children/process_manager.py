@@ -19,6 +19,7 @@ from penstock.supervisor.children.lifecycle import Lifecycle, Phase
 from penstock.supervisor.children.recovery import Recovery
 from penstock.supervisor.children.rolling_restart import RollingRestart
 from penstock.wire.control import (
+    SERVER_ROLES,
     ChildReport,
     DrainEngine,
     Heartbeat,
@@ -33,19 +34,21 @@ from penstock.wire.control import (
 
 
 class ProcessManager:
-    """All children of one ``penstock serve``. Times are those of
+    """All children of one ``penstock serve`` or ``penstock gateway``. Times are those of
     :class:`~penstock.supervisor.running_clock.RunningClock`."""
 
     def __init__(
         self,
         *,
-        engines: int,
-        api_servers: int,
+        engines: int = 0,
+        api_servers: int = 0,
+        gateways: int = 0,
         startup_timeout: float,
         drain_timeout: float,
         drain_grace: float = 0.0,
-        engine_hang_timeout: float,
-        api_server_hang_timeout: float,
+        engine_hang_timeout: float = 0.0,
+        api_server_hang_timeout: float = 0.0,
+        gateway_hang_timeout: float = 0.0,
         coordinator: bool = False,
         expert_parallel: bool = False,
         first_rank: int = 0,
@@ -55,22 +58,26 @@ class ProcessManager:
         others). A hang timeout of 0: these processes may be silent for any time; that of API servers is the
         coordinator's too. ``coordinator``: start one.
         ``expert_parallel``: the engines are one group, restarted together. Without API servers, as on a
-        headless host, engines are drained instead."""
+        headless host, engines are drained instead. ``gateways``: the workers of a gateway, which has no other
+        children."""
         names = [ProcessName("coordinator", 0)] if coordinator else []
         names += [ProcessName("engine", first_rank + index) for index in range(engines)]
         names += [ProcessName("api-server", index) for index in range(api_servers)]
+        names += [ProcessName("gateway", index) for index in range(gateways)]
         self._children = ChildTable(names, startup_timeout)
-        self._lifecycle = Lifecycle(
-            self._children, "api-server" if api_servers else "engine", drain_timeout, drain_grace
-        )
+        drained: Role = "gateway" if gateways else "api-server" if api_servers else "engine"
+        self._lifecycle = Lifecycle(self._children, drained, drain_timeout, drain_grace)
         self._recovery = Recovery(self._children, self._lifecycle, expert_parallel=expert_parallel)
         hang_timeouts: dict[Role, float] = {
             "engine": engine_hang_timeout,
             "api-server": api_server_hang_timeout,
             "coordinator": api_server_hang_timeout,
+            "gateway": gateway_hang_timeout,
         }
         self._hang_detector = HangDetector(self._children, self._recovery, hang_timeouts)
-        self._rolling_restart = RollingRestart(self._children, api_servers)
+        self._rolling_restart = RollingRestart(
+            self._children, api_servers or gateways, "workers" if gateways else "API servers"
+        )
         self._broadcast = ApiServerBroadcast(self._children, engines if all_engines is None else all_engines)
         self._startup_timeout = startup_timeout
 
@@ -82,6 +89,11 @@ class ProcessManager:
     def is_replacing(self) -> bool:
         """A rolling restart runs."""
         return self._rolling_restart.running
+
+    @property
+    def may_replace(self) -> bool:
+        """Whether :meth:`start_rolling_restart` starts one at once."""
+        return self.phase is Phase.SERVING and not self._rolling_restart.running
 
     @property
     def exit_code(self) -> int | None:
@@ -180,10 +192,12 @@ class ProcessManager:
         return self._children.take_actions()
 
     def start_rolling_restart(self, now: float) -> list[Action]:
-        """SIGHUP: replace the API servers one by one."""
-        if self.phase is not Phase.SERVING or self._rolling_restart.running:
-            doing = "replacing API servers" if self._rolling_restart.running else self.phase.name.lower()
-            self._children.log_rarely(logging.WARNING, "SIGHUP", f"SIGHUP while {doing}: ignored")
+        """SIGHUP: replace the servers one by one."""
+        if self.phase is Phase.STARTING:
+            self._rolling_restart.start_later()
+        elif self.phase is not Phase.SERVING:
+            text = f"SIGHUP while {self.phase.name.lower()}: ignored"
+            self._children.log_rarely(logging.WARNING, "SIGHUP", text)
         else:
             self._rolling_restart.start(now)
         return self._children.take_actions()
@@ -208,16 +222,18 @@ class ProcessManager:
         self._hang_detector.on_heartbeat(child, now)
         if child.name.role == "api-server":
             self._broadcast.send_current_state(child)
-            if self._lifecycle.serving:
-                self._lifecycle.open_api_server(child)
+        if child.name.role in SERVER_ROLES and self._lifecycle.serving:
+            self._lifecycle.open_server(child)
         if child.replaces is not None:
             self._rolling_restart.take_over(child, now)
         elif self._lifecycle.serving:
             self._children.log(logging.INFO, f"{child.name} is ready again")
+            self._rolling_restart.replace_next(now)
         elif self.phase is Phase.STARTING:
             self._children.add_action(ShowProgress(child.name, Progress(text="ready", fraction=1.0)))
             if all(other.state is ChildState.READY for other in self._children):
                 self._lifecycle.all_ready()
+                self._rolling_restart.replace_next(now)
         self._broadcast.choose_throughput_logger()
 
     def _on_failure(self, child: Child, failure: ProcessFailed, now: float) -> None:
@@ -235,9 +251,10 @@ class ProcessManager:
             self._children.kill(child)
 
     def _late_start(self, child: Child) -> ProcessFailed:
+        option = "" if child.name.role == "gateway" else " (--startup-timeout)"
         last = f"; it was at: {child.last_progress}" if child.last_progress else ""
         return ProcessFailed(
-            message=f"not ready within {self._startup_timeout:g} s (--startup-timeout){last}",
+            message=f"not ready within {self._startup_timeout:g} s{option}{last}",
             # A first start that is too slow for its timeout would be again.
             fatal=child.epoch == 0,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from penstock.exit_codes import EXIT_FAILED
+from penstock.exit_codes import EXIT_FAILED, EXIT_USAGE
 from penstock.supervisor.children.child_state import Child, ChildState, ChildTable, ExitCause, join_names
 from penstock.supervisor.children.lifecycle import Lifecycle, Phase
 
@@ -76,4 +76,5 @@ class Recovery:
             rest = f", with {join_names(others)}" if others else ""
             self._children.log(logging.ERROR, f"serving goes on without {name}{rest}")
         else:
-            self._lifecycle.begin_shutdown(EXIT_FAILED, now)
+            usage = any(child.failure is not None and child.failure.usage for child in gone)
+            self._lifecycle.begin_shutdown(EXIT_USAGE if usage else EXIT_FAILED, now)

@@ -28,7 +28,7 @@ class LoadingApp:
     def __init__(self, config: ServeConfig, status: StartupStatus) -> None:
         self._status = status
         self._root = config.root_path
-        self._keys = Keys(config.api_key or ())
+        self._keys = Keys(config.api_key or (), config.admin_api_key or ())
         self._cors = Cors(config)
         self._page = Page(config.root_path) if config.web_page else None
 

@@ -39,6 +39,14 @@ def test_names_and_forms_that_differ() -> None:
     assert given(max_num_seqs=7)[2:] == ["--max-num-seqs", "7"]
 
 
+def test_kv_events_have_penstocks_defaults() -> None:
+    flag, text = given(kv_events_config='{"enable_kv_cache_events": true, "topic": "kv@a@b"}')[4:]
+    assert flag == "--kv-events-config"
+    fields = msgspec.json.decode(text)
+    assert (fields["endpoint"], fields["topic"]) == ("tcp://127.0.0.1:5557", "kv@a@b")
+    assert "publisher" not in fields
+
+
 def test_the_operators_own_arguments_come_last() -> None:
     own = ["--tensor-parallel-size", "2"]
     assert given(dtype="float32", engine_args=own)[4:] == ["--dtype", "float32", *own]

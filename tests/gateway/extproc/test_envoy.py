@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import threading
 from collections.abc import Iterator
+from ipaddress import ip_address
+from typing import Any
 
 import httpx
 import pytest
 
+from tests.certificates import Certificates
 from tests.gateway.behaviours import DONE, TEXT, USAGE, broken_stream, good
-from tests.gateway.extproc.envoy import Envoy, binary, envoy, ext_proc_port, observed, processing, subset_hint
+from tests.gateway.extproc.envoy import (
+    Change,
+    Envoy,
+    binary,
+    envoy,
+    ext_proc_port,
+    manager,
+    observed,
+    processing,
+    subset_hint,
+)
 from tests.gateway.processes import WAIT_S, Call, Gateway, Upstream, closed_port, eventually, gateway
 from tests.gateway.test_http2 import good as http2_good
 from tests.gateway.test_http2 import model_server
@@ -70,6 +84,16 @@ def test_a_request_goes_where_the_gateway_picks(upstream: Upstream, front: Gatew
     picked = upstream.url.removeprefix("http://")
     assert headers["x-gateway-destination-endpoint"] == headers["x-llm-d-destination-endpoint"] == picked
     assert outcome_of(front, before) == "ok_without_usage"
+
+
+def test_replies_have_the_id_that_the_access_log_has(upstream: Upstream, front: Gateway, edge: Envoy) -> None:
+    before = sum(front.counts().values())
+    assert edge.complete(headers={"x-request-id": "mine"}).headers.get_list("x-request-id") == ["mine"]
+    generated = edge.complete().headers["x-request-id"]
+    assert upstream.calls[-1].headers["x-request-id"] == generated
+    refused = edge.client.get("/sleep", headers={"x-request-id": "other"})
+    assert (refused.status_code, refused.headers.get_list("x-request-id")) == (403, ["other"])
+    eventually(lambda: sum(front.counts().values()) == before + 3)
 
 
 def test_of_envoys_servers_the_one_that_the_gateway_knows(upstream: Upstream) -> None:
@@ -249,12 +273,88 @@ def test_streams_survive_the_gateway() -> None:
         with edge.client.stream("POST", "/v1/completions", json=BODY) as reply:
             pieces = reply.iter_bytes()
             first = next(pieces)
+            eventually(lambda: edge.open_side_streams() == 0)
             front.process.kill()
             front.process.wait()
             eventually(lambda: not edge.gateway_is_healthy())
             waiting.going_on.set()
             assert (first + b"".join(pieces)).endswith(b"data: [DONE]\n\n")
-        assert edge.complete().status_code == 200  # picked by Envoy itself
+        assert edge.complete().status_code == 503, "nobody lets new requests in"
+
+
+def impatient(config: dict[str, Any]) -> None:
+    """A connection to the gateway breaks when it answers no PING for half a second, and is tried once."""
+    del manager(config)["http_filters"][0]["typed_config"]["grpc_service"]["retry_policy"]
+    (options,) = config["static_resources"]["clusters"][1]["typed_extension_protocol_options"].values()
+    keepalive = options["explicit_http_config"]["http2_protocol_options"]["connection_keepalive"]
+    keepalive.update(interval="0.1s", timeout="0.5s")
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP], ids=["dead", "silent"])
+def test_nothing_passes_without_an_answer_of_the_gateway(upstream: Upstream, signum: signal.Signals) -> None:
+    with (
+        gateway(upstream, options=(*OPTIONS, "--api-key", "secret")) as front,
+        envoy(upstream.url, gateway_port=ext_proc_port(front), change=impatient) as edge,
+    ):
+        assert edge.complete().status_code == 401
+        calls = len(upstream.calls)
+        processes = [*front.workers, front.process]
+        for process in processes:
+            process.send_signal(signum)
+        try:
+            for path in ("/v1/completions", "/sleep"):
+                assert edge.client.post(path, json=BODY).status_code == 503
+        finally:
+            for process in processes if signum == signal.SIGSTOP else ():
+                process.send_signal(signal.SIGCONT)
+        assert len(upstream.calls) == calls
+
+
+@pytest.mark.parametrize("path", ["/sleep", "//sleep", "/v1/../sleep", "/v1/%2e%2e/sleep", "/v1/..%2fsleep"])
+def test_routes_that_administer_are_not_relayed(upstream: Upstream, edge: Envoy, path: str) -> None:
+    calls = len(upstream.calls)
+    url = edge.client.base_url
+    with socket.create_connection((url.host, url.port or 80)) as sock:
+        sock.sendall(f"POST {path} HTTP/1.1\r\nhost: h\r\ncontent-length: 0\r\n\r\n".encode())
+        status = sock.recv(4096).split(b" ")[1]
+    assert status in (b"400", b"403")
+    assert len(upstream.calls) == calls
+
+
+def test_model_servers_are_told_that_the_client_is_remote(upstream: Upstream, edge: Envoy) -> None:
+    edge.complete(headers={"x-forwarded-for": "1.2.3.4"})
+    claimed, added = upstream.calls[-1].headers["x-forwarded-for"].split(",")
+    assert claimed == "1.2.3.4"
+    assert ip_address(added)
+
+
+def test_envoy_proves_who_it_is(upstream: Upstream, certificates: Certificates) -> None:
+    def transport(own: str | None) -> Change:
+        trusted = {"trusted_ca": {"filename": certificates.authority}}
+        files: dict[str, Any] = {"validation_context": trusted, "alpn_protocols": ["h2"]}
+        if own is not None:
+            pair = {"certificate_chain": {"filename": own}, "private_key": {"filename": own}}
+            files["tls_certificates"] = [pair]
+        kind = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext"
+        socket = {"name": "tls", "typed_config": {"@type": kind, "common_tls_context": files}}
+
+        def change(config: dict[str, Any]) -> None:
+            config["static_resources"]["clusters"][1]["transport_socket"] = socket
+
+        return change
+
+    files = ("--ext-proc-cert-file", certificates.chain, "--ext-proc-key-file", certificates.key)
+    options = (*OPTIONS, *files, "--ext-proc-client-ca-file", certificates.authority)
+    with gateway(upstream, options=options) as front:
+        port = ext_proc_port(front)
+        with envoy(upstream.url, gateway_port=port, change=transport(certificates.both)) as edge:
+            assert edge.complete().text.endswith("data: [DONE]\n\n")
+            eventually(lambda: front.counts() == {"ok_without_usage": 1.0})
+        with envoy(upstream.url, gateway_port=port, change=transport(None), healthy=False) as edge:
+            eventually(lambda: not edge.gateway_is_healthy())
+            calls = len(upstream.calls)
+            assert edge.complete().status_code == 503
+            assert len(upstream.calls) == calls
 
 
 def test_a_drain_waits_for_replies_that_are_seen() -> None:

@@ -88,6 +88,14 @@ def test_a_log_that_is_no_message_ends_its_stream(front: Gateway, channel: grpc.
     assert "Traceback" not in "".join(front.lines)
 
 
+def test_a_health_check_that_is_no_message(front: Gateway, channel: grpc.Channel) -> None:
+    check = channel.unary_unary("/grpc.health.v1.Health/Check", None, None)
+    with pytest.raises(grpc.RpcError) as error:
+        check(CORRUPT, timeout=WAIT_S)
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "Traceback" not in "".join(front.lines)
+
+
 @pytest.mark.parametrize("size", [LIMIT + 1, 4 * LIMIT, 40 * LIMIT])
 def test_a_body_that_is_too_large_is_a_413(front: Gateway, channel: grpc.Channel, size: int) -> None:
     before = front.counts("rejection_total").get("too_large", 0.0)

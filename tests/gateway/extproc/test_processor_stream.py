@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
 
+from penstock.config.watched_file import WatchedFile
+from penstock.gateway.admission.admission import Admission
+from penstock.gateway.admission.client_keys import ClientKeys
+from penstock.gateway.admission.intake import Intake
 from penstock.gateway.extproc.messages import (
     AccessLogEntry,
     BodyMode,
@@ -25,19 +30,22 @@ from penstock.gateway.extproc.processor_stream import (
 )
 from penstock.gateway.extproc.routed_requests import LOG_DELAY_S, PROCESS_KEY, RoutedRequests
 from penstock.gateway.relay.relay import Relay
-from penstock.gateway.relay.response_search import ResponseSearch
 from penstock.gateway.relay.retry_policy import RetryPolicy
-from penstock.gateway.requests.model_rewrites import ModelRewrites
+from penstock.gateway.requests.relayed_routes import RelayedRoutes
+from penstock.gateway.requests.sender import Sender
 from penstock.gateway.routing.endpoint import Endpoint
 from penstock.gateway.routing.endpoint_discovery import ResolvedEndpoint
 from penstock.gateway.routing.endpoint_pool import EndpointPool
+from penstock.gateway.routing.pick_request import PickRequest
 from penstock.gateway.routing.picker import Picker
+from penstock.gateway.routing.response_search import ResponseSearch
 from penstock.gateway.telemetry.metrics import GatewayMetrics
 from penstock.gateway.telemetry.request_recorder import RequestRecorder
 from penstock.gateway.upstream.exchange import UpstreamRequest
 from penstock.gateway.upstream.timeouts import Timeouts
-from penstock.http.access_keys import Keys
+from penstock.http.receive_budget import ReceiveBudget
 from penstock.telemetry.trace_context import TracePropagator
+from tests.gateway.routers import router_over
 
 BODY = json.dumps({"model": "m", "prompt": "p", "stream": True}).encode()
 STREAM = b'data: {"choices":[{"text":" a"}]}\n\n'
@@ -59,6 +67,8 @@ class World:
         limit: int = 1 << 20,
         spans: bool = False,
         access_log: Literal["none", "all"] = "none",
+        admission: Admission | None = None,
+        client_keys: WatchedFile[dict[bytes, Sender]] | None = None,
     ) -> None:
         self.now = 100.0
         pool = EndpointPool(Timeouts(), lambda endpoint: None)
@@ -68,19 +78,17 @@ class World:
         self.endpoints = pool.endpoints
         self.endpoints[1].in_flight_tokens = 10**6
         picker = Picker({"tokens": 1.0})
-        relay = Relay(pool, picker, RetryPolicy(pool, picker), Timeouts(), lambda: self.now)
+        router = router_over(pool, picker, lambda: self.now, [] if rewrite is None else [rewrite])
+        router.admission = admission
+        relay = Relay(router, RetryPolicy(router), Timeouts())
         self.metrics = GatewayMetrics(list)
-        rewrites = ModelRewrites([] if rewrite is None else [rewrite])
-        keys = Keys([] if key is None else [key])
+        keys = ClientKeys([] if key is None else [key], client_keys, lambda: self.now)
         self.tracing = TracePropagator(spans=spans)
         self.requests = RoutedRequests(
             relay=relay,
             recorder=RequestRecorder(self.metrics, access_log),
-            rewrites=rewrites,
-            keys=keys,
+            intake=Intake(keys, RelayedRoutes(), b"x-session-id", limit),
             tracing=self.tracing,
-            session_header=b"x-session-id",
-            max_request_bytes=limit,
         )
 
     def counts(self) -> dict[str, float]:
@@ -97,8 +105,29 @@ class World:
         self.requests.on_log_entry(AccessLogEntry(request_id, "/v1/completions", **fields))
 
 
+class Stream:
+    """A stream whose requests need not wait."""
+
+    def __init__(self, requests: RoutedRequests) -> None:
+        self.stream = ProcessorStream(requests)
+        self.closed, self.failed, self.malformed = (
+            self.stream.closed,
+            self.stream.failed,
+            self.stream.malformed,
+        )
+
+    def receive(self, message: ProcessingRequest) -> list[Any]:
+        try:
+            self.stream.receive(message).send(None)
+        except StopIteration as end:
+            answers: list[Any] = end.value
+            return answers
+        raise AssertionError("it waits")
+
+
 def head(mode: BodyMode | None = BodyMode.BUFFERED, *, end: bool = False, **more: Any) -> ProcessingRequest:
     headers = [
+        (b":method", b"POST"),
         (b":path", b"/v1/completions?x=1"),
         (b"x-request-id", b"r"),
         (b"transfer-encoding", b"chunked"),
@@ -113,13 +142,27 @@ def body(data: bytes = BODY, *, end: bool = True) -> ProcessingRequest:
     return ProcessingRequest(MessagePart.REQUEST_BODY, body=data, end=end)
 
 
-def picked(world: World) -> ProcessorStream:
+def picked(world: World) -> Stream:
     """A buffered request that has been picked for."""
-    exchange = ProcessorStream(world.requests)
+    exchange = Stream(world.requests)
     exchange.receive(head())
     (reply,) = exchange.receive(body())
     assert isinstance(reply, CommonResponse)
     return exchange
+
+
+def picked_metadata(world: World) -> dict[str, dict[str, list[str]]]:
+    """A buffered request that has been picked for; the metadata that Envoy repeats of it."""
+    exchange = Stream(world.requests)
+    exchange.receive(head())
+    (reply,) = exchange.receive(body())
+    exchange.closed()
+    return repeated(reply)
+
+
+def repeated(reply: CommonResponse) -> dict[str, dict[str, list[str]]]:
+    """The reply's metadata as Envoy repeats them."""
+    return {space: {key: [text] for key, text in texts.items()} for space, texts in reply.metadata.items()}
 
 
 def names(reply: CommonResponse) -> set[bytes]:
@@ -127,9 +170,9 @@ def names(reply: CommonResponse) -> set[bytes]:
 
 
 def test_a_buffered_body_is_waited_for() -> None:
-    exchange = ProcessorStream(World().requests)
+    exchange = Stream(World().requests)
     (first,) = exchange.receive(head())
-    assert first == CommonResponse(MessagePart.REQUEST_HEADERS, remove_headers=CONTROL_HEADERS)
+    assert (first.set_headers, first.remove_headers) == ([], CONTROL_HEADERS)
     (reply,) = exchange.receive(body())
     assert isinstance(reply, CommonResponse)
     assert reply.part is MessagePart.REQUEST_BODY
@@ -145,7 +188,7 @@ TRACEPARENT = f"00-{'a' * 32}-{'b' * 16}-01".encode()
 @pytest.mark.parametrize("mode", [BodyMode.BUFFERED, BodyMode.FULL_DUPLEX_STREAMED])
 @pytest.mark.parametrize("given", [TRACEPARENT, None])
 def test_the_model_server_gets_the_span_as_parent(given: bytes | None, mode: BodyMode) -> None:
-    exchange = ProcessorStream(World(spans=True).requests)
+    exchange = Stream(World(spans=True).requests)
     first = head(mode)
     first.headers += [(b"tracestate", b"v=1")] if given is None else [(b"traceparent", given)]
     exchange.receive(first)
@@ -159,8 +202,8 @@ def test_the_model_server_gets_the_span_as_parent(given: bytes | None, mode: Bod
 
 def test_the_client_key_is_replaced() -> None:
     world = World(key="k")
-    world.requests.endpoint_api_key = "upstream"
-    exchange = ProcessorStream(world.requests)
+    world.requests.intake = replace(world.requests.intake, endpoint_api_key="upstream")
+    exchange = Stream(world.requests)
     first = head()
     first.headers.append((b"x-api-key", b"k"))
     exchange.receive(first)
@@ -171,7 +214,7 @@ def test_the_client_key_is_replaced() -> None:
 
 
 def test_without_spans_trace_contexts_are_left_alone() -> None:
-    exchange = ProcessorStream(World().requests)
+    exchange = Stream(World().requests)
     first = head()
     first.headers.append((b"traceparent", TRACEPARENT))
     exchange.receive(first)
@@ -186,10 +229,9 @@ def test_the_log_has_the_ids(status: int, caplog: pytest.LogCaptureFixture) -> N
     world = World(access_log="all")
     if status == 503:
         for endpoint in world.endpoints:
-            endpoint.breaker.record_fault(world.now, world.now)
-            endpoint.breaker.record_fault(world.now, world.now)
-            endpoint.breaker.record_fault(world.now, world.now)
-    exchange = ProcessorStream(world.requests)
+            endpoint.scrape_failed(connected=False)
+            endpoint.scrape_failed(connected=False)
+    exchange = Stream(world.requests)
     first = head()
     first.headers += [(b":method", b"POST"), (b"traceparent", TRACEPARENT)]
     exchange.receive(first)
@@ -203,7 +245,7 @@ def test_the_log_has_the_ids(status: int, caplog: pytest.LogCaptureFixture) -> N
 
 @pytest.mark.parametrize("mode", [BodyMode.NONE, BodyMode.STREAMED, BodyMode.BUFFERED_PARTIAL])
 def test_other_modes_are_picked_for_by_headers(mode: BodyMode) -> None:
-    exchange = ProcessorStream(World().requests)
+    exchange = Stream(World().requests)
     (reply,) = exchange.receive(head(mode))
     assert isinstance(reply, CommonResponse)
     assert DESTINATIONS[0].encode() in names(reply)
@@ -212,7 +254,7 @@ def test_other_modes_are_picked_for_by_headers(mode: BodyMode) -> None:
 
 def test_a_full_duplex_body_is_sent_on_in_chunks() -> None:
     data = json.dumps({"model": "m", "prompt": "p" * 2 * MOST_CHUNK_BYTES}).encode()
-    exchange = ProcessorStream(World().requests)
+    exchange = Stream(World().requests)
     assert exchange.receive(head(BodyMode.FULL_DUPLEX_STREAMED)) == []
     assert exchange.receive(body(data[:1000], end=False)) == []
     first, *chunks = exchange.receive(body(data[1000:]))
@@ -223,7 +265,7 @@ def test_a_full_duplex_body_is_sent_on_in_chunks() -> None:
 
 
 def test_a_full_duplex_body_may_end_with_trailers() -> None:
-    exchange = ProcessorStream(World().requests)
+    exchange = Stream(World().requests)
     exchange.receive(head(BodyMode.FULL_DUPLEX_STREAMED))
     exchange.receive(body(end=False))
     answers = exchange.receive(ProcessingRequest(MessagePart.REQUEST_TRAILERS, end=True))
@@ -236,7 +278,7 @@ def test_a_full_duplex_body_may_end_with_trailers() -> None:
 
 
 def test_nothing_of_the_clients_headers_is_echoed() -> None:
-    exchange = ProcessorStream(World().requests)
+    exchange = Stream(World().requests)
     exchange.receive(head())
     (reply,) = exchange.receive(body())
     assert isinstance(reply, CommonResponse)
@@ -244,7 +286,7 @@ def test_nothing_of_the_clients_headers_is_echoed() -> None:
 
 
 def test_a_request_without_id_gets_one() -> None:
-    exchange = ProcessorStream(World().requests)
+    exchange = Stream(World().requests)
     told = head(BodyMode.NONE)
     told.headers = [(b":method", b"GET"), (b":path", b"/v1/models")]
     (reply,) = exchange.receive(told)
@@ -253,13 +295,39 @@ def test_a_request_without_id_gets_one() -> None:
 
 
 def test_a_rewritten_model_changes_the_body() -> None:
-    exchange = ProcessorStream(World(rewrite="m=longer").requests)
+    exchange = Stream(World(rewrite="m=longer").requests)
     exchange.receive(head())
     (reply,) = exchange.receive(body())
     assert isinstance(reply, CommonResponse)
     assert reply.body is not None
     assert json.loads(reply.body)["model"] == "longer"
     assert dict(reply.set_headers)[b"content-length"] == b"%d" % len(reply.body)
+
+
+class _Prefilled:
+    """Another endpoint has computed the prompt."""
+
+    def restrict(self, subset: frozenset[str] | None) -> frozenset[str] | None:
+        return subset
+
+    async def run(self, request: PickRequest, gone: asyncio.Future[None] | None) -> None:
+        request.transfer = b'{"remote_host":"h"}'
+
+
+def test_a_prompt_that_was_computed_elsewhere_is_fetched_once() -> None:
+    world = World()
+    world.requests.relay.router.prefill = _Prefilled()
+    for role, params, destinations in (("both", None, 2), ("decode", {"remote_host": "h"}, 1)):
+        for endpoint in world.endpoints:
+            endpoint.role = role  # type: ignore[assignment]
+        exchange = Stream(world.requests)
+        exchange.receive(head())
+        (reply,) = exchange.receive(body())
+        assert isinstance(reply, CommonResponse)
+        sent = json.loads(BODY if reply.body is None else reply.body)
+        assert sent.get("kv_transfer_params") == params
+        addresses = dict(reply.set_headers)[b"x-gateway-destination-endpoint"].split(b",")
+        assert len(addresses) == destinations
 
 
 @pytest.mark.parametrize(
@@ -273,7 +341,7 @@ def test_a_rewritten_model_changes_the_body() -> None:
     ids=["bad body", "too large", "no key", "empty subset"],
 )
 def test_refusals(world: World, told: ProcessingRequest, data: bytes, status: int, code: object) -> None:
-    exchange = ProcessorStream(world.requests)
+    exchange = Stream(world.requests)
     answers = exchange.receive(told)
     if not isinstance(answers[-1], ImmediateResponse):
         answers = exchange.receive(body(data))
@@ -292,7 +360,7 @@ def test_administrative_routes_reach_no_endpoint(path: bytes) -> None:
     world = World()
     told = head(end=True)
     told.headers = [(b":method", b"POST"), (b":path", path)]
-    [refusal] = ProcessorStream(world.requests).receive(told)
+    [refusal] = Stream(world.requests).receive(told)
     assert isinstance(refusal, ImmediateResponse)
     assert refusal.status == 403
     assert json.loads(refusal.body)["error"]["code"] == "administrative"
@@ -303,7 +371,7 @@ def test_a_subset_is_kept_to() -> None:
     hint = {
         "envoy.lb.subset_hint": {"x-gateway-destination-endpoint-subset": ["10.0.0.2:8000", "10.9.9.9:1"]}
     }
-    (reply,) = ProcessorStream(World().requests).receive(head(BodyMode.NONE, metadata=hint))
+    (reply,) = Stream(World().requests).receive(head(BodyMode.NONE, metadata=hint))
     assert isinstance(reply, CommonResponse)
     assert dict(reply.set_headers)[DESTINATIONS[0].encode()] == b"10.0.0.2:8000"
 
@@ -335,6 +403,18 @@ def test_the_log_names_the_outcome_once(fields: dict[str, Any], outcome: str) ->
     world.logged(**fields)
     assert world.counts() == {outcome: 1.0}
     assert world.endpoints[0].in_flight == world.metrics.running == 0
+
+
+@pytest.mark.parametrize(("method", "ttft_s"), [(b"POST", 0.25), (b"GET", None)])
+def test_what_is_only_read_says_nothing_of_first_tokens(method: bytes, ttft_s: float | None) -> None:
+    world = World()
+    told = head(BodyMode.NONE, end=True)
+    told.headers = [(b":method", method), (b":path", b"/v1/embeddings"), (b"x-request-id", b"r")]
+    exchange = Stream(world.requests)
+    assert isinstance(exchange.receive(told)[0], CommonResponse)
+    exchange.closed()
+    world.logged(first_byte_s=0.25)
+    assert world.endpoints[0].ttft_s == ttft_s
 
 
 def test_those_tried_in_vain_have_failed() -> None:
@@ -369,6 +449,77 @@ def test_an_id_may_come_twice() -> None:
     assert world.counts() == {"ok_without_usage": 2.0}
 
 
+def test_an_entry_ends_the_request_whose_pick_it_repeats() -> None:
+    """Clients choose request ids, also that of a request that runs."""
+    world = World()
+    first, second = picked_metadata(world), picked_metadata(world)
+    world.logged(metadata=second)
+    assert world.counts() == {"ok_without_usage": 1.0}
+    world.logged(metadata=second)  # once more
+    world.logged(status=429)  # of no pick: the gateway or Envoy has refused it
+    assert world.counts() == {"ok_without_usage": 1.0}
+    world.logged(metadata=first)
+    assert world.counts() == {"ok_without_usage": 2.0}
+
+
+def test_a_client_that_leaves_before_envoy_has_the_pick() -> None:
+    world = World()
+    exchange = Stream(world.requests)
+    (first,) = exchange.receive(head())
+    picked_metadata(world)
+    exchange.receive(body())
+    exchange.closed()
+    world.logged(metadata=repeated(first), status=0, flags=frozenset({"downstream_connection_termination"}))
+    assert world.counts() == {"client_disconnect": 1.0}
+    assert world.metrics.running == 1
+
+
+@pytest.mark.parametrize("log_first", [True, False])
+def test_a_client_that_leaves_before_envoy_has_the_first_answer(log_first: bool) -> None:
+    """Its entry has no metadata. Those of requests that Envoy refuses have none either."""
+    world = World()
+    world.logged(metadata=picked_metadata(world))
+    running, left = Stream(world.requests), Stream(world.requests)
+    for exchange in (running, left):
+        exchange.receive(head(BodyMode.FULL_DUPLEX_STREAMED))
+        assert len(exchange.receive(body())) == 2
+    world.logged(status=400)
+    assert world.metrics.running == 2
+    if not log_first:
+        left.closed()
+    world.logged(status=0, flags=frozenset({"downstream_connection_termination"}))
+    if log_first:
+        left.closed()
+    world.logged(status=400)
+    assert world.counts() == {"ok_without_usage": 1.0, "client_disconnect": 1.0}
+    assert world.metrics.running == 1
+
+
+def test_a_reply_is_observed_for_the_request_whose_pick_it_repeats() -> None:
+    world = World()
+    first, second = picked_metadata(world), picked_metadata(world)
+    observing = Stream(world.requests)
+    told = ProcessingRequest(
+        MessagePart.RESPONSE_HEADERS, [(b":status", b"200"), (b"content-type", b"text/event-stream")]
+    )
+    told.observing, told.attributes, told.metadata = True, {"request.id": "r"}, second
+    observing.receive(told)
+    observing.receive(ProcessingRequest(MessagePart.RESPONSE_BODY, body=STREAM + USAGE, end=True))
+    world.logged(metadata=first)
+    assert world.counts() == {"ok_without_usage": 1.0}
+    world.logged(metadata=second)
+    assert world.counts() == {"ok_without_usage": 1.0, "ok": 1.0}
+
+
+def test_a_reply_whose_request_has_been_counted() -> None:
+    world = World()
+    exchange = picked(world)
+    world.logged()
+    answered(exchange, STREAM, USAGE)
+    exchange.closed()
+    assert world.counts() == {"ok_without_usage": 1.0}
+
+
 def test_picks_of_another_process_are_counted_and_requests_without_picks_are_not() -> None:
     world = World()
     world.logged("unknown")
@@ -379,7 +530,7 @@ def test_picks_of_another_process_are_counted_and_requests_without_picks_are_not
 
 def test_a_client_that_leaves_within_its_request() -> None:
     world = World()
-    exchange = ProcessorStream(world.requests)
+    exchange = Stream(world.requests)
     exchange.receive(head())
     exchange.closed()
     assert world.counts() == {"client_disconnect": 1.0}
@@ -387,7 +538,7 @@ def test_a_client_that_leaves_within_its_request() -> None:
 
 def test_a_failure_of_the_gateway_is_not_the_clients() -> None:
     world = World()
-    exchange = ProcessorStream(world.requests)
+    exchange = Stream(world.requests)
     exchange.receive(head())
     exchange.failed()
     exchange.closed()
@@ -462,7 +613,7 @@ def test_another_filter_may_observe() -> None:
     """In observability mode nothing is answered; the request's id comes as an attribute."""
     world = World()
     picked(world).closed()
-    observing = ProcessorStream(world.requests)
+    observing = Stream(world.requests)
     told = ProcessingRequest(
         MessagePart.RESPONSE_HEADERS, [(b":status", b"200"), (b"content-type", b"text/event-stream")]
     )
@@ -489,8 +640,8 @@ def test_the_server_that_answered_is_the_one_that_is_told() -> None:
     exchange.closed()
     world.logged(status=500, upstream="10.0.0.2:8000")
     assert world.counts() == {"model_server_error": 1.0}
-    assert world.endpoints[1].breaker._errors == 1
-    assert world.endpoints[0].breaker._errors == 0
+    assert world.endpoints[1].breaker._failures == 1
+    assert world.endpoints[0].breaker._failures == 0
 
 
 # -- stored responses
@@ -502,22 +653,19 @@ CREATED = b'data: {"type":"response.created","response":{"id":"%b","usage":null}
 
 def about(world: World, id: str) -> list[Any]:
     """The answers to a request for a stored response."""
-    exchange = ProcessorStream(world.requests)
+    exchange = Stream(world.requests)
     first = head(end=True)
-    first.headers[0] = (b":path", f"/v1/responses/{id}".encode())
-    first.headers.append((b":method", b"GET"))
-    assert exchange.receive(first) == []
-    assert exchange.searches
-    answers = asyncio.run(exchange.search())
+    first.headers[:2] = [(b":method", b"GET"), (b":path", f"/v1/responses/{id}".encode())]
+    answers = asyncio.run(exchange.stream.receive(first))
     exchange.closed()
     return list(answers)
 
 
 def test_a_response_is_found_where_envoy_says_it_was_made() -> None:
     world = World()
-    exchange = ProcessorStream(world.requests)
+    exchange = Stream(world.requests)
     first = head()
-    first.headers[0] = (b":path", b"/v1/responses")
+    first.headers[1] = (b":path", b"/v1/responses")
     exchange.receive(first)
     exchange.receive(body(json.dumps({"model": "m", "input": "p", "stream": True}).encode()))
     exchange.receive(
@@ -565,9 +713,9 @@ def test_endpoints_are_asked_for_an_unknown_response(
 
 
 def test_errors_of_messages_have_their_shape() -> None:
-    exchange = ProcessorStream(World(key="k").requests)
+    exchange = Stream(World(key="k").requests)
     first = head()
-    first.headers[0] = (b":path", b"/v1/messages")
+    first.headers[1] = (b":path", b"/v1/messages")
     (reply,) = exchange.receive(first)
     assert isinstance(reply, ImmediateResponse)
     error = json.loads(reply.body)
@@ -576,3 +724,35 @@ def test_errors_of_messages_have_their_shape() -> None:
         "authentication_error",
         "r",
     )
+
+
+def test_bodies_are_bounded_together_and_the_largest_that_is_incomplete_is_refused() -> None:
+    world = World()
+    world.requests.budget = ReceiveBudget(1000)
+    large, small, done = Stream(world.requests), Stream(world.requests), Stream(world.requests)
+    for exchange in (large, small, done):
+        exchange.receive(head(BodyMode.FULL_DUPLEX_STREAMED))
+    assert large.receive(body(b" " * 700, end=False)) == []
+    assert small.receive(body(b" " * 200, end=False)) == []
+    assert isinstance(done.receive(body())[0], CommonResponse)
+    assert world.requests.budget.held == 900
+    assert small.receive(body(b" " * 200, end=False)) == []
+    (refusal,) = large.receive(body(b" ", end=False))
+    assert isinstance(refusal, ImmediateResponse)
+    assert (refusal.status, json.loads(refusal.body)["error"]["code"]) == (503, "too_many_bytes")
+    assert isinstance(small.receive(body())[0], CommonResponse)
+    large.closed()
+    left = Stream(world.requests)
+    left.receive(head(BodyMode.FULL_DUPLEX_STREAMED))
+    left.receive(body(b" " * 200, end=False))
+    left.closed()
+    assert world.requests.budget.held == 0
+
+
+@pytest.mark.parametrize("path", [b"/v1/completions", b"/v1/files"])
+def test_servers_are_asked_not_to_code_what_the_gateway_reads(path: bytes) -> None:
+    exchange, asked = Stream(World().requests), head(end=True)
+    asked.headers[1:2] = [(b":path", path), (b"accept-encoding", b"gzip, br")]
+    (reply,) = exchange.receive(asked)
+    assert isinstance(reply, CommonResponse)
+    assert ((b"accept-encoding", b"identity") in reply.set_headers) is (path == b"/v1/completions")

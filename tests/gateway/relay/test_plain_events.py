@@ -14,9 +14,10 @@ import pytest
 from penstock.gateway.relay.attempt import Attempt
 from penstock.gateway.relay.client_connection import HttpClientConnection
 from penstock.gateway.relay.plain_events import PlainEvents
-from penstock.gateway.relay.request_record import RequestRecord
 from penstock.gateway.relay.write_batch import WriteBatch
+from penstock.gateway.responses.held_bytes import HeldBytes
 from penstock.gateway.responses.outcome import TransportResult
+from penstock.gateway.responses.request_record import RequestRecord
 from penstock.gateway.responses.response_observer import StreamObserver
 from penstock.gateway.upstream.connection_pool import ConnectionPool
 from penstock.gateway.upstream.exchange import UpstreamRequest
@@ -179,10 +180,13 @@ class Relayed:
                 self.plain,
                 expects="stream",
                 strip_usage=strip_usage,
-                discards=lambda status: False,
+                held=HeldBytes(),
+                screen=lambda status, headers: headers,
                 error_event=RequestRecord("/v1/completions").error_event,
                 on_response=lambda id: None,
+                on_first_token=lambda: None,
                 timeouts=Timeouts(),
+                deadline=loop.time() + 60.0,
                 clock=loop.time,
             )
             exchange.send(UpstreamRequest(b"POST", b"/", [], b""), attempt)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import random
+import re
+from posixpath import normpath
+from urllib.parse import unquote
+
 import pytest
 
-from penstock.gateway.requests.relayed_routes import check_relayed
+from penstock.gateway.requests.relayed_routes import RelayedRoutes
 from penstock.gateway.requests.request_body import GENERATION_PATHS
 from penstock.http.access_keys import ADMINISTRATIVE
 from penstock.http.errors import ApiError
@@ -85,14 +90,152 @@ ADMINISTERS = [
 ]
 
 
+# ways around a list of names, once more: they mean another route to some server
+AMBIGUOUS = [
+    "POST /v1/files/..;/sleep",
+    "POST /v1/files/.;x/y",
+    "POST /v1/files/x;/..",
+    "POST /v1/files/\x00/x",
+    "POST /v1/files/a\r\nb",
+    "POST /v1/files//..//..//sleep",
+    "POST /v1/chat/completions#x",
+    "POST /v1/chat/completions?x",
+    "POST /v1/chat/completions;x",
+    "POST /v1//sleep",
+    "POST ///sleep///",
+]
+
+
+WRITES = [
+    f"{method} {path}"
+    for method in ("PUT", "PATCH", "DELETE", "TRACE")
+    for path in ("/v1/chat/completions", "/V1/Chat/Completions", "/v1/messages", "/tokenize", "/infill")
+] + [f"{method} /v1/embeddings" for method in ("PUT", "PATCH", "TRACE")]
+"""No inference server has these methods there."""
+
+
+def check(routes: RelayedRoutes, method: str, path: str) -> None:
+    routes.check(method, routes.route(path))
+
+
 @pytest.mark.parametrize("route", RELAYED)
 def test_inference_is_relayed(route: str) -> None:
-    check_relayed(*route.split(" "))
+    check(RelayedRoutes(), *route.split(" "))
+    with_prefix = RelayedRoutes(root_path="/llm")
+    check(with_prefix, *route.split(" "))
+    check(with_prefix, *route.replace(" /", " /llm/").split(" "))
 
 
-@pytest.mark.parametrize("route", ADMINISTERS)
+@pytest.mark.parametrize("route", [*ADMINISTERS, *AMBIGUOUS, *WRITES])
 def test_everything_else_is_refused(route: str) -> None:
-    with pytest.raises(ApiError) as refusal:
-        check_relayed(*route.split(" "))
-    assert (refusal.value.status, refusal.value.code) == (403, "administrative")
-    assert route[:200] in refusal.value.message
+    for path in (route, route.replace(" /", " /llm/")):
+        for routes in (RelayedRoutes(), RelayedRoutes(root_path="/llm"), RelayedRoutes(["/other", "/x/*"])):
+            with pytest.raises(ApiError) as refusal:
+                check(routes, *path.split(" ", 1))
+            assert (refusal.value.status, refusal.value.code) == (403, "administrative")
+            assert "--allow-route" in refusal.value.message
+
+
+@pytest.mark.parametrize(
+    ("path", "route"),
+    [
+        ("/v1/chat/completions", "/v1/chat/completions"),
+        ("/v1/chat/completions/", "/v1/chat/completions"),
+        ("//v1//chat///completions", "/v1/chat/completions"),
+        ("/V1/Chat/Completions", "/v1/chat/completions"),
+        ("/llm/v1/messages", "/v1/messages"),
+        ("//llm//v1/messages/", "/v1/messages"),
+        ("/llm/llm/v1/messages", "/llm/v1/messages"),
+        ("/llmx/v1/messages", "/llmx/v1/messages"),
+        ("/v1/files/Name", "/v1/files/Name"),
+        ("/llm", "/"),
+        ("/", "/"),
+        ("//", "/"),
+        ("*", "*"),
+    ],
+)
+def test_the_route_that_servers_may_take_a_path_for(path: str, route: str) -> None:
+    assert RelayedRoutes(root_path="/llm").route(path) == route
+
+
+@pytest.mark.parametrize(
+    ("allowed", "relayed", "refused"),
+    [
+        ("/abort_request", ["POST /abort_request", "GET /abort_request/"], ["POST /abort_request/x"]),
+        ("POST /abort_request", ["POST /abort_request"], ["GET /abort_request"]),
+        (
+            "GET /slots/*",
+            ["GET /slots/0", "GET /slots/0/x"],
+            ["POST /slots/0", "GET /slots", "GET /slots/../x"],
+        ),
+        ("/*", ["DELETE /anything"], ["POST /%61", "POST /a/../b"]),
+    ],
+)
+def test_further_routes_are_allowed_by_name(allowed: str, relayed: list[str], refused: list[str]) -> None:
+    routes = RelayedRoutes([allowed])
+    for route in relayed:
+        check(routes, *route.split(" "))
+    for route in refused:
+        with pytest.raises(ApiError):
+            check(routes, *route.split(" "))
+
+
+PIECES = (
+    "/",
+    "//",
+    "/v1",
+    "v1",
+    "/V1",
+    "files",
+    "/chat",
+    "/completions",
+    "/c%6fmpletions",
+    "/Messages",
+    "/llm",
+)
+PIECES += (
+    "..",
+    ".",
+    "%2e%2e",
+    "%252e%252e",
+    "%2f",
+    "%252f",
+    "\\",
+    "%5c",
+    ";x",
+    "..;",
+    "%00",
+    "%0a",
+    "#",
+    "%23",
+)
+PIECES += ("%3f", "%20", "sleep", "/sleep", "/admin/engines", "/x")
+
+
+def readings(target: str) -> set[str]:
+    """The paths for which some server takes a target."""
+    found = {target}
+    for _ in range(3):
+        found |= {unquote(each) for each in found}
+    found |= {each.replace("\\", "/") for each in found}
+    found |= {re.sub(";[^/]*", "", each) for each in found}
+    found |= {re.split("[?#\0]", each)[0] for each in found}
+    found |= {re.sub("/+", "/", each) for each in found}
+    found |= {normpath(each) for each in found}
+    found = {each.lower().rstrip("/") for each in found}
+    return found | {each.removeprefix("/llm") for each in found}
+
+
+def test_no_server_takes_what_is_relayed_for_another_route() -> None:
+    rng, routes, passed = random.Random(1), RelayedRoutes(root_path="/llm"), 0
+    while passed < 300:
+        target = rng.choice(["/", "/v1", "/llm"]) + "".join(rng.choices(PIECES, k=rng.randint(1, 4)))
+        route = routes.route(unquote(target))
+        try:
+            routes.check("POST", route)
+        except ApiError:
+            continue
+        passed += 1
+        paths = readings(target)
+        assert not any(path.startswith(("/sleep", "/admin")) for path in paths), target
+        assert route in GENERATION_PATHS or not paths & GENERATION_PATHS, target

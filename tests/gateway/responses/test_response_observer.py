@@ -6,10 +6,14 @@ import msgspec
 import pytest
 
 from penstock.gateway.responses.event_reader import LARGE_BYTES
+from penstock.gateway.responses.expected_reply import ExpectedReply, make_observer
+from penstock.gateway.responses.held_bytes import HeldBytes
 from penstock.gateway.responses.outcome import SUCCESSFUL, Outcome, TransportResult, classify_outcome
 from penstock.gateway.responses.response_observer import Observation, ReplyObserver, StreamObserver
 from penstock.gateway.responses.token_usage import TokenUsage
 from penstock.streaming.sse_parser import MAX_LINES, SSEParser
+from tests.gateway.foreign_streams import STREAMS as FOREIGN
+from tests.gateway.foreign_streams import ForeignStream
 from tests.gateway.streams import ALL, FAILED, FLAT_ERROR, ROLE, TEXT, USAGE, Recording, _sse
 from tests.golden_replies import load_cases
 
@@ -71,6 +75,51 @@ def test_recorded_streams_of_vllm(name: str) -> None:
         assert seen.content_problem is None
 
 
+@pytest.mark.parametrize("stream", FOREIGN, ids=lambda stream: stream.name)
+@pytest.mark.parametrize("strip_usage", [False, True])
+def test_streams_of_other_servers(stream: ForeignStream, strip_usage: bool) -> None:
+    expects: ExpectedReply = "stream" if stream.generates else "anything"
+    for size in (1, 7, 100, 1 << 20):
+        observer = make_observer(
+            200,
+            [(b"content-type", b"text/event-stream")],
+            expects,
+            on_response=lambda id: None,
+            strip_usage=strip_usage,
+            held=HeldBytes(),
+        )
+        pieces = [stream.raw[at : at + size] for at in range(0, len(stream.raw), size)]
+        out = b"".join(observer.feed(piece, 0.0) for piece in pieces) + observer.finish(0.0)
+        seen = observer.seen
+        assert strip_usage or out == stream.raw
+        assert (seen.content_problem, seen.error, seen.unread) == (None, None, "")
+        assert (seen.token_events, seen.usage) == (stream.tokens, stream.usage)
+        assert not seen.lacks_end
+        assert classify_outcome(TransportResult.COMPLETE, 200, seen, stream.path) == stream.outcome
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "said"),
+    [
+        (200, [(b"content-type", b"text/html")], "the answer to a streamed request is 'text/html'"),
+        (
+            200,
+            [(b"content-type", b"a; charset=latin1")],
+            "its content type is 'a; charset=latin1', not UTF-8",
+        ),
+        (200, [(b"content-encoding", b"gzip")], "its content-encoding is 'gzip'"),
+        (308, [(b"location", b"https://elsewhere")], "a redirect (308) instead of an answer"),
+    ],
+)
+def test_what_is_wrong_with_a_head_is_told_as_text(
+    status: int, headers: list[tuple[bytes, bytes]], said: str
+) -> None:
+    observer = make_observer(
+        status, headers, "stream", on_response=lambda id: None, strip_usage=False, held=HeldBytes()
+    )
+    assert said in (observer.seen.content_problem, observer.seen.unread)
+
+
 def test_times_are_those_of_token_events() -> None:
     _, seen = watch([_sse(ROLE), b": comment\n\n", _sse(TEXT), _sse(TEXT), _sse(USAGE, "[DONE]")])
     assert (seen.first_token_at, seen.last_token_at) == (2.0, 3.0)
@@ -121,7 +170,7 @@ def test_an_event_may_have_many_lines_however_they_are_cut() -> None:
     event = b"data:\r\n" * (MAX_LINES // 2) + b"data: [DONE]\r\n\r\n"
     for size in (1, 3, 1 << 20):
         _, seen = watch([event[at : at + size] for at in range(0, len(event), size)])
-        assert seen.content_problem != f"an event of more than {MAX_LINES} lines"
+        assert seen.unread != f"an event of more than {MAX_LINES} lines"
 
 
 @pytest.mark.parametrize("line", [b":\n", b"data:\n", b"x\r\n"])
@@ -129,7 +178,8 @@ def test_an_event_of_endless_lines_is_relayed_unread(line: bytes) -> None:
     chunk = line * 1000
     out, seen = watch([chunk] * 20 + [b"\n"])
     assert out == chunk * 20 + b"\n"
-    assert seen.content_problem == f"an event of more than {MAX_LINES} lines"
+    assert seen.unread == f"an event of more than {MAX_LINES} lines"
+    assert classify_outcome(TransportResult.COMPLETE, 200, seen, PATH) == Outcome.OK_WITHOUT_USAGE
 
 
 @pytest.mark.parametrize(
@@ -174,7 +224,8 @@ def test_prompt_tokens_mean_the_same_in_all_apis() -> None:
 @pytest.mark.parametrize("raw", [FAILED, FLAT_ERROR], ids=["failed", "error"])
 def test_the_error_of_a_response_says_why(raw: bytes) -> None:
     _, seen = watch([raw])
-    assert b"out of memory" in (seen.error or b"")
+    assert seen.error == "server_error"
+    assert b"out of memory" in seen.excerpt
 
 
 def test_what_has_no_usage_to_tell_is_not_blamed_for_telling_none() -> None:
@@ -267,4 +318,37 @@ def test_nothing_of_what_was_held_is_lost_when_an_event_is_too_large() -> None:
     passed_on = [observer.feed(piece, 0.0) for piece in pieces]
     assert passed_on[0] == b""
     assert b"".join(passed_on) == b"".join(pieces)
-    assert observer.seen.content_problem is not None
+    assert observer.seen.unread
+
+
+def test_replies_beyond_the_bound_of_all_are_relayed_unread() -> None:
+    held = HeldBytes(most=100)
+    first, second, third = (ReplyObserver(held=held) for _ in range(3))
+    body = b'{"usage":{"prompt_tokens":3,"completion_tokens":2}}'
+    assert first.feed(body, 0.0) == second.feed(body, 0.0) == body
+    assert not first.seen.unread
+    assert second.seen.unread
+    assert held.held == len(body)
+    assert second.finish(0.0) == first.finish(0.0) == b""
+    assert (first.seen.usage, second.seen.usage) == (TokenUsage(3, 2), None)
+    assert classify_outcome(TransportResult.COMPLETE, 200, second.seen, PATH) == Outcome.OK_WITHOUT_USAGE
+    third.feed(body, 0.0)
+    third.close()
+    assert held.held == 0
+
+
+@pytest.mark.parametrize("strip_usage", [False, True])
+def test_incomplete_events_beyond_the_bound_of_all_are_relayed_unread(strip_usage: bool) -> None:
+    held = HeldBytes(most=100)
+    first, second = (StreamObserver(strip_usage, held=held) for _ in range(2))
+    first.feed(_sse(TEXT) + b"data: " + b"x" * 60, 0.0)
+    pieces = [_sse(TEXT), b'data: {"choices":[{"text":"' + b"x" * 60, b'"}]}\n\n' + _sse("[DONE]")]
+    assert b"".join(second.feed(piece, 0.0) for piece in pieces) + second.finish(0.0) == b"".join(pieces)
+    assert not first.seen.unread
+    assert second.seen.unread
+    assert second.seen.token_events == 1
+    assert not second.seen.lacks_end
+    assert classify_outcome(TransportResult.COMPLETE, 200, second.seen, PATH) == Outcome.OK_WITHOUT_USAGE
+    assert held.held == 66
+    first.feed(b"\n\n", 0.0)
+    assert held.held == 0

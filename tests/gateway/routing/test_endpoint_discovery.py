@@ -3,95 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
 import socket
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.config.errors import ConfigError
 from penstock.gateway.routing.endpoint import Endpoint
 from penstock.gateway.routing.endpoint_discovery import (
-    EndpointsFile,
     ResolvedEndpoint,
-    read_endpoints,
+    ResolveSchedule,
     resolve,
 )
 from penstock.gateway.routing.endpoint_pool import EndpointPool
 from penstock.gateway.upstream.timeouts import Timeouts
-from tests.gateway.behaviours import good
-from tests.gateway.processes import Upstream, eventually, gateway
-
-TWO = ["http://a:8000", "https://b.example/"]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "http://a:8000\nhttps://b.example/\n",
-        "# ours\nhttp://a:8000  # first\n\n  # between\nhttps://b.example/",
-        "- http://a:8000\n- 'https://b.example/'  # quoted\n",
-        '["http://a:8000", "https://b.example/"]',
-        "# fleet\nendpoints:\n  - http://a:8000\n  # rest\n  - https://b.example/\n",
-    ],
-)
-def test_ways_to_write_a_file(text: str) -> None:
-    assert read_endpoints(text) == TWO
-
-
-@pytest.mark.parametrize("text", ["", "# nobody\n", "endpoints: []", "[]"])
-def test_a_file_may_name_nobody(text: str) -> None:
-    assert read_endpoints(text) == []
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("a:8000", "'a:8000' is not http://HOST:PORT"),
-        ("- http://a/path", "'http://a/path' is not"),
-        ("- http://a:99999", "'http://a:99999' is not"),
-        ("servers: [http://a]", "unknown field `servers`"),
-        ("endpoints: http://a", "Expected `array`"),
-        ("- {url: http://a}", "Expected `str`"),
-        ("[http://a", "expected"),
-    ],
-)
-def test_files_that_are_refused(text: str, problem: str) -> None:
-    with pytest.raises(ValueError, match=problem):
-        read_endpoints(text)
-
-
-def write(path: Path, text: str, *, at: int) -> None:
-    """``at``: seconds of its modification time, so that no two are alike."""
-    path.write_text(text)
-    os.utime(path, (at, at))
-
-
-def test_a_file_is_read_again_when_it_changes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "endpoints.yaml"
-    write(path, "- http://a:1\n", at=1)
-    file = EndpointsFile(str(path))
-    assert file.urls() == file.urls() == ["http://a:1"]
-    write(path, "- http://b:1\n", at=2)
-    assert file.urls() == ["http://b:1"]
-    write(path, "- nonsense\n", at=3)
-    with caplog.at_level(logging.ERROR):
-        assert file.urls() == ["http://b:1"], "the last good one counts"
-        assert file.urls() == ["http://b:1"]
-    assert caplog.text.count("the endpoints stay as they are") == 1, "it is said once"
-    path.unlink()
-    assert file.urls() == ["http://b:1"]
-    assert caplog.text.count("the endpoints stay as they are") == 2
-    write(path, "- http://c:1\n", at=4)
-    assert file.urls() == ["http://c:1"]
-
-
-def test_a_first_file_must_be_good(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--endpoints-file .*No such file"):
-        EndpointsFile(str(tmp_path / "none")).urls()
 
 
 def resolved(
@@ -124,7 +49,7 @@ def test_a_name_stands_for_all_its_addresses(monkeypatch: pytest.MonkeyPatch) ->
     assert [(target.label, target.destination) for target in targets] == [
         ("http://10.0.0.1:8000", "10.0.0.1:8000"),
         ("http://10.0.0.2:8000", "10.0.0.2:8000"),
-        ("http://one", "10.0.0.9:80"),
+        ("http://10.0.0.9:80", "10.0.0.9:80"),
         ("http://[fd00::1]:1", "[fd00::1]:1"),
         ("http://[fd00::2]:1", "[fd00::2]:1"),
         ("http://none:1", ""),
@@ -140,6 +65,12 @@ def test_a_name_that_does_not_resolve_keeps_its_addresses(monkeypatch: pytest.Mo
     assert [(target.url, target.destination) for target in gone] == [("http://new", "")]
 
 
+@pytest.mark.parametrize("host", ["a..b", "x" * 64, ".a"])
+def test_a_name_that_no_name_server_can_be_asked_for_does_not_resolve(host: str) -> None:
+    (found,) = asyncio.run(resolve([f"http://{host}:1"]))
+    assert (found.url, found.destination) == (f"http://{host}:1", "")
+
+
 def test_endpoints_that_stay_keep_what_is_known_about_them() -> None:
     gone: list[Endpoint] = []
     pool = EndpointPool(Timeouts(), gone.append)
@@ -151,14 +82,50 @@ def test_endpoints_that_stay_keep_what_is_known_about_them() -> None:
     assert gone == [first]
 
 
-def test_a_gateway_follows_its_file(tmp_path: Path) -> None:
-    path = tmp_path / "endpoints.yaml"
-    with Upstream(good) as one, Upstream(good) as other:
-        path.write_text(f"endpoints:\n- {one.url}\n")
-        with gateway(options=("--endpoints-file", str(path))) as front:
-            assert front.complete().status_code == 200
-            assert len(one.calls) == 1
-            path.write_text(f"endpoints:\n- {other.url}\n# moved\n")
-            eventually(lambda: front.counts("endpoint_up") == {other.url: 1})
-            assert front.complete().status_code == 200
-            assert (len(one.calls), len(other.calls)) == (1, 1)
+def test_a_server_stays_itself_while_the_addresses_beside_it_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone: list[Endpoint] = []
+    pool = EndpointPool(Timeouts(), gone.append)
+    known: list[ResolvedEndpoint] = []
+    survivors = []
+    for addresses in (["10.0.0.1", "10.0.0.2"], ["10.0.0.1"], ["10.0.0.1", "10.0.0.3"]):
+        known = resolved(monkeypatch, {"many": addresses}, "http://many:8000", known=known)
+        pool.update(known)
+        survivors.append(pool.endpoints[0])
+    assert survivors[0] is survivors[1] is survivors[2], "with its affinity, breaker and requests in flight"
+    assert [each.url for each in (*pool.endpoints, *gone)] == [
+        "http://10.0.0.1:8000",
+        "http://10.0.0.3:8000",
+        "http://10.0.0.2:8000",
+    ]
+
+
+def test_names_are_looked_up_sooner_while_an_endpoint_is_away() -> None:
+    """A server that was started again may have another address."""
+    schedule = ResolveSchedule(30.0, now=0.0)
+    assert [schedule.is_due(at, away=False) for at in (1.0, 29.0, 30.0)] == [False, False, True]
+    assert [schedule.is_due(at, away=True) for at in (0.9, 1.0)] == [False, True]
+    looked_up = []
+    for at in range(100):
+        if schedule.is_due(float(at), away=True):
+            schedule.resolved(float(at))
+            looked_up.append(at)
+    assert looked_up == [1, 3, 7, 15, 31, 61, 91]
+    assert not schedule.is_due(91.5, away=False)
+    assert schedule.is_due(92.0, away=True), "from the beginning"
+
+
+def test_servers_of_two_names_at_one_address_are_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy in front of them tells them apart by name."""
+    names = {"a.example": ["10.0.0.1"], "b.example": ["10.0.0.1"], "10.0.0.1": ["10.0.0.1"]}
+    urls = ("https://a.example", "https://a.example:443/", "https://b.example", "http://10.0.0.1:443")
+    pool = EndpointPool(Timeouts(), lambda endpoint: None)
+    pool.update(resolved(monkeypatch, names, *urls))
+    assert [each.url for each in pool.endpoints] == [
+        "https://10.0.0.1:443#a.example",
+        "https://10.0.0.1:443#b.example",
+        "http://10.0.0.1:443",
+    ]
+    survivor = pool.endpoints[1]
+    pool.update(resolved(monkeypatch, names, *urls[2:]))
+    assert pool.endpoints[0] is survivor
+    assert survivor.url == "https://10.0.0.1:443#b.example", "a label stays"

@@ -42,6 +42,8 @@ def read_load(text: bytes, size: int = 1 << 20) -> EndpointLoad:
         (SGLANG, EndpointLoad(6, 7, 0.75)),
         (LLAMA_CPP, EndpointLoad(2, 1, 0.5)),
         (b"vllm:num_requests_waiting NaN\nvllm:num_requests_running -1\n", EndpointLoad()),
+        (b"vllm:num_requests_waiting 1e30\nvllm:num_requests_running 1e308\n" * 2, EndpointLoad()),
+        (b'vllm:lora_requests_info{max_lora="%b"} 1\n' % (b"9" * 5000), EndpointLoad()),
     ],
 )
 def test_loads(text: bytes, load: EndpointLoad) -> None:

@@ -7,9 +7,12 @@ from collections import Counter
 
 import pytest
 
+from penstock.gateway.routing.circuit_breaker import FIRST_OPEN_S
 from penstock.gateway.routing.endpoint import STALE_S, Endpoint, EndpointLoad
-from penstock.gateway.routing.picker import SCORERS, NoEndpointError, Picker, PickerLimits, PickRequest
+from penstock.gateway.routing.pick_request import NoEndpointError, PickRequest
+from penstock.gateway.routing.picker import SCORERS, Picker
 from penstock.gateway.routing.prefix_affinity import BLOCK_BYTES, prefix_blocks
+from penstock.gateway.routing.usable_endpoints import PickerLimits
 
 NOW = 100.0
 
@@ -112,7 +115,7 @@ def test_power_of_two_takes_the_better_of_two() -> None:
 def test_failed_endpoints_are_left_out() -> None:
     good, broken, down, tried = (endpoint(name) for name in "abcd")
     for _ in range(3):
-        broken.breaker.record_fault(NOW, NOW)
+        broken.breaker.record_unavailable(NOW, NOW)
     down.scrape_failed()
     down.scrape_failed()
     for _ in range(20):
@@ -124,7 +127,7 @@ def test_endpoints_that_answer_with_errors_are_the_last_resort() -> None:
     good, bad, worse = (endpoint(name) for name in "abc")
     for each in (bad, worse):
         for _ in range(3):
-            each.breaker.record_error(NOW, NOW)
+            each.breaker.record_failure(NOW, NOW)
     for _ in range(20):
         assert picker(queue=1.0).pick(PickRequest(), [good, bad, worse], NOW) is good
     assert picker(queue=1.0).pick(PickRequest(), [bad, worse], NOW) in (bad, worse)
@@ -159,15 +162,62 @@ def refusal(request: PickRequest, endpoints: list[Endpoint]) -> NoEndpointError:
 
 
 def test_none_ready() -> None:
-    down = endpoint("a")
-    for _ in range(3):
-        down.breaker.record_fault(NOW, NOW)
-    assert (refusal(PickRequest(), [down]).status, refusal(PickRequest(), []).reason) == (503, "none_ready")
+    away = endpoint("a")
+    away.scrape_failed(connected=False)
+    away.scrape_failed(connected=False)
+    assert (refusal(PickRequest(), [away]).status, refusal(PickRequest(), []).reason) == (503, "none_ready")
+
+
+@pytest.mark.parametrize(
+    ("broken", "healthy_load", "used"),
+    [
+        (2, EndpointLoad(), "cd"),
+        (3, EndpointLoad(), "d"),
+        (3, EndpointLoad(waiting=99), "abcd"),
+        (3, None, "abcd"),
+        (4, EndpointLoad(), "abcd"),
+    ],
+    ids=["half", "one with room", "one that is full", "one whose load is unknown", "none"],
+)
+def test_all_are_used_if_few_are_healthy(broken: int, healthy_load: EndpointLoad | None, used: str) -> None:
+    endpoints = [endpoint(name, healthy_load) for name in "abcd"]
+    for each in endpoints:
+        if healthy_load is None:
+            each.scrape_had_no_load()
+    for each in endpoints[:broken]:
+        for _ in range(3):
+            each.breaker.record_unavailable(NOW, NOW)
+    chooser = picker(slo=1.0)
+    assert {chooser.pick(PickRequest(), endpoints, NOW).url[-1] for _ in range(200)} == set(used)
+    if 0 < broken < 4:
+        again = PickRequest(tried={endpoints[0]})
+        found = {chooser.pick(again, endpoints, NOW).url[-1] for _ in range(200)}
+        assert found == set("abcd"[broken:]), "after a failure only healthy ones"
+    later = NOW + FIRST_OPEN_S
+    found = {chooser.pick(PickRequest(), endpoints, later).url[-1] for _ in range(200)}
+    assert found == set("abcd"), "some get probes"
 
 
 def test_all_tried() -> None:
     only = endpoint("a")
     assert refusal(PickRequest(tried={only}), [only]).reason == "all_failed"
+
+
+def test_endpoints_that_want_no_requests_get_none_and_clients_learn_when_they_do() -> None:
+    full, busy, free = (endpoint(name) for name in "abc")
+    full.backoff.refused(503, 9.0, "x", NOW)
+    busy.backoff.refused(429, 4.0, "me", NOW)
+    chooser = picker(queue=1.0)
+    me, other = PickRequest(client="me"), PickRequest(client="other")
+    assert {chooser.pick(me, [full, busy, free], NOW) for _ in range(50)} == {free}
+    assert {chooser.pick(other, [full, busy, free], NOW) for _ in range(50)} == {busy, free}
+    refused = refusal(me, [full, busy])
+    assert (refused.status, refused.reason, refused.retry_after_s) == (429, "backing_off", 4.0)
+    headers = dict(refused.as_error().headers)
+    assert (headers[b"retry-after"], headers[b"retry-after-ms"]) == (b"4", b"4000")
+    assert chooser.least_backoff_s(me, [full, busy, free], NOW) == 4.0
+    assert chooser.least_backoff_s(other, [full, busy, free], NOW) == 9.0
+    assert chooser.pick(me, [full, busy], NOW + 4.0) is busy
 
 
 def test_a_subset_is_obeyed() -> None:

@@ -6,7 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.routing.endpoint import Endpoint
-from penstock.gateway.routing.prefix_affinity import BLOCK_BYTES, MOST_BLOCKS, PrefixIndex, prefix_blocks
+from penstock.gateway.routing.endpoint_columns import EndpointColumns
+from penstock.gateway.routing.prefix_affinity import (
+    BLOCK_BYTES,
+    BLOCK_ENDS,
+    GROWTH,
+    MOST_BYTES,
+    PrefixIndex,
+    prefix_blocks,
+)
 
 
 def prompt(*blocks: int) -> bytes:
@@ -24,7 +32,19 @@ def test_blocks_stand_for_all_text_before_them() -> None:
 def test_only_whole_blocks_and_not_too_many() -> None:
     assert prefix_blocks("m", b"x" * (BLOCK_BYTES - 1)) == []
     assert len(prefix_blocks("m", b"x" * (2 * BLOCK_BYTES - 1))) == 1
-    assert len(prefix_blocks("m", b"x" * (MOST_BLOCKS + 9) * BLOCK_BYTES)) == MOST_BLOCKS
+    assert len(prefix_blocks("m", bytes(2 * MOST_BYTES))) == len(BLOCK_ENDS)
+
+
+def test_a_difference_is_found_wherever_it_is() -> None:
+    """Histories of agents have long beginnings in common. A known prefix is told to a few per cent."""
+    endpoint, common = Endpoint("http://e"), bytes(300_000)
+    index = PrefixIndex(EndpointColumns())
+    index.note(prefix_blocks("m", common + b"a" * 100_000), endpoint)
+    for length in (100_000, 200_000, 300_000):
+        other = prefix_blocks("m", common[:length] + b"b" * 100_000)
+        share = float(index.shares(other)[0])
+        exact = length / (length + 100_000)
+        assert abs(share - exact) < 2 / GROWTH
 
 
 @given(
@@ -34,7 +54,7 @@ def test_only_whole_blocks_and_not_too_many() -> None:
 )
 def test_matches_are_those_of_a_plain_index(events: list[tuple[int, list[int], bool]]) -> None:
     endpoints = [Endpoint(f"http://{number}") for number in range(4)]
-    index = PrefixIndex()
+    index = PrefixIndex(EndpointColumns())
     seen: list[set[tuple[int, ...]]] = [set() for _ in endpoints]
     for number, path, forgotten in events:
         blocks = prefix_blocks("m", prompt(*path))
@@ -53,7 +73,7 @@ def test_matches_are_those_of_a_plain_index(events: list[tuple[int, list[int], b
 
 def test_memory_is_bounded_and_the_oldest_go_first() -> None:
     endpoint = Endpoint("http://e")
-    index = PrefixIndex(most_blocks=4)
+    index = PrefixIndex(EndpointColumns(), most_blocks=4)
     for block in range(6):
         index.note(prefix_blocks("m", prompt(block)), endpoint)
     found = [index.matched(prefix_blocks("m", prompt(block)), [endpoint])[0] for block in range(6)]

@@ -12,8 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import penstock
 from penstock.gateway import metric_definitions
-from penstock.gateway.relay.request_record import RequestRecord
+from penstock.gateway.requests.sender import Sender
 from penstock.gateway.responses.outcome import Outcome
+from penstock.gateway.responses.request_record import RequestRecord
 from penstock.gateway.responses.response_observer import Observation, StreamObserver
 from penstock.gateway.responses.token_usage import TokenUsage
 from penstock.gateway.routing.endpoint import Endpoint, EndpointLoad
@@ -42,15 +43,15 @@ def record(**fields: Any) -> RequestRecord:
 def metrics(compat: Compat = "none", **options: Any) -> GatewayMetrics:
     """Of a gateway with an endpoint that waits, runs and is up, and one that is down."""
     up, down = Endpoint("http://a:1"), Endpoint("http://b:1", scrape_failures=2)
-    up.load = EndpointLoad(waiting=3, running=5, kv_used=0.5)
-    return GatewayMetrics(lambda: [up, down], MetricsOptions(compat, **options), spans={"exported": 1})
+    up.scrape_succeeded(EndpointLoad(waiting=3, running=5, kv_used=0.5), 0.0)
+    return GatewayMetrics(lambda: [up, down], MetricsOptions(compat, **options))
 
 
 def samples(told: GatewayMetrics, name: str, /, **labels: str) -> dict[tuple[str, ...], float]:
     """Of a sample's name, those with ``labels``: the values of the other labels by name, to the value. The
-    API is left out."""
+    API and the pool are left out."""
     found = {}
-    hidden = {*labels, "api"}
+    hidden = {*labels, "api", "pool"}
     for family in text_string_to_metric_families(told.exposition().decode()):
         for sample in family.samples:
             if sample.name == name and labels.items() <= sample.labels.items():
@@ -62,12 +63,30 @@ def samples(told: GatewayMetrics, name: str, /, **labels: str) -> dict[tuple[str
 def busy(compat: Compat = "none") -> GatewayMetrics:
     """Every family has a value."""
     told = metrics(compat)
+    told.sources.append(
+        lambda: [
+            metric_definitions.Figure(metric_definitions.KV_EVENT_BATCHES, 1, {"state": "applied"}),
+            metric_definitions.Figure(metric_definitions.PREFILLS, 1, {"result": "shared"}),
+            metric_definitions.Figure(metric_definitions.CACHED_PROMPTS, 1, {"result": "found"}),
+            metric_definitions.Figure(metric_definitions.SPANS, 1, {"state": "exported"}),
+            metric_definitions.Figure(metric_definitions.SHADOWS, 1, {"shadow": "next", "outcome": "ok"}),
+            metric_definitions.Figure(metric_definitions.KUBERNETES_AGE, 2.0),
+            metric_definitions.Figure(metric_definitions.KUBERNETES_FAILURES, 3),
+            metric_definitions.Figure(metric_definitions.QUEUED, 1, {"priority": "0"}),
+            metric_definitions.Figure(metric_definitions.MODEL_ENDPOINTS, 2, {"model": "m"}),
+            metric_definitions.Figure(metric_definitions.MODEL_READY, 1, {"model": "m"}),
+            metric_definitions.Figure(metric_definitions.MODEL_RUNNING, 2, {"model": "m"}),
+            metric_definitions.Figure(metric_definitions.MODEL_QUEUED, 1, {"model": "m"}),
+            metric_definitions.Figure(metric_definitions.QUEUED_BYTES, 9, {"priority": "0"}),
+        ]
+    )
     told.request_started(record())
     seen = streamed(1.0, 1.2, usage=TokenUsage(7, 2, 4))
-    told.request_ended(
-        record(seen=seen, attempts=2, ended_at=2.0, bytes_in=100, bytes_out=200, priority=-7, pick_s=1e-4)
-    )
+    sizes = {"bytes_in": 100, "bytes_out": 200}
+    times = {"ended_at": 2.0, "pick_s": 1e-4, "queued_s": 0.1}
+    told.request_ended(record(seen=seen, attempts=2, priority=-7, sender=Sender("k", "k"), **sizes, **times))
     told.request_ended(record(outcome=Outcome.REJECTED, status=429, reason="saturated", attempts=0))
+    told.request_ended(record(fell_back=True, outcome=Outcome.NETWORK_ERROR))
     return told
 
 
@@ -242,7 +261,8 @@ def test_models_that_nobody_serves_have_no_series() -> None:
 
 
 def test_models_that_the_operator_names_always_have_series() -> None:
-    told = GatewayMetrics(list, MetricsOptions(most_models=0), [("chat", "small")])
+    told = GatewayMetrics(list, MetricsOptions(most_models=0))
+    told.add_models([("chat", "small")])
     told.request_ended(record(model="chat", target_model="small", outcome=Outcome.NETWORK_ERROR))
     told.request_ended(record(model="chat", target_model="large"))
     assert samples(told, "penstock_gateway_request_total") == {
@@ -266,16 +286,46 @@ def test_running_requests_are_those_that_have_not_ended() -> None:
     assert told.running == 1
 
 
+def test_pools_are_told_apart() -> None:
+    endpoints = [Endpoint("http://a:1", pool="a"), Endpoint("http://b:1")]
+    told = GatewayMetrics(lambda: endpoints, MetricsOptions("llm-d", pool="rest"))
+    told.set_pools(["a", "empty"])
+    told.request_ended(record(pool="a"))
+    told.request_ended(record())
+    text = told.exposition().decode()
+    for name, ready in (("a", 1), ("empty", 0), ("rest", 1)):
+        assert f'penstock_gateway_ready_endpoints{{pool="{name}"}} {ready}.0' in text
+        assert f'llm_d_epp_ready_endpoints{{name="{name}"}} {ready}.0' in text
+    assert samples(told, "penstock_gateway_request_total", pool="a") == {("m", "ok", "m"): 1}
+    assert samples(told, "penstock_gateway_request_total", pool="rest") == {("m", "ok", "m"): 1}
+    assert samples(told, "penstock_gateway_endpoint_up", pool="a") == {("http://a:1",): 1}
+
+
+def test_a_load_that_nobody_tells_is_none() -> None:
+    """Ollama has no load to read, and that of a server that is down is an old one: neither is idle."""
+    busy, silent, gone = (Endpoint(f"http://{name}:1") for name in ("busy", "silent", "gone"))
+    for endpoint in (busy, gone):
+        endpoint.scrape_succeeded(EndpointLoad(waiting=4, running=8, kv_used=0.5), 0.0)
+    silent.scrape_had_no_load()
+    gone.scrape_failed(connected=False)
+    gone.scrape_failed(connected=False)
+    told = GatewayMetrics(lambda: [busy, silent, gone])
+    for name, value in (("waiting", 4), ("running", 8), ("kv_used", 0.5)):
+        assert samples(told, f"penstock_gateway_endpoint_{name}") == {("http://busy:1",): value}
+        assert samples(told, f"penstock_gateway_average_{name}") == {(): value}
+    assert samples(told, "penstock_gateway_ready_endpoints") == {(): 2}
+    assert len(samples(told, "penstock_gateway_endpoint_in_flight")) == 3
+    alone = GatewayMetrics(lambda: [silent])
+    assert "penstock_gateway_average_waiting{" not in alone.exposition().decode()
+
+
 def test_the_pool() -> None:
     told = metrics("llm-d", pool="mine")
     assert samples(told, "penstock_gateway_ready_endpoints") == {(): 1}
     assert samples(told, "penstock_gateway_endpoint_up") == {("http://a:1",): 1, ("http://b:1",): 0}
     assert samples(told, "llm_d_epp_average_kv_cache_utilization", name="mine") == {(): 0.5}
     assert samples(told, "llm_d_epp_average_queue_size", name="mine") == {(): 3}
-    assert samples(told, "llm_d_epp_per_endpoint_queue_size", name="mine") == {
-        ("http://a:1",): 3,
-        ("http://b:1",): 0,
-    }
+    assert samples(told, "llm_d_epp_per_endpoint_queue_size", name="mine") == {("http://a:1",): 3}
 
 
 # -- other dialects
@@ -333,8 +383,29 @@ def test_their_error_codes(outcome: Outcome, status: int, code: str) -> None:
 
 
 def test_their_labels() -> None:
-    told = GatewayMetrics(list, MetricsOptions("llm-d"), [("chat", "small")])
+    told = GatewayMetrics(list, MetricsOptions("llm-d"))
+    told.add_models([("chat", "small")])
     told.request_ended(record(model="chat", target_model="small", priority=-9))
     told.request_ended(record(model="chat", target_model="small", priority=0))
     labels = {"model_name": "chat", "target_model_name": "small", "fairness_id": "default-flow"}
     assert samples(told, "llm_d_epp_request_total", **labels) == {("-1",): 1, ("0",): 1}
+
+
+def test_requests_and_tokens_by_the_name_of_their_key() -> None:
+    told = GatewayMetrics(list)
+    sender = Sender("search", "search")
+    told.request_ended(
+        record(sender=sender, seen=streamed(1.0, usage=TokenUsage(7, 3, 2)), ended_at=2.0, queued_s=0.5)
+    )
+    told.request_ended(record(sender=sender, outcome=Outcome.REJECTED, status=429, attempts=0))
+    told.request_ended(record(sender=Sender("10.0.0.1")))
+    assert samples(told, "penstock_gateway_key_request_total") == {
+        ("search", "ok"): 1,
+        ("search", "rejected"): 1,
+    }
+    assert samples(told, "penstock_gateway_key_tokens_total", key="search") == {
+        ("input",): 7,
+        ("cached",): 2,
+        ("output",): 3,
+    }
+    assert samples(told, "penstock_gateway_queue_duration_seconds_sum", outcome="ok") == {("m", "m"): 0.5}

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import pytest
 
 import penstock
-from penstock.gateway.relay.request_record import FailedAttempt, RequestRecord
 from penstock.gateway.responses.outcome import Outcome
+from penstock.gateway.responses.request_record import FailedAttempt, RequestRecord
 from penstock.gateway.responses.response_observer import Observation
 from penstock.gateway.responses.token_usage import TokenUsage
 from penstock.gateway.telemetry.metrics import GatewayMetrics
@@ -118,3 +118,10 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
         gateway("http://127.0.0.1:1", options=("--access-log-file", str(tmp_path / "no" / "such"))),
     ):
         pass
+
+
+def test_a_pool_that_stood_in_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    record = RequestRecord("/v1/completions", endpoint="http://a:1", pool="spare", fell_back=True)
+    RequestRecorder(GatewayMetrics(list), "all").finish(record)
+    [line] = lines(caplog)
+    assert (line["pool"], line["fallback"]) == ("spare", True)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway.relay.request_record import FailedAttempt, RequestRecord
 from penstock.gateway.responses.outcome import Outcome
+from penstock.gateway.responses.request_record import FailedAttempt, RequestRecord
 from penstock.gateway.responses.response_observer import Observation
 from penstock.gateway.responses.token_usage import TokenUsage
 from penstock.gateway.telemetry.spans import span_data

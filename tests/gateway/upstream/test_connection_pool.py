@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import functools
+import logging
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import cast
 
 import pytest
@@ -18,8 +17,9 @@ from penstock.gateway.upstream.connection_pool import ConnectionPool, Http2Polic
 from penstock.gateway.upstream.exchange import Exchange, UpstreamError, UpstreamRequest
 from penstock.gateway.upstream.http1_connection import Http1Connection
 from penstock.gateway.upstream.http2_exchange import Http2Exchange
+from penstock.gateway.upstream.tls import UpstreamTls
 from penstock.http.http2.frames import PREFACE
-from tests import certificates
+from tests.certificates import Certificates
 from tests.gateway.upstream.http2_server import Stream, http2_server
 from tests.gateway.upstream.receivers import WAIT_S, Collected
 
@@ -76,8 +76,10 @@ async def http1_server(
 
 
 @asynccontextmanager
-async def pool_to(url: str, http2: Http2Policy = "auto") -> AsyncIterator[ConnectionPool]:
-    pool = ConnectionPool(url, connect_timeout_s=WAIT_S, http2=http2)
+async def pool_to(
+    url: str, http2: Http2Policy = "auto", tls: UpstreamTls | None = None
+) -> AsyncIterator[ConnectionPool]:
+    pool = ConnectionPool(url, connect_timeout_s=WAIT_S, http2=http2, tls=tls)
     try:
         yield pool
     finally:
@@ -118,6 +120,30 @@ def test_a_server_of_http1_is_asked_once(to_preface: bytes) -> None:
                 _, exchange = await ask(pool)
                 assert isinstance(exchange, Http1Connection)
             assert (server.prefaces, server.requests) == (1, 3)
+
+    run(main)
+
+
+def test_the_version_is_told_once_the_server_has_spoken(caplog: pytest.LogCaptureFixture) -> None:
+    """What closes connections without a word may be dead, or a port of TLS."""
+    caplog.set_level(logging.INFO)
+
+    def told() -> list[str]:
+        return [text.partition(" speaks ")[2] for text in caplog.messages if " speaks " in text]
+
+    async def main() -> None:
+        async with http1_server(b"") as (url, server), pool_to(url) as pool:
+            server.to_request = b""
+            for _ in range(3):
+                exchange = await pool.acquire()
+                collected = Collected()
+                exchange.send(REQUEST, collected)
+                assert await collected.until_end() != "end"
+            assert not told()
+            server.to_request = OK
+            for _ in range(3):
+                await ask(pool)
+            assert told() == ["HTTP/1.1"]
 
     run(main)
 
@@ -220,11 +246,8 @@ def test_a_server_that_breaks_a_reply_is_not_asked_again() -> None:
 
 
 @pytest.mark.parametrize("protocols", [["h2", "http/1.1"], ["http/1.1"], []])
-def test_tls_chooses(protocols: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = certificates.make(tmp_path)
-    trusting = functools.partial(ssl.create_default_context, cafile=made.authority)
-    monkeypatch.setattr(ssl, "create_default_context", trusting)
-    connection_pool._tls_context.cache_clear()
+def test_tls_chooses(protocols: list[str], certificates: Certificates) -> None:
+    made, trusting = certificates, UpstreamTls(ca_file=certificates.authority)
     served = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     served.load_cert_chain(made.chain, made.key)
     if protocols:
@@ -232,23 +255,22 @@ def test_tls_chooses(protocols: list[str], tmp_path: Path, monkeypatch: pytest.M
 
     async def main() -> None:
         if "h2" in protocols:
-            async with http2_server(answer, tls=served) as server, pool_to(server.url) as pool:
+            async with http2_server(answer, tls=served) as server, pool_to(server.url, tls=trusting) as pool:
                 exchanges = await asyncio.gather(*(ask(pool) for _ in range(5)))
                 assert all(isinstance(each, Http2Exchange) for _, each in exchanges)
                 assert len(server.connections) == 1
             return
         async with http1_server(tls=served) as (url, plain):
-            async with pool_to(url) as pool:
+            async with pool_to(url, tls=trusting) as pool:
                 for _ in range(3):
                     _, exchange = await ask(pool)
                     assert isinstance(exchange, Http1Connection)
             assert plain.prefaces == 0
-            async with pool_to(url, "require") as pool:
+            async with pool_to(url, "require", trusting) as pool:
                 with pytest.raises(UpstreamError, match="require"):
                     await pool.acquire()
 
     run(main)
-    connection_pool._tls_context.cache_clear()
 
 
 def test_a_stream_that_requires_http1_moves_the_server_to_it() -> None:
@@ -276,5 +298,16 @@ def test_a_connection_that_requires_http1_moves_the_server_to_it() -> None:
                 _, exchange = await ask(pool)
                 assert isinstance(exchange, Http1Connection)
             assert server.prefaces == 1
+
+    run(main)
+
+
+@pytest.mark.parametrize("url", ["http://a..b:1", "https://.a:1", f"https://{'x' * 64}:1"])
+def test_a_name_that_is_none_gets_no_connection(url: str) -> None:
+    async def main() -> None:
+        for http2 in ("auto", "off"):
+            async with pool_to(url, http2) as pool:
+                with pytest.raises(UpstreamError, match="no connection"):
+                    await pool.acquire()
 
     run(main)

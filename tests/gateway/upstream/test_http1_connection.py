@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 
 import pytest
@@ -14,6 +16,7 @@ from penstock.gateway.upstream.connection_pool import ConnectionPool
 from penstock.gateway.upstream.exchange import (
     MAX_OVERHEAD_BYTES,
     PIECE_BYTES,
+    Failure,
     UpstreamError,
     UpstreamRequest,
     without_hop_by_hop,
@@ -109,6 +112,10 @@ def test_whole_replies(reply: bytes) -> None:
         CHUNKED[:-5],
         b"nonsense\r\n\r\n",
         b"HTTP/1.1 200 OK\r\ncontent-length: x\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 5\r\n\r\nhello",
+        CHUNKED.replace(b"\r\n\r\n", b"\r\ncontent-length: 5\r\n\r\n", 1),
+        CHUNKED.replace(b"chunked", b"gzip, chunked"),
+        CHUNKED.replace(b"chunked", b"gzip"),
     ],
 )
 def test_broken_replies(reply: bytes) -> None:
@@ -224,9 +231,7 @@ async def _lost(connection: Http1Connection) -> None:
 def test_a_connection_that_breaks_before_it_is_used_says_so() -> None:
     async def run() -> None:
         async with pool_to(answering(OK)) as pool:
-            _, connection = await ask(pool)
-            kept = await pool.acquire()
-            assert kept is connection
+            _, kept = await ask(pool)
             await _lost(kept)
             await asyncio.sleep(0)
             collected = Collected()
@@ -551,3 +556,96 @@ def test_what_follows_a_large_reply_ends_the_connection() -> None:
         assert (pieces.body, connection.usable) == (bytes(262_144), False)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "late", [b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nother", b""], ids=["reply", "end"]
+)
+def test_a_connection_on_which_more_has_come_takes_no_request(late: bytes) -> None:
+    """It may be the reply of somebody else, or the end; the event loop has not seen it yet."""
+
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            pool = ConnectionPool(url, connect_timeout_s=WAIT_S, http2="off")
+            connection = await pool.acquire()
+            peer, _ = listener.accept()
+            with peer:
+                collected = Collected()
+                connection.send(REQUEST, collected)
+                peer.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+                assert await collected.until_end() == "end"
+                if late:
+                    peer.sendall(late)
+                else:
+                    peer.shutdown(socket.SHUT_WR)
+                assert pool.take() is None
+            pool.close()
+
+    uvloop.run(main())
+
+
+async def closes_before(server: socket.socket, send: Callable[[], None]) -> None:
+    """Its end of the connection is on the way when the request is."""
+    server.close()
+    send()
+
+
+async def closes_after(server: socket.socket, send: Callable[[], None]) -> None:
+    """As a process that the request has ended."""
+    send()
+    await asyncio.get_running_loop().sock_recv(server, 1 << 20)
+    server.close()
+
+
+async def closes_within(server: socket.socket, send: Callable[[], None]) -> None:
+    send()
+    await asyncio.get_running_loop().sock_recv(server, 10)
+    server.close()
+
+
+async def resets_after(server: socket.socket, send: Callable[[], None]) -> None:
+    send()
+    await asyncio.get_running_loop().sock_recv(server, 1 << 20)
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    server.close()
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize(
+    ("ends", "failure"),
+    [
+        (closes_before, Failure.UNPROCESSED),
+        (closes_after, Failure.IDLE_CLOSED),
+        (closes_within, Failure.IDLE_CLOSED),
+        (resets_after, Failure.IDLE_CLOSED),
+    ],
+)
+def test_what_a_server_has_not_got_is_known(
+    ends: Callable[[socket.socket, Callable[[], None]], Awaitable[None]],
+    failure: Failure,
+    run: Callable[[Coroutine[None, None, None]], None],
+) -> None:
+    """By what its system has acknowledged when it ended the connection."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.setblocking(False)
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            pool = ConnectionPool(url, connect_timeout_s=WAIT_S, http2="off")
+            connection = await pool.acquire()
+            server, _ = await loop.sock_accept(listener)
+            server.setblocking(False)
+            first, second = Collected(), Collected()
+            connection.send(REQUEST, first)
+            await loop.sock_recv(server, 1 << 20)
+            await loop.sock_sendall(server, OK)
+            assert await first.until_end() == "end"
+            assert await pool.acquire() is connection
+            await ends(server, lambda: connection.send(REQUEST, second))
+            await second.until_end()
+            assert second.failure is failure
+            pool.close()
+
+    run(main())

@@ -273,7 +273,7 @@ def test_a_lost_connection_breaks_all_its_streams() -> None:
 @pytest.mark.parametrize(
     ("last_words", "failure"),
     [
-        (b"", Failure.UNPROCESSED),
+        (b"", Failure.IDLE_CLOSED),
         (b"\0\0\x08\x07\0\0\0\0\0" + b"\0\0\0\x01" + b"\0\0\0\0", Failure.UNPROCESSED),
         (b"\0\0\x08\x07\0\0\0\0\0" + b"\0\0\0\x03" + b"\0\0\0\0", Failure.NETWORK),
         (b"\0\0\x08\x06\0\0\0\0\0" + bytes(8), Failure.NETWORK),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 from typing import Any
 
 from penstock.gateway.upstream.connection_pool import ConnectionPool
@@ -19,6 +20,8 @@ TURNS = 8
 """Iterations of the event loop without a change after which nothing more happens."""
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 _loop = asyncio.new_event_loop()
+_connected = socket.socketpair()
+"""The client asks the system what of a request the server has not got."""
 
 
 async def received_body(receive: Any, send: Any) -> bytes | None:
@@ -135,6 +138,7 @@ def _relayed(request: UpstreamRequest, pieces: list[bytes]) -> tuple[_Reply, _Re
     pool = ConnectionPool("http://model-server:80", connect_timeout_s=1.0)
     upstream = pool.make_http1()
     transport = FakeTransport()
+    transport.extra["socket"] = _connected[0]
     upstream.connection_made(transport)
     first, second = _Reply(), _Reply()
     upstream.send(request, first)

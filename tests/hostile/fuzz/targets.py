@@ -17,6 +17,7 @@ from penstock.wire import control, coordination, waves
 from penstock.wire.frames import TokenFrame, encode_frame
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
 from penstock.wire.messages import Abort, Disconnect, EngineMetrics, RpcCall, SamplingParams, Submit, encode
+from tests.gateway.foreign_streams import STREAMS
 from tests.hostile.fuzz import event_targets, http2_targets, http_targets, text_targets, wire_targets
 
 FINDINGS = Path(__file__).parent / "findings"
@@ -160,6 +161,7 @@ _EVENTS = (
     b'\xef\xbb\xbfdata: {"error":{"message":"gone"}}\r\r'
     b'data: {"type":"message_start","message":{"usage":{}}}\r\r',
     b'data: {"type":"response.completed","response":{"usage":{"input_tokens":1}}}\n\n',
+    *(stream.raw for stream in STREAMS),
 )
 _TEXTS = (
     "\0\x05\x06\x08\n\1",

@@ -13,7 +13,7 @@ from penstock.config.origins import Origin
 from penstock.config.serve import ServeConfig
 from penstock.exit_codes import StartupError
 from penstock.http.sockets import listener
-from penstock.http.sockets.listener import listen, open_listener
+from penstock.http.sockets.listener import listen, open_listener, reserve_port
 from tests.supervisor.harness import PATIENCE_S
 
 
@@ -26,6 +26,28 @@ def test_port_0_takes_a_free_one_and_says_which() -> None:
         with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S):
             connection, _ = sock.accept()
             connection.close()
+
+
+def test_a_reserved_port_is_for_those_that_share_it() -> None:
+    with reserve_port("127.0.0.1", 0, "--ext-proc-port") as port:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
+        with listen("127.0.0.1", port, shared=True).socket, listen("127.0.0.1", port, shared=True).socket:
+            socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S).close()
+            with (
+                pytest.raises(StartupError, match="choose another port with --ext-proc-port"),
+                reserve_port("127.0.0.1", port, "--ext-proc-port"),
+            ):
+                pass
+
+
+def test_a_bad_host_is_named_with_its_own_option() -> None:
+    for host in ("no-such-host.invalid", "192.0.2.1"):
+        with (
+            pytest.raises(ConfigError, match=f"^--ext-proc-host {host}: "),
+            reserve_port(host, 0, "--ext-proc-port"),
+        ):
+            pass
 
 
 def test_the_socket_does_not_block_and_is_not_inherited_by_chance() -> None:

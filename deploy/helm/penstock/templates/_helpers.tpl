@@ -20,9 +20,9 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
 
-{{/* Of a pod: what no part of Penstock needs, it does not get. */}}
+{{/* Of a pod: what it does not need, it does not get: (dict "root" . "token" true) */}}
 {{- define "penstock.podSecurity" -}}
-automountServiceAccountToken: false
+automountServiceAccountToken: {{ .token }}
 enableServiceLinks: false # variables of Services are no options
 securityContext:
   runAsNonRoot: true
@@ -31,7 +31,7 @@ securityContext:
   fsGroup: 10001
   fsGroupChangePolicy: OnRootMismatch
   seccompProfile: { type: RuntimeDefault }
-{{- with .Values.imagePullSecrets }}
+{{- with .root.Values.imagePullSecrets }}
 imagePullSecrets:
   {{- toYaml . | nindent 2 }}
 {{- end }}

@@ -9,7 +9,7 @@ from urllib.parse import quote
 from penstock.gateway.requests.named_response import RESPONSES
 from penstock.gateway.routing.endpoint import Endpoint
 from penstock.gateway.routing.endpoint_pool import EndpointPool
-from penstock.gateway.routing.picker import OWNER_UNAVAILABLE
+from penstock.gateway.routing.pick_request import OWNER_UNAVAILABLE
 from penstock.gateway.routing.response_owners import ResponseOwners
 from penstock.gateway.upstream.exchange import Exchange, Failure, Headers, UpstreamError, UpstreamRequest
 from penstock.http.admission import unavailable
@@ -93,7 +93,8 @@ class ResponseSearch:
         """The statuses with which endpoints answer a request for the response, until one has it; 0: none, or
         the endpoint is not ready."""
         headers = [header for header in headers if header[0] not in _NOT_ASKED]
-        request = UpstreamRequest(b"GET", f"{RESPONSES}/{quote(id, safe='')}".encode(), headers, b"")
+        target = self._pool.own_target(f"{RESPONSES}/{quote(id, safe='')}")
+        request = UpstreamRequest(b"GET", target, headers, b"")
         ready = [endpoint for endpoint in endpoints if endpoint.is_ready(now)]
         tasks = {asyncio.ensure_future(self._status(each, request, id)): each for each in ready}
         waiting, answers = set(tasks), {each: 0 for each in endpoints if each not in ready}

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from penstock.gateway.requests.apis import APIS, OTHER_API, error_body, error_event, gateway_error
+from penstock.gateway.requests.bounded_name import bounded_name
 from penstock.gateway.requests.request_body import RequestBody
+from penstock.gateway.requests.sender import ANYONE, Sender
 from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.responses.response_observer import Observation
+from penstock.gateway.upstream.exchange import Headers
 from penstock.http.errors import ApiError
 from penstock.telemetry.trace_context import TraceContext
 
@@ -34,10 +37,10 @@ class RequestRecord:
     method: str = ""
     """Empty: unknown, for a request that another gateway process routed for the same Envoy."""
     trace: TraceContext | None = None
-    client: str = ""
-    """Who sends it: the tenant of its key, or else an address; empty: unknown."""
+    sender: Sender = ANYONE
+    """Who sends it."""
     model: str = ""
-    """The model that the client named."""
+    """The model that the client named, see :func:`~penstock.gateway.requests.bounded_name.bounded_name`."""
     target_model: str = ""
     """The model that the endpoint was sent."""
     priority: int = 0
@@ -47,10 +50,16 @@ class RequestRecord:
     ended_at: float = 0.0
     sent_at: float | None = None
     """When the request was sent to the endpoint that answered."""
+    fell_back: bool = False
+    """Whether another model or pool took the place of what the client's name stands for."""
+    pool: str = ""
+    """Pool of the endpoint; empty: it is in none."""
     outcome: Outcome = Outcome.REJECTED
     reason: str = ""
     endpoint: str = ""
     attempts: int = 0
+    prefilled_by: str = ""
+    """The endpoint that computed the prompt for the one that answered; empty: the same."""
     failures: list[FailedAttempt] = field(default_factory=list)
     """In order of time. Empty for requests that Envoy sends: only Envoy knows its failed attempts."""
     status: int = 0
@@ -60,8 +69,19 @@ class RequestRecord:
     bytes_out: int = 0
     messages_errors: bool = False
     """Whether the client expects errors of Anthropic's shape."""
+    waits: bool = False
+    """Whether it waits for a place at an endpoint."""
+    queued_s: float = 0.0
+    """Seconds for which it waited."""
     pick_s: float = 0.0
     """Seconds spent on picking endpoints."""
+    reply_headers: Headers = field(default_factory=list)
+    """Headers that the reply gets, in the place of the endpoint's own."""
+
+    @property
+    def client(self) -> str:
+        """See :attr:`Sender.id`."""
+        return self.sender.id
 
     @property
     def api(self) -> str:
@@ -84,7 +104,7 @@ class RequestRecord:
 
     def set_body(self, body: RequestBody) -> None:
         """Take model, priority and streaming from the body of a generation request."""
-        self.model, self.target_model = body.asked_model, body.model
+        self.model = self.target_model = bounded_name(body.model)
         self.priority, self.streamed = body.priority, body.stream
 
 
@@ -95,6 +115,6 @@ def failure_reason(record: RequestRecord) -> str:
         return seen.content_problem or ""
     if record.outcome is Outcome.NETWORK_ERROR:
         return "the stream ended without its terminator"
-    if record.outcome is Outcome.MODEL_SERVER_ERROR and seen.error is not None:
-        return seen.error.decode(errors="replace")[:500]
+    if record.outcome in (Outcome.MODEL_SERVER_ERROR, Outcome.CLIENT_ERROR) and seen.error is not None:
+        return f"the model server sent an error {seen.error}".rstrip()
     return ""

@@ -1,0 +1,1 @@
+"""Simulates a fleet of model servers, to compare ways of choosing among them."""

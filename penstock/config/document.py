@@ -1,0 +1,80 @@
+"""Reads what a YAML file says as a Struct, and tells what is wrong in it, where, and what is allowed."""
+
+from __future__ import annotations
+
+import re
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+T = TypeVar("T")
+
+
+def convert_document(said: Any, kind: type[T]) -> T:
+    """``said`` as ``kind``. Raises ValueError, whose text quotes no texts but those of choices: they may be
+    secrets."""
+    try:
+        return msgspec.convert(said, kind)
+    except msgspec.ValidationError as error:
+        problem, _, at = str(error).partition(" - at ")
+    place, allowed = _resolve(said, kind, _STEP.findall(at))
+    where = f"{'a key of ' if at.startswith(_OF_A_KEY) else ''}{place.lstrip('.') or 'the file'}"
+    raise ValueError(f"{where}: {problem}{_in_words(problem, allowed)}") from None
+
+
+_OF_A_KEY = "`key` in "
+_STEP = re.compile(r"\.([^.\[\]`]+)|\[(\d+|\.\.\.)\]")
+"""A field, or an index; ``...``: some value of a mapping."""
+
+
+def _resolve(said: Any, kind: Any, steps: list[tuple[str, str]]) -> tuple[str, Any]:
+    """The place of a problem, with the names that its steps leave out, and the type that is allowed there."""
+    place = ""
+    for field, index in steps:
+        name, said, kind = _enter(said, kind, field, index)
+        place += name
+    return place, kind
+
+
+def _enter(said: Any, kind: Any, field: str, index: str) -> tuple[str, Any, Any]:
+    """One step: how it is written, and what is there."""
+    for member in _members(kind):
+        if field and hasattr(member, "__struct_fields__"):
+            at = member.__struct_encode_fields__.index(field)
+            hints = get_type_hints(member, include_extras=True)
+            return f".{field}", said[field], hints[member.__struct_fields__[at]]
+        if index == "..." and get_origin(member) is dict:
+            inner = get_args(member)[1]
+            key = next(key for key, value in said.items() if not _fits(value, inner))
+            return f".{key}", said[key], inner
+        if index not in ("", "...") and get_origin(member) is list:
+            return f"[{index}]", said[int(index)], get_args(member)[0]
+    return f".{field}" if field else f"[{index}]", None, Any
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    """The types that a value may have."""
+    if get_origin(kind) is Annotated:
+        return _members(get_args(kind)[0])
+    if get_origin(kind) in (Union, UnionType):
+        return tuple(member for each in get_args(kind) for member in _members(each))
+    return (kind,)
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _in_words(problem: str, kind: Any) -> str:
+    """What is allowed, where the problem does not say it."""
+    for each in _members(kind):
+        if "unknown field" in problem and hasattr(each, "__struct_encode_fields__"):
+            return f"; it takes {', '.join(each.__struct_encode_fields__)}"
+        if "Invalid enum value" in problem and get_origin(each) is Literal:
+            return f"; it takes {', '.join(get_args(each))}"
+    return ""

@@ -1,0 +1,42 @@
+"""Options of the gateway: metrics and spans."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from penstock.config.describe import option
+from penstock.config.gateway_options.relaying import RelayingOptions
+from penstock.config.options.tracing import OtlpEndpoint, OtlpSamplingRatio, OtlpServiceName
+
+
+class TelemetryOptions(RelayingOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of the gateway: metrics and spans."""
+
+    metrics_compat: Annotated[
+        Literal["none", "llm-d", "gie"],
+        option(
+            "Additional metric names and labels. llm-d: of the llm-d Router's endpoint picker; gie: "
+            "of the Gateway API Inference Extension's.",
+            "Metrics",
+        ),
+    ] = "none"
+    metrics_max_models: Annotated[
+        int,
+        option(
+            "Maximum models with metrics of their own, besides those of --model-rewrite and its like; others "
+            "count as 'other'.",
+            "Metrics",
+            ge=0,
+        ),
+    ] = 64
+    metrics_pool_name: Annotated[
+        str | None,
+        option(
+            "Pool that metrics name for endpoints of none. Default: the --kubernetes-pool, if there is one; "
+            "else penstock.",
+            "Metrics",
+        ),
+    ] = None
+    otlp_endpoint: OtlpEndpoint = None
+    otlp_sampling_ratio: OtlpSamplingRatio = 1.0
+    otlp_service_name: OtlpServiceName = "penstock-gateway"

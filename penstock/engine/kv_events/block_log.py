@@ -1,0 +1,78 @@
+"""Records what a prefix cache gains and loses, as KV cache events.
+
+A block's hash covers its tokens and everything before them, the cache salt included, so equal histories have
+equal hashes on every server. It is kept by the block's place in the cache, for the event of its removal.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+
+from penstock.engine.schedule.block_tables import NULL_BLOCK
+from penstock.wire.arrays import I32
+from penstock.wire.kv_events import MEDIUM_GPU, AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
+
+HASH_BYTES = 8
+"""As vLLM publishes them: 64 bits, as an integer."""
+
+
+def block_hashes(parent: int | None, tokens: bytes, block_bytes: int, salt: str | None) -> list[int]:
+    """Hashes of consecutive full blocks after the block ``parent``; None: they begin a history."""
+    if parent is not None:
+        latest = parent.to_bytes(HASH_BYTES, "big")
+    else:
+        latest = b"" if salt is None else blake2b(salt.encode(), digest_size=HASH_BYTES).digest()
+    hashes = []
+    for start in range(0, len(tokens), block_bytes):
+        latest = blake2b(latest + tokens[start : start + block_bytes], digest_size=HASH_BYTES).digest()
+        hashes.append(int.from_bytes(latest, "big"))
+    return hashes
+
+
+class BlockLog:
+    """The events of one cache since they were last taken."""
+
+    def __init__(self, blocks: int, block_size: int) -> None:
+        """``blocks``: in the cache, without the null block; ``block_size``: tokens of each."""
+        self._block_size = block_size
+        self._hashes = np.zeros(blocks + 1, np.uint64)
+        """Of each block, while it is cached."""
+        self._events: list[KVCacheEvent] = []
+
+    def stored(self, blocks: I32, tokens: bytes, before: int, salt: str | None) -> None:
+        """Blocks with these int32 tokens are cached, after the block ``before``, or after none
+        (:data:`NULL_BLOCK`). ``salt`` is the cache salt, which counts for the first block of a history."""
+        parent = None if before == NULL_BLOCK else int(self._hashes[before])
+        hashes = block_hashes(parent, tokens, 4 * self._block_size, salt)
+        self._hashes[blocks] = hashes
+        extra_keys: list[list[Any] | None] | None = None
+        if parent is None and salt is not None:
+            extra_keys = [[salt], *[None] * (len(hashes) - 1)]
+        self._events.append(
+            BlockStored(
+                block_hashes=[*hashes],
+                parent_block_hash=parent,
+                token_ids=np.frombuffer(tokens, np.int32).tolist(),
+                block_size=self._block_size,
+                lora_id=None,
+                medium=MEDIUM_GPU,
+                lora_name=None,
+                extra_keys=extra_keys,
+            )
+        )
+
+    def removed(self, blocks: I32) -> None:
+        """Blocks are no longer cached."""
+        self._events.append(BlockRemoved([*self._hashes[blocks].tolist()], MEDIUM_GPU))
+
+    def cleared(self) -> None:
+        """No block is cached any more."""
+        self._events.append(AllBlocksCleared())
+
+    def take(self) -> list[KVCacheEvent]:
+        """The events since the last call."""
+        events, self._events = self._events, []
+        return events

@@ -1,0 +1,198 @@
+"""Admits requests to the endpoints: budgets first, then a place."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+
+from penstock.gateway.admission.budgets import Budgets, Reserved, rate_limit_headers
+from penstock.gateway.admission.flow_control import FlowControl, FlowRequest, HaveFree
+from penstock.gateway.metric_definitions import QUEUED, QUEUED_BYTES, Figure
+from penstock.gateway.requests.incoming_request import IncomingRequest
+from penstock.gateway.requests.model_field import is_form
+from penstock.gateway.requests.relayed_routes import INFERENCE_ROUTES
+from penstock.gateway.requests.request_body import GENERATION_PATHS, TOKEN_BYTES
+from penstock.gateway.requests.sender import Sender
+from penstock.gateway.requests.unread_routes import is_unread
+from penstock.gateway.responses.request_record import RequestRecord
+from penstock.http.asgi import ClientGone
+from penstock.http.errors import ApiError, shown
+
+QUEUE_TIMEOUT = b"x-queue-timeout"
+"""Header with which a client limits the wait of its request, in seconds."""
+MOST_FLOW_NAME = 128
+"""Characters of a header's value that distinguish flows."""
+FILE_TOKEN_BYTES = 512
+"""Estimate of the bytes of a token in files of audio or images, which forms carry. Whisper makes 1,500 of
+30 s, which are 960 kB as WAV and 360 kB as MP3."""
+FIRST_OUTPUT = 256
+"""Estimate of the tokens of a client's first reply."""
+OUTPUT_WEIGHT = 0.1
+"""Weight of the latest reply in the moving average of a client's replies."""
+
+
+@dataclass(slots=True)
+class Permit:
+    """What an admitted request holds until it has ended."""
+
+    input_tokens: int
+    output_tokens: int
+    """Estimates."""
+    reserved: Reserved | None = None
+    flow: FlowRequest | None = None
+
+
+@dataclass(slots=True)
+class Admission:
+    """Admits all requests of a gateway. Without ``flow`` nothing waits."""
+
+    budgets: Budgets
+    flow: FlowControl | None = None
+    fairness_header: bytes | None = None
+    """Name of a header whose values share fairly, in lower case; None: keys do."""
+    longest_request_s: float = math.inf
+    """``--request-timeout``, which waiting is a part of."""
+    _outputs: dict[str, float] = field(default_factory=dict)
+    """Average tokens of a reply by the name of a key, and of all others."""
+
+    async def admit(
+        self,
+        incoming: IncomingRequest,
+        record: RequestRecord,
+        key: Hashable,
+        have_free: HaveFree,
+        gone: asyncio.Future[None] | None,
+    ) -> Permit | None:
+        """Reserve budgets, and wait for a place at the endpoints of ``have_free``, whose name is ``key``.
+        None: requests of this kind need neither. See :meth:`FlowControl.enter`. Raises ApiError,
+        ClientGone."""
+        sender, body = record.sender, incoming.body
+        if not _is_counted(incoming.method, incoming.path):
+            return None
+        token_bytes = FILE_TOKEN_BYTES if is_form(incoming.headers) else TOKEN_BYTES
+        permit = Permit(len(incoming.raw) // token_bytes, 0)
+        if incoming.path in GENERATION_PATHS:
+            average = int(self._outputs.get(sender.name, FIRST_OUTPUT))
+            most = None if body is None else body.most_output
+            permit.output_tokens = average if most is None else min(most, average)
+            if body is not None:
+                permit.input_tokens = body.tokens
+        if self.flow is not None:
+            permit.flow = self._flow_request(incoming, record, permit)
+        if sender.is_limited:
+            permit.reserved = await self.budgets.reserve(
+                sender, input_tokens=permit.input_tokens, output_tokens=permit.output_tokens
+            )
+            record.reply_headers = rate_limit_headers(permit.reserved.charges, permit.reserved.debts_s)
+        if self.flow is not None and permit.flow is not None:
+            record.waits = True
+            try:
+                await self.flow.enter(permit.flow, key, have_free, gone)
+            except BaseException as error:
+                if permit.reserved is not None:
+                    self.budgets.settle(permit.reserved, requests=0, input_tokens=0, output_tokens=0)
+                if isinstance(error, ClientGone):
+                    record.reason = "the client left while its request waited for a model server"
+                raise
+            finally:
+                record.waits = False
+                record.queued_s = permit.flow.queued_s
+        return permit
+
+    def sent(self, permit: Permit) -> None:
+        """An endpoint counts the request."""
+        if self.flow is not None and permit.flow is not None:
+            self.flow.sent(permit.flow)
+
+    def finish(self, permit: Permit, record: RequestRecord) -> None:
+        """The request has ended. Called once."""
+        used = self._used(permit, record)
+        if self.flow is not None and permit.flow is not None:
+            self.flow.ended(permit.flow, float(sum(used)))
+        if permit.reserved is not None:
+            requests = 1 if record.attempts else 0
+            self.budgets.settle(
+                permit.reserved, requests=requests, input_tokens=used[0], output_tokens=used[1]
+            )
+
+    def lose(self, permit: Permit) -> None:
+        """Whether the request still runs is not known: it has no place, does not count as a concurrent one,
+        and its estimates stand."""
+        if self.flow is not None and permit.flow is not None:
+            self.flow.ended(permit.flow, None)
+        if permit.reserved is not None:
+            used = permit.input_tokens, permit.output_tokens
+            self.budgets.settle(permit.reserved, requests=1, input_tokens=used[0], output_tokens=used[1])
+
+    def figures(self) -> Iterator[Figure]:
+        """For metrics."""
+        if self.flow is None:
+            return
+        for priority, (requests, size) in self.flow.waiting_by_priority().items():
+            yield Figure(QUEUED, requests, {"priority": str(priority)})
+            yield Figure(QUEUED_BYTES, size, {"priority": str(priority)})
+
+    def stop(self) -> int:
+        """Refuse the requests that wait, as the gateway ends; returns how many there were."""
+        return 0 if self.flow is None else self.flow.stop()
+
+    async def close(self) -> None:
+        await self.budgets.close()
+
+    def _flow_request(self, incoming: IncomingRequest, record: RequestRecord, permit: Permit) -> FlowRequest:
+        """Raises ApiError."""
+        sender, timeout_s = record.sender, math.inf
+        flow = sender.id
+        for name, value in incoming.headers:
+            if name == QUEUE_TIMEOUT:
+                timeout_s = _seconds(value.decode("latin-1"))
+            elif name == self.fairness_header:
+                flow = value.decode("latin-1")[:MOST_FLOW_NAME]
+        return FlowRequest(
+            flow=flow,
+            weight=sender.weight,
+            priority=record.priority,
+            tokens=float(permit.input_tokens + permit.output_tokens),
+            size=len(incoming.raw),
+            timeout_s=timeout_s,
+            deadline=record.began_at + self.longest_request_s,
+        )
+
+    def _used(self, permit: Permit, record: RequestRecord) -> tuple[int, int]:
+        """Tokens of prompt and reply; estimates where the endpoint did not say."""
+        seen = record.seen
+        if not record.attempts or record.status >= 400:
+            return 0, 0
+        usage = seen.usage
+        output = seen.reported_output
+        if output is None:
+            output = seen.token_events or (0 if seen.stream else permit.output_tokens)
+        elif record.path in GENERATION_PATHS:
+            self._learn(record.sender, output)
+        prompt = permit.input_tokens if usage is None or usage.input_tokens is None else usage.input_tokens
+        return prompt, output
+
+    def _learn(self, sender: Sender, output: int) -> None:
+        before = self._outputs.get(sender.name, float(FIRST_OUTPUT))
+        self._outputs[sender.name] = before + OUTPUT_WEIGHT * (output - before)
+
+
+def _is_counted(method: str, path: str) -> bool:
+    if is_unread(method, path):
+        return True
+    return method == "POST" and (path in GENERATION_PATHS or path in INFERENCE_ROUTES)
+
+
+def _seconds(text: str) -> float:
+    """Raises ApiError."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        name = QUEUE_TIMEOUT.decode()
+        message = f"The header {name!r} is {shown(text)!r}; it takes a number of seconds, at least 0."
+        raise ApiError(400, message, code="bad_header")
+    return value

@@ -1,0 +1,150 @@
+"""Where the state of budgets is kept: the interface, and the store in this process.
+
+A budget is a bucket that refills continuously. Its state is one number, the time at which it will be full
+again (the generic cell rate algorithm): each unit moves that time by period / amount. What a request needs at
+most is the whole bucket, and what it is charged may be more, as the charge is an estimate: the bucket is in
+debt then, and refills before it grants anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from penstock.gateway.requests.sender import Budget
+
+
+class Charge(NamedTuple):
+    """An amount of a budget that a request takes; negative: gives back."""
+
+    budget: Budget
+    amount: int
+
+    @property
+    def seconds(self) -> float:
+        """Time in which the budget refills by this amount."""
+        return self.amount * self.budget.period_s / self.budget.amount
+
+    def missing_s(self, debt_s: float) -> float:
+        """Time until the budget, which is full in ``debt_s``, has the amount; 0 or less: it has."""
+        need = min(self.amount, self.budget.amount) * self.budget.period_s / self.budget.amount
+        return debt_s + need - self.budget.period_s
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """The answer of a store."""
+
+    debts_s: Sequence[float] = ()
+    """For each charge the time until its budget is full again."""
+    exceeded: int | None = None
+    """Index of the charge that its budget does not allow; None: all do."""
+    too_many: bool = False
+    """The client has as many requests at a time as it may."""
+    wait_s: float = 0.0
+    """Time until the charge that is exceeded would be allowed."""
+
+    @property
+    def granted(self) -> bool:
+        return self.exceeded is None and not self.too_many
+
+
+class BudgetStoreError(Exception):
+    """The store does not answer."""
+
+
+class BudgetStore(Protocol):
+    """Keeps the state of budgets by the client's name."""
+
+    async def reserve(
+        self, client: str, request: str, charges: Sequence[Charge], most_concurrent: int | None
+    ) -> Reservation:
+        """Charge all ``charges``, or none of them. With a limit of concurrent requests ``request`` counts as
+        one until :meth:`settle`. Raises BudgetStoreError."""
+
+    def settle(self, client: str, request: str, charges: Sequence[Charge], *, counted: bool) -> None:
+        """The request has ended: charge what differs from the estimates. ``counted``: as a concurrent one."""
+
+    async def close(self) -> None:
+        """Store what has not been stored yet."""
+
+
+class MemoryBudgetStore:
+    """The state in this process. ``clock`` gives seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._full_at: dict[tuple[str, str], float] = {}
+        """By client and name of the budget."""
+        self._running: dict[str, set[str]] = {}
+        """Requests by client, of those that have any."""
+
+    async def reserve(
+        self, client: str, request: str, charges: Sequence[Charge], most_concurrent: int | None
+    ) -> Reservation:
+        return self.reserve_now(client, request, charges, most_concurrent)
+
+    def reserve_now(
+        self, client: str, request: str, charges: Sequence[Charge], most_concurrent: int | None
+    ) -> Reservation:
+        """See :meth:`BudgetStore.reserve`."""
+        now = self._clock()
+        if most_concurrent is not None and len(self._running.get(client, ())) >= most_concurrent:
+            return Reservation(too_many=True)
+        debts = [max(self._full_at.get((client, charge.budget.name), now) - now, 0.0) for charge in charges]
+        missing = [charge.missing_s(debt) for charge, debt in zip(charges, debts, strict=True)]
+        if missing and max(missing) > 0:
+            worst = missing.index(max(missing))
+            return Reservation(debts, worst, wait_s=missing[worst])
+        for row, charge in enumerate(charges):
+            debts[row] += charge.seconds
+            self._full_at[client, charge.budget.name] = now + debts[row]
+        if most_concurrent is not None:
+            self._running.setdefault(client, set()).add(request)
+        return Reservation(debts)
+
+    def settle(self, client: str, request: str, charges: Sequence[Charge], *, counted: bool) -> None:
+        now = self._clock()
+        if counted and (running := self._running.get(client)) is not None:
+            running.discard(request)
+            if not running:
+                del self._running[client]
+        for charge in charges:
+            key = client, charge.budget.name
+            self._full_at[key] = max(self._full_at.get(key, now), now) + charge.seconds
+
+    async def close(self) -> None:
+        """Nothing outlives the process."""
+
+    def end_requests(self, prefix: str) -> None:
+        """Requests whose names begin so do not run any more."""
+        for client, running in list(self._running.items()):
+            for request in [each for each in running if each.startswith(prefix)]:
+                self.settle(client, request, (), counted=True)
+
+    def take_state(self) -> tuple[list[tuple[str, str, float]], list[tuple[str, str]]]:
+        """:meth:`state`, and forget it."""
+        state = self.state()
+        self._full_at.clear()
+        self._running.clear()
+        return state
+
+    def state(self) -> tuple[list[tuple[str, str, float]], list[tuple[str, str]]]:
+        """For each client and budget that is not full the time at which it will be; clients and their running
+        requests."""
+        now = self._clock()
+        full_at = [(*key, at) for key, at in self._full_at.items() if at > now]
+        running = [(client, request) for client, requests in self._running.items() for request in requests]
+        return full_at, running
+
+    def add_state(
+        self, full_at: Sequence[tuple[str, str, float]], running: Sequence[tuple[str, str]]
+    ) -> None:
+        """Take over the state of a store that has ended."""
+        for client, budget, at in full_at:
+            now = self._clock()
+            debt_s = max(self._full_at.get((client, budget), now) - now, 0.0)
+            self._full_at[client, budget] = max(at, now) + debt_s
+        for client, request in running:
+            self._running.setdefault(client, set()).add(request)

@@ -1,0 +1,170 @@
+"""The way of every request into the gateway: who may send it, what is relayed, what its body says.
+
+The gateway's own clients and Envoy's take the same way, so that neither gets what the other is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from penstock.gateway.admission.client_keys import ClientKeys
+from penstock.gateway.requests.bounded_name import bounded_name
+from penstock.gateway.requests.incoming_request import IncomingRequest
+from penstock.gateway.requests.model_field import described_model, other_model_field, read_model
+from penstock.gateway.requests.relayed_routes import RelayedRoutes
+from penstock.gateway.requests.request_body import GENERATION_PATHS, read_request
+from penstock.gateway.requests.sender import Sender
+from penstock.gateway.requests.sessions import session_named
+from penstock.gateway.requests.unread_routes import check_unread
+from penstock.gateway.responses.request_record import RequestRecord
+from penstock.gateway.upstream.exchange import Headers, without_hop_by_hop
+from penstock.http.access_keys import CLIENT_KEYS
+from penstock.http.asgi import first_headers
+from penstock.http.errors import ApiError, shown
+from penstock.http.sink import Scope
+
+OBJECTIVE_HEADERS = frozenset({b"x-gateway-inference-objective", b"x-llm-d-inference-objective"})
+"""Headers that name an InferenceObjective, of the Gateway API Inference Extension and of llm-d."""
+UNCODED = (b"accept-encoding", b"identity")
+"""The header with which endpoints do not compress what the gateway reads. Without it they might (RFC 9110
+§12.5.3)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """What requests have to pass, for all requests of a gateway."""
+
+    keys: ClientKeys
+    routes: RelayedRoutes
+    session_header: bytes
+    """Name of the header of ``--session-header``, in lower case."""
+    max_request_bytes: int
+    endpoint_api_key: str | None = None
+    """The key that endpoints get instead of the client's."""
+    priorities: Mapping[str, int] = field(default_factory=dict)
+    """Priority by name of objective; requests name theirs in :data:`OBJECTIVE_HEADERS`."""
+    relays_kv_transfer: bool = False
+    """Clients may say from which hosts a KV cache is fetched."""
+
+    def authorize(self, method: str, path: str, headers: Headers, address: str) -> Sender:
+        """Check the key and the route of a request; ``path`` is its route. Returns who sends it: the client
+        of the key, or one known by its ``address`` alone. Raises ApiError."""
+        scope: Scope = {"headers": headers}
+        sender = self.keys.check(path, scope)
+        self.routes.check(method, path)
+        if sender is not None:
+            check_unread(sender, method, path)
+        return sender if sender is not None and sender.id else Sender(address)
+
+    @staticmethod
+    def generates(method: str, path: str) -> bool:
+        """Whether the body of the request is read."""
+        return method == "POST" and path in GENERATION_PATHS
+
+    def read(
+        self,
+        record: RequestRecord,
+        headers: Headers,
+        raw: bytes | None,
+        *,
+        relayed_headers: Headers,
+        target: bytes,
+        subset: frozenset[str] | None = None,
+    ) -> IncomingRequest:
+        """The request of ``record`` with these ``headers`` and the body ``raw``; None: the body is not known.
+        Endpoints get ``relayed_headers``. Raises ApiError."""
+        record.bytes_in = len(raw or b"")
+        body, model = None, None
+        if raw is not None and self.generates(record.method, record.path):
+            try:
+                body = read_request(raw)
+                self._check_transfer(body.transfer_field)
+            except ApiError:
+                record.reason = "bad_body"
+                raise
+            priority = self._priority(record.sender, body.priority, headers)
+            if priority != body.priority:
+                body = msgspec.structs.replace(body, priority=priority)
+            record.set_body(body)
+            model = body.model
+        else:
+            if raw and record.method == "POST":
+                model = read_model(relayed_headers, raw)
+            else:
+                model = described_model(record.method, record.path)
+            if model is not None:
+                record.model = record.target_model = bounded_name(model)
+        self._check_model(record.sender, record.method, model, raw or b"")
+        return IncomingRequest(
+            method=record.method,
+            target=target,
+            path=record.path,
+            headers=relayed_headers,
+            raw=raw or b"",
+            body=body,
+            model=model,
+            session=self._session(headers),
+            subset=subset,
+        )
+
+    def _priority(self, sender: Sender, asked: int, headers: Headers) -> int:
+        """The priority of the objective that the headers name, or that the request asks for, as far as its
+        sender may."""
+        if self.priorities:
+            for name, value in headers:
+                if name in OBJECTIVE_HEADERS:
+                    priority = self.priorities.get(value.decode("latin-1"))
+                    if priority is not None:
+                        return priority if sender.priority is None else min(priority, sender.priority)
+        return sender.priority_of(asked)
+
+    def _check_transfer(self, field: str | None) -> None:
+        """Raises ApiError."""
+        if field is not None and not self.relays_kv_transfer:
+            raise ApiError(
+                400,
+                f"{field} is not allowed: it has a model server fetch KV caches from hosts that the client "
+                "names. A router in front of this gateway may set it with --allow-kv-transfer-params.",
+                param=field,
+            )
+
+    @staticmethod
+    def _check_model(sender: Sender, method: str, model: str | None, raw: bytes) -> None:
+        """Refuse a model that the key is not for. ``model``: that of the body ``raw``; None: unknown. Raises
+        ApiError."""
+        if not sender.models or method != "POST":
+            return
+        if not sender.may_use(model or ""):
+            what = f"the model {shown(model)!r}" if model else "a request that names no model"
+        elif (field := other_model_field(raw)) is not None:
+            what = f"requests with {field}, which may choose another model"
+        else:
+            return
+        raise ApiError(
+            403,
+            f"The key {sender.name!r} is not for {what}; it is for {', '.join(sender.models)}.",
+            param="model",
+            code="model_not_allowed",
+        )
+
+    def _session(self, headers: Headers) -> str | None:
+        """The value of ``--session-header``, or of a header that agents send. Raises ApiError."""
+        name = self.session_header
+        if sum(each == name for each, _ in headers) > 1:
+            raise ApiError(400, f"The header {name.decode()!r} is given more than once.", code="bad_header")
+        return session_named(first_headers({"headers": headers}), name)
+
+    def relayed_headers(self, headers: Headers, *, generates: bool) -> Headers:
+        """The headers of a request that endpoints get: without those of the connection, with the endpoints'
+        own key. The reply to one that ``generates`` is read."""
+        kept = without_hop_by_hop(headers)
+        if generates:
+            kept = [header for header in kept if header[0] != UNCODED[0]]
+            kept.append(UNCODED)
+        if self.endpoint_api_key is not None:
+            kept = [header for header in kept if header[0] not in CLIENT_KEYS]
+            kept.append((b"authorization", b"Bearer " + self.endpoint_api_key.encode()))
+        return kept

@@ -1,0 +1,386 @@
+"""Creates the parts of a gateway from its options."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.config.errors import ConfigError
+from penstock.config.gateway import GatewayConfig
+from penstock.distribution import pip_install
+from penstock.gateway.admission.admission import Admission
+from penstock.gateway.admission.budget_store import BudgetStore
+from penstock.gateway.admission.budgets import Budgets
+from penstock.gateway.admission.client_keys import ClientKeys
+from penstock.gateway.admission.envoy_certificates import certificate_files
+from penstock.gateway.admission.flow_control import FlowControl, FlowLimits
+from penstock.gateway.admission.intake import Intake
+from penstock.gateway.admission.keys_file import keys_file
+from penstock.gateway.app import GatewayApp
+from penstock.gateway.disaggregation.disaggregated_prefill import DisaggregatedPrefill
+from penstock.gateway.kv_events.followed_caches import EventPorts, FollowedCaches
+from penstock.gateway.metric_definitions import SPANS, Figure
+from penstock.gateway.models.directory import ModelDirectory
+from penstock.gateway.models.learner import ModelLearner
+from penstock.gateway.models.model_figures import model_figures
+from penstock.gateway.models.model_routes import parse_weight
+from penstock.gateway.models.shadows import Shadows
+from penstock.gateway.relay.plain_events import PlainEvents
+from penstock.gateway.relay.relay import Relay
+from penstock.gateway.relay.retry_policy import RetryPolicy
+from penstock.gateway.requests.relayed_routes import RelayedRoutes
+from penstock.gateway.responses.request_record import RequestRecord
+from penstock.gateway.routing.endpoint_places import EndpointPlaces
+from penstock.gateway.routing.endpoint_pool import EndpointPool
+from penstock.gateway.routing.picker import SCORERS, Picker
+from penstock.gateway.routing.router import Router
+from penstock.gateway.routing.usable_endpoints import PickerLimits
+from penstock.gateway.telemetry.metrics import GatewayMetrics, MetricsOptions
+from penstock.gateway.telemetry.request_recorder import RequestRecorder
+from penstock.gateway.telemetry.spans import span_data
+from penstock.gateway.upstream.timeouts import Timeouts
+from penstock.gateway.upstream.tls import upstream_tls
+from penstock.gateway.workers.exchange import Exchange
+from penstock.gateway.workers.exposition import WorkerExposition
+from penstock.gateway.workers.metric_files import MetricFiles
+from penstock.gateway.workers.shared_budgets import SharedBudgetStore
+from penstock.gateway.workers.shared_places import SharedPlaces
+from penstock.gateway.workers.shared_state import SharedState
+from penstock.http.receive_budget import ReceiveBudget
+from penstock.http.server import HttpServer
+from penstock.http.server_state import Limits
+from penstock.http.sockets.connection_source import ConnectionSource
+from penstock.http.tls import CertificateWatch, server_context
+from penstock.metrics.gc_policy import GarbageCollector
+from penstock.streaming.rows.flow_windows import FlowWindows
+from penstock.streaming.rows.io_submit import make_burst_writer
+from penstock.telemetry.spans import BatchSpanExporter, make_span_exporter
+from penstock.telemetry.trace_context import TracePropagator
+
+if TYPE_CHECKING:
+    from penstock.gateway.discovery.kubernetes_discovery import KubernetesDiscovery
+    from penstock.gateway.extproc.log_forwarding import LogForwarding
+    from penstock.gateway.extproc.routed_requests import RoutedRequests
+    from penstock.gateway.extproc.server import EnvoyServer
+
+MAX_BACKLOG = 4 << 20
+HELD_BODIES = 16
+"""Bodies of the maximum size that the gateway may hold altogether: it keeps a body until its reply has ended,
+for retries. Beyond it, requests whose bodies are large get 503."""
+
+
+@dataclass(slots=True)
+class GatewayParts:
+    """Everything that a gateway process runs."""
+
+    pool: EndpointPool
+    models: ModelLearner
+    relay: Relay
+    metrics: GatewayMetrics
+    collector: GarbageCollector
+    app: GatewayApp
+    http: HttpServer
+    exposition: WorkerExposition
+    shared_state: SharedState
+    shared_places: SharedPlaces
+    caches: FollowedCaches | None
+    """None: endpoints publish no KV cache events."""
+    spans: BatchSpanExporter[RequestRecord] | None
+    """None: no spans are exported."""
+    routed_requests: RoutedRequests | None
+    envoy: EnvoyServer | None
+    log_forwarding: LogForwarding | None
+    """None: there is no external processor."""
+    kubernetes: KubernetesDiscovery | None
+    """None: endpoints do not come from Kubernetes."""
+    certificates: CertificateWatch | None
+    """None: the listener's certificate stays as it is."""
+
+
+def assemble(
+    config: GatewayConfig,
+    weights: dict[str, float],
+    source: ConnectionSource,
+    clock: Callable[[], float],
+    exchange: Exchange,
+) -> GatewayParts:
+    """Create the parts; nothing listens yet. ``weights`` are those of ``--scorers``; ``source`` gives
+    connections; ``clock`` is the event loop's, in seconds; ``exchange`` leads to the other workers.
+    Raises ConfigError when libraries are missing."""
+    windows, burst, collector = FlowWindows(), make_burst_writer(), GarbageCollector()
+    shared_places = SharedPlaces(exchange)
+    admission = make_admission(config, clock, exchange, shared_places)
+    timeouts = Timeouts(
+        connect=config.connect_timeout,
+        first_token=config.first_token_timeout,
+        event=config.event_timeout,
+        total=config.request_timeout,
+    )
+    pool = EndpointPool(
+        timeouts,
+        lambda endpoint: router.forget(endpoint),
+        config.endpoint_api_key,
+        http2=config.upstream_http2,
+        tls=upstream_tls(config),
+        root_path=config.root_path,
+    )
+    directory = ModelDirectory(config.unknown_models)
+    shadows = Shadows(pool, directory, _make_picker(config, weights), timeouts, clock)
+    models = ModelLearner(
+        pool,
+        directory,
+        clock,
+        interval_s=config.models_interval,
+        api_key=config.endpoint_api_key,
+        shadows=shadows,
+    )
+    places = EndpointPlaces(
+        config.max_requests_per_endpoint,
+        most_waiting=config.saturated_waiting,
+        most_kv_used=config.saturated_kv_used,
+        scraping=config.scrape_interval > 0,
+        elsewhere=shared_places.in_flight_elsewhere,
+    )
+    pool.on_updated.append(shared_places.follow)
+    picker = _make_picker(config, weights)
+    router = Router(pool, models, picker, clock, config.ttft_slo, admission, places)
+    plain_events, retry_policy = PlainEvents(burst, windows), RetryPolicy(router, config.max_attempts)
+    relay = Relay(router, retry_policy, timeouts, plain_events, config.include_usage)
+    client_keys = None if config.client_keys_file is None else keys_file(config.client_keys_file)
+    router.caches = caches = _follow_caches(config, router)
+    router.prefill = prefill = DisaggregatedPrefill(
+        pool,
+        picker,
+        clock,
+        min_tokens=config.remote_prefill_tokens,
+        timeout_s=min(config.first_token_timeout, config.request_timeout),
+        caches=caches,
+    )
+    pool.on_updated.append(prefill.follow)
+    spans: BatchSpanExporter[RequestRecord] | None = None
+    if config.otlp_endpoint is not None:
+        spans = make_span_exporter(
+            config.otlp_endpoint, span_data, service=config.otlp_service_name, scope="penstock.gateway"
+        )
+    options = MetricsOptions(config.metrics_compat, config.metrics_max_models, name_of_pool(config))
+    kubernetes = make_kubernetes_discovery(config)
+    metrics = GatewayMetrics(lambda: pool.endpoints, options)
+    metrics.sources += [admission.figures, prefill.figures, shadows.figures]
+    metrics.sources.append(lambda: model_figures(directory, metrics.in_flight, config.metrics_max_models))
+    metrics.sources += [each.figures for each in (caches, kubernetes) if each is not None]
+    if spans is not None:
+        counts = spans.counts
+        metrics.sources.append(lambda: [Figure(SPANS, n, {"state": state}) for state, n in counts.items()])
+    recorder = RequestRecorder(metrics, config.access_log, spans, config.log_content)
+    tracing = TracePropagator(spans=spans is not None, ratio=config.otlp_sampling_ratio)
+    intake = Intake(
+        ClientKeys(config.api_key or (), client_keys, clock, config.admin_api_key or ()),
+        RelayedRoutes(config.allow_route or (), config.root_path),
+        session_header=config.session_header.lower().encode(),
+        max_request_bytes=config.max_request_bytes,
+        endpoint_api_key=config.endpoint_api_key,
+        priorities={} if kubernetes is None else kubernetes.priorities,
+        relays_kv_transfer=config.allow_kv_transfer_params,
+    )
+    exposition = WorkerExposition(exchange, MetricFiles(exchange.run_dir), metrics)
+    app = GatewayApp(
+        intake=intake,
+        relay=relay,
+        metrics=metrics,
+        recorder=recorder,
+        tracing=tracing,
+        collector=collector,
+        clock=clock,
+        burst=burst,
+        expose=exposition.text,
+        loopback_administers=config.allow_loopback_admin,
+    )
+    routed_requests, envoy, log_forwarding = make_external_processor(
+        config,
+        exchange,
+        relay=relay,
+        recorder=recorder,
+        intake=intake,
+        tracing=tracing,
+        is_ready=app.is_ready,
+    )
+    tls = server_context(config)
+    return GatewayParts(
+        pool=pool,
+        models=models,
+        relay=relay,
+        metrics=metrics,
+        collector=collector,
+        app=app,
+        exposition=exposition,
+        shared_places=shared_places,
+        shared_state=SharedState(exchange, router, clock, config.scrape_interval),
+        http=_make_http_server(config, app, source, windows, tls),
+        caches=caches,
+        spans=spans,
+        routed_requests=routed_requests,
+        envoy=envoy,
+        log_forwarding=log_forwarding,
+        kubernetes=kubernetes,
+        certificates=CertificateWatch(tls, config) if tls is not None and config.enable_ssl_refresh else None,
+    )
+
+
+def _follow_caches(config: GatewayConfig, router: Router) -> FollowedCaches | None:
+    """Raises ConfigError."""
+    if not config.kv_events:
+        return None
+    caches = FollowedCaches(EventPorts(config.kv_events, config.kv_events_ranks), router.pool, router.clock)
+    router.pool.on_updated.append(caches.follow)
+    return caches
+
+
+def _make_picker(config: GatewayConfig, weights: dict[str, float]) -> Picker:
+    return Picker(
+        weights,
+        limits=PickerLimits(config.saturated_waiting, config.saturated_kv_used, config.affinity_excess),
+        choose=config.picker,
+    )
+
+
+def make_admission(
+    config: GatewayConfig, clock: Callable[[], float], exchange: Exchange, places: SharedPlaces
+) -> Admission:
+    """Flow control and budgets. Raises ConfigError for options that do not fit together, and when libraries
+    are missing."""
+    flow, header = None, config.fairness_header
+    if config.flow_control:
+        limits = FlowLimits(config.max_queued_requests, config.max_queued_bytes, config.queue_timeout)
+        flow = FlowControl(limits, clock, places)
+        places.on_wake = flow.fill_places
+    else:
+        for option, given in (
+            ("--max-requests-per-endpoint", config.max_requests_per_endpoint),
+            ("--fairness-header", header),
+        ):
+            if given is not None:
+                raise ConfigError(f"{option} {given}: it has an effect only with --flow-control")
+    budgets = Budgets(_make_budget_store(config, clock, exchange), clock, config.budget_store_outage)
+    name = None if header is None else header.lower().encode()
+    return Admission(budgets, flow, name, config.request_timeout)
+
+
+def _make_budget_store(config: GatewayConfig, clock: Callable[[], float], exchange: Exchange) -> BudgetStore:
+    if config.budget_store == "memory":
+        return SharedBudgetStore(exchange, clock, config.budget_store_timeout)
+    from penstock.gateway.admission.redis_budget_store import RedisBudgetStore
+
+    try:
+        return RedisBudgetStore(
+            config.budget_store,
+            timeout_s=config.budget_store_timeout,
+            longest_request_s=config.queue_timeout + config.request_timeout,
+        )
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"--budget-store needs the package {error.name}: {pip_install('redis')}") from None
+    except ValueError:  # its text may have a part of the password
+        raise ConfigError(
+            "--budget-store: the URL is not valid: check its port, and write special characters of its "
+            "password as %2F"
+        ) from None
+
+
+def _make_http_server(
+    config: GatewayConfig,
+    app: GatewayApp,
+    source: ConnectionSource,
+    windows: FlowWindows,
+    tls: ssl.SSLContext | None,
+) -> HttpServer:
+    limits = Limits(
+        header_timeout_s=config.header_timeout,
+        keep_alive_timeout_s=config.keep_alive_timeout,
+        max_connections=config.max_connections,
+        max_header_bytes=config.max_header_bytes,
+        max_backlog=MAX_BACKLOG,
+        max_held_bytes=HELD_BODIES * config.max_request_bytes,
+    )
+    return HttpServer(app, source, limits, tls=tls, on_refusal=app.refused, windows=windows)
+
+
+def read_weights(text: str, ttft_slo_s: float | None) -> dict[str, float]:
+    """Weights of ``--scorers`` (NAME=WEIGHT,…) by name. Raises ConfigError for an unknown name, a bad
+    number, and when only one of ``--ttft-slo`` and the scorer ``slo`` is given."""
+    weights: dict[str, float] = {}
+    for pair in text.split(","):
+        name, _, weight = pair.partition("=")
+        if name not in SCORERS:
+            raise ConfigError(f"--scorers {pair}: there is no scorer {name!r}, but {', '.join(SCORERS)}")
+        if name in weights:
+            raise ConfigError(f"--scorers {text}: {name} is given twice")
+        weights[name] = parse_weight(weight, f"--scorers {pair}")
+    if weights.get("slo") and ttft_slo_s is None:
+        raise ConfigError("--scorers slo=…: the scorer slo needs --ttft-slo")
+    if ttft_slo_s is not None and not weights.get("slo"):
+        raise ConfigError(f"--ttft-slo {ttft_slo_s:g}: the scorer that uses it, slo, is not in --scorers")
+    return weights
+
+
+def make_external_processor(
+    config: GatewayConfig,
+    exchange: Exchange,
+    *,
+    relay: Relay,
+    recorder: RequestRecorder,
+    intake: Intake,
+    tracing: TracePropagator,
+    is_ready: Callable[[], bool],
+) -> tuple[RoutedRequests, EnvoyServer, LogForwarding] | tuple[None, None, None]:
+    """The external processor of ``--ext-proc-port``. Raises ConfigError for options that do not go
+    together, and when its libraries are missing."""
+    certificates = certificate_files(config)
+    if config.ext_proc_port is None:
+        return None, None, None
+    try:
+        from penstock.gateway.extproc.server import EnvoyServer
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"--ext-proc-port needs the package {error.name}: {pip_install('envoy')}") from None
+    from penstock.gateway.extproc.log_forwarding import LogForwarding
+    from penstock.gateway.extproc.routed_requests import RoutedRequests
+
+    requests = RoutedRequests(
+        relay=relay,
+        recorder=recorder,
+        intake=intake,
+        tracing=tracing,
+        budget=ReceiveBudget(HELD_BODIES * config.max_request_bytes),
+    )
+    forwarding = LogForwarding(exchange, requests)
+    return requests, EnvoyServer(requests, is_ready, certificates), forwarding
+
+
+def name_of_pool(config: GatewayConfig) -> str:
+    """Name of the endpoints' pool in metrics."""
+    pools = config.kubernetes_pool or ()
+    return config.metrics_pool_name or (pools[0].rpartition("/")[2] if len(pools) == 1 else "penstock")
+
+
+def make_kubernetes_discovery(config: GatewayConfig) -> KubernetesDiscovery | None:
+    """What follows ``--kubernetes-pool``. Raises ConfigError when its library is missing."""
+    pools = config.kubernetes_pool or ()
+    if not pools:
+        if config.kubernetes_config is not None:
+            raise ConfigError(
+                f"--kubernetes-config {config.kubernetes_config}: there is no --kubernetes-pool"
+            )
+        return None
+    if config.ext_proc_port is not None and len(pools) > 1:
+        raise ConfigError(
+            f"--kubernetes-pool {' '.join(pools)}: with --ext-proc-port there can be one pool, as Envoy "
+            "does not say for which pool a request is"
+        )
+    try:
+        from penstock.gateway.discovery.kubernetes_discovery import KubernetesDiscovery
+    except ModuleNotFoundError as error:
+        needs = f"--kubernetes-pool needs the package {error.name}: {pip_install('kubernetes')}"
+        raise ConfigError(needs) from None
+    return KubernetesDiscovery(
+        config.kubernetes_config, pools, has_keys=bool(config.api_key or config.client_keys_file)
+    )

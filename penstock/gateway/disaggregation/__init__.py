@@ -1,0 +1,1 @@
+"""Prefill/decode disaggregation: one endpoint computes the prompt, another one the output."""

@@ -1,0 +1,177 @@
+"""Endpoints, their pools and routes of model names from ``--endpoints`` and ``--endpoints-file``."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from penstock.config.document import convert_document
+from penstock.config.errors import ConfigError
+from penstock.config.gateway import GatewayConfig
+from penstock.config.gateway_options.endpoints import Url
+from penstock.config.hidden import hide_credentials
+from penstock.config.watched_file import WatchedFile
+from penstock.gateway.models.model_routes import ModelRoute, check_route, read_routes
+from penstock.gateway.models.pools import ModelName, Pool
+from penstock.gateway.routing.endpoint_discovery import ResolvedEndpoint
+from penstock.gateway.upstream.exchange import port_of
+
+Share = Annotated[float, Meta(gt=0, le=1)]
+
+
+class _Route(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    targets: dict[ModelName, float] | ModelName | None = None
+    fallback: list[ModelName] = []
+    shadow: dict[ModelName, Share] = {}
+
+
+class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    endpoints: list[str] = []
+    pools: list[Pool] = []
+    models: dict[ModelName, _Route] = {}
+
+
+class EndpointsDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """The contents of an endpoints file."""
+
+    endpoints: tuple[str, ...] = ()
+    """URLs of endpoints of no pool."""
+    pools: tuple[Pool, ...] = ()
+    routes: dict[str, ModelRoute] = {}
+    """What is said under ``models``, by the name or pattern that clients use."""
+
+    def urls(self) -> list[str]:
+        return [*self.endpoints, *(url for pool in self.pools for url in pool.endpoints)]
+
+    def in_pools(self, targets: Iterable[ResolvedEndpoint]) -> list[ResolvedEndpoint]:
+        """The endpoints with the names of their pools, and their roles."""
+        pools = self.pool_of()
+        return [_in_pool(each, pools.get(each.url)) for each in targets]
+
+    def pool_of(self) -> dict[str, Pool]:
+        """The pools of URLs that have one."""
+        return {url: pool for pool in self.pools for url in pool.endpoints}
+
+
+def _in_pool(target: ResolvedEndpoint, pool: Pool | None) -> ResolvedEndpoint:
+    if pool is None:
+        return replace(target, pool="", role="both")
+    return replace(target, pool=pool.name, role=pool.role)
+
+
+def read_endpoints(text: str) -> EndpointsDocument:
+    """Read an endpoints file: a YAML list of URLs; a YAML mapping with such a list as ``endpoints``, and with
+    ``pools`` and ``models``; or plain text with one URL on each line. Raises ValueError."""
+    from penstock.config import yaml_file  # takes tens of milliseconds, needed only with such a file
+
+    said = yaml_file.load(_COMMENT.sub("", text))  # YAML allows no comments between the lines of a scalar
+    if not isinstance(said, dict):
+        said = {"endpoints": said.split() if isinstance(said, str) else said or []}
+    document = convert_document(said, _Document)
+    pools = tuple(
+        msgspec.structs.replace(pool, endpoints=[_url(url) for url in pool.endpoints])
+        for pool in document.pools
+    )
+    _check_pools(pools)
+    endpoints = tuple(dict.fromkeys(_url(url) for url in document.endpoints))
+    _check_unique("endpoint", [*endpoints, *(url for pool in pools for url in pool.endpoints)])
+    return EndpointsDocument(
+        endpoints=endpoints,
+        pools=pools,
+        routes={name: _route(name, said) for name, said in document.models.items()},
+    )
+
+
+_COMMENT = re.compile(r"(^|[ \t])#.*$", re.MULTILINE)
+
+
+def _url(url: str) -> str:
+    """Raises ValueError."""
+    try:
+        port_of(msgspec.convert(url, Url))
+    except ValueError:  # ValidationError is one
+        raise ValueError(f"{hide_credentials(url)!r} is not http://HOST:PORT") from None
+    return url.rstrip("/")
+
+
+def _check_pools(pools: Iterable[Pool]) -> None:
+    """Raises ValueError."""
+    _check_unique("pool", [pool.name for pool in pools])
+    for pool in pools:
+        if pool.name in pool.fallback:
+            raise ValueError(f"pool {pool.name!r}: its fallback is itself")
+
+
+def _check_unique(what: str, values: list[str]) -> None:
+    """Raises ValueError."""
+    twice = next((value for value, count in Counter(values).items() if count > 1), None)
+    if twice is not None:
+        raise ValueError(f"{what} {twice!r} is given twice")
+
+
+def _route(name: str, said: _Route) -> ModelRoute:
+    """Raises ValueError."""
+    targets = said.targets
+    if isinstance(targets, str):
+        targets = {targets: 1.0}
+    route = ModelRoute(targets=targets or {}, fallback=tuple(said.fallback), shadow=said.shadow)
+    check_route(f"models: {name}", name, route)
+    return route
+
+
+NONE = EndpointsDocument()
+
+
+def endpoints_file(path: str) -> WatchedFile[EndpointsDocument]:
+    """See :func:`read_endpoints`. Raises ConfigError."""
+    return WatchedFile("--endpoints-file", path, read_endpoints, _amount)
+
+
+def _amount(document: EndpointsDocument) -> str:
+    counts = len(document.urls()), len(document.pools), len(document.routes)
+    return "{} endpoints, {} pools and {} names of models".format(*counts)
+
+
+class EndpointSource:
+    """Endpoints, pools and routes of model names, from the options and the file together."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        """Raises ConfigError when there are no endpoints, and for a URL with a bad port."""
+        self._listed = [url.rstrip("/") for url in config.endpoints or ()]
+        self._file = None if config.endpoints_file is None else endpoints_file(config.endpoints_file)
+        if not self._listed and self._file is None and not config.kubernetes_pool:
+            raise ConfigError(
+                "there are no endpoints: --endpoints http://127.0.0.1:8000, --endpoints-file FILE, or "
+                "--kubernetes-pool NAME"
+            )
+        for url in self._listed:
+            try:
+                port_of(url)
+            except ValueError as error:
+                raise ConfigError(f"--endpoints {url}: {error}") from None
+        self._routes = read_routes(
+            config.model_rewrite or (), config.model_fallback or (), config.model_shadow or ()
+        )
+        self._read: EndpointsDocument | None = None
+        self._document = self.document()
+
+    def document(self) -> EndpointsDocument:
+        """All of them; the same object until the file changes. What the file says of a URL or a name comes
+        before the options."""
+        read = NONE if self._file is None else self._file.latest()
+        if read is not self._read:
+            self._read = read
+            pooled = read.pool_of()
+            listed = dict.fromkeys((*self._listed, *read.endpoints))
+            self._document = EndpointsDocument(
+                endpoints=tuple(url for url in listed if url not in pooled),
+                pools=read.pools,
+                routes={**self._routes, **read.routes},
+            )
+        return self._document

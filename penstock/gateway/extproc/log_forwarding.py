@@ -1,0 +1,107 @@
+"""Entries of Envoy's access log on their way to the worker that picked.
+
+Envoy's connections are spread over the workers of a gateway, and its access log has connections of its own.
+So an entry may reach another worker than the request did. It names the process that picked, which gets it.
+Entries wait for the next turn, and for room; in the end, requests without an entry are counted by their
+observed reply.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from dataclasses import replace
+
+import msgspec
+
+from penstock.gateway.extproc.messages import AccessLogEntry
+from penstock.gateway.extproc.routed_requests import NAMESPACE, PICK_KEY, PROCESS_KEY, RoutedRequests
+from penstock.gateway.workers.exchange import Exchange, WorkerName
+
+MOST_WAITING = 1 << 14
+"""Entries that wait for one worker; of more the oldest are lost."""
+MOST_AT_ONCE = 64
+"""Entries in one datagram; one has some 500 bytes."""
+MOST_DATAGRAMS = 8
+"""Datagrams to one worker in one turn."""
+ENTRIES, STREAMS = "log entries", "log streams"
+
+_encode = msgspec.msgpack.Encoder().encode
+_entries_decoder = msgspec.msgpack.Decoder(list[AccessLogEntry])
+_count_decoder = msgspec.msgpack.Decoder(int)
+
+
+class LogForwarding:
+    """One worker's part."""
+
+    def __init__(self, exchange: Exchange, requests: RoutedRequests) -> None:
+        self._exchange = exchange
+        self._requests = requests
+        self._waiting: dict[WorkerName, deque[AccessLogEntry]] = {}
+        self._streams: dict[WorkerName, int] = {}
+        """Open streams of the access log, by worker."""
+        self._streams_told = 0
+        self._prefix = os.path.basename(exchange.run_dir)
+        requests.process = self._process_of(exchange.own)
+        requests.forward = self._forward
+        exchange.on(ENTRIES, self._on_entries)
+        exchange.on(STREAMS, self._on_streams)
+        exchange.on_joined.append(self._on_joined)
+        exchange.on_gone.append(self._on_gone)
+
+    def close(self) -> None:
+        """This worker ends, and has no streams any more."""
+        self._requests.open_log_streams = 0
+        self.send()
+
+    def send(self) -> None:
+        """Sends what waits; called several times a second."""
+        count = self._requests.open_log_streams
+        if count != self._streams_told and self._exchange.send(STREAMS, _encode(count)):
+            self._streams_told = count
+        for worker, entries in list(self._waiting.items()):
+            for _ in range(MOST_DATAGRAMS):
+                some = [entries[row] for row in range(min(MOST_AT_ONCE, len(entries)))]
+                if not some or not self._exchange.send(ENTRIES, _encode(some), worker):
+                    break
+                if worker not in self._waiting:  # it has died, as was found just now
+                    break
+                for _ in some:
+                    entries.popleft()
+            if not entries:
+                del self._waiting[worker]
+
+    def _process_of(self, worker: WorkerName) -> str:
+        """The process's name in the metadata that Envoy's access log repeats."""
+        return f"{self._prefix}/{worker}"
+
+    def _forward(self, process: str, entry: AccessLogEntry) -> bool:
+        """Whether ``process``, which picked, is another worker of this gateway: then it gets the entry."""
+        for worker in self._exchange.siblings:
+            if self._process_of(worker) == process:
+                told = entry.metadata.get(NAMESPACE, {})
+                kept = {key: told[key] for key in (PROCESS_KEY, PICK_KEY) if key in told}
+                waiting = self._waiting.setdefault(worker, deque(maxlen=MOST_WAITING))
+                waiting.append(replace(entry, metadata={NAMESPACE: kept}))  # the rest may be large
+                return True
+        return False
+
+    def _on_entries(self, sender: WorkerName, data: bytes) -> None:
+        for entry in _entries_decoder.decode(data):
+            self._requests.on_log_entry(entry)
+
+    def _on_streams(self, sender: WorkerName, data: bytes) -> None:
+        self._streams[sender] = _count_decoder.decode(data)
+        self._requests.log_streams_elsewhere = sum(self._streams.values())
+
+    def _on_joined(self, worker: WorkerName) -> None:
+        self._streams_told = 0
+
+    def _on_gone(self, worker: WorkerName) -> None:
+        """What it picked is counted as that of another gateway. If it had streams it was killed, and what it
+        had not forwarded is lost."""
+        if self._streams.pop(worker, 0):
+            self._requests.on_entries_lost()
+        self._requests.log_streams_elsewhere = sum(self._streams.values())
+        for entry in self._waiting.pop(worker, ()):
+            self._requests.on_log_entry(entry)

@@ -1,0 +1,1 @@
+"""Which endpoint has the beginning of a prompt in its KV cache, by the events that endpoints publish."""

@@ -1,0 +1,238 @@
+"""Learns which models endpoints serve: reads ``GET /v1/models`` of each, seldom, and when there is doubt."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Sequence
+
+from penstock.gateway.models.directory import ModelDirectory
+from penstock.gateway.models.model_cards import MOST_LISTING_BYTES, read_listing
+from penstock.gateway.models.model_list import models_reply
+from penstock.gateway.models.shadows import Shadows
+from penstock.gateway.responses.request_record import RequestRecord
+from penstock.gateway.routing.endpoint import Endpoint
+from penstock.gateway.routing.endpoint_pool import EndpointPool
+from penstock.gateway.routing.model_steps import Step
+from penstock.gateway.routing.pick_request import PickRequest
+from penstock.gateway.upstream.exchange import Headers, UpstreamError, UpstreamRequest
+from penstock.gateway.upstream.fetch import TooLargeError, fetch
+from penstock.http.errors import ApiError
+from penstock.logging_setup import RateLimitedLog
+
+log = logging.getLogger(__name__)
+
+TICK_S = 1.0
+"""Interval of checks whether an endpoint has to be read."""
+READ_S = 5.0
+"""Seconds that an endpoint may take to list its models."""
+MOST_READING = 32
+"""Endpoints that are read at the same time."""
+RETRY_S = 2.0
+"""Seconds after which an endpoint that could not be read is read again."""
+DOUBT_S = 5.0
+"""Minimum seconds between two readings of an endpoint because of doubt: clients may invent names."""
+PATIENCE_S = 2.0
+"""Seconds that a request for an unknown model waits for the endpoints to be read."""
+_UNSURE = frozenset({408, 429})
+"""Statuses below 500 that do not say that the endpoint lists nothing."""
+_DENIED = frozenset({401, 403})
+"""Statuses of an endpoint that lists models, but not for the gateway: it may be of others, as a hosted API
+is, and deny generation as well."""
+_NOT_IMPLEMENTED = 501
+"""The one of 500 and above that says so."""
+
+
+class ModelLearner:
+    """Keeps a directory up to date. ``clock`` gives seconds."""
+
+    def __init__(
+        self,
+        pool: EndpointPool,
+        directory: ModelDirectory,
+        clock: Callable[[], float],
+        *,
+        interval_s: float = 60.0,
+        api_key: str | None = None,
+        shadows: Shadows | None = None,
+    ) -> None:
+        """``interval_s`` 0: nothing is read. ``api_key`` is sent to endpoints."""
+        self.directory = directory
+        self.shadows = shadows
+        self._pool = pool
+        self._clock = clock
+        self._interval_s = interval_s
+        headers: Headers = [(b"accept", b"application/json")]
+        if api_key is not None:
+            headers.append((b"authorization", b"Bearer " + api_key.encode()))
+        self._request = UpstreamRequest(b"GET", pool.own_target("/v1/models"), headers, b"")
+        self._log_too_large = RateLimitedLog(log, clock=clock)
+        self._due_at: dict[Endpoint, float] = {}
+        self._read_at: dict[Endpoint, float] = {}
+        self._denied: set[Endpoint] = set()
+        """Endpoints that did not let the gateway read their listing the last time."""
+        self._reading: dict[Endpoint, asyncio.Task[None]] = {}
+        self._places = asyncio.Semaphore(MOST_READING)
+        self._refreshed_at = -DOUBT_S
+        self._refreshing: list[asyncio.Task[None]] = []
+        """Readings because of the latest doubt about all endpoints."""
+        self._rng = random.Random()
+        self._checked = 0
+        """Generation of the directory in which unserved names were looked for."""
+        self._unserved: frozenset[str] = frozenset()
+
+    # -- what the router asks
+
+    @property
+    def everyone(self) -> Step:
+        return self.directory.everyone
+
+    async def find(self, asked: str, session: str | None) -> Sequence[Step]:
+        """The steps for a request. A model that is unknown may have been loaded lately: endpoints are read
+        again before it is refused. Raises ApiError."""
+        try:
+            return self.directory.steps(asked, session)
+        except ApiError:
+            if not await self._refresh():
+                raise
+            return self.directory.steps(asked, session)
+
+    def at(self, endpoints: Sequence[Endpoint], asked: str, session: str | None) -> Step:
+        return self.directory.at(endpoints, asked, session)
+
+    def copy(self, asked: str, session: str | None, request: PickRequest) -> None:
+        if self.shadows is not None:
+            self.shadows.copy(asked, session, request)
+
+    def reply(self, record: RequestRecord) -> bytes | None:
+        return models_reply(self.directory, record)
+
+    def forget(self, endpoint: Endpoint) -> None:
+        self._due_at.pop(endpoint, None)
+        self._read_at.pop(endpoint, None)
+        self._denied.discard(endpoint)
+        if self.shadows is not None:
+            self.shadows.forget(endpoint)
+
+    def on_unknown_model(self, endpoint: Endpoint) -> None:
+        if endpoint in self._pool:
+            self._due_at[endpoint] = min(
+                self._due_at.get(endpoint, 0.0), self._read_at.get(endpoint, -DOUBT_S) + DOUBT_S
+            )
+
+    # -- reading
+
+    async def run(self) -> None:
+        """Read every endpoint at once, then again every ``interval_s`` seconds (above 0), or when there is
+        doubt."""
+        try:
+            while True:
+                self._read_due()
+                self._warn_of_unserved()
+                await asyncio.sleep(TICK_S)
+        finally:
+            for task in self._reading.values():
+                task.cancel()
+
+    async def read_all(self, patience_s: float) -> None:
+        """Read all endpoints, for at most ``patience_s`` seconds; what is not read then will be later."""
+        endpoints = self._pool.endpoints
+        if self._interval_s and endpoints:
+            await asyncio.wait([self._start(endpoint) for endpoint in endpoints], timeout=patience_s)
+
+    def _read_due(self) -> None:
+        now, endpoints = self._clock(), self._pool.endpoints
+        for endpoint in endpoints:
+            if endpoint.load.adapters and self.directory.add_adapters(endpoint, endpoint.load.adapters):
+                self.on_unknown_model(endpoint)
+            if now >= self._due_at.get(endpoint, now):
+                self._start(endpoint)
+
+    def _warn_of_unserved(self) -> None:
+        """Once for each name that nobody serves, when endpoints or names have changed."""
+        if self.directory.generation == self._checked or (unserved := self.directory.unserved()) is None:
+            return
+        self._checked = self.directory.generation
+        for each in unserved:
+            if each not in self._unserved:
+                log.warning("%s", each)
+        self._unserved = frozenset(unserved)
+
+    async def _refresh(self) -> bool:
+        """Read all endpoints again, unless that was done a moment ago; returns whether it was done now."""
+        now = self._clock()
+        if self._interval_s and now - self._refreshed_at >= DOUBT_S:
+            self._refreshed_at = now
+            self._refreshing = [self._start(endpoint) for endpoint in self._pool.endpoints]
+        waiting = [task for task in self._refreshing if not task.done()]
+        left_s = self._refreshed_at + PATIENCE_S - now
+        if not waiting or left_s <= 0:
+            return False
+        await asyncio.wait(waiting, timeout=left_s)
+        return True
+
+    def _start(self, endpoint: Endpoint) -> asyncio.Task[None]:
+        task = self._reading.get(endpoint)
+        if task is None:
+            task = self._reading[endpoint] = asyncio.ensure_future(self._read(endpoint))
+            task.add_done_callback(lambda task: self._on_read(endpoint, task))
+        return task
+
+    def _on_read(self, endpoint: Endpoint, task: asyncio.Task[None]) -> None:
+        self._reading.pop(endpoint, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("the models of endpoint %s could not be read", endpoint.url, exc_info=error)
+
+    async def _read(self, endpoint: Endpoint) -> None:
+        self._due_at[endpoint] = self._clock() + READ_S + RETRY_S
+        status, body = 0, b""
+        try:
+            async with self._places, asyncio.timeout(READ_S):
+                status, body = await fetch(
+                    self._pool.connections(endpoint), self._request, MOST_LISTING_BYTES
+                )
+        except TooLargeError as error:
+            self._log_too_large(endpoint.url, "endpoint %s lists no models: %s", endpoint.url, error)
+            status = 200
+        except (UpstreamError, TimeoutError):
+            pass
+        if endpoint not in self._pool:
+            self.forget(endpoint)
+            return
+        now = self._read_at[endpoint] = self._clock()
+        if status in _UNSURE or ((status < 200 or status >= 500) and status != _NOT_IMPLEMENTED):
+            self._due_at[endpoint] = now + RETRY_S
+            return
+        self._due_at[endpoint] = now + self._interval_s * self._rng.uniform(0.9, 1.1)
+        if status in _DENIED:
+            self._on_denied(endpoint, status)
+            return
+        self._denied.discard(endpoint)
+        cards = read_listing(body) if status == 200 else {}
+        before = self.directory.listing(endpoint)
+        if before is None or before.keys() != cards.keys():
+            log.info("endpoint %s serves %s", endpoint.url, _shown(list(cards), status))
+        self.directory.learn(endpoint, cards)
+
+    def _on_denied(self, endpoint: Endpoint, status: int) -> None:
+        if endpoint in self._denied:
+            return
+        self._denied.add(endpoint)
+        if self.directory.listing(endpoint) is None:
+            gets = "it gets requests for models that nobody lists"
+        else:
+            gets = "what it listed before holds"
+        log.warning(
+            "endpoint %s denies the gateway its list of models (status %d), so %s: see --endpoint-api-key",
+            endpoint.url,
+            status,
+            gets,
+        )
+
+
+def _shown(names: Sequence[str], status: int) -> str:
+    if not names:
+        why = "it lists none" if status == 200 else f"its /v1/models answered with status {status}"
+        return f"any model: {why}"
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} others" if len(names) > 8 else "")

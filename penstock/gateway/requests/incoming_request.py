@@ -1,0 +1,58 @@
+"""A complete request of a client, as the gateway routes and relays it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from penstock.gateway.requests.model_field import replace_model
+from penstock.gateway.requests.request_body import RequestBody, response_of
+from penstock.gateway.upstream.exchange import Headers
+
+
+@dataclass(frozen=True, slots=True)
+class IncomingRequest:
+    """A request as the client sent it, with the headers that the endpoint gets."""
+
+    method: str
+    target: bytes
+    """Path and query, as the client sent them."""
+    path: str
+    headers: Headers
+    """End-to-end headers, see :func:`~penstock.gateway.upstream.exchange.without_hop_by_hop`."""
+    raw: bytes
+    """The body's bytes."""
+    body: RequestBody | None
+    """None when the request does not generate; only the model is read of its body."""
+    model: str | None = None
+    """The model that the body, or the path, names; empty: it generates, but names none; None: it concerns no
+    model."""
+    session: str | None = None
+    subset: frozenset[str] | None = None
+    """Addresses and ports of the endpoints that Envoy allows; None: all."""
+
+    def allows(self, destination: str) -> bool:
+        """Whether Envoy allows the endpoint with this address and port."""
+        return self.subset is None or destination in self.subset
+
+    def for_model(self, model: str) -> IncomingRequest:
+        """The same request for another model. One that names it in its path keeps that."""
+        if self.model is None or model == self.model:
+            return self
+        if not self.raw:
+            return replace(self, model=model)
+        if self.body is None:
+            return replace(self, model=model, raw=replace_model(self.headers, self.raw, model))
+        body = self.body.with_model(model)
+        return replace(self, model=model, raw=body.raw, body=body)
+
+    def with_transfer(self, params: bytes) -> IncomingRequest:
+        """The same request with ``kv_transfer_params`` (JSON), for an endpoint that fetches the KV cache of
+        the prompt from another one."""
+        assert self.body is not None, "only requests that generate have a prompt"
+        body = self.body.with_transfer(params)
+        return replace(self, raw=body.raw, body=body)
+
+    @property
+    def response(self) -> str | None:
+        """Id of the stored response that the request is about, or continues."""
+        return response_of(self.path, self.body)

@@ -1,0 +1,142 @@
+"""The model that a request names: in its path, or in the body of any inference request, as a field of JSON or
+a part of a form.
+
+A key may be for some models alone. So a form of which servers may read another model than the gateway, such
+as one with two parts of that name, counts as naming none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+from penstock.gateway.upstream.exchange import Headers
+
+ONE = "/v1/models/"
+"""Before the name of a model that a request reads."""
+READING = frozenset({"GET", "HEAD"})
+MOST_PARTS, MOST_PART_HEADERS, MOST_FORM_MODEL = 128, 8192, 1024
+"""Parts of a form; bytes of the headers of one, and of a model's name."""
+FORM = b"multipart/form-data"
+
+_EMPTY = frozenset({b"", b"null", b"[]", b'""'})
+_OBJECT = re.compile(rb"[ \t\r\n]*\{").match
+_boundaries = re.compile(rb'boundary(?:=(?:"([^"\\]+)"|([^\s;"]+)))?', re.IGNORECASE).findall
+_names = re.compile(
+    rb'(?<![a-z])name(\*[0-9*]*)?[ \t]*=[ \t]*("(?:[^"\\]|\\.)*"|[^;\s]*)', re.IGNORECASE
+).findall
+"""Parameters of ``Content-Disposition`` with the name of a part, as RFC 7578 writes them, or RFC 2231 (*)."""
+_CODED = re.compile(rb"filename|content-transfer-encoding", re.IGNORECASE).search
+
+
+class _Named(msgspec.Struct):
+    model: str | None = None
+
+
+class _OtherModels(msgspec.Struct):
+    lora_path: msgspec.Raw = msgspec.Raw()  # SGLang
+    lora: msgspec.Raw = msgspec.Raw()  # llama.cpp
+    adapters: msgspec.Raw = msgspec.Raw()  # MLX
+    adapter_id: msgspec.Raw = msgspec.Raw()  # LoRAX
+    models: msgspec.Raw = msgspec.Raw()  # OpenRouter
+    fallbacks: msgspec.Raw = msgspec.Raw()  # LiteLLM
+
+
+_decode = msgspec.json.Decoder(_Named).decode
+_decode_others = msgspec.json.Decoder(_OtherModels).decode
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def described_model(method: str, path: str) -> str | None:
+    """The model whose description is asked for; None: it is another request."""
+    return path.removeprefix(ONE) if method in READING and path.startswith(ONE) else None
+
+
+def read_model(headers: Headers, raw: bytes) -> str | None:
+    """The model that a body names; None: it names none. What is malformed is left to the server."""
+    if (kind := _form_type(headers)) is not None:
+        place = _find_model(kind, raw)
+        return None if place is None else raw[place].decode(errors="replace")
+    if not _OBJECT(raw):
+        return None
+    try:
+        return _decode(raw).model
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def other_model_field(raw: bytes) -> str | None:
+    """The field of a JSON body by which some servers take another model than the one it names; None: there is
+    none."""
+    try:
+        said = _decode_others(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return next((name for name in said.__struct_fields__ if bytes(getattr(said, name)) not in _EMPTY), None)
+
+
+def replace_model(headers: Headers, raw: bytes, model: str) -> bytes:
+    """The same body for another model; it names one."""
+    if (kind := _form_type(headers)) is None:
+        return _encode({**_fields(raw), "model": model})
+    place = _find_model(kind, raw)
+    assert place is not None, "it names a model"
+    return b"%b%b%b" % (raw[: place.start], model.encode(), raw[place.stop :])
+
+
+def is_form(headers: Headers) -> bool:
+    """Whether the body is a form, as audio and images are sent."""
+    return _form_type(headers) is not None
+
+
+def _form_type(headers: Headers) -> bytes | None:
+    """The content type of a form; of several all. None: it is no form."""
+    kinds = b",".join(value for name, value in headers if name == b"content-type")
+    return kinds if FORM in kinds.lower() else None
+
+
+def _find_model(kind: bytes, raw: bytes) -> slice | None:
+    """Where the form has the name of the model; None: nowhere, or not clearly."""
+    boundaries = _boundaries(kind)
+    if len(boundaries) != 1 or not any(boundaries[0]):
+        return None
+    found = None
+    try:
+        for head, content in _parts(raw, b"--" + (boundaries[0][0] or boundaries[0][1])):
+            names = _names(head)
+            if any(coded for coded, _ in names):
+                return None
+            if any(_unquoted(name) == b"model" for _, name in names):
+                if found is not None or len(names) > 1 or _CODED(head):
+                    return None
+                found = content
+    except ValueError:
+        return None
+    if found is None or not 0 < found.stop - found.start <= MOST_FORM_MODEL:
+        return None
+    return None if b"\n" in raw[found] or b"\r" in raw[found] else found
+
+
+def _parts(raw: bytes, delimiter: bytes) -> Iterator[tuple[bytes, slice]]:
+    """The headers of each part, and where its content is. Raises ValueError for a malformed form, and one of
+    more parts than are read."""
+    if not raw.startswith(delimiter):
+        raise ValueError
+    at = len(delimiter)
+    for _ in range(MOST_PARTS):
+        if raw.startswith(b"--", at):
+            return
+        if not raw.startswith(b"\r\n", at):
+            raise ValueError
+        head = raw.index(b"\r\n\r\n", at, at + MOST_PART_HEADERS)
+        end = raw.index(b"\r\n" + delimiter, head + 2)
+        yield raw[at:head], slice(head + 4, end)
+        at = end + 2 + len(delimiter)
+    raise ValueError
+
+
+def _unquoted(text: bytes) -> bytes:
+    return re.sub(rb"\\(.)", rb"\1", text[1:-1]) if text.startswith(b'"') else text

@@ -1,0 +1,76 @@
+"""Which content the reply to a request should have, and the observer that it gets."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from penstock.gateway.requests.named_response import RESPONSES, response_in_path
+from penstock.gateway.requests.request_body import RequestBody
+from penstock.gateway.responses.held_bytes import HeldBytes
+from penstock.gateway.responses.response_observer import ReplyObserver, ResponseCallback, StreamObserver
+from penstock.gateway.upstream.exchange import Headers
+
+EVENT_STREAM = b"text/event-stream"
+MAX_HEADER = 100
+"""Bytes of a header's value that a message has."""
+ExpectedReply = Literal["stream", "background", "json", "replay", "anything"]
+"""The content that a good reply to the request has: an event stream, also of a response in the background;
+JSON; or a replay, which is a stored response as JSON, or once more as a stream."""
+
+
+def expected_reply(body: RequestBody | None, path: str) -> ExpectedReply:
+    """The content expected for a request; ``body`` is None when the request does not generate."""
+    if body is not None:
+        if not body.stream:
+            return "json"
+        return "background" if body.background and path == RESPONSES else "stream"
+    return "anything" if response_in_path(path) is None else "replay"
+
+
+def make_observer(
+    status: int,
+    headers: Headers,
+    expects: ExpectedReply,
+    *,
+    on_response: ResponseCallback,
+    strip_usage: bool,
+    held: HeldBytes,
+) -> StreamObserver | ReplyObserver:
+    """The observer for a reply with this head."""
+    observer: StreamObserver | ReplyObserver
+    coding = _header(headers, b"content-encoding").strip().lower()
+    if coding not in (b"", b"identity"):
+        observer = ReplyObserver(json=False)
+        observer.seen.unread = f"its content-encoding is {_shown(coding)}"
+        return observer
+    content_type = _header(headers, b"content-type")
+    kind, _, parameters = content_type.lower().partition(b";")
+    streamed = kind.strip() == EVENT_STREAM
+    if streamed:
+        stream = StreamObserver(strip_usage, on_response, known=expects != "anything", held=held)
+        stream.seen.may_stop = expects in ("background", "replay", "anything")
+        observer = stream
+    else:
+        parsed = status == 200 and expects == "json"
+        observer = ReplyObserver(parsed, status >= 400, on_response, held=held)
+    if expects == "anything":
+        pass  # audio, for instance
+    elif 300 <= status < 400 and expects != "replay":
+        observer.seen.note_problem(f"a redirect ({status}) instead of an answer")
+    elif b"charset" in parameters and not any(name in parameters for name in _UTF_8):
+        observer.seen.note_problem(f"its content type is {_shown(content_type)}, not UTF-8")
+    elif status == 200 and expects in ("stream", "background") and not streamed:
+        observer.seen.note_problem(f"the answer to a streamed request is {_shown(content_type)}")
+    return observer
+
+
+_UTF_8 = (b"utf-8", b"utf8", b"us-ascii")
+
+
+def _shown(value: bytes) -> str:
+    return repr(value[:MAX_HEADER].decode("latin-1"))
+
+
+def _header(headers: Headers, name: bytes) -> bytes:
+    """The first value of a header; empty: there is none."""
+    return next((value for each, value in headers if each == name), b"")

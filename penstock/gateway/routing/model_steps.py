@@ -1,0 +1,60 @@
+"""Where a request for a model may go: one model and its endpoints, then what takes their place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from penstock.gateway.responses.request_record import RequestRecord
+from penstock.gateway.routing.endpoint import Endpoint
+
+if TYPE_CHECKING:
+    from penstock.gateway.routing.pick_request import PickRequest
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """A model and the endpoints that may be sent a request for it. ``endpoints`` stays the same object as
+    long as models and endpoints stay."""
+
+    model: str
+    endpoints: tuple[Endpoint, ...]
+    listed: frozenset[Endpoint] = frozenset()
+    """Those of which it is known that they serve the model; the others may."""
+    pools: tuple[str, ...] = ()
+    """Pools that serve it, also those without an endpoint."""
+
+
+class ModelSteps(Protocol):
+    """What the router asks about models."""
+
+    @property
+    def everyone(self) -> Step:
+        """For requests that concern no model."""
+        ...
+
+    async def find(self, asked: str, session: str | None) -> Sequence[Step]:
+        """The steps for a request that names the model ``asked``, at least one. Raises ApiError."""
+        ...
+
+    def at(self, endpoints: Sequence[Endpoint], asked: str, session: str | None) -> Step:
+        """For a request that only these endpoints can serve: the model that they serve under this name."""
+        ...
+
+    def copy(self, asked: str, session: str | None, request: PickRequest) -> None:
+        """Send a copy of a request for the model ``asked`` elsewhere, if one is due. Does not wait."""
+        ...
+
+    def reply(self, record: RequestRecord) -> bytes | None:
+        """The body of the reply to a request for a listing of the models that its sender may use; None:
+        endpoints answer it. Raises ApiError."""
+        ...
+
+    def forget(self, endpoint: Endpoint) -> None:
+        """The endpoint has left the pool."""
+        ...
+
+    def on_unknown_model(self, endpoint: Endpoint) -> None:
+        """The endpoint did not know a model that it was sent a request for."""
+        ...

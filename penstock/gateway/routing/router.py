@@ -1,0 +1,287 @@
+"""Decides which endpoint gets a request: of the gateway's own clients, and of Envoy's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from penstock.gateway.admission.admission import Admission
+from penstock.gateway.requests.bounded_name import bounded_name
+from penstock.gateway.requests.incoming_request import IncomingRequest
+from penstock.gateway.responses.request_record import RequestRecord
+from penstock.gateway.routing.cached_prompts import CachedPrompts
+from penstock.gateway.routing.endpoint import Endpoint
+from penstock.gateway.routing.endpoint_places import CandidatePlaces, EndpointPlaces
+from penstock.gateway.routing.endpoint_pool import EndpointPool
+from penstock.gateway.routing.model_steps import ModelSteps, Step
+from penstock.gateway.routing.pick_request import NoEndpointError, PickRequest, pick_request
+from penstock.gateway.routing.picker import Picker
+from penstock.gateway.routing.remote_prefill import RemotePrefill
+from penstock.gateway.routing.response_owners import ResponseOwners
+from penstock.gateway.routing.response_search import ResponseSearch
+
+Picked = TypeVar("Picked")
+
+
+@dataclass(slots=True)
+class Router:
+    """The decision, for all requests of a gateway. ``clock`` gives seconds.
+
+    A request is prepared once, then picked for once or several times, and finished once.
+    """
+
+    pool: EndpointPool
+    models: ModelSteps
+    picker: Picker
+    clock: Callable[[], float]
+    ttft_slo_s: float | None = None
+    admission: Admission | None = None
+    places: EndpointPlaces = field(default_factory=EndpointPlaces)
+    caches: CachedPrompts | None = None
+    """What is known exactly of prefix caches; None: nothing is."""
+    prefill: RemotePrefill | None = None
+    """None: endpoints compute the prompts that they answer."""
+    owners: ResponseOwners = field(default_factory=ResponseOwners)
+    search: ResponseSearch = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.search = ResponseSearch(self.pool, self.owners)
+
+    async def prepare(
+        self, incoming: IncomingRequest, record: RequestRecord, gone: asyncio.Future[None] | None = None
+    ) -> PickRequest:
+        """Everything between a complete request and a pick that may wait, or refuse it. ``gone`` is done when
+        the client disconnects; None: the call is cancelled then. Raises ApiError, NoEndpointError."""
+        body = incoming.body
+        session = incoming.session or (None if body is None else body.session)
+        owners = await self._owners(incoming)
+        steps = await self._steps(incoming, session, owners)
+        request = pick_request(incoming, session, steps, self.ttft_slo_s)
+        request.client = record.client
+        request.owners, request.record = owners, record
+        record.target_model = bounded_name(request.steps[0].model)
+        if incoming.subset is not None:
+            request.subset = frozenset(
+                each.url for each in self.pool.endpoints if incoming.allows(each.destination)
+            )
+        if self.prefill is not None:
+            request.subset = self.prefill.restrict(request.subset)
+        self._leave_failing(request)
+        assert request.incoming is not None, "it was made of one"
+        if self.admission is not None:
+            step = request.steps[0]
+            key = request.subset, (bounded_name(step.model), step.pools) if owners is None else tuple(owners)
+            places = self._candidates(request)
+            request.permit = await self.admission.admit(request.incoming, record, key, places.have_free, gone)
+        if incoming.model is not None:
+            self.models.copy(incoming.model, session, request)
+        if body is not None and owners is None:
+            try:
+                await self._look_ahead(request, gone)
+            except BaseException:  # the call is cancelled
+                self.finish(request, record)
+                raise
+        return request
+
+    async def _look_ahead(self, request: PickRequest, gone: asyncio.Future[None] | None) -> None:
+        """Find out where the prompt is cached, and have it computed where that is worth its while."""
+        if self.caches is not None:
+            await self._look_up_prompt(self.caches, request)
+        if self.prefill is not None:
+            await self.prefill.run(request, gone)
+
+    async def _look_up_prompt(self, caches: CachedPrompts, request: PickRequest) -> None:
+        """Find out where the prompt is cached. An endpoint that was sent its beginning is asked first."""
+        now, incoming = self.clock(), request.incoming
+        assert incoming is not None, "it has been prepared"
+        ready = [
+            endpoint
+            for endpoint in request.steps[0].endpoints
+            if endpoint.is_ready(now) and incoming.allows(endpoint.destination)
+        ]
+        matched = dict(zip(ready, self.picker.index.matched(request.blocks, ready), strict=True))
+        ready.sort(key=lambda endpoint: (-matched[endpoint], endpoint.in_flight))
+        request.prompt = await caches.find(incoming, ready, now)
+
+    async def _owners(self, incoming: IncomingRequest) -> Sequence[Endpoint] | None:
+        """The endpoints that have the stored response which the request names. Raises ApiError."""
+        if (id := incoming.response) is None:
+            return None
+        return await self.search.find(id, incoming.headers, self.clock(), previous=incoming.body is not None)
+
+    async def _steps(
+        self, incoming: IncomingRequest, session: str | None, owners: Sequence[Endpoint] | None
+    ) -> Sequence[Step]:
+        """Raises ApiError."""
+        if incoming.model is None:
+            return (self.models.everyone,)
+        if owners is not None:
+            return (self.models.at(owners, incoming.model, session),)
+        return await self.models.find(incoming.model, session)
+
+    def _candidates(self, request: PickRequest) -> CandidatePlaces:
+        """The endpoints that may get the request, for flow control."""
+        subset = request.subset
+        known = request.steps[0].endpoints if request.owners is None else request.owners
+
+        def endpoints() -> Iterator[Endpoint]:
+            return (each for each in known if subset is None or each.url in subset)
+
+        return CandidatePlaces(self.places, endpoints)
+
+    def pick(self, request: PickRequest) -> Endpoint:
+        """The endpoint to send a prepared request to. If its step has none, the next one is taken that has.
+        Raises NoEndpointError."""
+        return self._picked(request, self._pick)
+
+    def ranked(self, request: PickRequest, most: int) -> list[Endpoint]:
+        """The endpoint to send a prepared request to, and those for retries, at most ``most`` in all; only
+        endpoints whose address is known. Raises NoEndpointError."""
+        return self._picked(request, lambda request: self._rank(request, most))
+
+    def _picked(self, request: PickRequest, pick: Callable[[PickRequest], Picked]) -> Picked:
+        self._leave_failing(request)
+        try:
+            picked = pick(request)
+        except NoEndpointError:
+            if not self.fall_back(request, self.clock()):
+                raise
+            picked = pick(request)
+        self._sent(request)
+        return picked
+
+    def _pick(self, request: PickRequest) -> Endpoint:
+        return self._ranked(request, request.steps[0].endpoints, 1)[0]
+
+    def _rank(self, request: PickRequest, most: int) -> list[Endpoint]:
+        endpoints: Sequence[Endpoint] = request.steps[0].endpoints
+        if not all(each.destination for each in endpoints):  # the picker knows the list of the step
+            endpoints = [each for each in endpoints if each.destination]
+        if not endpoints:
+            raise NoEndpointError(503, "none_ready", "No model server has an address.")
+        return self._ranked(request, endpoints, most)
+
+    def _ranked(self, request: PickRequest, endpoints: Sequence[Endpoint], most: int) -> list[Endpoint]:
+        """With flow control an endpoint that is full gets the request only if all are."""
+        now = self.clock()
+        flow = None if request.permit is None or request.owners is not None else request.permit.flow
+        if flow is None or not flow.queued_s:
+            ranked = self.picker.ranked(request, endpoints, now, most)
+        if flow is not None and (flow.queued_s or self.places.free(ranked[0], now) <= 0):
+            ranked = self.picker.ranked(request, self._with_places(request, endpoints, now), now, most)
+        self.picker.remember(request, ranked[0])
+        if self.caches is not None and request.prompt is not None:
+            self.caches.expect(request.prompt, ranked[0], now)
+        if request.transfer is not None and ranked[0].role == "decode":
+            return ranked[:1]  # Envoy would send the others the same body
+        return ranked
+
+    # -- other models and pools
+
+    def has_candidate(self, request: PickRequest, now: float) -> bool:
+        """Whether the step of the request has an endpoint that it was not sent to."""
+        return self.picker.has_candidate(request, request.steps[0].endpoints, now)
+
+    def next_step(self, request: PickRequest, now: float) -> int | None:
+        """Index of the next step that has an endpoint; None: there is none."""
+        if len(request.steps) < 2:
+            return None
+        untried = replace(request, tried=set())
+        return next(
+            (
+                index
+                for index, step in enumerate(request.steps[1:], 1)
+                if self.picker.has_candidate(untried, step.endpoints, now)
+            ),
+            None,
+        )
+
+    def fall_back(self, request: PickRequest, now: float) -> bool:
+        """Go on with the next step that has an endpoint; returns whether there is one."""
+        index = self.next_step(request, now)
+        if index is None:
+            return False
+        self._take_step(request, index)
+        return True
+
+    def _take_step(self, request: PickRequest, index: int) -> None:
+        request.take_step(index)
+        if (record := request.record) is not None:
+            record.target_model, record.fell_back = bounded_name(request.steps[0].model), True
+
+    def _leave_failing(self, request: PickRequest) -> None:
+        """Go on with the first step that has a working endpoint. Without any, failing ones may do, those of
+        the step that holds first."""
+        if len(request.steps) < 2 or self._works(request, request.steps[0], request.tried):
+            return
+        for index, step in enumerate(request.steps[1:], 1):
+            if self._works(request, step, frozenset()):
+                self._take_step(request, index)
+                return
+
+    def _works(self, request: PickRequest, step: Step, tried: Set[Endpoint]) -> bool:
+        now, subset = self.clock(), request.subset
+        return any(
+            each.breaker.allows(now)
+            and not each.is_away
+            and each not in tried
+            and (subset is None or each.url in subset)
+            for each in step.endpoints
+        )
+
+    def on_not_found(self, request: PickRequest, endpoint: Endpoint) -> bool:
+        """The endpoint did not know the model. Returns whether the request may go to another one that lists
+        it, where this one may not have it any more."""
+        if request.incoming is None or request.incoming.model is None or request.owners is not None:
+            return False
+        self.models.on_unknown_model(endpoint)
+        listed = [each for each in request.steps[0].listed if each is not endpoint]
+        return bool(listed) and self.picker.has_candidate(request, listed, self.clock())
+
+    def _with_places(
+        self, request: PickRequest, endpoints: Sequence[Endpoint], now: float
+    ) -> Sequence[Endpoint]:
+        """Those of ``endpoints`` that are not full; all if all are."""
+        free, tried, subset = self.places.free, request.tried, request.subset
+        usable = [each for each in endpoints if not each.removed and free(each, now) > 0]
+        allowed = (each for each in usable if each not in tried and (subset is None or each.url in subset))
+        return usable if any(each.is_ready(now) for each in allowed) else endpoints
+
+    def _sent(self, request: PickRequest) -> None:
+        """The caller counts it at its endpoint, before anything else runs."""
+        if self.admission is not None and request.permit is not None:
+            self.admission.sent(request.permit)
+
+    def least_backoff_s(self, request: PickRequest) -> float:
+        """Seconds until the first endpoint that wants no requests of this client takes some again; 0: none
+        wants none."""
+        return self.picker.least_backoff_s(request, request.steps[0].endpoints, self.clock())
+
+    def finish(self, request: PickRequest, record: RequestRecord) -> None:
+        """A prepared request has ended, or has been refused; ``record`` has what is known of it. Once."""
+        if self.admission is not None and request.permit is not None:
+            self.admission.finish(request.permit, record)
+
+    def lose(self, request: PickRequest) -> None:
+        """Whether a request still runs is not known: it holds nothing any more. It is finished as well."""
+        if self.admission is not None and request.permit is not None:
+            self.admission.lose(request.permit)
+
+    def stop(self) -> int:
+        """Refuse the requests that wait, as the gateway ends; returns how many there were."""
+        return 0 if self.admission is None else self.admission.stop()
+
+    async def close(self) -> None:
+        if self.admission is not None:
+            await self.admission.close()
+
+    def forget(self, endpoint: Endpoint) -> None:
+        """The endpoint has left the pool."""
+        self.picker.forget(endpoint)
+        self.models.forget(endpoint)
+        self.owners.forget(endpoint)
+        self.places.forget(endpoint)
+        if self.caches is not None:
+            self.caches.forget(endpoint)

@@ -1,0 +1,252 @@
+"""``penstock gateway``: the supervisor of the workers, which do all the work.
+
+It owns the listening socket, restarts workers that die, replaces them on SIGHUP with the options as they are
+then, and drains them at the end, as the supervisor of ``penstock serve`` does. It stands in front of one
+worker, too: without it a gateway could neither be replaced nor come back after a crash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+
+import msgspec
+from setproctitle import setproctitle
+
+from penstock import __version__, logging_setup
+from penstock.config.errors import ConfigError
+from penstock.config.gateway import GatewayConfig
+from penstock.config.origins import Origins
+from penstock.distribution import pip_install
+from penstock.exit_codes import EXIT_FAILED, StartupError, exit_code_of
+from penstock.gateway.admission.envoy_certificates import certificate_files
+from penstock.gateway.routing.endpoint_discovery import host_and_port
+from penstock.gateway.upstream.tls import upstream_tls
+from penstock.gateway.workers.exchange import WorkerName
+from penstock.gateway.workers.metric_files import MetricFiles
+from penstock.http.api_key_file import load_api_keys
+from penstock.http.sockets.listener import ListenSocket, listen, reserve_port
+from penstock.http.tls import server_context
+from penstock.metrics.gc_policy import GarbageCollector
+from penstock.supervisor.children.actions import ProcessName
+from penstock.supervisor.children.child_process import ChildProcess
+from penstock.supervisor.children.module_command import module_command
+from penstock.supervisor.children.process_manager import ProcessManager
+from penstock.supervisor.event_loop import Supervisor
+from penstock.supervisor.listening.acceptor import Acceptor
+from penstock.supervisor.service_manager import ServiceManager
+from penstock.supervisor.signals import Interrupted, handlers_restored, interruptible, signals_blocked
+from penstock.supervisor.startup.file_limit import raise_file_limit
+from penstock.supervisor.startup.progress_display import LogProgressDisplay
+from penstock.supervisor.startup.run_directory import RunDirectory
+from penstock.supervisor.startup.startup_status import StartupStatus
+from penstock.telemetry.spans import check_tracing_libraries
+from penstock.wire.control import GatewayLaunch, Info
+
+log = logging.getLogger(__name__)
+
+STARTUP_TIMEOUT_S = 120.0
+"""Maximum time between two progress reports of a starting worker, which needs about half a second."""
+FIXED_OPTIONS = (
+    *("host", "port", "ext_proc_host", "ext_proc_port", "workers", "worker_hang_timeout"),
+    *("drain_timeout", "drain_grace", "log_level", "log_format"),
+)
+"""Options of the supervisor itself: only a new start changes them."""
+OPEN = "off, anybody who can connect may use the gateway"
+
+ReadOptions = Callable[[], tuple[GatewayConfig, Origins]]
+
+
+def serve(config: GatewayConfig, origins: Origins, read_again: ReadOptions) -> int:
+    """Serves until a signal or a failure ends it; returns the exit code, see :mod:`penstock.exit_codes`.
+
+    Must be called in the main thread. ``read_again`` reads the options as they are now, for SIGHUP. Raises
+    ConfigError.
+    """
+    began = time.monotonic()
+    setproctitle("penstock: gateway")
+    logging_setup.configure("gateway", config.log_level, config.log_format)
+    service_manager = ServiceManager()
+    try:
+        with handlers_restored(), contextlib.ExitStack() as owned, interruptible():
+            config = load_api_keys(config, origins)
+            _check_certificates(config)
+            if config.otlp_endpoint is not None:
+                check_tracing_libraries()
+            if config.ext_proc_port is not None and find_spec("grpc") is None:
+                raise ConfigError(f"--ext-proc-port needs the package grpc: {pip_install('envoy')}")
+            raise_file_limit()
+            listener = listen(config.host, config.port)
+            owned.enter_context(listener.socket)
+            envoy_port = None
+            if config.ext_proc_port is not None:
+                envoy_port = owned.enter_context(
+                    reserve_port(config.ext_proc_host or config.host, config.ext_proc_port, "--ext-proc-port")
+                )
+            with signals_blocked():  # it is removed whatever comes
+                run_dir = owned.enter_context(RunDirectory(None, parents=("/dev/shm",))).path
+            acceptor = owned.enter_context(Acceptor(listener.socket)) if config.workers > 1 else None
+            gateway = _Gateway(
+                config=config,
+                config_before=config,
+                read_again=read_again,
+                listener=listener,
+                acceptor=acceptor,
+                envoy_port=envoy_port,
+                run_dir=run_dir,
+                metric_files=MetricFiles(run_dir),
+                began=began,
+            )
+            return gateway.run(service_manager)
+    except StartupError as error:
+        log.error("%s", error)
+        return EXIT_FAILED
+    except Interrupted as interruption:
+        log.info("%s: ended before anything was started", signal.Signals(interruption.signum).name)
+        return exit_code_of(interruption.signum)
+
+
+def _check_certificates(config: GatewayConfig) -> None:
+    """Workers read them on their own. Raises ConfigError."""
+    server_context(config)
+    certificate_files(config)
+    upstream_tls(config)
+
+
+def _worker_environment() -> dict[str, str]:
+    """The workers' environment. They tell each other hashes of prompts and sessions: Python's, which are the
+    same in all processes with this seed, and foreseen by no client."""
+    return {**os.environ, "PYTHONHASHSEED": str(random.SystemRandom().randrange(1, 1 << 32))}
+
+
+@dataclass(slots=True, kw_only=True)
+class _Gateway:
+    """Everything that is prepared before the workers start."""
+
+    # Of workers that start from now on; before the latest SIGHUP.
+    config: GatewayConfig
+    config_before: GatewayConfig
+    read_again: ReadOptions
+    listener: ListenSocket
+    # None for a single worker, which accepts connections itself.
+    acceptor: Acceptor | None
+    envoy_port: int | None
+    run_dir: str
+    metric_files: MetricFiles
+    # time.monotonic() at the start of the command.
+    began: float
+    environ: dict[str, str] = field(default_factory=_worker_environment)
+    command: list[str] = field(default_factory=lambda: module_command("penstock.gateway.worker_main"))
+
+    def run(self, service_manager: ServiceManager) -> int:
+        config = self.config
+        manager = ProcessManager(
+            gateways=config.workers,
+            startup_timeout=STARTUP_TIMEOUT_S,
+            drain_timeout=config.drain_timeout,
+            drain_grace=config.drain_grace,
+            gateway_hang_timeout=config.worker_hang_timeout,
+        )
+        supervisor = Supervisor(
+            manager,
+            self._start,
+            display=LogProgressDisplay(),
+            status=StartupStatus(0),
+            service_manager=service_manager,
+            announce=self._announce,
+            collector=GarbageCollector(),
+            acceptor_failure=None if self.acceptor is None else self.acceptor.failure,
+            prepare_replacement=self._read_options,
+            on_nothing_replaced=self._restore_options,
+        )
+        return supervisor.run()
+
+    def _start(self, name: ProcessName, epoch: int, restarts: int) -> ChildProcess:
+        launch = GatewayLaunch(
+            role="gateway",
+            index=name.index,
+            epoch=epoch,
+            config=msgspec.structs.replace(self.config, ext_proc_port=self.envoy_port),
+            run_dir=self.run_dir,
+            worker_count=self.config.workers,
+            supervisor_pid=os.getpid(),
+            restarts=restarts,
+        )
+        ends = contextlib.ExitStack()
+        ends.callback(self.metric_files.add_to_sum, WorkerName(name.index, epoch))
+        if self.acceptor is None:
+            launch = msgspec.structs.replace(launch, listen_fd=self.listener.socket.fileno())
+        else:
+            target = self.acceptor.add_target(str(name))
+            ends.callback(target.remove)
+            launch = msgspec.structs.replace(launch, handover_fd=target.sender.server_end)
+        try:
+            return ChildProcess.start(launch, self.command, on_end=ends.close, environ=self.environ)
+        except OSError:
+            ends.close()
+            raise
+
+    def _read_options(self) -> bool:
+        """SIGHUP: reads the options again, for the workers that replace the others; False if they are bad."""
+        try:
+            config, origins = self.read_again()
+            config = load_api_keys(config, origins)
+            _check_certificates(config)
+        except ConfigError as error:
+            log.error("SIGHUP: %s; the gateway goes on with the options that it has", error)
+            return False
+        fixed = {name: getattr(self.config, name) for name in FIXED_OPTIONS}
+        for name, value in fixed.items():
+            if getattr(config, name) != value:
+                flag = f"--{name.replace('_', '-')}"
+                log.warning("SIGHUP: %s stays %s until the gateway is started again", flag, value)
+        self.config_before, self.config = self.config, msgspec.structs.replace(config, **fixed)
+        return True
+
+    def _restore_options(self) -> None:
+        """No worker could start with the options as they are now."""
+        self.config = self.config_before
+
+    def _announce(self, pids: Mapping[ProcessName, int], infos: Mapping[ProcessName, Info]) -> None:
+        """All workers are ready: shows the banner."""
+        assert not isinstance(self.listener.address, str), "it listens on no unix socket"
+        host, port = self.listener.address
+        count = max(int(info["model_servers"]) for info in infos.values())
+        envoy = None
+        if self.envoy_port is not None:
+            envoy = host_and_port(self.config.ext_proc_host or host, self.envoy_port)
+        scheme = "http" if self.config.ssl_certfile is None else "https"
+        base = f"{scheme}://{host_and_port(host, port)}"
+        needs_key = self.config.api_key or self.config.client_keys_file
+        took = time.monotonic() - self.began
+        if self.config.log_format == "json":
+            facts = {
+                "version": __version__,
+                "model_servers": count,
+                "workers": {str(name): pid for name, pid in pids.items()},
+                "URL": f"{base}/v1",
+                "seconds": round(took, 1),
+            }
+            logging_setup.log_event(log, "ready", facts | ({"Envoy": envoy} if envoy else {}), "ready")
+            return
+        workers = ", ".join(map(str, pids.values()))
+        with contextlib.suppress(OSError):  # standard error is closed
+            sys.stderr.write(
+                f"penstock {__version__}\n"
+                f"  gateway to {count} model server{'s' if count != 1 else ''}\n"
+                f"  processes  supervisor {os.getpid()}, workers {workers}\n"
+                + (f"  Envoy      {envoy}\n" if envoy else "")
+                + f"  URL        {base}/v1\n"
+                f"  metrics    {base}/metrics\n"
+                f"  API key    {'required' if needs_key else OPEN}\n"
+                f"ready in {took:.1f} s\n"
+            )
+            sys.stderr.flush()

@@ -1,0 +1,105 @@
+"""TLS to model servers: whom to trust, and the gateway's own certificate."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import ssl
+
+from penstock.config.errors import ConfigError
+from penstock.config.gateway import GatewayConfig
+from penstock.http.tls import file_version, no_password
+
+log = logging.getLogger(__name__)
+
+
+class UpstreamTls:
+    """Contexts for connections to model servers. They are made again when one of the files has changed, which
+    is looked for when a connection is opened."""
+
+    def __init__(
+        self,
+        *,
+        ca_file: str | None = None,
+        cert_file: str | None = None,
+        key_file: str | None = None,
+        server_name: str | None = None,
+    ) -> None:
+        """``ca_file``: authorities that are trusted instead of the system's; ``cert_file``, ``key_file``: of
+        the gateway, None: the certificate has the key. ``server_name`` replaces the host of an endpoint's URL
+        in the handshake. Raises ConfigError."""
+        if key_file is not None and cert_file is None:
+            raise ConfigError(
+                f"--upstream-key-file {key_file}: its certificate is missing, --upstream-cert-file"
+            )
+        self.server_name = server_name
+        self._ca_file = ca_file
+        self._cert_file = cert_file
+        self._key_file = key_file
+        self._files = [path for path in (ca_file, cert_file, key_file) if path is not None]
+        self._seen = self._versions()
+        self._contexts: dict[bool, ssl.SSLContext] = {}
+        """By whether HTTP/2 is offered."""
+        if self._files:
+            self._contexts = self._make()
+
+    def context(self, *, with_http2: bool) -> ssl.SSLContext:
+        """The context for a new connection; ``with_http2``: it offers HTTP/2."""
+        if not self._files:
+            return _system_context(with_http2=with_http2)
+        seen = self._versions()
+        if seen != self._seen:
+            self._seen = seen
+            try:
+                self._contexts = self._make()
+            except ConfigError as error:  # one of two files may be replaced before the other
+                log.error("%s; the old certificates stay in use", error)
+            else:
+                log.info("new connections to model servers use the new certificates")
+        return self._contexts[with_http2]
+
+    def _make(self) -> dict[bool, ssl.SSLContext]:
+        """Raises ConfigError."""
+        return {with_http2: self._make_context(with_http2=with_http2) for with_http2 in (False, True)}
+
+    def _make_context(self, *, with_http2: bool) -> ssl.SSLContext:
+        try:
+            context = _context(self._ca_file, with_http2=with_http2)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--upstream-ca-file {self._ca_file}: {error}") from error
+        if self._cert_file is not None:
+            where = f"--upstream-cert-file {self._cert_file}"
+            if self._key_file is not None:
+                where += f", --upstream-key-file {self._key_file}"
+            try:
+                context.load_cert_chain(self._cert_file, self._key_file, no_password)
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"{where}: {error}") from error
+        return context
+
+    def _versions(self) -> list[tuple[int, int] | None]:
+        return [file_version(path) for path in self._files]
+
+
+def upstream_tls(config: GatewayConfig) -> UpstreamTls:
+    """By the options. Raises ConfigError."""
+    return UpstreamTls(
+        ca_file=config.upstream_ca_file,
+        cert_file=config.upstream_cert_file,
+        key_file=config.upstream_key_file,
+        server_name=config.upstream_server_name,
+    )
+
+
+@functools.cache
+def _system_context(*, with_http2: bool) -> ssl.SSLContext:
+    """Made once for all, as it reads the system's authorities."""
+    return _context(None, with_http2=with_http2)
+
+
+def _context(ca_file: str | None, *, with_http2: bool) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=ca_file)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2  # the default of some builds of Python is OpenSSL's
+    if with_http2:
+        context.set_alpn_protocols(["h2", "http/1.1"])
+    return context

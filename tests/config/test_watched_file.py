@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from penstock.config.errors import ConfigError
+from penstock.config.watched_file import WatchedFile
+
+
+class File:
+    """A file of digits, and how often it was read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.now = 0
+        self.reads = 0
+        self.write("1")
+        self.watched = WatchedFile("--digits", str(path), self._read, lambda value: f"{value} keys")
+
+    def write(self, text: str) -> None:
+        self.now += 5
+        self.path.write_text(text)
+        os.utime(self.path, (self.now, self.now))
+
+    def _read(self, text: str) -> int:
+        self.reads += 1
+        return int(text)
+
+
+@pytest.fixture
+def file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> File:
+    caplog.set_level(logging.INFO)
+    return File(tmp_path / "file")
+
+
+def test_what_is_in_effect_is_logged(file: File, caplog: pytest.LogCaptureFixture) -> None:
+    assert (file.watched.latest(), file.watched.latest(), file.reads) == (1, 1, 1)
+    assert not caplog.messages
+    file.write("2")
+    assert (file.watched.latest(), file.watched.latest(), file.reads) == (2, 2, 2)
+    assert caplog.messages == [f"--digits {file.path}: 2 keys are in effect"]
+
+
+def test_an_invalid_file_is_read_once_and_one_line_tells_of_its_end(
+    file: File, caplog: pytest.LogCaptureFixture
+) -> None:
+    file.write("two")
+    assert [file.watched.latest() for _ in range(3)] == [1, 1, 1]
+    assert file.reads == 2
+    file.write("3")
+    assert [file.watched.latest() for _ in range(3)] == [3, 3, 3]
+    bad, good = caplog.messages
+    assert "'two'" in bad
+    assert bad.endswith("; 1 keys stay in effect")
+    assert good == f"--digits {file.path}: 3 keys are in effect again"
+
+
+def test_a_file_that_is_away_for_a_while(file: File, caplog: pytest.LogCaptureFixture) -> None:
+    aside = file.path.rename(file.path.with_name("aside"))
+    assert [file.watched.latest() for _ in range(3)] == [1, 1, 1]
+    aside.rename(file.path)
+    assert [file.watched.latest() for _ in range(3)] == [1, 1, 1]
+    assert caplog.messages == [
+        f"--digits {file.path}: No such file or directory; 1 keys stay in effect",
+        f"--digits {file.path}: 1 keys are in effect again",
+    ]
+
+
+def test_a_first_file_must_be_good(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^--digits .*/none: No such file or directory$"):
+        WatchedFile("--digits", str(tmp_path / "none"), int, str)

@@ -1,0 +1,325 @@
+"""Budgets of clients, in this process and in Redis: one suite for both stores."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from penstock.gateway.admission.budget_store import BudgetStore, MemoryBudgetStore
+from penstock.gateway.admission.budgets import OUTAGE_S, Budgets, Reserved, duration
+from penstock.gateway.requests.sender import Budget, Sender
+from penstock.http.errors import ApiError
+from tests.gateway.redis_server import redis_server
+
+SLOW = 86_400.0
+"""A period in which nothing refills while a test runs."""
+
+
+def sender(name: str = "a", most_concurrent: int | None = None, **amounts: int) -> Sender:
+    budgets = tuple(
+        Budget(f"{unit.replace('_', '-')}-per-day", amount, SLOW) for unit, amount in amounts.items()
+    )
+    return Sender(name, name, budgets=budgets, most_concurrent=most_concurrent)
+
+
+async def reserve(budgets: Budgets, who: Sender, tokens: int = 0, output: int = 0) -> Reserved:
+    return await budgets.reserve(who, input_tokens=tokens, output_tokens=output)
+
+
+async def refused(budgets: Budgets, who: Sender, tokens: int = 0, output: int = 0) -> ApiError:
+    with pytest.raises(ApiError) as refusal:
+        await reserve(budgets, who, tokens, output)
+    assert (refusal.value.status, refusal.value.code) == (429, "rate_limit_exceeded")
+    return refusal.value
+
+
+@pytest.fixture(scope="module")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with redis_server(tmp_path_factory.mktemp("redis")) as url:
+        yield url
+
+
+@contextlib.asynccontextmanager
+async def opened(store: str, request: pytest.FixtureRequest) -> AsyncIterator[Budgets]:
+    made: BudgetStore
+    loop = asyncio.get_running_loop()
+    if store == "memory":
+        made = MemoryBudgetStore(loop.time)
+    else:
+        from penstock.gateway.admission.redis_budget_store import RedisBudgetStore
+
+        made = redis = RedisBudgetStore(
+            request.getfixturevalue("redis_url"), timeout_s=5.0, longest_request_s=60.0
+        )
+        await redis._client.flushall()
+    yield Budgets(made, loop.time)
+    await made.close()
+
+
+@pytest.mark.parametrize("store", ["memory", "redis"])
+class TestStores:
+    """Every test is one over both stores."""
+
+    def test_requests(self, store: str, request: pytest.FixtureRequest) -> None:
+        async def run() -> None:
+            async with opened(store, request) as budgets:
+                who = sender(requests=2)
+                for _ in range(2):
+                    await reserve(budgets, who)
+                error = await refused(budgets, who)
+                assert error.message.startswith("Rate limit reached for the key 'a': 2 requests-per-day.")
+                headers = dict(error.headers)
+                assert 43_000 < int(headers[b"retry-after"]) <= 43_200  # half a day gives one request
+                assert headers[b"x-ratelimit-limit-requests"] == b"2"
+                assert headers[b"x-ratelimit-remaining-requests"] == b"0"
+                assert headers[b"x-ratelimit-reset-requests"] in (b"24h0m0s", b"23h59m60s", b"23h59m59s")
+                await reserve(budgets, sender("b", requests=2))
+
+        asyncio.run(run())
+
+    def test_tokens_are_settled(self, store: str, request: pytest.FixtureRequest) -> None:
+        """The estimate was too high, then too low."""
+
+        async def run() -> None:
+            async with opened(store, request) as budgets:
+                who = sender(tokens=1000, output_tokens=900)
+                reserved = await reserve(budgets, who, 300, 600)
+                await refused(budgets, who, 100, 100)
+                budgets.settle(reserved, requests=1, input_tokens=250, output_tokens=50)
+                budgets.settle(reserved, requests=1, input_tokens=250, output_tokens=50)  # counts once
+                second = await settled(budgets, who, 600, 50)
+                assert second is not None
+                budgets.settle(second, requests=1, input_tokens=600, output_tokens=2000)
+                error = await eventually_refused(budgets, who)
+                assert "1000 tokens-per-day. Try again in 45h" in error.message
+
+        asyncio.run(run())
+
+    def test_nothing_is_charged_unless_all_budgets_allow_it(
+        self, store: str, request: pytest.FixtureRequest
+    ) -> None:
+        async def run() -> None:
+            async with opened(store, request) as budgets:
+                who = sender(requests=2, tokens=100)
+                await reserve(budgets, who, 60)
+                for _ in range(3):
+                    await refused(budgets, who, 60)
+                await reserve(budgets, who, 40)
+
+        asyncio.run(run())
+
+    def test_a_request_larger_than_its_budget_needs_all_of_it(
+        self, store: str, request: pytest.FixtureRequest
+    ) -> None:
+        async def run() -> None:
+            async with opened(store, request) as budgets:
+                who = sender(tokens=100)
+                await reserve(budgets, who, 150)
+                error = await refused(budgets, who, 1)
+                # in debt by 50, and 1 is asked for
+                assert float(dict(error.headers)[b"retry-after"]) == pytest.approx(0.51 * SLOW, rel=0.01)
+
+        asyncio.run(run())
+
+    def test_concurrent_requests(self, store: str, request: pytest.FixtureRequest) -> None:
+        async def run() -> None:
+            async with opened(store, request) as budgets:
+                who = sender(most_concurrent=2)
+                first, _ = await reserve(budgets, who), await reserve(budgets, who)
+                error = await refused(budgets, who)
+                assert "2 concurrent-requests" in error.message
+                assert dict(error.headers)[b"retry-after"] == b"1"
+                budgets.settle(first, requests=1, input_tokens=0, output_tokens=0)
+                assert await settled(budgets, who) is not None
+                await refused(budgets, who)
+
+        asyncio.run(run())
+
+    def test_many_requests_at_a_time(self, store: str, request: pytest.FixtureRequest) -> None:
+        async def run() -> None:
+            async with opened(store, request) as budgets:
+                who = sender(requests=300)
+                reserved = await asyncio.gather(*(reserve(budgets, who) for _ in range(300)))
+                assert {each.store for each in reserved} == {budgets.store}
+                await refused(budgets, who)
+
+        asyncio.run(run())
+
+    def test_requests_that_were_not_sent_cost_nothing(
+        self, store: str, request: pytest.FixtureRequest
+    ) -> None:
+        async def run() -> None:
+            async with opened(store, request) as budgets:
+                who = sender(requests=1, tokens=100)
+                reserved = await reserve(budgets, who, 100)
+                budgets.settle(reserved, requests=0, input_tokens=0, output_tokens=0)
+                assert await settled(budgets, who, 100) is not None
+
+        asyncio.run(run())
+
+
+async def settled(budgets: Budgets, who: Sender, tokens: int = 0, output: int = 0) -> Reserved | None:
+    """What is reserved as soon as what was settled is stored."""
+    for _ in range(1000):
+        try:
+            return await reserve(budgets, who, tokens, output)
+        except ApiError:
+            await asyncio.sleep(0.001)
+    return None
+
+
+async def eventually_refused(budgets: Budgets, who: Sender) -> ApiError:
+    for _ in range(1000):
+        try:
+            await reserve(budgets, who)
+        except ApiError as error:
+            return error
+        await asyncio.sleep(0.001)
+    raise AssertionError("it is not refused")
+
+
+def test_budgets_refill() -> None:
+    async def run() -> None:
+        now = 50.0
+        budgets = Budgets(MemoryBudgetStore(lambda: now), lambda: now)
+        who = Sender("a", "a", budgets=(Budget("tokens-per-minute", 600, 60.0),))
+        reserved = await reserve(budgets, who, 600)
+        assert reserved.debts_s == [60.0]
+        assert dict((await refused(budgets, who, 50)).headers)[b"retry-after"] == b"5"
+        now += 5.0
+        await reserve(budgets, who, 50)
+        now += 600.0
+        assert (await reserve(budgets, who, 60)).debts_s == [6.0]
+
+    asyncio.run(run())
+
+
+def test_requests_at_a_time_count_as_lost_after_the_longest_time(
+    redis_url: str,
+) -> None:
+    """Their gateway has died."""
+
+    async def run() -> None:
+        from penstock.gateway.admission.redis_budget_store import RedisBudgetStore
+
+        store = RedisBudgetStore(redis_url, timeout_s=5.0, longest_request_s=0.05)
+        await store._client.flushall()
+        budgets = Budgets(store, asyncio.get_running_loop().time)
+        who = sender(most_concurrent=1)
+        await reserve(budgets, who)
+        await refused(budgets, who)
+        assert await settled(budgets, who) is not None
+        await store.close()
+
+    asyncio.run(run())
+
+
+def test_of_the_requests_that_wait_to_be_stored_the_oldest_are_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """But not one beside the request that is being stored."""
+    pytest.importorskip("redis")
+    from penstock.gateway.admission import redis_budget_store
+
+    async def run() -> None:
+        store = redis_budget_store.RedisBudgetStore(
+            "redis://127.0.0.1:1", timeout_s=5.0, longest_request_s=1.0
+        )
+        begun, answer = asyncio.Queue[str](), asyncio.Event()
+
+        async def call(action: str, client: str, *rest: object) -> list[int]:
+            begun.put_nowait(client)
+            await answer.wait()
+            return [0, 0, 0]
+
+        monkeypatch.setattr(store, "_call", call)
+        monkeypatch.setattr(redis_budget_store, "MOST_UNSETTLED", 2)
+        store.settle("a", "1", (), counted=True)
+        assert await begun.get() == "a"
+        for client in "bcd":
+            store.settle(client, "1", (), counted=True)
+        answer.set()
+        assert [await asyncio.wait_for(begun.get(), 5) for _ in range(2)] == ["c", "d"]
+        await store.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_reservation_whose_answer_is_lost_does_not_count_as_running(
+    gone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store may have granted it when the client leaves, or the time is over."""
+    pytest.importorskip("redis")
+    from penstock.gateway.admission.budget_store import BudgetStoreError
+    from penstock.gateway.admission.redis_budget_store import RedisBudgetStore
+
+    async def run() -> None:
+        store = RedisBudgetStore("redis://127.0.0.1:1", timeout_s=5.0, longest_request_s=1.0)
+        calls = asyncio.Queue[tuple[object, ...]]()
+
+        async def call(action: str, *rest: object) -> list[int]:
+            calls.put_nowait((action, *rest))
+            if action == "reserve" and gone:
+                await asyncio.Event().wait()
+            if action == "reserve":
+                raise BudgetStoreError("time-out")
+            return [0, 0, 0]
+
+        monkeypatch.setattr(store, "_call", call)
+        reserving = asyncio.ensure_future(store.reserve("a", "request", (), 1))
+        assert (await calls.get())[:3] == ("reserve", "a", "request")
+        if gone:
+            reserving.cancel()
+        with pytest.raises(asyncio.CancelledError if gone else BudgetStoreError):
+            await reserving
+        assert await asyncio.wait_for(calls.get(), 5) == ("settle", "a", "request", (), 0)
+        await store.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("outage", ["local", "refuse"])
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_store_that_does_not_answer(outage: str, silent: bool) -> None:
+    """Not reachable, or silent: this process counts by itself, or refuses; and it asks once in a while."""
+    pytest.importorskip("redis")
+    from penstock.gateway.admission.redis_budget_store import RedisBudgetStore
+
+    async def run(port: int) -> None:
+        loop = asyncio.get_running_loop()
+        store = RedisBudgetStore(f"redis://127.0.0.1:{port}", timeout_s=0.05, longest_request_s=1.0)
+        budgets = Budgets(store, loop.time, outage)  # type: ignore[arg-type]
+        who = sender(requests=2)
+        if outage == "local":
+            first = await reserve(budgets, who)
+            budgets.settle(first, requests=0, input_tokens=0, output_tokens=0)
+            await reserve(budgets, who)
+            began = loop.time()
+            await reserve(budgets, who)
+            await refused(budgets, who)
+            assert loop.time() - began < OUTAGE_S / 2  # the store is not asked
+        else:
+            with pytest.raises(ApiError) as refusal:
+                await reserve(budgets, who)
+            assert (refusal.value.status, refusal.value.code) == (503, "budget_store")
+        await store.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        if silent:
+            asyncio.run(run(port))
+    if not silent:
+        asyncio.run(run(port))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0, "0ms"), (0.0121, "13ms"), (1.0, "1s"), (1.5, "1.5s"), (360.0, "6m0s"), (3605.0, "1h0m5s")],
+)
+def test_durations_as_openai_writes_them(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

@@ -1,0 +1,171 @@
+"""Keys with names: the file, who is found by a key, what happens when the file changes."""
+
+from __future__ import annotations
+
+import logging
+import os
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from penstock.config.errors import ConfigError
+from penstock.gateway.admission.client_keys import ClientKeys
+from penstock.gateway.admission.keys_file import keys_file, read_keys
+from penstock.gateway.requests.sender import Budget, Sender
+from penstock.http.errors import ApiError
+
+ALL = f"""
+keys:
+  - name: search
+    key: sk-search
+    priority: 2
+    weight: 3.5
+    models: [small, "qwen-*"]
+    budgets:
+      requests-per-minute: 60
+      output-tokens-per-day: 1000000
+      concurrent-requests: 4
+  - name: nightly
+    sha256: [{sha256(b"sk-1").hexdigest()}, {sha256(b"sk-2").hexdigest().upper()}]
+    priority: -1
+"""
+
+
+class Keys:
+    """Keys of a file, and the time."""
+
+    def __init__(self, path: Path, text: str, plain: tuple[str, ...] = ()) -> None:
+        self.path = path
+        self.now = 0.0
+        self.write(text)
+        self.keys = ClientKeys(plain, keys_file(str(path)), lambda: self.now)
+
+    def write(self, text: str) -> None:
+        self.path.write_text(text)
+        self.path.chmod(0o600)
+        os.utime(self.path, (self.now, self.now))
+
+    def sender(self, key: str) -> Sender:
+        sender = self.keys.check("/v1/models", {"headers": [(b"authorization", b"Bearer " + key.encode())]})
+        assert sender is not None
+        return sender
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "keys.yaml"
+
+
+def test_clients_are_found_by_their_keys(path: Path) -> None:
+    keys = Keys(path, ALL)
+    search = keys.sender("sk-search")
+    assert (search.id, search.name, search.priority, search.weight) == ("search", "search", 2, 3.5)
+    assert search.budgets == (
+        Budget("requests-per-minute", 60, 60.0),
+        Budget("output-tokens-per-day", 1_000_000, 86_400.0),
+    )
+    assert [each.unit for each in search.budgets] == ["requests", "output-tokens"]
+    assert (search.most_concurrent, search.is_limited) == (4, True)
+    assert [search.may_use(model) for model in ("small", "qwen-7b", "large", "")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert keys.sender("sk-1") is keys.sender("sk-2")
+    assert keys.sender("sk-1").may_use("large")
+    assert not keys.sender("sk-1").is_limited
+    assert keys.sender("sk-1").name == "nightly"
+
+
+@pytest.mark.parametrize(
+    ("granted", "asked", "priority"),
+    [(None, 5, 0), (None, -3, -3), (2, 0, 2), (2, 1, 1), (2, 9, 2), (2, -1, -1), (-1, 0, -1), (-1, 5, -1)],
+)
+def test_requests_may_lower_their_priority(granted: int | None, asked: int, priority: int) -> None:
+    assert Sender(priority=granted).priority_of(asked) == priority
+
+
+def test_other_keys_are_refused(path: Path) -> None:
+    keys = Keys(path, ALL)
+    for headers in ([], [(b"authorization", b"Basic sk-search")], [(b"x-api-key", b"sk-3")]):
+        with pytest.raises(ApiError) as refusal:
+            keys.keys.check("/v1/models", {"headers": headers})
+        assert refusal.value.status == 401
+    assert keys.keys.check("/health", {"headers": []}) is None
+
+
+def test_keys_without_names_stay_what_they_were(path: Path) -> None:
+    keys = Keys(path, ALL, plain=("plain",))
+    assert (len(keys.sender("plain").id), keys.sender("plain").name) == (32, "")
+    alone = ClientKeys(["plain"], None, lambda: 0.0)
+    assert alone.check("/v1/models", {"headers": [(b"x-api-key", b"plain")]}) == Sender()
+    assert ClientKeys([], None, lambda: 0.0).check("/v1/models", {"headers": []}) is None
+
+
+def test_the_file_is_read_again_when_it_has_changed(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    keys = Keys(path, ALL)
+    keys.now = 5.0
+    keys.write("keys: [{name: other, key: sk-other}]")
+    with caplog.at_level(logging.INFO):
+        assert keys.sender("sk-other").name == "other"
+    assert "1 keys are in effect" in caplog.text
+    with pytest.raises(ApiError):
+        keys.sender("sk-search")
+
+
+def test_a_file_that_has_become_invalid_changes_nothing(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    keys = Keys(path, ALL)
+    for _ in range(3):
+        keys.now += 5.0
+        keys.write("keys: [{name: search, key: sk-secret, prio: 1}]")
+        assert keys.sender("sk-search").priority == 2
+    assert caplog.text.count("3 keys stay in effect") == 1
+    assert "sk-secret" not in caplog.text
+    path.unlink()
+    keys.now += 5.0
+    assert keys.sender("sk-search").priority == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "the file: Expected `object`, got `null`"),
+        ("keys: [", r"line \d: not valid YAML"),
+        ("keys: []", "keys: Expected `array` of length >= 1"),
+        ("names: []", "the file: Object contains unknown field `names`"),
+        ("keys: [{key: a}]", r"keys\[0\]: Object missing required field `name`"),
+        ("keys: [{name: a b, key: a}]", r"keys\[0\].name: Expected `str` matching regex"),
+        ("keys: [{name: a}]", "a: there is no key; it needs key, or sha256"),
+        ("keys: [{name: a, key: a b}]", r"keys\[0\].key: Expected `str` matching regex"),
+        ("keys: [{name: a, sha256: abc}]", r"keys\[0\].sha256: Expected `str` matching regex"),
+        (
+            "keys:\n- name: a\n  key: a\n  models: [m]\n  models: [n]",
+            "line 5: the key 'models' is given twice, first in line 4",
+        ),
+        ("keys: [{name: a, key: &sk-secret &sk-secret}]", "not valid YAML"),
+        ("keys: [{name: a, key: !sk-secret x}]", "not valid YAML"),
+        ("keys: [{name: a, key: a}, {name: a, key: b}]", "the name 'a' is given twice"),
+        ("keys: [{name: a, key: a}, {name: b, key: a}]", "a and b have the same key"),
+        ("keys: [{name: a, key: a, weight: 0}]", r"keys\[0\].weight: Expected `float` > 0"),
+        (
+            "keys: [{name: a, key: a, budgets: {tokens: 1}}]",
+            r"keys\[0\].budgets: .* `tokens`; it takes requests-per-minute, .*, concurrent-requests",
+        ),
+        ("keys: [{name: a, key: a, budgets: {tokens-per-day: 0}}]", r"tokens-per-day: Expected `int` >= 1"),
+    ],
+)
+def test_mistakes_are_named(text: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem) as refusal:
+        read_keys(text)
+    assert "sk-secret" not in str(refusal.value)
+
+
+def test_a_file_that_is_invalid_at_the_start(path: Path) -> None:
+    path.write_text("keys: []")
+    path.chmod(0o600)
+    with pytest.raises(ConfigError, match=rf"--client-keys-file {path}: keys: Expected"):
+        keys_file(str(path))
+    with pytest.raises(ConfigError, match="No such file"):
+        keys_file(str(path) + ".none")

@@ -1,0 +1,34 @@
+"""A real Redis server, where there is one."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.gateway.processes import eventually
+
+
+@contextmanager
+def redis_server(directory: Path) -> Iterator[str]:
+    """Its URL, on a unix socket in ``directory``. Skips the test without the server or its client."""
+    pytest.importorskip("redis")
+    program = shutil.which("redis-server") or shutil.which("valkey-server")
+    if program is None:
+        pytest.skip("there is no redis-server")
+    path = directory / "s"
+    process = subprocess.Popen(
+        [program, "--port", "0", "--unixsocket", str(path), "--save", "", "--appendonly", "no"],
+        stdout=subprocess.DEVNULL,
+        cwd=directory,
+    )
+    try:
+        eventually(path.exists)
+        yield f"unix://{path}"
+    finally:
+        process.terminate()
+        process.wait()

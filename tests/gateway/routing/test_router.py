@@ -1,0 +1,85 @@
+"""Decisions for requests whose endpoints change while they are under way."""
+
+from __future__ import annotations
+
+from penstock.gateway.admission.admission import Permit
+from penstock.gateway.admission.flow_control import FlowRequest
+from penstock.gateway.routing.endpoint import Endpoint
+from penstock.gateway.routing.endpoint_discovery import ResolvedEndpoint
+from penstock.gateway.routing.endpoint_places import EndpointPlaces
+from penstock.gateway.routing.endpoint_pool import EndpointPool
+from penstock.gateway.routing.pick_request import PickRequest
+from penstock.gateway.routing.picker import Picker
+from penstock.gateway.routing.router import Router
+from penstock.gateway.upstream.timeouts import Timeouts
+from tests.gateway.routers import INCOMING, router_over
+
+NOW = 100.0
+
+
+def router(*names: str) -> Router:
+    pool = EndpointPool(Timeouts(), lambda endpoint: made.forget(endpoint))
+    pool.update(ResolvedEndpoint(f"http://{name}:1") for name in names)
+    made = router_over(pool, Picker({"running": 1.0}), lambda: NOW)
+    return made
+
+
+def request_at(router: Router) -> PickRequest:
+    return PickRequest(
+        blocks=[1], session="s", steps=(router.models.everyone,), client="c", incoming=INCOMING
+    )
+
+
+def test_an_endpoint_that_has_left_is_not_picked_for_requests_that_began_before() -> None:
+    routing = router("a", "b")
+    request, (gone, stays) = request_at(routing), routing.pool.endpoints
+    routing.pool.update([ResolvedEndpoint("http://b:1")])
+    for _ in range(20):
+        assert routing.pick(request) is stays
+    assert not gone.is_ready(NOW)
+
+
+def test_nothing_is_kept_of_endpoints_that_have_left() -> None:
+    """Requests that began before, and other workers, may speak of them later."""
+    routing = router("a")
+    columns, owners = routing.picker._columns, routing.owners
+    for number in range(100):
+        (gone,), request = routing.pool.endpoints, request_at(routing)
+        routing.pick(request)
+        routing.pool.update([ResolvedEndpoint(f"http://{number}:1")])
+        routing.models.directory.update(routing.pool.endpoints)  # type: ignore[attr-defined]
+        routing.has_candidate(request, NOW)
+        routing.picker.learn(gone, [1, 2], 3)
+        owners.learn(f"response {number}", gone)
+        owners.learn(f"response {number}", gone, told=True)
+    left: list[Endpoint | None] = routing.pool.endpoints
+    assert [each for each in columns.endpoints if each not in (None, *left)] == []
+    assert columns.size < 4
+    assert not any(owners.of(f"response {number}") for number in range(100))
+
+
+def test_only_the_endpoint_that_gets_a_request_is_remembered_for_it() -> None:
+    """With flow control the first choice may be full."""
+    routing = router("a", "b")
+    routing.places = EndpointPlaces(1)
+    full, free = routing.pool.endpoints
+    routing.picker = Picker({"session": 1.0, "prefix": 1.0})
+    routing.picker.learn(full, [1], hash("s"))
+    full.request_sent(1, NOW)
+    told: list[Endpoint] = []
+    routing.picker.on_pick = lambda endpoint, blocks, session: told.append(endpoint)
+    request = request_at(routing)
+    request.permit = Permit(1, 1, flow=FlowRequest("f"))
+    request.blocks = [1, 2]
+    assert routing.pick(request) is free
+    assert told == [free]
+    assert routing.picker.index.matched([1, 2], [full, free]) == [1, 2]
+
+
+def test_asking_where_a_prompt_was_sent_keeps_nothing() -> None:
+    routing = router("a")
+    (gone,) = routing.pool.endpoints
+    routing.picker.learn(gone, [1], None)
+    routing.pool.update([ResolvedEndpoint("http://b:1")])
+    assert routing.picker.index.matched([1], [gone, *routing.pool.endpoints]) == [0, 0]
+    assert gone not in routing.picker._columns.endpoints

@@ -1,0 +1,238 @@
+"""The workers of a gateway share the places of --max-requests-per-endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from penstock.gateway.admission.flow_control import MOST_YIELD_S, FlowControl, FlowLimits, FlowRequest
+from penstock.gateway.routing.endpoint import Endpoint
+from penstock.gateway.routing.endpoint_places import CandidatePlaces, EndpointPlaces
+from penstock.gateway.workers import shared_places
+from penstock.gateway.workers.exchange import Exchange, WorkerName
+from penstock.gateway.workers.shared_places import SharedPlaces
+from tests.gateway.behaviours import good
+from tests.gateway.processes import WAIT_S, Call, Upstream, eventually, gateway
+
+WORKERS, PLACES, CLIENTS = 3, 4, 24
+
+
+class Peak:
+    """Counts the requests that a server has at a time, while ``clients`` come at once."""
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._now = 0
+        self._lock = threading.Lock()
+        self.enough = threading.Event()
+
+    def __call__(self, call: Call) -> None:
+        with self._lock:
+            self._now += 1
+            self.most = max(self.most, self._now)
+        self.enough.wait(0.15)
+        with self._lock:
+            self._now -= 1
+        good(call)
+
+
+def test_a_burst_at_all_workers_fills_a_server_to_its_limit() -> None:
+    peak, barrier = Peak(), threading.Barrier(CLIENTS)
+    options = (
+        *("--workers", str(WORKERS), "--flow-control", "--max-requests-per-endpoint", str(PLACES)),
+        *("--access-log", "none"),
+    )
+
+    def ask(client: httpx.Client) -> int:
+        barrier.wait()
+        return client.post("/v1/completions", json={"model": "m", "prompt": "p"}).status_code
+
+    with (
+        Upstream(peak) as server,
+        gateway(server, options=options) as front,
+        ThreadPoolExecutor(CLIENTS) as pool,
+    ):
+        clients = [httpx.Client(base_url=front.url, timeout=WAIT_S, verify=False) for _ in range(CLIENTS)]
+        for client in clients:  # each has a connection
+            assert client.get("/health").status_code == 200
+        assert set(pool.map(ask, clients)) == {200}
+        for client in clients:
+            client.close()
+    assert PLACES <= peak.most <= PLACES + WORKERS - 1, "those that decide in the same moment"
+
+
+def test_a_killed_worker_s_requests_hold_no_places() -> None:
+    held = threading.Event()
+
+    def first_waits(call: Call) -> None:
+        if len(server.calls) == 1:
+            held.set()
+            call.wait_until_gone()
+        else:
+            good(call)
+
+    options = ("--workers", "2", "--flow-control", "--max-requests-per-endpoint", "1")
+    with (
+        Upstream(first_waits) as server,
+        gateway(server, options=options) as front,
+        ThreadPoolExecutor(2) as pool,
+        httpx.Client(base_url=front.url, timeout=WAIT_S, verify=False) as one,
+        httpx.Client(base_url=front.url, timeout=WAIT_S, verify=False) as other,
+    ):
+        for client in (one, other):  # each worker has one of them
+            assert client.get("/health").status_code == 200
+        body = {"model": "m", "prompt": "p"}
+        broken = pool.submit(one.post, "/v1/completions", json=body)
+        assert held.wait(WAIT_S)
+        waiting = pool.submit(other.post, "/v1/completions", json=body)
+        eventually(lambda: 'queued_requests{priority="0"} 1' in front.client.get("/metrics").text)
+        peer = server.calls[0].connection.getpeername()[1]
+        [victim] = [
+            worker
+            for worker in front.workers
+            if any(each.laddr and each.laddr.port == peer for each in worker.net_connections("tcp"))
+        ]
+        victim.kill()
+        assert isinstance(broken.exception(), httpx.RemoteProtocolError | httpx.ReadError)
+        assert waiting.result().status_code == 200
+
+
+class Worker:
+    """One worker's queue, before a server that has one place."""
+
+    def __init__(self, run_dir: Path, number: int, clock: list[float]) -> None:
+        self.exchange = Exchange(str(run_dir), WorkerName(number, 0))
+        self.shared = SharedPlaces(self.exchange)
+        self.endpoint = Endpoint("http://a")
+        self.shared.follow([self.endpoint])
+        self._places = EndpointPlaces(1, scraping=False, elsewhere=self.shared.in_flight_elsewhere)
+        self._clock = clock
+        self.flow = FlowControl(FlowLimits(), lambda: clock[0], self.shared)
+        self.shared.on_wake = self.flow.fill_places
+        self.exchange.open()
+
+    async def run(self, priority: int) -> FlowRequest:
+        request = FlowRequest("f", priority=priority)
+        places = CandidatePlaces(self._places, lambda: [self.endpoint])
+        await self.flow.enter(request, (None, ("m", ("pool",))), places.have_free)
+        self.flow.sent(request)
+        self.endpoint.request_sent(1, self._clock[0])
+        return request
+
+    async def start(self, priority: int = 0) -> asyncio.Task[FlowRequest]:
+        task = asyncio.ensure_future(self.run(priority))
+        self._clock[0] += 0.001
+        await asyncio.sleep(0)
+        return task
+
+    def end(self, task: asyncio.Task[FlowRequest]) -> None:
+        self._clock[0] += 0.001
+        self.endpoint.request_ended(1)
+        self.flow.ended(task.result(), None)
+
+    def kill(self) -> None:
+        asyncio.get_running_loop().remove_reader(self.exchange._socket.fileno())
+        self.exchange._socket.close()
+
+
+@contextlib.asynccontextmanager
+async def two(run_dir: Path, clock: list[float]) -> AsyncIterator[tuple[Worker, Worker]]:
+    first, second = (Worker(run_dir, number, clock) for number in range(2))
+    try:
+        for each in (first, second):
+            each.exchange.look()
+        yield first, second
+    finally:
+        for each in (first, second):
+            each.flow.stop()
+            each.shared.close()
+            with contextlib.suppress(ValueError):  # it was killed
+                each.exchange.close()
+
+
+async def is_done(task: asyncio.Task[FlowRequest]) -> bool:
+    done, _ = await asyncio.wait((task,), timeout=0.01)
+    return bool(done)
+
+
+def test_a_place_goes_to_the_request_that_is_first_of_all_workers(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with two(tmp_path, [100.0]) as (here, there):
+            running = await here.start()
+            assert running.done()
+            older, newer, urgent = await there.start(), await here.start(), await there.start(priority=1)
+            assert not any(each.done() for each in (older, newer, urgent))
+            for worker, ends, follows in (
+                (here, running, urgent),
+                (there, urgent, older),
+                (there, older, newer),
+            ):
+                worker.end(ends)
+                await asyncio.wait_for(follows, 5)
+                assert here.endpoint.own_in_flight + there.endpoint.own_in_flight == 1
+            assert here.shared.in_flight_elsewhere(here.endpoint) == 0
+
+    asyncio.run(run())
+
+
+def test_a_place_that_another_worker_leaves_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+
+    async def run() -> None:
+        async with two(tmp_path, clock) as (here, there):
+            running = await here.start()
+            older, newer = await there.start(), await here.start()
+            monkeypatch.setattr(there.flow, "fill_places", lambda: 0)  # it hangs
+            there.shared.on_wake = lambda: None
+            here.end(running)
+            assert not await is_done(newer)
+            clock[0] += 2 * MOST_YIELD_S
+            await asyncio.wait_for(newer, 5)
+            assert not older.done()
+
+    asyncio.run(run())
+
+
+def test_figures_of_a_killed_worker_are_forgotten(tmp_path: Path) -> None:
+    clock = [100.0]
+
+    async def run() -> None:
+        async with two(tmp_path, clock) as (here, there):
+            await there.start()
+            assert here.shared.in_flight_elsewhere(here.endpoint) == 1
+            waiting = await here.start()
+            there.kill()
+            clock[0] += 1.0
+            here.exchange.send("hello", b"")
+            await asyncio.wait_for(waiting, 5)
+            assert sorted(os.listdir(tmp_path)) == ["places.0.0", "worker-0.0"]
+
+    asyncio.run(run())
+
+
+def test_entries_that_count_nothing_are_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_places, "MOST_ENTRIES", 4)
+
+    async def run() -> None:
+        async with two(tmp_path, [100.0]) as (here, there):
+            for key in range(1, 100):
+                here.shared.tell(key, key, 0)
+                assert there.shared.promised(key) == key
+                here.shared.tell(key, 0, 0)
+            for key in range(1, 7):
+                here.shared.tell(key, 1, key)
+            assert [there.shared.promised(key) for key in range(1, 7)] == [1, 1, 1, 1, 0, 0]
+            assert there.shared.are_waiting
+            here.endpoint.request_sent(1, 0.0)
+            there.endpoint.count_elsewhere(1, 1, 1)
+            assert there.shared.in_flight_elsewhere(there.endpoint) == 1, "as it was told by a datagram"
+
+    asyncio.run(run())

@@ -1,0 +1,170 @@
+"""Several workers, one that dies, and their replacement."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+
+from tests.gateway.behaviours import DONE, TEXT, good, stalled_in_stream
+from tests.gateway.processes import WAIT_S, Call, Gateway, Upstream, closed_port, eventually, gateway
+
+BODY = {"model": "m", "prompt": "p", "stream": True}
+
+
+def has_logged(front: Gateway, text: str) -> bool:
+    return any(text in line for line in front.lines)
+
+
+def status(front: Gateway, key: str = "") -> int:
+    """Of a request on a connection of its own."""
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    return httpx.post(front.url + "/v1/completions", json=BODY, headers=headers, timeout=WAIT_S).status_code
+
+
+def test_sighup_replaces_the_worker_and_reads_the_options_again(tmp_path: Path) -> None:
+    keys, options = tmp_path / "keys", tmp_path / "gateway.yaml"
+    keys.write_text("old\n")
+    keys.chmod(0o600)
+    with Upstream(stalled_in_stream) as server:
+        options.write_text(f"endpoints: [{closed_port()}]\napi_key_file: {keys}\n")
+        with gateway(options=("--config", str(options))) as front:
+            [old] = front.workers
+            assert status(front, "old") == 502
+            keys.write_text("new\n")
+            options.write_text(f"endpoints: [{server.url}]\napi_key_file: {keys}\ndrain_timeout: 7\n")
+            front.process.send_signal(signal.SIGHUP)
+            eventually(lambda: has_logged(front, "gateway 0 has served all it had"))
+            assert has_logged(front, "SIGHUP: --drain-timeout stays 60.0 until the gateway is started again")
+            assert not old.is_running()
+            assert status(front, "old") == 401
+            server.behaviour = good
+            assert status(front, "new") == 200
+
+
+def test_no_request_fails_while_the_worker_is_replaced() -> None:
+    with (
+        Upstream(good) as server,
+        gateway(server, options=("--access-log", "none")) as front,
+        ThreadPoolExecutor() as pool,
+    ):
+        enough = threading.Event()
+
+        def ask_on_one_connection() -> list[int]:
+            statuses = []
+            with httpx.Client(base_url=front.url, timeout=WAIT_S) as client:
+                while not enough.is_set():
+                    statuses.append(client.post("/v1/completions", json=BODY).status_code)
+            return statuses
+
+        def ask_on_new_connections() -> list[int]:
+            statuses = []
+            while not enough.is_set():
+                statuses.append(status(front))
+            return statuses
+
+        asking = [pool.submit(ask_on_one_connection), pool.submit(ask_on_new_connections)]
+        front.process.send_signal(signal.SIGHUP)
+        try:
+            eventually(lambda: has_logged(front, "gateway 0 has served all it had"))
+        finally:
+            enough.set()
+        statuses = [status for each in asking for status in each.result()]
+        assert set(statuses) == {200}
+        assert front.counts() == {"ok": len(statuses)}
+
+
+def test_options_that_are_wrong_change_nothing(tmp_path: Path) -> None:
+    """Wrong values are noticed by the supervisor, those that no worker can run by the first replacement."""
+    options = tmp_path / "gateway.yaml"
+    with Upstream(good) as server:
+        options.write_text(f"endpoints: [{server.url}]\n")
+        with gateway(options=("--config", str(options))) as front:
+            before = front.workers
+            for text, problem in (
+                ("max_attempts: 99\n", "the gateway goes on with the options that it has"),
+                ("scorers: queu=1\n", "gateway 0 goes on; the rolling restart ends"),
+            ):
+                options.write_text(f"endpoints: [{server.url}]\n{text}")
+                front.process.send_signal(signal.SIGHUP)
+                eventually(lambda problem=problem: has_logged(front, problem))  # type: ignore[misc]
+            assert front.workers == before
+            assert has_logged(front, "there is no scorer 'queu'")
+            assert front.complete().status_code == 200
+            before[0].kill()
+            eventually(lambda: has_logged(front, "gateway 0 is ready again"))
+            assert front.complete().status_code == 200
+
+
+def test_sighup_while_workers_are_replaced_replaces_them_again(tmp_path: Path) -> None:
+    options = tmp_path / "gateway.yaml"
+    options.write_text(f"endpoints: [{closed_port()}]\nworkers: 2\n")
+    with gateway(options=("--config", str(options))) as front:
+        front.process.send_signal(signal.SIGHUP)
+        eventually(lambda: has_logged(front, "SIGHUP: replacing 2 workers one by one"))
+        options.write_text(f"endpoints: [{closed_port()}]\nworkers: 3\n")
+        front.process.send_signal(signal.SIGHUP)
+        eventually(lambda: has_logged(front, "SIGHUP while replacing workers: they are replaced again after"))
+        assert not has_logged(front, "SIGHUP: --workers stays 2 until the gateway is started again")
+        eventually(lambda: has_logged(front, "SIGHUP: --workers stays 2 until the gateway is started again"))
+        eventually(lambda: has_logged(front, "is ready and replaces gateway 3"))
+
+
+def test_one_worker_dies_and_the_other_goes_on() -> None:
+    with (
+        Upstream(stalled_in_stream) as server,
+        gateway(server, options=("--workers", "2")) as front,
+        httpx.Client(base_url=front.url, timeout=WAIT_S) as first,
+        httpx.Client(base_url=front.url, timeout=WAIT_S) as second,
+        first.stream("POST", "/v1/completions", json=BODY) as one,
+        second.stream("POST", "/v1/completions", json=BODY) as other,
+    ):
+        lines = one.iter_lines(), other.iter_lines()
+        assert [next(each) for each in lines] == [f"data: {TEXT}"] * 2
+        victim, survivor = front.workers
+        victim.kill()
+        eventually(lambda: has_logged(front, "gateway 0 is ready again"))
+        for call in server.calls:
+            if not call.gone.is_set():
+                call.chunk(f"data: {DONE}\n\n".encode())
+                call.send(b"0\r\n\r\n")
+        ends = []
+        for each in lines:
+            try:
+                ends.append(list(each)[-2:] == [f"data: {DONE}", ""])
+            except httpx.RemoteProtocolError:
+                ends.append(False)
+        assert sorted(ends) == [False, True]
+        assert survivor in front.workers
+
+
+def test_one_worker_scrapes_for_all_and_another_takes_over() -> None:
+    scrapers: list[int] = []
+    with Upstream(good) as server:
+
+        def on_metrics(call: Call) -> None:
+            scrapers.append(call.connection.getpeername()[1])
+            call.reply(200, server.metrics, "text/plain")
+
+        server.on_metrics = on_metrics
+        with gateway(server, options=("--workers", "2", "--scrape-interval", "0.05")) as front:
+            scrapers.clear()
+            eventually(lambda: len(scrapers) >= 10)
+            [scraper] = set(scrapers[3:])
+            front.workers[0].kill()
+            eventually(lambda: scrapers[-1] != scraper)
+
+
+def test_wrong_options_have_their_exit_code() -> None:
+    """Those that a worker finds, too."""
+    command = [sys.executable, "-m", "penstock.cli.main", "gateway", "--port", "0", "--scorers", "queu=1"]
+    done = subprocess.run(
+        [*command, "--endpoints", "http://127.0.0.1:9"], capture_output=True, text=True, timeout=WAIT_S
+    )
+    assert done.returncode == 2
+    assert "--scorers queu=1: there is no scorer 'queu'" in done.stderr
