@@ -74,7 +74,7 @@ class Calls:
         """Connected engines, by rank."""
         self._awaited: dict[int, asyncio.Future[None]] = {}
         """Futures of connections that calls wait for, by rank."""
-        self._connect_listener: Callable[[int], None] = lambda rank: None
+        self._connection_listener: Callable[[int], None] = lambda rank: None
 
     async def ask(self, ranks: Sequence[int], request: RpcRequest, timeout_s: float) -> list[Receipt]:
         """Calls the engines of ``ranks`` concurrently; returns their receipts in the same order."""
@@ -134,14 +134,15 @@ class Calls:
 
     # -- events of engines
 
-    def set_connect_listener(self, listener: Callable[[int], None]) -> None:
-        """``listener`` is called with the rank of each engine that connects, before pending calls go on."""
-        self._connect_listener = listener
+    def set_connection_listener(self, listener: Callable[[int], None]) -> None:
+        """``listener`` is called with the rank of each engine that connects or disconnects, before pending
+        calls go on."""
+        self._connection_listener = listener
 
     def on_connected(self, rank: int, epoch: int, incarnation: int = 0) -> None:
         """An engine accepted a connection."""
         self._connected[rank] = epoch, incarnation
-        self._connect_listener(rank)
+        self._connection_listener(rank)
         future = self._awaited.pop(rank, None)
         if future is not None:
             future.set_result(None)
@@ -149,6 +150,7 @@ class Calls:
     def on_disconnected(self, rank: int) -> None:
         """The connection to an engine broke: its pending calls get no reply."""
         self._connected.pop(rank, None)
+        self._connection_listener(rank)
         for (asked, _), future in self._open.items():
             if asked == rank and not future.done():
                 future.set_result(None)

@@ -62,12 +62,12 @@ class TwoPhaseCommit:
         self._calls = engine_client.calls
         self._propose = propose
         self._confirm = confirm
-        self._revision = self._adopted = 0
+        self._revision = self._confirmed = self._adopted = 0
         self._states: dict[str, AgreedState] = {}
         self._pending: list[_PendingChange] = []
         self._committing: dict[int, asyncio.Task[None]] = {}
         """Tasks that make an engine commit, by rank."""
-        self._calls.set_connect_listener(self._start_commit)
+        self._calls.set_connection_listener(self._on_connection)
 
     @property
     def _sleeping(self) -> bool:
@@ -148,7 +148,6 @@ class TwoPhaseCommit:
             for engine in self._engine_client.engines:
                 engine.target_revision = agreed.revision
                 engine.asleep = self._sleeping
-            self._confirm(agreed.revision)
             for task in self._committing.values():
                 task.cancel()  # started again below for the new revision
             self._committing.clear()
@@ -157,6 +156,16 @@ class TwoPhaseCommit:
             self._update_change(entry)
         for engine in self._engine_client.engines:
             self._start_commit(engine.rank)
+        self._confirm_if_reached()
+
+    def _confirm_if_reached(self) -> None:
+        """Confirms the agreed states once no connected engine lacks them: only then does this API server give
+        its engines requests that depend on a change."""
+        if self._confirmed < self._revision and all(
+            engine.up_to_date for engine in self._engine_client.engines if engine.up
+        ):
+            self._confirmed = self._revision
+            self._confirm(self._revision)
 
     def _update_change(self, entry: _PendingChange) -> None:
         """Passes the agreed states on to a pending change."""
@@ -171,6 +180,11 @@ class TwoPhaseCommit:
         entry.updated.set()
 
     # -- making engines commit
+
+    def _on_connection(self, rank: int) -> None:
+        """An engine connected or disconnected."""
+        self._start_commit(rank)
+        self._confirm_if_reached()
 
     def _start_commit(self, rank: int) -> None:
         """Starts to commit the agreed states on an engine, unless it has them or a commit is in progress."""
@@ -201,6 +215,7 @@ class TwoPhaseCommit:
             ):
                 engine.reached_revision = revision
                 self._engine_client.on_engine_available()
+                self._confirm_if_reached()
 
     async def _commit(self, rank: int, state: AgreedState) -> Receipt:
         receipt = await self._calls.ask_one(rank, _to_commit(state), COMMIT_TIMEOUT_S)

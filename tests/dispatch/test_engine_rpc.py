@@ -191,7 +191,7 @@ def test_a_connection_is_told_before_anybody_is_asked_over_it() -> None:
     async def run() -> None:
         engines = Engines(0)
         told: list[tuple[int, int]] = []
-        engines.calls.set_connect_listener(lambda rank: told.append((rank, len(engines.asked))))
+        engines.calls.set_connection_listener(lambda rank: told.append((rank, len(engines.asked))))
         task = await engines.started([1], KEYED)
         engines.calls.on_connected(1, 0)
         await turn()

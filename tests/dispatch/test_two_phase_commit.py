@@ -477,6 +477,28 @@ def test_an_api_server_that_has_not_heard_keeps_it_from_being_done() -> None:
         assert [receipt.error for receipt in change.receipts()] == [None, None]
 
 
+def test_an_api_server_whose_engines_have_not_answered_keeps_it_from_being_done() -> None:
+    """Until they have, it gives its engines no streams: a client that was told of the change is refused."""
+    with world() as made:
+        act(made, "change", 0, 1)
+        for _ in range(4):
+            for rank in range(ENGINES):
+                act(made, "deliver", 0, rank)
+                act(made, "answer", 0, rank)
+            act(made, "order", 0, 0)
+            act(made, "order", 1, 0)
+            act(made, "deliver", 1, 0)
+            act(made, "answer", 1, 0)
+        engines = made.servers[1].view.engines
+        assert [engine.target_revision for engine in engines] == [1, 1]
+        assert not made.servers[0].asked[0].done()
+        act(made, "cut", 1, 1)
+        act(made, "order", 0, 0)  # an engine that is gone is not waited for
+        assert outcome_of(made).outcome is Outcome.DONE
+        made.heal()
+        made.check_healed()
+
+
 def test_the_same_change_again_is_not_made_again() -> None:
     with world() as made:
         act(made, "change", 0, 1)
