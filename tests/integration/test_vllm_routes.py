@@ -29,6 +29,13 @@ def events_of(reply: httpx.Response) -> list[dict[str, Any]]:
     return [json.loads(event) for event in events]
 
 
+def joined(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """The last event with the text of all, however many tokens each has."""
+    choices = [choice for event in events for choice in event["choices"]]
+    texts = [choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices]
+    return events[-1] | {"text": "".join(texts), "finish_reason": choices[-1]["finish_reason"]}
+
+
 # -- usage in every event
 
 
@@ -51,12 +58,13 @@ def test_invocations_are_told_apart_by_their_field(vllm_like: Server, stream: bo
     for own, path in (({"messages": HELLO}, "/v1/chat/completions"), ({"prompt": "a"}, "/v1/completions")):
         invoked, direct = (vllm_like.post(each, own | fields) for each in ("/invocations", path))
         if stream:
-            bodies = [events_of(reply)[0] for reply in (invoked, direct)]
+            bodies = [joined(events_of(reply)) for reply in (invoked, direct)]
         else:
             bodies = [reply.json() for reply in (invoked, direct)]
         for body in bodies:
             del body["id"], body["created"]
         assert bodies[0] == bodies[1]
+        assert bodies[0]["usage"]["completion_tokens"] == 3
         assert bodies[0]["service_tier"] == "default"
 
 
