@@ -123,6 +123,10 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
         return f"one or more values, each {one}" if self.many else one
 
 
+_options: dict[type[msgspec.Struct], tuple[Option, ...]] = {}
+"""Of each config Struct that was read: that takes milliseconds."""
+
+
 def options_of(config: type[msgspec.Struct]) -> tuple[Option, ...]:
     """The options of a config Struct, in the order of its fields.
 
@@ -130,8 +134,12 @@ def options_of(config: type[msgspec.Struct]) -> tuple[Option, ...]:
     types other than bool, int, float, str, a Literal of strings, a list of these, or a union of these with
     each other or None.
     """
-    described = {field.name: field for field in inspect.type_info(config).fields}  # type: ignore[attr-defined]
-    return tuple(_option(config, field, described[field.name]) for field in msgspec.structs.fields(config))
+    options = _options.get(config)
+    if options is None:
+        described = {field.name: field for field in inspect.type_info(config).fields}  # type: ignore[attr-defined]
+        fields = msgspec.structs.fields(config)
+        options = _options[config] = tuple(_option(config, each, described[each.name]) for each in fields)
+    return options
 
 
 def _option(config: type, field: msgspec.structs.FieldInfo, described: inspect.Field) -> Option:

@@ -1,100 +1,19 @@
-"""Reads the file of ``--synthetic-script``: rules by which the synthetic engine answers prompts.
-
-The format is described in docs/synthetic-script.md. Keys are spelled with dashes.
-"""
+"""Reads the file of ``--synthetic-script``: rules by which the synthetic engine answers prompts."""
 
 from __future__ import annotations
 
 import json
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Any
 
 import msgspec
 import yaml
-from msgspec import Meta
 
 from penstock.config.errors import ConfigError
+from penstock.config.script_rules import MAX_SCRIPT_BYTES, Call, Match, Pace, Part, Reply, Rule, Script
 
-Text: TypeAlias = Annotated[str, Meta(min_length=1)]
-Milliseconds: TypeAlias = Annotated[float, Meta(ge=0, le=3_600_000)]
-Number: TypeAlias = Annotated[int, Meta(ge=1, le=1_000_000)]
-End: TypeAlias = Literal["stop", "length", "error", "stall", "exit", "hang"]
-
-MAX_SCRIPT_BYTES = 512 * 1024
-"""Size of a script, and of the replies that it spells. Engines get them in one message of their start."""
-
-
-class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
-    """Base of the parts of a script."""
-
-
-class Match(_Part, frozen=True):
-    """Conditions on the prompt, all of which must hold; a rule without any matches every prompt.
-
-    A turn is the messages of the user and of tools since the model's last reply.
-    """
-
-    last: Literal["user", "tool"] | None = None
-    """Whether results of tools are among the turn's messages."""
-    text: Text | list[Text] | None = None
-    """Text, or all the texts, that the turn contains."""
-    regex: Text | None = None
-    """Pattern to find in the turn."""
-    tool: Text | None = None
-    """Name of a tool whose result is in the turn."""
-    turn: Number | None = None
-    """Number of the turn in its conversation, from 1."""
-    prompt: Text | None = None
-    """Pattern to find in the whole prompt."""
-
-
-class Call(_Part, frozen=True):
-    """A tool call. Arguments given as a text are that text."""
-
-    name: Text
-    arguments: dict[str, Any] | str = msgspec.field(default_factory=dict)
-
-
-class Reply(_Part, frozen=True):
-    """What the model writes: text, reasoning and calls, spelled in its format; or ``output``, as it is."""
-
-    text: str = ""
-    reasoning: str = ""
-    calls: list[Call] = []
-    output: str | None = None
-
-
-class Pace(_Part, frozen=True):
-    """When the tokens of a reply come."""
-
-    first_token_ms: Milliseconds = 0.0
-    """Time until the first token."""
-    token_ms: Milliseconds = 0.0
-    """Minimum time from one step with tokens to the next."""
-    tokens_per_step: Annotated[int, Meta(ge=1, le=1024)] = 1
-
-
-class Rule(_Part, frozen=True):
-    """One rule. The first that matches answers."""
-
-    match: Match = Match()
-    times: Number | None = None
-    """How often the rule answers within one conversation; None: no limit."""
-    reply: Reply = Reply()
-    pace: Pace = Pace()
-    end: End = "stop"
-    after_tokens: Number | None = None
-    """Tokens after which the reply ends; None: all."""
-    end_times: Number | None = None
-    """How many replies an engine process ends in this way; later ones stop. None: no limit."""
-
-
-class Script(_Part, frozen=True):
-    rules: Annotated[list[Rule], Meta(min_length=1, max_length=10_000)]
-
-
-_KINDS: dict[str, type[_Part]] = {
+_KINDS: dict[str, type[Part]] = {
     "": Script,
     "rules": Rule,
     "match": Match,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.config.synthetic_script import End, Match, Pace
+from penstock.config.script_rules import End, Match, Pace
 
 
 class ScriptedRule(msgspec.Struct, frozen=True, kw_only=True):
-    """A rule of the file, see :class:`penstock.config.synthetic_script.Rule`."""
+    """A rule of the file, see :class:`penstock.config.script_rules.Rule`."""
 
     match: Match
     times: int | None = None

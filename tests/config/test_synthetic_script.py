@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from penstock.config.errors import ConfigError
+from penstock.config.script_rules import MAX_SCRIPT_BYTES, Call
 from penstock.config.serve import ServeConfig
-from penstock.config.synthetic_script import MAX_SCRIPT_BYTES, Call, parse_script, read_script
+from penstock.config.synthetic_script import parse_script, read_script
 
 WHOLE = """
 rules:

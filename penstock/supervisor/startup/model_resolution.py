@@ -12,7 +12,6 @@ from penstock.config.errors import ConfigError
 from penstock.config.serve import ServeConfig
 from penstock.distribution import pip_install
 from penstock.engine.torch.supported_models import check_supported
-from penstock.engine.vllm.versions import check_installed
 from penstock.generation.model_aliases import check_aliases
 from penstock.supervisor.startup.model_download import download_model
 from penstock.supervisor.startup.tokenizer_conversion import ensure_tokenizer_json
@@ -75,6 +74,8 @@ def _check_software(config: ServeConfig) -> None:
     if config.engine == "torch":
         _require_torch()
     elif config.engine == "vllm":
+        from penstock.engine.vllm.versions import check_installed  # importlib.metadata takes milliseconds
+
         check_installed()
 
 

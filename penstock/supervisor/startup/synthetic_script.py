@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from penstock.config.errors import ConfigError
+from penstock.config.script_rules import MAX_SCRIPT_BYTES, Rule
 from penstock.config.serve import ServeConfig
-from penstock.config.synthetic_script import MAX_SCRIPT_BYTES, Rule, read_script
 from penstock.supervisor.startup.model_resolution import ResolvedModel
 from penstock.wire.scripted import ScriptedRule
 
@@ -16,6 +16,7 @@ def spelled_script(config: ServeConfig, model: ResolvedModel) -> list[ScriptedRu
     path = config.synthetic_script
     if path is None:
         return None
+    from penstock.config.synthetic_script import read_script
     from penstock.generation.model_info import model_type
     from penstock.generation.parsers.registry import output_format
     from penstock.generation.prompt.chat_template import ChatTemplate

@@ -10,8 +10,8 @@ import pytest
 from llguidance import LLMatcher
 from tokenizers import pre_tokenizers
 
+from penstock.config.script_rules import Match, Pace
 from penstock.config.serve import ServeConfig
-from penstock.config.synthetic_script import Match, Pace
 from penstock.engine.base import RequestRejected
 from penstock.engine.synthetic.engine import SyntheticEngine
 from penstock.wire.frames import FinishReason
