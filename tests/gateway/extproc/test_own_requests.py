@@ -80,7 +80,8 @@ def test_a_shadow_gets_copies_below_a_prefix() -> None:
             eventually(lambda: sum(front.counts("shadow_request_total").values()) == 2)
             assert front.counts("shadow_request_total") == {"ok_without_usage,next": 2.0}
         paths = [path for path, _ in asked(server)]
-        assert asked(shadow) == [(path, "next") for path in paths]
+        # Each copy is sent by a task of its own: which of two arrives first is not promised.
+        assert sorted(asked(shadow)) == sorted((path, "next") for path in paths)
         sent = [call.headers for call in shadow.calls if call.method == "POST"]
         assert {each["x-penstock-shadow"] for each in sent} == {"1"}
         assert {each["accept-encoding"] for each in sent} == {"identity"}, "its outcome is read in the reply"
