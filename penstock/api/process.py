@@ -240,7 +240,6 @@ class _Server:
             vocab_size=info.vocab_size,
             eos_token_ids=info.eos_token_ids,
             defaults=defaults,
-            adapters=info.adapters,
             model_type=model_type(launch.model_dir),
             transfers_kv=info.transfers_kv,
         )

@@ -11,6 +11,7 @@ from penstock.config.serve import ServeConfig
 from penstock.engine.base import Load, StepRows
 from penstock.engine.batch.rows import concat_rows
 from penstock.engine.batch.slots import SlotTable
+from penstock.engine.lora.adapter_table import AdapterTable
 from penstock.engine.sampling.metadata import SamplingMetadata
 from penstock.engine.schedule.block_tables import BlockTables
 from penstock.engine.schedule.scheduler import Scheduler
@@ -32,6 +33,7 @@ class NoOpEngine:
     same batch size. The KV cache has room for every slot at full length, so nothing is preempted.
     """
 
+    adapters: AdapterTable | None = None
     can_sleep = False
 
     def __init__(self, slots: int, max_model_len: int, max_batched_tokens: int) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.wire.arrays import I8, I32
 from penstock.wire.kv_events import KVCacheEvent
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
 from penstock.wire.messages import EngineInfo, KVTransferParams, Submit
+
+if TYPE_CHECKING:
+    from penstock.engine.lora.adapter_table import AdapterTable
 
 
 class RequestRejected(ValueError):
@@ -77,6 +80,8 @@ class Engine(Protocol):
     Every submitted stream finishes exactly once: with a row whose finish is not NONE, or a StreamFailure.
     """
 
+    adapters: AdapterTable | None
+    """Its LoRA adapters; None: it runs none."""
     can_sleep: bool
     """Whether it supports the operations ``sleep`` and ``wake_up``."""
     info: EngineInfo

@@ -49,8 +49,8 @@ MAX_FAILURE_CHARACTERS = 4096
 """Longest reason that a child reports; the rest is cut off."""
 MAX_STATES = 64
 """Settings that API servers may agree on; all of them travel in one line."""
-MAX_STATE_BYTES = 8192
-"""Maximum size of a proposed setting's line."""
+MAX_STATE_BYTES = 256 << 10
+"""Maximum size of a proposed setting's line: a thousand adapters with paths of usual length."""
 HEARTBEAT_INTERVAL_S = 1.0
 """Minimum time between two heartbeats of a process."""
 
@@ -119,6 +119,8 @@ class Launch(_Message, frozen=True, tag="launch"):
     script: list[ScriptedRule] | None = None
     # Absolute path of the directory of stored responses; None: there is no store.
     response_store_dir: str | None = None
+    # What all engines have agreed on so far, for API servers and engines.
+    agreed: AgreedStates | None = None
 
     @property
     def name(self) -> str:

@@ -34,7 +34,7 @@ from typing import Annotated, Any, TypeAlias, TypeGuard, TypeVar
 import msgspec
 from msgspec import Meta
 
-ENGINE_PROTOCOL_VERSION = 5
+ENGINE_PROTOCOL_VERSION = 6
 
 Handle: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
 """An API server's number for one stream, repeated in every row; int32 on the wire."""
@@ -69,6 +69,10 @@ MAX_TRACE_CHARS = 600
 """Characters of a trace context."""
 MAX_NAME_CHARS = 1024
 """Characters of the names in messages: a cache salt, an adapter, a method."""
+MAX_DIGEST_CHARS = 64
+"""Characters of Adapter.digest."""
+MAX_PATH_CHARS = 4096
+"""Characters of Adapter.path, which are those of a path in Linux."""
 MAX_CALL_BYTES = 1 << 20
 """Length of an RpcCall or RpcReply."""
 
@@ -166,7 +170,7 @@ class Submit(msgspec.Struct, array_like=True, frozen=True, tag=2, gc=False):
     interval_ms: Annotated[int, Meta(ge=0, le=60_000)] = 0
     """Minimum milliseconds between rows, except the first and the last."""
     adapter: Annotated[str, Meta(max_length=MAX_NAME_CHARS)] | None = None
-    """Name of one of EngineInfo.adapters; None: the base model."""
+    """Name of a LoRA adapter; None: the base model."""
     kv_transfer_params: KVTransferParams | None = None
     choices: Annotated[tuple[SubmitChoice, ...], Meta(max_length=MAX_SUBMIT_CHOICES)] = ()
     """Further streams, which share all other fields: see :mod:`penstock.wire.submits`."""
@@ -176,6 +180,8 @@ class Submit(msgspec.Struct, array_like=True, frozen=True, tag=2, gc=False):
     trace: Annotated[str, Meta(max_length=MAX_TRACE_CHARS)] = ""
     """Context of the request's span (:attr:`penstock.telemetry.trace_context.TraceContext.sent`); empty: the
     stream has no span."""
+    adapter_digest: Annotated[str, Meta(max_length=MAX_DIGEST_CHARS)] = ""
+    """Adapter.digest of ``adapter``: another adapter may take its name while the stream runs."""
 
 
 class Abort(msgspec.Struct, array_like=True, frozen=True, tag=3, gc=False):
@@ -227,12 +233,34 @@ class RpcCall(msgspec.Struct, array_like=True, frozen=True, tag=5):
 
 
 class Adapter(msgspec.Struct, array_like=True, frozen=True):
-    """A LoRA adapter that an engine has loaded."""
+    """A LoRA adapter that requests may name as their model."""
 
-    name: str
-    path: str
-    parent: str | None = None
-    """Name of its base model; None: the served model."""
+    name: Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
+    path: Annotated[str, Meta(min_length=1, max_length=MAX_PATH_CHARS)]
+    """Absolute path of its directory, the same on every host."""
+    parent: Annotated[str, Meta(max_length=MAX_NAME_CHARS)] | None = None
+    """Name of its base model, as its files or its user tell; None: the served model."""
+    digest: Annotated[str, Meta(max_length=MAX_DIGEST_CHARS)] = ""
+    """Digest of its files: an adapter with other files is another one, also with this name."""
+    rank: Count = 0
+    """Largest rank of its layers."""
+
+
+AdapterKey: TypeAlias = tuple[str, str]
+"""Name and digest of an adapter."""
+
+
+class LoraInfo(msgspec.Struct, array_like=True, frozen=True):
+    """What LoRA adapters an engine can load."""
+
+    max_loras: Count
+    """Adapters that can run in one step."""
+    max_lora_rank: Count
+    max_cpu_loras: Count
+    """Adapters that can be loaded."""
+    modules: dict[str, tuple[Count, Count]] = {}
+    """Output and input features of each layer that adapters may change, by its path in the model, such as
+    ``model.layers.0.self_attn.q_proj``; empty: only the engine can tell."""
 
 
 CACHE_CONFIG_LABELS = (
@@ -259,14 +287,12 @@ class EngineInfo(msgspec.Struct, array_like=True, frozen=True):
     dtype: str = ""
     kv_cache_tokens: Count = 0
     """Capacity of the KV cache in tokens; 0 when the engine has none."""
-    adapters: tuple[Adapter, ...] = ()
-    """Requests may name them as their model."""
     transfers_kv: bool = False
     """Whether it supports Submit.kv_transfer_params."""
-    max_loras: Count = 0
-    """Adapters that can run at the same time; 0 without adapters."""
     cache_config: dict[str, str] = {}
     """Properties of the KV cache that metrics show (:data:`CACHE_CONFIG_LABELS`); empty without one."""
+    lora: LoraInfo | None = None
+    """None: it runs no adapters."""
 
 
 class Welcome(msgspec.Struct, array_like=True, frozen=True, tag=16):

@@ -54,6 +54,8 @@ class Clock(asyncio.SelectorEventLoop):
 class Engine:
     """One process of an engine: a level, and what became of it."""
 
+    name = "sleep"
+
     def __init__(self, world: World, rank: int, epoch: int) -> None:
         self.world = world
         self.rank, self.epoch = rank, epoch
@@ -65,7 +67,7 @@ class Engine:
         """It cannot prepare anything."""
         self.busy = False
         """It is not prepared yet."""
-        self.participant = TwoPhaseParticipant("sleep", self)
+        self.participant = TwoPhaseParticipant(self)
         self.calls = RpcServer(self.run, {"sleep": self.participant}, self.reply, lambda: 0)
 
     def run(self, method: str, arguments: dict[str, Any]) -> Any:
@@ -80,14 +82,16 @@ class Engine:
         assert self.held is None
         self.held = arguments["level"]
 
-    def prepared(self) -> bool:
+    def prepared(self, *, decided: bool) -> bool:
         return not self.busy
 
-    def commit(self) -> int:
+    def commit(self) -> None:
         assert self.held is not None
         self.level, self.held = self.held, None
         self.made.append(self.level)
         assert self.level in [change["level"] for change in self.world.decided], "made, but not decided"
+
+    def result(self) -> int:
         return self.level
 
     def abort(self) -> None:

@@ -107,7 +107,7 @@ class MetricsEndpoint:
         return found
 
     def _has_adapters(self) -> bool:
-        return any(engine.info is not None and engine.info.adapters for engine in self._engine_client.engines)
+        return any(engine.info is not None and engine.info.lora for engine in self._engine_client.engines)
 
     def _adapters(self, found: Totals) -> Labels:
         """Labels of vLLM's series for gateways that route by adapter. There is one series for all engines:
@@ -118,7 +118,7 @@ class MetricsEndpoint:
             for wanted in ("waiting", "running")
         )
         up = [engine.info for engine in self._engine_client.engines if engine.up and engine.info is not None]
-        return str(sum(info.max_loras for info in up)), waiting, running
+        return str(sum(info.lora.max_loras for info in up if info.lora is not None)), waiting, running
 
     async def metrics(self, exchange: Exchange) -> None:
         """The handler of ``/metrics``."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,9 @@ from penstock.wire.arrays import I8, I32
 from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs
 from penstock.wire.messages import Submit
+
+if TYPE_CHECKING:
+    from penstock.engine.lora.adapter_table import LoadedAdapter
 
 _LENGTH = np.int8(FinishReason.LENGTH)
 FAILED = np.int8(-1)
@@ -70,6 +74,8 @@ class SlotTable:
         """Streams that have left the slot: distinguishes its streams from one another."""
         self._timed = 0
         """Slots with an ``interval_s``."""
+        self.adapters: dict[int, LoadedAdapter] = {}
+        """LoRA adapters by slot; slots without one run the base model."""
 
         # -- per step
         self.length = np.zeros(slots, np.int32)
@@ -101,8 +107,9 @@ class SlotTable:
     def running(self) -> int:
         return self.size - len(self._free)
 
-    def allocate(self, server: int, request: Submit) -> int:
-        """Give a free slot to a request whose prompt is shorter than max_model_len. Returns the slot."""
+    def allocate(self, server: int, request: Submit, adapter: LoadedAdapter | None = None) -> int:
+        """Give a free slot to a request whose prompt is shorter than max_model_len, and which runs with
+        ``adapter``. Returns the slot."""
         slot = self._free.pop()
         prompt = np.frombuffer(request.prompt, "<i4")
         sampling = request.sampling
@@ -124,6 +131,9 @@ class SlotTable:
         self.history[slot, :length] = prompt
         if sampling.stop_token_ids:
             self.stop_ids.set(slot, sampling.stop_token_ids)
+        if adapter is not None:
+            self.adapters[slot] = adapter
+            adapter.streams += 1
         self._by_stream[server, request.stream] = slot
         self._admitted.append((server, request.stream))
         if request.resubmitted:
@@ -154,6 +164,8 @@ class SlotTable:
     def release(self, slot: int) -> None:
         del self._by_stream[int(self.server[slot]), int(self.stream[slot])]
         self.stop_ids.clear(slot)
+        if self.adapters and (adapter := self.adapters.pop(slot, None)) is not None:
+            adapter.streams -= 1
         if self.interval_s[slot]:
             self.interval_s[slot] = 0
             self._timed -= 1

@@ -15,6 +15,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Protocol
 
+import msgspec
+
+from penstock.config.errors import ConfigError
 from penstock.engine.base import Engine, StepRows
 from penstock.engine.group.membership import EngineMembership, listening_address
 from penstock.engine.group.wave_group import WaveGroup
@@ -28,7 +31,9 @@ from penstock.engine.loop.rpc import RpcServer
 from penstock.engine.loop.sleep import SleepState
 from penstock.engine.loop.stats import EngineStats
 from penstock.engine.loop.stream_spans import EndedStream, StreamSpans, describe
-from penstock.engine.loop.two_phase import TwoPhaseParticipant
+from penstock.engine.loop.two_phase import ParticipantState, TwoPhaseParticipant
+from penstock.engine.lora.adapter_state import ADAPTERS, AdapterList, AdapterState
+from penstock.engine.lora.errors import AdapterError
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.metrics.memory import Trimmer
 from penstock.telemetry.spans import BatchSpanExporter, make_span_exporter
@@ -42,7 +47,8 @@ log = logging.getLogger(__name__)
 CONTROL_INTERVAL_S = 0.05
 """Seconds between two reads of the control channel while the engine is busy."""
 RETRY_INTERVAL_S = 0.01
-"""Seconds between two attempts to flush the backlog of slow peers while the engine is idle."""
+"""Seconds between two attempts to flush the backlog of slow peers while the engine is idle, and between two
+looks whether an adapter's files have been read."""
 IDLE_DELAY_S = 0.05
 """Seconds without messages before an idle engine collects garbage and reports metrics."""
 SHUTDOWN_FLUSH_TIMEOUT_S = 2.0
@@ -78,6 +84,7 @@ def run(control: ControlChannel) -> int:
     launch = control.launch
     engine = build_engine(launch, control.progress)
     try:
+        adapters = _load_adapters(engine, launch, control)
         remote = launch.index not in launch.local_ranks
         socket = RouterSocket(listening_address(launch), key=launch.key if remote else None)
         try:
@@ -107,6 +114,7 @@ def run(control: ControlChannel) -> int:
                     profile_dir=config.profile_dir,
                     span_exporter=_span_exporter(launch),
                     kv_events=kv_events,
+                    adapters=adapters,
                 )
                 collector.start()
                 control.ready(ready_info(engine.info))
@@ -116,6 +124,23 @@ def run(control: ControlChannel) -> int:
     finally:
         engine.close()
     return 0
+
+
+def _load_adapters(engine: Engine, launch: Launch, control: ControlChannel) -> AdapterState | None:
+    """The state of the engine's adapters, with those that were agreed before its start; None: it runs none.
+    Raises ConfigError if the engine has never served and one cannot be loaded."""
+    if engine.adapters is None:
+        return None
+    state = AdapterState(engine.adapters)
+    for agreed in () if launch.agreed is None else launch.agreed.states:
+        if agreed.name == ADAPTERS:
+            control.progress("loading adapters", None)
+            adapters = msgspec.convert(agreed.arguments, AdapterList).adapters
+            try:
+                state.load_at_start(adapters, tolerant=launch.epoch > 0)
+            except AdapterError as error:
+                raise ConfigError(str(error)) from None
+    return state
 
 
 def _span_exporter(launch: Launch) -> BatchSpanExporter[EndedStream] | None:
@@ -170,11 +195,12 @@ class EngineLoop:
         profile_dir: str | None = None,
         span_exporter: BatchSpanExporter[EndedStream] | None = None,
         kv_events: KVEventPublisher | None = None,
+        adapters: AdapterState | None = None,
     ) -> None:
         """``collector`` None: Python's own garbage collection stays on. ``membership`` None: there is no
         coordinator. ``group`` None: the engine steps whenever it has work. ``model`` is the metrics' label
         ``model_name``. ``profile_dir`` None: profiling is off. ``span_exporter`` None: streams have no
-        spans. ``kv_events`` None: the engine has none to publish."""
+        spans. ``kv_events`` None: the engine has none to publish. ``adapters`` None: it runs none."""
         self._engine = engine
         self._socket = socket
         self._publisher = Publisher(socket)
@@ -190,9 +216,11 @@ class EngineLoop:
         self._stats = EngineStats()
         self._spans = None if span_exporter is None else StreamSpans(span_exporter, self._stats, rank, model)
         sleep = SleepState(engine, self._end_streams, self._is_idle)
+        self._adapters = adapters
+        states: list[ParticipantState] = [sleep] if adapters is None else [sleep, adapters]
         self._calls = RpcServer(
             self._run_operation,
-            {SleepState.name: TwoPhaseParticipant(SleepState.name, sleep)},
+            {state.name: TwoPhaseParticipant(state) for state in states},
             self._publisher.send,
             lambda: self._publisher.step,
         )
@@ -333,6 +361,8 @@ class EngineLoop:
     def _answer_calls(self) -> None:
         """Reply to calls that have finished, and send metrics to API servers that have just connected."""
         self._calls.answer_pending()
+        if self._adapters is not None:
+            self._adapters.tidy()
         if self._reporter.has_new_server:
             self._reporter.report(self._clock())
 
@@ -405,6 +435,8 @@ class EngineLoop:
             timeout = RETRY_INTERVAL_S
         elif self._draining or self._reporter.pending or (collector is not None and collector.due):
             timeout = IDLE_DELAY_S
+        if self._adapters is not None and self._adapters.is_reading:
+            timeout = RETRY_INTERVAL_S
         if self._inbox.waiting:
             timeout = 0.0
         if not self._socket.wait(timeout, commands.fileno()):

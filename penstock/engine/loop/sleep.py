@@ -21,7 +21,7 @@ REFUSED = "The engine is put to sleep."
 
 
 class SleepState:
-    """The sleep level of an engine, as the state of a :class:`.two_phase.TwoPhaseParticipant`."""
+    """The sleep level of an engine, for :class:`.two_phase.TwoPhaseParticipant`."""
 
     name = "sleep"
 
@@ -69,21 +69,24 @@ class SleepState:
         if level != AWAKE and mode == "abort" and self._engine.has_work():
             self._end_streams(SLEEPING, ENDED)
 
-    def prepared(self) -> bool:
+    def prepared(self, *, decided: bool) -> bool:
         """Whether :meth:`commit` could run now."""
         return self._next == AWAKE or self._is_idle()
 
-    def commit(self) -> dict[str, int]:
-        """Make the prepared change; returns the result of the call."""
+    def commit(self) -> None:
+        """Make the prepared change."""
         level, self._next = self._next, None
         assert level is not None  # it was prepared
         if level > self._level:
             self._engine.call("sleep", {"level": level})
         self._level = level
-        return {"level": level}
 
     def abort(self) -> None:
         """Undo :meth:`prepare`."""
         if self._next == AWAKE and self._level != AWAKE:
             self._engine.call("sleep", {"level": self._level})
         self._next = None
+
+    def result(self) -> dict[str, int]:
+        """The level."""
+        return {"level": self._level}

@@ -25,6 +25,7 @@ from penstock.engine.batch.logprobs import LogprobsBuffer
 from penstock.engine.batch.rows import concat_rows, empty_rows
 from penstock.engine.batch.slots import FAILED, SlotTable
 from penstock.engine.kv_events.block_log import BlockLog
+from penstock.engine.lora.adapter_table import AdapterTable, adapter_of
 from penstock.engine.sampling.grammar_compiler import Compilation, State
 from penstock.engine.sampling.metadata import NO_TOKEN, READS_HISTORY, SamplingFeature, SamplingMetadata
 from penstock.engine.schedule.block_tables import BlockTables
@@ -79,7 +80,9 @@ class Scheduler:
         config: ServeConfig,
         clock: Callable[[], float] = time.monotonic,
         block_log: BlockLog | None = None,
+        adapters: AdapterTable | None = None,
     ) -> None:
+        """``adapters``: the engine's; None: it runs none."""
         self.table = table
         self.sampling = sampling
         self.blocks = blocks
@@ -94,6 +97,7 @@ class Scheduler:
         self._admitted = np.zeros(0, np.intp)
         """Slots in use: the most important priority first, then in order of admission."""
         self._queue = WaitingQueue(config, self._withdraw_compilation)
+        self._adapters = adapters
         self._has_freed_grammar = False
         """Whether a stream with a grammar has left since the last step."""
         self._aborted: dict[int, None] = {}
@@ -113,13 +117,15 @@ class Scheduler:
         if self.table.find(server, request.stream) is not None:
             raise WireError(f"Submit.stream {request.stream} is running already")
         check_request(request, self.table.max_model_len, self.sampling.vocab_size)
+        adapter = adapter_of(request, self._adapters)
         self._check_capacity(request)
         self.sampling.check(request.sampling)
         compilation = None
         if request.sampling.grammar is not None:
             compilation = self.sampling.grammars.request(server, request.sampling.grammar)
         try:
-            self._queue.push(server, request, self.table.free_count()).compilation = compilation
+            free = self.table.free_count()
+            self._queue.push(server, request, free, adapter).compilation = compilation
         except ValueError:
             if compilation is not None:
                 self.sampling.grammars.withdraw(compilation)
@@ -415,7 +421,7 @@ class Scheduler:
     def _admit(self, newcomer: WaitingStream, found: Match) -> int:
         """Move a waiting stream into a free slot; there is room for its prompt."""
         self._queue.remove(newcomer)
-        slot = self.table.allocate(newcomer.server, newcomer.request)
+        slot = self.table.allocate(newcomer.server, newcomer.request, newcomer.adapter)
         self.sampling.set(slot, newcomer.request.sampling, newcomer.compilation)
         self.priority[slot] = newcomer.priority
         admitted = self._admitted

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from penstock.engine.base import RequestRejected
-from penstock.wire.messages import Adapter, Submit
+from penstock.wire.messages import Submit
 
 
-def check_request(
-    request: Submit, max_model_len: int, vocab_size: int, adapters: Sequence[Adapter] = ()
-) -> None:
+def check_request(request: Submit, max_model_len: int, vocab_size: int) -> None:
     """Raises RequestRejected for a prompt that leaves no room for output, token ids outside the vocabulary,
-    more logprobs than it has, a resumed stream whose output is complete, and an adapter that is not in
-    ``adapters``."""
+    more logprobs than it has, and a resumed stream whose output is complete."""
     length, limit = len(request.prompt) // 4, request.sampling.max_tokens
     if len(request.prompt) % 4 or not length or length < request.resumed:
         raise RequestRejected("prompt: at least one token, four bytes each, of which resumed are output")
@@ -26,8 +21,6 @@ def check_request(
         )
     if limit <= request.resumed:
         raise RequestRejected(f"max_tokens: {limit}, but must be more than {request.resumed}")
-    if request.adapter is not None and request.adapter not in [adapter.name for adapter in adapters]:
-        raise RequestRejected(f"model: this engine has no adapter {request.adapter!r}")
     for field in ("logprobs", "prompt_logprobs"):
         if (wanted := getattr(request.sampling, field)) > vocab_size:
             raise RequestRejected(f"{field}: {wanted}, but the vocabulary has {vocab_size} tokens")

@@ -21,6 +21,7 @@ from penstock.engine.schedule.prefix_cache import Prefix
 from penstock.wire.messages import OVERLOADED, Submit, WireError
 
 if TYPE_CHECKING:
+    from penstock.engine.lora.adapter_table import LoadedAdapter
     from penstock.engine.sampling.grammar_compiler import Compilation
 
 StreamKey: TypeAlias = tuple[int, int]
@@ -61,6 +62,8 @@ class WaitingStream:
     """What the prefix cache may have of its prompt, once the scheduler has looked it up."""
     compilation: Compilation | None = None
     """Of its grammar, if it has one and the engine compiles it."""
+    adapter: LoadedAdapter | None = None
+    """None: the base model."""
     held_by: Hashable = None
     """What it waits for, while it is held."""
 
@@ -173,8 +176,11 @@ class WaitingQueue:
 
     # -- streams come
 
-    def push(self, server: int, request: Submit, free_slots: int) -> WaitingStream:
+    def push(
+        self, server: int, request: Submit, free_slots: int, adapter: LoadedAdapter | None = None
+    ) -> WaitingStream:
         """Queue a stream. ``free_slots``: that many streams will be admitted soon and do not count.
+        ``adapter``: the one of the request, as long as it waits.
 
         Raises RequestRejected with the code ``overloaded`` when the queue is full of streams with the same or
         a more important priority, or the API server's waiting requests take MAX_QUEUED_BYTES; WireError when
@@ -184,7 +190,8 @@ class WaitingQueue:
         if (server, request.stream) in self._streams:
             raise WireError(f"Submit.stream {request.stream} is running already")
         priority = request.priority if self._by_priority else 0
-        newcomer = WaitingStream(server, request, (priority, not request.resubmitted, Place.ARRIVED))
+        queue_class = priority, not request.resubmitted, Place.ARRIVED
+        newcomer = WaitingStream(server, request, queue_class, adapter=adapter)
         self._check_bytes(newcomer)
         if not request.resubmitted:
             self._make_room(newcomer, free_slots)
@@ -192,6 +199,8 @@ class WaitingQueue:
         self._streams[newcomer.key] = newcomer
         self.tokens += newcomer.tokens
         self._bytes.add(newcomer)
+        if adapter is not None:
+            adapter.streams += 1
         return newcomer
 
     def _check_bytes(self, newcomer: WaitingStream) -> None:
@@ -257,6 +266,11 @@ class WaitingQueue:
         del self._streams[waiting.key]
         self.tokens -= waiting.tokens
         self._bytes.remove(waiting)
+        self._leave(waiting)
+
+    def _leave(self, waiting: WaitingStream) -> None:
+        if waiting.adapter is not None:
+            waiting.adapter.streams -= 1
         self._on_leave(waiting)
 
     def _extract(self, waiting: WaitingStream) -> None:
@@ -306,7 +320,7 @@ class WaitingQueue:
         self._streams, self._classes, self._class_order, self._held, self.tokens = {}, {}, [], {}, 0
         self._bytes = QueuedBytes()
         for waiting in waiting_streams:
-            self._on_leave(waiting)
+            self._leave(waiting)
         self._aborted, self._failed = [], []
         return failures
 

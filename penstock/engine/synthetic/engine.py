@@ -24,6 +24,7 @@ from penstock.config.serve import ServeConfig
 from penstock.engine.base import Load, RequestRejected, StepRows, StreamFailure
 from penstock.engine.batch.rows import concat_rows
 from penstock.engine.batch.slots import SlotTable
+from penstock.engine.lora.adapter_table import AdapterTable, adapter_of
 from penstock.engine.sampling.rng import stream_state, token_indexes
 from penstock.engine.schedule.submit_checks import check_request
 from penstock.engine.schedule.waiting_queue import WaitingQueue
@@ -64,6 +65,7 @@ class SyntheticEngine:
     A fault (``synthetic_fault``, KIND@N) is injected in the N-th step with work, counted from 0.
     """
 
+    adapters: AdapterTable | None = None
     can_sleep = True
 
     # -- lifetime: process
@@ -137,7 +139,7 @@ class SyntheticEngine:
         self._check(request)
         if not self.has_work():
             self._credited_at = self._clock()
-        self._waiting.push(server, request, self._table.free_count())
+        self._waiting.push(server, request, self._table.free_count(), adapter_of(request, self.adapters))
 
     def _check(self, request: Submit) -> None:
         sampling = request.sampling
@@ -245,7 +247,7 @@ class SyntheticEngine:
         while self._waiting and self._table.free_count():
             first = self._waiting.pop()
             request = first.request
-            slot = self._table.allocate(first.server, request)
+            slot = self._table.allocate(first.server, request, first.adapter)
             if self._player is not None:
                 self._player.begin(slot, request)
             self._state[slot] = stream_state(_seed(request))

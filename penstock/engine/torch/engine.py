@@ -16,6 +16,7 @@ from penstock.engine.base import Load, StepRows
 from penstock.engine.batch.rows import concat_rows
 from penstock.engine.batch.slots import SlotTable
 from penstock.engine.kv_events.block_log import BlockLog
+from penstock.engine.lora.adapter_table import AdapterTable
 from penstock.engine.sampling.grammar_compiler import GrammarCompiler
 from penstock.engine.sampling.metadata import SamplingMetadata
 from penstock.engine.schedule.block_tables import BlockTables
@@ -39,6 +40,7 @@ GRAMMAR_WAIT_S = 0.002
 class TorchEngine:
     """Continuous batching with chunked prefill over a paged KV cache."""
 
+    adapters: AdapterTable | None = None
     can_sleep = True
 
     # -- lifetime: process

@@ -16,12 +16,12 @@ from penstock.engine.batch.logprobs import LogprobsBuffer
 from penstock.engine.batch.prompt_logprobs import PromptLogprobsState
 from penstock.engine.batch.rows import concat_rows
 from penstock.engine.batch.slots import SlotTable
+from penstock.engine.lora.adapter_table import AdapterTable, adapter_of
 from penstock.engine.schedule.submit_checks import check_request
 from penstock.engine.schedule.waiting_queue import WaitingQueue, WaitingStream
 from penstock.engine.torch.profiler import TorchProfiler
 from penstock.engine.vllm.arguments import arguments
 from penstock.engine.vllm.internals import VllmCore
-from penstock.engine.vllm.lora_modules import parse_lora_modules
 from penstock.engine.vllm.startup_progress import startup_progress
 from penstock.engine.vllm.step_output import TokenLogprobs, VllmStepOutput
 from penstock.wire.arrays import I8
@@ -59,14 +59,14 @@ class VllmEngine:
         """Loads the model. ``given``: the fields of ``config`` that the operator has set. ``group``: the
         process group of the ranks that experts are split over, which all load at the same time; None: this
         rank runs alone. Raises ConfigError."""
-        names = config.served_model_name or [config.model or ""]
-        adapters, vllm_arguments = parse_lora_modules(arguments(config, model_dir, given), names)
+        vllm_arguments = arguments(config, model_dir, given)
         with startup_progress(progress):
-            self._core = core = VllmCore(vllm_arguments, rank, group, adapters)
-        self.info = core.info(adapters)
+            self._core = core = VllmCore(vllm_arguments, rank, group)
+        self.info = core.info()
         self._table = table = SlotTable(
             self.info.max_num_seqs, self.info.max_model_len, (), vocab_size=self.info.vocab_size
         )
+        self.adapters: AdapterTable | None = None
         self.can_sleep = core.can_sleep
         self._profiler = TorchProfiler(core.device_type)
         self._queue = WaitingQueue(config)
@@ -95,8 +95,8 @@ class VllmEngine:
     def submit(self, server: int, request: Submit) -> None:
         if self._table.find(server, request.stream) is not None:
             raise WireError(f"Submit.stream {request.stream} is running already")
-        check_request(request, self._table.max_model_len, self.info.vocab_size, self.info.adapters)
-        self._queue.push(server, request, self._table.free_count())
+        check_request(request, self._table.max_model_len, self.info.vocab_size)
+        self._queue.push(server, request, self._table.free_count(), adapter_of(request, self.adapters))
 
     def abort(self, server: int, streams: Sequence[int]) -> None:
         for stream in streams:
@@ -143,7 +143,7 @@ class VllmEngine:
             first = next(iter(self._queue))
             request_id = str(self._num_added)
             try:
-                self._core.add(request_id, first.request)
+                self._core.add(request_id, first.request, first.adapter)
             except RequestRejected as error:
                 self._queue.fail(first, error.code, str(error))
                 continue
@@ -152,7 +152,7 @@ class VllmEngine:
 
     def _begin(self, first: WaitingStream, request_id: str) -> None:
         self._queue.remove(first)
-        slot = self._table.allocate(first.server, first.request)
+        slot = self._table.allocate(first.server, first.request, first.adapter)
         self._alternatives[slot] = first.request.sampling.logprobs
         self._slots[request_id] = slot
         self._request_ids[slot] = request_id

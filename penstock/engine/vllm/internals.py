@@ -23,9 +23,10 @@ import numpy as np
 
 from penstock.config.errors import ConfigError
 from penstock.engine.base import RequestRejected
+from penstock.engine.lora.adapter_table import LoadedAdapter
 from penstock.engine.vllm.step_output import TokenLogprobs, VllmCounters, VllmStepOutput
 from penstock.wire.frames import FinishReason
-from penstock.wire.messages import CACHE_CONFIG_LABELS, Adapter, EngineInfo, Submit
+from penstock.wire.messages import CACHE_CONFIG_LABELS, EngineInfo, LoraInfo, Submit
 from penstock.wire.sockets import ProcessGroupSpec
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # read at import: the core runs in this process
@@ -36,7 +37,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import vllm.v1.engine as vllm_engine
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import VLLMClientError
-from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.tokenizers import cached_tokenizer_from_config
@@ -96,11 +96,10 @@ class VllmCore:
         arguments: Sequence[str],
         rank: int,
         group: ProcessGroupSpec | None = None,
-        adapters: Sequence[Adapter] = (),
     ) -> None:
-        """Loads the model and the adapters. ``rank``: the engine's data-parallel rank; it uses the GPUs after
+        """Loads the model. ``rank``: the engine's data-parallel rank; it uses the GPUs after
         those of the lower ranks. ``group``: the process group of ranks that share the model's layers. Raises
-        ConfigError for arguments that vLLM refuses, and for adapters that cannot be loaded."""
+        ConfigError for arguments that vLLM refuses."""
         if group is not None and current_platform.is_cpu():
             raise ConfigError(
                 "--enable-expert-parallel: vLLM's CPU build cannot exchange tokens between engines; "
@@ -119,18 +118,6 @@ class VllmCore:
         self._generation_config = config.model_config.try_get_generation_config()
         self._eos = _eos_token_id(config.model_config)
         self.counts = VllmCounters()
-        self._adapters = {adapter.name: self._load(adapter, at + 1) for at, adapter in enumerate(adapters)}
-
-    def _load(self, adapter: Adapter, number: int) -> LoRARequest:
-        """Load an adapter at the start: one that a request cannot load would break the engine."""
-        if self._config.lora_config is None:
-            raise ConfigError("--lora-modules needs vLLM's --enable-lora behind --")
-        request = LoRARequest(adapter.name, number, adapter.path)
-        try:
-            self._core.add_lora(request)
-        except Exception as error:  # vLLM's loader raises anything, a worker process RuntimeError
-            raise ConfigError(f"--lora-modules {adapter.name}={adapter.path}: {error}") from error
-        return request
 
     def _on_failure(self) -> None:
         """A worker process of vLLM's has ended. Called in a thread of vLLM's."""
@@ -147,8 +134,8 @@ class VllmCore:
 
     # -- facts
 
-    def info(self, adapters: tuple[Adapter, ...]) -> EngineInfo:
-        """The engine's facts, from vLLM's configuration. ``adapters``: those that are loaded."""
+    def info(self) -> EngineInfo:
+        """The engine's facts, from vLLM's configuration."""
         config = self._config
         model, cache, lora = config.model_config, config.cache_config, config.lora_config
         default = SamplingParams()  # its stop tokens are set as vLLM's input processor does
@@ -163,9 +150,10 @@ class VllmCore:
             dtype=str(model.dtype).removeprefix("torch."),
             kv_cache_tokens=int(cache.num_gpu_blocks or 0) * int(cache.block_size),
             cache_config={name: str(getattr(cache, name)) for name in CACHE_CONFIG_LABELS},
-            adapters=adapters,
             transfers_kv=config.kv_transfer_config is not None,
-            max_loras=0 if lora is None else int(lora.max_loras),
+            lora=None
+            if lora is None
+            else LoraInfo(int(lora.max_loras), int(lora.max_lora_rank), int(lora.max_cpu_loras)),
         )
 
     @property
@@ -175,8 +163,8 @@ class VllmCore:
 
     # -- requests come and go
 
-    def add(self, request_id: str, request: Submit) -> None:
-        """Give vLLM a request. Raises RequestRejected when vLLM cannot run it."""
+    def add(self, request_id: str, request: Submit, adapter: LoadedAdapter | None = None) -> None:
+        """Give vLLM a request that runs with ``adapter``. Raises RequestRejected when vLLM cannot run it."""
         prompt = np.frombuffer(request.prompt, "<i4").tolist()
         sampling = request.sampling
         core = self._core
@@ -190,7 +178,7 @@ class VllmCore:
                     sampling_params=params,
                     pooling_params=None,
                     arrival_time=time.time(),
-                    lora_request=request.adapter and self._adapters[request.adapter],
+                    lora_request=adapter and adapter.weights,
                     cache_salt=request.cache_salt,
                     data_parallel_rank=None,
                     priority=request.priority,

@@ -14,6 +14,8 @@ from penstock.wire.messages import MAX_CALL_BYTES, RpcCall, RpcPhase, RpcReply
 class Level:
     """A state; preparing 13 fails."""
 
+    name = "level"
+
     def __init__(self) -> None:
         self.level = 0
         self.ready = True
@@ -26,13 +28,15 @@ class Level:
         self.prepared_level = arguments["level"]
         self.log.append(f"prepare {self.prepared_level}")
 
-    def prepared(self) -> bool:
+    def prepared(self, *, decided: bool) -> bool:
         return self.ready
 
-    def commit(self) -> int:
+    def commit(self) -> None:
         assert self.prepared_level is not None
         self.level = self.prepared_level
         self.log.append(f"commit {self.level}")
+
+    def result(self) -> int:
         return self.level
 
     def abort(self) -> None:
@@ -46,7 +50,7 @@ class Desk:
         self.replies: list[tuple[int, RpcReply]] = []
         self.step = 0
         self.calls = RpcServer(
-            self.run, {"level": TwoPhaseParticipant("level", self.state)}, self.reply, lambda: self.step
+            self.run, {"level": TwoPhaseParticipant(self.state)}, self.reply, lambda: self.step
         )
         self._number = 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.config.errors import ConfigError
-from penstock.engine.vllm.lora_modules import parse_lora_modules
+from penstock.engine.lora.lora_modules import parse_lora_modules
 from penstock.wire.messages import Adapter
 
 MODEL = ("m",)

@@ -1,0 +1,150 @@
+"""The list of LoRA adapters as a state that all engines share, changed by two-phase commit.
+
+To prepare a change is to read the new adapters' files, in a thread, and to load them; to commit it is to let
+streams use the adapters of the new list and no others. Whoever proposes a change has checked that the files
+suit the model; an engine checks them again, as they may have changed since.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+
+from penstock.engine.lora.adapter_table import AdapterTable
+from penstock.engine.lora.errors import AdapterError
+from penstock.wire.messages import Adapter, AdapterKey
+
+log = logging.getLogger(__name__)
+
+ADAPTERS = "adapters"
+"""Name of the state."""
+INTERNAL_ERROR = "it could not be loaded; the engine's log says more"
+
+
+class AdapterList(msgspec.Struct, frozen=True):
+    """The arguments of a change: the whole list after it."""
+
+    adapters: list[Adapter]
+    keys: list[tuple[str, str]] = []
+    """Keys of the latest requests that changed the list, with what each asked for."""
+
+
+class AdapterStatus(msgspec.Struct, frozen=True):
+    """What an engine has of the agreed list."""
+
+    loaded: dict[str, str]
+    """Digest of each adapter that streams may use, by name."""
+    missing: dict[str, str] = {}
+    """Why an adapter of the list is not loaded, by name."""
+
+
+class AdapterState:
+    """The agreed list on one engine, for :class:`penstock.engine.loop.two_phase.TwoPhaseParticipant`."""
+
+    name = ADAPTERS
+
+    def __init__(self, table: AdapterTable) -> None:
+        self._table = table
+        self._list: list[Adapter] = []
+        self._next: list[Adapter] | None = None
+        """The list that is being prepared."""
+        self._reading: dict[AdapterKey, tuple[Adapter, Future[Any]]] = {}
+        """Files that are being read, or have been read and not been loaded yet."""
+        self._missing: dict[AdapterKey, str] = {}
+        self._thread: ThreadPoolExecutor | None = None
+        self._has_retired = False
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether files are being read."""
+        return bool(self._reading)
+
+    # -- at the start
+
+    def load_at_start(self, adapters: Sequence[Adapter], *, tolerant: bool) -> None:
+        """Load adapters before the engine serves. ``tolerant``: serve without those that cannot be loaded;
+        otherwise raises AdapterError, which names the adapter."""
+        for adapter in adapters:
+            try:
+                self._table.add(adapter, self._table.loader.read(adapter))
+            except AdapterError as error:
+                if not tolerant:
+                    raise AdapterError(f"adapter {adapter.name} ({adapter.path}): {error}") from None
+                self._note_missing(adapter, str(error))
+        self._list = list(adapters)
+        self._table.make_current(adapters)
+
+    # -- a change
+
+    def prepare(self, arguments: dict[str, Any]) -> None:
+        """``arguments``: an :class:`AdapterList`. Raises ValueError."""
+        wanted = msgspec.convert(arguments, AdapterList).adapters
+        self._next = wanted
+        self._missing.clear()
+        for adapter in wanted:
+            key = adapter.name, adapter.digest
+            if key not in self._table and key not in self._reading:
+                if self._thread is None:
+                    self._thread = ThreadPoolExecutor(1, "adapters")
+                self._reading[key] = adapter, self._thread.submit(self._table.loader.read, adapter)
+
+    def prepared(self, *, decided: bool) -> bool:
+        """See :class:`penstock.engine.loop.two_phase.ParticipantState`. Raises AdapterError."""
+        if not all(future.done() for _, future in self._reading.values()):
+            return False
+        while self._reading:
+            _, (adapter, future) = self._reading.popitem()
+            try:
+                self._table.add(adapter, future.result())
+            except Exception as error:
+                reason = str(error) if isinstance(error, AdapterError) else INTERNAL_ERROR
+                if reason is INTERNAL_ERROR:
+                    log.exception("adapter %s", adapter.name)
+                self._note_missing(adapter, reason)
+        if self._missing and not decided and self._may_refuse():
+            name, reason = next(iter(self._missing.items()))
+            raise AdapterError(f"adapter {name[0]}: {reason}")
+        return True
+
+    def commit(self) -> None:
+        """Let streams use the prepared list."""
+        assert self._next is not None  # it was prepared
+        self._list, self._next = self._next, None
+        self._table.make_current(self._list)
+        self._has_retired = True
+
+    def abort(self) -> None:
+        """Drop what was loaded for the change."""
+        self._next = None
+        for _, future in self._reading.values():
+            future.cancel()
+        self._reading.clear()
+        self._missing.clear()
+        self._has_retired = True
+
+    def result(self) -> dict[str, Any]:
+        """An :class:`AdapterStatus`."""
+        missing = {name: reason for (name, _), reason in self._missing.items()}
+        status: dict[str, Any] = msgspec.to_builtins(AdapterStatus(self._table.digests(), missing))
+        return status
+
+    # -- between steps
+
+    def tidy(self) -> None:
+        """Remove adapters that no stream uses any more. To be called between steps."""
+        if self._has_retired and self._next is None:
+            self._has_retired = self._table.remove_unused()
+
+    def _may_refuse(self) -> bool:
+        """Whether a missing adapter is new with this change: one that the engine lacked before does not keep
+        others from being loaded."""
+        known = {(adapter.name, adapter.digest) for adapter in self._list}
+        return any(key not in known for key in self._missing)
+
+    def _note_missing(self, adapter: Adapter, reason: str) -> None:
+        log.error("adapter %s (%s): %s; this engine serves without it", adapter.name, adapter.path, reason)
+        self._missing[adapter.name, adapter.digest] = reason
