@@ -54,7 +54,10 @@ class AdapterState:
         """The list that is being prepared."""
         self._reading: dict[AdapterKey, tuple[Adapter, Future[Any]]] = {}
         """Files that are being read, or have been read and not been loaded yet."""
+        self._failed: dict[AdapterKey, str] = {}
+        """Why adapters of the next list cannot be loaded."""
         self._missing: dict[AdapterKey, str] = {}
+        """The same of the present list."""
         self._thread: ThreadPoolExecutor | None = None
         self._has_retired = False
 
@@ -74,7 +77,8 @@ class AdapterState:
             except AdapterError as error:
                 if not tolerant:
                     raise AdapterError(f"adapter {adapter.name} ({adapter.path}): {error}") from None
-                self._note_missing(adapter, str(error))
+                self._note_failed(adapter, str(error))
+        self._missing, self._failed = self._failed, {}
         self._list = list(adapters)
         self._table.make_current(adapters)
 
@@ -84,7 +88,7 @@ class AdapterState:
         """``arguments``: an :class:`AdapterList`. Raises ValueError."""
         wanted = msgspec.convert(arguments, AdapterList).adapters
         self._next = wanted
-        self._missing.clear()
+        self._failed.clear()
         for adapter in wanted:
             key = adapter.name, adapter.digest
             if key not in self._table and key not in self._reading:
@@ -104,16 +108,16 @@ class AdapterState:
                 reason = str(error) if isinstance(error, AdapterError) else INTERNAL_ERROR
                 if reason is INTERNAL_ERROR:
                     log.exception("adapter %s", adapter.name)
-                self._note_missing(adapter, reason)
-        if self._missing and not decided and self._may_refuse():
-            name, reason = next(iter(self._missing.items()))
-            raise AdapterError(f"adapter {name[0]}: {reason}")
+                self._note_failed(adapter, reason)
+        if not decided:
+            self._refuse_new()
         return True
 
     def commit(self) -> None:
         """Let streams use the prepared list."""
         assert self._next is not None  # it was prepared
         self._list, self._next = self._next, None
+        self._missing, self._failed = self._failed, {}
         self._table.make_current(self._list)
         self._has_retired = True
 
@@ -123,7 +127,7 @@ class AdapterState:
         for _, future in self._reading.values():
             future.cancel()
         self._reading.clear()
-        self._missing.clear()
+        self._failed.clear()
         self._has_retired = True
 
     def result(self) -> dict[str, Any]:
@@ -139,12 +143,14 @@ class AdapterState:
         if self._has_retired and self._next is None:
             self._has_retired = self._table.remove_unused()
 
-    def _may_refuse(self) -> bool:
-        """Whether a missing adapter is new with this change: one that the engine lacked before does not keep
-        others from being loaded."""
+    def _refuse_new(self) -> None:
+        """Raises AdapterError for an adapter that cannot be loaded and is new with this change. One that the
+        engine lacked before does not keep others from being loaded."""
         known = {(adapter.name, adapter.digest) for adapter in self._list}
-        return any(key not in known for key in self._missing)
+        for key, reason in self._failed.items():
+            if key not in known:
+                raise AdapterError(f"adapter {key[0]}: {reason}")
 
-    def _note_missing(self, adapter: Adapter, reason: str) -> None:
-        log.error("adapter %s (%s): %s; this engine serves without it", adapter.name, adapter.path, reason)
-        self._missing[adapter.name, adapter.digest] = reason
+    def _note_failed(self, adapter: Adapter, reason: str) -> None:
+        log.error("adapter %s (%s) cannot be loaded: %s", adapter.name, adapter.path, reason)
+        self._failed[adapter.name, adapter.digest] = reason

@@ -16,6 +16,7 @@ from penstock.engine.loop.inbox import INTERNAL_ERROR, MAX_REFUSED_PEERS, Inbox
 from penstock.engine.loop.publisher import Publisher
 from penstock.engine.loop.rpc import RpcServer
 from penstock.engine.loop.stats import EngineStats
+from penstock.engine.lora.adapter_table import AdapterTable
 from penstock.wire.messages import (
     ENGINE_PROTOCOL_VERSION,
     MAX_ABORTED,
@@ -45,6 +46,7 @@ class FakeEngine:
     """Notes what it is asked, about streams by their seed, which the tests take from the handle. Rejects odd
     ones; stream 66 finds a defect."""
 
+    adapters: AdapterTable | None = None
     can_sleep = True
 
     def __init__(self) -> None:

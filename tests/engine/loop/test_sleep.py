@@ -35,8 +35,9 @@ class Sleeper(FakeEngine):
 
     def change(self, level: int, **arguments: Any) -> None:
         self.state.prepare({"level": level, **arguments})
-        assert self.state.prepared()
-        assert self.state.commit() == {"level": level}
+        assert self.state.prepared(decided=False)
+        self.state.commit()
+        assert self.state.result() == {"level": level}
 
 
 @pytest.fixture
@@ -58,9 +59,9 @@ def test_there_and_back(engine: Sleeper) -> None:
 def test_waiting_takes_nothing_new_and_lets_streams_end(engine: Sleeper) -> None:
     engine.state.prepare({"level": 1, "mode": "wait"})
     assert engine.state.refusal() is not None
-    assert not engine.state.prepared()
+    assert not engine.state.prepared(decided=False)
     engine.busy = False
-    assert engine.state.prepared()
+    assert engine.state.prepared(decided=False)
     assert engine.told == []
 
 
