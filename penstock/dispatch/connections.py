@@ -18,6 +18,7 @@ from penstock.logging_setup import RateLimitedLog
 from penstock.wire.curve import ClusterKey
 from penstock.wire.frames import TokenFrame, decode_frame
 from penstock.wire.messages import (
+    AdapterKey,
     Disconnect,
     EngineInfo,
     FrameHeader,
@@ -111,6 +112,9 @@ class EngineState:
         """The agreed state is that engines sleep."""
         self.target_revision = 0
         """Revision of the agreed states that the engine must reach."""
+        self.least_revision = 0
+        """The revision that it must reach before it gets streams: of the latest change that streams depend
+        on, whatever they ask for."""
         self.connections = 0
         """Connections made so far."""
         self.connected_at = 0.0
@@ -121,6 +125,10 @@ class EngineState:
         """Resets what belongs to one connection."""
         self.reached_revision = 0
         """Revision of the agreed states that the engine has confirmed; 0: those it was started with."""
+        self.adapters: dict[str, str] = {}
+        """Digests of the LoRA adapters that the engine has confirmed, by name."""
+        self.missing_adapters: dict[str, str] = {}
+        """Why it lacks adapters of the agreed list, by name."""
         self.submitted = 0
         """Streams submitted on this connection."""
         self.queued_bytes = 0
@@ -185,14 +193,23 @@ class EngineState:
         return self.up and self.reached_revision == self.target_revision
 
     @property
+    def rests(self) -> bool:
+        """Whether it sleeps, or has not confirmed yet whether it does."""
+        return self.asleep or (self.up and self.reached_revision < self.least_revision)
+
+    @property
     def accepts_streams(self) -> bool:
         # Spelled out: several calls per request.
         return (
             self.info is not None
             and self.link is not None
-            and self.reached_revision == self.target_revision
+            and self.reached_revision >= self.least_revision
             and not (self.asleep or self.draining or self.leaving)
         )
+
+    def has_adapter(self, adapter: AdapterKey | None) -> bool:
+        """Whether it can run streams with ``adapter``; None: the base model."""
+        return adapter is None or self.adapters.get(adapter[0]) == adapter[1]
 
     @property
     def full(self) -> bool:

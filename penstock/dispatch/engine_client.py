@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from penstock.dispatch.adapter_registry import AdapterRegistry
 from penstock.dispatch.connections import Connections, EngineState
 from penstock.dispatch.engine_rpc import Calls
 from penstock.dispatch.load_balancer import LoadBalancer, affinity_keys
@@ -26,9 +27,11 @@ from penstock.wire.curve import ClusterKey
 from penstock.wire.frames import TokenFrame
 from penstock.wire.messages import (
     ENGINE_PROTOCOL_VERSION,
+    NO_ADAPTER,
     OVERLOADED,
     SLEEPING,
     Abort,
+    AdapterKey,
     Draining,
     EngineInfo,
     EngineMetrics,
@@ -58,7 +61,7 @@ RESUMPTION_INTERVAL_S = 0.025
 
 _FIELD = re.compile(r"([a-z_]+): ")
 """How an engine's message starts that is about one field."""
-_STATUS = {"invalid_request": 400, OVERLOADED: 429, SLEEPING: 503, "engine_error": 500}
+_STATUS = {"invalid_request": 400, NO_ADAPTER: 404, OVERLOADED: 429, SLEEPING: 503, "engine_error": 500}
 """HTTP status by the code of an engine's failure; clients get no other code."""
 
 
@@ -97,6 +100,8 @@ class EngineClient:
         self.streams: OutputProcessor | None = None
         """Set by :meth:`open`."""
         self.calls = Calls(self._send_call)
+        self.adapters = AdapterRegistry()
+        """The LoRA adapters of all engines."""
         self.metrics_queries = MetricsQueries(self._send_metrics_query)
         self.board = MetricsBoard(for_totals=True)
         """The metrics of every other process."""
@@ -200,8 +205,7 @@ class EngineClient:
 
     def sleeps(self) -> bool:
         """Whether no engine accepts streams because the engines sleep or have not woken up yet."""
-        resting = any(engine.asleep or (engine.up and not engine.up_to_date) for engine in self.engines)
-        return resting and not self.accepts_streams()
+        return any(engine.rests for engine in self.engines) and not self.accepts_streams()
 
     def set_draining(self, ranks: list[int]) -> None:
         """Stops new streams to these engines, and allows them to all others."""
@@ -215,27 +219,31 @@ class EngineClient:
         if self._resumption is not None and whole and self.accepts_streams():
             self._resumption.on_engine()
 
-    def full(self, hints: RoutingHints = NO_HINTS) -> bool:
+    def full(self, hints: RoutingHints = NO_HINTS, adapter: AdapterKey | None = None) -> bool:
         """Whether a request may use engines, but all of these have too many bytes of requests queued."""
         engines = self.engines if hints.rank is None else [self.engines[hints.rank]]
         some = False
         for engine in engines:
-            if engine.accepts_streams:
+            if engine.accepts_streams and engine.has_adapter(adapter):
                 if not engine.full:
                     return False
                 some = True
         return some
 
     def pick(
-        self, hints: RoutingHints = NO_HINTS, prompt: bytes = b"", cache_salt: str | None = None
+        self,
+        hints: RoutingHints = NO_HINTS,
+        prompt: bytes = b"",
+        cache_salt: str | None = None,
+        adapter: AdapterKey | None = None,
     ) -> EngineState | None:
-        """Chooses the engine for a stream. ``prompt``: int32 token ids. None if no engine accepts streams, or
-        the one of ``hints.rank`` does not."""
+        """Chooses the engine for a stream. ``prompt``: int32 token ids. None if no engine that has the
+        adapter accepts streams, or the one of ``hints.rank`` does not."""
         rank: int | None = 0 if len(self.engines) == 1 else hints.rank
         if rank is not None:
             engine = self.engines[rank]
-            return engine if engine.accepts_streams else None
-        candidates = [engine for engine in self.engines if engine.accepts_streams]
+            return engine if engine.accepts_streams and engine.has_adapter(adapter) else None
+        candidates = self._candidates(adapter)
         if len(candidates) > 1:
             candidates = [engine for engine in candidates if not engine.full] or candidates
             now = time.monotonic()
@@ -243,8 +251,13 @@ class EngineClient:
         loads: list[int | None] = [None] * len(self.engines)
         for engine in candidates:
             loads[engine.rank] = engine.load
-        rank = self._load_balancer.choose(loads, affinity_keys(prompt, cache_salt, hints.session))
+        digest = None if adapter is None else adapter[1]
+        rank = self._load_balancer.choose(loads, affinity_keys(prompt, cache_salt, hints.session, digest))
         return None if rank is None else self.engines[rank]
+
+    def _candidates(self, adapter: AdapterKey | None) -> list[EngineState]:
+        engines = [engine for engine in self.engines if engine.accepts_streams]
+        return engines if adapter is None else [engine for engine in engines if engine.has_adapter(adapter)]
 
     def submit(self, stream: Stream, request: Submit) -> None:
         """Submits the stream to the engine of its rank, and keeps the request for resumption."""
@@ -254,7 +267,10 @@ class EngineClient:
     def _resubmit(self, stream: Stream, request: Submit) -> bool:
         """Submits a stream that lost its engine to another one, or to the only one that may run it; False if
         none accepts streams."""
-        engine = self.pick(RoutingHints(rank=stream.pinned_rank))
+        adapter = request.adapter_key
+        if adapter is not None and not self.adapters.has(*adapter):
+            adapter = None  # it has been unloaded: an engine that still has it goes on, others end the stream
+        engine = self.pick(RoutingHints(rank=stream.pinned_rank), adapter=adapter)
         if engine is None or self.streams is None:
             return False
         stream.refusals = 0
@@ -387,7 +403,7 @@ class EngineClient:
             code = "engine_error"
         retry_after_ms = min(failed.retry_after_ms, MAX_RETRY_AFTER_MS)
         status = _STATUS[code]
-        field = _FIELD.match(message) if status == 400 else None
+        field = _FIELD.match(message) if status in (400, 404) else None
         param = None if field is None else field[1]
         self.streams.end(stream, StreamError(status, code, message, retry_after_ms, param))
 
@@ -401,7 +417,7 @@ class EngineClient:
         if stream.pinned_rank is not None:
             return False
         stream.refusals += 1
-        candidates = [engine for engine in self.engines if engine.accepts_streams]
+        candidates = self._candidates(stream.request.adapter_key)
         if stream.refusals >= len(candidates):
             return False
         following = next((engine for engine in candidates if engine.rank > stream.rank), candidates[0])

@@ -23,11 +23,17 @@ SLACK."""
 
 
 @lru_cache(maxsize=1)  # the choices of a request have the same, one after the other
-def affinity_keys(prompt: bytes, cache_salt: str | None, session: str | None) -> tuple[bytes, ...]:
+def affinity_keys(
+    prompt: bytes, cache_salt: str | None, session: str | None, adapter: str | None = None
+) -> tuple[bytes, ...]:
     """Keys of what a stream may share with earlier ones, best first: its session, then the prefixes of its
-    prompt (int32 token ids), longest first. Keys are digests of 16 bytes, however long the session is."""
+    prompt (int32 token ids), longest first. Streams of different adapters (``adapter``: its digest) share
+    nothing. Keys are digests of 16 bytes, however long the session is."""
     keys = []
-    digest = salt = blake2b((cache_salt or "").encode(), digest_size=16).digest()
+    scope = blake2b((cache_salt or "").encode(), digest_size=16)
+    if adapter is not None:
+        scope.update(b"\0adapter\0" + adapter.encode())
+    digest = salt = scope.digest()
     blocks = 0
     most = min(len(prompt), MOST_BYTES) // BLOCK_BYTES
     while (blocks := blocks + (1 if blocks < MOST_BLOCKS else blocks // 8)) <= most:

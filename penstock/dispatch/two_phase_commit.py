@@ -3,7 +3,8 @@
 The API server that gets the request is the coordinator, the engines are the participants, and the supervisor
 decides: it keeps the agreed states and sends them to every API server. Each API server asks every engine to
 commit decided changes, by calls with the same keys, so that an engine makes each change once. An engine that
-has not confirmed the agreed states gets no streams.
+has not confirmed whether it sleeps gets no streams, and one that has not confirmed an adapter gets none of
+that adapter.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from penstock.dispatch.connections import EngineState
 from penstock.dispatch.engine_client import EngineClient
 from penstock.dispatch.engine_rpc import Receipt, RpcRequest
 from penstock.dispatch.two_phase_change import Stage, TwoPhaseChange
+from penstock.engine.lora.adapter_state import ADAPTERS, AdapterStatus
 from penstock.wire.control import AgreedState, AgreedStates, ProposeState
 from penstock.wire.messages import RpcPhase
 
@@ -35,6 +37,10 @@ RETRY_S = 1.0
 """Delay between a failed commit and the next attempt."""
 
 
+def _as_it_is(receipt: Receipt) -> Receipt:
+    return receipt
+
+
 @dataclass(slots=True, eq=False)
 class _PendingChange:
     """A change that this API server coordinates."""
@@ -47,6 +53,8 @@ class _PendingChange:
     version: int = 0
     """Version of the state after the change; 0: not decided."""
     updated: asyncio.Event = field(default_factory=asyncio.Event)
+    check: Callable[[Receipt], Receipt] = _as_it_is
+    """Applied to the receipts of COMMIT."""
 
 
 class TwoPhaseCommit:
@@ -58,6 +66,7 @@ class TwoPhaseCommit:
         propose: Callable[[ProposeState], None],
         confirm: Callable[[int], None],
     ) -> None:
+        """``confirm`` is called with each revision that this API server applies."""
         self._engine_client = engine_client
         self._calls = engine_client.calls
         self._propose = propose
@@ -68,24 +77,27 @@ class TwoPhaseCommit:
         self._committing: dict[int, asyncio.Task[None]] = {}
         """Tasks that make an engine commit, by rank."""
         self._calls.set_connection_listener(self._on_connection)
-
-    @property
-    def _sleeping(self) -> bool:
-        state = self._states.get(SLEEP)
-        return state is not None and state.arguments["level"] > 0
+        self.on_confirmed: Callable[[], None] = _ignore
+        """Called when engines have confirmed the agreed states."""
 
     # -- coordinating a change
 
     async def change(
-        self, name: str, arguments: dict[str, Any], key: str, timeout_s: float
+        self,
+        name: str,
+        arguments: dict[str, Any],
+        key: str,
+        timeout_s: float,
+        check: Callable[[Receipt], Receipt] = _as_it_is,
     ) -> TwoPhaseChange:
         """Changes a state of all engines; returns the change once it has an outcome.
 
-        Takes ``timeout_s`` at most to prepare, and as much again for the rest.
+        Takes ``timeout_s`` at most to prepare, and as much again for the rest. ``check`` is applied to the
+        receipts of engines that have committed, for what their results say.
         """
         ranks = self._engine_client.members()
         change = TwoPhaseChange(ranks)
-        entry = _PendingChange(change, name, key, self._version(name))
+        entry = _PendingChange(change, name, key, self._version(name), check=check)
         self._pending.append(entry)
         try:
             if self._is_agreed(name, key, arguments):
@@ -119,7 +131,7 @@ class TwoPhaseCommit:
             entry.change.adopted()
         request = _to_commit(self._states[entry.name])
         for receipt in await self._calls.ask(ranks, request, timeout_s):
-            entry.change.committed(receipt)
+            entry.change.committed(entry.check(receipt))
 
     async def _prepare(
         self, change: TwoPhaseChange, ranks: list[int], request: RpcRequest, timeout_s: float
@@ -138,6 +150,13 @@ class TwoPhaseCommit:
         state = self._states.get(name)
         return 0 if state is None else state.version
 
+    async def repeat(
+        self, name: str, timeout_s: float, check: Callable[[Receipt], Receipt] = _as_it_is
+    ) -> TwoPhaseChange:
+        """Asks the engines for the receipts of the latest change of a state that has changed."""
+        state = self._states[name]
+        return await self.change(name, state.arguments, state.key, timeout_s, check)
+
     # -- agreed states
 
     def on_agreed_states(self, agreed: AgreedStates) -> None:
@@ -145,9 +164,12 @@ class TwoPhaseCommit:
         if agreed.revision > self._revision:
             self._revision = agreed.revision
             self._states = {state.name: state for state in agreed.states}
+            self._engine_client.adapters.take(agreed)
+            sleep = self._states.get(SLEEP)
             for engine in self._engine_client.engines:
                 engine.target_revision = agreed.revision
-                engine.asleep = self._sleeping
+                engine.least_revision = 0 if sleep is None else sleep.version
+                engine.asleep = sleep is not None and sleep.arguments["level"] > 0
             for task in self._committing.values():
                 task.cancel()  # started again below for the new revision
             self._committing.clear()
@@ -166,6 +188,7 @@ class TwoPhaseCommit:
         ):
             self._confirmed = self._revision
             self._confirm(self._revision)
+        self.on_confirmed()
 
     def _update_change(self, entry: _PendingChange) -> None:
         """Passes the agreed states on to a pending change."""
@@ -202,7 +225,8 @@ class TwoPhaseCommit:
     async def _commit_until_done(self, engine: EngineState) -> None:
         while engine.up and not engine.up_to_date:
             revision, incarnation = engine.target_revision, engine.incarnation
-            receipts = [await self._commit(engine.rank, state) for state in list(self._states.values())]
+            commits = (self._commit(engine, state) for state in list(self._states.values()))
+            receipts = await asyncio.gather(*commits)
             failed = [receipt for receipt in receipts if receipt.error is not None]
             for receipt in failed:
                 log.warning("engine %d has not changed as agreed: %s", receipt.rank, receipt.error)
@@ -217,14 +241,22 @@ class TwoPhaseCommit:
                 self._engine_client.on_engine_available()
                 self._confirm_if_reached()
 
-    async def _commit(self, rank: int, state: AgreedState) -> Receipt:
-        receipt = await self._calls.ask_one(rank, _to_commit(state), COMMIT_TIMEOUT_S)
+    async def _commit(self, engine: EngineState, state: AgreedState) -> Receipt:
+        receipt = await self._calls.ask_one(engine.rank, _to_commit(state), COMMIT_TIMEOUT_S)
+        if state.name == ADAPTERS and receipt.error is None and receipt.epoch == engine.epoch:
+            status = msgspec.convert(receipt.result, AdapterStatus)
+            engine.adapters, engine.missing_adapters = status.loaded, status.missing
+            self._engine_client.adapters.on_loaded(status.loaded)
         for entry in self._pending:
             if entry.version == state.version:
                 # repeated only means that another API server's call was first
-                entry.change.committed(msgspec.structs.replace(receipt, repeated=False))
+                entry.change.committed(entry.check(msgspec.structs.replace(receipt, repeated=False)))
                 entry.updated.set()
         return receipt
+
+
+def _ignore() -> None:
+    """The ``on_confirmed`` of an API server that waits for nothing."""
 
 
 def _to_commit(state: AgreedState) -> RpcRequest:

@@ -49,10 +49,15 @@ KVTransferParams: TypeAlias = bytes
 Incarnation: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 """The supervisor run that a process belongs to, see :func:`penstock.wire.sockets.new_incarnation`."""
 
+AdapterKey: TypeAlias = tuple[str, str]
+"""Name and digest of a LoRA adapter."""
+
 OVERLOADED = "overloaded"
 """StreamFailed.code of a stream that was rejected or dropped from the queue, because the queue is full."""
 SLEEPING = "sleeping"
 """StreamFailed.code of a stream that was ended or rejected because its engine sleeps."""
+NO_ADAPTER = "model_not_found"
+"""StreamFailed.code of a stream whose LoRA adapter the engine does not have."""
 CONFLICT = "conflict"
 """RpcReply.code of a call that conflicts with another one: its key was used for something else, or another
 change is in progress."""
@@ -183,6 +188,11 @@ class Submit(msgspec.Struct, array_like=True, frozen=True, tag=2, gc=False):
     adapter_digest: Annotated[str, Meta(max_length=MAX_DIGEST_CHARS)] = ""
     """Adapter.digest of ``adapter``: another adapter may take its name while the stream runs."""
 
+    @property
+    def adapter_key(self) -> AdapterKey | None:
+        """The adapter that the stream runs with; None: the base model."""
+        return None if self.adapter is None else (self.adapter, self.adapter_digest)
+
 
 class Abort(msgspec.Struct, array_like=True, frozen=True, tag=3, gc=False):
     """Stop streams. Each still gets a last row, with FinishReason.ABORT, unless it had already ended."""
@@ -245,9 +255,9 @@ class Adapter(msgspec.Struct, array_like=True, frozen=True):
     rank: Count = 0
     """Largest rank of its layers."""
 
-
-AdapterKey: TypeAlias = tuple[str, str]
-"""Name and digest of an adapter."""
+    @property
+    def key(self) -> AdapterKey:
+        return self.name, self.digest
 
 
 class LoraInfo(msgspec.Struct, array_like=True, frozen=True):
@@ -328,7 +338,7 @@ class StreamFailed(msgspec.Struct, array_like=True, frozen=True, tag=18, gc=Fals
     position: Count
     """Tokens generated."""
     code: str
-    """invalid_request, engine_error or OVERLOADED."""
+    """invalid_request, engine_error, OVERLOADED, SLEEPING or NO_ADAPTER."""
     message: str
     retry_after_ms: Count = 0
     """With OVERLOADED: estimated time until the queue has room."""

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.dispatch.adapter_registry import AdapterRegistry
 from penstock.dispatch.connections import EngineState
 from penstock.dispatch.engine_client import EngineClient
 from penstock.dispatch.engine_rpc import Calls, Receipt
@@ -113,6 +114,7 @@ class View:
 
     def __init__(self, world: World, server: int) -> None:
         self.engines = [EngineState(rank) for rank in range(ENGINES)]
+        self.adapters = AdapterRegistry()
         self.calls = Calls(lambda rank, call: world.links[server, rank].calls.append(call))
 
     def members(self) -> list[int]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from penstock.engine.base import RequestRejected
-from penstock.wire.messages import Adapter, AdapterKey, Submit
+from penstock.wire.messages import NO_ADAPTER, Adapter, AdapterKey, Submit
 
 
 @dataclass(slots=True, eq=False)
@@ -80,9 +80,8 @@ class AdapterTable:
     def of_request(self, request: Submit) -> LoadedAdapter:
         """The adapter that a request names. Raises RequestRejected for one that is not loaded."""
         assert request.adapter is not None
-        if request.adapter_digest:
-            loaded = self._loaded.get((request.adapter, request.adapter_digest))
-        else:
+        loaded = self._loaded.get((request.adapter, request.adapter_digest))
+        if loaded is None and not request.resumed:  # an API server may not know yet that it was replaced
             loaded = self._current.get(request.adapter)
         if loaded is None:
             raise no_adapter(request.adapter)
@@ -133,4 +132,4 @@ def adapter_of(request: Submit, table: AdapterTable | None) -> LoadedAdapter | N
 
 def no_adapter(name: str) -> RequestRejected:
     """The error for a request of an adapter that an engine does not have."""
-    return RequestRejected(f"model: this engine has no adapter {name!r}")
+    return RequestRejected(f"model: the adapter {name!r} is not loaded", NO_ADAPTER)
