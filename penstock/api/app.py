@@ -13,7 +13,7 @@ from penstock.api.access_log import AccessLog
 from penstock.api.exchange import Exchange, Handler
 from penstock.api.generate import GenerationRoutes
 from penstock.api.request_spans import RequestSpans
-from penstock.api.routes import admin
+from penstock.api.routes import adapters, admin
 from penstock.api.routes.count_tokens import CountTokensRoutes
 from penstock.api.routes.debug import gc_route
 from penstock.api.routes.metrics_endpoint import MetricsEndpoint
@@ -71,6 +71,7 @@ class App:
     process_name: str
     responses: ResponseRoutes
     engines: admin.EngineRoutes
+    adapters: adapters.AdapterRoutes
     operations: OperationRoutes
     tracing: TracePropagator | None = None
     """None: there are no spans, and traces are ignored."""
@@ -119,6 +120,9 @@ class App:
             "/metrics": {"GET": in_task(self.metrics_endpoint.metrics)},
             "/status": {"GET": in_task(self.metrics_endpoint.status)},
             admin.LIST: {"GET": self.engines.list},
+            adapters.LIST: {"GET": self.adapters.list, "POST": in_task(self.adapters.load)},
+            "/v1/load_lora_adapter": {"POST": in_task(self.adapters.vllm_load)},
+            "/v1/unload_lora_adapter": {"POST": in_task(self.adapters.vllm_unload)},
             "/debug/gc": {"GET": in_task(gc_route(self.process_name, self.collector, self.engine_client))},
             "/reset_prefix_cache": {"POST": in_task(operations.reset_prefix_cache)},
             "/start_profile": {"POST": in_task(operations.start_profile)},
@@ -228,6 +232,8 @@ class App:
             methods = self.responses.methods(path)
         if methods is None and path.startswith(admin.PREFIX):
             methods = self.engines.methods(path)
+        if methods is None and path.startswith(adapters.PREFIX):
+            methods = self.adapters.methods(path)
         if methods is None:
             raise unknown_route(path, self._routes.keys() - self._page_paths)
         handler = methods.get(method)

@@ -45,7 +45,7 @@ from penstock.http.asgi import (
 from penstock.http.errors import ApiError
 from penstock.http.sink import Scope
 from penstock.store.stored_response import StoredResponse
-from penstock.wire.messages import SamplingParams, Submit
+from penstock.wire.messages import AdapterKey, SamplingParams, Submit
 
 INLINE_BODY = 32 * 1024
 """Largest body in bytes, with what it continues, that is planned on the event loop, which takes at most 10 ms
@@ -348,16 +348,17 @@ class GenerationRoutes:
 
     def _submit_all(self, reply: StreamedReply | CollectedReply, work: Work) -> None:
         plan = work.plan
-        if self._engine_client.full(work.hints):
+        if self._engine_client.full(work.hints, plan.adapter):
             raise overloaded(
                 f"The engines are overloaded: requests of {MAX_QUEUED_BYTES >> 20} MiB wait for each of them."
             )
         interval = plan.interval
+        adapter, digest = plan.adapter or (None, "")
         for number, sampling in enumerate(work.samplings):
             prompt = work.prompts[number // plan.n]
-            engine = self._engine_client.pick(work.hints, prompt.ids, plan.cache_salt)
+            engine = self._engine_client.pick(work.hints, prompt.ids, plan.cache_salt, plan.adapter)
             if engine is None:
-                raise self._no_engine(work.hints.rank)
+                raise self._no_engine(work.hints.rank, plan.adapter)
             stream = reply.add(prompt, engine.rank)
             stream.pinned_rank = work.hints.rank
             self._streams.open(stream, reply.arrival, sampling.max_tokens)
@@ -369,15 +370,19 @@ class GenerationRoutes:
                 interval_ms=interval.ms,
                 priority=plan.priority,
                 cache_salt=plan.cache_salt,
-                adapter=plan.adapter,
+                adapter=adapter,
+                adapter_digest=digest,
                 kv_transfer_params=plan.kv_transfer_params,
                 trace=work.trace,
             )
             self._engine_client.submit(stream, request)
 
-    def _no_engine(self, rank: int | None = None) -> ApiError:
-        """The error for a request that no engine takes, or not the one of ``rank``."""
+    def _no_engine(self, rank: int | None = None, adapter: AdapterKey | None = None) -> ApiError:
+        """The error for a request of ``adapter`` that no engine takes, or not the one of ``rank``."""
         sleeping = self._engine_client.sleeps()
+        if adapter is not None and not sleeping and self._engine_client.accepts_streams():
+            where = "No engine" if rank is None else f"Engine {rank} (X-data-parallel-rank)"
+            return unavailable(f"{where} has the adapter {adapter[0]!r} at this time.", "adapter_not_loaded")
         if rank is None or sleeping or not self._engine_client.accepts_streams():
             return no_engine(sleeping=sleeping)
         return unavailable(f"Engine {rank} (X-data-parallel-rank) takes no requests.", "no_engine")

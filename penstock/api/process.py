@@ -26,6 +26,7 @@ from penstock.api.background import BackgroundResponses
 from penstock.api.byte_budget import ByteBudget
 from penstock.api.generate import THREADS_BYTES, GenerationRoutes
 from penstock.api.request_spans import RequestSpans, describe
+from penstock.api.routes.adapters import AdapterRoutes
 from penstock.api.routes.admin import EngineRoutes
 from penstock.api.routes.count_tokens import CountTokensRoutes
 from penstock.api.routes.metrics_endpoint import MetricsEndpoint
@@ -37,12 +38,12 @@ from penstock.api.routes.tokenizer_info import tokenizer_info
 from penstock.api.throughput_log import ThroughputLog
 from penstock.config.errors import ConfigError
 from penstock.dialects.registry import make_dialects, make_token_counters
+from penstock.dispatch.adapter_changes import AdapterChanges
 from penstock.dispatch.coordinator_client import CoordinatorClient
 from penstock.dispatch.engine_client import EngineClient
 from penstock.dispatch.periodic_timer import PeriodicTimer
 from penstock.dispatch.two_phase_commit import TwoPhaseCommit
 from penstock.generation.input_processor import InputProcessor
-from penstock.generation.model_aliases import check_aliases
 from penstock.generation.model_info import ModelInfo, SamplingDefaults, model_type, sampling_defaults
 from penstock.generation.prompt.chat_template import ChatTemplate
 from penstock.generation.prompt.prompt_encoder import PromptEncoder, segment_marker
@@ -182,6 +183,9 @@ class _Server:
         self._two_phase_commit = TwoPhaseCommit(
             self._engine_client, self._control.forward, self._control.adopted
         )
+        self._two_phase_commit.on_confirmed = self._check_own_engines
+        if launch.agreed is not None:
+            self._two_phase_commit.on_agreed_states(launch.agreed)
         loop.add_reader(self._control.fileno(), self._on_command)
         self._engine_client.connect()
         with contextlib.ExitStack() as ends:
@@ -222,8 +226,11 @@ class _Server:
             self._input_processor.limit_total(info.kv_cache_tokens)
         if not self._first_engine.done():
             self._first_engine.set_result(info)
+
+    def _check_own_engines(self) -> None:
+        """Note whether all engines of this host are connected and have confirmed the agreed states."""
         ranks = self._launch.own_ranks
-        if all(engine.up for engine in self._engine_client.engines if engine.rank in ranks):
+        if all(engine.up_to_date for engine in self._engine_client.engines if engine.rank in ranks):
             self._own_engines_up.set()
 
     # -- once the engine is known
@@ -243,9 +250,8 @@ class _Server:
             model_type=model_type(launch.model_dir),
             transfers_kv=info.transfers_kv,
         )
-        with _model_files():
-            check_aliases(self._config.model_alias or (), model_info.all_names)
-        input_processor = InputProcessor(self._config, model_info, tokenizer, template)
+        adapters = self._engine_client.adapters
+        input_processor = InputProcessor(self._config, model_info, tokenizer, template, adapters)
         for engine in self._engine_client.engines:
             if engine.info is not None:
                 input_processor.limit_total(engine.info.kv_cache_tokens)
@@ -316,6 +322,12 @@ class _Server:
             process_name=f"api-server {launch.index}",
             responses=ResponseRoutes(store, self._config.sse_keep_alive),
             engines=EngineRoutes(self._engine_client, self._control.drain_engine),
+            adapters=AdapterRoutes(
+                self._config,
+                self._engine_client,
+                AdapterChanges(self._engine_client, self._two_phase_commit),
+                input_processor,
+            ),
             operations=OperationRoutes(
                 self._engine_client, self._two_phase_commit, profiles=self._config.profile_dir is not None
             ),
@@ -366,7 +378,8 @@ class _Server:
 
     async def _accepts_or_ends(self) -> bool:
         """Wait until the supervisor leaves clients to this process, and until this host's engines are
-        connected: an engine of another host would get all requests meanwhile. False: it was stopped."""
+        connected and have told what adapters they have: an engine of another host would get all requests
+        meanwhile. False: it was stopped."""
         await asyncio.wait((self._accepting, self._ended), return_when=asyncio.FIRST_COMPLETED)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0 if self._ended.done() else OWN_ENGINES_WAIT_S):

@@ -48,6 +48,17 @@ class ServerFigures(msgspec.Struct, kw_only=True):
     restarts: int
 
 
+class AdapterFigures(msgspec.Struct, kw_only=True):
+    """One LoRA adapter."""
+
+    name: str
+    rank: int
+    path: str
+    engines: list[int]
+    missing: dict[str, str] = {}
+    """Why engines lack it, by rank."""
+
+
 class Reading(msgspec.Struct, kw_only=True):
     """A reply of ``/status``."""
 
@@ -60,6 +71,7 @@ class Reading(msgspec.Struct, kw_only=True):
     requests: dict[str, int]
     rejected: dict[str, int]
     restarts: int
+    adapters: list[AdapterFigures] = []
 
     @property
     def errors(self) -> int:
@@ -138,6 +150,7 @@ def status_of(earlier: Reading | GatewayReading, later: Reading | GatewayReading
         "api_servers": [
             _server(each, old_servers.get(each.server, each), seconds) for each in later.api_servers
         ],
+        "adapters": [_adapter(each) for each in later.adapters],
     }
 
 
@@ -154,6 +167,16 @@ def _server(now: ServerFigures, before: ServerFigures, seconds: float) -> Row:
     if seconds > 0:
         row["tokens_per_s"] = _rate(now.tokens - before.tokens, seconds)
     return row | {"restarts": now.restarts}
+
+
+def _adapter(each: AdapterFigures) -> Row:
+    return {
+        "adapter": each.name,
+        "rank": each.rank,
+        "path": each.path,
+        "engines": each.engines,
+        "missing": [f"{rank}: {reason}" for rank, reason in each.missing.items()],
+    }
 
 
 def _rate(gained: int, seconds: float) -> float:

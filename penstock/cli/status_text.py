@@ -26,6 +26,8 @@ def tables(status: dict[str, Any]) -> str:
         parts = [first, *_table(status["models"]), "", *_table(status["endpoints"]), "", *_table(outcomes)]
     else:
         parts = [_headline(status), *_table(status["engines"]), "", *_table(status["api_servers"])]
+        if status["adapters"]:
+            parts += ["", *_table(status["adapters"])]
     return "\n".join(parts).rstrip()
 
 
@@ -86,7 +88,7 @@ def _cell(column: str, value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, list):
-        return visible(", ".join(value))
+        return visible(", ".join(map(str, value))) or "-"
     if isinstance(value, str):
         return visible(value)
     return _SHOWN.get(column, "{:.0f}".format)(value)

@@ -193,9 +193,9 @@ class EngineState:
         return self.up and self.reached_revision == self.target_revision
 
     @property
-    def rests(self) -> bool:
-        """Whether it sleeps, or has not confirmed yet whether it does."""
-        return self.asleep or (self.up and self.reached_revision < self.least_revision)
+    def awaits_revision(self) -> bool:
+        """Whether it has not confirmed yet what it must before it gets streams."""
+        return self.up and self.reached_revision < self.least_revision
 
     @property
     def accepts_streams(self) -> bool:

@@ -205,7 +205,8 @@ class EngineClient:
 
     def sleeps(self) -> bool:
         """Whether no engine accepts streams because the engines sleep or have not woken up yet."""
-        return any(engine.rests for engine in self.engines) and not self.accepts_streams()
+        resting = any(engine.asleep or engine.awaits_revision for engine in self.engines)
+        return resting and not self.accepts_streams()
 
     def set_draining(self, ranks: list[int]) -> None:
         """Stops new streams to these engines, and allows them to all others."""

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from penstock.config.serve import ServeConfig
+from penstock.dispatch.adapter_registry import AdapterRegistry
 from penstock.generation.grammars.call_grammar import TokenIds, reasoning_grammar
 from penstock.generation.model_aliases import ModelAliases
 from penstock.generation.model_info import ModelInfo
@@ -45,9 +46,14 @@ class InputProcessor:
     """Plans requests for one served model."""
 
     def __init__(
-        self, config: ServeConfig, info: ModelInfo, tokenizer: Tokenizer, template: ChatTemplate | None
+        self,
+        config: ServeConfig,
+        info: ModelInfo,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        adapters: AdapterRegistry,
     ) -> None:
-        """``template``: None refuses conversations."""
+        """``template``: None refuses conversations. ``adapters`` changes while the server runs."""
         self.model_info = info
         self.output_format = output_format(
             config.tool_call_parser,
@@ -66,9 +72,9 @@ class InputProcessor:
         self._strict = config.strict_requests
         self._decoders: list[BodyDecoder[Any]] = []
         self._model = info.names[0]
-        self._names = frozenset(info.all_names)
+        self._names = frozenset(info.names)
         self.aliases = ModelAliases(config.model_alias or ())
-        self._adapters = frozenset(adapter.name for adapter in info.adapters)
+        self.adapters = adapters
         self.max_logprobs = validation.logprobs_limit(config.max_logprobs, info.vocab_size)
         """Maximum alternatives per token that requests may ask for."""
         self._force_usage = config.enable_force_include_usage
@@ -133,9 +139,11 @@ class InputProcessor:
 
     def served_name(self, name: str) -> str:
         """The served name that ``name`` is, or that it is an alias of. Raises ApiError."""
-        served = name if name in self._names else self.aliases.model_of(name)
-        if served is None:
-            raise unknown_model(name, (*self.model_info.all_names, *self.aliases.exact))
+        if name in self._names or name in self.adapters:
+            return name
+        served = self.aliases.model_of(name)
+        if served is None or not (served in self._names or served in self.adapters):
+            raise unknown_model(name, (*self.model_info.names, *self.adapters.adapters, *self.aliases.exact))
         return served
 
     def plan(
@@ -187,10 +195,10 @@ class InputProcessor:
             plan.priority = request.priority
         plan.cache_salt = request.cache_salt
         plan.session = request.prompt_cache_key
-        if request.model is not None and self._adapters:
-            served = self.served_name(request.model)
-            if served in self._adapters:
-                plan.model = plan.adapter = served
+        if request.model is not None and self.adapters and request.model not in self._names:
+            adapter = self.adapters.get(self.served_name(request.model))
+            if adapter is not None:
+                plan.model, plan.adapter = adapter.name, adapter.key
         if request.kv_transfer_params:
             plan.kv_transfer_params = msgspec.json.encode(request.kv_transfer_params)
         if request.truncate_prompt_tokens is not None or request.truncation_side is not None:

@@ -9,8 +9,6 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from penstock.wire.messages import Adapter
-
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
     """Defaults of sampling fields: OpenAI's, or those of the model's generation_config.json."""
@@ -35,16 +33,10 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Output rows of the model; token ids in requests must be below it."""
     eos_token_ids: tuple[int, ...] = ()
     defaults: SamplingDefaults = SamplingDefaults()
-    adapters: tuple[Adapter, ...] = ()
-    """LoRA adapters, whose names are served too; replies report them."""
     model_type: str = ""
     """As in config.json; empty: unknown."""
     transfers_kv: bool = False
     """Whether kv_transfer_params are supported."""
-
-    @property
-    def all_names(self) -> tuple[str, ...]:
-        return (*self.names, *(adapter.name for adapter in self.adapters))
 
 
 def model_type(directory: str | os.PathLike[str]) -> str:

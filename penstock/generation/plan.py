@@ -11,7 +11,7 @@ from penstock.generation.parsers.message import MessageFormat
 from penstock.generation.replies.stream_interval import EVERY_TOKEN, StreamInterval
 from penstock.generation.request import validation
 from penstock.generation.request.structured_output import Constraint
-from penstock.wire.messages import KVTransferParams, SamplingParams
+from penstock.wire.messages import AdapterKey, KVTransferParams, SamplingParams
 
 ASSISTANT = "assistant"
 
@@ -58,8 +58,8 @@ class RequestPlan(msgspec.Struct, gc=False):
     session: str | None = None
     """Requests with the same one run on the same engine if it has room; the header X-Session-ID takes
     precedence."""
-    adapter: str | None = None
-    """Name of the LoRA adapter; None: the base model."""
+    adapter: AdapterKey | None = None
+    """The LoRA adapter; None: the base model."""
     kv_transfer_params: KVTransferParams | None = None
     request_id: str | None = None
     truncate_prompt_tokens: int | None = None

@@ -15,7 +15,16 @@ OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})
 """Routes that need no key: health probes have none."""
 
 ADMINISTRATIVE = frozenset(
-    {"/reset_prefix_cache", "/sleep", "/wake_up", "/is_sleeping", "/start_profile", "/stop_profile"}
+    {
+        "/reset_prefix_cache",
+        "/sleep",
+        "/wake_up",
+        "/is_sleeping",
+        "/start_profile",
+        "/stop_profile",
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
+    }
 )
 ADMINISTRATIVE_PREFIXES = ("/admin/", "/debug/")
 

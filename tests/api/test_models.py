@@ -9,8 +9,8 @@ from penstock.wire.messages import Adapter
 
 def test_adapters_are_listed_behind_the_model_with_their_parent() -> None:
     adapters = (Adapter("tuned", "/tuned"), Adapter("other", "/other", "base"))
-    model_info = ModelInfo(names=("m", "alias"), max_model_len=64, vocab_size=8, adapters=adapters)
-    listed = model_list(model_info, "/model", {"claude": "tuned"})
+    model_info = ModelInfo(names=("m", "alias"), max_model_len=64, vocab_size=8)
+    listed = model_list(model_info, "/model", adapters, {"claude": "tuned", "gone": "unloaded"}, 7)
     assert listed["object"] == "list"
     assert [(card["id"], card["root"], card["parent"]) for card in listed["data"]] == [
         ("m", "/model", None),
@@ -19,4 +19,5 @@ def test_adapters_are_listed_behind_the_model_with_their_parent() -> None:
         ("other", "/other", "base"),
         ("claude", "/tuned", "tuned"),
     ]
+    assert {card["created"] for card in listed["data"]} == {7}
     assert {card["max_model_len"] for card in listed["data"]} == {64}

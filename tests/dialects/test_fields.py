@@ -62,7 +62,7 @@ def test_a_message_with_calls_has_all_fields() -> None:
 
 
 def test_models_have_the_fields_of_vllms() -> None:
-    listed = model_list(ModelInfo(names=("m",), max_model_len=64, vocab_size=8), "/model", {})
+    listed = model_list(ModelInfo(names=("m",), max_model_len=64, vocab_size=8), "/model", (), {}, 0)
     [card] = listed["data"]
     assert list(listed) == FIELDS["ModelList"]
     assert list(card) == FIELDS["ModelCard"]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from penstock.config.serve import ServeConfig
 from penstock.dialects.chat.request_schema import ChatCompletionRequest
 from penstock.dialects.completions.request_schema import CompletionRequest
+from penstock.dispatch.adapter_registry import AdapterRegistry
 from penstock.generation.dialect import RequestInfo
 from penstock.generation.input_processor import InputProcessor
 from penstock.generation.model_info import ModelInfo, SamplingDefaults
@@ -195,9 +196,9 @@ def test_echo_without_output() -> None:
 
 
 def test_a_model_may_be_an_adapter() -> None:
-    tuned = planners(adapters=(Adapter("tuned", "/tuned"),))
+    tuned = planners(adapters=(Adapter("tuned", "/tuned", digest="d"),))
     plan = tuned.chat(chat_body(model="tuned"))
-    assert (plan.model, plan.adapter) == ("tuned", "tuned")
+    assert (plan.model, plan.adapter) == ("tuned", ("tuned", "d"))
     for fields in ({}, {"model": "tiny-llama"}):
         plan = tuned.completion(body(**fields))
         assert (plan.model, plan.adapter) == ("tiny-llama", None)
@@ -480,7 +481,9 @@ def test_a_model_sees_the_arguments_that_it_broke_off(shows: str, shown: str) ->
 
 def test_a_model_without_template_names_the_option() -> None:
     model_info = ModelInfo(names=("m",), max_model_len=8, vocab_size=8)
-    bare = Planners(ServeConfig(), InputProcessor(ServeConfig(), model_info, tiny_tokenizer(), None))
+    bare = Planners(
+        ServeConfig(), InputProcessor(ServeConfig(), model_info, tiny_tokenizer(), None, AdapterRegistry())
+    )
     assert "--chat-template" in error_of(bare.chat, chat_body()).message
 
 

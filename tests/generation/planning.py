@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from penstock.api.byte_budget import ByteBudget
 from penstock.api.routes.tokenize import TokenizeRoutes
 from penstock.config.serve import ServeConfig
 from penstock.dialects.chat.dialect import ChatCompletions
 from penstock.dialects.completions.dialect import Completions
+from penstock.dispatch.adapter_registry import AdapterRegistry
+from penstock.engine.lora.adapter_state import ADAPTERS, AdapterList
 from penstock.generation.input_processor import InputProcessor
 from penstock.generation.model_info import ModelInfo, SamplingDefaults
 from penstock.generation.prompt.chat_template import ChatTemplate
 from penstock.generation.prompt.prompt_encoder import PromptEncoder
 from penstock.generation.prompt.tokenizer import Tokenizer
 from penstock.http.errors import ApiError
+from penstock.wire.control import AgreedState, AgreedStates
 from penstock.wire.messages import Adapter
 
 DATA = Path(__file__).parent.parent / "data"
@@ -52,7 +57,10 @@ def tiny_template() -> ChatTemplate:
 
 
 def tiny_input_processor(
-    config: ServeConfig | None = None, template: ChatTemplate | None = None, **facts: Any
+    config: ServeConfig | None = None,
+    template: ChatTemplate | None = None,
+    adapters: Sequence[Adapter] = (),
+    **facts: Any,
 ) -> InputProcessor:
     """For the model of the recorded replies: 2,048 tokens of context, 16,384 entries. ``facts``: of the
     model's :class:`ModelInfo`, in place of these."""
@@ -63,7 +71,18 @@ def tiny_input_processor(
         "eos_token_ids": (1,),
     }
     info = ModelInfo(**(usual | facts))
-    return InputProcessor(config or ServeConfig(), info, tiny_tokenizer(), template or tiny_template())
+    return InputProcessor(
+        config or ServeConfig(), info, tiny_tokenizer(), template or tiny_template(), registry_of(adapters)
+    )
+
+
+def registry_of(adapters: Sequence[Adapter]) -> AdapterRegistry:
+    """The registry of an agreed list."""
+    registry = AdapterRegistry()
+    listed = msgspec.to_builtins(AdapterList(list(adapters)))
+    state = AgreedState(name=ADAPTERS, key="start", version=1, arguments=listed)
+    registry.take(AgreedStates(revision=1, adopted=0, states=[state]))
+    return registry
 
 
 def planners(
@@ -76,8 +95,8 @@ def planners(
 ) -> Planners:
     """For the model of :func:`tiny_input_processor`."""
     config = config or ServeConfig()
-    facts = {"adapters": adapters, "transfers_kv": transfers_kv, "defaults": defaults or SamplingDefaults()}
-    return Planners(config, tiny_input_processor(config, template, **facts))
+    facts = {"transfers_kv": transfers_kv, "defaults": defaults or SamplingDefaults()}
+    return Planners(config, tiny_input_processor(config, template, adapters, **facts))
 
 
 def body(**fields: Any) -> bytes:

@@ -68,7 +68,7 @@ def describe(engine: EngineState) -> dict[str, Any]:
         "host": engine.host,
         "up": engine.up,
         "draining": engine.draining,
-        "asleep": engine.asleep and engine.up_to_date,
+        "asleep": engine.asleep and engine.up and not engine.awaits_revision,
         "running": engine.running,
         "waiting": engine.waiting,
     }

@@ -7,11 +7,13 @@ with the number of processes alone.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from penstock import __version__
+from penstock.api.routes.adapters import describe_adapters
 from penstock.dispatch.connections import EngineState
+from penstock.dispatch.engine_client import EngineClient
 from penstock.metrics import families as f
 from penstock.metrics.families import MetricFamily
 from penstock.metrics.merge import Totals
@@ -40,9 +42,7 @@ _SERVER_VALUES = {
 _ENGINE, _SERVER, _SUPERVISOR = "engine", "api-server", process_name("supervisor", 0)
 
 
-def fleet_status(
-    totals: Totals, engines: Iterable[EngineState], models: Sequence[str], *, chat: bool
-) -> Json:
+def fleet_status(totals: Totals, engine_client: EngineClient, models: Sequence[str], *, chat: bool) -> Json:
     """The reply. ``totals``: of all processes, as one API server knows them; ``chat``: whether the model has
     a chat template."""
     starts = _column(totals, f.START_TIME)
@@ -61,7 +61,7 @@ def fleet_status(
             **{column: values.get(name, 0) for column, values in figures.items()},
             **process(_ENGINE, name),
         }
-        for engine in engines
+        for engine in engine_client.engines
     ]
     figures = {name: _column(totals, family) for name, family in _SERVER_VALUES.items()}
     server_rows = [
@@ -77,6 +77,7 @@ def fleet_status(
         "version": __version__,
         "models": list(models),
         "chat": chat,
+        "adapters": describe_adapters(engine_client),
         "time": time.time(),
         "started": starts.get(_SUPERVISOR),
         "engines": engine_rows,
@@ -94,7 +95,7 @@ def state_of(engine: EngineState) -> str:
         return "down"
     if engine.draining or engine.leaving:
         return "draining"
-    return "asleep" if engine.asleep and engine.up_to_date else "ready"
+    return "asleep" if engine.asleep and not engine.awaits_revision else "ready"
 
 
 _NAMES = ("engine", "server", "process", "outcome", "status")

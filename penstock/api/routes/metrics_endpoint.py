@@ -133,7 +133,7 @@ class MetricsEndpoint:
 
     async def _show_status(self) -> bytes:
         totals = await self._shared_totals()
-        return encode_json(fleet_status(totals, self._engine_client.engines, self._models, chat=self._chat))
+        return encode_json(fleet_status(totals, self._engine_client, self._models, chat=self._chat))
 
     async def _shared_totals(self) -> Totals:
         """Those that every API server would show, as of now."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Iterable
 from typing import Any
 from urllib.parse import unquote
 
@@ -14,6 +15,7 @@ from penstock.dialects.messages.model_list import model_list as anthropic_list
 from penstock.generation.input_processor import InputProcessor
 from penstock.generation.model_info import ModelInfo
 from penstock.http.asgi import encode_json, first_headers, send_json
+from penstock.wire.messages import Adapter
 
 MODEL_PREFIX = "/v1/models/"
 
@@ -24,38 +26,62 @@ class ModelRoutes:
     def __init__(self, processor: InputProcessor, root: str) -> None:
         """``root``: directory or name of the model."""
         self._processor = processor
-        listed = model_list(processor.model_info, root, processor.aliases.exact)
+        self._root = root
+        self._created = int(time.time())
+        self._make()
+
+    def _make(self) -> None:
+        """Make the replies of the present adapters."""
+        processor = self._processor
+        self._version = processor.adapters.version
+        listed = model_list(
+            processor.model_info,
+            self._root,
+            processor.adapters.adapters.values(),
+            processor.aliases.exact,
+            self._created,
+        )
         self._cards = {card["id"]: card for card in listed["data"]}
         self._list = encode_json(listed)
         self._anthropic_list = encode_json(anthropic_list(listed["data"]))
 
+    def _refresh(self) -> None:
+        if self._version != self._processor.adapters.version:
+            self._make()
+
     async def list(self, exchange: Exchange) -> None:
         """All models."""
+        self._refresh()
         anthropic = VERSION_HEADER in first_headers(exchange.scope)
         await send_json(exchange.send, self._anthropic_list if anthropic else self._list)
 
     async def model(self, exchange: Exchange) -> None:
         """One model, by any of its names. Raises ApiError."""
+        self._refresh()
         name = unquote(exchange.scope["path"][len(MODEL_PREFIX) :])
         card = self._cards[self._processor.served_name(name)] | {"id": name}
         anthropic = VERSION_HEADER in first_headers(exchange.scope)
         await send_json(exchange.send, encode_json(model_entry(card) if anthropic else card))
 
 
-def model_list(model_info: ModelInfo, root: str, aliases: dict[str, str]) -> dict[str, Any]:
-    """The reply's body in OpenAI's shape; ``root``: directory or name of the model. Aliases with wildcards
-    are no names, so they are not listed."""
-    cards = [_model_card(name, root, None, model_info.max_model_len) for name in model_info.names]
-    for adapter in model_info.adapters:
+def model_list(
+    model_info: ModelInfo, root: str, adapters: Iterable[Adapter], aliases: dict[str, str], created: int
+) -> dict[str, Any]:
+    """The reply's body in OpenAI's shape; ``root``: directory or name of the model; ``created``: seconds since
+    1970. Aliases with wildcards are no names, so they are not listed."""
+    length = model_info.max_model_len
+    cards = [_model_card(name, root, None, length, created) for name in model_info.names]
+    for adapter in adapters:
         parent = adapter.parent or model_info.names[0]
-        cards.append(_model_card(adapter.name, adapter.path, parent, model_info.max_model_len))
+        cards.append(_model_card(adapter.name, adapter.path, parent, length, created))
     by_name = {card["id"]: card for card in cards}
-    cards += [by_name[name] | {"id": alias, "parent": name} for alias, name in aliases.items()]
+    cards += [
+        by_name[name] | {"id": alias, "parent": name} for alias, name in aliases.items() if name in by_name
+    ]
     return {"object": "list", "data": cards}
 
 
-def _model_card(name: str, root: str, parent: str | None, max_model_len: int) -> dict[str, Any]:
-    created = int(time.time())
+def _model_card(name: str, root: str, parent: str | None, max_model_len: int, created: int) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",

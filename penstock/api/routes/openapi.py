@@ -7,7 +7,13 @@ from typing import Any
 import msgspec
 
 from penstock.api.routes import stored_response_schemas
-from penstock.api.routes.operations import DEFAULT_TIMEOUT_S, LEAST_TIMEOUT_S, MODES, MOST_TIMEOUT_S
+from penstock.api.routes.adapter_schemas import (
+    LoadAdapterRequest,
+    LoadLoraAdapterRequest,
+    UnloadLoraAdapterRequest,
+)
+from penstock.api.routes.operations import MODES
+from penstock.api.routes.receipts import DEFAULT_TIMEOUT_S, LEAST_TIMEOUT_S, MOST_TIMEOUT_S
 from penstock.api.routes.response_schemas import REPLIES
 from penstock.api.routes.tokenize import UNSUPPORTED, DetokenizeRequest, TokenizeRequest
 from penstock.dialects.openapi_schema import BODY_ERRORS, GENERATION_ERRORS, REQUEST_ID, SHARED, Route, ref
@@ -126,6 +132,13 @@ _MODEL_NAME: Json = {
     "name": "model",
     "required": True,
     "description": "A served name.",
+    "schema": {"type": "string", "minLength": 1},
+}
+_ADAPTER_NAME: Json = {
+    "in": "path",
+    "name": "name",
+    "required": True,
+    "description": "Name of a LoRA adapter.",
     "schema": {"type": "string", "minLength": 1},
 }
 _RANK: Json = {
@@ -267,6 +280,54 @@ _ROUTES = (
             ("/stop_profile", "stopProfile", "Write the profiles to --profile-dir", ()),
         )
     ),
+    *(
+        Route(
+            "post",
+            path,
+            "Adapters",
+            operation,
+            summary,
+            "AdapterOperation",
+            errors=(*BODY_ERRORS, 404, 409, 502, 503, 504),
+            parameters=(_TIMEOUT, _KEY),
+            body=body,
+            example=example,
+        )
+        for path, operation, summary, body, example in (
+            (
+                "/v1/load_lora_adapter",
+                "loadLoraAdapter",
+                "Have all engines load a LoRA adapter, as vLLM's server does",
+                "LoadLoraAdapterRequest",
+                {"lora_name": "sql", "lora_path": "sql-v2", "load_inplace": True},
+            ),
+            (
+                "/v1/unload_lora_adapter",
+                "unloadLoraAdapter",
+                "Take no more requests for a LoRA adapter, as vLLM's server does; streams finish",
+                "UnloadLoraAdapterRequest",
+                {"lora_name": "sql"},
+            ),
+            (
+                "/admin/adapters",
+                "loadAdapter",
+                "Have all engines load a LoRA adapter",
+                "LoadAdapterRequest",
+                {"name": "sql", "path": "sql-v2", "replace": True},
+            ),
+        )
+    ),
+    Route("get", "/admin/adapters", "Adapters", "listAdapters", "List the LoRA adapters", "Adapters"),
+    Route(
+        "delete",
+        "/admin/adapters/{name}",
+        "Adapters",
+        "unloadAdapter",
+        "Take no more requests for a LoRA adapter; streams finish",
+        "AdapterOperation",
+        errors=(400, 404, 409, 502, 503, 504),
+        parameters=(_ADAPTER_NAME, _TIMEOUT, _KEY),
+    ),
     Route("get", "/is_sleeping", "Administration", "isSleeping", "Whether engines sleep", "Sleeping"),
     Route("get", "/metrics", "Server", "metrics", "Metrics for Prometheus", _plain("text/plain")),
     Route("get", "/openapi.json", "Server", "openapi", "This document", _plain("application/json")),
@@ -327,7 +388,14 @@ def _error(status: int, schema: str) -> Json:
 
 def _request_schemas() -> Json:
     more = [type for each in DESCRIPTIONS for type in each.more_requests]
-    types = (*_UNSUPPORTED, *more, DetokenizeRequest)
+    types = (
+        *_UNSUPPORTED,
+        *more,
+        DetokenizeRequest,
+        LoadLoraAdapterRequest,
+        UnloadLoraAdapterRequest,
+        LoadAdapterRequest,
+    )
     _, schemas = msgspec.json.schema_components(types, ref_template=_REFERENCE)
     for schema in schemas.values():
         for field in schema.get("properties", {}).values():

@@ -25,6 +25,14 @@ _OPERATION: dict[str, Schema] = {
     "engines": listed(ref("Receipt")),
 }
 
+_ADAPTER: dict[str, Schema] = {
+    "name": STRING,
+    "path": STRING,
+    "parent": or_null(STRING),
+    "rank": COUNT,
+    "digest": {"description": "Digest of its files.", **STRING},
+}
+
 _COUNTS: Schema = {"type": "object", "additionalProperties": COUNT}
 _PROCESS: dict[str, Schema] = {"restarts": COUNT, "started": or_null(NUMBER)}
 
@@ -67,6 +75,7 @@ REPLIES: dict[str, Schema] = {
             "version": STRING,
             "models": {"description": "The names of the served model.", **listed(STRING)},
             "chat": {"description": "Whether the model has a chat template.", **FLAG},
+            "adapters": listed(ref("LoadedAdapter")),
             "time": {"description": "The server's clock: seconds since 1970.", **NUMBER},
             "started": {"description": "Start of the server, by its clock.", **or_null(NUMBER)},
             "engines": listed(ref("EngineStatus")),
@@ -117,6 +126,25 @@ REPLIES: dict[str, Schema] = {
             "code": STRING,
         },
         result={},
+    ),
+    "Adapter": shape("A LoRA adapter.", _ADAPTER),
+    "Adapters": shape(
+        "The LoRA adapters that requests may name.", {"adapters": listed(ref("LoadedAdapter"))}
+    ),
+    "LoadedAdapter": shape(
+        "A LoRA adapter, and which engines have it.",
+        _ADAPTER
+        | {
+            "engines": {"description": "Ranks of the engines that have it.", **listed(COUNT)},
+            "missing": {
+                "type": "object",
+                "description": "Why other engines lack it, by rank.",
+                "additionalProperties": STRING,
+            },
+        },
+    ),
+    "AdapterOperation": shape(
+        "What all engines did about a LoRA adapter.", _OPERATION, adapter=ref("Adapter")
     ),
     "Operation": shape("What all engines did.", _OPERATION),
     "FailedOperation": shape(

@@ -1,0 +1,110 @@
+"""Replies of administrative routes that engines carry out: one receipt per engine; and what they take."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from penstock.api.exchange import Exchange
+from penstock.dispatch.engine_rpc import Receipt
+from penstock.dispatch.two_phase_change import Outcome
+from penstock.http.asgi import encode_json, request_header, send_json
+from penstock.http.errors import ApiError
+from penstock.http.sink import Scope
+from penstock.wire.messages import MAX_IDEMPOTENCY_KEY_LENGTH
+
+DEFAULT_TIMEOUT_S = 60.0
+LEAST_TIMEOUT_S, MOST_TIMEOUT_S = 1.0, 3600.0
+
+_STATUS = {
+    Outcome.DONE: 200,
+    Outcome.CONFLICT: 409,
+    Outcome.UNDECIDED: 504,
+}
+_LATE = frozenset({"timeout", "aborted"})
+"""Codes of receipts that report no failure: the engine did not answer, or nobody waited for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperationOptions:
+    """Query parameters and key of one request."""
+
+    parameters: dict[str, str]
+    key: str
+    timeout_s: float
+
+
+def operation_options(scope: Scope, *names: str) -> OperationOptions:
+    """From the query, which may have ``names`` and ``timeout``, and the header Idempotency-Key. Raises
+    ApiError."""
+    allowed = (*names, "timeout")
+    parameters: dict[str, str] = {}
+    for name, value in parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True):
+        if name not in allowed:
+            known = ", ".join(allowed)
+            raise ApiError(400, f"{scope['path']} takes {known} in its query, not {name!r}.", param=name)
+        if name in parameters:
+            raise ApiError(400, f"{name} is given twice.", param=name)
+        parameters[name] = value
+    key = request_header(scope, b"idempotency-key")
+    if key is None:
+        key = secrets.token_hex(16)
+    elif not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY_LENGTH:
+        raise ApiError(
+            400,
+            f"Idempotency-Key has {len(key)} characters, 1 to {MAX_IDEMPOTENCY_KEY_LENGTH} are allowed.",
+            param="Idempotency-Key",
+        )
+    return OperationOptions(parameters, key, _timeout(parameters.get("timeout")))
+
+
+def _timeout(given: str | None) -> float:
+    if given is None:
+        return DEFAULT_TIMEOUT_S
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    if not LEAST_TIMEOUT_S <= seconds <= MOST_TIMEOUT_S:
+        raise refused_value("timeout", given, f"{LEAST_TIMEOUT_S:g} to {MOST_TIMEOUT_S:g} seconds")
+    return seconds
+
+
+def refused_value(name: str, value: str, allowed: str) -> ApiError:
+    """The error for a value that is not ``allowed``."""
+    return ApiError(400, f"{name} is {value!r}, not {allowed}.", param=name)
+
+
+async def send_receipts(
+    exchange: Exchange,
+    name: str,
+    options: OperationOptions,
+    *,
+    outcome: Outcome,
+    receipts: Sequence[Receipt],
+    reason: str = "Not every API server has confirmed in time.",
+    **more: Any,
+) -> None:
+    """The reply of the operation ``name``. ``reason``: of a failure of which no receipt tells; ``more``:
+    further fields."""
+    failed = [receipt for receipt in receipts if receipt.error is not None]
+    late = all(receipt.code in _LATE for receipt in failed)
+    status = _STATUS.get(outcome, 504 if late else 502)
+    body: dict[str, Any] = {
+        "operation": name,
+        "key": options.key,
+        "outcome": outcome.value,
+        **more,
+        "failed": [receipt.rank for receipt in failed],
+        "engines": [msgspec.to_builtins(receipt) for receipt in receipts],
+    }
+    if outcome is not Outcome.DONE:
+        told = "; ".join(f"engine {receipt.rank}: {receipt.error}" for receipt in failed)
+        message = f"{name}: {outcome.value}. {told or reason}"
+        body |= msgspec.json.decode(ApiError(status, message, code=outcome.value).body())
+    await send_json(exchange.send, encode_json(body), status)
