@@ -36,6 +36,10 @@ class KeyReused(ValueError):
     """An idempotency key was used for something else."""
 
 
+class NameTaken(AdapterError):
+    """An adapter with other files has the name."""
+
+
 class TooManyAdapters(AdapterError):
     """The list has no room for another adapter."""
 
@@ -46,6 +50,18 @@ class AdapterChange:
 
     outcome: Outcome
     receipts: list[Receipt]
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What a request asks for."""
+
+    asked: str
+    """In words, for the key."""
+    name: str
+    adapter: Adapter | None = None
+    """The adapter that ``name`` stands for afterwards; None: none."""
+    replace: bool = False
 
 
 class AdapterChanges:
@@ -65,21 +81,19 @@ class AdapterChanges:
             return None
         return min(known, key=lambda lora: (lora.max_cpu_loras, lora.max_lora_rank))
 
-    async def load(self, adapter: Adapter, key: str, timeout_s: float) -> AdapterChange:
-        """Has all engines load an adapter, in place of the one with its name. Raises TooManyAdapters and
-        KeyReused."""
+    async def load(self, adapter: Adapter, key: str, timeout_s: float, *, replace: bool) -> AdapterChange:
+        """Has all engines load an adapter; with ``replace`` in place of the one with its name. Raises
+        NameTaken, TooManyAdapters and KeyReused."""
         asked = f"load {adapter.name} {adapter.digest}"
-        return await self._make(asked, adapter.name, adapter, key, timeout_s)
+        return await self._make(_Wanted(asked, adapter.name, adapter, replace), key, timeout_s)
 
     async def unload(self, name: str, key: str, timeout_s: float) -> AdapterChange:
-        """Has all engines unload an adapter of the list; streams that run with it finish. Raises KeyReused."""
-        return await self._make(f"unload {name}", name, None, key, timeout_s)
+        """Has all engines take no new streams of an adapter; those that run with it finish. Raises
+        KeyReused."""
+        return await self._make(_Wanted(f"unload {name}", name), key, timeout_s)
 
-    async def _make(
-        self, asked: str, name: str, adapter: Adapter | None, key: str, timeout_s: float
-    ) -> AdapterChange:
-        """Makes a change until it does not lose against another one. ``adapter``: the one that ``name``
-        stands for afterwards; None: none."""
+    async def _make(self, wanted: _Wanted, key: str, timeout_s: float) -> AdapterChange:
+        """Makes a change until it does not lose against another one."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         try:
             async with asyncio.timeout(timeout_s):
@@ -89,7 +103,7 @@ class AdapterChanges:
         try:
             while True:
                 left = max(deadline - asyncio.get_running_loop().time(), 0.0)
-                done = await self._make_once(asked, name, adapter, key, left)
+                done = await self._make_once(wanted, key, left)
                 if done.outcome is not Outcome.CONFLICT:
                     return done
                 pause = random.uniform(LEAST_PAUSE_S, MOST_PAUSE_S)
@@ -99,52 +113,52 @@ class AdapterChanges:
         finally:
             self._turn.release()
 
-    async def _make_once(
-        self, asked: str, name: str, adapter: Adapter | None, key: str, timeout_s: float
-    ) -> AdapterChange:
+    async def _make_once(self, wanted: _Wanted, key: str, timeout_s: float) -> AdapterChange:
         def check(receipt: Receipt) -> Receipt:
-            return _receipt_of(receipt, name)
+            return _receipt_of(receipt, wanted.name)
 
         registry = self._registry
         earlier = registry.keys.get(key)
-        if earlier not in (None, asked):
+        if earlier not in (None, wanted.asked):
             raise KeyReused(f"the idempotency key {key!r} was used for: {earlier}")
-        if earlier is not None or self._holds(name, adapter):
+        if earlier is not None or self._holds(wanted):
             if not registry.version:
                 return AdapterChange(Outcome.DONE, self._unchanged())
             change = await self._two_phase_commit.repeat(ADAPTERS, timeout_s, check)
         else:
-            arguments = self._arguments(asked, name, adapter, key)
+            arguments = self._arguments(wanted, key)
             # a key of its own: with the client's, an attempt could meet what an earlier one has prepared
             attempt = secrets.token_hex(16)
             change = await self._two_phase_commit.change(ADAPTERS, arguments, attempt, timeout_s, check)
         assert change.outcome is not None  # it has ended
         return AdapterChange(change.outcome, change.receipts())
 
-    def _holds(self, name: str, adapter: Adapter | None) -> bool:
-        """Whether the list is as wanted, and no engine lacks the adapter."""
-        present = self._registry.adapters.get(name)
-        if adapter is None:
-            return present is None
-        if present is None or (present.key, present.path) != (adapter.key, adapter.path):
+    def _holds(self, wanted: _Wanted) -> bool:
+        """Whether the list is as wanted, and no engine lacks the adapter. Raises NameTaken."""
+        present, adapter = self._registry.adapters.get(wanted.name), wanted.adapter
+        if present is None or adapter is None:
+            return present is adapter
+        if present.digest != adapter.digest and not wanted.replace:
+            raise NameTaken(f"{wanted.name!r} is loaded from {present.path}, with other files")
+        if (present.key, present.path) != (adapter.key, adapter.path):
             return False
-        return not any(name in engine.missing_adapters for engine in self._engine_client.engines)
+        return not any(wanted.name in engine.missing_adapters for engine in self._engine_client.engines)
 
     def _unchanged(self) -> list[Receipt]:
         """Receipts of engines that have never been asked for a change."""
         engines = self._engine_client.engines
         return [Receipt(rank, engines[rank].epoch, repeated=True) for rank in self._engine_client.members()]
 
-    def _arguments(self, asked: str, name: str, adapter: Adapter | None, key: str) -> dict[str, object]:
+    def _arguments(self, wanted: _Wanted, key: str) -> dict[str, object]:
         """The list after the change. Raises TooManyAdapters."""
         adapters = dict(self._registry.adapters)
-        if adapter is None:
-            adapters.pop(name, None)
+        if wanted.adapter is None:
+            adapters.pop(wanted.name, None)
         else:
-            adapters[name] = adapter
-        keys = [*self._registry.keys.items(), (key, asked)][-MAX_KEYS:]
+            adapters[wanted.name] = wanted.adapter
+        keys = [*self._registry.keys.items(), (key, wanted.asked)][-MAX_KEYS:]
         limits = self.limits()
-        if adapter is not None and limits is not None and len(adapters) > limits.max_cpu_loras:
+        if wanted.adapter is not None and limits is not None and len(adapters) > limits.max_cpu_loras:
             raise TooManyAdapters(
                 f"{len(adapters) - 1} adapters are loaded, at most {limits.max_cpu_loras} may be "
                 "(--max-cpu-loras); unload one first"

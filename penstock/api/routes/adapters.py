@@ -24,7 +24,13 @@ from penstock.api.routes.adapter_schemas import (
 )
 from penstock.api.routes.receipts import OperationOptions, operation_options, send_receipts
 from penstock.config.serve import ServeConfig
-from penstock.dispatch.adapter_changes import AdapterChange, AdapterChanges, KeyReused, TooManyAdapters
+from penstock.dispatch.adapter_changes import (
+    AdapterChange,
+    AdapterChanges,
+    KeyReused,
+    NameTaken,
+    TooManyAdapters,
+)
 from penstock.dispatch.engine_client import EngineClient
 from penstock.dispatch.two_phase_change import Outcome
 from penstock.engine.lora.adapter_files import check_adapter, describe_adapter
@@ -133,17 +139,12 @@ class AdapterRoutes:
             reason = f"The files could not be read within {options.timeout_s:g} s."
             await self._refuse(exchange, LOAD, options, Outcome.ABORTED, reason)
             return
-        present = self._registry.adapters.get(asked.name)
-        if present is not None and present.digest != adapter.digest and not asked.replace:
-            if options.key not in self._registry.keys:
-                raise ApiError(
-                    400,
-                    f"The adapter {asked.name!r} is loaded from {present.path} with other files. Set "
-                    f"{asked.replace_field} to true to load this one in its place.",
-                    param=asked.replace_field,
-                )
-        making = self._changes.load(adapter, options.key, options.timeout_s)
-        await self._reply(exchange, LOAD, options, making, adapter=_facts(adapter))
+        making = self._changes.load(adapter, options.key, options.timeout_s, replace=asked.replace)
+        try:
+            await self._reply(exchange, LOAD, options, making, adapter=_facts(adapter))
+        except NameTaken as error:
+            told = f"{asked.name_field}: {error}. Set {asked.replace_field} to take its place."
+            raise ApiError(400, told, param=asked.replace_field) from None
 
     def _check_name(self, asked: _Load) -> None:
         try:
@@ -198,7 +199,7 @@ class AdapterRoutes:
         making: Coroutine[Any, Any, AdapterChange],
         **more: Any,
     ) -> None:
-        """Answers when the change is made. ``more``: further fields then. Raises ApiError."""
+        """Answers when the change is made. ``more``: further fields then. Raises ApiError and NameTaken."""
         try:
             change = await making
         except KeyReused as error:

@@ -67,8 +67,8 @@ class ModelRoutes:
 def model_list(
     model_info: ModelInfo, root: str, adapters: Iterable[Adapter], aliases: dict[str, str], created: int
 ) -> dict[str, Any]:
-    """The reply's body in OpenAI's shape; ``root``: directory or name of the model; ``created``: seconds since
-    1970. Aliases with wildcards are no names, so they are not listed."""
+    """The reply's body in OpenAI's shape; ``root``: directory or name of the model; ``created``: seconds
+    since 1970. Aliases with wildcards are no names, so they are not listed."""
     length = model_info.max_model_len
     cards = [_model_card(name, root, None, length, created) for name in model_info.names]
     for adapter in adapters:
