@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -47,7 +47,8 @@ class AdapterState:
 
     name = ADAPTERS
 
-    def __init__(self, table: AdapterTable) -> None:
+    def __init__(self, table: AdapterTable, executor: Executor | None = None) -> None:
+        """``executor`` reads the files; None: a thread, from the first change on."""
         self._table = table
         self._list: list[Adapter] = []
         self._next: list[Adapter] | None = None
@@ -58,7 +59,7 @@ class AdapterState:
         """Why adapters of the next list cannot be loaded."""
         self._missing: dict[AdapterKey, str] = {}
         """The same of the present list."""
-        self._thread: ThreadPoolExecutor | None = None
+        self._executor = executor
         self._has_retired = False
 
     @property
@@ -92,9 +93,9 @@ class AdapterState:
         for adapter in wanted:
             key = adapter.name, adapter.digest
             if key not in self._table and key not in self._reading:
-                if self._thread is None:
-                    self._thread = ThreadPoolExecutor(1, "adapters")
-                self._reading[key] = adapter, self._thread.submit(self._table.loader.read, adapter)
+                if self._executor is None:
+                    self._executor = ThreadPoolExecutor(1, "adapters")
+                self._reading[key] = adapter, self._executor.submit(self._table.loader.read, adapter)
 
     def prepared(self, *, decided: bool) -> bool:
         """See :class:`penstock.engine.loop.two_phase.ParticipantState`. Raises AdapterError."""

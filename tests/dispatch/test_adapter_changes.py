@@ -1,0 +1,232 @@
+"""Loading and unloading adapters through any API server, over links that break and parts that die."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.dispatch.adapter_changes import KeyReused, NameTaken, TooManyAdapters
+from penstock.dispatch.two_phase_change import Outcome
+from penstock.wire.messages import Adapter
+from tests.dispatch.two_phase_world import ENGINES, MAX_ADAPTERS, SERVERS, TIMEOUT_S, World, world
+
+EVENTS = [
+    *("load",) * 3,
+    "unload",
+    "change",
+    *("deliver",) * 6,
+    *("answer",) * 6,
+    *("order",) * 4,
+    "cut",
+    "connect",
+    "connect",
+    "kill_engine",
+    "kill_server",
+    "wait",
+]
+STEPS = st.lists(
+    st.tuples(st.sampled_from(EVENTS), st.integers(0, SERVERS - 1), st.integers(0, 8)), max_size=60
+)
+
+
+def play(steps: list[tuple[str, int, int]]) -> None:
+    with world() as made:
+        for name, server, number in steps:
+            on_adapter = name in ("load", "unload")
+            getattr(made, name)(server, number if on_adapter else number % ENGINES)
+            made.loop.turn()
+        made.heal()
+        made.check_healed()
+        check_lists(made)
+
+
+def check_lists(made: World) -> None:
+    """Every API server and every engine has the agreed list, and engines hold nothing else."""
+    for engine in made.engines:
+        engine.adapters.tidy()
+    lists = [server.view.adapters.adapters for server in made.servers]
+    assert all(each == lists[0] for each in lists)
+    digests = {name: adapter.digest for name, adapter in lists[0].items()}
+    for engine in made.engines:
+        assert engine.table.digests() == digests
+        assert engine.loaded == set(digests.values())
+
+
+@settings(max_examples=60)
+@given(STEPS)
+def test_whatever_happens_all_have_the_same_list(steps: list[tuple[str, int, int]]) -> None:
+    play(steps)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@settings(max_examples=2000)
+@given(STEPS)
+def test_whatever_happens_in_many_ways(steps: list[tuple[str, int, int]]) -> None:
+    play(steps)
+
+
+def test_loaded_everywhere_and_unloaded() -> None:
+    with world() as made:
+        asked = made.load(0, 1)
+        made.flow()
+        assert asked.result().outcome is Outcome.DONE
+        assert [receipt.result for receipt in asked.result().receipts] == [
+            {"loaded": True, "digest": "d1"}
+        ] * ENGINES
+        assert all(server.view.adapters.get("a1") for server in made.servers)
+        check_lists(made)
+        gone = made.unload(1, 1)
+        made.flow()
+        assert [receipt.result for receipt in gone.result().receipts] == [
+            {"loaded": False, "digest": None}
+        ] * ENGINES
+        assert not any(server.view.adapters for server in made.servers)
+        check_lists(made)
+
+
+def test_the_same_adapter_again_changes_nothing() -> None:
+    with world() as made:
+        made.load(0, 1)
+        made.flow()
+        version = made.register.agreed.revision
+        again = made.load(1, 1)
+        made.flow()
+        assert again.result().outcome is Outcome.DONE
+        assert all(receipt.repeated for receipt in again.result().receipts)
+        assert made.register.agreed.revision == version
+
+
+def test_another_adapter_of_the_name_needs_a_word() -> None:
+    with world() as made:
+        made.load(0, 1)
+        made.flow()
+        refused = made.load(1, 4, replace=False)
+        made.flow()
+        assert isinstance(refused.exception(), NameTaken)
+        asked = made.load(1, 4)
+        made.flow()
+        assert asked.result().outcome is Outcome.DONE
+        check_lists(made)
+        assert made.engines[0].table.digests() == {"a1": "d4"}
+
+
+def test_two_at_the_same_time_are_both_made() -> None:
+    with world() as made:
+        asked = [made.load(0, 1), made.load(1, 2), made.load(0, 3)]
+        for _ in range(40):
+            made.flow()
+            made.loop.now += 0.25
+            made.loop.turn()
+        assert [task.result().outcome for task in asked] == [Outcome.DONE] * 3
+        check_lists(made)
+        assert set(made.engines[0].table.digests()) == {"a0", "a1", "a2"}
+
+
+def test_an_adapter_that_one_engine_cannot_read_is_on_none() -> None:
+    with world() as made:
+        made.lose_files(1, rank=1)
+        asked = made.load(0, 1)
+        made.flow()
+        assert asked.result().outcome is Outcome.ABORTED
+        assert "engine" not in (asked.result().receipts[1].error or "")
+        assert asked.result().receipts[1].error == "adapter a1: its files are gone"
+        check_lists(made)
+        assert made.engines[0].loaded == set()
+
+
+def test_an_engine_that_comes_back_without_the_files_serves_without_the_adapter() -> None:
+    with world() as made:
+        made.load(0, 1)
+        made.flow()
+        made.lose_files(1, rank=1)
+        made.kill_engine(0, 1)
+        made.flow()
+        [without] = {server.view.engines[1].missing_adapters["a1"] for server in made.servers}
+        assert without == "its files are gone"
+        for server in made.servers:
+            assert server.view.engines[1].up_to_date
+            assert not server.view.engines[1].has_adapter(("a1", "d1"))
+            assert server.view.engines[0].has_adapter(("a1", "d1"))
+        # others are loaded all the same, and the same files again are tried again
+        asked = made.load(0, 2)
+        made.flow()
+        assert asked.result().outcome is Outcome.DONE
+        again = made.load(1, 1)
+        made.flow()
+        assert again.result().outcome is Outcome.PARTIAL
+        assert [receipt.error for receipt in again.result().receipts] == [
+            None,
+            "adapter a1: its files are gone",
+        ]
+        made.unreadable[1].clear()
+        again = made.load(1, 1)
+        made.flow()
+        assert again.result().outcome is Outcome.DONE
+        check_lists(made)
+
+
+def test_a_key_is_remembered_by_every_api_server() -> None:
+    with world() as made:
+        adapter = Adapter("a1", "/a1", digest="d1")
+        first, second = (server.changes for server in made.servers)
+        done = made._ask(0, first.load(adapter, "k", TIMEOUT_S, replace=False))
+        made.flow()
+        assert done.result().outcome is Outcome.DONE
+        gone = made.unload(0, 1)
+        made.flow()
+        assert gone.result().outcome is Outcome.DONE
+        again = made._ask(1, second.load(adapter, "k", TIMEOUT_S, replace=False))
+        made.flow()
+        assert again.result().outcome is Outcome.DONE
+        assert [receipt.result["loaded"] for receipt in again.result().receipts] == [False] * ENGINES
+        other = made._ask(1, second.unload("a1", "k", TIMEOUT_S))
+        made.flow()
+        assert isinstance(other.exception(), KeyReused)
+
+
+def test_no_more_than_the_engines_hold() -> None:
+    with world() as made:
+        changes = made.servers[0].changes
+        for number in range(MAX_ADAPTERS):
+            adapter = Adapter(f"n{number}", f"/{number}", digest=str(number))
+            made._ask(0, changes.load(adapter, f"k{number}", TIMEOUT_S, replace=False))
+            made.flow()
+        refused = made._ask(0, changes.load(Adapter("n", "/n"), "k", TIMEOUT_S, replace=False))
+        made.flow()
+        assert isinstance(refused.exception(), TooManyAdapters)
+        assert str(MAX_ADAPTERS) in str(refused.exception())
+
+
+def test_paths_that_take_too_many_bytes() -> None:
+    with world() as made:
+        changes = made.servers[0].changes
+        refused = made._ask(
+            0, changes.load(Adapter("n", "/" + "p" * (1 << 18)), "k", TIMEOUT_S, replace=False)
+        )
+        made.flow()
+        assert isinstance(refused.exception(), TooManyAdapters)
+        assert "255" in str(refused.exception()) or "256 KiB" in str(refused.exception())
+
+
+def test_a_stream_of_a_replaced_adapter_gets_the_earlier_one_until_an_engine_has_the_other() -> None:
+    with world() as made:
+        made.load(0, 1)
+        made.flow()
+        registry = made.servers[1].view.adapters
+        made.load(0, 4)
+        while registry.adapters["a1"].digest == "d1":
+            for server in range(SERVERS):
+                for rank in range(ENGINES):
+                    made.deliver(server, rank)
+                    made.answer(server, rank)
+                made.order(server, 0)
+            made.loop.turn()
+        known = registry.get("a1")
+        assert known is not None
+        assert known.digest == "d1"
+        made.flow()
+        known = registry.get("a1")
+        assert known is not None
+        assert known.digest == "d4"

@@ -1,0 +1,68 @@
+"""The agreed list of adapters, as an API server routes by it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.dispatch.adapter_registry import AdapterRegistry
+from penstock.engine.lora.adapter_state import ADAPTERS, AdapterList
+from penstock.wire.control import AgreedState, AgreedStates
+from penstock.wire.messages import Adapter
+
+ONE, OTHER = Adapter("a", "/1", digest="1"), Adapter("a", "/2", digest="2")
+THIRD = Adapter("a", "/3", digest="3")
+
+
+def take(registry: AdapterRegistry, version: int, *adapters: Adapter) -> None:
+    arguments = msgspec.to_builtins(AdapterList(list(adapters), [("k", "load")]))
+    state = AgreedState(name=ADAPTERS, key="k", version=version, arguments=arguments)
+    registry.take(AgreedStates(revision=version, adopted=0, states=[state]))
+
+
+def test_the_list_and_its_keys() -> None:
+    registry = AdapterRegistry()
+    assert not registry
+    take(registry, 2, ONE)
+    assert (registry.version, registry.get("a"), registry.get("b")) == (2, ONE, None)
+    assert registry.keys == {"k": "load"}
+    assert "a" in registry
+    assert registry.has("a", "1")
+    assert not registry.has("a", "2")
+
+
+def test_an_earlier_list_changes_nothing() -> None:
+    registry = AdapterRegistry()
+    take(registry, 3, ONE)
+    take(registry, 2)
+    assert registry.get("a") is ONE or registry.get("a") == ONE
+
+
+def test_a_replaced_adapter_serves_until_an_engine_has_the_other() -> None:
+    registry = AdapterRegistry()
+    take(registry, 1, ONE)
+    take(registry, 2, OTHER)
+    assert registry.get("a") == ONE
+    take(registry, 3, THIRD)
+    assert registry.get("a") == ONE, "no engine has had the second one"
+    registry.on_loaded({"a": "2"})
+    assert registry.get("a") == ONE
+    registry.on_loaded({"a": "3"})
+    assert registry.get("a") == THIRD
+
+
+def test_an_unloaded_adapter_is_gone_at_once() -> None:
+    registry = AdapterRegistry()
+    take(registry, 1, ONE)
+    take(registry, 2, OTHER)
+    take(registry, 3)
+    assert registry.get("a") is None
+    take(registry, 4, OTHER)
+    assert registry.get("a") == OTHER
+
+
+def test_another_path_with_the_same_files_is_the_same_adapter() -> None:
+    registry = AdapterRegistry()
+    take(registry, 1, ONE)
+    moved = msgspec.structs.replace(ONE, path="/moved")
+    take(registry, 2, moved)
+    assert registry.get("a") == moved
