@@ -67,6 +67,50 @@ def test_the_first_pattern_that_matches_decides() -> None:
         assert config.scaling("a.mlp.up_proj", items[0][1]) == 8 / items[0][1]
 
 
+def test_regular_expressions() -> None:
+    config = parse(
+        rank_pattern={
+            r"model\.layers\.[01]\..*q_proj": 4,
+            "q_proj": 2,
+            r".*\.up_proj": 3,
+            r"^layers\.\d+\.v_proj": 5,
+        },
+    )
+    assert config.scaling("model.layers.1.self_attn.q_proj", 4) == 2
+    assert config.scaling("x.model.layers.1.self_attn.q_proj", 4) == 2
+    assert config.scaling("xmodel.layers.1.self_attn.q_proj", 2) == 4
+    assert config.scaling("model.layers.2.self_attn.q_proj", 2) == 4
+    assert config.scaling("mlp.up_proj", 3) == 8 / 3
+    assert config.scaling("up_proj", 8) == 1
+    assert config.scaling("layers.1.v_proj", 5) == 8 / 5
+    assert config.scaling("model.layers.1.v_proj", 8) == 1
+
+
+@pytest.mark.parametrize(
+    ("patterns", "message"),
+    [
+        (["(?=a)"], r"rank_pattern: the regular expression '\(\?=a\)' is refused: '\(\?=' is not supported"),
+        (["a)|(b"], r"is refused: it has a \) without its \("),
+        (["(" * 300], "is refused: it has more than 50 groups"),
+        ([f"{number}+" for number in range(300)], "rank_pattern: it has more than 256 regular expressions"),
+    ],
+)
+def test_regular_expressions_that_are_refused(patterns: list[str], message: str) -> None:
+    with pytest.raises(AdapterError, match=message):
+        parse(rank_pattern=dict.fromkeys(patterns, 1))
+
+
+@pytest.mark.timeout(60)
+def test_hostile_regular_expressions_end() -> None:
+    config = parse(rank_pattern={f"(a|b|ab)*{'(.*a)' * 20}x{number}": 1 for number in range(200)})
+
+    def all_layers() -> list[float]:
+        return [config.scaling(f"{'ab' * 100}{number}", 8) for number in range(10_000)]
+
+    with pytest.raises(AdapterError, match="is refused: to match it takes too long"):
+        all_layers()
+
+
 def test_rank_stabilised_scaling() -> None:
     assert parse(use_rslora=True, r=4, lora_alpha=8).scaling(Q, 4) == 8 / math.sqrt(4)
     assert parse(use_rslora=None, r=4, lora_alpha=8).scaling(Q, 4) == 2
