@@ -83,7 +83,7 @@ LORA_REQUESTS = _gauge(
     "seconds",
     ("max_lora", "waiting_lora_adapters", "running_lora_adapters"),
     "The time, since 1970, with the adapters that streams wait for and run with (names, with commas between "
-    "them) and how many can run at once as labels. Only with --lora-modules.",
+    "them) and how many can run at once as labels. Only with --enable-lora.",
 )
 CACHE_CONFIG = _gauge(
     "vllm:cache_config_info",
