@@ -232,6 +232,8 @@ class _Server:
         ranks = self._launch.own_ranks
         if all(engine.up_to_date for engine in self._engine_client.engines if engine.rank in ranks):
             self._own_engines_up.set()
+        else:
+            self._own_engines_up.clear()
 
     # -- once the engine is known
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import ssl
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -148,6 +149,23 @@ def _title(process: psutil.Process) -> str:
         return " ".join(process.cmdline())
     except psutil.NoSuchProcess:  # a ZombieProcess is one, too
         return ""
+
+
+@contextlib.contextmanager
+def client_of_each(server: Server, api_servers: int, wait_s: float) -> Iterator[list[httpx.Client]]:
+    """One connection to each API server, in the order of their names."""
+    with contextlib.ExitStack() as stack:
+        found: dict[str, httpx.Client] = {}
+
+        def one_more() -> bool:
+            client = stack.enter_context(httpx.Client(base_url=server.url, timeout=wait_s))
+            processes = client.get("/debug/gc").raise_for_status().json()["processes"]
+            [name] = [process for process in processes if process.startswith("api-server")]
+            found.setdefault(name, client)
+            return len(found) == api_servers
+
+        wait_until(one_more, wait_s, "a connection to each API server")
+        yield [found[name] for name in sorted(found)]
 
 
 def total(text: str, name: str, **labels: str) -> float:

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.integration.clients import Streams
-from tests.integration.server import SYNTHETIC, Server, wait_until
+from tests.integration.server import SYNTHETIC, Server, client_of_each, wait_until
 
 SERVERS, ENGINES = 2, 3
 WAIT_S = 90
@@ -40,18 +40,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture
 def clients(fleet: Server) -> Iterator[Clients]:
     """One connection to each API server."""
-    with contextlib.ExitStack() as stack:
-        found: dict[str, httpx.Client] = {}
-
-        def one_more() -> bool:
-            client = stack.enter_context(httpx.Client(base_url=fleet.url, timeout=WAIT_S))
-            processes = client.get("/debug/gc").raise_for_status().json()["processes"]
-            [name] = [process for process in processes if process.startswith("api-server")]
-            found.setdefault(name, client)
-            return len(found) == SERVERS
-
-        wait_until(one_more, WAIT_S, "a connection to each API server")
-        yield [found[name] for name in sorted(found)]
+    with client_of_each(fleet, SERVERS, WAIT_S) as found:
+        yield found
 
 
 def call(client: httpx.Client, path: str, key: str | None = None) -> dict[str, Any]:

@@ -1,0 +1,280 @@
+"""LoRA adapters of a real fleet: loaded through any API server, over deaths and many changes at once."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.adapters import make_adapter
+from tests.integration.clients import Streams
+from tests.integration.server import SYNTHETIC, Server, client_of_each, wait_until
+
+SERVERS, ENGINES = 3, 2
+WAIT_S = 90
+PROMPT: dict[str, Any] = {"prompt": "x", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+
+Clients = list[httpx.Client]
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory of adapters: first, second, a1, ..., a9."""
+    directory = tmp_path_factory.mktemp("adapters")
+    for seed, name in enumerate(["first", "second", *(f"a{number}" for number in range(1, 10))]):
+        make_adapter(directory / name, seed=seed)
+    make_adapter(directory / "wide", rank=32)
+    outside = make_adapter(tmp_path_factory.mktemp("outside") / "adapter")
+    (directory / "link").symlink_to(outside)
+    return directory
+
+
+def fleet_of(adapters: Path, directory: Path, servers: int, engines: int) -> Server:
+    return Server(
+        *SYNTHETIC,
+        *("--api-server-count", str(servers), "--data-parallel-size", str(engines)),
+        *("--enable-lora", "--lora-modules", f"start={adapters / 'first'}", "--lora-dir", str(adapters)),
+        directory=directory,
+    )
+
+
+@pytest.fixture(scope="module")
+def fleet(adapters: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with fleet_of(adapters, tmp_path_factory.mktemp("fleet"), SERVERS, ENGINES) as running:
+        yield running
+
+
+@pytest.fixture
+def clients(fleet: Server) -> Iterator[Clients]:
+    """One connection to each API server."""
+    with client_of_each(fleet, SERVERS, WAIT_S) as found:
+        yield found
+        for name in listed(found[0]) - {"m", "start"}:
+            assert unload(found[0], name).status_code == 200
+
+
+def load(
+    client: httpx.Client, name: str, path: str, *, replace: bool = False, key: str = ""
+) -> httpx.Response:
+    body = {"lora_name": name, "lora_path": path, "load_inplace": replace}
+    return client.post("/v1/load_lora_adapter", json=body, headers={"idempotency-key": key} if key else {})
+
+
+def unload(client: httpx.Client, name: str) -> httpx.Response:
+    return client.post("/v1/unload_lora_adapter", json={"lora_name": name})
+
+
+def complete(client: httpx.Client, model: str, **options: Any) -> httpx.Response:
+    return client.post("/v1/completions", json=PROMPT | {"model": model} | options)
+
+
+def text_of(client: httpx.Client, model: str, **options: Any) -> str:
+    reply = complete(client, model, **options)
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["model"] == model
+    text: str = reply.json()["choices"][0]["text"]
+    return text
+
+
+def listed(client: httpx.Client) -> set[str]:
+    return {card["id"] for card in client.get("/v1/models").raise_for_status().json()["data"]}
+
+
+def test_an_adapter_of_the_start(clients: Clients) -> None:
+    texts = {text_of(client, "start") for client in clients for _ in range(4)}
+    assert len(texts) == 1
+    assert texts != {text_of(clients[0], "m")}
+    for client in clients:
+        [card] = [card for card in client.get("/v1/models").json()["data"] if card["id"] == "start"]
+        assert card["parent"] == "base"
+
+
+def test_after_a_200_every_api_server_has_it_or_not(clients: Clients) -> None:
+    for turn, client in enumerate(clients):
+        reply = load(client, "new", "second")
+        assert reply.status_code == 200, reply.text
+        body = reply.json()
+        assert (body["operation"], body["outcome"], body["failed"]) == ("load_adapter", "done", [])
+        assert [receipt["rank"] for receipt in body["engines"]] == list(range(ENGINES))
+        assert all(receipt["result"]["loaded"] for receipt in body["engines"])
+        assert (body["adapter"]["name"], body["adapter"]["rank"]) == ("new", 8)
+        assert len({text_of(each, "new", seed=turn) for each in clients for _ in range(ENGINES)}) == 1
+        assert all("new" in listed(each) for each in clients)
+        reply = unload(clients[turn - 1], "new")
+        assert reply.status_code == 200, reply.text
+        for each in clients:
+            assert (complete(each, "new").status_code, "new" in listed(each)) == (404, False)
+
+
+def test_the_same_by_the_routes_of_administration(fleet: Server, clients: Clients) -> None:
+    reply = clients[0].post("/admin/adapters", json={"name": "new", "path": "second"})
+    assert reply.status_code == 200, reply.text
+    [start, new] = clients[1].get("/admin/adapters").json()["adapters"]
+    assert (start["name"], new["name"], new["engines"], new["missing"]) == ("start", "new", [0, 1], {})
+    assert [each["name"] for each in fleet.get("/status").json()["adapters"]] == ["start", "new"]
+    assert clients[2].delete("/admin/adapters/new").status_code == 200
+    assert clients[2].delete("/admin/adapters/new").status_code == 404
+    assert complete(clients[1], "new").status_code == 404
+
+
+def test_a_stream_finishes_with_the_weights_it_began_with(fleet: Server, clients: Clients) -> None:
+    long = PROMPT | {"model": "new", "max_tokens": 300}
+    assert load(clients[0], "new", "a1").status_code == 200
+    whole = text_of(clients[0], "new", max_tokens=300)
+    for change in (
+        lambda: load(clients[1], "new", "a2", replace=True),
+        lambda: unload(clients[2], "new"),
+    ):
+        with Streams(fleet.url, [long | {"seed": seed} for seed in range(6)]) as streams:
+            streams.until_each_has(1)
+            reply = change()
+            assert reply.status_code == 200, reply.text
+            streams.until_all_ended()
+            assert [client.failure for client in streams.clients] == [None] * 6
+            assert {client.text for client in streams.clients} == {whole}
+        if complete(clients[0], "new").status_code == 200:
+            replaced = text_of(clients[0], "new", max_tokens=300)
+            assert replaced != whole
+            whole = replaced
+    assert complete(clients[0], "new").status_code == 404
+
+
+def test_again_with_other_files_and_with_a_key(clients: Clients) -> None:
+    first = load(clients[0], "new", "a1", key="load it")
+    assert first.status_code == 200
+    again = load(clients[1], "new", "a1")
+    assert again.status_code == 200
+    assert all(receipt["repeated"] for receipt in again.json()["engines"])
+    other = load(clients[1], "new", "a2")
+    assert (other.status_code, other.json()["error"]["param"]) == (400, "load_inplace")
+    assert str(first.json()["adapter"]["path"]) in other.json()["error"]["message"]
+    assert load(clients[1], "new", "a2", replace=True).status_code == 200
+    # a client that has not seen the first reply sends its request again
+    repeated = load(clients[2], "new", "a1", key="load it")
+    assert repeated.status_code == 200
+    text = text_of(clients[2], "new")
+    assert load(clients[0], "a2", "a2").status_code == 200
+    assert text == text_of(clients[0], "a2")
+    reused = load(clients[0], "new", "a3", key="load it")
+    assert (reused.status_code, reused.json()["outcome"]) == (409, "conflict")
+    assert "Idempotency-Key" in reused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param", "message"),
+    [
+        ({"lora_name": "x", "lora_path": "none"}, 400, "lora_path", "No such file"),
+        ({"lora_name": "x", "lora_path": "/etc"}, 400, "lora_path", "must lie below --lora-dir"),
+        ({"lora_name": "x", "lora_path": "../a"}, 400, "lora_path", "must not contain '..'"),
+        ({"lora_name": "x", "lora_path": "link"}, 400, "lora_path", "must lie below --lora-dir"),
+        ({"lora_name": "x", "lora_path": "wide"}, 400, "lora_path", "--max-lora-rank is 16"),
+        ({"lora_name": "x", "lora_path": ""}, 400, "lora_path", "1 to 4096 characters"),
+        ({"lora_name": "m", "lora_path": "a1"}, 400, "lora_name", "name of the model"),
+        ({"lora_name": "", "lora_path": "a1"}, 400, "lora_name", "1 to 256"),
+        ({"lora_name": "a,b", "lora_path": "a1"}, 400, "lora_name", "','"),
+        ({"lora_name": 7, "lora_path": "a1"}, 400, "lora_name", "lora_name"),
+        ({"lora_name": "x"}, 400, "lora_path", "lora_path"),
+    ],
+)
+def test_what_is_wrong_is_named(
+    fleet: Server, body: dict[str, Any], status: int, param: str, message: str
+) -> None:
+    reply = fleet.post("/v1/load_lora_adapter", body)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (status, param), reply.text
+    assert message in error["message"]
+
+
+def test_an_adapter_that_is_not_loaded_cannot_be_unloaded(fleet: Server) -> None:
+    reply = fleet.post("/v1/unload_lora_adapter", {"lora_name": "never"})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (404, "lora_name")
+    assert "start" in reply.json()["error"]["message"]
+
+
+def test_a_page_in_a_browser_loads_nothing(fleet: Server) -> None:
+    body = {"lora_name": "x", "lora_path": "a1"}
+    assert fleet.post("/v1/load_lora_adapter", body, origin="http://evil.example").status_code == 403
+
+
+def test_processes_that_come_back_have_it(fleet: Server, clients: Clients) -> None:
+    assert load(clients[0], "new", "a3").status_code == 200
+    text = text_of(clients[0], "new")
+    for role in ("engine", "api-server"):
+        replace_one(fleet, role)
+        for _ in range(20):
+            reply = fleet.post("/v1/completions", PROMPT | {"model": "new"})
+            assert (reply.status_code, reply.json()["choices"][0]["text"]) == (200, text)
+    wait_until(
+        lambda: fleet.get("/admin/adapters").json()["adapters"][1]["engines"] == [0, 1],
+        WAIT_S,
+        "both engines",
+    )
+
+
+def replace_one(fleet: Server, role: str) -> None:
+    """End a process by force, and wait until another one is there."""
+    before = fleet.children(role)
+    before[0].kill()
+
+    def replaced() -> bool:
+        now = fleet.children(role)
+        return len(now) == len(before) and before[0] not in now
+
+    wait_until(replaced, WAIT_S, f"another {role}")
+
+
+def test_a_server_without_adapters_says_so(server: Server) -> None:
+    body = {"lora_name": "x", "lora_path": "/a"}
+    reply = server.post("/v1/load_lora_adapter", body)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "no_lora")
+    assert server.get("/admin/adapters").json() == {"adapters": []}
+
+
+def test_many_changes_at_any_api_server(fleet: Server, clients: Clients) -> None:
+    storm(fleet, clients, changes=40, seed=1)
+
+
+def storm(fleet: Server, clients: Clients, changes: int, seed: int) -> None:
+    """Changes one after the other at random API servers, while streams of another adapter and of the model
+    run; after each 200 every API server is asked."""
+    draw = random.Random(seed)
+    expected = {model: text_of(clients[0], model, max_tokens=64) for model in ("m", "start")}
+    texts: dict[str, str] = {}
+    wrong: list[str] = []
+    stop = threading.Event()
+
+    def stream(model: str) -> None:
+        with httpx.Client(base_url=fleet.url, timeout=WAIT_S) as client:
+            while not stop.is_set():
+                reply = complete(client, model, max_tokens=64)
+                if reply.status_code != 200 or reply.json()["choices"][0]["text"] != expected[model]:
+                    wrong.append(f"{model}: {reply.status_code} {reply.text[:300]}")
+
+    load_threads = [threading.Thread(target=stream, args=(model,)) for model in ("m", "start") * 2]
+    for thread in load_threads:
+        thread.start()
+    try:
+        for _ in range(changes):
+            name = f"a{draw.randint(1, 9)}"
+            present = name in listed(draw.choice(clients))
+            client = draw.choice(clients)
+            reply = unload(client, name) if present else load(client, name, name)
+            assert reply.status_code == 200, reply.text
+            assert [receipt["rank"] for receipt in reply.json()["engines"]] == list(range(ENGINES))
+            for other in clients:
+                asked = complete(other, name)
+                assert asked.status_code == (404 if present else 200), asked.text
+                assert (name in listed(other)) != present
+                if not present:
+                    text = asked.json()["choices"][0]["text"]
+                    assert texts.setdefault(name, text) == text
+    finally:
+        stop.set()
+        for thread in load_threads:
+            thread.join()
+    assert wrong == []
