@@ -19,8 +19,7 @@ from penstock.dispatch.engine_client import EngineClient
 from penstock.dispatch.engine_rpc import Receipt
 from penstock.dispatch.two_phase_change import Outcome
 from penstock.dispatch.two_phase_commit import TwoPhaseCommit
-from penstock.engine.lora.adapter_state import ADAPTERS, AdapterList, AdapterStatus
-from penstock.engine.lora.errors import AdapterError
+from penstock.wire.adapter_list import ADAPTERS, AdapterList, AdapterStatus
 from penstock.wire.control import MAX_STATE_BYTES
 from penstock.wire.messages import Adapter, LoraInfo
 
@@ -36,11 +35,11 @@ class KeyReused(ValueError):
     """An idempotency key was used for something else."""
 
 
-class NameTaken(AdapterError):
+class NameTaken(ValueError):
     """An adapter with other files has the name."""
 
 
-class TooManyAdapters(AdapterError):
+class TooManyAdapters(ValueError):
     """The list has no room for another adapter."""
 
 

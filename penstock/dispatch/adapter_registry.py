@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.engine.lora.adapter_state import ADAPTERS, AdapterList
+from penstock.wire.adapter_list import ADAPTERS, AdapterList
 from penstock.wire.control import AgreedStates
 from penstock.wire.messages import Adapter
 

@@ -21,7 +21,7 @@ from penstock.dispatch.connections import EngineState
 from penstock.dispatch.engine_client import EngineClient
 from penstock.dispatch.engine_rpc import Receipt, RpcRequest
 from penstock.dispatch.two_phase_change import Stage, TwoPhaseChange
-from penstock.engine.lora.adapter_state import ADAPTERS, AdapterStatus
+from penstock.wire.adapter_list import ADAPTERS, AdapterStatus
 from penstock.wire.control import AgreedState, AgreedStates, ProposeState
 from penstock.wire.messages import RpcPhase
 

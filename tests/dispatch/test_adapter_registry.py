@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.dispatch.adapter_registry import AdapterRegistry
-from penstock.engine.lora.adapter_state import ADAPTERS, AdapterList
+from penstock.wire.adapter_list import ADAPTERS, AdapterList
 from penstock.wire.control import AgreedState, AgreedStates
 from penstock.wire.messages import Adapter
 

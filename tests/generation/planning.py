@@ -16,13 +16,13 @@ from penstock.config.serve import ServeConfig
 from penstock.dialects.chat.dialect import ChatCompletions
 from penstock.dialects.completions.dialect import Completions
 from penstock.dispatch.adapter_registry import AdapterRegistry
-from penstock.engine.lora.adapter_state import ADAPTERS, AdapterList
 from penstock.generation.input_processor import InputProcessor
 from penstock.generation.model_info import ModelInfo, SamplingDefaults
 from penstock.generation.prompt.chat_template import ChatTemplate
 from penstock.generation.prompt.prompt_encoder import PromptEncoder
 from penstock.generation.prompt.tokenizer import Tokenizer
 from penstock.http.errors import ApiError
+from penstock.wire.adapter_list import ADAPTERS, AdapterList
 from penstock.wire.control import AgreedState, AgreedStates
 from penstock.wire.messages import Adapter
 

@@ -32,11 +32,12 @@ from penstock.engine.loop.sleep import SleepState
 from penstock.engine.loop.stats import EngineStats
 from penstock.engine.loop.stream_spans import EndedStream, StreamSpans, describe
 from penstock.engine.loop.two_phase import ParticipantState, TwoPhaseParticipant
-from penstock.engine.lora.adapter_state import ADAPTERS, AdapterList, AdapterState
+from penstock.engine.lora.adapter_state import AdapterState
 from penstock.engine.lora.errors import AdapterError
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.metrics.memory import Trimmer
 from penstock.telemetry.spans import BatchSpanExporter, make_span_exporter
+from penstock.wire.adapter_list import ADAPTERS, AdapterList
 from penstock.wire.channel import ControlChannel, SupervisorGone
 from penstock.wire.control import HEARTBEAT_INTERVAL_S, Drain, Info, Launch, Stop, SupervisorCommand
 from penstock.wire.messages import Draining, EngineInfo, GoAway

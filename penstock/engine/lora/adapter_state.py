@@ -16,30 +16,12 @@ import msgspec
 
 from penstock.engine.lora.adapter_table import AdapterTable
 from penstock.engine.lora.errors import AdapterError
+from penstock.wire.adapter_list import ADAPTERS, AdapterList, AdapterStatus
 from penstock.wire.messages import Adapter, AdapterKey
 
 log = logging.getLogger(__name__)
 
-ADAPTERS = "adapters"
-"""Name of the state."""
 INTERNAL_ERROR = "it could not be loaded; the engine's log says more"
-
-
-class AdapterList(msgspec.Struct, frozen=True):
-    """The arguments of a change: the whole list after it."""
-
-    adapters: list[Adapter]
-    keys: list[tuple[str, str]] = []
-    """Keys of the latest requests that changed the list, with what each asked for."""
-
-
-class AdapterStatus(msgspec.Struct, frozen=True):
-    """What an engine has of the agreed list."""
-
-    loaded: dict[str, str]
-    """Digest of each adapter that streams may use, by name."""
-    missing: dict[str, str] = {}
-    """Why an adapter of the list is not loaded, by name."""
 
 
 class AdapterState:

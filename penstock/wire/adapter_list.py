@@ -1,0 +1,27 @@
+"""The agreed list of LoRA adapters: what API servers, engines and the supervisor tell each other of it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.wire.messages import Adapter
+
+ADAPTERS = "adapters"
+"""Name of the state that all engines share."""
+
+
+class AdapterList(msgspec.Struct, frozen=True):
+    """The arguments of a change: the whole list after it."""
+
+    adapters: list[Adapter]
+    keys: list[tuple[str, str]] = []
+    """Keys of the latest requests that changed the list, with what each asked for."""
+
+
+class AdapterStatus(msgspec.Struct, frozen=True):
+    """The result of a change: what an engine has of the list."""
+
+    loaded: dict[str, str]
+    """Digest of each adapter that streams may use, by name."""
+    missing: dict[str, str] = {}
+    """Why an adapter of the list is not loaded, by name."""
