@@ -48,6 +48,7 @@ class ServeConfig(ProcessOptions, frozen=True, kw_only=True, forbid_unknown_fiel
                 f"--response-store-dir {self.response_store_dir}: is for --response-store disk, not "
                 f"{self.response_store}"
             )
+        _check_adapters(self)
         _check_kv_events(self)
         _check_hosts(self)
         _check_ray(self)
@@ -72,6 +73,23 @@ class ServeConfig(ProcessOptions, frozen=True, kw_only=True, forbid_unknown_fiel
         """The entry of --api-server-hosts for this API server. A replacement runs on the same host."""
         names = self.api_server_hosts.split(",") if self.api_server_hosts else [HEAD]
         return names[index % self.api_server_count % len(names)]
+
+
+def _check_adapters(config: ServeConfig) -> None:
+    """Raises ValueError for options of adapters that contradict each other. With vLLM's engine others may
+    stand behind ``--``: :mod:`penstock.engine.lora.lora_modules` reads these, and checks all."""
+    if not config.enable_lora and config.engine != "vllm":
+        for flag, given in (
+            ("--lora-modules", config.lora_modules is not None),
+            ("--lora-dir", config.lora_dir is not None),
+        ):
+            if given:
+                raise ValueError(f"{flag}: needs --enable-lora")
+    if config.enable_lora and config.engine != "vllm" and config.max_cpu_loras < config.max_loras:
+        raise ValueError(
+            f"--max-cpu-loras {config.max_cpu_loras}: it must be at least --max-loras, which is "
+            f"{config.max_loras}"
+        )
 
 
 def _check_kv_events(config: ServeConfig) -> None:

@@ -26,6 +26,7 @@ from penstock.http.sockets.listener import ListenSocket, open_listener
 from penstock.http.tls import server_context
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.supervisor.children.actions import ProcessName
+from penstock.supervisor.children.agreed_state_store import AgreedStateStore
 from penstock.supervisor.children.child_process import ChildProcess
 from penstock.supervisor.children.module_command import module_command
 from penstock.supervisor.children.process_manager import ProcessManager
@@ -39,6 +40,7 @@ from penstock.supervisor.signals import (
     interruptible,
     signals_blocked,
 )
+from penstock.supervisor.startup.adapters import agreed_at_start, start_adapters
 from penstock.supervisor.startup.banner import banner, banner_facts
 from penstock.supervisor.startup.cluster import traits_of
 from penstock.supervisor.startup.cluster_key import read_cluster_key
@@ -111,9 +113,10 @@ def serve(
                 if local_api_servers:
                     store_dir = owned.enter_context(response_store_directory(config, run_dir))
             model = resolve_model(config, run_dir)
+            adapters = start_adapters(config, model.served_names)
             if local_api_servers:
                 check_chat_template(config, model)
-                check_model_aliases(config, model)
+                check_model_aliases(config, model, adapters)
             script = spelled_script(config, model)
             acceptor = None
             if listener is not None and local_api_servers > 1:
@@ -129,6 +132,7 @@ def serve(
                 run_dir=run_dir,
                 store_dir=store_dir,
                 model=model,
+                agreed_states=AgreedStateStore(agreed_at_start(adapters)),
                 script=script,
                 cluster_key=cluster_key,
                 traits={} if config.coordinator is None else traits_of(config, model),
@@ -162,6 +166,8 @@ class _Service:
     run_dir: str
     store_dir: str | None
     model: ResolvedModel
+    # What the engines have agreed on, from the adapters of the start on.
+    agreed_states: AgreedStateStore
     # Rules of --synthetic-script.
     script: list[ScriptedRule] | None
     cluster_key: str | None
@@ -185,6 +191,7 @@ class _Service:
             api_server_hang_timeout=self.config.api_server_hang_timeout,
             coordinator=self._coordinator is not None and not self.config.headless,
             expert_parallel=self.config.enable_expert_parallel,
+            agreed_states=self.agreed_states,
         )
         collector = GarbageCollector(self.config.gc_policy, self.config.gc_pause_budget_ms / 1000)
         with contextlib.closing(make_progress_display(live=self.config.log_format == "text")) as display:
@@ -271,6 +278,7 @@ class _Service:
             restarts=restarts,
             script=self.script if name.role == "engine" else None,
             response_store_dir=self.store_dir,
+            agreed=self.agreed_states.agreed if self.agreed_states.agreed.revision else None,
         )
 
     def _announce(self, pids: Mapping[ProcessName, int], infos: Mapping[ProcessName, Info]) -> None:

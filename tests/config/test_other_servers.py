@@ -132,16 +132,18 @@ def test_the_usual_line_of_vllm_serves() -> None:
 
 def test_flags_of_the_engine_show_the_line_that_works() -> None:
     line = "m --engine vllm -tp 2 --port 1 --quantization=fp8 --compilation-config.mode 3 --no-enforce-eager"
-    text = refusal(f"{line} --enforce-eager --lora-modules a=b c=d --api-key sesame -- --enable-lora")
+    text = refusal(
+        f"{line} --enforce-eager --lora-target-modules q_proj k --api-key sesame -- --fully-sharded-loras"
+    )
     assert text.splitlines() == [
         "5 flags of other servers:",
         "  -tp 2: an option of vLLM's engine, it goes behind --",
         "  --quantization fp8: an option of vLLM's engine, it goes behind --",
         "  --compilation-config.mode 3: an option of vLLM's engine, it goes behind --",
         "  --enforce-eager: an option of vLLM's engine, it goes behind --",
-        "  --lora-modules a=b c=d: an option of vLLM's engine, it goes behind --",
-        "Write: penstock serve m --engine vllm --port 1 --api-key '***' -- --enable-lora -tp 2 "
-        "--quantization fp8 --compilation-config.mode 3 --enforce-eager --lora-modules a=b c=d",
+        "  --lora-target-modules q_proj k: an option of vLLM's engine, it goes behind --",
+        "Write: penstock serve m --engine vllm --port 1 --api-key '***' -- --fully-sharded-loras -tp 2 "
+        "--quantization fp8 --compilation-config.mode 3 --enforce-eager --lora-target-modules q_proj k",
     ]
 
 
@@ -185,6 +187,8 @@ def test_the_line_that_is_shown_is_accepted(behind: bool) -> None:
     [
         ("--grpc", "--grpc: vLLM's, not supported: Penstock serves HTTP"),
         ("--tp 2", "--tp 2: SGLang's, not supported: an engine of Penstock's own runs on one device"),
+        ("--lora-paths a=/a", "--lora-paths a=/a: it is --lora-modules here, each NAME=PATH"),
+        ("--max-loras-per-batch 2", "--max-loras-per-batch 2: it is --max-loras here"),
         ("--context-length 5", "--context-length 5: it is --max-model-len here"),
         ("--no-enable-chunked-prefill", "--no-enable-chunked-prefill: an option of vLLM's engine"),
         ("--device-memory-utilization 0.5", "it is --gpu-memory-utilization here"),

@@ -56,7 +56,7 @@ def _flags() -> dict[str, KnownFlag]:
         for name, (values, advice) in vllm_advice.EARLIER.items()
     }
     for name, (values, default, of_engine, others) in FLAGS.items():
-        engine = (of_engine and name not in vllm_advice.OF_THE_SERVER) or name == "--lora-modules"
+        engine = of_engine and name not in vllm_advice.OF_THE_SERVER
         flag = KnownFlag("vLLM", name, values, default, engine, vllm_advice.ADVICE.get(name))
         flags |= dict.fromkeys((name, *others), flag)
     return flags

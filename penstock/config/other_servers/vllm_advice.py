@@ -90,8 +90,6 @@ ADVICE: dict[str, Advice] = {
     "--disable-fastapi-docs": Unsupported(_DOCS),
     "--enable-flash-late-interaction": Unsupported(_GENERATES),
     "--tokenizer-mode": Unsupported("there is one tokenizer, tokenizer.json"),
-    "--lora-modules": Unsupported("adapters need vLLM's engine"),
-    "--enable-lora": Unsupported("adapters need vLLM's engine"),
     "--runner": Unsupported(_GENERATES),
     "--convert": Unsupported(_GENERATES),
     "--pooler-config": Unsupported(_GENERATES),

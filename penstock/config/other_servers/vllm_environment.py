@@ -37,7 +37,7 @@ SERVER = {
     "VLLM_REGEX_COMPILATION_TIMEOUT_S": _LIMIT,
     "VLLM_USE_MODELSCOPE": "models come from a directory or Hugging Face's hub",
     "VLLM_MODEL_REDIRECT_PATH": "give the model's directory",
-    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "adapters are loaded at the start",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "--lora-dir lets requests load adapters",
     "VLLM_SERVER_DEV_MODE": "administrative routes need an API key, a unix socket or --allow-loopback-admin",
     "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "engines that end are replaced",
     "VLLM_ENGINE_READY_TIMEOUT_S": "--startup-timeout is the limit",

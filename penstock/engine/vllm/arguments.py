@@ -8,6 +8,7 @@ import msgspec
 
 from penstock.config.errors import ConfigError
 from penstock.config.serve import ServeConfig
+from penstock.engine.lora.lora_modules import lora_settings
 
 SAME_NAME = (
     "tokenizer",
@@ -38,8 +39,9 @@ REFUSED = {
 def arguments(config: ServeConfig, model_dir: str, given: Sequence[str]) -> list[str]:
     """vLLM's arguments for ``config``, of which the operator has set the fields ``given``.
 
-    Options that were not set are left to vLLM, except --max-num-seqs, the number of slots. The operator's own
-    arguments for vLLM come last, so they take precedence. Raises ConfigError for a refused option.
+    Options that were not set are left to vLLM, except --max-num-seqs, the number of slots, and the limits of
+    adapters, which the supervisor checks. The operator's own arguments for vLLM come last, so they take
+    precedence; adapters are loaded later. Raises ConfigError for a refused option.
     """
     values = msgspec.structs.asdict(config)
     result = ["--model", model_dir, "--max-num-seqs", str(config.max_num_seqs)]
@@ -59,7 +61,11 @@ def arguments(config: ServeConfig, model_dir: str, given: Sequence[str]) -> list
             result.append("--async-scheduling" if value == "on" else "--no-async-scheduling")
     if config.enable_expert_parallel:
         result.append("--enable-expert-parallel")
-    return [*result, *(config.engine_args or ())]
+    lora = lora_settings(config)
+    if lora.enabled:
+        result += ["--enable-lora", "--max-loras", str(lora.max_loras)]
+        result += ["--max-lora-rank", str(lora.max_lora_rank), "--max-cpu-loras", str(lora.max_cpu_loras)]
+    return [*result, *lora.engine_args]
 
 
 def _vllm_kv_events(config: ServeConfig) -> dict[str, object]:

@@ -14,8 +14,9 @@ from penstock.wire.control import MAX_STATES, AgreedState, AgreedStates, Propose
 class AgreedStateStore:
     """Records one change after the other. A recorded change is decided: every API server applies it."""
 
-    def __init__(self) -> None:
-        self.agreed = AgreedStates(revision=0, adopted=0, states=[])
+    def __init__(self, agreed: AgreedStates | None = None) -> None:
+        """``agreed``: what is agreed on from the start."""
+        self.agreed = agreed or AgreedStates(revision=0, adopted=0, states=[])
         """The message that API servers get; written by this class alone."""
         self._confirmed: dict[ProcessName, int] = {}
         """The revision that each API server has applied."""

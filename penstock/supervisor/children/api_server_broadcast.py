@@ -18,17 +18,20 @@ from penstock.wire.control import (
     SupervisorCommand,
 )
 
+MAX_SHOWN_CHARS = 500
+"""Characters of a change's arguments in the log."""
+
 
 class ApiServerBroadcast:
     """Answers API servers' requests and sends their results to all. ``all_engines`` counts engines of all
     hosts."""
 
-    def __init__(self, children: ChildTable, all_engines: int) -> None:
+    def __init__(self, children: ChildTable, all_engines: int, agreed_states: AgreedStateStore) -> None:
         self._children = children
         self._all_engines = all_engines
         # Ranks of the engines that get no new streams.
         self._draining: set[int] = set()
-        self._agreed_states = AgreedStateStore()
+        self._agreed_states = agreed_states
         self._throughput_logger: ProcessName | None = None
 
     def send_current_state(self, server: Child) -> None:
@@ -59,7 +62,8 @@ class ApiServerBroadcast:
         states."""
         if self._agreed_states.propose(change):
             arguments = ", ".join(f"{name} {value}" for name, value in change.arguments.items())
-            text = f"agreed by all engines: {change.name} ({arguments})"
+            shown = arguments if len(arguments) <= MAX_SHOWN_CHARS else f"{arguments[:MAX_SHOWN_CHARS]}…"
+            text = f"agreed by all engines: {change.name} ({shown})"
             self._children.log_rarely(logging.INFO, text, text)
             self._send_to_all(self._agreed_states.agreed)
         else:

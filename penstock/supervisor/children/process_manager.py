@@ -12,6 +12,7 @@ import logging
 
 from penstock.exit_codes import EXIT_FAILED, EXIT_FATAL, EXIT_OK, describe_exit
 from penstock.supervisor.children.actions import Action, ProcessName, ShowProgress
+from penstock.supervisor.children.agreed_state_store import AgreedStateStore
 from penstock.supervisor.children.api_server_broadcast import ApiServerBroadcast
 from penstock.supervisor.children.child_state import EXIT_GRACE_S, Child, ChildState, ChildTable
 from penstock.supervisor.children.hang_detection import HangDetector
@@ -53,11 +54,13 @@ class ProcessManager:
         expert_parallel: bool = False,
         first_rank: int = 0,
         all_engines: int | None = None,
+        agreed_states: AgreedStateStore | None = None,
     ) -> None:
         """``engines`` start here, from ``first_rank`` on, of ``all_engines`` on all hosts (None: there are no
         others). A hang timeout of 0: these processes may be silent for any time; that of API servers is the
         coordinator's too. ``coordinator``: start one.
-        ``expert_parallel``: the engines are one group, restarted together. Without API servers, as on a
+        ``expert_parallel``: the engines are one group, restarted together. ``agreed_states`` None: none so
+        far. Without API servers, as on a
         headless host, engines are drained instead. ``gateways``: the workers of a gateway, which has no other
         children."""
         names = [ProcessName("coordinator", 0)] if coordinator else []
@@ -78,7 +81,11 @@ class ProcessManager:
         self._rolling_restart = RollingRestart(
             self._children, api_servers or gateways, "workers" if gateways else "API servers"
         )
-        self._broadcast = ApiServerBroadcast(self._children, engines if all_engines is None else all_engines)
+        self._broadcast = ApiServerBroadcast(
+            self._children,
+            engines if all_engines is None else all_engines,
+            AgreedStateStore() if agreed_states is None else agreed_states,
+        )
         self._startup_timeout = startup_timeout
 
     @property

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from penstock import __version__
 from penstock.config.serve import ServeConfig
+from penstock.engine.lora.lora_modules import lora_settings
 from penstock.supervisor.startup.model_resolution import ResolvedModel
 
 _ENDS_BYTES = 1 << 16
@@ -23,6 +24,8 @@ def traits_of(config: ServeConfig, model: ResolvedModel) -> dict[str, str]:
     files = [model_dir / "config.json"]
     if weights:
         files += sorted(path for path in model_dir.iterdir() if path.suffix in (".safetensors", ".bin"))
+    lora = lora_settings(config)
+    limits = {"--max-loras": lora.max_loras, "--max-lora-rank": lora.max_lora_rank}
     return {
         "version": ".".join(__version__.split(".")[:2]),
         "--data-parallel-size": str(config.data_parallel_size),
@@ -30,6 +33,8 @@ def traits_of(config: ServeConfig, model: ResolvedModel) -> dict[str, str]:
         "--served-model-name": model.served_names[0],
         "--block-size": str(config.block_size),
         "--seed": str(config.seed),
+        "--enable-lora": str(lora.enabled),
+        **{flag: str(limit) if lora.enabled else "" for flag, limit in limits.items()},
         "model (digest)": _digest(files),
         "tokenizer (digest)": _digest([Path(model.tokenizer_dir) / "tokenizer.json"]),
     }

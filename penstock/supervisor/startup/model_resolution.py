@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from penstock.engine.torch.supported_models import check_supported
 from penstock.generation.model_aliases import check_aliases
 from penstock.supervisor.startup.model_download import download_model
 from penstock.supervisor.startup.tokenizer_conversion import ensure_tokenizer_json
+from penstock.wire.messages import Adapter
 
 DEMO_DIR = Path(penstock.__file__).parent / "demo"
 DEMO_NAME = "penstock-demo"
@@ -59,13 +61,12 @@ def check_chat_template(config: ServeConfig, model: ResolvedModel) -> None:
         raise ConfigError(f"--chat-template {config.chat_template}: {error}") from None
 
 
-def check_model_aliases(config: ServeConfig, model: ResolvedModel) -> None:
-    """Raises ConfigError for a --model-alias of a model that is not served. vLLM's engines may have adapters,
-    whose names only they know: API servers check those."""
-    if config.engine == "vllm":
-        return
+def check_model_aliases(config: ServeConfig, model: ResolvedModel, adapters: Sequence[Adapter] = ()) -> None:
+    """Raises ConfigError for a --model-alias of what is neither the model nor one of ``adapters``, those of
+    the start."""
+    names = [*model.served_names, *(adapter.name for adapter in adapters)]
     try:
-        check_aliases(config.model_alias or (), model.served_names)
+        check_aliases(config.model_alias or (), names)
     except ValueError as error:
         raise ConfigError(str(error)) from None
 

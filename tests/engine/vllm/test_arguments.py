@@ -52,6 +52,17 @@ def test_the_operators_own_arguments_come_last() -> None:
     assert given(dtype="float32", engine_args=own)[4:] == ["--dtype", "float32", *own]
 
 
+def test_limits_of_adapters_are_passed_on_and_adapters_are_not() -> None:
+    limits = ["--enable-lora", "--max-loras", "2", "--max-lora-rank", "16", "--max-cpu-loras", "64"]
+    assert given(enable_lora=True, max_loras=2, lora_modules=["a=/a"], lora_dir="/d")[4:] == limits
+    assert given(max_loras=2)[4:] == []
+    behind = ["--enable-lora", "--lora-modules", "a=/a", "--max-loras", "2", "--lora-dtype", "auto"]
+    assert given(engine_args=behind)[4:] == [
+        *limits,
+        *("--enable-lora", "--max-loras", "2", "--lora-dtype", "auto"),
+    ]
+
+
 def test_options_of_the_api_server_do_not_reach_vllm() -> None:
     assert given(port=1234, stream_interval=4, max_num_queued_reqs=1)[4:] == []
 

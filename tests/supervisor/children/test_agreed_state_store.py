@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from penstock.supervisor.children.actions import ProcessName
 from penstock.supervisor.children.agreed_state_store import AgreedStateStore
-from penstock.wire.control import AgreedState, ProposeState
+from penstock.wire.control import AgreedState, AgreedStates, ProposeState
 
 ZERO, ONE = ProcessName("api-server", 0), ProcessName("api-server", 1)
 
@@ -49,3 +49,11 @@ def test_one_that_comes_back_confirms_again() -> None:
     assert not store.advance_adopted([ZERO, ONE])
     assert store.advance_adopted([ZERO])
     assert not store.advance_adopted([])
+
+
+def test_what_is_agreed_from_the_start() -> None:
+    state = AgreedState(name="adapters", key="start", version=1, arguments={"adapters": []})
+    store = AgreedStateStore(AgreedStates(revision=1, adopted=0, states=[state]))
+    assert not store.propose(proposal("a", 0, name="adapters"))
+    assert store.propose(proposal("a", 1, name="adapters"))
+    assert [(state.key, state.version) for state in store.agreed.states] == [("a", 2)]

@@ -31,13 +31,21 @@ def differing(model: ResolvedModel, before: dict[str, str], config: ServeConfig)
         ({"data_parallel_size": 3}, "--data-parallel-size"),
         ({"block_size": 32}, "--block-size"),
         ({"seed": 1}, "--seed"),
+        ({"max_loras": 2}, "--max-loras"),
+        ({"max_lora_rank": 32}, "--max-lora-rank"),
     ],
 )
 def test_options_that_shape_replies_are_traits(
     model: ResolvedModel, changed: dict[str, int], name: str
 ) -> None:
+    before = traits_of(ServeConfig(enable_lora=True), model)
+    assert differing(model, before, ServeConfig(enable_lora=True, **changed)) == [name]  # type: ignore[arg-type]
+
+
+def test_limits_of_adapters_are_traits_where_there_are_adapters(model: ResolvedModel) -> None:
     before = traits_of(ServeConfig(), model)
-    assert differing(model, before, ServeConfig(**changed)) == [name]  # type: ignore[arg-type]
+    assert differing(model, before, ServeConfig(max_loras=2)) == []
+    assert "--enable-lora" in differing(model, before, ServeConfig(enable_lora=True))
 
 
 def test_where_a_model_lies_is_none(model: ResolvedModel, tmp_path: Path) -> None:

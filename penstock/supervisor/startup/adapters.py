@@ -1,0 +1,64 @@
+"""Adapters of the start: read and checked before any engine starts, and the first list that all agree on."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from penstock.config.errors import ConfigError
+from penstock.config.serve import ServeConfig
+from penstock.engine.lora.adapter_files import describe_adapter
+from penstock.engine.lora.adapter_state import ADAPTERS, AdapterList
+from penstock.engine.lora.errors import AdapterError
+from penstock.engine.lora.lora_modules import FLAG, LoraModule, LoraSettings, lora_settings
+from penstock.wire.control import MAX_STATE_BYTES, AgreedState, AgreedStates
+from penstock.wire.messages import Adapter, LoraInfo
+
+log = logging.getLogger(__name__)
+
+START_KEY = "start"
+"""Key of the change that made the first list."""
+
+
+def start_adapters(config: ServeConfig, served_names: Sequence[str]) -> list[Adapter]:
+    """The adapters of ``--lora-modules``, with all of their files read. Raises ConfigError for options that
+    contradict each other, and for an adapter that could not be run."""
+    settings = lora_settings(config, served_names)
+    if config.lora_dir is not None and not os.path.isdir(config.lora_dir):
+        raise ConfigError(f"--lora-dir {config.lora_dir}: no such directory")
+    return [_describe(module, settings) for module in settings.modules]
+
+
+def agreed_at_start(adapters: Sequence[Adapter]) -> AgreedStates | None:
+    """What engines and API servers agree on before any change; None: nothing. Raises ConfigError for a list
+    that is too long to be sent."""
+    if not adapters:
+        return None
+    arguments = msgspec.to_builtins(AdapterList(list(adapters)))
+    size = len(msgspec.json.encode(arguments))
+    if size > MAX_STATE_BYTES:
+        raise ConfigError(f"{FLAG}: names and paths have {size} bytes; the maximum is {MAX_STATE_BYTES}")
+    state = AgreedState(name=ADAPTERS, key=START_KEY, version=1, arguments=arguments)
+    return AgreedStates(revision=1, adopted=0, states=[state])
+
+
+def _describe(module: LoraModule, settings: LoraSettings) -> Adapter:
+    where = f"{FLAG} {module.name} ({module.path})"
+    # As it was given: links may lead elsewhere on other hosts.
+    path = os.path.abspath(os.path.expanduser(module.path))
+    if not Path(path).is_dir():
+        raise ConfigError(
+            f"{where}: no such directory; an adapter of the Hugging Face hub must be downloaded first: "
+            "hf download OWNER/NAME --local-dir DIRECTORY"
+        )
+    limits = LoraInfo(settings.max_loras, settings.max_lora_rank, settings.max_cpu_loras)
+    try:
+        files = describe_adapter(os.path.realpath(path), limits)
+    except AdapterError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    log.debug("adapter %s: rank %d, digest %s", module.name, files.rank, files.digest)
+    return Adapter(module.name, path, module.base_model_name or files.parent, files.digest, files.rank)
