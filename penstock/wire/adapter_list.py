@@ -1,4 +1,4 @@
-"""The agreed list of LoRA adapters: what API servers, engines and the supervisor tell each other of it."""
+"""The agreed list of adapters, as API servers, engines and the supervisor exchange it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import msgspec
 from penstock.wire.messages import Adapter
 
 ADAPTERS = "adapters"
-"""Name of the state that all engines share."""
+"""Name of the state."""
 
 
 class AdapterList(msgspec.Struct, frozen=True):
@@ -19,7 +19,7 @@ class AdapterList(msgspec.Struct, frozen=True):
 
 
 class AdapterStatus(msgspec.Struct, frozen=True):
-    """The result of a change: what an engine has of the list."""
+    """What an engine has of the agreed list."""
 
     loaded: dict[str, str]
     """Digest of each adapter that streams may use, by name."""

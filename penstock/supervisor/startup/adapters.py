@@ -12,9 +12,9 @@ import msgspec
 from penstock.config.errors import ConfigError
 from penstock.config.serve import ServeConfig
 from penstock.engine.lora.adapter_files import describe_adapter
-from penstock.engine.lora.adapter_state import ADAPTERS, AdapterList
 from penstock.engine.lora.errors import AdapterError
 from penstock.engine.lora.lora_modules import FLAG, LoraModule, LoraSettings, lora_settings
+from penstock.wire.adapter_list import ADAPTERS, AdapterList
 from penstock.wire.control import MAX_STATE_BYTES, AgreedState, AgreedStates
 from penstock.wire.messages import Adapter, LoraInfo
 

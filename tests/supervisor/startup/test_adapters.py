@@ -12,9 +12,9 @@ import pytest
 from penstock.config.errors import ConfigError
 from penstock.config.serve import ServeConfig
 from penstock.engine.lora.adapter_files import describe_adapter
-from penstock.engine.lora.adapter_state import ADAPTERS, AdapterList
 from penstock.supervisor.startup.adapters import agreed_at_start, start_adapters
 from penstock.supervisor.startup.model_resolution import ResolvedModel, check_model_aliases
+from penstock.wire.adapter_list import ADAPTERS, AdapterList
 from penstock.wire.messages import Adapter
 from tests.adapters import make_adapter
 
