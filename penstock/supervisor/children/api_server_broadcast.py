@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import logging
 
+import msgspec
+
 from penstock.supervisor.children.actions import ProcessName
 from penstock.supervisor.children.agreed_state_store import AgreedStateStore
 from penstock.supervisor.children.child_state import Child, ChildState, ChildTable
+from penstock.wire.adapter_list import ADAPTERS, AdapterList
 from penstock.wire.control import (
     DrainEngine,
     EnableThroughputLog,
@@ -18,8 +21,8 @@ from penstock.wire.control import (
     SupervisorCommand,
 )
 
-MAX_SHOWN_CHARS = 500
-"""Characters of a change's arguments in the log."""
+NAMES_SHOWN = 8
+"""Adapters that a log line names."""
 
 
 class ApiServerBroadcast:
@@ -61,9 +64,7 @@ class ApiServerBroadcast:
         """Decides a change that all engines have prepared. The sender of one that is outdated gets the agreed
         states."""
         if self._agreed_states.propose(change):
-            arguments = ", ".join(f"{name} {value}" for name, value in change.arguments.items())
-            shown = arguments if len(arguments) <= MAX_SHOWN_CHARS else f"{arguments[:MAX_SHOWN_CHARS]}…"
-            text = f"agreed by all engines: {change.name} ({shown})"
+            text = f"agreed by all engines: {change.name} ({_shown(change)})"
             self._children.log_rarely(logging.INFO, text, text)
             self._send_to_all(self._agreed_states.agreed)
         else:
@@ -103,3 +104,12 @@ class ApiServerBroadcast:
     def _serving(self) -> list[Child]:
         """API servers that may have clients."""
         return self._children.with_role("api-server", ChildState.READY, ChildState.RETIRING)
+
+
+def _shown(change: ProposeState) -> str:
+    """What a change is to, for the log: of adapters the names."""
+    if change.name == ADAPTERS:
+        names = [adapter.name for adapter in msgspec.convert(change.arguments, AdapterList).adapters]
+        more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+        return (", ".join(names[:NAMES_SHOWN]) + more) or "none"
+    return ", ".join(f"{name} {value}" for name, value in change.arguments.items())
