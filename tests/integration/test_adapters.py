@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import pytest
@@ -65,8 +67,9 @@ def load(
     return client.post("/v1/load_lora_adapter", json=body, headers={"idempotency-key": key} if key else {})
 
 
-def unload(client: httpx.Client, name: str) -> httpx.Response:
-    return client.post("/v1/unload_lora_adapter", json={"lora_name": name})
+def unload(client: httpx.Client, name: str, *, key: str = "") -> httpx.Response:
+    headers = {"idempotency-key": key} if key else {}
+    return client.post("/v1/unload_lora_adapter", json={"lora_name": name}, headers=headers)
 
 
 def complete(client: httpx.Client, model: str, **options: Any) -> httpx.Response:
@@ -77,6 +80,10 @@ def text_of(client: httpx.Client, model: str, **options: Any) -> str:
     reply = complete(client, model, **options)
     assert reply.status_code == 200, reply.text
     assert reply.json()["model"] == model
+    return text_in(reply)
+
+
+def text_in(reply: httpx.Response) -> str:
     text: str = reply.json()["choices"][0]["text"]
     return text
 
@@ -235,46 +242,100 @@ def test_a_server_without_adapters_says_so(server: Server) -> None:
     assert server.get("/admin/adapters").json() == {"adapters": []}
 
 
-def test_many_changes_at_any_api_server(fleet: Server, clients: Clients) -> None:
-    storm(fleet, clients, changes=40, seed=1)
+def test_many_changes_at_any_api_server(fleet: Server) -> None:
+    storm(fleet, SERVERS, ENGINES, changes=40, seed=1)
 
 
-def storm(fleet: Server, clients: Clients, changes: int, seed: int) -> None:
-    """Changes one after the other at random API servers, while streams of another adapter and of the model
-    run; after each 200 every API server is asked."""
-    draw = random.Random(seed)
-    expected = {model: text_of(clients[0], model, max_tokens=64) for model in ("m", "start")}
-    texts: dict[str, str] = {}
-    wrong: list[str] = []
-    stop = threading.Event()
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_200_changes_with_an_engine_and_an_api_server_killed(adapters: Path, tmp_path: Path) -> None:
+    with fleet_of(adapters, tmp_path, servers=4, engines=3) as fleet:
+        storm(fleet, 4, 3, changes=200, seed=2, kill={60: "engine", 120: "api-server"})
 
-    def stream(model: str) -> None:
-        with httpx.Client(base_url=fleet.url, timeout=WAIT_S) as client:
-            while not stop.is_set():
-                reply = complete(client, model, max_tokens=64)
-                if reply.status_code != 200 or reply.json()["choices"][0]["text"] != expected[model]:
-                    wrong.append(f"{model}: {reply.status_code} {reply.text[:300]}")
 
-    load_threads = [threading.Thread(target=stream, args=(model,)) for model in ("m", "start") * 2]
-    for thread in load_threads:
-        thread.start()
-    try:
-        for _ in range(changes):
-            name = f"a{draw.randint(1, 9)}"
-            present = name in listed(draw.choice(clients))
-            client = draw.choice(clients)
-            reply = unload(client, name) if present else load(client, name, name)
-            assert reply.status_code == 200, reply.text
-            assert [receipt["rank"] for receipt in reply.json()["engines"]] == list(range(ENGINES))
-            for other in clients:
-                asked = complete(other, name)
-                assert asked.status_code == (404 if present else 200), asked.text
-                assert (name in listed(other)) != present
-                if not present:
-                    text = asked.json()["choices"][0]["text"]
-                    assert texts.setdefault(name, text) == text
-    finally:
-        stop.set()
-        for thread in load_threads:
+class Background:
+    """Threads that stream from the model and from an adapter, and compare what they get."""
+
+    def __init__(self, fleet: Server, expected: dict[str, str]) -> None:
+        self._fleet = fleet
+        self._expected = expected
+        self._stop = threading.Event()
+        self.wrong: list[str] = []
+        self.replies = self.broken = 0
+        """Replies, and connections that were lost with their API server."""
+        self._threads = [threading.Thread(target=self._run, args=(model,)) for model in [*expected] * 2]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
             thread.join()
-    assert wrong == []
+
+    def _run(self, model: str) -> None:
+        while not self._stop.is_set():
+            try:
+                with httpx.Client(base_url=self._fleet.url, timeout=WAIT_S) as client:
+                    while not self._stop.is_set():
+                        reply = complete(client, model, max_tokens=64)
+                        self.replies += 1
+                        if reply.status_code != 200 or text_in(reply) != self._expected[model]:
+                            self.wrong.append(f"{model}: {reply.status_code} {reply.text[:300]}")
+            except httpx.TransportError:
+                self.broken += 1
+
+
+def storm(
+    fleet: Server, servers: int, engines: int, changes: int, seed: int, kill: dict[int, str] | None = None
+) -> None:
+    """Changes one after the other at random API servers, while streams of another adapter and of the model
+    run; after each 200 every API server is asked. ``kill``: a role whose process is killed -9 in the middle
+    of a change, by the change's number."""
+    draw = random.Random(seed)
+    texts: dict[str, str] = {}
+    present: set[str] = set()
+    with contextlib.ExitStack() as stack:
+
+        def connect() -> Clients:
+            return stack.enter_context(client_of_each(fleet, servers, WAIT_S))
+
+        clients = connect()
+        expected = {model: text_of(clients[0], model, max_tokens=64) for model in ("m", "start")}
+        with Background(fleet, expected) as background, ThreadPoolExecutor(1) as pool:
+            for number in range(changes):
+                name = f"a{draw.randint(1, 9)}"
+                at = draw.randrange(servers)
+                key = f"{seed} {number}"
+                change = pool.submit(alter, clients[at], name, key, gone=name in present)
+                victim = (kill or {}).get(number)
+                if victim is not None:
+                    draw.choice(fleet.children(victim)).kill()
+                try:
+                    reply = change.result()
+                except httpx.TransportError:  # its API server was killed: the client asks another one
+                    clients = connect()
+                    reply = alter(clients[at - 1], name, key, gone=name in present)
+                assert reply.status_code == 200, reply.text
+                assert [receipt["rank"] for receipt in reply.json()["engines"]] == list(range(engines))
+                present ^= {name}
+                if victim == "api-server":
+                    clients = connect()
+                for client in clients:
+                    asked = complete(client, name)
+                    assert asked.status_code == (200 if name in present else 404), asked.text
+                    assert (name in listed(client)) == (name in present)
+                    if name in present:
+                        assert texts.setdefault(name, text_in(asked)) == text_in(asked)
+        assert background.wrong == []
+        assert background.replies > changes
+        assert background.broken <= 2 * len(expected) * len([*(kill or {})])
+        for name in sorted(present):
+            assert unload(clients[0], name).status_code == 200
+
+
+def alter(client: httpx.Client, name: str, key: str, *, gone: bool) -> httpx.Response:
+    """Load an adapter, or unload it if it shall be gone."""
+    return unload(client, name, key=key) if gone else load(client, name, name, key=key)
