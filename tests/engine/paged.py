@@ -1,8 +1,8 @@
 """A model that is nothing but its KV cache, and a driver that takes a scheduler through its steps.
 
-What lies in the cache for a token is a hash of the salt and of all tokens up to it. A step writes the hashes
-of its tokens and reads those of the whole history, so whatever a stream is given that another one computed
-must be exactly what it would have computed itself. The next token is a function of the last hash.
+What lies in the cache for a token is a hash of the salt, the adapter and all tokens up to it. A step writes
+the hashes of its tokens and reads those of the whole history, so whatever a stream is given that another one
+computed must be exactly what it would have computed itself. The next token is a function of the last hash.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from penstock.config.serve import ServeConfig
 from penstock.engine.batch.slots import SlotTable
 from penstock.engine.kv_events.block_log import BlockLog
+from penstock.engine.lora.adapter_table import AdapterTable, LoadedAdapter
 from penstock.engine.sampling.metadata import SamplingMetadata
 from penstock.engine.schedule.block_tables import NULL_BLOCK, BlockTables
 from penstock.engine.schedule.prefix_cache import NOBODY
 from penstock.engine.schedule.scheduler import Batch, Scheduler
-from penstock.wire.messages import Submit
+from penstock.wire.messages import Adapter, Submit
 from tests.engine.support import Clock, Received, submit
 
 VOCAB = 50
@@ -36,14 +38,49 @@ def make_scheduler(
     model_len: int = 64,
     clock: Callable[[], float] = lambda: 0.0,
     block_log: BlockLog | None = None,
+    adapters: AdapterTable | None = None,
     **options: Any,
 ) -> Scheduler:
     """By default no step takes any time."""
     table = SlotTable(slots, model_len, [])
     tables = BlockTables(slots, blocks, block_size, model_len)
     return Scheduler(
-        table, SamplingMetadata(table, VOCAB), tables, ServeConfig(**options), clock, block_log=block_log
+        table,
+        SamplingMetadata(table, VOCAB),
+        tables,
+        ServeConfig(**options),
+        clock,
+        block_log=block_log,
+        adapters=adapters,
     )
+
+
+class AnyAdapter:
+    """Loads adapters that have no weights."""
+
+    def read(self, adapter: Adapter) -> None:
+        """Nothing is read."""
+
+    def add(self, loaded: LoadedAdapter) -> None:
+        """There is always room."""
+
+    def remove(self, loaded: LoadedAdapter) -> None:
+        """There is nothing to give back."""
+
+
+def adapter_table(*names: str, digest: str = "1") -> AdapterTable:
+    """A table in which these adapters are current."""
+    table = AdapterTable(AnyAdapter(), 100)
+    replace_adapters(table, *names, digest=digest)
+    return table
+
+
+def replace_adapters(table: AdapterTable, *names: str, digest: str) -> None:
+    """Make these adapters current, and no others."""
+    adapters = [Adapter(name, f"/{name}", digest=digest) for name in names]
+    for adapter in adapters:
+        table.add(adapter, None)
+    table.make_current(adapters)
 
 
 class Driver:
@@ -61,15 +98,25 @@ class Driver:
         blocks = scheduler.blocks
         self._content = np.zeros((blocks.blocks + 1) * blocks.block_size, np.uint64)
         self._hashes: dict[int, list[int]] = {}
-        """By stream: the hashes of its history, behind one of its salt."""
+        """By stream: the hashes of its history, behind one of its salt and adapter."""
 
     # -- requests
 
     def submit(
-        self, stream: int, prompt: Sequence[int], output: int, *, salt: str | None = None, **more: Any
+        self,
+        stream: int,
+        prompt: Sequence[int],
+        output: int,
+        *,
+        salt: str | None = None,
+        adapter: str | None = None,
+        **more: Any,
     ) -> Submit:
         request = submit(stream, output, prompt=prompt, salt=salt, **more)
-        self._hashes[stream] = [hash((salt,)) % _PRIME]
+        request = msgspec.structs.replace(request, adapter=adapter)
+        table = self.scheduler.adapters
+        key = None if adapter is None or table is None else table.of_request(request).key
+        self._hashes[stream] = [hash((salt, key)) % _PRIME]
         self.scheduler.submit(0, request)
         return request
 

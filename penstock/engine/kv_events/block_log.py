@@ -1,17 +1,17 @@
 """Records what a prefix cache gains and loses, as KV cache events.
 
-A block's hash covers its tokens and everything before them, the cache salt included, so equal histories have
+A block's hash covers its tokens and all before them, adapter and cache salt included, so equal histories have
 equal hashes on every server. It is kept by the block's place in the cache, for the event of its removal.
 """
 
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import Any
 
 import numpy as np
 
 from penstock.engine.schedule.block_tables import NULL_BLOCK
+from penstock.engine.schedule.cache_scope import CacheScope
 from penstock.wire.arrays import I32
 from penstock.wire.kv_events import MEDIUM_GPU, AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
 
@@ -19,12 +19,9 @@ HASH_BYTES = 8
 """As vLLM publishes them: 64 bits, as an integer."""
 
 
-def block_hashes(parent: int | None, tokens: bytes, block_bytes: int, salt: str | None) -> list[int]:
+def block_hashes(parent: int | None, tokens: bytes, block_bytes: int, scope: CacheScope) -> list[int]:
     """Hashes of consecutive full blocks after the block ``parent``; None: they begin a history."""
-    if parent is not None:
-        latest = parent.to_bytes(HASH_BYTES, "big")
-    else:
-        latest = b"" if salt is None else blake2b(salt.encode(), digest_size=HASH_BYTES).digest()
+    latest = scope.seed(HASH_BYTES) if parent is None else parent.to_bytes(HASH_BYTES, "big")
     hashes = []
     for start in range(0, len(tokens), block_bytes):
         latest = blake2b(latest + tokens[start : start + block_bytes], digest_size=HASH_BYTES).digest()
@@ -42,15 +39,12 @@ class BlockLog:
         """Of each block, while it is cached."""
         self._events: list[KVCacheEvent] = []
 
-    def stored(self, blocks: I32, tokens: bytes, before: int, salt: str | None) -> None:
+    def stored(self, blocks: I32, tokens: bytes, before: int, scope: CacheScope) -> None:
         """Blocks with these int32 tokens are cached, after the block ``before``, or after none
-        (:data:`NULL_BLOCK`). ``salt`` is the cache salt, which counts for the first block of a history."""
+        (:data:`NULL_BLOCK`). ``scope``: of their history."""
         parent = None if before == NULL_BLOCK else int(self._hashes[before])
-        hashes = block_hashes(parent, tokens, 4 * self._block_size, salt)
+        hashes = block_hashes(parent, tokens, 4 * self._block_size, scope)
         self._hashes[blocks] = hashes
-        extra_keys: list[list[Any] | None] | None = None
-        if parent is None and salt is not None:
-            extra_keys = [[salt], *[None] * (len(hashes) - 1)]
         self._events.append(
             BlockStored(
                 block_hashes=[*hashes],
@@ -59,8 +53,8 @@ class BlockLog:
                 block_size=self._block_size,
                 lora_id=None,
                 medium=MEDIUM_GPU,
-                lora_name=None,
-                extra_keys=extra_keys,
+                lora_name=None if scope.adapter is None else scope.adapter[0],
+                extra_keys=scope.extra_keys(len(hashes), first=parent is None),
             )
         )
 

@@ -3,9 +3,9 @@
 The cached histories are a tree. A node holds a run of full blocks with their tokens, its children are what
 followed; histories that part within a run split it. Lookups compare tokens, a run at a time, so a turn of a
 long conversation costs what its runs are, not its blocks. Those of its turns are merged when it is idle. A
-tree belongs to one ``cache_salt``: streams with different salts share nothing. Only full blocks are shared,
-and never the block with the last token of a history: that token is computed for its logits, so shared blocks
-are never written.
+tree belongs to one scope: streams of different adapters, or with different cache salts, share nothing. Only
+full blocks are shared, and never the block with the last token of a history: that token is computed for its
+logits, so shared blocks are never written.
 
 Runs that a stream is about to compute are *promised*: other streams wait for them instead of computing them
 as well. A promise is fulfilled block by block, or withdrawn when the stream frees its blocks: it is *settled*
@@ -21,14 +21,19 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from penstock.engine.batch.slots import SlotTable
 from penstock.engine.kv_events.block_log import BlockLog
 from penstock.engine.schedule.block_tables import NULL_BLOCK, BlockTables
+from penstock.engine.schedule.cache_scope import UNSCOPED, CacheScope
 from penstock.wire.arrays import I32
-from penstock.wire.messages import Submit
+from penstock.wire.messages import AdapterKey, Submit
+
+if TYPE_CHECKING:
+    from penstock.engine.lora.adapter_table import LoadedAdapter
 
 NOBODY = -1
 
@@ -53,8 +58,7 @@ class CachedRun:
     """The slot that has promised the run and computes it."""
     computed: int = 0
     """Leading blocks that are computed."""
-    salt: str | None = None
-    """Of a root."""
+    scope: CacheScope = UNSCOPED
 
     @property
     def end(self) -> int:
@@ -66,7 +70,7 @@ class Prefix:
     """The full blocks of a history, except one that ends with the history's last token: a chunk may end
     before that token, and a promise stay open."""
 
-    salt: str | None
+    scope: CacheScope
     tokens: bytes
     blocks: int
     reads_cache: bool = True
@@ -112,8 +116,8 @@ class PrefixCache:
         self._blocks = blocks
         self._log = log
         self._block_bytes = 4 * blocks.block_size
-        self._roots: dict[str | None, CachedRun] = {}
-        """By cache salt; those with children."""
+        self._roots: dict[CacheScope, CachedRun] = {}
+        """Those with children."""
         self._held: dict[int, _Held] = {}
         """By slot."""
         self._preempted: dict[int, Prefix] = {}
@@ -128,17 +132,18 @@ class PrefixCache:
 
     # -- lookups
 
-    def prefix_of(self, request: Submit) -> Prefix | None:
-        """The prefix of a prompt; None when prefix caching is off.
+    def prefix_of(self, request: Submit, adapter: LoadedAdapter | None = None) -> Prefix | None:
+        """The prefix of a prompt; None when prefix caching is off. ``adapter``: the request's.
 
         A request for prompt logprobs does not read the cache: they need all prompt tokens to be computed.
         """
         if not self.enabled:
             return None
-        return self._prefix(request.cache_salt, request.prompt, request.sampling.prompt_logprobs < 0)
+        scope = CacheScope(request.cache_salt, None if adapter is None else adapter.key)
+        return self._prefix(scope, request.prompt, request.sampling.prompt_logprobs < 0)
 
-    def _prefix(self, salt: str | None, history: bytes, reads_cache: bool) -> Prefix:
-        return Prefix(salt, history, (len(history) - 4) // self._block_bytes, reads_cache)
+    def _prefix(self, scope: CacheScope, history: bytes, reads_cache: bool) -> Prefix:
+        return Prefix(scope, history, (len(history) - 4) // self._block_bytes, reads_cache)
 
     def prefix_of_preempted(self, slot: int) -> Prefix | None:
         """The prefix of a preempted stream; None when the cache was reset after it began."""
@@ -153,7 +158,7 @@ class PrefixCache:
         if prefix.awaited is not None and prefix.awaited.owner != NOBODY:
             return None
         prefix.awaited = None
-        for run in self._walk(self._roots.get(prefix.salt), prefix.tokens, prefix.blocks):
+        for run in self._walk(self._roots.get(prefix.scope), prefix.tokens, prefix.blocks):
             if run.owner != NOBODY:
                 prefix.awaited = run
                 continue
@@ -199,6 +204,7 @@ class PrefixCache:
             holders=run.holders,
             owner=run.owner if run.computed < blocks else NOBODY,
             computed=min(run.computed, blocks),
+            scope=run.scope,
         )
         parent.children[self._key(first)] = first
         run.tokens, run.blocks, run.start = run.tokens[size:], run.blocks[blocks:].copy(), first.end
@@ -254,7 +260,7 @@ class PrefixCache:
             own = self._blocks.table[slot, found.blocks : prefix.blocks].copy()
             size = self._block_bytes
             tokens = prefix.tokens[found.blocks * size : prefix.blocks * size]
-            last = self._add(last or self._root(prefix.salt), tokens, own)
+            last = self._add(last or self._root(prefix.scope), tokens, own)
             last.owner, last.computed = slot, 0
         self._held[slot] = _Held(prefix, last, self._resets)
 
@@ -264,16 +270,18 @@ class PrefixCache:
             self._blocks.idle -= len(run.blocks)
         run.holders += 1
 
-    def _root(self, salt: str | None) -> CachedRun:
-        root = self._roots.get(salt)
+    def _root(self, scope: CacheScope) -> CachedRun:
+        root = self._roots.get(scope)
         if root is None:
-            root = CachedRun(b"", np.zeros(0, np.int32), start=0, parent=None, salt=salt)
-            self._roots[salt] = root
+            root = CachedRun(b"", np.zeros(0, np.int32), start=0, parent=None, scope=scope)
+            self._roots[scope] = root
         return root
 
     def _add(self, parent: CachedRun, tokens: bytes, blocks: I32) -> CachedRun:
         """Add a computed run with one holder."""
-        run = CachedRun(tokens, blocks, parent.end, parent, holders=1, computed=len(blocks))
+        run = CachedRun(
+            tokens, blocks, parent.end, parent, holders=1, computed=len(blocks), scope=parent.scope
+        )
         parent.children[self._key(run)] = run
         return run
 
@@ -304,7 +312,7 @@ class PrefixCache:
         assert parent is not None
         previous = run.blocks[first - 1] if first else parent.blocks[-1] if parent.blocks.size else NULL_BLOCK
         tokens = run.tokens[first * size : run.computed * size]
-        log.stored(run.blocks[first : run.computed], tokens, int(previous), parent.salt)
+        log.stored(run.blocks[first : run.computed], tokens, int(previous), parent.scope)
 
     def _settle(self, run: CachedRun) -> None:
         run.owner = NOBODY
@@ -338,12 +346,12 @@ class PrefixCache:
         self._fulfil(slot, held.last, full)
         last = self._withdraw(slot, held.last)
         if shared < full:
-            last = self._cache(last or self._root(held.prefix.salt), slot, row[:full])
+            last = self._cache(last or self._root(held.prefix.scope), slot, row[:full])
             shared = full
         self._blocks.free(row[shared:])
         if not forever:
             history = self._table.history[slot, : self._table.length[slot]].tobytes()
-            self._preempted[slot] = self._prefix(held.prefix.salt, history, held.prefix.reads_cache)
+            self._preempted[slot] = self._prefix(held.prefix.scope, history, held.prefix.reads_cache)
         for run in self._to_root(last):
             run.holders -= 1
             if not run.holders:
@@ -369,7 +377,7 @@ class PrefixCache:
         if not blocks:
             del parent.children[self._key(run)]
             if parent.parent is None and not parent.children:
-                del self._roots[parent.salt]
+                del self._roots[parent.scope]
         self._blocks.free(run.blocks[blocks:])
         if self._log is not None and blocks < run.computed:
             self._log.removed(run.blocks[blocks : run.computed])
@@ -435,6 +443,19 @@ class PrefixCache:
             self._cut(run, len(run.blocks) - evicted)
             if not run.blocks.size:
                 del self._idle[run]
+
+    def forget(self, adapter: AdapterKey) -> None:
+        """Free the blocks of an adapter that no stream uses any more."""
+        for scope in [each for each in self._roots if each.adapter == adapter]:
+            runs = [*self._roots.pop(scope).children.values()]
+            while runs:
+                run = runs.pop()
+                runs += run.children.values()
+                del self._idle[run]
+                self._blocks.idle -= len(run.blocks)
+                self._blocks.free(run.blocks)
+                if self._log is not None:
+                    self._log.removed(run.blocks)
 
     def reset(self) -> None:
         """Forget all cached blocks. Running streams continue, but their blocks will not be cached."""

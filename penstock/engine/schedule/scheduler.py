@@ -25,9 +25,10 @@ from penstock.engine.batch.logprobs import LogprobsBuffer
 from penstock.engine.batch.rows import concat_rows, empty_rows
 from penstock.engine.batch.slots import FAILED, SlotTable
 from penstock.engine.kv_events.block_log import BlockLog
-from penstock.engine.lora.adapter_table import AdapterTable, adapter_of
+from penstock.engine.lora.adapter_table import AdapterTable, LoadedAdapter, adapter_of
 from penstock.engine.sampling.grammar_compiler import Compilation, State
 from penstock.engine.sampling.metadata import NO_TOKEN, READS_HISTORY, SamplingFeature, SamplingMetadata
+from penstock.engine.schedule.adapter_room import AdapterRoom
 from penstock.engine.schedule.block_tables import BlockTables
 from penstock.engine.schedule.prefix_cache import Match, Prefix, PrefixCache
 from penstock.engine.schedule.step_cost import StepCost
@@ -44,7 +45,8 @@ GRAMMAR_ROOM = "room for a grammar"
 """What streams wait for whose grammar's text is too long beside those of the running streams."""
 MAX_HELD_PER_STEP = 128
 """Waiting streams that a step may find unable to start yet: their grammar is being compiled, or another
-stream is computing their prefix. They are held, and the next step looks at those behind them."""
+stream is computing their prefix, or other adapters run. They are held, and the next step looks at those
+behind them."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -97,7 +99,8 @@ class Scheduler:
         self._admitted = np.zeros(0, np.intp)
         """Slots in use: the most important priority first, then in order of admission."""
         self._queue = WaitingQueue(config, self._withdraw_compilation)
-        self._adapters = adapters
+        self.adapters = adapters
+        self.adapter_room = None if adapters is None else AdapterRoom(table.size, config.max_loras)
         self._has_freed_grammar = False
         """Whether a stream with a grammar has left since the last step."""
         self._aborted: dict[int, None] = {}
@@ -117,7 +120,7 @@ class Scheduler:
         if self.table.find(server, request.stream) is not None:
             raise WireError(f"Submit.stream {request.stream} is running already")
         check_request(request, self.table.max_model_len, self.sampling.vocab_size)
-        adapter = adapter_of(request, self._adapters)
+        adapter = adapter_of(request, self.adapters)
         self._check_capacity(request)
         self.sampling.check(request.sampling)
         compilation = None
@@ -199,6 +202,8 @@ class Scheduler:
     def _clear(self, slot: int) -> None:
         self._release_blocks(slot, forever=True)
         self._has_freed_grammar |= bool(self.sampling.needs[slot] & SamplingFeature.GRAMMAR)
+        if self.adapter_room is not None:
+            self.adapter_room.end(slot)
         self.sampling.clear(slot)
 
     def _release_blocks(self, slot: int, *, forever: bool) -> None:
@@ -318,8 +323,11 @@ class Scheduler:
         return begun
 
     def _release_held(self) -> None:
-        """Let the streams begin whose prefix is computed or whose grammar is compiled; end those whose
-        grammar is not valid."""
+        """Let the streams begin whose adapter has room, whose prefix is computed or whose grammar is
+        compiled; end those whose grammar is not valid."""
+        if self.adapter_room is not None:
+            for adapter in self.adapter_room.take_ready():
+                self._queue.release(self.adapter_room.awaited_by(adapter))
         for digest in self.prefix_cache.take_settled():
             self._queue.release(digest)
         if self._has_freed_grammar:
@@ -365,18 +373,28 @@ class Scheduler:
         return candidate.priority if isinstance(candidate, WaitingStream) else int(self.priority[candidate])
 
     def _may_start(self, candidate: int | WaitingStream) -> bool:
-        """False without a free slot, or if the grammar is not compiled: then the stream is held or failed."""
+        """False without a free slot, or if the grammar is not compiled or the adapter has no room: then the
+        stream is held or failed."""
         if not isinstance(candidate, WaitingStream):
             return True
         if not self.table.free_count():
             return False
-        if candidate.compilation is None:
+        if candidate.compilation is not None:
+            try:
+                if not self._has_grammar(candidate, candidate.compilation):
+                    return False
+            except RequestRejected as error:
+                self._queue.fail(candidate, error.code, str(error))
+                return False
+        return candidate.adapter is None or self._has_adapter_room(candidate, candidate.adapter)
+
+    def _has_adapter_room(self, waiting: WaitingStream, adapter: LoadedAdapter) -> bool:
+        """Whether the adapter may run in the next step; otherwise the stream is held until it may."""
+        assert self.adapter_room is not None
+        if self.adapter_room.may_start(adapter):
             return True
-        try:
-            return self._has_grammar(candidate, candidate.compilation)
-        except RequestRejected as error:
-            self._queue.fail(candidate, error.code, str(error))
-            return False
+        self._queue.hold(waiting, self.adapter_room.awaited_by(adapter))
+        return False
 
     def _has_grammar(self, waiting: WaitingStream, compilation: Compilation) -> bool:
         """Whether the grammar is compiled; otherwise the stream is held until it is. Raises RequestRejected
@@ -404,7 +422,7 @@ class Scheduler:
         """Prefix and length of the candidate's history."""
         if isinstance(candidate, WaitingStream):
             if candidate.prefix is None:
-                candidate.prefix = self.prefix_cache.prefix_of(candidate.request)
+                candidate.prefix = self.prefix_cache.prefix_of(candidate.request, candidate.adapter)
             return candidate.prefix, candidate.tokens
         return self.prefix_cache.prefix_of_preempted(candidate), int(self.table.length[candidate])
 
@@ -422,6 +440,8 @@ class Scheduler:
         """Move a waiting stream into a free slot; there is room for its prompt."""
         self._queue.remove(newcomer)
         slot = self.table.allocate(newcomer.server, newcomer.request, newcomer.adapter)
+        if self.adapter_room is not None and newcomer.adapter is not None:
+            self.adapter_room.start(slot, newcomer.adapter)
         self.sampling.set(slot, newcomer.request.sampling, newcomer.compilation)
         self.priority[slot] = newcomer.priority
         admitted = self._admitted

@@ -10,7 +10,6 @@ import importlib.util
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
@@ -22,6 +21,7 @@ from penstock.engine.torch.attention_metadata import (
     DecodeMetadata,
 )
 from penstock.engine.torch.bloom import alibi_slopes
+from penstock.engine.torch.memory import zeros
 from penstock.engine.torch.model_loader import ModelShape
 
 Kernel = Callable[[Tensor, Tensor, Tensor, DecodeMetadata, int | None, float | None, Tensor | None], Tensor]
@@ -29,6 +29,8 @@ Kernel = Callable[[Tensor, Tensor, Tensor, DecodeMetadata, int | None, float | N
 CPU_GATHERED = 1 << 20
 """Elements of keys gathered at once: 4 MB in float32, which fit a core's share of the CPU cache."""
 DEVICE_GATHERED = 1 << 26
+MOST_IN_CACHE = 1e15
+"""Keys and values of an adapter's rows are bounded by it; a key's product with any sane query is finite."""
 
 
 class PagedAttention:
@@ -49,14 +51,16 @@ class PagedAttention:
     ) -> None:
         """``kernel`` computes decodes; None: their keys are gathered, like those of prefills."""
         size = (blocks, shape.kv_heads, block_size, shape.head_size)
-        self.keys = [_zeros(size, dtype, device) for _ in range(shape.layers)]
-        self.values = [_zeros(size, dtype, device) for _ in range(shape.layers)]
+        self.keys = [zeros(size, dtype, device) for _ in range(shape.layers)]
+        self.values = [zeros(size, dtype, device) for _ in range(shape.layers)]
         gathered = CPU_GATHERED if device.type == "cpu" else DEVICE_GATHERED
         self._kernel = kernel
         self.geometry = CacheGeometry(shape.kv_heads, shape.head_size, gathered, in_place=kernel is not None)
         self._slopes = _slopes(shape, device) if shape.alibi else None
         self.layout: AttentionMetadata | None = None
         """Set before each forward pass."""
+        self.bounds_rows = False
+        """Set before each forward pass: whether some rows may overflow (:func:`_bounded`)."""
 
     def __call__(
         self,
@@ -74,6 +78,8 @@ class PagedAttention:
         """query [1, H, T, D]; key and value [1, KV heads, T, D]. Returns [1, T, H, D]."""
         layout = self.layout
         assert layout is not None
+        if self.bounds_rows:
+            key, value = _bounded(key), _bounded(value)
         layer = int(module.layer_idx)  # type: ignore[arg-type]
         keys, values = self.keys[layer], self.values[layer]
         size = query.shape[-1]
@@ -107,12 +113,15 @@ def find_kernel(device: torch.device) -> Kernel | None:
     return paged_decode
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on a CPU the operating system commits their pages only when they are written."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    raw = np.zeros(int(np.prod(shape)) * dtype.itemsize, np.uint8)
-    return torch.from_numpy(raw).view(dtype).view(shape)
+def _bounded(values: Tensor) -> Tensor:
+    """Without NaN and infinities, and with products that are finite.
+
+    An adapter with absurd weights overflows in its own rows. In the cache these values would outlive its
+    streams, and attention multiplies masked positions by zero instead of leaving them out: another stream
+    that gets the block would read NaN.
+    """
+    most = min(MOST_IN_CACHE, torch.finfo(values.dtype).max)
+    return values.nan_to_num(0.0, most, -most).clamp_(-most, most)
 
 
 def _slopes(shape: ModelShape, device: torch.device) -> Tensor:

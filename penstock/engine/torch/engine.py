@@ -16,12 +16,14 @@ from penstock.engine.base import Load, StepRows
 from penstock.engine.batch.rows import concat_rows
 from penstock.engine.batch.slots import SlotTable
 from penstock.engine.kv_events.block_log import BlockLog
-from penstock.engine.lora.adapter_table import AdapterTable
+from penstock.engine.lora.adapter_table import AdapterTable, LoadedAdapter
 from penstock.engine.sampling.grammar_compiler import GrammarCompiler
 from penstock.engine.sampling.metadata import SamplingMetadata
 from penstock.engine.schedule.block_tables import BlockTables
 from penstock.engine.schedule.scheduler import Batch, Scheduler
+from penstock.engine.torch.adapter_reader import AdapterReader
 from penstock.engine.torch.expert_parallel import ExpertParallel
+from penstock.engine.torch.lora import LoraLayers
 from penstock.engine.torch.memory import keep_freed_memory, num_cache_blocks
 from penstock.engine.torch.model import PagedModel
 from penstock.engine.torch.model_loader import ModelShape, pick_device, pick_dtype, read_shape
@@ -30,7 +32,7 @@ from penstock.engine.torch.process_group import ProcessGroup
 from penstock.engine.torch.profiler import TorchProfiler
 from penstock.engine.vocabulary import read_eos_token_ids
 from penstock.wire.kv_events import KVCacheEvent
-from penstock.wire.messages import EngineInfo, Submit
+from penstock.wire.messages import EngineInfo, LoraInfo, Submit
 from penstock.wire.sockets import ProcessGroupSpec
 
 GRAMMAR_WAIT_S = 0.002
@@ -40,7 +42,6 @@ GRAMMAR_WAIT_S = 0.002
 class TorchEngine:
     """Continuous batching with chunked prefill over a paged KV cache."""
 
-    adapters: AdapterTable | None = None
     can_sleep = True
 
     # -- lifetime: process
@@ -87,10 +88,24 @@ class TorchEngine:
         )
         self._blocks = BlockTables(config.max_num_seqs, blocks, config.block_size, max_model_len)
         self._block_log = BlockLog(blocks, config.block_size) if config.kv_events.publishes else None
+        lora = None if model.lora is None else _lora_info(config, model.lora)
+        self.adapters: AdapterTable | None = None
+        if lora is not None:
+            reader = AdapterReader(lora, dtype, pinned=device.type == "cuda", on_remove=self._forget_adapter)
+            self.adapters = AdapterTable(reader, config.max_cpu_loras)
         self._scheduler = Scheduler(
-            self._table, self._sampling, self._blocks, config, block_log=self._block_log
+            self._table,
+            self._sampling,
+            self._blocks,
+            config,
+            block_log=self._block_log,
+            adapters=self.adapters,
         )
-        self._runner = ModelRunner(model, self._blocks, self._sampling, device)
+        room = self._scheduler.adapter_room
+        if room is not None:
+            room.put = self._put_adapter
+        places = None if room is None else room.places
+        self._runner = ModelRunner(model, self._blocks, self._sampling, device, places)
         self._in_flight: deque[tuple[Batch, PendingOutput]] = deque()
         self._steps_ahead = _steps_ahead(config, device)
         self.info = EngineInfo(
@@ -110,6 +125,7 @@ class TorchEngine:
                 "kv_cache_memory_bytes": str(config.kv_cache_memory),
                 "num_gpu_blocks": str(blocks),
             },
+            lora=lora,
         )
         if self._group is not None:
             self._group.barrier(progress)
@@ -194,6 +210,16 @@ class TorchEngine:
             rows.append(self._scheduler.update_from_output(batch, tokens, logprobs))
         return rows
 
+    # -- adapters
+
+    def _put_adapter(self, place: int, loaded: LoadedAdapter) -> None:
+        assert self._model.lora is not None
+        with torch.inference_mode():
+            self._model.lora.put(place, loaded.weights)
+
+    def _forget_adapter(self, loaded: LoadedAdapter) -> None:
+        self._scheduler.prefix_cache.forget(loaded.key)
+
     # -- reporting
 
     def load(self) -> Load:
@@ -220,6 +246,8 @@ class TorchEngine:
                 self._scheduler.prefix_cache.reset()
             case "sleep":
                 self._scheduler.prefix_cache.reset()
+                if self._scheduler.adapter_room is not None:
+                    self._scheduler.adapter_room.clear()
                 self._model.sleep(drop_weights=arguments["level"] > 1)
             case "wake_up":
                 self._model.wake_up()
@@ -230,6 +258,10 @@ class TorchEngine:
             case _:
                 raise ValueError(f"the torch engine has no operation {method!r}")
         return None
+
+
+def _lora_info(config: ServeConfig, layers: LoraLayers) -> LoraInfo:
+    return LoraInfo(config.max_loras, config.max_lora_rank, config.max_cpu_loras, layers.sizes)
 
 
 def _max_model_len(config: ServeConfig, shape: ModelShape) -> int:

@@ -6,8 +6,10 @@ import contextlib
 import ctypes
 import gc
 
+import numpy as np
 import psutil
 import torch
+from torch import Tensor
 
 from penstock.config.errors import ConfigError
 from penstock.config.serve import ServeConfig
@@ -71,3 +73,11 @@ def _default_budget(config: ServeConfig, device: torch.device) -> int:
         free, total = torch.cuda.mem_get_info(device)
         return max(0, int(free - (1 - config.gpu_memory_utilization) * total))
     return int(min(CPU_CACHE_BYTES, CPU_CACHE_SHARE * psutil.virtual_memory().available))
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; on a CPU the operating system commits their pages only when they are written."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    raw = np.zeros(int(np.prod(shape)) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(raw).view(dtype).view(shape)

@@ -14,6 +14,8 @@ from penstock.engine.torch.attention_metadata import AttentionMetadata, dummy_at
 from penstock.engine.torch.bloom import replace_attention
 from penstock.engine.torch.expert_parallel import ExpertParallel
 from penstock.engine.torch.lm_head import LMHead
+from penstock.engine.torch.lora import LoraLayers
+from penstock.engine.torch.lora_plan import LoraPlan
 from penstock.engine.torch.memory import release_memory
 from penstock.engine.torch.model_loader import ModelShape, load_model
 
@@ -50,6 +52,8 @@ class PagedModel:
         self._attention: PagedAttention | None = None
         self._model: Any = None
         self._head: LMHead | None = None
+        self.lora: LoraLayers | None = None
+        """None: the model runs no adapters, or is asleep without its weights."""
         self._load_weights()
 
     def _load_weights(self) -> None:
@@ -66,8 +70,12 @@ class PagedModel:
             if model.config.model_type == "bloom":
                 replace_attention(model, self._attend)
             self._model = model
+            if self._config.enable_lora:
+                self.lora = LoraLayers(model, self._config.max_loras, self._config.max_lora_rank)
         else:
             self._model.to(self._device)
+        if self.lora is not None:
+            self.lora.allocate()
         shape = self._shape
         self._head = LMHead(
             self._model.get_output_embeddings(), shape.logits_scale, shape.logits_softcap, self._device
@@ -89,11 +97,13 @@ class PagedModel:
     # -- sleep
 
     def sleep(self, *, drop_weights: bool) -> None:
-        """Free the KV cache, and drop the weights or move them to host memory (where they are already if the
-        device is the CPU)."""
+        """Free the KV cache and the stacks of adapters, and drop the weights or move them to host memory
+        (where they are already if the device is the CPU)."""
         self._attention = self._head = None
+        if self.lora is not None:
+            self.lora.free()
         if drop_weights:
-            self._model = None
+            self._model = self.lora = None
         else:
             self._model.to("cpu")
         release_memory(self._device)
@@ -124,16 +134,30 @@ class PagedModel:
     def _attend(self, *arguments: Any, **options: Any) -> tuple[Tensor, None]:
         return self.attention(*arguments, **options)
 
-    def hidden(self, tokens: Tensor, positions: Tensor, layout: AttentionMetadata, rows: Tensor) -> Tensor:
+    def hidden(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        layout: AttentionMetadata,
+        rows: Tensor,
+        lora: LoraPlan | None = None,
+    ) -> Tensor:
         """[S, H]: hidden states at ``rows`` of a flat batch, for ``head``.
 
         tokens, positions: int64[T]; rows: int64[S]. Writes the keys and values of all T tokens to the cache.
+        ``lora``: the adapters that run; their rows may overflow, and are then zero.
         """
         if self._experts is not None:
             self._experts.begin_forward(len(tokens), self._device)
         self.attention.layout = layout
+        self.attention.bounds_rows = lora is not None
+        if self.lora is not None:
+            self.lora.begin(lora)
         output = self._model.base_model(input_ids=tokens[None], position_ids=positions[None], use_cache=False)
         hidden: Tensor = output.last_hidden_state[0].index_select(0, rows)
+        if self.lora is not None and lora is not None:
+            self.lora.end()
+            hidden = hidden.nan_to_num_(0.0, 0.0, 0.0)
         return hidden
 
     def dummy_run(self) -> None:

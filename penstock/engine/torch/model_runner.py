@@ -13,9 +13,11 @@ from torch import Tensor
 from penstock.engine.base import StepRows
 from penstock.engine.batch.prompt_logprobs import PromptLogprobsState
 from penstock.engine.sampling.metadata import SamplingMetadata
+from penstock.engine.schedule.adapter_room import NO_PLACE
 from penstock.engine.schedule.block_tables import BlockTables
 from penstock.engine.schedule.scheduler import Batch
 from penstock.engine.torch.attention_metadata import build_attention_metadata, token_positions
+from penstock.engine.torch.lora_plan import LoraPlan, plan_lora
 from penstock.engine.torch.model import PagedModel
 from penstock.engine.torch.sampler import Sampler, top_logprobs
 from penstock.engine.torch.sampler_output import SamplerOutput, TopLogprobs
@@ -77,14 +79,21 @@ class ModelRunner:
     """
 
     def __init__(
-        self, model: PagedModel, blocks: BlockTables, sampling: SamplingMetadata, device: torch.device
+        self,
+        model: PagedModel,
+        blocks: BlockTables,
+        sampling: SamplingMetadata,
+        device: torch.device,
+        adapter_places: I32 | None = None,
     ) -> None:
+        """``adapter_places`` int32[slots]: the place of each slot's adapter; None: the engine runs none."""
         self._model = model
         self._blocks = blocks
         self._table = sampling.table
         self._sampling = sampling
         self._sampler = Sampler(sampling)
         self._device = device
+        self._adapter_places = adapter_places
         self._last = torch.zeros(self._table.size, dtype=torch.int64, device=device)
         """int64[slots], on the device: the last sampled token of each slot."""
 
@@ -106,6 +115,7 @@ class ModelRunner:
             to_device(positions, self._device),
             build_attention_metadata(batch, self._blocks, self._model.attention.geometry, self._device),
             to_device(np.concatenate((kept, scored)), self._device),
+            self._lora_plan(batch, owners),
         )
         sampled = [rows.to_host() for rows in self._sample(hidden[: len(kept)], slots)]
         prompts = None
@@ -121,6 +131,13 @@ class ModelRunner:
     def dummy_run(self) -> None:
         """Enqueue a forward pass for the other ranks' tokens."""
         self._model.dummy_run()
+
+    def _lora_plan(self, batch: Batch, owners: NDArray[np.intp]) -> LoraPlan | None:
+        """The adapters of the batch, whose tokens belong to the slots ``owners``."""
+        places = self._adapter_places
+        if places is None or not (places[batch.slots] != NO_PLACE).any():
+            return None
+        return plan_lora(places[owners], self._device)
 
     def _tokens(self, batch: Batch, owners: NDArray[np.intp], positions: NDArray[np.int64]) -> Tensor:
         """int64[T]: the batch's tokens, from the histories or, if the host has not read them yet, from the

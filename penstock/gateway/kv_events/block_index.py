@@ -12,6 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
 
 from penstock.gateway.routing.endpoint import Endpoint
 from penstock.wire.kv_events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVCacheEvent
@@ -134,7 +135,7 @@ class BlockIndex:
         extra_keys = event.extra_keys or ()
         for index, hash in enumerate(hashes):
             extra = extra_keys[index] if index < len(extra_keys) else None
-            extras = () if not extra else tuple(each for each in extra if each != event.lora_name)
+            extras = _without_adapter(extra or (), event.lora_name)
             key = _next_key(key, tokens[4 * size * index : 4 * size * (index + 1)], extras)
             self._remove(source, hash)
             source.keys[hash] = key
@@ -340,6 +341,12 @@ def block_keys(
         extras = (salt,) if salt is not None and not start else ()
         key = _next_key(key, tokens[start : start + size], extras)
         yield key
+
+
+def _without_adapter(extra: Sequence[Any], adapter: str | None) -> tuple[Any, ...]:
+    """What a block's hash covers beside its tokens and its adapter, whose name comes first."""
+    named = adapter is not None and len(extra) and extra[0] == adapter
+    return tuple(extra[1:] if named else extra)
 
 
 def _root(adapter: str | None) -> int:

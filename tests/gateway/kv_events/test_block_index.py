@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.engine.kv_events.block_log import BlockLog
+from penstock.engine.lora.adapter_table import adapter_of
 from penstock.gateway.kv_events.block_index import EXPECTED_S, MOST_ADAPTERS, BlockIndex, Source
 from penstock.gateway.routing.endpoint import Endpoint
 from penstock.wire.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, decode_batch
-from tests.engine.paged import Driver, make_scheduler
+from tests.engine.paged import Driver, adapter_table, make_scheduler
 
 BLOCK = 4
 A, B = Endpoint("http://a"), Endpoint("http://b")
@@ -56,16 +57,20 @@ def test_it_knows_what_engines_find(seed: int) -> None:
     index, engines = BlockIndex(), []
     for endpoint in (A, B):
         log = BlockLog(30, BLOCK)
-        driver = Driver(make_scheduler(4, 30, block_size=BLOCK, block_log=log))
+        adapters = adapter_table("a", "b")
+        driver = Driver(make_scheduler(4, 30, block_size=BLOCK, block_log=log, adapters=adapters))
         engines.append((follow(index, endpoint), log, driver))
     stories = [[rng.randrange(50) for _ in range(40)] for _ in range(3)]
     for stream in range(60):
         prompt = [*rng.choice(stories)[: rng.randrange(2, 38)], rng.randrange(50)]
-        salt = rng.choice([None, None, "a"])
-        found = index.cached(tokens(*prompt), [A, B], 0.0, salt=salt)
+        salt, adapter = rng.choice([None, None, "a"]), rng.choice([None, None, "a", "b"])
+        found = index.cached(tokens(*prompt), [A, B], 0.0, salt=salt, adapter=adapter)
         for source, log, driver in engines:
-            request = driver.submit(stream, prompt, rng.randrange(1, 8), salt=salt)
-            match = driver.scheduler.prefix_cache.find(driver.scheduler.prefix_cache.prefix_of(request))
+            request = driver.submit(stream, prompt, rng.randrange(1, 8), salt=salt, adapter=adapter)
+            loaded = adapter_of(request, driver.scheduler.adapters)
+            match = driver.scheduler.prefix_cache.find(
+                driver.scheduler.prefix_cache.prefix_of(request, loaded)
+            )
             assert match is not None
             assert found.get(source.endpoint, 0) == match.blocks * BLOCK
             if rng.random() < 0.5:

@@ -12,8 +12,8 @@ import numpy as np
 from penstock.config.kv_events import KVEventsConfig
 from penstock.engine.kv_events.block_log import BlockLog
 from penstock.engine.kv_events.publisher import KVEventPublisher
+from penstock.engine.schedule.cache_scope import CacheScope
 from penstock.http.access_keys import key_digest, tenant_of
-from penstock.wire.kv_events import BlockStored
 from tests.gateway.processes import Call, Gateway, Upstream, eventually, gateway
 
 BLOCK = 16
@@ -58,11 +58,9 @@ class Server(Upstream):
         count = len(tokens) // BLOCK
         blocks = np.arange(self.next_block, self.next_block + count, dtype=np.int32)
         self.next_block += count
-        self.log.stored(blocks, tokens[: count * BLOCK].tobytes(), 0, salt)
-        (event,) = self.log.take()
-        assert isinstance(event, BlockStored)
-        event.lora_name = adapter
-        self.publisher.publish([event])
+        scope = CacheScope(salt, None if adapter is None else (adapter, "digest"))
+        self.log.stored(blocks, tokens[: count * BLOCK].tobytes(), 0, scope)
+        self.publisher.publish(self.log.take())
 
     def evict(self) -> None:
         self.log.cleared()

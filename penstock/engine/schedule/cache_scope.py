@@ -1,0 +1,42 @@
+"""What two histories must have in common, beside their tokens, to share KV blocks."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import NamedTuple
+
+import msgspec
+
+from penstock.wire.messages import AdapterKey
+
+
+class CacheScope(NamedTuple):
+    """The cache salt of a request, and its adapter: another digest is another adapter."""
+
+    salt: str | None = None
+    adapter: AdapterKey | None = None
+    """None: the base model."""
+
+    def seed(self, size: int) -> bytes:
+        """What the hash of a history's first block covers before its tokens; of ``size`` bytes, or empty.
+
+        The hash of an adapter's seed is personalised, so that no salt has the same seed.
+        """
+        if self.adapter is not None:
+            covered = msgspec.msgpack.encode((self.salt, *self.adapter))
+            return blake2b(covered, digest_size=size, person=b"adapter").digest()
+        return b"" if self.salt is None else blake2b(self.salt.encode(), digest_size=size).digest()
+
+    def extra_keys(self, blocks: int, *, first: bool) -> list[list[str] | None] | None:
+        """What the hashes of consecutive blocks cover beside tokens, as vLLM's events tell it: the adapter's
+        name for each block, and the salt for the first one of a history. ``first``: it is among them. None:
+        nothing."""
+        salt = [self.salt] if first and self.salt is not None else []
+        if self.adapter is None:
+            return [salt, *[None] * (blocks - 1)] if salt else None
+        name = self.adapter[0]
+        return [[name, *salt], *([name] for _ in range(blocks - 1))]
+
+
+UNSCOPED = CacheScope()
+"""Of requests of the base model without a salt."""
