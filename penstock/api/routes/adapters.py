@@ -40,6 +40,7 @@ from penstock.engine.lora.lora_dir import path_below
 from penstock.generation.input_processor import InputProcessor
 from penstock.http.admission import unavailable
 from penstock.http.asgi import encode_json, read_body, send_json
+from penstock.http.eager import in_task
 from penstock.http.errors import ApiError, unknown_model
 from penstock.wire.messages import Adapter, LoraInfo
 
@@ -88,7 +89,7 @@ class AdapterRoutes:
     def methods(self, path: str) -> dict[str, Handler] | None:
         """Handlers by HTTP method of a path below PREFIX."""
         name = unquote(path.removeprefix(PREFIX))
-        return {"DELETE": partial(self._delete, name=name)} if name else None
+        return {"DELETE": in_task(partial(self._delete, name=name))} if name else None
 
     # -- handlers
 
@@ -124,7 +125,7 @@ class AdapterRoutes:
         limits = self._limits()
         if self._lora_dir is None:
             raise ApiError(
-                400,
+                403,
                 "Requests may load no adapters: serve with --lora-dir DIR, the directory of those that they "
                 "may.",
                 code="no_lora_dir",
@@ -188,7 +189,7 @@ class AdapterRoutes:
         if limits is not None:
             return limits
         if any(engine.up for engine in self._engine_client.engines):
-            raise ApiError(400, "The engines run no adapters: serve with --enable-lora.", code="no_lora")
+            raise ApiError(404, "The engines run no adapters: serve with --enable-lora.", code="no_lora")
         raise unavailable("There is no engine.", "no_engine")
 
     async def _reply(

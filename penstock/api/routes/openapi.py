@@ -46,7 +46,7 @@ _SCHEMAS |= {
 _ERRORS = {
     400: "The body is not JSON, or a field has a value that is not allowed or not supported.",
     401: "No valid API key.",
-    403: "Without API keys, this answers over a unix socket, or with --allow-loopback-admin.",
+    403: "Without API keys, this answers over a unix socket, or with --allow-loopback-admin; it may be off.",
     404: "No such model.",
     405: "Another method is needed.",
     409: "The key was used for something else, or another change is under way.",
@@ -288,7 +288,7 @@ _ROUTES = (
             operation,
             summary,
             "AdapterOperation",
-            errors=(*BODY_ERRORS, 404, 409, 502, 503, 504),
+            errors=(*BODY_ERRORS, 403, 404, 409, 502, 503, 504),
             parameters=(_TIMEOUT, _KEY),
             body=body,
             example=example,
