@@ -25,7 +25,8 @@ _FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 _REASONS = {
     errno.ENOENT: "it does not exist",
     errno.ENOTDIR: "it is not a directory, or a part of it is a symbolic link",
-    errno.ELOOP: "it is a symbolic link; it must be a regular file",
+    # As in the cache of the Hugging Face hub.
+    errno.ELOOP: "it is a symbolic link; it must be a regular file, such as hf download --local-dir writes",
     errno.EACCES: "this server may not read it",
     errno.ENXIO: "it is not a regular file",
 }
