@@ -13,8 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from penstock.engine.lora.adapter_files import describe_adapter
 from penstock.exit_codes import EXIT_FAILED, EXIT_OK
 from penstock.supervisor.children.lifecycle import SIGNAL_DEBOUNCE_S
+from tests.adapters import make_adapter
 from tests.certificates import Certificates
 from tests.supervisor.harness import PATIENCE_S, Running, Serve
 
@@ -338,6 +340,28 @@ def test_a_chat_template_is_checked_before_anything_starts(serve: Serve, tmp_pat
         f"penstock: error: --chat-template {template}: chat template in {template}: line 1: "
         "Expected an expression, got 'end of statement block'\n"
     )
+
+
+def test_adapters_are_checked_before_anything_starts(serve: Serve, tmp_path: Path) -> None:
+    path = make_adapter(tmp_path / "a", rank=32)
+    running = serve(enable_lora=True, lora_modules=[f"a={path}"])
+    assert running.exit_code() == 1
+    assert running.text == (
+        f"penstock: error: --lora-modules a ({path}): layer model.layers.0.self_attn.q_proj: its rank is 32; "
+        "--max-lora-rank is 16\n"
+    )
+
+
+def test_every_process_begins_with_the_adapters_of_the_start(serve: Serve, tmp_path: Path) -> None:
+    path = make_adapter(tmp_path / "a", base_model=None)
+    running = serve(enable_lora=True, lora_modules=[f"a={path}"])
+    running.until_ready()
+    adapters = f'{{"adapters":[["a","{path}",null,"{describe_adapter(str(path)).digest}",8]],"keys":[]}}'
+    state = f'{{"name":"adapters","key":"start","version":1,"arguments":{adapters}}}'
+    for name in ("engine 0", "api-server 0"):
+        found = re.search(rf"{name} +begins with (.*)", running.text)
+        assert found
+        assert found[1] == f'{{"type":"agreed-states","revision":1,"adopted":0,"states":[{state}]}}'
 
 
 def test_a_private_key_that_others_can_read_is_warned_about(

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from penstock.wire.messages import (
     Abort,
-    Adapter,
     Disconnect,
     Draining,
     EngineInfo,
@@ -22,6 +21,7 @@ from penstock.wire.messages import (
     FromServer,
     GoAway,
     Hello,
+    LoraInfo,
     RpcCall,
     RpcPhase,
     RpcReply,
@@ -71,18 +71,18 @@ EVERYTHING_HEX = (
 
 FROM_SERVER: list[tuple[FromServer, str]] = [
     (Hello(1, 2, 3, 4, 5), "96010102030405"),
-    (Submit(5, PROMPT, GREEDY), "9e0205c40801000000ff7f0000" + GREEDY_HEX + "0100c00000c0c090c2a0"),
+    (Submit(5, PROMPT, GREEDY), "9f0205c40801000000ff7f0000" + GREEDY_HEX + "0100c00000c0c090c2a0a0"),
     (
-        Submit(5, PROMPT, EVERYTHING, 10, -1, "s", 2, 250, "a", b"{}", resubmitted=True),
-        "9e0205c40801000000ff7f0000" + EVERYTHING_HEX + "0affa17302ccfaa161c4027b7d90c3a0",
+        Submit(5, PROMPT, EVERYTHING, 10, -1, "s", 2, 250, "a", b"{}", resubmitted=True, adapter_digest="d"),
+        "9f0205c40801000000ff7f0000" + EVERYTHING_HEX + "0affa17302ccfaa161c4027b7d90c3a0a164",
     ),
     (
         Submit(
             5, PROMPT, GREEDY, choices=(SubmitChoice(6, 8, 15), SubmitChoice(7, 9, 14, 2, PROMPT, PROMPT))
         ),
-        "9e0205c40801000000ff7f0000"
+        "9f0205c40801000000ff7f0000"
         + GREEDY_HEX
-        + "0100c00000c0c0929606080fffc0c40096070 90e02c40801000000ff7f0000c40801000000ff7f0000c2a0".replace(
+        + "0100c00000c0c0929606080fffc0c40096070 90e02c40801000000ff7f0000c40801000000ff7f0000c2a0a0".replace(
             " ", ""
         ),
     ),
@@ -96,16 +96,16 @@ FROM_SERVER: list[tuple[FromServer, str]] = [
         "970509a5736c65657081a56c6576656c01a16b0203",
     ),
 ]
-ADAPTERS = (Adapter("a", "/a", "m"),)
+LORA = LoraInfo(4, 16, 64, {"m.q": (8, 16)})
 INFO = EngineInfo(
-    "torch", 4096, 32000, 256, (1, 2), "cuda:0", "bfloat16", 65536, ADAPTERS, True, 7, {"block_size": "16"}
+    "torch", 4096, 32000, 256, (1, 2), "cuda:0", "bfloat16", 65536, True, {"block_size": "16"}, LORA
 )
 FROM_ENGINE: list[tuple[FromEngine, str]] = [
     (Draining(), "9116"),
     (
         Welcome(1, 2, 3, INFO, 4),
-        "96100102039ca5746f726368cd1000cd7d00cd0100920102a6637564613a30a862666c6f61743136ce00010000"
-        "9193a161a22f61a16dc30781aa626c6f636b5f73697a65a2313604",
+        "96100102039ba5746f726368cd1000cd7d00cd0100920102a6637564613a30a862666c6f61743136ce00010000"
+        "c381aa626c6f636b5f73697a65a231369404104081a36d2e7192081004",
     ),
     (FrameHeader(12, [0, 3, 1, 3, 3, 3], 4, 5, 0.5, 70), "98110c960003010303030405cb3fe000000000000046c0"),
     (
@@ -152,7 +152,9 @@ def _required(message: Any) -> int:
     ("message", "defaults"),
     [
         (
-            Submit(5, PROMPT, GREEDY, 10, -1, "s", 2, 250, "a", b"{}", (SubmitChoice(6, 8, 15),), True),
+            Submit(
+                5, PROMPT, GREEDY, 10, -1, "s", 2, 250, "a", b"{}", (SubmitChoice(6, 8, 15),), True, "", "d"
+            ),
             Submit(5, PROMPT, GREEDY),
         ),
         (RpcCall(9, "profile", {"on": True}, "k", RpcPhase.PREPARE, 1), RpcCall(9, "profile")),

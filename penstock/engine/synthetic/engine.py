@@ -4,7 +4,8 @@ With a script (:mod:`penstock.engine.synthetic.script`) it answers prompts by ru
 
 The token at position p of a stream is a function of (seed, p) alone (:mod:`penstock.engine.sampling.rng`), at
 temperature 0 of the prompt and p: the same request then gets the same text, on every engine and at any time.
-Other sampling parameters that shape a model's distribution (top-p, penalties and so on) are ignored.
+Other sampling parameters that shape a model's distribution (top-p, penalties and so on) are ignored. An
+adapter's tokens are others than the model's.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from penstock.engine.lora.adapter_table import AdapterTable, adapter_of
 from penstock.engine.sampling.rng import stream_state, token_indexes
 from penstock.engine.schedule.submit_checks import check_request
 from penstock.engine.schedule.waiting_queue import WaitingQueue
+from penstock.engine.synthetic.adapters import SyntheticAdapterLoader, lora_info, seed_of
 from penstock.engine.synthetic.script import Script
 from penstock.engine.synthetic.script_player import ScriptPlayer, break_engine
 from penstock.engine.vocabulary import read_eos_token_ids, read_max_model_len, read_vocabulary
@@ -65,7 +67,6 @@ class SyntheticEngine:
     A fault (``synthetic_fault``, KIND@N) is injected in the N-th step with work, counted from 0.
     """
 
-    adapters: AdapterTable | None = None
     can_sleep = True
 
     # -- lifetime: process
@@ -93,7 +94,11 @@ class SyntheticEngine:
             vocab_size=vocabulary.size,
             max_num_seqs=config.max_num_seqs,
             eos_token_ids=read_eos_token_ids(directory),
+            lora=lora_info(config),
         )
+        self.adapters: AdapterTable | None = None
+        if self.info.lora is not None:
+            self.adapters = AdapterTable(SyntheticAdapterLoader(self.info.lora), config.max_cpu_loras)
         self._ordinary = vocabulary.ordinary
         self._step_s = config.synthetic_step_ms / 1000
         self._rate = config.synthetic_prefill_tokens_per_s
@@ -250,7 +255,7 @@ class SyntheticEngine:
             slot = self._table.allocate(first.server, request, first.adapter)
             if self._player is not None:
                 self._player.begin(slot, request)
-            self._state[slot] = stream_state(_seed(request))
+            self._state[slot] = stream_state(_seed(request) ^ seed_of(first.adapter))
             if request.sampling.logprobs >= 0:
                 self._alternatives[slot] = request.sampling.logprobs
                 self._with_logprobs += 1

@@ -11,7 +11,6 @@ import msgspec
 
 from penstock.config.errors import ConfigError
 from penstock.config.serve import ServeConfig
-from penstock.engine.lora.adapter_files import describe_adapter
 from penstock.engine.lora.errors import AdapterError
 from penstock.engine.lora.lora_modules import FLAG, LoraModule, LoraSettings, lora_settings
 from penstock.wire.adapter_list import ADAPTERS, AdapterList
@@ -55,6 +54,8 @@ def _describe(module: LoraModule, settings: LoraSettings) -> Adapter:
             f"{where}: no such directory; an adapter of the Hugging Face hub must be downloaded first: "
             "hf download OWNER/NAME --local-dir DIRECTORY"
         )
+    from penstock.engine.lora.adapter_files import describe_adapter  # other starts do without
+
     limits = LoraInfo(settings.max_loras, settings.max_lora_rank, settings.max_cpu_loras)
     try:
         files = describe_adapter(os.path.realpath(path), limits)
