@@ -94,6 +94,7 @@ class AdapterState:
                 self._note_failed(adapter, reason)
         if not decided:
             self._refuse_new()
+            self._check_retired()
         return True
 
     def commit(self) -> None:
@@ -133,6 +134,16 @@ class AdapterState:
         for key, reason in self._failed.items():
             if key not in known:
                 raise AdapterError(f"adapter {key[0]}: {reason}")
+
+    def _check_retired(self) -> None:
+        """Raises AdapterError if too many adapters stay in memory for their streams alone."""
+        assert self._next is not None  # it is being prepared
+        retired = len(self._table) - len(self._next)
+        if retired > self._table.max_loaded:
+            raise AdapterError(
+                f"{retired} adapters that were unloaded or replaced still have streams, at most "
+                f"{self._table.max_loaded} may (--max-cpu-loras); try again when they have ended"
+            )
 
     def _note_failed(self, adapter: Adapter, reason: str) -> None:
         log.error("adapter %s (%s) cannot be loaded: %s", adapter.name, adapter.path, reason)

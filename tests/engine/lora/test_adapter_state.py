@@ -239,3 +239,23 @@ def test_a_first_start_fails_and_a_later_one_serves_without(engine: Engine) -> N
         engine.state.load_at_start([B1], tolerant=False)
     engine.state.load_at_start([A1, B1], tolerant=True)
     assert engine.status == AdapterStatus({"a": "1"}, {"b": "it does not exist"})
+
+
+def test_adapters_that_only_their_streams_keep_are_bounded(engine: Engine) -> None:
+    versions = [Adapter("a", f"/{number}", digest=str(number)) for number in range(10)]
+    for version in versions[:9]:
+        engine.change(version)
+        engine.table.of_request(submit(1, adapter="a")).streams += 1
+        engine.state.tidy()
+    engine.prepare(versions[9])
+    engine.reader.read()
+    with pytest.raises(AdapterError, match="9 adapters that were unloaded or replaced still have streams"):
+        engine.state.prepared(decided=False)
+    engine.state.abort()
+    engine.state.tidy()
+    assert len(engine.loader.keys) == 9
+    fourth = msgspec.structs.replace(submit(1, adapter="a"), adapter_digest="3")
+    engine.table.of_request(fourth).streams -= 1
+    engine.change(versions[8])
+    engine.state.tidy()
+    assert engine.change(versions[9]) == AdapterStatus({"a": "9"})
