@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import threading
 from collections.abc import Iterator
@@ -14,7 +15,8 @@ import httpx
 import pytest
 
 from tests.adapters import make_adapter
-from tests.integration.clients import Streams
+from tests.integration.clients import Streams, texts_of
+from tests.integration.golden import write_model
 from tests.integration.server import SYNTHETIC, Server, client_of_each, wait_until
 
 SERVERS, ENGINES = 3, 2
@@ -339,3 +341,61 @@ def storm(
 def alter(client: httpx.Client, name: str, key: str, *, gone: bool) -> httpx.Response:
     """Load an adapter, or unload it if it shall be gone."""
     return unload(client, name, key=key) if gone else load(client, name, name, key=key)
+
+
+def test_streams_of_adapters_go_on_when_their_engine_is_killed(adapters: Path, tmp_path: Path) -> None:
+    bodies = [
+        {"model": model, "prompt": "x", "max_tokens": 400, "ignore_eos": True, "seed": seed}
+        for seed in range(4)
+        for model in ("m", "start", "other")
+    ]
+    with fleet_of(adapters, tmp_path, servers=1, engines=2) as fleet:
+        assert fleet.post("/admin/adapters", {"name": "other", "path": "a1"}).status_code == 200
+        undisturbed = texts_of(fleet.url, bodies)
+        assert len(set(undisturbed)) == len(bodies)
+        with Streams(fleet.url, bodies) as streams:
+            streams.until_each_has(3)
+            fleet.children("engine")[0].kill()
+            streams.until_all_ended()
+        assert (streams.failures, streams.texts) == ([], undisturbed)
+        assert fleet.metric("penstock:streams_interrupted_total", outcome="resumed") > 0
+
+
+def test_real_adapters_in_two_torch_engines_of_which_one_is_killed(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    model = tmp_path / "tiny-llama"
+    model.mkdir()
+    write_model(model)
+    sizes = layer_sizes(model)
+    for seed in range(3):
+        make_adapter(tmp_path / "adapters" / f"t{seed}", sizes, seed=seed, scale=0.3)
+    options = ("--dtype", "float32", "--max-model-len", "2048", "--served-model-name", "tiny-llama")
+    own = ("--threads", "1", "--enable-lora", "--lora-dir", str(tmp_path / "adapters"), "--max-loras", "2")
+    with Server(str(model), *options, *own, "--data-parallel-size", "2", directory=tmp_path) as fleet:
+        for seed in range(3):
+            reply = fleet.post("/v1/load_lora_adapter", {"lora_name": f"t{seed}", "lora_path": f"t{seed}"})
+            assert reply.status_code == 200, reply.text
+        bodies = [
+            {"model": model, "prompt": "def main():", "max_tokens": 250, "temperature": 0, "ignore_eos": True}
+            for model in ("tiny-llama", "t0", "t1", "t2")
+            for _ in range(3)
+        ]
+        undisturbed = [fleet.complete(**body)["choices"][0]["text"] for body in bodies[::3]]
+        assert len(set(undisturbed)) == 4
+        with Streams(fleet.url, bodies) as streams:
+            streams.until_each_has(1)
+            fleet.children("engine")[0].kill()
+            streams.until_all_ended()
+        assert streams.failures == []
+        assert streams.texts == [text for text in undisturbed for _ in range(3)]
+        assert fleet.metric("penstock:streams_interrupted_total", outcome="resumed") > 0
+
+
+def layer_sizes(model: Path) -> dict[str, tuple[int, int]]:
+    """Output and input features of the attention and MLP layers, as the model's weights tell them."""
+    start = (model / "model.safetensors").read_bytes()
+    header = json.loads(start[8 : 8 + int.from_bytes(start[:8], "little")])
+    shapes = {
+        name.removesuffix(".weight"): entry["shape"] for name, entry in header.items() if "_proj" in name
+    }
+    return {name: (shape[0], shape[1]) for name, shape in shapes.items()}
