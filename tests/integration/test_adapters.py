@@ -17,6 +17,7 @@ import pytest
 from tests.adapters import make_adapter
 from tests.integration.clients import Streams, texts_of
 from tests.integration.golden import write_model
+from tests.integration.hosts import Hosts, up
 from tests.integration.server import SYNTHETIC, Server, client_of_each, wait_until
 
 SERVERS, ENGINES = 3, 2
@@ -376,7 +377,7 @@ def test_real_adapters_in_two_torch_engines_of_which_one_is_killed(tmp_path: Pat
             reply = fleet.post("/v1/load_lora_adapter", {"lora_name": f"t{seed}", "lora_path": f"t{seed}"})
             assert reply.status_code == 200, reply.text
         bodies = [
-            {"model": model, "prompt": "def main():", "max_tokens": 250, "temperature": 0, "ignore_eos": True}
+            {"model": model, "prompt": "def main():", "max_tokens": 150, "temperature": 0, "ignore_eos": True}
             for model in ("tiny-llama", "t0", "t1", "t2")
             for _ in range(3)
         ]
@@ -399,3 +400,20 @@ def layer_sizes(model: Path) -> dict[str, tuple[int, int]]:
         name.removesuffix(".weight"): entry["shape"] for name, entry in header.items() if "_proj" in name
     }
     return {name: (shape[0], shape[1]) for name, shape in shapes.items()}
+
+
+def test_engines_of_another_host_have_them_too(adapters: Path, tmp_path: Path) -> None:
+    own = ("--enable-lora", "--lora-dir", str(adapters))
+    hosts = Hosts(tmp_path, *own)
+    with hosts.head("--lora-modules", f"start={adapters / 'first'}") as head:
+        assert head.post("/admin/adapters", {"name": "early", "path": "a1"}).status_code == 200
+        with hosts.host(1):
+            wait_until(lambda: up(head) == [0, 1], WAIT_S, "the engine of the other host")
+            reply = head.post("/admin/adapters", {"name": "late", "path": "a2"})
+            assert reply.status_code == 200, reply.text
+            assert [receipt["rank"] for receipt in reply.json()["engines"]] == [0, 1]
+            for name in ("start", "early", "late"):
+                pins = ({"X-data-parallel-rank": "0"}, {"X-data-parallel-rank": "1"})
+                replies = [head.post("/v1/completions", PROMPT | {"model": name}, **pin) for pin in pins]
+                assert [reply.status_code for reply in replies] == [200, 200]
+                assert len({text_in(reply) for reply in replies}) == 1
