@@ -27,6 +27,7 @@ from penstock.engine.lora.adapter_files import PREFIX, WEIGHTS_FILE, LoraPair, R
 from penstock.engine.lora.errors import AdapterError
 from penstock.engine.lora.peft_config import CONFIG_FILE
 from penstock.engine.lora.safetensors_header import ITEM_BYTES, LENGTH_BYTES, TensorView
+from penstock.engine.vllm.adapter_weights import values
 
 WIDE = "F32"
 """Dtype of weights that were multiplied."""
@@ -90,7 +91,7 @@ def _write(directory: Path, adapter: ReadAdapter) -> None:
             if pair.scaling == common:
                 file.write(data[pair.b.start : pair.b.end])
             else:
-                file.write(_scaled(data, pair.b, pair.scaling))
+                file.write(_scaled(adapter.data, pair.b, pair.scaling))
 
 
 def _header(pairs: Mapping[str, LoraPair], common: float) -> dict[str, Any]:
@@ -111,12 +112,6 @@ def _header(pairs: Mapping[str, LoraPair], common: float) -> dict[str, Any]:
     return header
 
 
-def _scaled(data: memoryview, view: TensorView, scaling: float) -> bytes:
-    """The bytes of a tensor, multiplied and in F32, which holds all that the file's dtype does."""
-    part = data[view.start : view.end]
-    if view.dtype == "BF16":
-        wide = (np.frombuffer(part, "<u2").astype("<u4") << 16).view("<f4")
-    else:
-        wide = np.frombuffer(part, {"F16": "<f2", "F32": "<f4"}[view.dtype]).astype("<f4")
-    with np.errstate(over="ignore", invalid="ignore"):  # the weights may be anything
-        return (wide * np.float32(scaling)).astype("<f4").tobytes()
+def _scaled(data: bytearray, view: TensorView, scaling: float) -> bytes:
+    """The bytes of a tensor, multiplied, in F32."""
+    return (values(data, view) * np.float32(scaling)).astype("<f4").tobytes()

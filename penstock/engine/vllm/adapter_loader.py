@@ -8,6 +8,7 @@ from penstock.engine.lora.adapter_files import read_adapter
 from penstock.engine.lora.adapter_table import LoadedAdapter
 from penstock.engine.lora.errors import AdapterError
 from penstock.engine.vllm.adapter_copies import AdapterCopies, AdapterCopy
+from penstock.engine.vllm.adapter_weights import check_weights
 from penstock.engine.vllm.base_shapes import BaseShapes
 from penstock.wire.messages import Adapter, LoraInfo
 
@@ -30,6 +31,7 @@ class VllmAdapterLoader:
         """See :class:`penstock.engine.lora.adapter_table.AdapterLoader`."""
         read = read_adapter(adapter.path, adapter.digest, self._info)
         self._shapes.check(read.files)
+        check_weights(read, self._core.largest_weight)
         return self._copies.write(read)
 
     def add(self, loaded: LoadedAdapter) -> None:

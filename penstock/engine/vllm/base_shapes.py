@@ -1,11 +1,12 @@
 """Shapes of the base model's layers, as far as its checkpoint tells.
 
 vLLM takes an adapter of a smaller model: it writes the matrices into the first rows and columns of its
-buffers, and the rest stays zero.
+buffers, and the rest stays zero. It ignores layers that the model does not have.
 """
 
 from __future__ import annotations
 
+import re
 from functools import cached_property
 from pathlib import Path
 
@@ -24,6 +25,10 @@ class _Entry(msgspec.Struct):
     shape: tuple[int, ...]
 
 
+_NUMBER = re.compile(r"\.\d+(?=\.)")
+"""The number of a block or an expert in a layer's path."""
+
+
 class BaseShapes:
     """The shapes of the weights in a model's directory, which its operator trusts."""
 
@@ -31,10 +36,13 @@ class BaseShapes:
         self._directory = Path(model_dir)
 
     def check(self, files: AdapterFiles) -> None:
-        """Raises AdapterError if a layer of the adapter has the name of a layer of other features. Layers of
-        which the checkpoint does not tell are left to vLLM."""
+        """Raises AdapterError if a layer of the adapter has other features than the model's, or a number that
+        no layer of the model has. Layers of which the checkpoint does not tell are left to vLLM."""
+        layers, alike = self._layers
         for layer, pair in files.modules.items():
-            features = self._by_layer.get(layer)
+            if layer not in layers and _NUMBER.sub(".#", layer) in alike:
+                raise AdapterError(f"layer {layer}: the model has such layers, but none of this number")
+            features = layers.get(layer)
             given = pair.b.shape[0], pair.a.shape[1]
             if features is not None and given not in (features, features[::-1]):
                 raise AdapterError(
@@ -43,17 +51,28 @@ class BaseShapes:
                 )
 
     @cached_property
-    def _by_layer(self) -> dict[str, tuple[int, int]]:
-        """Output and input features by layer; some architectures store weights the other way round."""
-        found = {}
+    def _layers(self) -> tuple[dict[str, tuple[int, int] | None], set[str]]:
+        """Output and input features by layer, None where they cannot be told, and the layers' paths without
+        numbers. Some architectures store weights the other way round."""
+        layers: dict[str, tuple[int, int] | None] = {}
         for path in sorted(self._directory.glob("*.safetensors")):
-            with path.open("rb") as file:
-                length = int.from_bytes(file.read(LENGTH_BYTES), "little")
-                entries = msgspec.json.decode(file.read(length), type=dict[str, msgspec.Raw])
-            entries.pop("__metadata__", None)
-            for name, raw in entries.items():
+            for name, entry in _entries(path).items():
                 layer, _, last = name.rpartition(".")
-                entry = msgspec.json.decode(raw, type=_Entry)
-                if last == "weight" and len(entry.shape) == 2 and entry.dtype in PLAIN_DTYPES:
-                    found[layer] = entry.shape[0], entry.shape[1]
-        return found
+                plain = last == "weight" and len(entry.shape) == 2 and entry.dtype in PLAIN_DTYPES
+                features = (entry.shape[0], entry.shape[1]) if plain else layers.get(layer)
+                layers[layer] = features
+        return layers, {_NUMBER.sub(".#", layer) for layer in layers}
+
+
+def _entries(path: Path) -> dict[str, _Entry]:
+    """The header of a safetensors file; empty for what is none, such as a pointer to a file that was not
+    downloaded."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+        header = file.read(length) if length <= path.stat().st_size else b""
+    try:
+        entries = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+        entries.pop("__metadata__", None)
+        return {name: msgspec.json.decode(raw, type=_Entry) for name, raw in entries.items()}
+    except msgspec.MsgspecError:
+        return {}

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 import llguidance
 import msgspec
 import numpy as np
+import torch
 
 from penstock.config.errors import ConfigError
 from penstock.engine.base import RequestRejected
@@ -262,6 +263,11 @@ class VllmCore:
         self._core.abort_requests(list(request_ids))
 
     # -- adapters, between steps
+
+    @property
+    def largest_weight(self) -> float:
+        """Largest value of the dtype in which vLLM keeps adapters."""
+        return float(torch.finfo(self._config.lora_config.lora_dtype).max)
 
     def add_adapter(self, name: str, number: int, path: str) -> AdapterRequest:
         """Load the adapter in the directory ``path``, which stays as it is until the adapter is removed.

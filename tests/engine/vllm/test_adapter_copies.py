@@ -1,4 +1,4 @@
-"""Copies of adapters, and what a checkpoint tells of the layers that they change. Needs no vLLM."""
+"""Copies of adapters. Needs no vLLM."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import pytest
 from penstock.engine.lora.adapter_files import LoraPair, ReadAdapter, describe_adapter, read_adapter
 from penstock.engine.lora.errors import AdapterError
 from penstock.engine.vllm.adapter_copies import AdapterCopies
-from penstock.engine.vllm.base_shapes import BaseShapes
-from tests.adapters import MODULES, make_adapter, pack, safetensors
+from tests.adapters import make_adapter
 
 
 def read(path: str | Path) -> ReadAdapter:
@@ -92,46 +91,3 @@ def test_a_copy_that_cannot_be_written_is_an_error_of_the_adapter(tmp_path: Path
     copies = AdapterCopies(str(tmp_path / "gone"), 0)
     with pytest.raises(AdapterError, match=r"its copy cannot be written to .*/gone: No such file"):
         copies.write(given)
-
-
-# -- the base model's shapes
-
-
-def checkpoint(directory: Path, shapes: dict[str, tuple[int, ...]], dtype: str = "F32") -> BaseShapes:
-    size = {"F32": 4, "U8": 1}[dtype]
-    tensors = {name: (dtype, shape, bytes(size * int(np.prod(shape)))) for name, shape in shapes.items()}
-    (directory / "model.safetensors").write_bytes(safetensors(tensors))
-    return BaseShapes(str(directory))
-
-
-@pytest.mark.parametrize(
-    ("shape", "dtype"),
-    [
-        ((16, 16), "F32"),
-        ((16, 8), "U8"),  # two weights per element
-        ((16,), "F32"),
-    ],
-)
-def test_layers_that_fit_or_cannot_be_compared_pass(
-    tmp_path: Path, shape: tuple[int, ...], dtype: str
-) -> None:
-    files = describe_adapter(str(make_adapter(tmp_path / "adapter")))
-    checkpoint(tmp_path, {"model.layers.0.self_attn.q_proj.weight": shape}, dtype).check(files)
-    BaseShapes(str(tmp_path / "nothing")).check(files)
-    assert "model.layers.0.self_attn.q_proj" in files.modules
-
-
-def test_a_layer_of_other_features_is_refused(tmp_path: Path) -> None:
-    files = describe_adapter(str(make_adapter(tmp_path / "adapter")))
-    shapes = {f"{layer}.weight": shape for layer, shape in MODULES.items()}
-    checkpoint(tmp_path, {name: shape[::-1] for name, shape in shapes.items()}).check(files)
-    wider = shapes | {"model.layers.0.self_attn.v_proj.weight": (8, 32)}
-    with pytest.raises(AdapterError, match=r"v_proj: its lora_B and lora_A have 8 output and 16 input"):
-        checkpoint(tmp_path, wider).check(files)
-
-
-def test_an_empty_checkpoint_tells_nothing(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(pack(b"{}"))
-    files = describe_adapter(str(make_adapter(tmp_path / "adapter")))
-    BaseShapes(str(tmp_path)).check(files)
-    assert files.rank == 8

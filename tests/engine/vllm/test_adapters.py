@@ -272,6 +272,7 @@ def test_adapters_outlast_dummy_steps(engine: VllmEngine, tmp_path: Path) -> Non
             {"modules": {"model.layers.0.self_attn.q_proj": (64, 32)}},
             "q_proj: its lora_B and lora_A have 64 output and 32 input features; the model's",
         ),
+        ({"scale": 1e38}, "has the value .* after scaling; weights must be finite and at most 3.4"),
         (
             {"modules": {"model.layers.0.self_attn.x_proj": (64, 64)}},
             "vLLM: ValueError: While loading .*/sql-1",

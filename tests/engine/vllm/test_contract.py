@@ -153,7 +153,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "vllm.config:SchedulerConfig": ("max_num_seqs",),
     "vllm.config:ParallelConfig": ("data_parallel_rank_local", "data_parallel_index"),
     "vllm.engine.arg_utils:EngineArgs": ("data_parallel_size", "data_parallel_rank"),
-    "vllm.config.lora:LoRAConfig": ("max_loras", "max_lora_rank", "max_cpu_loras"),
+    "vllm.config.lora:LoRAConfig": ("max_loras", "max_lora_rank", "max_cpu_loras", "lora_dtype"),
     "vllm.lora.request:LoRARequest": ("lora_name", "lora_int_id", "lora_path"),
 }
 """Fields that are set or read."""
