@@ -41,7 +41,13 @@ def build_engine(launch: Launch, progress: Callable[[str, float | None], None]) 
         from penstock.engine.vllm.engine import VllmEngine
 
         return VllmEngine(
-            config, launch.model_dir, progress, rank=launch.index, given=launch.given, group=group
+            config,
+            launch.model_dir,
+            progress,
+            run_dir=launch.run_dir,
+            rank=launch.index,
+            given=launch.given,
+            group=group,
         )
     from penstock.engine.torch.engine import TorchEngine
 

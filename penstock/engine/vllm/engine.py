@@ -20,7 +20,10 @@ from penstock.engine.lora.adapter_table import AdapterTable, adapter_of
 from penstock.engine.schedule.submit_checks import check_request
 from penstock.engine.schedule.waiting_queue import WaitingQueue, WaitingStream
 from penstock.engine.torch.profiler import TorchProfiler
+from penstock.engine.vllm.adapter_copies import AdapterCopies
+from penstock.engine.vllm.adapter_loader import VllmAdapterLoader, request_of
 from penstock.engine.vllm.arguments import arguments
+from penstock.engine.vllm.base_shapes import BaseShapes
 from penstock.engine.vllm.internals import VllmCore
 from penstock.engine.vllm.startup_progress import startup_progress
 from penstock.engine.vllm.step_output import TokenLogprobs, VllmStepOutput
@@ -52,13 +55,14 @@ class VllmEngine:
         model_dir: str,
         progress: Callable[[str, float | None], None],
         *,
+        run_dir: str,
         rank: int = 0,
         given: Sequence[str] = (),
         group: ProcessGroupSpec | None = None,
     ) -> None:
-        """Loads the model. ``given``: the fields of ``config`` that the operator has set. ``group``: the
-        process group of the ranks that experts are split over, which all load at the same time; None: this
-        rank runs alone. Raises ConfigError."""
+        """Loads the model. ``run_dir``: where copies of adapters are kept. ``given``: fields of ``config``
+        that the operator has set. ``group``: the process group of the ranks that experts are split over,
+        which all load at the same time; None: this rank runs alone. Raises ConfigError."""
         vllm_arguments = arguments(config, model_dir, given)
         with startup_progress(progress):
             self._core = core = VllmCore(vllm_arguments, rank, group)
@@ -66,7 +70,13 @@ class VllmEngine:
         self._table = table = SlotTable(
             self.info.max_num_seqs, self.info.max_model_len, (), vocab_size=self.info.vocab_size
         )
+        self._loader: VllmAdapterLoader | None = None
         self.adapters: AdapterTable | None = None
+        lora = self.info.lora
+        if lora is not None:
+            copies = AdapterCopies(run_dir, rank)
+            self._loader = VllmAdapterLoader(core, lora, copies, BaseShapes(model_dir))
+            self.adapters = AdapterTable(self._loader, lora.max_cpu_loras)
         self.can_sleep = core.can_sleep
         self._profiler = TorchProfiler(core.device_type)
         self._queue = WaitingQueue(config)
@@ -143,7 +153,7 @@ class VllmEngine:
             first = next(iter(self._queue))
             request_id = str(self._num_added)
             try:
-                self._core.add(request_id, first.request, first.adapter)
+                self._core.add(request_id, first.request, request_of(first.adapter))
             except RequestRejected as error:
                 self._queue.fail(first, error.code, str(error))
                 continue
@@ -331,7 +341,8 @@ class VllmEngine:
                 core.reset_prefix_cache()
                 core.sleep(arguments["level"])
             case "wake_up":
-                core.wake_up()
+                if core.wake_up() and self._loader is not None:
+                    self._loader.restore()
             case "start_profile":
                 self._profiler.start()
             case "stop_profile":

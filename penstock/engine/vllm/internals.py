@@ -8,6 +8,7 @@ used of vLLM, and fails with its name when a version changes it.
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import threading
@@ -20,10 +21,11 @@ from typing import Any, NoReturn
 import llguidance
 import msgspec
 import numpy as np
+import torch
 
 from penstock.config.errors import ConfigError
 from penstock.engine.base import RequestRejected
-from penstock.engine.lora.adapter_table import LoadedAdapter
+from penstock.engine.lora.errors import AdapterError
 from penstock.engine.vllm.step_output import TokenLogprobs, VllmCounters, VllmStepOutput
 from penstock.wire.frames import FinishReason
 from penstock.wire.messages import CACHE_CONFIG_LABELS, EngineInfo, LoraInfo, Submit
@@ -37,6 +39,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import vllm.v1.engine as vllm_engine
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import VLLMClientError
+from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.tokenizers import cached_tokenizer_from_config
@@ -56,6 +59,13 @@ REFUSALS = (ValueError, VLLMClientError)
 """Exceptions with which vLLM refuses a request or a configuration."""
 BACKEND = "guidance"
 """vLLM's name for llguidance."""
+NEVER_EVICTED = 1 << 31
+"""Adapters that vLLM may keep: more than there are. Penstock bounds them, and vLLM must not drop one that
+streams use: it would read the files again in the middle of a step."""
+MAX_REASON_CHARS = 600
+"""Of vLLM's own words on an adapter."""
+DROPS_WEIGHTS = 2
+"""The sleep level at which vLLM drops the model's weights."""
 STOPPED, LENGTH, ABORTED = (
     vllm_engine.FinishReason.STOP,
     vllm_engine.FinishReason.LENGTH,
@@ -88,6 +98,21 @@ class LlguidanceBackend(GuidanceBackend):  # type: ignore[misc]  # likewise
         return GuidanceGrammar(ll_matcher=matcher, ll_tokenizer=self.ll_tokenizer, vocab_size=self.vocab_size)
 
 
+class AdapterRequest(LoRARequest, array_like=True, omit_defaults=True):  # type: ignore[call-arg,misc]  # likewise
+    """A LoRA adapter as vLLM's requests name it.
+
+    ``lora_name`` is the adapter's name, which vLLM's KV events carry. vLLM keeps prefix caches apart by name
+    and ``lora_path``, which each version of an adapter has of its own. vLLM's own class compares by name
+    alone: of two versions that run in one step, vLLM would activate one.
+    """
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AdapterRequest) and self.lora_int_id == other.lora_int_id
+
+    def __hash__(self) -> int:
+        return int(self.lora_int_id)
+
+
 class VllmCore:
     """One EngineCore: requests in, tokens out."""
 
@@ -109,6 +134,8 @@ class VllmCore:
             set_process_group_environment(group)
         config = _config(arguments, rank)
         self._config = config
+        self._lora = _take_over_adapters(config)
+        self._sleep_level = 0
         self._in_group = group is not None
         """Other ranks wait for this one in every step."""
         self._failed = False
@@ -137,7 +164,7 @@ class VllmCore:
     def info(self) -> EngineInfo:
         """The engine's facts, from vLLM's configuration."""
         config = self._config
-        model, cache, lora = config.model_config, config.cache_config, config.lora_config
+        model, cache = config.model_config, config.cache_config
         default = SamplingParams()  # its stop tokens are set as vLLM's input processor does
         default.update_from_generation_config(self._generation_config, self._eos)
         return EngineInfo(
@@ -151,9 +178,7 @@ class VllmCore:
             kv_cache_tokens=int(cache.num_gpu_blocks or 0) * int(cache.block_size),
             cache_config={name: str(getattr(cache, name)) for name in CACHE_CONFIG_LABELS},
             transfers_kv=config.kv_transfer_config is not None,
-            lora=None
-            if lora is None
-            else LoraInfo(int(lora.max_loras), int(lora.max_lora_rank), int(lora.max_cpu_loras)),
+            lora=self._lora,
         )
 
     @property
@@ -163,7 +188,7 @@ class VllmCore:
 
     # -- requests come and go
 
-    def add(self, request_id: str, request: Submit, adapter: LoadedAdapter | None = None) -> None:
+    def add(self, request_id: str, request: Submit, adapter: AdapterRequest | None = None) -> None:
         """Give vLLM a request that runs with ``adapter``. Raises RequestRejected when vLLM cannot run it."""
         prompt = np.frombuffer(request.prompt, "<i4").tolist()
         sampling = request.sampling
@@ -178,7 +203,7 @@ class VllmCore:
                     sampling_params=params,
                     pooling_params=None,
                     arrival_time=time.time(),
-                    lora_request=adapter and adapter.weights,
+                    lora_request=adapter,
                     cache_salt=request.cache_salt,
                     data_parallel_rank=None,
                     priority=request.priority,
@@ -236,6 +261,28 @@ class VllmCore:
     def abort(self, request_ids: Sequence[str]) -> None:
         """Abort requests; they have no further output. Unknown ones are ignored."""
         self._core.abort_requests(list(request_ids))
+
+    # -- adapters, between steps
+
+    @property
+    def largest_weight(self) -> float:
+        """Largest value of the dtype in which vLLM keeps adapters."""
+        return float(torch.finfo(self._config.lora_config.lora_dtype).max)
+
+    def add_adapter(self, name: str, number: int, path: str) -> AdapterRequest:
+        """Load the adapter in the directory ``path``, which stays as it is until the adapter is removed.
+        Raises AdapterError with vLLM's reason; vLLM then has nothing of it."""
+        request = AdapterRequest(lora_name=name, lora_int_id=number, lora_path=path)
+        replies: list[str | None] = self._core.model_executor.collective_rpc(_load_adapter, args=(request,))
+        refused = [reply for reply in replies if reply is not None]
+        if refused:
+            self.remove_adapter(number)
+            raise AdapterError(f"vLLM: {refused[0]}")
+        return request
+
+    def remove_adapter(self, number: int) -> None:
+        """Have vLLM forget an adapter, also one that it does not have."""
+        self._core.model_executor.remove_lora(number)
 
     # -- the step
 
@@ -325,12 +372,47 @@ class VllmCore:
     def can_sleep(self) -> bool:
         return bool(self._config.model_config.enable_sleep_mode)
 
+    @property
+    def is_asleep(self) -> bool:
+        return self._sleep_level > 0
+
     def sleep(self, level: int) -> None:
         """Free the device's memory; called while there is no work."""
         self._core.model_executor.sleep(level)
+        self._sleep_level = max(level, self._sleep_level)
 
-    def wake_up(self) -> None:
-        self._core.model_executor.wake_up(None)
+    def wake_up(self) -> bool:
+        """Take the memory back, and read the weights again if they were dropped. Returns whether vLLM has
+        lost its adapters."""
+        executor = self._core.model_executor
+        executor.wake_up(None)
+        lost = self._sleep_level >= DROPS_WEIGHTS
+        if lost:
+            executor.collective_rpc("reload_weights")
+        self._sleep_level = 0
+        return lost
+
+
+def _take_over_adapters(config: Any) -> LoraInfo | None:
+    """What ``config`` says of adapters; None: they are off. vLLM keeps those that Penstock has loaded."""
+    lora = config.lora_config
+    if lora is None:
+        return None
+    info = LoraInfo(int(lora.max_loras), int(lora.max_lora_rank), int(lora.max_cpu_loras))
+    lora.max_cpu_loras = NEVER_EVICTED
+    return info
+
+
+def _load_adapter(worker: Any, request: AdapterRequest) -> str | None:
+    """Load an adapter in one of vLLM's workers. Returns why that failed, instead of raising: of several
+    workers that raise, the executor takes the first one's reply and leaves the others for the next call."""
+    try:
+        worker.add_lora(request)
+    except Exception as error:  # whatever the adapter's files bring about
+        logging.getLogger(__name__).debug("adapter %s", request.lora_name, exc_info=True)
+        reason = " ".join(str(error).split())[:MAX_REASON_CHARS]
+        return f"{type(error).__name__}: {reason}"
+    return None
 
 
 def _config(arguments: Sequence[str], rank: int) -> Any:

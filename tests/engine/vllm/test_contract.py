@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -39,8 +40,11 @@ CALLS: dict[str, tuple[str, ...]] = {
     "vllm.v1.engine.core:EngineCore.preprocess_add_request": ("request",),
     "vllm.v1.engine.core:EngineCore.add_request": ("request", "request_wave"),
     "vllm.platforms.interface:Platform.is_cpu": (),
-    "vllm.v1.engine.core:EngineCore.add_lora": ("lora_request",),
     "vllm.lora.request:LoRARequest": ("lora_name", "lora_int_id", "lora_path"),
+    "vllm.v1.worker.worker_base:WorkerBase.add_lora": ("lora_request",),
+    "vllm.v1.worker.worker_base:WorkerBase.remove_lora": ("lora_id",),
+    "vllm.v1.executor:Executor.collective_rpc": ("method", "args"),
+    "vllm.v1.executor:Executor.remove_lora": ("lora_id",),
     "vllm.v1.engine.core:EngineCore.abort_requests": ("request_ids",),
     "vllm.v1.engine.core:EngineCore.step": (),
     "vllm.v1.engine.core:EngineCore.step_with_batch_queue": (),
@@ -149,6 +153,8 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "vllm.config:SchedulerConfig": ("max_num_seqs",),
     "vllm.config:ParallelConfig": ("data_parallel_rank_local", "data_parallel_index"),
     "vllm.engine.arg_utils:EngineArgs": ("data_parallel_size", "data_parallel_rank"),
+    "vllm.config.lora:LoRAConfig": ("max_loras", "max_lora_rank", "max_cpu_loras", "lora_dtype"),
+    "vllm.lora.request:LoRARequest": ("lora_name", "lora_int_id", "lora_path"),
 }
 """Fields that are set or read."""
 
@@ -163,6 +169,7 @@ FLAGS = (
     *("--max-model-len", "--max-num-batched-tokens", "--scheduling-policy", "--block-size"),
     *("--enable-prefix-caching", "--no-enable-prefix-caching", "--gpu-memory-utilization"),
     *("--kv-cache-memory-bytes", "--async-scheduling", "--no-async-scheduling"),
+    *("--enable-lora", "--no-enable-lora", "--max-loras", "--max-lora-rank", "--max-cpu-loras"),
 )
 
 
@@ -236,3 +243,18 @@ def test_attributes_of_a_core() -> None:
 def test_variables_that_are_set() -> None:
     known = set(import_module("vllm.envs").environment_variables)
     assert known >= {*process_group.VARIABLES, "VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_CONFIGURE_LOGGING"}
+
+
+def test_what_keeps_versions_of_an_adapter_apart() -> None:
+    """vLLM hashes blocks by name and path of an adapter, and events have the name; loaded ones are found by
+    number, so that a step reads no files."""
+    made = internals.AdapterRequest(lora_name="sql", lora_int_id=3, lora_path="/copy")
+    request = SimpleNamespace(lora_request=made)
+    keys = find("vllm.v1.core.kv_cache_utils:_gen_lora_extra_hash_keys")(request)
+    assert keys == [("lora", "sql", "/copy")]
+    assert find("vllm.v1.core.kv_cache_utils:to_event_extra_keys")([tuple(keys)]) == [("sql",)]
+    assert (made.name, made.adapter_id) == ("sql", 3)
+    manager = inspect.getsource(find("vllm.lora.worker_manager:LRUCacheWorkerLoRAManager.add_adapter"))
+    assert "lora_request.lora_int_id not in self.list_adapters()" in manager
+    worker = find("vllm.v1.worker.gpu_worker:Worker.reload_weights")
+    assert "reload_weights" in inspect.getsource(worker)
