@@ -17,6 +17,7 @@ from penstock.cli import parser
 from penstock.cli.command import Command
 from penstock.config.bench import (
     OF_STARTED_SERVER,
+    BenchAdaptersConfig,
     BenchEngineConfig,
     BenchGatewayConfig,
     BenchHostConfig,
@@ -68,6 +69,13 @@ def run_engine(config: BenchEngineConfig, origins: Origins) -> int:
     return 1 if run_measurement(lambda say: measure(config, say), render, config.json) is None else 0
 
 
+def run_adapters(config: BenchAdaptersConfig, origins: Origins) -> int:
+    """1 when nothing could be measured. Raises ConfigError for a model that the torch engine does not run."""
+    from penstock.bench.adapter_benchmark import measure, render
+
+    return 1 if run_measurement(lambda say: measure(config, say), render, config.json) is None else 0
+
+
 def run_gateway(config: BenchGatewayConfig, origins: Origins) -> int:
     """1 when requests failed or nothing could be measured."""
     from penstock.bench import comparison
@@ -100,6 +108,12 @@ def run_routing(config: BenchRoutingConfig, origins: Origins) -> int:
 HOST = Command(("bench", "host"), "Measure CPU time per token of API servers.", BenchHostConfig, run_host)
 ENGINE = Command(
     ("bench", "engine"), "Measure CPU time per decode step of an engine.", BenchEngineConfig, run_engine
+)
+ADAPTERS = Command(
+    ("bench", "adapters"),
+    "Measure the time of a decode step with LoRA adapters.",
+    BenchAdaptersConfig,
+    run_adapters,
 )
 SESSION = Command(
     ("bench", "session"),

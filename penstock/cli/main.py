@@ -41,6 +41,12 @@ COMMANDS = (
         ("bench", "engine"), "penstock.cli.bench", "Measure the CPU time of an engine's steps.", "ENGINE"
     ),
     CommandEntry(
+        ("bench", "adapters"),
+        "penstock.cli.bench",
+        "Measure the time of an engine's steps with LoRA adapters.",
+        "ADAPTERS",
+    ),
+    CommandEntry(
         ("bench", "session"),
         "penstock.cli.bench",
         "Measure the CPU time of a turn of a long conversation.",

@@ -237,6 +237,32 @@ MAX_PROMPT_TOKENS = 1 << 28
 """Maximum prompt tokens of ``penstock bench engine``: two processes hold them, 4 bytes per token."""
 
 
+class BenchAdaptersConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of ``penstock bench adapters``."""
+
+    model: Annotated[
+        str | None,
+        option(
+            "Directory of a model, whose weights are drawn at random. Default: a Llama of 2 layers with a "
+            "hidden size of 64.",
+            "Load",
+            metavar="DIR",
+        ),
+    ] = None
+    adapters: Annotated[int, option("Adapters of the streams.", "Load", ge=1, le=1024)] = 16
+    rows: Annotated[int, option("Streams that decode in every step.", "Load", ge=1, le=4096)] = 64
+    ranks: Annotated[
+        list[Annotated[int, Meta(ge=1, le=1024)]],
+        option("Ranks of the adapters; several values are measured one after the other.", "Load"),
+    ] = msgspec.field(default_factory=lambda: [8, 16, 64])
+    steps: Annotated[int, option("Steps of each turn.", "Load", ge=1, le=10_000)] = 100
+    rounds: Annotated[
+        int, option("Turns without adapters and with them, by turns.", "Load", ge=1, le=1000)
+    ] = 5
+    threads: Annotated[int, option("Threads of the model on a CPU.", "Load", ge=1, le=1024)] = 1
+    json: Report = None
+
+
 class BenchSessionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of ``penstock bench session``."""
 

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from penstock.config.errors import ConfigError
 from penstock.engine.torch.lora_plan import LoraPlan
 from penstock.engine.torch.memory import zeros
-from penstock.wire.arrays import I32
 
 LayerSizes = dict[str, tuple[int, int]]
 """Output and input features by the layer's path."""
@@ -53,8 +52,6 @@ class SharedInput:
         self.paths = paths
         self.a = zeros((places, rank, len(paths), width), like.dtype, like.device)
         self.b = [zeros((places, rank, sizes[path][0]), like.dtype, like.device) for path in paths]
-        self.changes = np.zeros((places, len(paths)), np.bool_)
-        """bool[places, M]: the layers that each place's adapter changes."""
         self._input: Tensor | None = None
         """The input of the products in ``_reduced``."""
         self._reduced: list[Tensor] = []
@@ -64,7 +61,6 @@ class SharedInput:
         rows = max(stale, weights.rank)
         for member, path in enumerate(self.paths):
             found = weights.layers.get(path)
-            self.changes[place, member] = found is not None
             a, b = self.a[place, :rows, member], self.b[member][place, :rows]
             rank = 0
             if found is not None:
@@ -73,10 +69,6 @@ class SharedInput:
                 b[:rank].copy_(found[1], non_blocking=True)
             a[rank:].zero_()
             b[rank:].zero_()
-
-    def changed(self, places: I32) -> list[bool]:
-        """Whether an adapter in one of ``places`` changes each layer."""
-        return [bool(self.changes[places, member].any()) for member in range(len(self.paths))]
 
     def add(self, member: int, plan: LoraPlan, ranks: list[int], values: Tensor, output: Tensor) -> None:
         """Add the adapters' part to the output [T, out] of a member for ``values`` [..., in], in place.
@@ -135,12 +127,15 @@ class LoraLayers:
         self._ranks: list[int] = []
         """Of the adapter in each place."""
         self._shared: list[SharedInput] = []
-        self._active: list[list[bool]] = []
-        """Of each shared input: its layers that the step's adapters change."""
         self._sharing = [*_sharing(list(targets), self.sizes)]
+        self._layers = [path for paths in self._sharing for path in paths]
+        self._changes = np.zeros((places, len(self._layers)), np.bool_)
+        """bool[places, layers]: the layers that the adapter in each place changes."""
+        self._active: list[bool] = []
+        """Whether the step's adapters change each layer."""
         for index, paths in enumerate(self._sharing):
             for member, path in enumerate(paths):
-                self._wrap(targets[path], index, member)
+                self._wrap(targets[path], self._layers.index(path), index, member)
 
     def allocate(self) -> None:
         """Allocate the stacks, with no adapter in any place. Raises ConfigError when there is no memory for
@@ -165,12 +160,13 @@ class LoraLayers:
         for shared in self._shared:
             shared.put(place, weights, self._ranks[place])
         self._ranks[place] = weights.rank
+        self._changes[place] = [path in weights.layers for path in self._layers]
 
     def begin(self, plan: LoraPlan | None) -> None:
         """Set the plan of the next forward pass."""
         self.plan = plan
         if plan is not None:
-            self._active = [shared.changed(plan.places) for shared in self._shared]
+            self._active = [bool(changes) for changes in self._changes[plan.places].sum(0).tolist()]
 
     def end(self) -> None:
         """The forward pass is enqueued."""
@@ -179,13 +175,13 @@ class LoraLayers:
             for shared in self._shared:
                 shared.forget_input()
 
-    def _wrap(self, module: Any, index: int, member: int) -> None:
+    def _wrap(self, module: Any, layer: int, index: int, member: int) -> None:
         original: Callable[[Tensor], Tensor] = module.forward
 
         def forward(values: Tensor) -> Tensor:
             output = original(values)
             plan = self.plan
-            if plan is not None and self._active[index][member]:
+            if plan is not None and self._active[layer]:
                 flat = output.view(-1, output.shape[-1])
                 assert len(flat) == plan.total, "a layer that does not read all tokens"
                 self._shared[index].add(member, plan, self._ranks, values, flat)

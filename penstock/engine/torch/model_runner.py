@@ -94,6 +94,8 @@ class ModelRunner:
         self._sampler = Sampler(sampling)
         self._device = device
         self._adapter_places = adapter_places
+        self._last_lora: tuple[I32, LoraPlan | None] = np.zeros(0, np.int32), None
+        """Places of the latest batch with adapters, and its plan: decodes have the same step after step."""
         self._last = torch.zeros(self._table.size, dtype=torch.int64, device=device)
         """int64[slots], on the device: the last sampled token of each slot."""
 
@@ -137,7 +139,12 @@ class ModelRunner:
         places = self._adapter_places
         if places is None or not (places[batch.slots] != NO_PLACE).any():
             return None
-        return plan_lora(places[owners], self._device)
+        wanted = places[owners]
+        known, plan = self._last_lora
+        if not np.array_equal(known, wanted):
+            plan = plan_lora(wanted, self._device)
+            self._last_lora = wanted, plan
+        return plan
 
     def _tokens(self, batch: Batch, owners: NDArray[np.intp], positions: NDArray[np.int64]) -> Tensor:
         """int64[T]: the batch's tokens, from the histories or, if the host has not read them yet, from the

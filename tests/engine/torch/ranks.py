@@ -13,6 +13,7 @@ from penstock.config.serve import ServeConfig
 from penstock.engine.torch.engine import TorchEngine
 from penstock.wire.messages import Submit
 from penstock.wire.sockets import ProcessGroupSpec
+from tests.engine.torch.adapters import load
 from tests.engine.torch.harness import SMALL_ENGINE, Driver, Outcome
 
 PATIENCE_S = 300.0
@@ -24,6 +25,8 @@ class Plan:
 
     requests: dict[int, list[Submit]] = field(default_factory=dict)
     aborts: dict[int, list[int]] = field(default_factory=dict)
+    adapters: dict[str, Path] = field(default_factory=dict)
+    """Loaded before the first step."""
 
 
 @dataclass
@@ -90,6 +93,8 @@ def serve(pipe: Connection, rank: int, size: int) -> None:
 
 def _run(directory: str, group: ProcessGroupSpec, plan: Plan, steps: int, options: dict[str, Any]) -> Told:
     engine = TorchEngine(ServeConfig(**options), directory, lambda text, fraction: None, group=group)
+    if plan.adapters:
+        load(engine, plan.adapters)
     driver, idle_steps = Driver(engine), 0
     for step in range(steps):
         for request in plan.requests.get(step, ()):

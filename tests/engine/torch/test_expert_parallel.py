@@ -13,6 +13,8 @@ from penstock.config.errors import ConfigError
 from penstock.engine.torch.supported_models import WITH_EXPERTS, check_supported
 from penstock.wire.frames import FinishReason
 from penstock.wire.messages import Submit
+from tests.adapters import make_adapter
+from tests.engine.torch.adapters import load, submit_to
 from tests.engine.torch.harness import VOCAB, make_engine, make_model, run_all, submit
 from tests.engine.torch.ranks import Plan, Ranks
 
@@ -75,6 +77,26 @@ def test_aborts_and_preemptions_on_one_rank_change_no_tokens(ranks: Ranks, tmp_p
         else:
             assert tokens[stream] == whole
     assert told[1].outcomes[8].finish is FinishReason.ABORT
+
+
+def test_adapters_run_beside_split_experts(ranks: Ranks, tmp_path: Path) -> None:
+    make_model("qwen2_moe", tmp_path / "model")
+    options: dict[str, Any] = {"enable_lora": True, "max_loras": 1}
+    engine = make_engine(tmp_path / "model", **options)
+    assert engine.info.lora is not None
+    paths = {
+        name: make_adapter(tmp_path / name, engine.info.lora.modules, 4, seed=seed, scale=0.2)
+        for seed, name in enumerate(("a", "b"))
+    }
+    load(engine, paths)
+    requests = [
+        submit_to(name, stream, prompt(30 + stream, stream), max_tokens=10, ignore_eos=True)
+        for stream, name in enumerate(("a", None, "b", "a"))
+    ]
+    expected = {stream: outcome.tokens for stream, outcome in run_all(engine, requests).items()}
+    plans = [Plan({0: requests[:3]}, adapters=paths), Plan({2: requests[3:]}, adapters=paths)]
+    told = ranks.run(tmp_path / "model", plans, 50, **options)
+    assert {stream: one.tokens for rank in told for stream, one in rank.outcomes.items()} == expected
 
 
 def test_random_weights_are_those_of_one_engine(ranks: Ranks, tmp_path: Path) -> None:
