@@ -24,6 +24,7 @@ from penstock.bench.machine import Machine, this_machine
 from penstock.bench.tables import format_table
 from penstock.config.bench import BenchAdaptersConfig
 from penstock.config.serve import ServeConfig
+from penstock.distribution import pip_install
 from penstock.wire.messages import Adapter, LoraInfo, SamplingParams, Submit
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def measure(config: BenchAdaptersConfig, say: ProgressCallback) -> AdapterBenchm
     """Runs all measurements; ``say`` gets a line before each. Raises BenchError, and ConfigError for a model
     that the engine does not run."""
     if not (importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")):
-        raise BenchError("the torch engine is not installed: pip install 'penstock[torch]'")
+        raise BenchError(f"the torch engine is not installed: {pip_install('torch')}")
     with tempfile.TemporaryDirectory(prefix="penstock-") as directory:
         model = config.model
         if model is None:

@@ -248,7 +248,8 @@ class TwoPhaseCommit:
             engine.adapters, engine.missing_adapters = status.loaded, status.missing
             self._engine_client.adapters.on_loaded(status.loaded)
         for entry in self._pending:
-            if entry.version == state.version:
+            # an engine with a later version of the state has made this change too
+            if entry.name == state.name and 0 < entry.version <= state.version:
                 # repeated only means that another API server's call was first
                 entry.change.committed(entry.check(msgspec.structs.replace(receipt, repeated=False)))
                 entry.updated.set()

@@ -124,6 +124,27 @@ def test_two_at_the_same_time_are_both_made() -> None:
         assert set(made.engines[0].table.digests()) == {"a0", "a1", "a2"}
 
 
+def test_a_change_is_done_although_another_follows_before_its_engines_have_answered() -> None:
+    with world() as made:
+        first = made.load(0, 1)
+        made.exchange(0)
+        made.commit(1)
+        made.order(0, 0)  # API server 0 asks its engines to commit, and the answers take their time
+        made.loop.turn()
+        for rank in range(ENGINES):
+            made.deliver(0, rank)
+        second = made.load(1, 2)
+        made.exchange(1)
+        made.commit(1)
+        made.flow()
+        assert first.result().outcome is Outcome.DONE
+        assert [receipt.result for receipt in first.result().receipts] == [
+            {"loaded": True, "digest": "d1"}
+        ] * ENGINES
+        assert second.result().outcome is Outcome.DONE
+        check_lists(made)
+
+
 def test_an_adapter_that_one_engine_cannot_read_is_on_none() -> None:
     with world() as made:
         made.lose_files(1, rank=1)

@@ -280,6 +280,19 @@ class World:
         if orders:
             self.servers[server].agreement.on_agreed_states(orders.popleft())
 
+    def exchange(self, server: int) -> None:
+        """An API server's calls reach the engines, and their answers reach it."""
+        for rank in range(ENGINES):
+            self.deliver(server, rank)
+            self.answer(server, rank)
+        self.loop.turn()
+
+    def commit(self, server: int) -> None:
+        """An API server hears of a decision and has the engines commit."""
+        self.order(server, 0)
+        self.loop.turn()
+        self.exchange(server)
+
     def cut(self, server: int, rank: int) -> None:
         link = self.links[server, rank]
         if link.up:

@@ -76,7 +76,9 @@ class AdapterRoom:
             place.since = self._given_out
             self.put(place.index, adapter)
         self._idle.pop(place, None)
-        self._waiting.pop(adapter.number, None)
+        if self._waiting.pop(adapter.number, None) is not None:
+            # a stream that came later and is more important may have started before those that are held
+            self._waiting[adapter.number] = adapter
         place.running += 1
         self.places[slot] = place.index
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.engine.lora.adapter_table import AdapterTable, LoadedAdapter
@@ -52,18 +52,26 @@ def driver_of(table: AdapterTable, **options: Any) -> tuple[Driver, Places]:
     return driver, Places(driver.scheduler)
 
 
-@given(st.randoms(use_true_random=False), st.integers(1, 4), st.integers(15, 60), st.integers(1, 6))
+@settings(max_examples=40)
+@given(
+    st.randoms(use_true_random=False),
+    st.integers(1, 4),
+    st.integers(15, 60),
+    st.integers(1, 6),
+    st.sampled_from(["fcfs", "priority"]),
+)
 def test_every_stream_ends_with_its_adapter_in_a_place(
-    rng: random.Random, places: int, blocks: int, slots: int
+    rng: random.Random, places: int, blocks: int, slots: int, policy: str
 ) -> None:
     table = adapter_table(*NAMES)
-    driver, found = driver_of(table, max_loras=places, blocks=blocks, slots=slots)
+    driver, found = driver_of(table, max_loras=places, blocks=blocks, slots=slots, scheduling_policy=policy)
     for stream in range(60):
         driver.submit(
             stream,
             [rng.randrange(50) for _ in range(rng.randrange(1, 20))],
             rng.randrange(1, 20),
             adapter=rng.choice([None, *NAMES]),
+            priority=rng.randrange(3),
         )
         for _ in range(rng.randrange(4)):
             driver.step()
@@ -151,6 +159,17 @@ def test_places_are_given_in_the_order_of_waiting() -> None:
     driver.finish(each=note)
     assert list(dict.fromkeys(order)) == ["a", "f", "b", "e", "c", "d"]
     assert order == sorted(order, key="afbecd".index)
+
+
+def test_a_more_important_stream_of_the_same_adapter_leaves_nobody_behind() -> None:
+    driver, _ = driver_of(adapter_table("a", "b", "c"), max_loras=1, scheduling_policy="priority")
+    for stream, adapter in enumerate("abc"):
+        driver.submit(stream, [5], 3, adapter=adapter, priority=5)
+    while 0 not in driver.received.finish:
+        driver.step()
+    driver.submit(3, [7], 3, adapter="c", priority=0)  # it takes the place that b was to get
+    driver.finish(most_steps=50)
+    assert driver.received.finish.keys() == {0, 1, 2, 3}
 
 
 def test_versions_of_an_adapter_have_places_of_their_own() -> None:

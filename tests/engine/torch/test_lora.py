@@ -17,6 +17,7 @@ from penstock.engine.lora.adapter_table import LoadedAdapter
 from penstock.engine.torch import attention, lora
 from penstock.engine.torch.attention import MOST_IN_CACHE, _bounded
 from penstock.engine.torch.engine import TorchEngine
+from penstock.wire.frames import FinishReason
 from penstock.wire.kv_events import BlockRemoved, BlockStored
 from penstock.wire.messages import Submit
 from tests.adapters import make_adapter
@@ -161,7 +162,7 @@ def expected(llama: Path, adapters: dict[str, Path]) -> dict[int, list[int]]:
         {},
         {"max_num_batched_tokens": 48},
         {"async_scheduling": "on"},
-        {"kv_cache_memory": 80 << 10, "block_size": 4},
+        {"kv_cache_memory": 40 << 10, "block_size": 4, "max_prefill_delay": 0.0},
         {"max_loras": 3, "max_num_seqs": 20},
     ],
     ids=["plain", "chunked", "ahead", "preempted", "few-places"],
@@ -402,3 +403,54 @@ def test_stacks_without_memory_are_an_error_of_their_options(
     monkeypatch.setattr(lora, "zeros", no_memory)
     with pytest.raises(ConfigError, match="--max-loras 5, --max-lora-rank 16: there is no memory"):
         make_engine(llama, enable_lora=True, max_loras=5)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_streams_among_adapters_that_come_and_go(
+    llama: Path, adapters: dict[str, Path], poisoned: Path, seed: int
+) -> None:
+    """Few places and blocks; names that get other files while their streams run and wait; aborts; one adapter
+    that overflows."""
+    random = np.random.default_rng(seed)
+    driver = Driver(
+        engine_with(
+            llama,
+            {},
+            max_loras=2,
+            max_num_seqs=12,
+            kv_cache_memory=40 << 10,
+            block_size=4,
+            max_prefill_delay=0.0,
+        )
+    )
+    table = driver.engine.adapters
+    assert table is not None
+    names: list[str | None] = ["x", "y", "z", "bad", None]
+    files: dict[str, str] = {}
+    sent: list[tuple[Submit, str | None]] = []
+    for stream, request in enumerate(mixed(48, [None])):
+        if stream % 8 == 0:
+            files = {name: f"a{random.integers(16)}" for name in ("x", "y", "z")}
+            load(driver.engine, {name: adapters[file] for name, file in files.items()} | {"bad": poisoned})
+        table.remove_unused()
+        name = names[random.integers(len(names))]
+        driver.submit(msgspec.structs.replace(request, adapter=name))
+        if name != "bad":
+            sent.append((request, None if name is None else files[name]))
+        for _ in range(random.integers(4)):
+            driver.step()
+        if random.random() < 0.1:
+            driver.engine.abort(0, [int(random.integers(stream + 1))])
+    outcomes = driver.run()
+    reference = engine_with(llama, adapters)
+    for request, file in sent:
+        got = outcomes[request.stream]
+        expected = run_all(reference, [msgspec.structs.replace(request, adapter=file)])[request.stream]
+        if got.finish is FinishReason.ABORT:
+            assert got.tokens == expected.tokens[: len(got.tokens)]
+        else:
+            assert got.tokens == expected.tokens
+    assert driver.engine.metrics()["preemptions_total"] > 0
+    assert not table.remove_unused()
+    assert len(table) == 4
+    assert driver.engine.load().kv_used == 0

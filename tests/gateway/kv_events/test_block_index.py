@@ -121,6 +121,15 @@ def test_adapters_salts_and_pictures_tell_blocks_apart() -> None:
     assert cached(index, tokens(5, 6, 3)) == 0
 
 
+def test_a_salt_that_is_the_adapter_s_name_counts() -> None:
+    index = BlockIndex()
+    source = follow(index)
+    index.apply(source, [stored([1], [1, 2], lora_name="sql", extra_keys=[["sql", "sql"]])])
+    assert cached(index, tokens(1, 2, 3), adapter="sql", salt="sql") == 2
+    assert cached(index, tokens(1, 2, 3), adapter="sql") == 0
+    assert cached(index, tokens(1, 2, 3), salt="sql") == 0
+
+
 def test_adapters_that_events_name_are_known_and_bounded() -> None:
     index = BlockIndex()
     source = follow(index)
