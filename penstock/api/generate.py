@@ -348,6 +348,8 @@ class GenerationRoutes:
 
     def _submit_all(self, reply: StreamedReply | CollectedReply, work: Work) -> None:
         plan = work.plan
+        if plan.adapter is not None:
+            plan.adapter = self._present_adapter(plan.adapter)
         if self._engine_client.full(work.hints, plan.adapter):
             raise overloaded(
                 f"The engines are overloaded: requests of {MAX_QUEUED_BYTES >> 20} MiB wait for each of them."
@@ -377,12 +379,27 @@ class GenerationRoutes:
             )
             self._engine_client.submit(stream, request)
 
+    def _present_adapter(self, planned: AdapterKey) -> AdapterKey:
+        """The adapter that has the name now: it may have been replaced or unloaded while the prompt was made
+        into tokens. Raises ApiError."""
+        adapter = self._engine_client.adapters.get(planned[0])
+        if adapter is None:
+            message = f"The adapter {planned[0]!r} was unloaded before this request could begin."
+            raise ApiError(404, message, param="model", code="model_not_found")
+        return adapter.key
+
     def _no_engine(self, rank: int | None = None, adapter: AdapterKey | None = None) -> ApiError:
         """The error for a request of ``adapter`` that no engine takes, or not the one of ``rank``."""
         sleeping = self._engine_client.sleeps()
         if adapter is not None and not sleeping and self._engine_client.accepts_streams():
             where = "No engine" if rank is None else f"Engine {rank} (X-data-parallel-rank)"
-            return unavailable(f"{where} has the adapter {adapter[0]!r} at this time.", "adapter_not_loaded")
+            # without Retry-After: nothing says that it will come, and the engines serve everything else
+            return ApiError(
+                503,
+                f"{where} has the adapter {adapter[0]!r}: an engine that started could not read its files. "
+                "GET /admin/adapters says why; load it again.",
+                code="adapter_not_loaded",
+            )
         if rank is None or sleeping or not self._engine_client.accepts_streams():
             return no_engine(sleeping=sleeping)
         return unavailable(f"Engine {rank} (X-data-parallel-rank) takes no requests.", "no_engine")

@@ -186,6 +186,7 @@ class _Server:
         self._two_phase_commit.on_confirmed = self._check_own_engines
         if launch.agreed is not None:
             self._two_phase_commit.on_agreed_states(launch.agreed)
+            self._engine_client.adapters.assume_confirmed()
         loop.add_reader(self._control.fileno(), self._on_command)
         self._engine_client.connect()
         with contextlib.ExitStack() as ends:

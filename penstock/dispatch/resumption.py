@@ -188,7 +188,7 @@ class Resumption:
             entry = self._suspects.popleft()
             if self._go_on([entry]):
                 waiting.append(entry)
-                if entry[1].pinned_rank is None:  # no engine accepts any
+                if entry[1].pinned_rank is None and not _has_adapter(entry[1]):  # no engine accepts any
                     break
             elif self._streams.is_running(entry[1]):
                 self._trial = entry[1]
@@ -211,7 +211,10 @@ class Resumption:
             stream = entries.popleft()[1]
             within = f"within {self._timeout_s:g} s (--resume-timeout)"
             if stream.pinned_rank is None:
-                message = f"The engine that ran this request is gone, and no other was ready {within}."
+                other = "other"
+                if stream.request is not None and stream.request.adapter is not None:
+                    other = f"engine with the adapter {stream.request.adapter!r}"
+                message = f"The engine that ran this request is gone, and no {other} was ready {within}."
             else:
                 message = (
                     f"Engine {stream.pinned_rank}, the only one that may run this request "
@@ -224,6 +227,11 @@ class Resumption:
             self._outcomes[outcome] += 1
             code = "server_stopped" if self._closed else "engine_died"
             self._streams.end(stream, StreamError(503, code, message))
+
+
+def _has_adapter(stream: Stream) -> bool:
+    """Whether only engines with its adapter may run the stream."""
+    return stream.request is not None and stream.request.adapter is not None
 
 
 def _continuation(stream: Stream, delivered: I32) -> Submit:

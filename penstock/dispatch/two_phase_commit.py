@@ -127,7 +127,8 @@ class TwoPhaseCommit:
     async def _commit_again(self, entry: _PendingChange, ranks: list[int], timeout_s: float) -> None:
         """Collects the receipts of a change that is decided already."""
         entry.change.decided(won=True)
-        if self._adopted >= entry.base:
+        entry.version = entry.base
+        if self._adopted >= entry.version:
             entry.change.adopted()
         request = _to_commit(self._states[entry.name])
         for receipt in await self._calls.ask(ranks, request, timeout_s):
@@ -246,7 +247,7 @@ class TwoPhaseCommit:
         if state.name == ADAPTERS and receipt.error is None and receipt.epoch == engine.epoch:
             status = msgspec.convert(receipt.result, AdapterStatus)
             engine.adapters, engine.missing_adapters = status.loaded, status.missing
-            self._engine_client.adapters.on_loaded(status.loaded)
+            self._engine_client.adapters.on_confirmed(state.version, status.loaded)
         for entry in self._pending:
             # an engine with a later version of the state has made this change too
             if entry.name == state.name and 0 < entry.version <= state.version:

@@ -38,6 +38,7 @@ from penstock.generation.request.structured_output import parse_constraint
 from penstock.generation.request.tool_choice import CallSyntax, ToolChoice, message_format
 from penstock.generation.request.unsupported import UnsupportedField, UnsupportedFieldCheck
 from penstock.http.errors import ApiError, refused, unknown_model
+from penstock.wire.messages import Adapter
 
 Request = TypeVar("Request", bound=msgspec.Struct)
 
@@ -135,16 +136,36 @@ class InputProcessor:
     def check_model(self, name: str | None) -> None:
         """Raises ApiError for a model that is not served."""
         if name is not None and name not in self._names:
-            self.served_name(name)
+            self._adapter_of(name)
 
     def served_name(self, name: str) -> str:
         """The served name that ``name`` is, or that it is an alias of. Raises ApiError."""
-        if name in self._names or name in self.adapters:
-            return name
+        adapter = self._adapter_of(name)
+        if adapter is not None:
+            return adapter.name
+        return self.aliases.model_of(name) or name
+
+    def _adapter_of(self, name: str) -> Adapter | None:
+        """The adapter that ``name`` stands for; None: it is the model itself. Raises ApiError."""
+        if name in self._names:
+            return None
+        adapter = self.adapters.get(name)
+        if adapter is not None:
+            return adapter
         served = self.aliases.model_of(name)
-        if served is None or not (served in self._names or served in self.adapters):
-            raise unknown_model(name, (*self.model_info.names, *self.adapters.adapters, *self.aliases.exact))
-        return served
+        if served in self._names:
+            return None
+        adapter = None if served is None else self.adapters.get(served)
+        if adapter is None:
+            raise self.unknown_model(name)
+        return adapter
+
+    def unknown_model(self, name: str) -> ApiError:
+        """The error for a model that is not served."""
+        adapters = [adapter.name for adapter in self.adapters.served()]
+        served = [*self.model_info.names, *adapters]
+        aliases = [alias for alias, model in self.aliases.exact.items() if model in served]
+        return unknown_model(name, [*served, *aliases])
 
     def plan(
         self,
@@ -195,10 +216,9 @@ class InputProcessor:
             plan.priority = request.priority
         plan.cache_salt = request.cache_salt
         plan.session = request.prompt_cache_key
-        if request.model is not None and self.adapters and request.model not in self._names:
-            adapter = self.adapters.get(self.served_name(request.model))
-            if adapter is not None:
-                plan.model, plan.adapter = adapter.name, adapter.key
+        adapter = None if request.model is None else self._adapter_of(request.model)
+        if adapter is not None:
+            plan.model, plan.adapter = adapter.name, adapter.key
         if request.kv_transfer_params:
             plan.kv_transfer_params = msgspec.json.encode(request.kv_transfer_params)
         if request.truncate_prompt_tokens is not None or request.truncation_side is not None:

@@ -36,6 +36,8 @@ MAX_MESSAGE = 1000
 """Maximum characters of an error's message; its middle is left out beyond that."""
 MAX_PARAM = 200
 """Maximum characters of ``param``."""
+MOST_NAMED = 20
+"""Names that an error lists."""
 MAX_VALUE = 60
 """Maximum characters of a refused value in a message."""
 
@@ -109,8 +111,14 @@ def unknown_route(path: str, routes: Iterable[str]) -> ApiError:
     return ApiError(404, f"No route {path}.{hint}")
 
 
+def names_in_error(names: Iterable[str]) -> str:
+    """The first MOST_NAMED of ``names``, for a message."""
+    known = list(names)
+    more = f" … ({len(known)} in all)" if len(known) > MOST_NAMED else ""
+    return ", ".join(known[:MOST_NAMED]) + more
+
+
 def unknown_model(name: str, names: Iterable[str]) -> ApiError:
-    """404 for a model that is not served; ``names``: the served models."""
-    known = ", ".join(names)
-    message = f"The model `{shown(name)}` does not exist. Valid aliases: {known}."
+    """404 for a model that is not served, as vLLM words it; ``names``: the served models."""
+    message = f"The model `{shown(name)}` does not exist. Valid aliases: {names_in_error(names)}."
     return ApiError(404, message, param="model", code="model_not_found")

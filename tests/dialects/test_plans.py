@@ -574,3 +574,11 @@ def use(plan: Any) -> None:
             assert 0 <= sampling.seed < 1 << 63
         assert plan.prompts
         plan.truncate(bytes(40))
+
+
+def test_an_adapter_that_is_unloaded_while_its_request_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name was checked before a thread took the body."""
+    monkeypatch.setattr(InputProcessor, "check_model", lambda self, name: None)
+    for adapters in ((), (Adapter("other", "/other", digest="e"),)):
+        error = error_of(planners(adapters=adapters).chat, chat_body(model="sql"))
+        assert (error.status, error.code) == (404, "model_not_found")

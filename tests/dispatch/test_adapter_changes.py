@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from penstock.dispatch.adapter_changes import KeyReused, NameTaken, TooManyAdapters
 from penstock.dispatch.two_phase_change import Outcome
 from penstock.wire.messages import Adapter
+from tests.dispatch import two_phase_world
 from tests.dispatch.two_phase_world import ENGINES, MAX_ADAPTERS, SERVERS, TIMEOUT_S, World, world
 
 EVENTS = [
@@ -82,7 +83,7 @@ def test_loaded_everywhere_and_unloaded() -> None:
         assert [receipt.result for receipt in gone.result().receipts] == [
             {"loaded": False, "digest": None}
         ] * ENGINES
-        assert not any(server.view.adapters for server in made.servers)
+        assert not any(server.view.adapters.adapters for server in made.servers)
         check_lists(made)
 
 
@@ -143,6 +144,30 @@ def test_a_change_is_done_although_another_follows_before_its_engines_have_answe
         ] * ENGINES
         assert second.result().outcome is Outcome.DONE
         check_lists(made)
+
+
+def test_a_load_that_changed_nothing_ends_although_a_later_change_overtakes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(two_phase_world, "SERVERS", 3)
+    with world() as made:
+        made.load(0, 1)
+        made.exchange(0)  # proposed; API server 0 is slow from here on
+        for _ in range(5):
+            made.commit(1)
+        again = made.load(1, 1)  # it is there: the engines are asked for their receipts again
+        for _ in range(5):
+            made.commit(1)
+        assert not again.done()  # API server 0 has not adopted it
+        for _ in range(5):
+            made.commit(2)
+        made.load(2, 2)
+        for _ in range(5):
+            made.commit(2)
+        assert made.register.agreed.revision == 2
+        made.flow()
+        assert made.register.agreed.adopted == 2
+        assert again.result().outcome is Outcome.DONE
 
 
 def test_an_adapter_that_one_engine_cannot_read_is_on_none() -> None:

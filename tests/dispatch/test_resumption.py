@@ -312,6 +312,22 @@ def test_a_suspect_that_waits_for_its_engine_does_not_hold_up_the_others() -> No
     assert host.table.is_unassigned(pinned)
 
 
+def test_a_suspect_whose_adapter_no_engine_has_does_not_hold_up_the_others() -> None:
+    host = Host()
+    adapted, plain = host.open(), host.open()
+    adapted.request = msgspec.structs.replace(adapted.request, adapter="a", adapter_digest="d")
+    for stream in (adapted, plain):
+        stream.failed_resumes, stream.resumed_at = MAX_FAILED_RESUMES - 2, 0
+
+    def submit(stream: Stream, request: Submit) -> bool:
+        return request.adapter is None and host.submit(stream, request)
+
+    host.resumption._submit = submit
+    host.lose(0)
+    assert [request.stream for request in host.submitted] == [plain.handle]
+    assert host.table.is_unassigned(adapted)
+
+
 def test_suspects_go_on_one_by_one() -> None:
     host = Host()
     streams = [host.open() for _ in range(3)]

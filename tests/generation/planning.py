@@ -82,6 +82,7 @@ def registry_of(adapters: Sequence[Adapter]) -> AdapterRegistry:
     listed = msgspec.to_builtins(AdapterList(list(adapters)))
     state = AgreedState(name=ADAPTERS, key="start", version=1, arguments=listed)
     registry.take(AgreedStates(revision=1, adopted=0, states=[state]))
+    registry.assume_confirmed()
     return registry
 
 

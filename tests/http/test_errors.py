@@ -49,3 +49,5 @@ def test_unknown_model_lists_what_is_served() -> None:
     error = unknown_model("x", ("a", "b"))
     assert (error.status, error.param) == (404, "model")
     assert error.message == "The model `x` does not exist. Valid aliases: a, b."
+    many = unknown_model("x", map(str, range(300))).message
+    assert many.endswith(", 18, 19 … (300 in all).")

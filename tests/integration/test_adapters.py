@@ -101,7 +101,7 @@ def test_an_adapter_of_the_start(clients: Clients) -> None:
     assert texts != {text_of(clients[0], "m")}
     for client in clients:
         [card] = [card for card in client.get("/v1/models").json()["data"] if card["id"] == "start"]
-        assert card["parent"] == "base"
+        assert card["parent"] == "m"
 
 
 def test_after_a_200_every_api_server_has_it_or_not(clients: Clients) -> None:
@@ -204,6 +204,40 @@ def test_an_adapter_that_is_not_loaded_cannot_be_unloaded(fleet: Server) -> None
     reply = fleet.post("/v1/unload_lora_adapter", {"lora_name": "never"})
     assert (reply.status_code, reply.json()["error"]["param"]) == (404, "lora_name")
     assert "start" in reply.json()["error"]["message"]
+
+
+def test_names_with_percent_signs(clients: Clients) -> None:
+    for name in ("100%", "100%25"):
+        assert load(clients[0], name, "a1").status_code == 200
+    assert clients[1].get("/v1/models/100%2525").json()["id"] == "100%25"
+    assert clients[1].delete("/admin/adapters/100%2525").status_code == 200
+    assert listed(clients[2]) == {"m", "start", "100%"}
+
+
+def test_only_adapters_are_unloaded(clients: Clients) -> None:
+    reply = clients[0].post("/v1/unload_lora_adapter", json={"lora_name": "m"})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (404, "lora_name")
+    assert reply.json()["error"]["message"] == "No adapter has the name 'm'. Loaded are: start."
+
+
+def test_keys_of_the_start_are_no_client_s(clients: Clients) -> None:
+    reply = clients[0].post("/reset_prefix_cache", headers={"idempotency-key": "start"})
+    assert reply.status_code == 200, reply.text
+
+
+def test_requests_whose_adapter_is_replaced_while_they_are_tokenized(clients: Clients) -> None:
+    """Their prompts are so long that a thread makes them into tokens."""
+    assert load(clients[0], "new", "a1").status_code == 200
+    rng = random.Random(1)
+    for _ in range(4):
+        prompts = [" ".join(str(rng.random()) for _ in range(60)) for _ in range(300)]
+        body = {"model": "new", "max_tokens": 1, "prompt": prompts}
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(clients[1].post, "/v1/completions", json=body)
+            while not asked.done():
+                for path in ("a2", "a1"):
+                    assert load(clients[0], "new", path, replace=True).status_code == 200
+            assert asked.result().status_code == 200, asked.result().text[:500]
 
 
 def test_a_page_in_a_browser_loads_nothing(fleet: Server) -> None:
@@ -407,7 +441,7 @@ def test_engines_of_another_host_have_them_too(adapters: Path, tmp_path: Path) -
     hosts = Hosts(tmp_path, *own)
     with hosts.head("--lora-modules", f"start={adapters / 'first'}") as head:
         assert head.post("/admin/adapters", {"name": "early", "path": "a1"}).status_code == 200
-        with hosts.host(1):
+        with hosts.host(1) as other:
             wait_until(lambda: up(head) == [0, 1], WAIT_S, "the engine of the other host")
             reply = head.post("/admin/adapters", {"name": "late", "path": "a2"})
             assert reply.status_code == 200, reply.text
@@ -417,3 +451,11 @@ def test_engines_of_another_host_have_them_too(adapters: Path, tmp_path: Path) -
                 replies = [head.post("/v1/completions", PROMPT | {"model": name}, **pin) for pin in pins]
                 assert [reply.status_code for reply in replies] == [200, 200]
                 assert len({text_in(reply) for reply in replies}) == 1
+            head.process.kill()
+            with hosts.head() as successor:  # it numbers its changes from the beginning
+                wait_until(lambda: up(successor) == [0, 1], WAIT_S, "the engine of the other host")
+                assert other.process.poll() is None
+                assert {card["id"] for card in successor.get("/v1/models").json()["data"]} == {"m"}
+                reply = successor.post("/admin/adapters", {"name": "new", "path": "a3"})
+                assert reply.status_code == 200, reply.text
+                assert [receipt["repeated"] for receipt in reply.json()["engines"]] == [False, False]

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
-from urllib.parse import unquote
 
 import msgspec
 
@@ -41,7 +40,7 @@ from penstock.generation.input_processor import InputProcessor
 from penstock.http.admission import unavailable
 from penstock.http.asgi import encode_json, read_body, send_json
 from penstock.http.eager import in_task
-from penstock.http.errors import ApiError, unknown_model
+from penstock.http.errors import ApiError, names_in_error
 from penstock.wire.messages import Adapter, LoraInfo
 
 LIST = "/admin/adapters"
@@ -88,7 +87,7 @@ class AdapterRoutes:
 
     def methods(self, path: str) -> dict[str, Handler] | None:
         """Handlers by HTTP method of a path below PREFIX."""
-        name = unquote(path.removeprefix(PREFIX))
+        name = path.removeprefix(PREFIX)
         return {"DELETE": in_task(partial(self._delete, name=name))} if name else None
 
     # -- handlers
@@ -132,8 +131,7 @@ class AdapterRoutes:
             )
         self._check_name(asked)
         try:
-            path = path_below(self._lora_dir, asked.path)
-            adapter = await self._read(asked.name, path, limits, options.timeout_s)
+            adapter = await self._read(asked, self._lora_dir, limits, options.timeout_s)
         except AdapterError as error:
             raise ApiError(400, f"{asked.path_field}: {error}", param=asked.path_field) from None
         except TimeoutError:
@@ -159,13 +157,16 @@ class AdapterRoutes:
             if asked.name in taken:
                 raise ApiError(400, f"{asked.name_field}: {asked.name!r} is {what}.", param=asked.name_field)
 
-    async def _read(self, name: str, path: str, limits: LoraInfo, timeout_s: float) -> Adapter:
+    async def _read(self, asked: _Load, lora_dir: str, limits: LoraInfo, timeout_s: float) -> Adapter:
         """Reads and checks the files. Raises AdapterError, and TimeoutError if that takes too long."""
 
+        parent = self._processor.model_info.names[0]
+
         def read() -> Adapter:
+            path = path_below(lora_dir, asked.path)
             files = describe_adapter(path, limits)
             check_adapter(files, limits)
-            return Adapter(name, path, files.parent, files.digest, files.rank)
+            return Adapter(asked.name, path, parent, files.digest, files.rank)
 
         reading = asyncio.get_running_loop().run_in_executor(self._thread, read)
         return await asyncio.wait_for(reading, timeout_s)
@@ -175,8 +176,9 @@ class AdapterRoutes:
     async def _unload(self, exchange: Exchange, options: OperationOptions, name: str, field: str) -> None:
         self._limits()
         if name not in self._registry and options.key not in self._registry.keys:
-            error = unknown_model(name, self._registry.adapters or ("none is loaded",))
-            raise ApiError(404, error.message, param=field, code="model_not_found")
+            loaded = names_in_error(self._registry.adapters) or "none"
+            message = f"No adapter has the name {name!r}. Loaded are: {loaded}."
+            raise ApiError(404, message, param=field, code="model_not_found")
         await self._reply(
             exchange, UNLOAD, options, self._changes.unload(name, options.key, options.timeout_s)
         )
@@ -209,6 +211,10 @@ class AdapterRoutes:
         except TooManyAdapters as error:
             raise ApiError(400, f"{error}.", code="too_many_adapters") from None
         fields = more if change.outcome is Outcome.DONE else {}
+        if change.outcome is Outcome.CONFLICT and not change.receipts:
+            reason = "Another change of adapters, at this API server, did not end in time."
+            await self._refuse(exchange, operation, options, Outcome.CONFLICT, reason)
+            return
         await send_receipts(
             exchange, operation, options, outcome=change.outcome, receipts=change.receipts, **fields
         )

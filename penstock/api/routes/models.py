@@ -6,7 +6,6 @@ import secrets
 import time
 from collections.abc import Iterable
 from typing import Any
-from urllib.parse import unquote
 
 from penstock.api.exchange import Exchange
 from penstock.dialects.messages.errors import VERSION_HEADER
@@ -33,11 +32,11 @@ class ModelRoutes:
     def _make(self) -> None:
         """Make the replies of the present adapters."""
         processor = self._processor
-        self._version = processor.adapters.version
+        self._changes = processor.adapters.changes
         listed = model_list(
             processor.model_info,
             self._root,
-            processor.adapters.adapters.values(),
+            processor.adapters.served(),
             processor.aliases.exact,
             self._created,
         )
@@ -46,7 +45,7 @@ class ModelRoutes:
         self._anthropic_list = encode_json(anthropic_list(listed["data"]))
 
     def _refresh(self) -> None:
-        if self._version != self._processor.adapters.version:
+        if self._changes != self._processor.adapters.changes:
             self._make()
 
     async def list(self, exchange: Exchange) -> None:
@@ -58,7 +57,7 @@ class ModelRoutes:
     async def model(self, exchange: Exchange) -> None:
         """One model, by any of its names. Raises ApiError."""
         self._refresh()
-        name = unquote(exchange.scope["path"][len(MODEL_PREFIX) :])
+        name = exchange.scope["path"][len(MODEL_PREFIX) :]
         card = self._cards[self._processor.served_name(name)] | {"id": name}
         anthropic = VERSION_HEADER in first_headers(exchange.scope)
         await send_json(exchange.send, encode_json(model_entry(card) if anthropic else card))

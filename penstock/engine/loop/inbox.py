@@ -83,6 +83,8 @@ class Inbox:
         self._rank = rank
         self._epoch = epoch
         self._incarnation = incarnation
+        self._decider = 0
+        """Incarnation of the head whose decisions the engine has followed last; 0: none's."""
         self._parts: deque[tuple[bytes, Part]] = deque()
         """Messages received and not handled yet, with their peer."""
         self._refused: set[bytes] = set()
@@ -174,6 +176,9 @@ class Inbox:
             raise WireError("it sent a second Hello on a connection")
         order = hello.incarnation, hello.epoch, hello.connection
         self._make_way(hello.server, order)
+        if hello.incarnation != self._decider and hello.incarnation == self._current_head():
+            self._decider = hello.incarnation
+            self._calls.forget_decisions()
         self._refused.discard(identity)
         self._publisher.attach(hello.server, identity, order)
         welcome = Welcome(

@@ -12,6 +12,7 @@ import msgspec
 from penstock.engine.loop.idempotency import IdempotencyCache, RpcError
 from penstock.engine.loop.two_phase import TwoPhaseParticipant
 from penstock.logging_setup import RateLimitedLog
+from penstock.wire.adapter_list import ADAPTERS
 from penstock.wire.messages import MAX_CALL_BYTES, RpcCall, RpcPhase, RpcReply, encode
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,8 @@ class RpcServer:
         self._reply = reply
         self._step = step
         self._receipts = IdempotencyCache()
+        self._receipts_of_lists = IdempotencyCache()
+        """Apart, since lists of adapters are long: they would take the room of clients' keys."""
         self._waiting: list[tuple[int, RpcCall]] = []
         """Calls without a reply yet, with their API server."""
         self._complain = RateLimitedLog(log, logging.ERROR)
@@ -74,10 +77,18 @@ class RpcServer:
             except Exception:  # noqa: BLE001 - the engine stays in its state
                 self._complain(participant.name, "%s cannot be undone", participant.name, exc_info=True)
 
+    def forget_decisions(self) -> None:
+        """The API servers of another head come, which numbers its decisions from the beginning."""
+        for participant in self._participants.values():
+            try:
+                participant.forget()
+            except Exception:  # noqa: BLE001 - the engine stays in its state
+                self._complain(participant.name, "%s cannot be undone", participant.name, exc_info=True)
+
     # -- one call; None: no reply yet
 
     def _begin(self, server: int, call: RpcCall) -> RpcReply | None:
-        first = self._receipts.find(call)
+        first = self._cache(call).find(call)
         if first is not None:
             return first
         if call.phase is RpcPhase.RUN:
@@ -94,15 +105,18 @@ class RpcServer:
         return None
 
     def _continue_call(self, call: RpcCall) -> RpcReply | None:
-        first = self._receipts.find(call)  # another API server's COMMIT may have been carried out first
+        first = self._cache(call).find(call)  # another API server's COMMIT may have been carried out first
         if first is not None:
             return first
         reply = self._participants[call.method].try_reply(call)
         if reply is not None:
             reply = msgspec.structs.replace(reply, step=self._step())
             if call.phase is RpcPhase.COMMIT and not reply.repeated:
-                self._receipts.remember(call, reply)
+                self._cache(call).remember(call, reply)
         return reply
+
+    def _cache(self, call: RpcCall) -> IdempotencyCache:
+        return self._receipts_of_lists if call.method == ADAPTERS else self._receipts
 
     def _run_once(self, call: RpcCall) -> RpcReply:
         def run() -> RpcReply:

@@ -112,6 +112,11 @@ class TwoPhaseParticipant:
         if not self._requesters:
             self._roll_back()
 
+    def forget(self) -> None:
+        """Another head decides from here on: roll back, and take any version of its state as a later one."""
+        self._roll_back()
+        self.version = 0
+
     def _roll_back(self) -> None:
         if self._key is not None:
             self._key = None

@@ -21,6 +21,8 @@ READ_BYTES = 1 << 22
 """Bytes of one read."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+# A directory on the way need not be readable, such as one with mode 0711: O_PATH on Linux, O_SEARCH on macOS.
+_ON_THE_WAY = getattr(os, "O_PATH", getattr(os, "O_SEARCH", os.O_RDONLY)) | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 _REASONS = {
     errno.ENOENT: "it does not exist",
@@ -116,10 +118,10 @@ class AdapterFile:
 
 def _open_without_links(path: str) -> int:
     """Raises OSError: ENOTDIR for a part that is a symbolic link."""
-    fd = os.open("/", _DIRECTORY)
+    fd = os.open("/", _ON_THE_WAY)
     for part in PurePosixPath(path).parts[1:]:
         try:
-            child = os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
+            child = os.open(part, _ON_THE_WAY | os.O_NOFOLLOW, dir_fd=fd)
         finally:
             os.close(fd)
         fd = child

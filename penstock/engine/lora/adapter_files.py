@@ -67,8 +67,6 @@ class AdapterFiles:
     """Largest rank of its layers."""
     modules: dict[str, LoraPair]
     """By a layer's path in the model, such as ``model.layers.0.self_attn.q_proj``."""
-    parent: str | None
-    """Name of the base model, if the configuration tells."""
     size: int
     """Bytes of its tensors."""
 
@@ -150,7 +148,7 @@ def _read(directory: AdapterDirectory, info: LoraInfo | None, *, keep: bool) -> 
         size = file.size - LENGTH_BYTES - length
         modules = _pair(parse_header(header, WEIGHTS_FILE, size), config)
         rank = max(pair.rank for pair in modules.values())
-        files = AdapterFiles("", rank, modules, config.parent, size)
+        files = AdapterFiles("", rank, modules, size)
         if info is not None:
             check_adapter(files, info)
         digest.update(start)

@@ -57,10 +57,11 @@ class AdapterState:
         for adapter in adapters:
             try:
                 self._table.add(adapter, self._table.loader.read(adapter))
-            except AdapterError as error:
+            except Exception as error:  # noqa: BLE001 - the engine does without the adapter
+                reason = _reason(adapter, error)
                 if not tolerant:
-                    raise AdapterError(f"adapter {adapter.name} ({adapter.path}): {error}") from None
-                self._note_failed(adapter, str(error))
+                    raise AdapterError(f"adapter {adapter.name} ({adapter.path}): {reason}") from None
+                self._note_failed(adapter, reason)
         self._missing, self._failed = self._failed, {}
         self._list = list(adapters)
         self._table.make_current(adapters)
@@ -72,6 +73,13 @@ class AdapterState:
         wanted = msgspec.convert(arguments, AdapterList).adapters
         self._next = wanted
         self._failed.clear()
+        try:
+            self._begin_to_read(wanted)
+        except BaseException:
+            self.abort()
+            raise
+
+    def _begin_to_read(self, wanted: Sequence[Adapter]) -> None:
         for adapter in wanted:
             key = adapter.name, adapter.digest
             if key not in self._table and key not in self._reading:
@@ -87,11 +95,8 @@ class AdapterState:
             _, (adapter, future) = self._reading.popitem()
             try:
                 self._table.add(adapter, future.result())
-            except Exception as error:
-                reason = str(error) if isinstance(error, AdapterError) else INTERNAL_ERROR
-                if reason is INTERNAL_ERROR:
-                    log.exception("adapter %s", adapter.name)
-                self._note_failed(adapter, reason)
+            except Exception as error:  # noqa: BLE001 - the change is refused, or made without the adapter
+                self._note_failed(adapter, _reason(adapter, error))
         if not decided:
             self._refuse_new()
             self._check_retired()
@@ -138,7 +143,7 @@ class AdapterState:
     def _check_retired(self) -> None:
         """Raises AdapterError if too many adapters stay in memory for their streams alone."""
         assert self._next is not None  # it is being prepared
-        retired = len(self._table) - len(self._next)
+        retired = self._table.in_use_beside({(adapter.name, adapter.digest) for adapter in self._next})
         if retired > self._table.max_loaded:
             raise AdapterError(
                 f"{retired} adapters that were unloaded or replaced still have streams, at most "
@@ -148,3 +153,11 @@ class AdapterState:
     def _note_failed(self, adapter: Adapter, reason: str) -> None:
         log.error("adapter %s (%s) cannot be loaded: %s", adapter.name, adapter.path, reason)
         self._failed[adapter.name, adapter.digest] = reason
+
+
+def _reason(adapter: Adapter, error: Exception) -> str:
+    """Why an adapter cannot be loaded. Called while ``error`` is handled."""
+    if isinstance(error, AdapterError):
+        return str(error)
+    log.exception("adapter %s", adapter.name)
+    return INTERNAL_ERROR

@@ -114,6 +114,10 @@ class AdapterTable:
                 self.loader.remove(loaded)
         return any(loaded.streams for loaded in retired)
 
+    def in_use_beside(self, keys: Collection[AdapterKey]) -> int:
+        """Adapters that streams use and that are not among ``keys``."""
+        return sum(loaded.streams > 0 and key not in keys for key, loaded in self._loaded.items())
+
     def _retired(self) -> Iterator[LoadedAdapter]:
         return (
             loaded for loaded in self._loaded.values() if self._current.get(loaded.adapter.name) is not loaded

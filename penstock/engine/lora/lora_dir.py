@@ -20,7 +20,7 @@ def path_below(lora_dir: str, given: str) -> str:
     shown = repr(given[:MAX_SHOWN_PATH])
     if not given or len(given) > MAX_PATH_CHARS:
         raise AdapterError(f"path {shown}: it must have 1 to {MAX_PATH_CHARS} characters")
-    if "\0" in given or not _is_encodable(given):
+    if "\0" in given or not _is_utf8(given):
         raise AdapterError(f"path {shown}: it has a character that paths cannot have")
     path = PurePosixPath(given)
     if ".." in path.parts:
@@ -41,14 +41,16 @@ def path_below(lora_dir: str, given: str) -> str:
         raise AdapterError(f"path {shown}: {error.strerror}") from None
     if real == root or not PurePosixPath(real).is_relative_to(root):
         raise outside
+    if not _is_utf8(real):
+        raise AdapterError(f"path {shown}: it is a link to a directory whose name is not UTF-8")
     if not os.path.isdir(real):
         raise AdapterError(f"path {shown}: it is not a directory")
     return real
 
 
-def _is_encodable(path: str) -> bool:
+def _is_utf8(path: str) -> bool:
     try:
-        os.fsencode(path)
+        path.encode()
     except UnicodeEncodeError:
         return False
     return True

@@ -14,7 +14,7 @@ import msgspec
 
 from penstock.config.errors import ConfigError
 from penstock.config.serve import ServeConfig
-from penstock.engine.lora.adapter_names import check_name
+from penstock.engine.lora.adapter_names import MAX_NAME_CHARS, check_name
 from penstock.engine.lora.errors import AdapterError
 from penstock.wire.messages import MAX_PATH_CHARS
 
@@ -100,6 +100,8 @@ def _module(text: str, taken: Collection[str]) -> LoraModule:
         raise ConfigError(f"{FLAG} {text}: it must be NAME=PATH or an object with name and path")
     if len(module.path) > MAX_PATH_CHARS or "\0" in module.path:
         raise ConfigError(f"{FLAG} {module.name}: its path is none: {module.path[:100]!r}")
+    if len(module.base_model_name or "") > MAX_NAME_CHARS:
+        raise ConfigError(f"{FLAG} {module.name}: base_model_name has more than {MAX_NAME_CHARS} characters")
     if module.name in taken:
         raise ConfigError(f"{FLAG} {module.name}: the served model has this name")
     try:

@@ -14,7 +14,6 @@ from msgspec import Meta
 
 from penstock.engine.lora.errors import AdapterError
 from penstock.engine.lora.layer_patterns import LayerPatterns
-from penstock.wire.messages import MAX_NAME_CHARS
 
 CONFIG_FILE = "adapter_config.json"
 MAX_RANK = 1 << 16
@@ -39,7 +38,6 @@ class _Fields(msgspec.Struct):
     use_rslora: bool | None = False
     rank_pattern: Annotated[dict[str, _Rank], Meta(max_length=MAX_PATTERNS)] | None = None
     alpha_pattern: Annotated[dict[str, _Alpha], Meta(max_length=MAX_PATTERNS)] | None = None
-    base_model_name_or_path: Annotated[str, Meta(max_length=MAX_NAME_CHARS)] | None = None
     bias: str | None = "none"
     init_lora_weights: Any = True
     # What is not run, unless it is off.
@@ -67,8 +65,6 @@ class PeftConfig:
 
     def __init__(self, fields: _Fields) -> None:
         """Raises AdapterError."""
-        self.parent = fields.base_model_name_or_path or None
-        """Name of the base model."""
         self._fields = fields
         self._ranks = LayerPatterns(f"{CONFIG_FILE}: rank_pattern", fields.rank_pattern or {})
         self._alphas = LayerPatterns(f"{CONFIG_FILE}: alpha_pattern", fields.alpha_pattern or {})

@@ -108,7 +108,7 @@ class SharedInput:
             yield reduced.view(-1, rank, members).permute(2, 0, 1).contiguous()
 
     def forget_input(self) -> None:
-        """The step is over."""
+        """The layers that read it are done."""
         self._input = None
         self._reduced = []
 
@@ -133,6 +133,8 @@ class LoraLayers:
         """bool[places, layers]: the layers that the adapter in each place changes."""
         self._active: list[bool] = []
         """Whether the step's adapters change each layer."""
+        self._latest: SharedInput | None = None
+        """The one that keeps its input: layers that share one follow each other."""
         for index, paths in enumerate(self._sharing):
             for member, path in enumerate(paths):
                 self._wrap(targets[path], self._layers.index(path), index, member)
@@ -170,10 +172,13 @@ class LoraLayers:
 
     def end(self) -> None:
         """The forward pass is enqueued."""
-        if self.plan is not None:
-            self.plan = None
-            for shared in self._shared:
-                shared.forget_input()
+        self.plan = None
+        self._forget_input()
+
+    def _forget_input(self) -> None:
+        if self._latest is not None:
+            self._latest.forget_input()
+            self._latest = None
 
     def _wrap(self, module: Any, layer: int, index: int, member: int) -> None:
         original: Callable[[Tensor], Tensor] = module.forward
@@ -184,7 +189,11 @@ class LoraLayers:
             if plan is not None and self._active[layer]:
                 flat = output.view(-1, output.shape[-1])
                 assert len(flat) == plan.total, "a layer that does not read all tokens"
-                self._shared[index].add(member, plan, self._ranks, values, flat)
+                shared = self._shared[index]
+                if shared is not self._latest:  # or the inputs of all layers would stay in memory
+                    self._forget_input()
+                    self._latest = shared
+                shared.add(member, plan, self._ranks, values, flat)
             return output
 
         module.forward = forward
@@ -193,7 +202,8 @@ class LoraLayers:
 def _is_target(path: str, module: Any) -> bool:
     from transformers.pytorch_utils import Conv1D
 
-    linear = isinstance(module, (nn.Linear, Conv1D))
+    # not a subclass whose forward returns something else, such as the router of Phi 3.5 MoE
+    linear = type(module).forward in (nn.Linear.forward, Conv1D.forward)
     return linear and _EXPERTS not in path and _IN_DECODER.search(path) is not None
 
 

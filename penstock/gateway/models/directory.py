@@ -20,12 +20,10 @@ from penstock.gateway.models.model_routes import WILDCARDS, ModelRoute, ModelRou
 from penstock.gateway.models.pools import Pool
 from penstock.gateway.routing.endpoint import Endpoint
 from penstock.gateway.routing.model_steps import Step
-from penstock.http.errors import ApiError, shown
+from penstock.http.errors import ApiError, names_in_error, shown
 
 MOST_REMEMBERED = 4096
 """Names whose steps are remembered: clients may invent names."""
-MOST_NAMED = 20
-"""Models that an error names."""
 
 UnknownModels = Literal["auto", "refuse", "relay"]
 
@@ -408,13 +406,10 @@ class ModelDirectory:
 
     def _unknown_model(self, model: str) -> ApiError:
         names = sorted(self.models())
-        known = ", ".join(names[:MOST_NAMED]) + (
-            f" … ({len(names)} in all)" if len(names) > MOST_NAMED else ""
-        )
         if not model:
-            message = f"The request names no model. There are: {known}."
+            message = f"The request names no model. There are: {names_in_error(names)}."
             return ApiError(400, message, param="model", code="model_not_found")
-        message = f"The model `{shown(model)}` does not exist. There are: {known}."
+        message = f"The model `{shown(model)}` does not exist. There are: {names_in_error(names)}."
         return ApiError(404, message, param="model", code="model_not_found")
 
 

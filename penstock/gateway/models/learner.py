@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Callable, Sequence
@@ -31,8 +32,10 @@ MOST_READING = 32
 """Endpoints that are read at the same time."""
 RETRY_S = 2.0
 """Seconds after which an endpoint that could not be read is read again."""
-DOUBT_S = 5.0
+DOUBT_S = 1.0
 """Minimum seconds between two readings of an endpoint because of doubt: clients may invent names."""
+MOST_DOUBTED_PER_S = 200
+"""Endpoints that are read in a second because clients name unknown models."""
 PATIENCE_S = 2.0
 """Seconds that a request for an unknown model waits for the endpoints to be read."""
 _UNSURE = frozenset({408, 429})
@@ -75,8 +78,8 @@ class ModelLearner:
         self._reading: dict[Endpoint, asyncio.Task[None]] = {}
         self._places = asyncio.Semaphore(MOST_READING)
         self._refreshed_at = -DOUBT_S
-        self._refreshing: list[asyncio.Task[None]] = []
-        """Readings because of the latest doubt about all endpoints."""
+        """When all endpoints were read because of a client, the last time."""
+        self._reading_all: asyncio.Task[None] | None = None
         self._rng = random.Random()
         self._checked = 0
         """Generation of the directory in which unserved names were looked for."""
@@ -91,12 +94,11 @@ class ModelLearner:
     async def find(self, asked: str, session: str | None) -> Sequence[Step]:
         """The steps for a request. A model that is unknown may have been loaded lately: endpoints are read
         again before it is refused. Raises ApiError."""
-        try:
+        asked_at = self._clock()
+        with contextlib.suppress(ApiError):
             return self.directory.steps(asked, session)
-        except ApiError:
-            if not await self._refresh():
-                raise
-            return self.directory.steps(asked, session)
+        await self._read_since(asked_at)
+        return self.directory.steps(asked, session)
 
     def at(self, endpoints: Sequence[Endpoint], asked: str, session: str | None) -> Step:
         return self.directory.at(endpoints, asked, session)
@@ -132,7 +134,7 @@ class ModelLearner:
                 self._warn_of_unserved()
                 await asyncio.sleep(TICK_S)
         finally:
-            for task in self._reading.values():
+            for task in (*self._reading.values(), *filter(None, [self._reading_all])):
                 task.cancel()
 
     async def read_all(self, patience_s: float) -> None:
@@ -159,18 +161,28 @@ class ModelLearner:
                 log.warning("%s", each)
         self._unserved = frozenset(unserved)
 
-    async def _refresh(self) -> bool:
-        """Read all endpoints again, unless that was done a moment ago; returns whether it was done now."""
-        now = self._clock()
-        if self._interval_s and now - self._refreshed_at >= DOUBT_S:
-            self._refreshed_at = now
-            self._refreshing = [self._start(endpoint) for endpoint in self._pool.endpoints]
-        waiting = [task for task in self._refreshing if not task.done()]
-        left_s = self._refreshed_at + PATIENCE_S - now
-        if not waiting or left_s <= 0:
-            return False
-        await asyncio.wait(waiting, timeout=left_s)
-        return True
+    async def _read_since(self, asked_at: float) -> None:
+        """Wait until all endpoints have been read since ``asked_at``, for at most PATIENCE_S. Readings that
+        clients cause are DOUBT_S apart, whatever their number."""
+        if not self._interval_s or self._refreshed_at + self._doubt_s > asked_at + PATIENCE_S:
+            return
+        while (left_s := asked_at + PATIENCE_S - self._clock()) > 0:
+            if self._reading_all is None or self._reading_all.done():
+                if self._refreshed_at >= asked_at:
+                    return
+                self._reading_all = asyncio.ensure_future(self._read_again())
+            await asyncio.wait([self._reading_all], timeout=left_s)
+
+    async def _read_again(self) -> None:
+        """Read all endpoints once this may be done again."""
+        await asyncio.sleep(max(0.0, self._refreshed_at + self._doubt_s - self._clock()))
+        self._refreshed_at = self._clock()
+        if readings := [self._start(endpoint) for endpoint in self._pool.endpoints]:
+            await asyncio.wait(readings)
+
+    @property
+    def _doubt_s(self) -> float:
+        return max(DOUBT_S, len(self._pool.endpoints) / MOST_DOUBTED_PER_S)
 
     def _start(self, endpoint: Endpoint) -> asyncio.Task[None]:
         task = self._reading.get(endpoint)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.dialects.messages import model_list as anthropic
-from penstock.gateway.models.directory import MOST_NAMED, ModelDirectory
+from penstock.gateway.models.directory import ModelDirectory
 from penstock.gateway.requests.model_field import ONE, READING
 from penstock.gateway.responses.request_record import RequestRecord
 from penstock.http.errors import unknown_model
@@ -32,7 +32,7 @@ def models_reply(directory: ModelDirectory, record: RequestRecord) -> bytes | No
         return _encode(anthropic.model_list(entries) if messages else {"object": "list", "data": entries})
     name = path.removeprefix(ONE)
     if not record.sender.may_use(name):
-        raise unknown_model(name, sorted(cards)[:MOST_NAMED])
+        raise unknown_model(name, sorted(cards))
     if (card := directory.card(name)) is None:
         return None
     return _encode(anthropic.model_entry(card) if record.messages_errors else {**_DEFAULTS, **card})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,9 +20,6 @@ from penstock.wire.messages import Adapter, LoraInfo
 
 log = logging.getLogger(__name__)
 
-START_KEY = "start"
-"""Key of the change that made the first list."""
-
 
 def start_adapters(config: ServeConfig, served_names: Sequence[str]) -> list[Adapter]:
     """The adapters of ``--lora-modules``, with all of their files read. Raises ConfigError for options that
@@ -29,7 +27,7 @@ def start_adapters(config: ServeConfig, served_names: Sequence[str]) -> list[Ada
     settings = lora_settings(config, served_names)
     if config.lora_dir is not None and not os.path.isdir(config.lora_dir):
         raise ConfigError(f"--lora-dir {config.lora_dir}: no such directory")
-    return [_describe(module, settings) for module in settings.modules]
+    return [_describe(module, settings, served_names[0]) for module in settings.modules]
 
 
 def agreed_at_start(adapters: Sequence[Adapter]) -> AgreedStates | None:
@@ -41,11 +39,11 @@ def agreed_at_start(adapters: Sequence[Adapter]) -> AgreedStates | None:
     size = len(msgspec.json.encode(arguments))
     if size > MAX_STATE_BYTES:
         raise ConfigError(f"{FLAG}: names and paths have {size} bytes; the maximum is {MAX_STATE_BYTES}")
-    state = AgreedState(name=ADAPTERS, key=START_KEY, version=1, arguments=arguments)
+    state = AgreedState(name=ADAPTERS, key=secrets.token_hex(16), version=1, arguments=arguments)
     return AgreedStates(revision=1, adopted=0, states=[state])
 
 
-def _describe(module: LoraModule, settings: LoraSettings) -> Adapter:
+def _describe(module: LoraModule, settings: LoraSettings, model: str) -> Adapter:
     where = f"{FLAG} {module.name} ({module.path})"
     # As it was given: links may lead elsewhere on other hosts.
     path = os.path.abspath(os.path.expanduser(module.path))
@@ -62,4 +60,4 @@ def _describe(module: LoraModule, settings: LoraSettings) -> Adapter:
     except AdapterError as error:
         raise ConfigError(f"{where}: {error}") from None
     log.debug("adapter %s: rank %d, digest %s", module.name, files.rank, files.digest)
-    return Adapter(module.name, path, module.base_model_name or files.parent, files.digest, files.rank)
+    return Adapter(module.name, path, module.base_model_name or model, files.digest, files.rank)

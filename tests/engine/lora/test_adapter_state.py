@@ -8,11 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.engine.lora.adapter_state import AdapterState
+from penstock.engine.loop.two_phase import TwoPhaseParticipant
+from penstock.engine.lora.adapter_state import INTERNAL_ERROR, AdapterState
 from penstock.engine.lora.adapter_table import AdapterTable
 from penstock.engine.lora.errors import AdapterError
 from penstock.wire.adapter_list import AdapterList, AdapterStatus
-from penstock.wire.messages import Adapter
+from penstock.wire.messages import Adapter, RpcCall, RpcPhase
 from tests.engine.lora.loaders import FakeLoader
 from tests.engine.support import submit
 
@@ -259,3 +260,39 @@ def test_adapters_that_only_their_streams_keep_are_bounded(engine: Engine) -> No
     engine.change(versions[8])
     engine.state.tidy()
     assert engine.change(versions[9]) == AdapterStatus({"a": "9"})
+
+
+def test_an_adapter_without_streams_is_unloaded_however_many_are_retired(engine: Engine) -> None:
+    for number in range(9):
+        engine.change(Adapter("a", f"/{number}", digest=str(number)))
+        if number < 8:
+            engine.table.of_request(submit(1, adapter="a")).streams += 1
+        engine.state.tidy()
+    assert len(engine.loader.keys) == 9
+    assert engine.change() == AdapterStatus({})
+
+
+def test_a_restarted_engine_serves_without_what_a_defect_keeps_it_from_loading(engine: Engine) -> None:
+    engine.loader.unreadable["/b"] = RuntimeError("out of pinned memory")
+    engine.state.load_at_start([A1, B1], tolerant=True)
+    assert engine.status.loaded == {"a": "1"}
+    assert engine.status.missing == {"b": INTERNAL_ERROR}
+
+
+def test_a_change_whose_thread_cannot_start_is_undone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    engine.change(A1)
+    monkeypatch.setattr(engine.reader, "submit", refuse)
+    participant = TwoPhaseParticipant(engine.state)
+    arguments = msgspec.to_builtins(AdapterList([B1]))
+    with pytest.raises(RuntimeError):
+        participant.begin(0, RpcCall(1, "adapters", arguments, "k", RpcPhase.PREPARE))
+    assert not participant.is_preparing
+    monkeypatch.undo()
+    engine.change()
+    engine.state.tidy()
+    assert not engine.loader.keys

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -78,3 +79,13 @@ def test_a_directory_beside_with_the_same_beginning(root: Path) -> None:
 def test_without_the_directory(root: Path) -> None:
     with pytest.raises(AdapterError, match=r"--lora-dir .*none: No such file"):
         path_below(str(root / "none"), "a")
+
+
+def test_a_link_to_a_directory_without_a_text_for_a_name(root: Path) -> None:
+    try:
+        (root / os.fsdecode(b"caf\xe9")).mkdir()
+    except OSError:
+        pytest.skip("the file system has UTF-8 names only")
+    (root / "coffee").symlink_to(os.fsdecode(b"caf\xe9"))
+    with pytest.raises(AdapterError, match="it is a link to a directory whose name is not UTF-8"):
+        path_below(str(root), "coffee")

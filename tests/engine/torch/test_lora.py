@@ -21,6 +21,7 @@ from penstock.wire.frames import FinishReason
 from penstock.wire.kv_events import BlockRemoved, BlockStored
 from penstock.wire.messages import Submit
 from tests.adapters import make_adapter
+from tests.engine.torch import harness
 from tests.engine.torch.adapters import load, submit_to, train
 from tests.engine.torch.harness import (
     VOCAB,
@@ -454,3 +455,41 @@ def test_streams_among_adapters_that_come_and_go(
     assert not table.remove_unused()
     assert len(table) == 4
     assert driver.engine.load().kv_used == 0
+
+
+def test_the_inputs_of_earlier_layers_are_given_back(
+    llama: Path, adapters: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a prefill would need the memory of all layers' activations at a time."""
+    kept = []
+    end = lora.LoraLayers.end
+
+    def count(self: lora.LoraLayers) -> None:
+        kept.append(sum(shared._input is not None for shared in self._shared))
+        end(self)
+
+    monkeypatch.setattr(lora.LoraLayers, "end", count)
+    run_all(engine_with(llama, adapters), mixed(4, ["a1", None]))
+    assert max(kept) == 1
+
+
+@pytest.mark.parametrize("kind", harness.FAMILIES)
+def test_every_layer_that_is_offered_can_be_changed(kind: str, tmp_path: Path) -> None:
+    make_model(kind, tmp_path / "model")
+    engine = make_engine(tmp_path / "model", enable_lora=True)
+    info = engine.info.lora
+    assert info is not None
+    assert info.modules
+    load(engine, {"a": make_adapter(tmp_path / "adapter", info.modules, 4)})
+    ran = set()
+    add = lora.SharedInput.add
+
+    def note(self: lora.SharedInput, member: int, *rest: Any) -> None:
+        ran.add(self.paths[member])
+        add(self, member, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lora.SharedInput, "add", note)
+        outcome = run_all(engine, [submit_to("a", 0, prompts()[1], max_tokens=2, ignore_eos=True)])[0]
+    assert len(outcome.tokens) == 2
+    assert ran == info.modules.keys()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -206,7 +207,7 @@ def test_adapters_of_metrics_are_served_at_once_and_read_soon() -> None:
             [endpoint] = learner._pool.endpoints
             await world.after(learner, 0.0)
             endpoint.load = EndpointLoad(adapters=frozenset({"sql"}))
-            await world.after(learner, 1.0)
+            await world.after(learner, DOUBT_S / 2)
             assert learner.directory.steps("sql")[0].listed == {endpoint}
             world.lists("m", "sql")
             assert await world.after(learner, DOUBT_S) == 1
@@ -234,6 +235,44 @@ def test_an_unknown_model_is_looked_for_once_in_a_while(monkeypatch: pytest.Monk
             assert len(world.asked) == 3
 
     monkeypatch.setattr(learner_module, "PATIENCE_S", 20.0)
+    run(test)
+
+
+def test_a_model_that_was_loaded_since_the_last_reading_is_found() -> None:
+    """However lately another unknown name has had the endpoints read."""
+
+    async def test(world: World) -> None:
+        async with world.learner() as learner:
+            learner._clock = time.monotonic
+            learner.directory._unknown = "refuse"
+            await world.after(learner, 0.0)
+            with pytest.raises(ApiError):
+                await learner.find("invented", None)
+            world.lists("m", "loaded")
+            read = len(world.asked)
+            found = await asyncio.gather(*(learner.find("loaded", None) for _ in range(50)))
+            assert {steps[0].model for steps in found} == {"loaded"}
+            assert len(world.asked) == read + 1
+
+    run(test)
+
+
+def test_with_many_endpoints_clients_wait_for_no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(world: World) -> None:
+        async with world.learner() as learner:
+            learner.directory._unknown = "refuse"
+            await world.after(learner, 0.0)
+            for seconds in (0.0, 1.0, 1.0):
+                world.now += seconds
+                with pytest.raises(ApiError):
+                    await learner.find("invented", None)
+            assert len(world.asked) == 2
+            world.now += 4.0
+            with pytest.raises(ApiError):
+                await learner.find("invented", None)
+            assert len(world.asked) == 3
+
+    monkeypatch.setattr(learner_module, "MOST_DOUBTED_PER_S", 0.2)
     run(test)
 
 

@@ -32,8 +32,8 @@ def test_paths_digests_ranks_and_parents(tmp_path: Path) -> None:
     adapters = read(f"a={path}", f"b={other}/", named)
     digest = describe_adapter(str(path)).digest
     assert adapters == [
-        Adapter("a", str(path), "org/base", digest, 8),
-        Adapter("b", str(other), None, describe_adapter(str(other)).digest, 4),
+        Adapter("a", str(path), "m", digest, 8),
+        Adapter("b", str(other), "m", describe_adapter(str(other)).digest, 4),
         Adapter("c", str(path), "x", digest, 8),
     ]
 
@@ -57,6 +57,10 @@ def test_what_cannot_be_run_is_named(tmp_path: Path) -> None:
     path = make_adapter(tmp_path / "a", rank=32)
     for module, message in (
         ("sql=org/sql", r"--lora-modules sql \(org/sql\): no such directory; .* must be downloaded first"),
+        (
+            json.dumps({"name": "a", "path": str(path), "base_model_name": "x" * 257}),
+            "--lora-modules a: base_model_name has more than 256 characters",
+        ),
         (f"a={path}", r"--lora-modules a \(.*\): layer .*: its rank is 32; --max-lora-rank is 16"),
         (f"a={tmp_path}", r"--lora-modules a \(.*\): adapter_config\.json: it does not exist"),
         (f"m={path}", "--lora-modules m: the served model has this name"),
@@ -79,7 +83,10 @@ def test_the_first_agreed_list() -> None:
     assert agreed is not None
     (state,) = agreed.states
     assert (agreed.revision, agreed.adopted) == (1, 0)
-    assert (state.name, state.key, state.version) == (ADAPTERS, "start", 1)
+    assert (state.name, state.version) == (ADAPTERS, 1)
+    again = agreed_at_start(adapters)
+    assert again is not None
+    assert again.states[0].key != state.key, "a client could have it for an idempotency key"
     assert msgspec.convert(state.arguments, AdapterList).adapters == adapters
 
 
