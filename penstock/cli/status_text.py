@@ -9,6 +9,8 @@ from penstock.cli.terminal import visible
 
 Row = dict[str, Any]
 
+MAX_REASON = 60
+"""Characters of a reason in a table; ``--json`` has all of them."""
 _SHOWN: dict[str, Callable[[float], str]] = {
     "up": lambda value: "yes" if value else "no",
     "kv_used": lambda value: f"{100 * value:.1f} %",
@@ -27,7 +29,10 @@ def tables(status: dict[str, Any]) -> str:
     else:
         parts = [_headline(status), *_table(status["engines"]), "", *_table(status["api_servers"])]
         if status["adapters"]:
-            parts += ["", *_table(status["adapters"])]
+            rows = [
+                row | {"missing": [_short(each) for each in row["missing"]]} for row in status["adapters"]
+            ]
+            parts += ["", *_table(rows)]
     return "\n".join(parts).rstrip()
 
 
@@ -53,6 +58,10 @@ def _headline(status: dict[str, Any]) -> str:
     names = visible(", ".join(status["models"]))
     since = "" if status["uptime_s"] is None else f", up for {_duration(status['uptime_s'])}"
     return f"{names}, Penstock {visible(status['version'])}{since}, {status['errors']} failed requests"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_REASON else f"{text[:MAX_REASON]}…"
 
 
 def _ready(engines: list[Row]) -> int:

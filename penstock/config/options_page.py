@@ -16,7 +16,7 @@ PREFACE = """\
 Every option can be set in four places. The first one that sets it wins:
 
 1. on the command line: `--max-num-seqs 256` (underscores work as dashes; a switch is `--x` or `--no-x`)
-2. in the environment: `PENSTOCK_MAX_NUM_SEQS=256` (lists are separated by commas, switches `true` or `false`)
+2. in the environment: `PENSTOCK_MAX_NUM_SEQS=256` (lists: `a,b` or a JSON array; switches: `true`, `false`)
 3. in a YAML file that `--config FILE` or `PENSTOCK_CONFIG` names: `max-num-seqs: 256` (or `max_num_seqs`)
 4. the default
 

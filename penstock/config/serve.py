@@ -6,7 +6,12 @@ YAML file, environment and the options page are derived from there.
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
+
 from penstock.config.kv_events import KVEventsConfig, check_addresses, read_kv_events_config
+from penstock.config.options.adapters import AdapterOptions
 from penstock.config.options.hosts import HEAD
 from penstock.config.options.processes import ProcessOptions
 
@@ -75,16 +80,20 @@ class ServeConfig(ProcessOptions, frozen=True, kw_only=True, forbid_unknown_fiel
         return names[index % self.api_server_count % len(names)]
 
 
+_ADAPTER_DEFAULTS: dict[str, Any] = {
+    field.name: field.default
+    for field in msgspec.structs.fields(AdapterOptions)
+    if field.name in {"lora_modules", "lora_dir", "max_loras", "max_lora_rank", "max_cpu_loras"}
+}
+
+
 def _check_adapters(config: ServeConfig) -> None:
     """Raises ValueError for options of adapters that contradict each other. With vLLM's engine others may
     stand behind ``--``: :mod:`penstock.engine.lora.lora_modules` reads these, and checks all."""
     if not config.enable_lora and config.engine != "vllm":
-        for flag, given in (
-            ("--lora-modules", config.lora_modules is not None),
-            ("--lora-dir", config.lora_dir is not None),
-        ):
-            if given:
-                raise ValueError(f"{flag}: needs --enable-lora")
+        for name, default in _ADAPTER_DEFAULTS.items():
+            if getattr(config, name) != default:
+                raise ValueError(f"--{name.replace('_', '-')}: needs --enable-lora")
     if config.enable_lora and config.engine != "vllm" and config.max_cpu_loras < config.max_loras:
         raise ValueError(
             f"--max-cpu-loras {config.max_cpu_loras}: it must be at least --max-loras, which is "

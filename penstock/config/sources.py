@@ -5,9 +5,11 @@ Every value is checked, including those that another source overrides.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -129,7 +131,7 @@ class _Sources:
                     )
             elif name in own:
                 option = own[name]
-                given = [item.strip() for item in text.split(",")] if option.many else text
+                given = _items(text) if option.many else text
                 yield self._translated(option, Origin("environment", name), given)
             elif name != CONFIG_VARIABLE:
                 self._check_unknown(name)
@@ -154,7 +156,8 @@ class _Sources:
             if entry.key in own:
                 if entry.misfit_line is not None:
                     raise ConfigError(
-                        f"{path}:{entry.misfit_line}: {entry.key} must be one value or a list of values"
+                        f"{path}:{entry.misfit_line}: {entry.key} must be one value or a list of values "
+                        "(an object is written as JSON text, in quotes)"
                     )
                 yield self._translated(own[entry.key], origin, entry.value)
                 continue
@@ -219,6 +222,17 @@ class _Sources:
                 self.remarks.append(f"note: {origin} {given} is taken as {other}")
             given = given if other is None else other
         return option, origin, given
+
+
+def _items(text: str) -> list[str]:
+    """The items of a list in a variable: separated by commas, or one JSON object, or a JSON array."""
+    if text.lstrip().startswith(("{", "[")):
+        with contextlib.suppress(msgspec.DecodeError, RecursionError):
+            items = msgspec.json.decode(text, type=list[str | dict[str, Any]] | dict[str, Any])
+            if isinstance(items, dict):
+                return [text.strip()]
+            return [item if isinstance(item, str) else json.dumps(item) for item in items]
+    return [item.strip() for item in text.split(",")]
 
 
 def is_service_link(name: str, text: str) -> bool:

@@ -243,7 +243,7 @@ class CoordinatorState:
         others = next((engine.join for engine in self._engines.values()), None)
         fleet = {**(others.traits if others else {}), **self.traits}
         differences = [
-            f"its {name} is {value}, the fleet's is {fleet[name]}"
+            f"its {name} is {value or 'not set'}, the fleet's is {fleet[name] or 'not set'}"
             for name, value in join.traits.items()
             if fleet.get(name, value) != value
         ]

@@ -66,6 +66,7 @@ log = logging.getLogger(__name__)
 RAY_PROXY_COMMAND = module_command("penstock.placement.process_proxy")
 """For processes on a Ray cluster. Started by name, not imported, because Ray may not be installed."""
 _API_SERVER_GROUPS = ("HTTP server", "CORS", "TLS", "Streaming")
+_API_SERVER_FIELDS = ("lora_modules", "lora_dir")
 
 
 def serve(
@@ -320,5 +321,6 @@ def _check_without_servers(config: ServeConfig, origins: Origins) -> None:
         return
     for option in options_of(type(config)):
         origin = origins.get(option.field)
-        if option.group in _API_SERVER_GROUPS and origin is not None and origin.source == "command line":
+        of_servers = option.group in _API_SERVER_GROUPS or option.field in _API_SERVER_FIELDS
+        if of_servers and origin is not None and origin.source == "command line":
             raise ConfigError(f"{option.flag}: a --headless host has no API server; give it to the head")

@@ -44,6 +44,8 @@ def test_a_host_without_api_servers_takes_none_of_their_options(
     fleet = ["serve", "--headless", "--coordinator", "tcp://127.0.0.1:1", "--cluster-key-file", key]
     assert main([*fleet, "--api-server-count", "2"]) == 2
     assert "--api-server-count: a --headless host has no API server" in capsys.readouterr().err
+    assert main([*fleet, "--enable-lora", "--lora-modules", "a=/a"]) == 2
+    assert "--lora-modules: a --headless host has no API server" in capsys.readouterr().err
     monkeypatch.setenv("PENSTOCK_API_SERVER_COUNT", "2")
     assert main([*fleet, "--run-dir", str(tmp_path)]) == 2
     assert "--run-dir" in capsys.readouterr().err, "what hosts share may hold options of the head"

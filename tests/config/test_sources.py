@@ -127,6 +127,21 @@ def test_the_environment_may_name_the_file_which_may_serve_several_commands(opti
     assert resolve(ChatConfig, {}, environ, other_options=every_option)[0].temperature == 1.0
 
 
+@pytest.mark.parametrize(
+    ("text", "items"),
+    [
+        ("sql=/a, js=/b", ["sql=/a", "js=/b"]),
+        ('{"name": "sql", "path": "/a"}', ['{"name": "sql", "path": "/a"}']),
+        ('["sql=/a", {"name": "js", "path": "/b"}]', ["sql=/a", '{"name": "js", "path": "/b"}']),
+        ("[gG]pt=/a", ["[gG]pt=/a"]),
+    ],
+)
+def test_lists_in_the_environment(text: str, items: list[str]) -> None:
+    environ = {"PENSTOCK_ENABLE_LORA": "true", "PENSTOCK_LORA_MODULES": text}
+    config, _, _ = resolve(ServeConfig, {}, environ)
+    assert config.lora_modules == items
+
+
 def test_a_file_of_the_command_line_replaces_the_one_of_the_environment(option_file: Path) -> None:
     option_file.write_text("port: 9\n")
     config, *_ = resolve(ServeConfig, {}, {"PENSTOCK_CONFIG": "/nowhere"}, file=str(option_file))
@@ -138,7 +153,10 @@ def test_an_option_takes_no_nested_values(option_file: Path, value: str) -> None
     option_file.write_text(f"# names\nserved-model-name: {value}\n")
     with pytest.raises(ConfigError) as caught:
         resolve(ServeConfig, {}, {}, file=str(option_file))
-    assert str(caught.value) == f"{option_file}:2: served-model-name must be one value or a list of values"
+    assert str(caught.value) == (
+        f"{option_file}:2: served-model-name must be one value or a list of values "
+        "(an object is written as JSON text, in quotes)"
+    )
 
 
 @pytest.mark.parametrize(

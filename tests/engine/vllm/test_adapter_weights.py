@@ -33,3 +33,13 @@ def test_weights_that_become_no_numbers_are_refused(
     given.data[view.end - size : view.end] = encoded.astype(kind).tobytes()
     with pytest.raises(AdapterError, match=r"layer model.layers.1.mlp.down_proj: lora_B has the value "):
         check_weights(given, largest)
+
+
+@pytest.mark.parametrize(("scale", "scaling", "matrix"), [(1e30, 1.0, "A"), (500.0, 100.0, "B")])
+def test_weights_that_let_hidden_states_overflow_are_refused(
+    tmp_path: Path, scale: float, scaling: float, matrix: str
+) -> None:
+    path = make_adapter(tmp_path / "given", lora_alpha=8 * scaling, scale=scale)
+    given = read_adapter(str(path), describe_adapter(str(path)).digest)
+    with pytest.raises(AdapterError, match=f"lora_{matrix} has the norm .*; at most 10000 is run"):
+        check_weights(given, 3e38)

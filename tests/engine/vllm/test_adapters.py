@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from penstock.config.serve import ServeConfig
@@ -18,6 +19,7 @@ from penstock.engine.lora.adapter_files import describe_adapter
 from penstock.engine.lora.errors import AdapterError
 from penstock.engine.vllm import internals
 from penstock.engine.vllm.adapter_loader import VllmAdapterLoader
+from penstock.engine.vllm.adapter_weights import MOST_NORM
 from penstock.engine.vllm.engine import VllmEngine
 from penstock.wire.frames import FinishReason
 from penstock.wire.messages import Adapter
@@ -272,7 +274,7 @@ def test_adapters_outlast_dummy_steps(engine: VllmEngine, tmp_path: Path) -> Non
             {"modules": {"model.layers.0.self_attn.q_proj": (64, 32)}},
             "q_proj: its lora_B and lora_A have 64 output and 32 input features; the model's",
         ),
-        ({"scale": 1e38}, "has the value .* after scaling; weights must be finite and at most 3.4"),
+        ({"scale": 1e38}, "lora_A has the norm .* after scaling; at most 10000 is run"),
         (
             {"modules": {"model.layers.0.self_attn.x_proj": (64, 64)}},
             "vLLM: ValueError: While loading .*/sql-1",
@@ -391,3 +393,19 @@ def test_a_worker_of_several_that_refuses_is_heard_and_the_others_forget() -> No
 def test_the_loader_is_one(engine: VllmEngine) -> None:
     assert engine.adapters is not None
     assert isinstance(engine.adapters.loader, VllmAdapterLoader)
+
+
+def test_the_largest_weights_that_are_run_change_no_other_stream(engine: VllmEngine, tmp_path: Path) -> None:
+    """The blocks of their streams go to others: what is left in them must be finite."""
+    draw = np.random.default_rng(1)
+    prompts = [draw.integers(3, 300, 40).tolist() for _ in range(4)]
+    expected = [generate(engine, prompt=prompt, max_tokens=10) for prompt in prompts]
+    engine.call("reset_prefix_cache", {})
+    large = made(tmp_path, scale=MOST_NORM / 40)  # 4 x 64 values, scaled by 2
+    use(engine, large)
+    for stream in range(80):  # all blocks of the cache
+        prompt = draw.integers(3, 300, 480).tolist()
+        engine.submit(0, submit(stream, 2, prompt=prompt, adapter="sql", temperature=0.0, ignore_eos=True))
+    run(engine)
+    engine.call("reset_prefix_cache", {})
+    assert [generate(engine, prompt=prompt, max_tokens=10) for prompt in prompts] == expected
