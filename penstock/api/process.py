@@ -77,6 +77,7 @@ from penstock.wire.control import (
     EnableThroughputLog,
     EnginesDraining,
     Launch,
+    ProposeState,
     Stop,
     SupervisorMetrics,
 )
@@ -180,9 +181,7 @@ class _Server:
             lockstep=self._config.enable_expert_parallel,
             servers=launch.api_server_count,
         )
-        self._two_phase_commit = TwoPhaseCommit(
-            self._engine_client, self._control.forward, self._control.adopted
-        )
+        self._two_phase_commit = TwoPhaseCommit(self._engine_client, self._propose, self._control.adopted)
         self._two_phase_commit.on_confirmed = self._check_own_engines
         if launch.agreed is not None:
             self._two_phase_commit.on_agreed_states(launch.agreed)
@@ -401,6 +400,20 @@ class _Server:
         self._metrics.accept_pauses += 1
 
     # -- while it runs
+
+    def _propose(self, change: ProposeState) -> None:
+        """Send a change to the supervisor. A long one has no room in the socket of some systems (8 KiB on
+        macOS), and the next heartbeat, which would go on with it, comes only after a second."""
+        self._control.forward(change)
+        if self._control.unsent:
+            asyncio.get_running_loop().add_writer(self._control.fileno(), self._send_rest)
+
+    def _send_rest(self) -> None:
+        with contextlib.suppress(SupervisorGone):  # the reader of commands ends the process
+            self._control.flush()
+            if self._control.unsent:
+                return
+        asyncio.get_running_loop().remove_writer(self._control.fileno())
 
     def _send_heartbeat(self) -> None:
         """Tell the supervisor that this loop runs; reports that found no room go with the next."""

@@ -36,11 +36,16 @@ class ModelAliases:
         return next((model for pattern, model in self._patterns if pattern.match(name)), None)
 
 
-def check_aliases(aliases: Sequence[str], served: Collection[str]) -> None:
-    """Raises ValueError for an alias of a model that is not ``served``, and for one that is a served name."""
+def check_aliases(aliases: Sequence[str], served: Collection[str], *, loads: bool = False) -> list[str]:
+    """Raises ValueError for an alias of a model that is not ``served``, and for one that is a served name.
+    ``loads``: others may be loaded later; returns the aliases of such."""
+    later = []
     for alias in aliases:
         pattern, _, name = alias.partition("=")
-        if name not in served:
+        if name not in served and loads:
+            later.append(alias)
+        elif name not in served:
             raise ValueError(f"--model-alias {alias}: {name} is not served; served are {', '.join(served)}")
         if pattern in served:
             raise ValueError(f"--model-alias {alias}: {pattern} is the name of a served model")
+    return later

@@ -119,6 +119,15 @@ class ControlChannel:
                 raise
         return commands
 
+    @property
+    def unsent(self) -> bool:
+        """Whether reports wait for room in the socket; the next report, or :meth:`flush`, sends them."""
+        return self._stream.unsent
+
+    def flush(self) -> None:
+        """Sends what there is room for. Raises SupervisorGone."""
+        self._stream.flush()
+
     def progress(self, text: str, fraction: float | None = None) -> None:
         """Reports startup progress; ``fraction`` is 0 to 1."""
         self._stream.send(Progress(text=text, fraction=fraction))

@@ -5,6 +5,7 @@ import select
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from penstock.wire.control import (
     Launch,
     ProcessFailed,
     Progress,
+    ProposeState,
     Ready,
     StatesAdopted,
     Stop,
@@ -200,6 +202,20 @@ def test_a_launch_longer_than_the_socket_has_room_for_arrives() -> None:
     assert found == [long]
     supervisor.close()
     child.close()
+
+
+def test_a_long_report_is_sent_in_parts(ends: tuple[ChildChannel, ControlChannel]) -> None:
+    supervisor, child = ends
+    child._stream.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    arguments = {"text": "x" * 100_000}
+    child.forward(ProposeState(name="adapters", key="k", base=0, arguments=arguments))
+    assert child.unsent
+    received: list[Any] = []
+    while not received:
+        received += supervisor.receive()
+        child.flush()
+    assert not child.unsent
+    assert received[0].arguments == arguments
 
 
 def test_a_flood_is_read_in_portions() -> None:

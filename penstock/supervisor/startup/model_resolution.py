@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ DEMO_NAME = "penstock-demo"
 
 # Hugging Face's rule for "name" and "owner/name".
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +67,14 @@ def check_chat_template(config: ServeConfig, model: ResolvedModel) -> None:
 
 def check_model_aliases(config: ServeConfig, model: ResolvedModel, adapters: Sequence[Adapter] = ()) -> None:
     """Raises ConfigError for a --model-alias of what is neither the model nor one of ``adapters``, those of
-    the start."""
+    the start, unless requests may load others."""
     names = [*model.served_names, *(adapter.name for adapter in adapters)]
     try:
-        check_aliases(config.model_alias or (), names)
+        later = check_aliases(config.model_alias or (), names, loads=config.lora_dir is not None)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    for alias in later:
+        log.warning("--model-alias %s: no adapter has this name yet", alias)
 
 
 def _check_software(config: ServeConfig) -> None:

@@ -102,3 +102,12 @@ def test_aliases_may_name_adapters() -> None:
         check_model_aliases(config, model, [Adapter("a", "/a")])
         with pytest.raises(ConfigError, match=r"--model-alias gpt-\*=a: a is not served; served are m"):
             check_model_aliases(config, model)
+
+
+def test_aliases_may_name_adapters_that_requests_load_later(caplog: pytest.LogCaptureFixture) -> None:
+    model = ResolvedModel("/m", "/m", ["m"])
+    options: dict[str, Any] = {"engine": "synthetic", "enable_lora": True, "lora_dir": "/d"}
+    check_model_aliases(ServeConfig(model_alias=["gpt-*=a", "x=m"], **options), model)
+    assert caplog.messages == ["--model-alias gpt-*=a: no adapter has this name yet"]
+    with pytest.raises(ConfigError, match="m is the name of a served model"):
+        check_model_aliases(ServeConfig(model_alias=["m=a"], **options), model)
