@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from penstock.api.routes.response_schemas import REPLIES
+from tests.adapters import make_adapter
 from tests.integration.server import Server, wait_until
 from tests.page.visit import Visit
 
@@ -74,6 +76,24 @@ def test_a_fleet_at_work_and_an_engine_that_is_killed(browser: Browser, fleet: S
         visit.wait_ready()
         visit.wait_for(figure("Restarts"), "1")
         visit.wait_for(figure("Engines ready"), "2 of 2")
+
+
+def test_adapters_come_and_go(browser: Browser, tmp_path: Path) -> None:
+    make_adapter(tmp_path / "adapters" / "a")
+    options = ("--engine", "synthetic", "--enable-lora", "--lora-dir", str(tmp_path / "adapters"))
+    with (
+        Server(*options, "--allow-loopback-admin", directory=tmp_path) as server,
+        Visit(browser, f"{server.url}/#status") as visit,
+    ):
+        visit.wait_ready()
+        adapters = ".panel:has(h2:text-is('Adapters'))"
+        assert not visit.find(adapters).is_visible()
+        names = "[name=model] option"
+        visit.page.wait_for_selector(names, state="attached")
+        assert visit.find(names).count() == 1
+        assert server.post("/admin/adapters", {"name": "sql", "path": "a"}).status_code == 200
+        visit.wait_for(f"{adapters} tbody tr", "sql")
+        visit.page.wait_for_selector(f"{names}[value=sql]", state="attached")
 
 
 def test_the_route_is_as_described(fleet: Server) -> None:

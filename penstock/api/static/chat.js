@@ -18,7 +18,8 @@ const log = byId("log");
 const prompt = byId("prompt");
 const conversation = new Conversation();
 let running = null;
-let models = false;
+/** The models and adapters of the latest list, null: none was read. */
+let models = null;
 /** Whether the page is going away: the browser then breaks its requests off, which is no fault of theirs. */
 let leaving = false;
 /** Whether the log follows the reply: until its reader scrolls up. */
@@ -45,21 +46,23 @@ export function startChat() {
     leaving = true;
   });
   addEventListener("pageshow", () => { leaving = false; }); // it was kept by the browser
-  onKey(() => { models = false; });
+  onKey(() => { models = null; });
   onFleet(refresh);
   showAll();
 }
 
-/** Once a reading has come: the models, and whether the model can chat. */
+/** After a reading: the models, if others are served, and whether the model can chat. */
 async function refresh() {
   const { status, state } = fleet;
   notify(byId("chat-note"), status?.chat === false ? NO_TEMPLATE : "");
-  if (models || !status || state === "key") return;
-  models = true;
+  if (!status || state === "key") return;
+  const served = JSON.stringify([status.models, status.adapters.map((adapter) => adapter.name)]);
+  if (models === served) return;
+  models = served;
   try {
     await listModels();
   } catch {
-    models = false; // the next reading tries again
+    models = null; // the next reading tries again
   }
 }
 

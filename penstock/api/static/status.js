@@ -1,4 +1,4 @@
-// The view of the fleet: figures, plots, engines, API servers, outcomes, events.
+// The view of the fleet: figures, plots, engines, API servers, adapters, outcomes, events.
 
 import { byId, make, notify, setText } from "./dom.js";
 import { errorsOf, fleet, onFleet, rateAt } from "./fleet.js";
@@ -29,13 +29,14 @@ export function startStatus() {
   }));
   parts.engines = section("Engines");
   parts.servers = section("API servers");
+  parts.adapters = section("Adapters");
   parts.requests = section("Requests since the start");
   parts.events = section("Seen by this page");
   byId("status-body").replaceChildren(
     make("div", { class: "subject" }, parts.model, parts.about),
     list,
     make("div", { class: "plots" }, ...Object.values(plots).map((plot) => plot.node)),
-    parts.engines, parts.servers,
+    parts.engines, parts.servers, parts.adapters,
     make("div", { class: "columns" }, parts.requests, parts.events),
   );
   onFleet(show);
@@ -65,7 +66,7 @@ function forgetAll() {
   for (const value of [...figures.values(), parts.model]) setText(value, "–");
   setText(parts.about, "");
   for (const plot of Object.values(plots)) plot.show([]);
-  for (const part of [parts.engines, parts.servers, parts.requests]) part.lastChild.replaceChildren();
+  for (const part of [parts.engines, parts.servers, parts.adapters, parts.requests]) part.lastChild.replaceChildren();
 }
 
 function showStatus(status) {
@@ -89,6 +90,7 @@ function showStatus(status) {
   showPlots(readings);
   showEngines(status, last);
   showServers(status, last);
+  showAdapters(status);
   showRequests(status);
 }
 
@@ -130,6 +132,18 @@ function showServers(status, last) {
     server.started === null ? "–" : duration(status.time - server.started),
   ]);
   table(parts.servers, ["API server", "Connections", "Streams", "Unread", "Tokens/s", "Tokens", "Restarts", "Up for"], rows);
+}
+
+function showAdapters(status) {
+  const rows = status.adapters.map((adapter) => [
+    adapter.name,
+    count(adapter.rank),
+    adapter.path,
+    adapter.engines.join(", ") || "none",
+    Object.entries(adapter.missing).map(([engine, reason]) => `${engine}: ${reason}`).join("; ") || "–",
+  ]);
+  parts.adapters.hidden = !rows.length;
+  table(parts.adapters, ["Adapter", "Rank", "Path", "Engines", "Missing"], rows);
 }
 
 const OUTCOMES = {

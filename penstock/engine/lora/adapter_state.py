@@ -151,7 +151,8 @@ class AdapterState:
             )
 
     def _note_failed(self, adapter: Adapter, reason: str) -> None:
-        log.error("adapter %s (%s) cannot be loaded: %s", adapter.name, adapter.path, reason)
+        if self._missing.get((adapter.name, adapter.digest)) != reason:  # each try finds the same
+            log.error("adapter %s (%s) cannot be loaded: %s", adapter.name, adapter.path, reason)
         self._failed[adapter.name, adapter.digest] = reason
 
 

@@ -234,12 +234,19 @@ def test_adapters_of_the_start(engine: Engine) -> None:
     assert engine.loader.reads == ["/a1", "/b"]
 
 
-def test_a_first_start_fails_and_a_later_one_serves_without(engine: Engine) -> None:
+def test_a_first_start_fails_and_a_later_one_serves_without(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
     engine.loader.unreadable["/b"] = AdapterError("it does not exist")
     with pytest.raises(AdapterError, match=r"adapter b \(/b\): it does not exist"):
         engine.state.load_at_start([B1], tolerant=False)
     engine.state.load_at_start([A1, B1], tolerant=True)
     assert engine.status == AdapterStatus({"a": "1"}, {"b": "it does not exist"})
+    engine.prepare(A1, B1)  # as the API servers have it do next
+    engine.reader.read()
+    assert engine.state.prepared(decided=True)
+    engine.state.commit()
+    assert caplog.messages == ["adapter b (/b) cannot be loaded: it does not exist"]
 
 
 def test_adapters_that_only_their_streams_keep_are_bounded(engine: Engine) -> None:
