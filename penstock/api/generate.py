@@ -390,17 +390,21 @@ class GenerationRoutes:
 
     def _no_engine(self, rank: int | None = None, adapter: AdapterKey | None = None) -> ApiError:
         """The error for a request of ``adapter`` that no engine takes, or not the one of ``rank``."""
-        sleeping = self._engine_client.sleeps()
-        if adapter is not None and not sleeping and self._engine_client.accepts_streams():
+        client = self._engine_client
+        sleeping = client.sleeps()
+        if adapter is not None and not sleeping and client.accepts_streams(rank):
             where = "No engine" if rank is None else f"Engine {rank} (X-data-parallel-rank)"
-            # without Retry-After: nothing says that it will come, and the engines serve everything else
+            if not client.has_confirmed():
+                return unavailable(f"{where} has confirmed the adapter {adapter[0]!r} yet.", "no_engine")
+            # 404, not 503: the engines serve everything else, and gateways would rest the whole server
             return ApiError(
-                503,
-                f"{where} has the adapter {adapter[0]!r}: an engine that started could not read its files. "
+                404,
+                f"{where} has the adapter {adapter[0]!r}: its files could not be read again. "
                 "GET /admin/adapters says why; load it again.",
+                param="model",
                 code="adapter_not_loaded",
             )
-        if rank is None or sleeping or not self._engine_client.accepts_streams():
+        if rank is None or sleeping or not client.accepts_streams():
             return no_engine(sleeping=sleeping)
         return unavailable(f"Engine {rank} (X-data-parallel-rank) takes no requests.", "no_engine")
 

@@ -197,7 +197,10 @@ class EngineClient:
 
     # -- choosing an engine and submitting
 
-    def accepts_streams(self) -> bool:
+    def accepts_streams(self, rank: int | None = None) -> bool:
+        """Whether some engine accepts streams, or the one of ``rank``."""
+        if rank is not None:
+            return self.engines[rank].accepts_streams
         for engine in self.engines:  # noqa: SIM110 - any() over a generator takes three times as long
             if engine.accepts_streams:
                 return True
@@ -309,6 +312,10 @@ class EngineClient:
         nobody waiting for long."""
         self._unconfirmed_aborts.clear()
         await self.metrics_queries.ask([engine.rank for engine in self.engines if engine.up])
+
+    def has_confirmed(self) -> bool:
+        """Whether all connected engines have confirmed the agreed states."""
+        return all(engine.up_to_date for engine in self.engines if engine.up)
 
     @property
     def has_unconfirmed_aborts(self) -> bool:

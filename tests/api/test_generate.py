@@ -64,7 +64,7 @@ class Fleet(FakeFleet):
     def sleeps(self) -> bool:
         return False
 
-    def accepts_streams(self) -> bool:
+    def accepts_streams(self, rank: int | None = None) -> bool:
         return self._limit > 0
 
     def yield_to_pump(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -270,6 +271,33 @@ def replace_one(fleet: Server, role: str) -> None:
         return len(now) == len(before) and before[0] not in now
 
     wait_until(replaced, WAIT_S, f"another {role}")
+
+
+def test_an_adapter_that_no_engine_has_after_a_restart(tmp_path: Path) -> None:
+    """It is refused with 404: with 503, gateways would send the server nothing at all."""
+    path = make_adapter(tmp_path / "adapters" / "gone")
+    with fleet_of_own(tmp_path) as fleet:
+        assert fleet.post("/admin/adapters", {"name": "gone", "path": "gone"}).status_code == 200
+        shutil.rmtree(path)
+        replace_one(fleet, "engine")
+        wait_until(
+            lambda: fleet.post("/v1/completions", PROMPT | {"model": "m"}).status_code == 200, WAIT_S, "it"
+        )
+        reply = fleet.post("/v1/completions", PROMPT | {"model": "gone"})
+        assert (reply.status_code, reply.json()["error"]["code"]) == (404, "adapter_not_loaded"), reply.text
+        assert "retry-after" not in reply.headers
+        [told] = fleet.get("/admin/adapters").json()["adapters"]
+        assert told["engines"] == []
+        assert told["missing"]["0"].endswith("it does not exist")
+        make_adapter(path)
+        assert fleet.post("/admin/adapters", {"name": "gone", "path": "gone"}).status_code == 200
+        assert fleet.post("/v1/completions", PROMPT | {"model": "gone"}).status_code == 200
+
+
+def fleet_of_own(directory: Path) -> Server:
+    """One engine, with adapters of a directory of its own."""
+    options = ("--enable-lora", "--lora-dir", str(directory / "adapters"))
+    return Server(*SYNTHETIC, *options, directory=directory)
 
 
 def test_a_server_without_adapters_says_so(server: Server) -> None:

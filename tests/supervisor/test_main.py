@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -353,15 +354,18 @@ def test_adapters_are_checked_before_anything_starts(serve: Serve, tmp_path: Pat
 
 
 def test_every_process_begins_with_the_adapters_of_the_start(serve: Serve, tmp_path: Path) -> None:
-    path = make_adapter(tmp_path / "a", base_model=None)
+    path = make_adapter(tmp_path / "a")
     running = serve(enable_lora=True, lora_modules=[f"a={path}"])
     running.until_ready()
-    adapters = f'{{"adapters":[["a","{path}",null,"{describe_adapter(str(path)).digest}",8]],"keys":[]}}'
-    state = f'{{"name":"adapters","key":"start","version":1,"arguments":{adapters}}}'
-    for name in ("engine 0", "api-server 0"):
-        found = re.search(rf"{name} +begins with (.*)", running.text)
-        assert found
-        assert found[1] == f'{{"type":"agreed-states","revision":1,"adopted":0,"states":[{state}]}}'
+    begun = [json.loads(found) for found in re.findall(r"begins with (.*)", running.text)]
+    assert len(begun) == 2, "an engine and an API server"
+    [state] = begun[0].pop("states")
+    assert begun[0] == {"type": "agreed-states", "revision": 1, "adopted": 0}
+    assert (state["name"], state["version"]) == ("adapters", 1)
+    model = str(tmp_path / "model")
+    digest = describe_adapter(str(path)).digest
+    assert state["arguments"] == {"adapters": [["a", str(path), model, digest, 8]], "keys": []}
+    assert begun[1].pop("states") == [state]
 
 
 def test_a_private_key_that_others_can_read_is_warned_about(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 from collections.abc import Callable, Sequence
@@ -95,8 +94,11 @@ class ModelLearner:
         """The steps for a request. A model that is unknown may have been loaded lately: endpoints are read
         again before it is refused. Raises ApiError."""
         asked_at = self._clock()
-        with contextlib.suppress(ApiError):
+        try:
             return self.directory.steps(asked, session)
+        except ApiError:
+            if not asked:
+                raise
         await self._read_since(asked_at)
         return self.directory.steps(asked, session)
 
