@@ -48,7 +48,7 @@ def make_scheduler(
         table,
         SamplingMetadata(table, VOCAB),
         tables,
-        ServeConfig(**options),
+        ServeConfig(enable_lora=adapters is not None, **options),
         clock,
         block_log=block_log,
         adapters=adapters,

@@ -271,9 +271,15 @@ def refused_by(front: Gateway, code: str) -> httpx.Response:
     return replies[-1]
 
 
+_closed: list[socket.socket] = []
+"""Bound sockets that do not listen: nothing else can get their ports, and connections to them are refused."""
+
+
 def closed_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return f"http://127.0.0.1:{sock.getsockname()[1]}"
+    sock = socket.socket()
+    sock.bind(("127.0.0.1", 0))
+    _closed.append(sock)
+    return f"http://127.0.0.1:{sock.getsockname()[1]}"
 
 
 def outcome_of(front: Gateway, act: Callable[[], object]) -> str:

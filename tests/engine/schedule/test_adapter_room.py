@@ -52,7 +52,7 @@ def driver_of(table: AdapterTable, **options: Any) -> tuple[Driver, Places]:
     return driver, Places(driver.scheduler)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     st.randoms(use_true_random=False),
     st.integers(1, 4),
