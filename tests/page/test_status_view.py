@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -40,8 +39,18 @@ SHOW = """
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    adapters = tmp_path_factory.mktemp("adapters")
+    make_adapter(adapters / "a")
     options = ("--engine", "synthetic", "--synthetic-step-ms", "10", "--api-server-count", "2")
-    with Server(*options, "--data-parallel-size", "2", directory=tmp_path_factory.mktemp("fleet")) as running:
+    own = (
+        "--data-parallel-size",
+        "2",
+        "--enable-lora",
+        "--lora-dir",
+        str(adapters),
+        "--allow-loopback-admin",
+    )
+    with Server(*options, *own, directory=tmp_path_factory.mktemp("fleet")) as running:
         yield running
 
 
@@ -78,22 +87,19 @@ def test_a_fleet_at_work_and_an_engine_that_is_killed(browser: Browser, fleet: S
         visit.wait_for(figure("Engines ready"), "2 of 2")
 
 
-def test_adapters_come_and_go(browser: Browser, tmp_path: Path) -> None:
-    make_adapter(tmp_path / "adapters" / "a")
-    options = ("--engine", "synthetic", "--enable-lora", "--lora-dir", str(tmp_path / "adapters"))
-    with (
-        Server(*options, "--allow-loopback-admin", directory=tmp_path) as server,
-        Visit(browser, f"{server.url}/#status") as visit,
-    ):
+def test_adapters_come_and_go(browser: Browser, fleet: Server) -> None:
+    with Visit(browser, f"{fleet.url}/#status") as visit:
         visit.wait_ready()
         adapters = ".panel:has(h2:text-is('Adapters'))"
         assert not visit.find(adapters).is_visible()
         names = "[name=model] option"
         visit.page.wait_for_selector(names, state="attached")
         assert visit.find(names).count() == 1
-        assert server.post("/admin/adapters", {"name": "sql", "path": "a"}).status_code == 200
+        assert fleet.post("/admin/adapters", {"name": "sql", "path": "a"}).status_code == 200
         visit.wait_for(f"{adapters} tbody tr", "sql")
         visit.page.wait_for_selector(f"{names}[value=sql]", state="attached")
+        assert fleet.post("/v1/unload_lora_adapter", {"lora_name": "sql"}).status_code == 200
+        visit.page.wait_for_selector(f"{names}[value=sql]", state="detached")
 
 
 def test_the_route_is_as_described(fleet: Server) -> None:

@@ -28,6 +28,13 @@ def prompts(count: int, longest: int) -> list[list[int]]:
     ]
 
 
+@pytest.fixture(scope="module")
+def one_by_one(llama: tuple[Path, transformers.PreTrainedModel]) -> list[tuple[list[int], list[int]]]:
+    """Prompts, and what transformers generates after each."""
+    _, model = llama
+    return [(prompt, generate(model, prompt, 24)) for prompt in prompts(64, 600)]
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -39,18 +46,20 @@ def prompts(count: int, longest: int) -> list[list[int]]:
     ids=["plain", "chunked", "preempted", "few-slots"],
 )
 def test_greedy_output_is_that_of_transformers_one_by_one(
-    llama: tuple[Path, transformers.PreTrainedModel], options: dict[str, int]
+    llama: tuple[Path, transformers.PreTrainedModel],
+    one_by_one: list[tuple[list[int], list[int]]],
+    options: dict[str, int],
 ) -> None:
-    directory, model = llama
+    directory, _ = llama
     driver = Driver(make_engine(directory, **options))
-    expected = {}
-    for stream, prompt in enumerate(prompts(64, 600)):
+    for stream, (prompt, _) in enumerate(one_by_one):
         driver.submit(submit(stream, prompt, max_tokens=24))
         if stream % 3:
             driver.step()  # arrivals are staggered
-        expected[stream] = generate(model, prompt, 24)
     outcomes = driver.run()
-    assert {stream: outcome.tokens for stream, outcome in outcomes.items()} == expected
+    assert {stream: outcome.tokens for stream, outcome in outcomes.items()} == {
+        stream: tokens for stream, (_, tokens) in enumerate(one_by_one)
+    }
     if "kv_cache_memory" in options:
         assert driver.engine.metrics()["preemptions_total"] > 0
     assert driver.engine.load().kv_used == 0
