@@ -29,7 +29,7 @@ from penstock.wire.messages import Adapter, LoraInfo, SamplingParams, Submit
 
 if TYPE_CHECKING:
     from penstock.engine.torch.engine import TorchEngine
-    from penstock.engine.torch.lora import AdapterWeights
+    from penstock.engine.torch.lora.lora_layers import AdapterWeights
 
 SMALL_LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -201,7 +201,7 @@ def _random_weights(engine: TorchEngine, lora: LoraInfo, rank: int, seed: int) -
     """Small random weights for every layer that an adapter may change."""
     import torch
 
-    from penstock.engine.torch.lora import AdapterWeights
+    from penstock.engine.torch.lora.lora_layers import AdapterWeights
 
     torch.manual_seed(seed)
     dtype = getattr(torch, engine.info.dtype)

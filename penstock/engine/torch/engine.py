@@ -21,9 +21,9 @@ from penstock.engine.sampling.grammar_compiler import GrammarCompiler
 from penstock.engine.sampling.metadata import SamplingMetadata
 from penstock.engine.schedule.block_tables import BlockTables
 from penstock.engine.schedule.scheduler import Batch, Scheduler
-from penstock.engine.torch.adapter_reader import AdapterReader
 from penstock.engine.torch.expert_parallel import ExpertParallel
-from penstock.engine.torch.lora import LoraLayers
+from penstock.engine.torch.lora.adapter_reader import AdapterReader
+from penstock.engine.torch.lora.lora_layers import LoraLayers
 from penstock.engine.torch.memory import keep_freed_memory, num_cache_blocks
 from penstock.engine.torch.model import PagedModel
 from penstock.engine.torch.model_loader import ModelShape, pick_device, pick_dtype, read_shape

@@ -14,8 +14,8 @@ from penstock.engine.torch.attention_metadata import AttentionMetadata, dummy_at
 from penstock.engine.torch.bloom import replace_attention
 from penstock.engine.torch.expert_parallel import ExpertParallel
 from penstock.engine.torch.lm_head import LMHead
-from penstock.engine.torch.lora import LoraLayers
-from penstock.engine.torch.lora_plan import LoraPlan
+from penstock.engine.torch.lora.lora_layers import LoraLayers
+from penstock.engine.torch.lora.lora_plan import LoraPlan
 from penstock.engine.torch.memory import release_memory
 from penstock.engine.torch.model_loader import ModelShape, load_model
 

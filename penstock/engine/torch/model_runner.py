@@ -17,7 +17,7 @@ from penstock.engine.schedule.adapter_room import NO_PLACE
 from penstock.engine.schedule.block_tables import BlockTables
 from penstock.engine.schedule.scheduler import Batch
 from penstock.engine.torch.attention_metadata import build_attention_metadata, token_positions
-from penstock.engine.torch.lora_plan import LoraPlan, plan_lora
+from penstock.engine.torch.lora.lora_plan import LoraPlan, plan_lora
 from penstock.engine.torch.model import PagedModel
 from penstock.engine.torch.sampler import Sampler, top_logprobs
 from penstock.engine.torch.sampler_output import SamplerOutput, TopLogprobs

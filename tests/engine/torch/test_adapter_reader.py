@@ -12,8 +12,8 @@ import torch
 from penstock.engine.lora.adapter_files import WEIGHTS_FILE, describe_adapter
 from penstock.engine.lora.adapter_table import LoadedAdapter
 from penstock.engine.lora.errors import AdapterError
-from penstock.engine.torch.adapter_reader import AdapterReader
-from penstock.engine.torch.lora import AdapterWeights
+from penstock.engine.torch.lora.adapter_reader import AdapterReader
+from penstock.engine.torch.lora.lora_layers import AdapterWeights
 from penstock.wire.messages import Adapter, LoraInfo
 from tests.adapters import MODULES, PREFIX, make_adapter, safetensors
 

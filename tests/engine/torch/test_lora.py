@@ -14,9 +14,10 @@ from torch import Tensor
 from penstock.config.errors import ConfigError
 from penstock.engine.base import RequestRejected
 from penstock.engine.lora.adapter_table import LoadedAdapter
-from penstock.engine.torch import attention, lora
+from penstock.engine.torch import attention
 from penstock.engine.torch.attention import MOST_IN_CACHE, _bounded
 from penstock.engine.torch.engine import TorchEngine
+from penstock.engine.torch.lora import lora_layers
 from penstock.wire.frames import FinishReason
 from penstock.wire.kv_events import BlockRemoved, BlockStored
 from penstock.wire.messages import Submit
@@ -401,7 +402,7 @@ def test_stacks_without_memory_are_an_error_of_their_options(
     def no_memory(*arguments: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(lora, "zeros", no_memory)
+    monkeypatch.setattr(lora_layers, "zeros", no_memory)
     with pytest.raises(ConfigError, match="--max-loras 5, --max-lora-rank 16: there is no memory"):
         make_engine(llama, enable_lora=True, max_loras=5)
 
@@ -462,13 +463,13 @@ def test_the_inputs_of_earlier_layers_are_given_back(
 ) -> None:
     """Or a prefill would need the memory of all layers' activations at a time."""
     kept = []
-    end = lora.LoraLayers.end
+    end = lora_layers.LoraLayers.end
 
-    def count(self: lora.LoraLayers) -> None:
+    def count(self: lora_layers.LoraLayers) -> None:
         kept.append(sum(shared._input is not None for shared in self._shared))
         end(self)
 
-    monkeypatch.setattr(lora.LoraLayers, "end", count)
+    monkeypatch.setattr(lora_layers.LoraLayers, "end", count)
     run_all(engine_with(llama, adapters), mixed(4, ["a1", None]))
     assert max(kept) == 1
 
@@ -482,14 +483,14 @@ def test_every_layer_that_is_offered_can_be_changed(kind: str, tmp_path: Path) -
     assert info.modules
     load(engine, {"a": make_adapter(tmp_path / "adapter", info.modules, 4)})
     ran = set()
-    add = lora.SharedInput.add
+    add = lora_layers.SharedInput.add
 
-    def note(self: lora.SharedInput, member: int, *rest: Any) -> None:
+    def note(self: lora_layers.SharedInput, member: int, *rest: Any) -> None:
         ran.add(self.paths[member])
         add(self, member, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lora.SharedInput, "add", note)
+        patch.setattr(lora_layers.SharedInput, "add", note)
         outcome = run_all(engine, [submit_to("a", 0, prompts()[1], max_tokens=2, ignore_eos=True)])[0]
     assert len(outcome.tokens) == 2
     assert ran == info.modules.keys()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine.schedule.adapter_room import NO_PLACE
-from penstock.engine.torch.lora_plan import LoraPlan, plan_lora
+from penstock.engine.torch.lora.lora_plan import LoraPlan, plan_lora
 
 CPU = torch.device("cpu")
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.config.errors import ConfigError
-from penstock.engine.torch.lora_plan import LoraPlan
+from penstock.engine.torch.lora.lora_plan import LoraPlan
 from penstock.engine.torch.memory import zeros
 
 LayerSizes = dict[str, tuple[int, int]]

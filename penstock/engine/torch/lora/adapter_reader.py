@@ -11,7 +11,7 @@ from penstock.engine.lora.adapter_files import ReadAdapter, read_adapter
 from penstock.engine.lora.adapter_table import LoadedAdapter
 from penstock.engine.lora.errors import AdapterError
 from penstock.engine.lora.safetensors_header import TensorView
-from penstock.engine.torch.lora import AdapterWeights
+from penstock.engine.torch.lora.lora_layers import AdapterWeights
 from penstock.wire.messages import Adapter, LoraInfo
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
