@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
+from penstock.config.serve import ServeConfig
 from penstock.engine.base import StepRows
 from penstock.engine.vllm.engine import VllmEngine
 from tests.engine.support import Received, byte_level_tokenizer, submit
@@ -15,6 +17,18 @@ from tests.engine.support import Received, byte_level_tokenizer, submit
 VOCAB, EOS = 320, 1
 SLOTS = 8
 PROMPT = [40, 41, 42, 43]
+
+
+def start_engine(
+    directory: Path, run_dir: Path, engine_args: list[str], options: dict[str, Any]
+) -> VllmEngine:
+    """The engine of the model in ``directory``, with options that were given on the command line."""
+    config = ServeConfig(engine="vllm", engine_args=engine_args, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return VllmEngine(
+            config, str(directory), lambda text, fraction: None, run_dir=str(run_dir), given=sorted(options)
+        )
 
 
 def make_model(directory: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.config.serve import ServeConfig
 from penstock.engine.lora.adapter_files import describe_adapter
 from penstock.engine.lora.errors import AdapterError
 from penstock.engine.vllm import internals
@@ -25,7 +23,7 @@ from penstock.wire.frames import FinishReason
 from penstock.wire.messages import Adapter
 from tests.adapters import make_adapter
 from tests.engine.support import submit
-from tests.engine.vllm.small_engine import PROMPT, SLOTS, Run, generate, make_model, run
+from tests.engine.vllm.small_engine import PROMPT, SLOTS, Run, generate, make_model, run, start_engine
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -58,12 +56,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
     }
     events = '{"enable_kv_cache_events": true, "publisher": "null"}'
     own = ["--enforce-eager", "--block-size", "32", "--kv-events-config", events]
-    config = ServeConfig(engine="vllm", engine_args=own, **options)  # type: ignore[arg-type]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        made = VllmEngine(
-            config, str(directory), lambda text, fraction: None, run_dir=str(run_dir), given=sorted(options)
-        )
+    made = start_engine(directory, run_dir, own, options)
     yield made
     made.close()
 

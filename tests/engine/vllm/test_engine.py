@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.config.serve import ServeConfig
 from penstock.engine.base import RequestRejected
 from penstock.engine.vllm.engine import VllmEngine
 from penstock.engine.vllm.step_output import VllmStepOutput
 from penstock.wire.frames import FinishReason
 from penstock.wire.messages import WireError
 from tests.engine.support import submit
-from tests.engine.vllm.small_engine import EOS, PROMPT, SLOTS, VOCAB, Run, generate, make_model, run
+from tests.engine.vllm.small_engine import (
+    EOS,
+    PROMPT,
+    SLOTS,
+    VOCAB,
+    Run,
+    generate,
+    make_model,
+    run,
+    start_engine,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -35,12 +43,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
         "max_num_queued_reqs": 2,
     }
     own = ["--enforce-eager", "--block-size", "32"]
-    config = ServeConfig(engine="vllm", engine_args=own, **options)  # type: ignore[arg-type]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        made = VllmEngine(
-            config, str(directory), lambda text, fraction: None, run_dir=str(directory), given=sorted(options)
-        )
+    made = start_engine(directory, directory, own, options)
     yield made
     made.close()
 
