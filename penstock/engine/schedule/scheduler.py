@@ -64,6 +64,9 @@ class Batch:
     """Indexes of the parts that reach the end of their history: a next token is sampled for these."""
     generations: NDArray[np.int64]
     """int64[len(samples)]: ``SlotTable.generation`` of these slots, to recognise streams that have left."""
+    decodes: int = 0
+    """The first ``decodes`` parts are decodes; those behind ``singles`` have drafts. Below ``singles``: none
+    has."""
     scheduled_at: float = 0.0
     """Seconds on the scheduler's clock."""
 
