@@ -257,11 +257,12 @@ class SamplingMetadata:
             self._contradiction = allowed, bad_words, compilation, answer
         return answer
 
-    def prepare(self, slots: NDArray[np.intp]) -> None:
-        """Begin to compute the grammar masks of the slots' next tokens, while the model computes logits."""
-        structured = slots[self.needs[slots] & SamplingFeature.GRAMMAR != 0]
+    def prepare(self, slots: NDArray[np.intp], drafts: I32 | None) -> None:
+        """Begin to compute the grammar masks of the slots' next tokens, while the model computes logits.
+        ``drafts``: see :meth:`GrammarMatchers.prepare`."""
+        structured = (self.needs[slots] & SamplingFeature.GRAMMAR).nonzero()[0]
         if len(structured):
-            self.grammars.prepare(structured)
+            self.grammars.prepare(slots[structured], None if drafts is None else drafts[structured])
 
     def accept(self, slots: NDArray[np.intp], tokens: I32, finish: I8) -> dict[int, str]:
         """Advance the grammars by the sampled tokens of a step. See :meth:`GrammarMatchers.accept`."""
@@ -271,6 +272,18 @@ class SamplingMetadata:
         ends = finish[rows]
         broken = self.grammars.accept(slots[rows], tokens[rows], ends)
         finish[rows] = ends
+        return broken
+
+    def accept_runs(self, slots: NDArray[np.intp], tokens: I32, count: I32, finish: I8) -> dict[int, str]:
+        """Advance the grammars by several tokens each. See :meth:`GrammarMatchers.accept_runs`."""
+        rows = (self.needs[slots] & SamplingFeature.GRAMMAR).nonzero()[0]
+        if not len(rows):
+            return {}
+        structured = np.zeros(len(slots), np.bool_)
+        structured[rows] = True
+        ends, counts = finish[rows], count[rows]
+        broken = self.grammars.accept_runs(slots[rows], tokens[np.repeat(structured, count)], counts, ends)
+        finish[rows], count[rows] = ends, counts
         return broken
 
 

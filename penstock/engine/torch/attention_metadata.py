@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from penstock.engine.schedule.batch import Batch
 from penstock.engine.schedule.block_tables import NULL_BLOCK, BlockTables
-from penstock.engine.schedule.scheduler import Batch
 from penstock.engine.torch.transfer import to_device
 
 PADDING = 1.25

@@ -19,8 +19,9 @@ from penstock.engine.kv_events.block_log import BlockLog
 from penstock.engine.lora.adapter_table import AdapterTable, LoadedAdapter
 from penstock.engine.sampling.grammar_compiler import GrammarCompiler
 from penstock.engine.sampling.metadata import SamplingMetadata
+from penstock.engine.schedule.batch import Batch
 from penstock.engine.schedule.block_tables import BlockTables
-from penstock.engine.schedule.scheduler import Batch, Scheduler
+from penstock.engine.schedule.scheduler import Scheduler
 from penstock.engine.torch.expert_parallel import ExpertParallel
 from penstock.engine.torch.lora.adapter_reader import AdapterReader
 from penstock.engine.torch.lora.lora_layers import LoraLayers
@@ -169,7 +170,7 @@ class TorchEngine:
 
     def step(self) -> StepRows:
         """Schedule a batch, launch it, settle it, or with async scheduling the batch before it."""
-        rows = [self._scheduler.take_aborted(), *self._settle_before_schedule()]
+        rows = [self._scheduler.take_aborted()]
         batch = self._scheduler.schedule()
         self._launch(batch)
         rows += self._settle_after_launch(batch)
@@ -188,10 +189,6 @@ class TorchEngine:
             self._runner.dummy_run()
         elif not self._in_flight:
             self._sampling.grammars.wait(GRAMMAR_WAIT_S)
-
-    def _settle_before_schedule(self) -> list[StepRows]:
-        """Settle all batches if sampling the next one needs their tokens on the host."""
-        return self._settle(0) if self._in_flight and self._scheduler.requires_sync() else []
 
     def _settle_after_launch(self, batch: Batch) -> list[StepRows]:
         """Settle all batches but those that may stay in flight. None may when there is nothing to run ahead

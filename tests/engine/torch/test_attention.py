@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.engine.schedule.batch import Batch
 from penstock.engine.schedule.block_tables import BlockTables
-from penstock.engine.schedule.scheduler import Batch
 from penstock.engine.torch.attention import Kernel, PagedAttention
 from penstock.engine.torch.attention_metadata import (
     TILE,
