@@ -491,6 +491,8 @@ class Scheduler:
         wanted = self.blocks.blocks_for(int(self.table.length[slot]))
         self.prefix_cache.attach(slot, prefix, found, wanted)
         self.computed[slot] = found.blocks * self.blocks.block_size
+        if self.speculation is not None:
+            self.speculation.restart(slot)
 
     # -- the step: settle
 

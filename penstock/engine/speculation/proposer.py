@@ -17,6 +17,10 @@ class Proposer(Protocol):
         """A stream was given the slot. The slot's history is its prompt, of a resumed stream with output."""
         ...
 
+    def restart(self, slot: int) -> None:
+        """The stream was given KV blocks, at its beginning or after a preemption."""
+        ...
+
     def propose(self, slots: NDArray[np.intp], most: I32) -> I32:
         """Write at most ``most`` int32[n] tokens behind each history, at ``table.history[slot, length]``.
 

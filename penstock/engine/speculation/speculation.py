@@ -51,7 +51,12 @@ class Speculation:
     def begin(self, slot: int) -> None:
         """A stream has been given the slot, with its sampling parameters and its history."""
         self._control.begin(slot)
+        self._forced[slot] = False
         self._proposer.begin(slot)
+
+    def restart(self, slot: int) -> None:
+        """The stream was given KV blocks, at its beginning or after a preemption."""
+        self._proposer.restart(slot)
 
     def end(self, slot: int) -> None:
         """The stream leaves the slot."""

@@ -22,6 +22,12 @@ from penstock.engine.sampling.metadata import SamplingMetadata
 from penstock.engine.schedule.batch import Batch
 from penstock.engine.schedule.block_tables import BlockTables
 from penstock.engine.schedule.scheduler import Scheduler
+from penstock.engine.speculation.ngram import NgramProposer
+from penstock.engine.speculation.proposer import Proposer
+from penstock.engine.speculation.speculation import Speculation
+from penstock.engine.speculation.suffix import SuffixProposer
+from penstock.engine.torch.draft.draft_model import DraftModel
+from penstock.engine.torch.draft.draft_loader import load_draft_model, read_draft_shape
 from penstock.engine.torch.expert_parallel import ExpertParallel
 from penstock.engine.torch.lora.adapter_reader import AdapterReader
 from penstock.engine.torch.lora.lora_layers import LoraLayers
@@ -54,9 +60,11 @@ class TorchEngine:
         progress: Callable[[str, float | None], None],
         *,
         tokenizer_dir: str | None = None,
+        draft_dir: str | None = None,
         group: ProcessGroupSpec | None = None,
     ) -> None:
-        """Loads the model. ``tokenizer_dir`` contains tokenizer.json; None: ``model_dir`` does. ``group``:
+        """Loads the model. ``tokenizer_dir`` contains tokenizer.json; None: ``model_dir`` does. ``draft_dir``:
+        the draft model, for ``--speculative-method draft``. ``group``:
         the process group of the ranks that experts are split over, which all load at the same time; None:
         this rank runs alone.
 
@@ -76,9 +84,13 @@ class TorchEngine:
         experts = None if self._group is None else ExpertParallel(self._group)
         progress("loading weights", 0.2)
         model = PagedModel(model_dir, config, shape, dtype=dtype, device=device, experts=experts)
+        self._models = [model]
+        if draft_dir is not None:
+            draft_shape = read_draft_shape(config, draft_dir, model_dir, tokenizer_dir or model_dir)
+            self._models.append(load_draft_model(config, draft_dir, draft_shape, dtype, device))
         blocks = num_cache_blocks(config, shape, max_model_len, dtype, device)
-        model.make_cache(blocks + 1, config.block_size)
-        self._model = model
+        for each in self._models:
+            each.make_cache(blocks + 1, config.block_size)
         self._profiler = TorchProfiler(device.type)
         eos = read_eos_token_ids(Path(model_dir))
         self._table = SlotTable(config.max_num_seqs, max_model_len, eos, vocab_size=shape.vocab_size)
@@ -101,6 +113,7 @@ class TorchEngine:
             config,
             block_log=self._block_log,
             adapters=self.adapters,
+            speculation=self._make_speculation(config, device),
         )
         room = self._scheduler.adapter_room
         if room is not None:
@@ -130,6 +143,20 @@ class TorchEngine:
         )
         if self._group is not None:
             self._group.barrier(progress)
+
+    def _make_speculation(self, config: ServeConfig, device: torch.device) -> Speculation | None:
+        match config.speculative_method:
+            case "none":
+                return None
+            case "ngram":
+                proposer: Proposer = NgramProposer(self._table)
+            case "suffix":
+                proposer = SuffixProposer(self._table, config.suffix_cache_bytes)
+            case "draft":
+                most = config.max_num_batched_tokens
+                proposer = DraftModel(self._models[1], self._blocks, self._sampling, device, most)
+        tokens = None if config.speculative_tokens == "auto" else config.speculative_tokens
+        return Speculation(self._table, self._sampling, proposer, tokens)
 
     def close(self) -> None:
         """Leave the process group. Memory is freed with the process."""
@@ -231,11 +258,12 @@ class TorchEngine:
 
     def metrics(self) -> dict[str, float]:
         scheduler = self._scheduler
-        return {
+        counters: dict[str, float] = {
             "preemptions_total": scheduler.preemptions,
             "prefix_cache_queries_total": scheduler.prefix_cache.queries,
             "prefix_cache_hits_total": scheduler.prefix_cache.hits,
         }
+        return counters if scheduler.speculation is None else counters | scheduler.speculation.metrics()
 
     def call(self, method: str, arguments: dict[str, Any]) -> Any:
         match method:
@@ -245,9 +273,10 @@ class TorchEngine:
                 self._scheduler.prefix_cache.reset()
                 if self._scheduler.adapter_room is not None:
                     self._scheduler.adapter_room.clear()
-                self._model.sleep(drop_weights=arguments["level"] > 1)
+                for model in self._models:
+                    model.sleep(drop_weights=arguments["level"] > 1)
             case "wake_up":
-                self._model.wake_up()
+                self._wake_up()
             case "start_profile":
                 self._profiler.start()
             case "stop_profile":
@@ -255,6 +284,17 @@ class TorchEngine:
             case _:
                 raise ValueError(f"the torch engine has no operation {method!r}")
         return None
+
+
+    def _wake_up(self) -> None:
+        """Wake all models. Raises what :meth:`PagedModel.wake_up` raises; all are then asleep as before."""
+        for index, model in enumerate(self._models):
+            try:
+                model.wake_up()
+            except BaseException:
+                for awake in self._models[:index]:
+                    awake.sleep(drop_weights=True)
+                raise
 
 
 def _lora_info(config: ServeConfig, layers: LoraLayers) -> LoraInfo:
