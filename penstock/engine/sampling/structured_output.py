@@ -131,9 +131,9 @@ class GrammarMatchers:
         rows = [Row(self._matchers[slot], slot, self._compilations[slot]) for slot in slots.tolist()]
         self._filling = self._thread.submit(self._filler.fill, rows)
 
-    def masks(self, slots: Slots) -> NDArray[np.uint8]:
+    def masks(self, slots: Slots, length: I32) -> NDArray[np.uint8]:
         """uint8[n, ceil(V/32) * 4]: the bitmasks that :meth:`prepare` started; token t is bit t % 8 of byte
-        t // 8. Waits for them."""
+        t // 8, of the tokens that follow histories of ``length`` int32[n]. Waits for them."""
         if self._filling is not None:
             self._filling.result()
             self._filling = None

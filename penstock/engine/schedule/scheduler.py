@@ -27,7 +27,7 @@ from penstock.engine.batch.slots import FAILED, SlotTable
 from penstock.engine.kv_events.block_log import BlockLog
 from penstock.engine.lora.adapter_table import AdapterTable, LoadedAdapter, adapter_of
 from penstock.engine.sampling.grammar_compiler import Compilation, State
-from penstock.engine.sampling.metadata import NO_TOKEN, READS_HISTORY, SamplingFeature, SamplingMetadata
+from penstock.engine.sampling.metadata import NO_TOKEN, READS_LAST_TOKEN, SamplingFeature, SamplingMetadata
 from penstock.engine.schedule.adapter_room import AdapterRoom
 from penstock.engine.schedule.block_tables import BlockTables
 from penstock.engine.schedule.prefix_cache import Match, Prefix, PrefixCache
@@ -259,8 +259,8 @@ class Scheduler:
         self.table.in_flight_tokens[batch.slots[batch.samples]] += 1
 
     def requires_sync(self) -> bool:
-        """Whether sampling the next tokens needs all earlier tokens on the host."""
-        return bool((self.sampling.needs[self._admitted] & READS_HISTORY).any())
+        """Whether sampling the next tokens needs the tokens before them on the host."""
+        return bool((self.sampling.needs[self._admitted] & READS_LAST_TOKEN).any())
 
     def _ahead(self, slots: Slots) -> I32:
         """int32[n]: length of each history, including tokens that are still on the device only."""

@@ -91,13 +91,13 @@ class ModelRunner:
         self._blocks = blocks
         self._table = sampling.table
         self._sampling = sampling
-        self._sampler = Sampler(sampling)
         self._device = device
         self._adapter_places = adapter_places
         self._last_lora: tuple[I32, LoraPlan | None] = np.zeros(0, np.int32), None
         """Places of the latest batch with adapters, and its plan: decodes have the same step after step."""
         self._last = torch.zeros(self._table.size, dtype=torch.int64, device=device)
         """int64[slots], on the device: the last sampled token of each slot."""
+        self._sampler = Sampler(sampling, self._last)
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> PendingOutput:
@@ -119,7 +119,8 @@ class ModelRunner:
             to_device(np.concatenate((kept, scored)), self._device),
             self._lora_plan(batch, owners),
         )
-        sampled = [rows.to_host() for rows in self._sample(hidden[: len(kept)], slots)]
+        length = batch.start[batch.samples] + batch.count[batch.samples]
+        sampled = [rows.to_host() for rows in self._sample(hidden[: len(kept)], slots, length)]
         prompts = None
         if len(scored):
             prompts = self._score(hidden[len(kept) :], owners[scored], positions[scored] + 1)
@@ -155,12 +156,12 @@ class ModelRunner:
             tokens[to_device(unread, self._device)] = self._last[to_device(owners[unread], self._device)]
         return tokens
 
-    def _sample(self, hidden: Tensor, slots: NDArray[np.intp]) -> list[SamplerOutput]:
+    def _sample(self, hidden: Tensor, slots: NDArray[np.intp], length: I32) -> list[SamplerOutput]:
         """Project and sample a few rows at a time, as logits are large; rows do not depend on each other."""
         parts = []
         for first in range(0, len(slots), self._model.head.rows):
             rows = slice(first, first + self._model.head.rows)
-            parts.append(self._sampler.sample(self._model.head(hidden[rows]), slots[rows]))
+            parts.append(self._sampler.sample(self._model.head(hidden[rows]), slots[rows], length[rows]))
             # streams that got no token end when the batch is settled; until then another one may be launched
             self._last[to_device(slots[rows], self._device)] = parts[-1].tokens.clamp(min=0)
         return parts
