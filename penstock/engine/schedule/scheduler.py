@@ -27,7 +27,7 @@ from penstock.engine.batch.slots import FAILED, SlotTable
 from penstock.engine.kv_events.block_log import BlockLog
 from penstock.engine.lora.adapter_table import AdapterTable, LoadedAdapter, adapter_of
 from penstock.engine.sampling.grammar_compiler import Compilation, State
-from penstock.engine.sampling.metadata import NO_TOKEN, READS_HISTORY, SamplingFeature, SamplingMetadata
+from penstock.engine.sampling.metadata import NO_TOKEN, READS_LAST_TOKEN, SamplingFeature, SamplingMetadata
 from penstock.engine.schedule.adapter_room import AdapterRoom
 from penstock.engine.schedule.batch import Batch
 from penstock.engine.schedule.block_tables import BlockTables
@@ -291,7 +291,7 @@ class Scheduler:
     def _reads_history(self, slots: Slots) -> NDArray[np.bool_]:
         """bool[n]: slots whose next step needs all their tokens on the host. They skip a step that is
         scheduled before the last one is read; the others do not wait for them."""
-        reads: NDArray[np.bool_] = self.sampling.needs[slots] & READS_HISTORY != 0
+        reads: NDArray[np.bool_] = self.sampling.needs[slots] & READS_LAST_TOKEN != 0
         if self.speculation is not None:
             reads |= self.speculation.limit[slots] > 0
         return reads

@@ -106,6 +106,7 @@ class TorchEngine:
         if lora is not None:
             reader = AdapterReader(lora, dtype, pinned=device.type == "cuda", on_remove=self._forget_adapter)
             self.adapters = AdapterTable(reader, config.max_cpu_loras)
+        self._draft_model: DraftModel | None = None
         self._scheduler = Scheduler(
             self._table,
             self._sampling,
@@ -120,6 +121,8 @@ class TorchEngine:
             room.put = self._put_adapter
         places = None if room is None else room.places
         self._runner = ModelRunner(model, self._blocks, self._sampling, device, places)
+        if self._draft_model is not None:
+            self._draft_model.sampler = self._runner.sampler
         self._in_flight: deque[tuple[Batch, PendingOutput]] = deque()
         self._steps_ahead = _steps_ahead(config, device)
         self.info = EngineInfo(
@@ -154,7 +157,9 @@ class TorchEngine:
                 proposer = SuffixProposer(self._table, config.suffix_cache_bytes)
             case "draft":
                 most = config.max_num_batched_tokens
-                proposer = DraftModel(self._models[1], self._blocks, self._sampling, device, most)
+                proposer = self._draft_model = DraftModel(
+                    self._models[1], self._blocks, self._sampling, device, most
+                )
         tokens = None if config.speculative_tokens == "auto" else config.speculative_tokens
         return Speculation(self._table, self._sampling, proposer, tokens)
 

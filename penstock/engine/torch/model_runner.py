@@ -91,13 +91,13 @@ class ModelRunner:
         self._blocks = blocks
         self._table = sampling.table
         self._sampling = sampling
-        self._sampler = Sampler(sampling)
         self._device = device
         self._adapter_places = adapter_places
         self._last_lora: tuple[I32, LoraPlan | None] = np.zeros(0, np.int32), None
         """Places of the latest batch with adapters, and its plan: decodes have the same step after step."""
         self._last = torch.zeros(self._table.size, dtype=torch.int64, device=device)
         """int64[slots], on the device: the last sampled token of each slot."""
+        self.sampler = Sampler(sampling, self._last)
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> PendingOutput:
@@ -161,7 +161,7 @@ class ModelRunner:
         for first in range(0, len(sampled.slots), self._model.head.rows):
             rows = slice(first, first + self._model.head.rows)
             slots = sampled.slots[rows]
-            parts.append(self._sampler.sample(self._model.head(hidden[rows]), slots, sampled.length[rows]))
+            parts.append(self.sampler.sample(self._model.head(hidden[rows]), slots, sampled.length[rows]))
             # streams that got no token end when the batch is settled; until then another one may be launched
             self._last[to_device(slots, self._device)] = parts[-1].tokens.clamp(min=0)
         return parts

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from penstock.engine.sampling.metadata import SamplingMetadata
+from penstock.engine.sampling.metadata import SamplingFeature, SamplingMetadata
 from penstock.engine.schedule.batch import Batch
 from penstock.engine.schedule.block_tables import BlockTables
 from penstock.engine.torch.attention_metadata import build_attention_metadata, token_positions
@@ -18,6 +18,9 @@ from penstock.engine.torch.transfer import to_device
 from penstock.wire.arrays import I32
 
 Slots = NDArray[np.intp]
+
+WITHOUT = SamplingFeature.GRAMMAR | SamplingFeature.LOGPROBS
+"""What drafts are sampled without: a grammar has masks for tokens that are verified."""
 
 
 class DraftModel:
@@ -42,7 +45,8 @@ class DraftModel:
         self._sampling = sampling
         self._table = sampling.table
         self._device = device
-        self._sampler = Sampler(sampling, torch.zeros(0, dtype=torch.int64, device=device))
+        self.sampler: Sampler
+        """That of the model: it counts the tokens of histories. Set before the first draft."""
         self._max_tokens = max_tokens
         self._computed = np.zeros(self._table.size, np.int32)
         """Tokens of each history, and of the draft behind it, that are in this model's cache."""
@@ -125,6 +129,6 @@ class DraftModel:
             rows = slice(first, first + self._model.head.rows)
             logits = self._model.head(hidden[rows])
             logits = pad(logits, (0, self._sampling.vocab_size - logits.shape[-1]), value=-torch.inf)
-            output = self._sampler.sample(logits, slots[rows], length[rows], drafts=True)
+            output = self.sampler.sample(logits, slots[rows], length[rows], WITHOUT)
             tokens.append(output.tokens.clamp(min=0).cpu().numpy().astype(np.int32))
         return np.concatenate(tokens)
