@@ -48,6 +48,8 @@ class EngineRun(msgspec.Struct, frozen=True, kw_only=True):
     host_ms_per_step: float
     host_ms_per_step_median: float
     host_us_per_row: float
+    tokens_per_row: int
+    host_us_per_token: float
     tracked_objects: int
     tracked_objects_per_step: float
     collections: int
@@ -67,11 +69,11 @@ class EngineBenchmarkReport(msgspec.Struct, frozen=True, kw_only=True):
 def render(report: EngineBenchmarkReport) -> str:
     """The report as a table."""
     lines = [
-        f"{'rows':>6} {'length':>8} {'ms/step':>9} {'median':>8} {'us/row':>8} {'objects':>8} {'GCs':>5}"
+        f"{'rows':>6} {'length':>8} {'ms/step':>9} {'median':>8} {'us/row':>8} {'us/token':>9} {'objects':>8} {'GCs':>5}"
     ]
     lines += [
         f"{run.rows:>6,} {run.sequence_length:>8,} {run.host_ms_per_step:>9.3f} "
-        f"{run.host_ms_per_step_median:>8.3f} {run.host_us_per_row:>8.3f} {run.tracked_objects:>8,} "
+        f"{run.host_ms_per_step_median:>8.3f} {run.host_us_per_row:>8.3f} {run.host_us_per_token:>9.3f} {run.tracked_objects:>8,} "
         f"{run.collections:>5,}"
         for run in report.runs
     ]
@@ -86,7 +88,7 @@ def measure(config: BenchEngineConfig, say: ProgressCallback) -> EngineBenchmark
     for rows in config.rows:
         for length in config.sequence_length:
             say(f"{rows:,} rows at sequence length {length:,}: {config.steps:,} steps")
-            runs.append(_measure(rows, length, config.steps))
+            runs.append(_measure(rows, length, config.steps, config.accept))
     first = runs[0]
     return EngineBenchmarkReport(
         host_ms_per_step=first.host_ms_per_step,
@@ -97,9 +99,10 @@ def measure(config: BenchEngineConfig, say: ProgressCallback) -> EngineBenchmark
     )
 
 
-def _measure(rows: int, sequence_length: int, steps: int) -> EngineRun:
-    output = WARMUP_STEPS + steps + 2  # more than the steps that run, so that no stream ends
-    engine = NoOpEngine(rows, sequence_length + output, rows * sequence_length)
+def _measure(rows: int, sequence_length: int, steps: int, accept: int) -> EngineRun:
+    # more than the steps that run make, so that no stream ends
+    output = (WARMUP_STEPS + steps + 2) * (1 + accept)
+    engine = NoOpEngine(rows, sequence_length + output, rows * max(sequence_length, 1 + accept), accept)
     with tempfile.TemporaryDirectory(prefix="penstock-") as directory:
         address = engine_address(directory, 0)
         socket = RouterSocket(address)
@@ -119,12 +122,14 @@ def _measure(rows: int, sequence_length: int, steps: int) -> EngineRun:
                     loop.run_once(reader)
                 for _ in range(WARMUP_STEPS // STEPS_AT_A_TIME):
                     stepper.run(STEPS_AT_A_TIME)
-                return _steady(stepper, rows, sequence_length, steps)
+                return _steady(stepper, rows, sequence_length, steps, 1 + accept)
         finally:
             socket.close()
 
 
-def _steady(stepper: _Stepper, rows: int, sequence_length: int, steps: int) -> EngineRun:
+def _steady(
+    stepper: _Stepper, rows: int, sequence_length: int, steps: int, tokens_per_row: int
+) -> EngineRun:
     """Measures ``steps`` steps in which no stream starts or ends."""
     parts = -(-steps // STEPS_AT_A_TIME)
     cpu_s = [0.0] * parts  # allocated before objects are counted
@@ -144,6 +149,8 @@ def _steady(stepper: _Stepper, rows: int, sequence_length: int, steps: int) -> E
         host_ms_per_step=ms,
         host_ms_per_step_median=statistics.median(full) * 1000 / min(steps, STEPS_AT_A_TIME),
         host_us_per_row=ms * 1000 / rows,
+        tokens_per_row=tokens_per_row,
+        host_us_per_token=ms * 1000 / rows / tokens_per_row,
         tracked_objects=growth,
         tracked_objects_per_step=growth / steps,
         collections=collections.made,

@@ -15,6 +15,8 @@ from penstock.engine.lora.adapter_table import AdapterTable
 from penstock.engine.sampling.metadata import SamplingMetadata
 from penstock.engine.schedule.block_tables import BlockTables
 from penstock.engine.schedule.scheduler import Scheduler
+from penstock.engine.speculation.ngram import NgramProposer
+from penstock.engine.speculation.speculation import Speculation
 from penstock.wire.kv_events import KVCacheEvent
 from penstock.wire.messages import EngineInfo, Submit
 
@@ -36,14 +38,16 @@ class NoOpEngine:
     adapters: AdapterTable | None = None
     can_sleep = False
 
-    def __init__(self, slots: int, max_model_len: int, max_batched_tokens: int) -> None:
+    def __init__(self, slots: int, max_model_len: int, max_batched_tokens: int, drafts: int = 0) -> None:
+        """``drafts``: tokens that each step drafts and accepts for each stream."""
         table = SlotTable(slots, max_model_len, [EOS])
         blocks = BlockTables(slots, slots * (max_model_len // BLOCK_SIZE + 2), BLOCK_SIZE, max_model_len)
         sampling = SamplingMetadata(table, VOCAB_SIZE)
         self._blocks = blocks
         config = ServeConfig(max_num_batched_tokens=max_batched_tokens)
-        self._scheduler = Scheduler(table, sampling, blocks, config)
-        self._sampled = np.full(slots, TOKEN, np.int32)
+        speculation = Speculation(table, sampling, NgramProposer(table), drafts) if drafts else None
+        self._scheduler = Scheduler(table, sampling, blocks, config, speculation=speculation)
+        self._sampled = np.full(slots * (1 + drafts), TOKEN, np.int32)
         self._missing = slots
         self.info = EngineInfo(
             engine="noop",
@@ -89,14 +93,16 @@ class NoOpEngine:
         batch = self._scheduler.schedule()
         if not len(batch):
             return aborted
-        rows = self._scheduler.update_from_output(batch, self._sampled[: len(batch.samples)], None)
+        sampled = len(batch.sampled_rows().slots)
+        rows = self._scheduler.update_from_output(batch, self._sampled[:sampled], None)
         return concat_rows([aborted, rows])
 
     def load(self) -> Load:
         return Load(self._scheduler.waiting(), self._scheduler.running(), self._blocks.usage())
 
     def metrics(self) -> dict[str, float]:
-        return {}
+        speculation = self._scheduler.speculation
+        return {} if speculation is None else speculation.metrics()
 
     def call(self, method: str, arguments: dict[str, Any]) -> Any:
         raise ValueError(f"an engine without a model has no operation {method!r}")

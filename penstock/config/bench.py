@@ -222,6 +222,16 @@ class BenchEngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         list[Annotated[int, Meta(ge=1, le=1 << 20)]],
         option("Prompt length, in tokens; several values are measured one after the other.", "Load"),
     ] = msgspec.field(default_factory=lambda: [128])
+    accept: Annotated[
+        int,
+        option(
+            "Draft tokens that every step accepts for every stream (--speculative-method ngram); its rows have "
+            "one token more.",
+            "Load",
+            ge=0,
+            le=32,
+        ),
+    ] = 0
     json: Report = None
 
     def __post_init__(self) -> None:

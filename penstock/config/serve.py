@@ -54,6 +54,7 @@ class ServeConfig(ProcessOptions, frozen=True, kw_only=True, forbid_unknown_fiel
                 f"{self.response_store}"
             )
         _check_adapters(self)
+        _check_speculation(self)
         _check_kv_events(self)
         _check_hosts(self)
         _check_ray(self)
@@ -99,6 +100,31 @@ def _check_adapters(config: ServeConfig) -> None:
             f"--max-cpu-loras {config.max_cpu_loras}: it must be at least --max-loras, which is "
             f"{config.max_loras}"
         )
+
+
+def _check_speculation(config: ServeConfig) -> None:
+    """Raises ValueError for options of speculative decoding that contradict each other."""
+    method = config.speculative_method
+    if method != "none" and config.engine != "torch":
+        other = "give --speculative-config behind --" if config.engine == "vllm" else "it runs no model"
+        raise ValueError(
+            f"--speculative-method {method}: is for --engine torch, not {config.engine}: {other}"
+        )
+    if method == "draft" and config.draft_model is None:
+        raise ValueError("--speculative-method draft: needs --draft-model")
+    if method != "draft" and config.draft_model is not None:
+        raise ValueError(f"--draft-model {config.draft_model}: needs --speculative-method draft")
+    if method == "none" and config.speculative_tokens != "auto":
+        raise ValueError(
+            f"--speculative-tokens {config.speculative_tokens}: needs --speculative-method ngram, suffix or draft"
+        )
+    if method != "suffix" and config.suffix_cache_bytes != _DEFAULT_SUFFIX_BYTES:
+        raise ValueError(f"--suffix-cache-bytes {config.suffix_cache_bytes}: needs --speculative-method suffix")
+
+
+_DEFAULT_SUFFIX_BYTES = next(
+    field.default for field in msgspec.structs.fields(ServeConfig) if field.name == "suffix_cache_bytes"
+)
 
 
 def _check_kv_events(config: ServeConfig) -> None:

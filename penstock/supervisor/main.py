@@ -263,6 +263,7 @@ class _Service:
             config=self.config,
             run_dir=self.run_dir,
             model_dir=self.model.model_dir,
+            draft_dir=self.model.draft_dir,
             tokenizer_dir=self.model.tokenizer_dir,
             served_model_names=self.model.served_names,
             api_server_count=self.config.api_server_count,

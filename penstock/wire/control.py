@@ -121,6 +121,8 @@ class Launch(_Message, frozen=True, tag="launch"):
     response_store_dir: str | None = None
     # What all engines have agreed on so far, for API servers and engines.
     agreed: AgreedStates | None = None
+    # Directory of the draft model, for engines; None: there is none.
+    draft_dir: str | None = None
 
     @property
     def name(self) -> str:

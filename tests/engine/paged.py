@@ -19,9 +19,10 @@ from penstock.engine.batch.slots import SlotTable
 from penstock.engine.kv_events.block_log import BlockLog
 from penstock.engine.lora.adapter_table import AdapterTable, LoadedAdapter
 from penstock.engine.sampling.metadata import SamplingMetadata
+from penstock.engine.schedule.batch import Batch
 from penstock.engine.schedule.block_tables import NULL_BLOCK, BlockTables
 from penstock.engine.schedule.prefix_cache import NOBODY
-from penstock.engine.schedule.scheduler import Batch, Scheduler
+from penstock.engine.schedule.scheduler import Scheduler
 from penstock.wire.messages import Adapter, Submit
 from tests.engine.support import Clock, Received, submit
 

@@ -7,12 +7,12 @@ from typing import Annotated
 from msgspec import Meta
 
 from penstock.config.describe import option
-from penstock.config.options.adapters import AdapterOptions
+from penstock.config.options.speculation import SpeculationOptions
 
 STEP_MS = "Step duration of the synthetic engine, in milliseconds."
 
 
-class SyntheticOptions(AdapterOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SyntheticOptions(SpeculationOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of the synthetic engine."""
 
     synthetic_step_ms: Annotated[float, option(STEP_MS, "Synthetic engine", ge=0)] = 10.0

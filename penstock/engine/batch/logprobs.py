@@ -34,38 +34,56 @@ class LogprobsBuffer:
         held = self._table.length[slots] - self._table.sent[slots]
         if sampled is None or (due.all() and (held == 1).all()):
             return sampled
-        self.append(slots, sampled)
+        self.append(slots, held - 1, sampled)
         wanting = np.zeros(len(slots), np.bool_)
         wanting[sampled.token] = True
         return self.take_due(slots, due, wanting)
 
-    def append(self, slots: NDArray[np.intp], sampled: Logprobs) -> None:
-        """Buffer the logprobs of the last token of some slots; ``sampled.token`` indexes ``slots``."""
+    def append_runs_and_take_due(
+        self,
+        slots: NDArray[np.intp],
+        count: I32,
+        due: NDArray[np.bool_],
+        wanting: NDArray[np.bool_],
+        sampled: Logprobs | None,
+    ) -> Logprobs | None:
+        """:meth:`append` and :meth:`take_due` for ``count`` int32[n] tokens per slot, one after another;
+        ``sampled.token`` indexes them. ``wanting``: the slots that have logprobs."""
         held = self._table.length[slots] - self._table.sent[slots]
+        if due.all() and (held == count).all():
+            return sampled
+        if sampled is not None:
+            index = np.arange(int(count.sum()), dtype=np.int32) + np.repeat(held - np.cumsum(count), count)
+            self.append(np.repeat(slots, count), index, sampled)
+        return self.take_due(slots, due, wanting)
+
+    def append(self, slots: NDArray[np.intp], index: I32, sampled: Logprobs) -> None:
+        """Buffer the logprobs of tokens: ``index`` int32[n] of each among the held tokens of its slot.
+        ``sampled.token`` indexes both."""
         continues = sampled.continues()
         if self._wide or continues.any():
             wide = np.isin(sampled.token, sampled.token[continues])
-            self._hold_wide(slots, held, sampled, wide)
+            self._hold_wide(slots, index, sampled, wide)
             narrow = sampled.take(np.flatnonzero(~wide), sampled.token[~wide])
             if narrow is None:
                 return
             width = int((narrow.ids >= 0).any(axis=0).sum())
             sampled = Logprobs(narrow.token, narrow.ids[:, :width], narrow.values[:, :width], narrow.rank)
         row = sampled.token
-        self._hold(slots[row], held[row] - 1, sampled)
+        self._hold(slots[row], index[row], sampled)
 
     def _hold_wide(
-        self, slots: NDArray[np.intp], held: I32, sampled: Logprobs, wide: NDArray[np.bool_]
+        self, slots: NDArray[np.intp], index: I32, sampled: Logprobs, wide: NDArray[np.bool_]
     ) -> None:
         """Keep the entries in the mask ``wide`` by slot."""
         rows = np.unique(sampled.token)
-        begun = slots[rows[held[rows] == 1]].tolist()
+        begun = slots[rows[index[rows] == 0]].tolist()
         for slot in self._wide.keys() & begun:
             del self._wide[slot]  # of a stream that has left
         for row in np.unique(sampled.token[wide]):
             low, high = np.searchsorted(sampled.token, (row, row + 1))
-            index = np.full(high - low, held[row] - 1, np.int32)
-            taken = sampled.take(np.arange(low, high), index)
+            at = np.full(high - low, index[row], np.int32)
+            taken = sampled.take(np.arange(low, high), at)
             assert taken is not None
             self._wide.setdefault(int(slots[row]), []).append(taken)
 

@@ -228,7 +228,11 @@ class SlotTable:
         Returns int8[R], the FinishReason of each slot. EOS takes precedence over a stop id, which takes
         precedence over the length.
         """
-        length = self.append(slots, tokens)
+        return self.check_stop(slots, tokens, self.append(slots, tokens))
+
+    def check_stop(self, slots: NDArray[np.intp], tokens: I32, length: I32) -> I8:
+        """int8[R]: the FinishReason of streams whose last token is ``tokens``, with which their histories
+        have ``length`` tokens. A slot may occur several times."""
         finish: I8 = (length >= self.end[slots]).view(np.int8)
         finish *= _LENGTH
         counts = length > self.min_end[slots]
@@ -239,6 +243,16 @@ class SlotTable:
             if np.count_nonzero(is_eos):  # in a third of the time of any(), whose part of it is Python
                 finish[is_eos & counts & ~self.ignore_eos[slots]] = FinishReason.EOS
         return finish
+
+    def append_runs(self, slots: NDArray[np.intp], tokens: I32, count: I32) -> None:
+        """Append ``count`` int32[R] tokens to each slot's history; ``tokens`` has them one after another."""
+        if self._timed:
+            self._now = self._clock()
+        self.generated += len(tokens)
+        length = self.length[slots]
+        within = np.arange(len(tokens)) - np.repeat(np.cumsum(count) - count, count)
+        self.history[np.repeat(slots, count), np.repeat(length, count) + within] = tokens
+        self.length[slots] = length + count
 
     def due(self, slots: NDArray[np.intp], finish: I8) -> NDArray[np.bool_]:
         """bool[R]: the slots that :meth:`rows` makes a row for."""

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from penstock.engine.batch.slots import SlotTable
 from penstock.engine.batch.token_lists import TokenLists
+from penstock.wire.arrays import I32
 
 Slots = NDArray[np.intp]
 
@@ -43,31 +44,32 @@ class BadWords:
         self._words.clear(slot)
         self._tokens.clear(slot)
 
-    def completing(self, slots: Slots) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Rows and last tokens of the words whose other tokens are the end of the slot's output."""
+    def completing(self, slots: Slots, length: I32) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Rows and last tokens of the words whose other tokens are the end of the slot's output, which ends
+        after ``length`` int32[n] tokens of the history."""
         table = self._table
-        length = table.length[slots]
         newest = np.where(length > table.base[slots], table.history[slots, length - 1], -2)
         row, (last, before, size, first) = self._words.gather(slots)
         found = before == newest[row]
         found |= size == 1
         longer = np.flatnonzero(found & (size > 2))
         if len(longer):
-            found[longer] = self._are_complete(slots[row[longer]], size[longer], first[longer])
+            owner = row[longer]
+            found[longer] = self._are_complete(slots[owner], length[owner], size[longer], first[longer])
         return row[found], last[found]
 
     def _are_complete(
-        self, slots: Slots, size: NDArray[np.int64], first: NDArray[np.int64]
+        self, slots: Slots, length: I32, size: NDArray[np.int64], first: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
         """bool[n]: whether all tokens but the last of each word, given by its slot, length and first index,
-        are the end of the slot's output."""
+        are the end of the slot's output, which ends after ``length`` tokens of the history."""
         table = self._table
         rest = size - 1
         ends = np.cumsum(rest)
         word = np.repeat(np.arange(len(rest)), rest)
         within = np.arange(len(word)) - np.repeat(ends - rest, rest)
         slot = slots[word]
-        position = table.length[slot] - rest[word] + within
+        position = length[word] - rest[word] + within
         (wanted,) = self._tokens.items(slot, first[word] + within)
         missing = position < table.base[slot]
         missing |= table.history[slot, np.maximum(position, 0)] != wanted

@@ -14,7 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher
-from llguidance.numpy import fill_next_token_bitmask, fill_next_token_bitmask_par
+from llguidance.numpy import (
+    fill_next_token_bitmask,
+    fill_next_token_bitmask_par,
+    fill_next_token_bitmask_par_with_draft_tokens,
+)
 from numpy.typing import NDArray
 
 from penstock.engine.base import RequestRejected
@@ -30,16 +34,21 @@ lexer of a large grammar grows while it is used."""
 
 
 class Row(NamedTuple):
+    """A matcher, and where the masks of its next token and of those after a draft go."""
+
     matcher: LLMatcher
-    slot: int
+    mask: int
+    """Row of the first mask; those after draft tokens follow it."""
     compilation: Compilation
+    draft: Sequence[int] = ()
+    """Tokens that the grammar admits one after another."""
 
 
 class MaskFiller:
-    """Fills rows of the bitmasks of all slots. Used by one thread."""
+    """Fills rows of bitmasks. Used by one thread."""
 
     def __init__(self, masks: NDArray[np.int32], executor: LLExecutor) -> None:
-        """``masks``: int32[slots, words]."""
+        """``masks``: int32[rows, words]."""
         self._masks = masks
         self._executor = executor
         self._processors = len(os.sched_getaffinity(0))
@@ -54,10 +63,10 @@ class MaskFiller:
             part = rows[at : at + size]
             at, size = at + len(part), 2 * size
             began = time.perf_counter()
-            work = [(row.matcher, row.slot) for row in part]
-            fill_next_token_bitmask_par(self._executor, work, self._masks)
+            self._fill_part(part)
             elapsed_s = time.perf_counter() - began
-            if elapsed_s > ROW_S * (4 + -(-len(part) // self._processors)):
+            masks = sum(1 + len(row.draft) for row in part)
+            if elapsed_s > ROW_S * (4 + -(-masks // self._processors)):
                 self._measures = True
                 continue
             for row in part:
@@ -66,17 +75,30 @@ class MaskFiller:
         if at < len(rows):
             self._measures = self._fill_measured(rows[at:])
 
+    def _fill_part(self, rows: Sequence[Row]) -> None:
+        work = [(row.matcher, row.mask) for row in rows if not row.draft]
+        if work:
+            fill_next_token_bitmask_par(self._executor, work, self._masks)
+        drafted = [(row.matcher, row.mask, [*row.draft]) for row in rows if row.draft]
+        if drafted:
+            fill_next_token_bitmask_par_with_draft_tokens(self._executor, drafted, self._masks)
+
     def _fill_measured(self, rows: Sequence[Row]) -> bool:
         """Whether some row was slow."""
         slow = False
-        for matcher, slot, compilation in rows:
+        for matcher, mask, compilation, draft in rows:
             if compilation.error is not None:
                 continue
             began = time.thread_time()
-            fill_next_token_bitmask(matcher, self._masks, slot)
+            fill_next_token_bitmask(matcher, self._masks, mask)
+            for index, token in enumerate(draft):
+                matcher.consume_token(token)
+                fill_next_token_bitmask(matcher, self._masks, mask + index + 1)
+            matcher.rollback(len(draft))
             taken_s = time.thread_time() - began
-            slow = slow or taken_s > ROW_S
-            compilation.slow_mask_s = max(0.0, compilation.slow_mask_s + taken_s - ROW_S)
+            allowed_s = ROW_S * (1 + len(draft))
+            slow = slow or taken_s > allowed_s
+            compilation.slow_mask_s = max(0.0, compilation.slow_mask_s + taken_s - allowed_s)
             if compilation.slow_mask_s > ALLOWANCE_S:
                 compilation.error = RequestRejected(
                     "structured output: the grammar is too ambiguous: a token takes more than "

@@ -48,8 +48,8 @@ class SamplingFeature:
 
 
 PENALTIES = SamplingFeature.REPETITION | SamplingFeature.OCCURRENCE
-READS_HISTORY = PENALTIES | SamplingFeature.BAD_WORDS | SamplingFeature.GRAMMAR
-"""Features that need all earlier tokens on the host."""
+READS_LAST_TOKEN = SamplingFeature.BAD_WORDS | SamplingFeature.GRAMMAR
+"""Features that need the last token on the host."""
 EXCLUDING = (
     SamplingFeature.ALLOWED | SamplingFeature.GRAMMAR | SamplingFeature.BAD_WORDS | SamplingFeature.MIN_TOKENS
 )
@@ -210,30 +210,30 @@ class SamplingMetadata:
         self.prompt_logprobs.clear(slot)
         self.needs[slot] = SamplingFeature.NONE
 
-    # -- the step
+    # -- the step: the token that follows a history of ``length`` int32[n] tokens, drafts included
 
-    def needs_of(self, slots: NDArray[np.intp]) -> NDArray[np.uint16]:
-        """uint16[n]: SamplingFeatures of each slot's next token; MIN_TOKENS only until it is reached."""
+    def needs_of(self, slots: NDArray[np.intp], length: I32) -> NDArray[np.uint16]:
+        """uint16[n]: SamplingFeatures of each slot's token; MIN_TOKENS only until it is reached."""
         needs = self.needs[slots]
-        ahead = self.table.length[slots] + self.table.in_flight_tokens[slots]
-        reached = (needs & SamplingFeature.MIN_TOKENS != 0) & (ahead >= self.table.min_end[slots])
+        reached = (needs & SamplingFeature.MIN_TOKENS != 0) & (length >= self.table.min_end[slots])
         needs[reached] &= ~np.uint16(SamplingFeature.MIN_TOKENS)
         return needs
 
-    def uniforms(self, slots: NDArray[np.intp]) -> NDArray[np.float64]:
-        """float64[n] in [0, 1): a function of each slot's seed and its stream's next position alone."""
-        ahead = self.table.length[slots] + self.table.in_flight_tokens[slots]
-        position = (ahead - self.table.base[slots]).astype(np.uint64)
+    def uniforms(self, slots: NDArray[np.intp], length: I32) -> NDArray[np.float64]:
+        """float64[n] in [0, 1): a function of each slot's seed and the token's position alone."""
+        position = (length - self.table.base[slots]).astype(np.uint64)
         return uniform(self.table.seed[slots], position)
 
-    def edits(self, slots: NDArray[np.intp], needs: NDArray[np.uint16]) -> Iterator[LogitEdits | SharedEdits]:
+    def edits(
+        self, slots: NDArray[np.intp], length: I32, needs: NDArray[np.uint16]
+    ) -> Iterator[LogitEdits | SharedEdits]:
         """What is added to the logits of ``slots``: logit_bias, and -inf for EOS and stop ids of slots below
         their min_tokens, and for tokens that would complete a bad word. ``needs``: of :meth:`needs_of`."""
         yield from _edits(self._bias, slots, np.flatnonzero(needs & SamplingFeature.BIAS))
         yield from _edits(self._ends, slots, np.flatnonzero(needs & SamplingFeature.MIN_TOKENS))
         rows = np.flatnonzero(needs & SamplingFeature.BAD_WORDS)
         if len(rows):
-            row, token = self._bad_words.completing(slots[rows])
+            row, token = self._bad_words.completing(slots[rows], length[rows])
             yield LogitEdits(rows[row], token, np.full(len(token), -np.inf, np.float32))
 
     def allowed(self, slots: NDArray[np.intp]) -> NDArray[np.uint8]:
@@ -257,11 +257,12 @@ class SamplingMetadata:
             self._contradiction = allowed, bad_words, compilation, answer
         return answer
 
-    def prepare(self, slots: NDArray[np.intp]) -> None:
-        """Begin to compute the grammar masks of the slots' next tokens, while the model computes logits."""
-        structured = slots[self.needs[slots] & SamplingFeature.GRAMMAR != 0]
+    def prepare(self, slots: NDArray[np.intp], drafts: I32 | None) -> None:
+        """Begin to compute the grammar masks of the slots' next tokens, while the model computes logits.
+        ``drafts``: see :meth:`GrammarMatchers.prepare`."""
+        structured = (self.needs[slots] & SamplingFeature.GRAMMAR).nonzero()[0]
         if len(structured):
-            self.grammars.prepare(structured)
+            self.grammars.prepare(slots[structured], None if drafts is None else drafts[structured])
 
     def accept(self, slots: NDArray[np.intp], tokens: I32, finish: I8) -> dict[int, str]:
         """Advance the grammars by the sampled tokens of a step. See :meth:`GrammarMatchers.accept`."""
@@ -271,6 +272,18 @@ class SamplingMetadata:
         ends = finish[rows]
         broken = self.grammars.accept(slots[rows], tokens[rows], ends)
         finish[rows] = ends
+        return broken
+
+    def accept_runs(self, slots: NDArray[np.intp], tokens: I32, count: I32, finish: I8) -> dict[int, str]:
+        """Advance the grammars by several tokens each. See :meth:`GrammarMatchers.accept_runs`."""
+        rows = (self.needs[slots] & SamplingFeature.GRAMMAR).nonzero()[0]
+        if not len(rows):
+            return {}
+        structured = np.zeros(len(slots), np.bool_)
+        structured[rows] = True
+        ends, counts = finish[rows], count[rows]
+        broken = self.grammars.accept_runs(slots[rows], tokens[np.repeat(structured, count)], counts, ends)
+        finish[rows], count[rows] = ends, counts
         return broken
 
 

@@ -40,8 +40,10 @@ class GrammarMatchers:
         self._table = table
         self._compiler = compiler
         self._masks = np.zeros((table.size, -(-vocab_size // 32)), np.int32)
-        """int32[slots, words]: bit t % 32 of word t // 32 is set if token t may come next. Memory is
-        committed for used slots only."""
+        """int32[rows, words]: the masks of a step, those of a slot next to each other: bit t % 32 of word
+        t // 32 is set if token t may come next. Memory is committed for used rows only."""
+        self._first_mask = np.zeros(table.size, np.intp)
+        """By slot: the row of the mask of its next token. Those after the tokens of its draft follow."""
         self._matchers: dict[int, LLMatcher] = {}
         self._compilations: dict[int, Compilation] = {}
         self._text_bytes = 0
@@ -125,19 +127,65 @@ class GrammarMatchers:
 
     # -- the step
 
-    def prepare(self, slots: Slots) -> None:
-        """Start to compute the bitmasks of the slots' next tokens; all slots have a grammar."""
+    def prepare(self, slots: Slots, drafts: I32 | None = None) -> None:
+        """Start to compute the bitmasks of the slots' next tokens; all slots have a grammar.
+
+        ``drafts`` int32[n]: draft tokens behind each slot's history, which its grammar admits; there is a
+        mask for the token after each of them, too. None: there are none.
+        """
         assert self._thread is not None
-        rows = [Row(self._matchers[slot], slot, self._compilations[slot]) for slot in slots.tolist()]
+        if drafts is None:
+            first, total, tokens = np.arange(len(slots)), len(slots), [[]] * len(slots)
+        else:
+            ends = np.cumsum(drafts + 1)
+            first, total = ends - drafts - 1, int(ends[-1])
+            tokens = [
+                self._draft(slot, most) for slot, most in zip(slots.tolist(), drafts.tolist(), strict=True)
+            ]
+        if total > len(self._masks):
+            self._masks = np.zeros((2 * total, self._masks.shape[1]), np.int32)
+            self._filler = MaskFiller(self._masks, self._executor)
+        self._first_mask[slots] = first
+        rows = [
+            Row(self._matchers[slot], mask, self._compilations[slot], draft)
+            for slot, mask, draft in zip(slots.tolist(), first.tolist(), tokens, strict=True)
+        ]
         self._filling = self._thread.submit(self._filler.fill, rows)
 
-    def masks(self, slots: Slots) -> NDArray[np.uint8]:
-        """uint8[n, ceil(V/32) * 4]: the bitmasks that :meth:`prepare` started; token t is bit t % 8 of byte
-        t // 8. Waits for them."""
+    def _draft(self, slot: int, count: int) -> list[int]:
+        start = int(self._table.length[slot])
+        draft: list[int] = self._table.history[slot, start : start + count].tolist()
+        return draft
+
+    def masks(self, slots: Slots, length: I32) -> NDArray[np.uint8]:
+        """uint8[n, ceil(V/32) * 4]: the bitmasks that :meth:`prepare` started, of the tokens that follow
+        ``length`` int32[n] tokens; token t is bit t % 8 of byte t // 8. Waits for them."""
         if self._filling is not None:
             self._filling.result()
             self._filling = None
-        return self._masks.view(np.uint8)[slots]
+        return self._masks.view(np.uint8)[self._first_mask[slots] + length - self._table.length[slots]]
+
+    def forced_tokens(self, slot: int) -> list[int]:
+        """The tokens that must come next, as far as the slot's grammar leaves no choice."""
+        forced: list[int] = self._matchers[slot].compute_ff_tokens()
+        return forced
+
+    def count_valid(self, slot: int, tokens: list[int]) -> int:
+        """How many of ``tokens`` the slot's grammar admits one after another."""
+        return int(self._matchers[slot].validate_tokens(tokens))
+
+    def accept_runs(self, slots: Slots, tokens: I32, count: I32, finish: I8) -> dict[int, str]:
+        """:meth:`accept` for ``count`` int32[n] tokens of each slot, one after another in ``tokens``.
+        ``finish`` is that of the last one. Cuts ``count`` where a stream ends."""
+        first = np.cumsum(count) - count
+        broken: dict[int, str] = {}
+        for offset in range(int(count.max(initial=0))):
+            rows = np.flatnonzero(count > offset)
+            ends = np.where(count[rows] == offset + 1, finish[rows], np.int8(FinishReason.NONE))
+            broken |= self.accept(slots[rows], tokens[first[rows] + offset], ends)
+            ended = ends != FinishReason.NONE
+            finish[rows[ended]], count[rows[ended]] = ends[ended], offset + 1
+        return broken
 
     def accept(self, slots: Slots, tokens: I32, finish: I8) -> dict[int, str]:
         """Advance the slots' grammars by their sampled tokens, and set ``finish`` (int8[n]) of streams whose

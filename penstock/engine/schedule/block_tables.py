@@ -43,6 +43,8 @@ class BlockTables:
         """Blocks that only the prefix cache has."""
         self.evict: Callable[[int], None] = _nothing_idle
         """Frees a number of idle blocks; set by the prefix cache."""
+        self.drafted = np.zeros(blocks + 1, np.bool_)
+        """Blocks whose keys and values a draft model has computed, too."""
         self._free = np.arange(blocks, 0, -1, dtype=np.int32)
         self._free_count = blocks
 
@@ -89,7 +91,9 @@ class BlockTables:
         if count > self._free_count:
             self.evict(count - self._free_count)
         self._free_count -= count
-        return self._free[self._free_count : self._free_count + count][::-1]
+        taken = self._free[self._free_count : self._free_count + count][::-1]
+        self.drafted[taken] = False
+        return taken
 
     def share(self, slot: int, blocks: I32) -> None:
         """Make cached blocks the first blocks of a slot that has none."""

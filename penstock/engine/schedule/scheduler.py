@@ -1,8 +1,9 @@
 """The scheduler: continuous batching with chunked prefill, preemption and prefix caching.
 
 Streams are admitted in the order of the waiting queue, when a slot is free and the KV cache has room for the
-whole prompt. Each sequence that has finished prefill decodes one token per step; the rest of
-``max_num_batched_tokens`` goes to chunks of prompts. When decodes need more blocks than are free, the least
+whole prompt. Each sequence that has finished prefill decodes one token per step, and verifies a draft of more
+if it has one (:mod:`penstock.engine.speculation.speculation`); the rest of ``max_num_batched_tokens`` goes to
+chunks of prompts. When decodes need more blocks than are free, the least
 important stream, among equals the one admitted last, is preempted: its blocks are freed, it keeps its slot
 and its history, and the history is prefilled again when there is room. Cached prefixes are not recomputed
 (:mod:`penstock.engine.schedule.prefix_cache`). All state is arrays over slots, without tensors.
@@ -12,7 +13,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from heapq import merge
 from itertools import chain, islice
 
@@ -27,14 +27,17 @@ from penstock.engine.batch.slots import FAILED, SlotTable
 from penstock.engine.kv_events.block_log import BlockLog
 from penstock.engine.lora.adapter_table import AdapterTable, LoadedAdapter, adapter_of
 from penstock.engine.sampling.grammar_compiler import Compilation, State
-from penstock.engine.sampling.metadata import NO_TOKEN, READS_HISTORY, SamplingFeature, SamplingMetadata
+from penstock.engine.sampling.metadata import NO_TOKEN, READS_LAST_TOKEN, SamplingFeature, SamplingMetadata
 from penstock.engine.schedule.adapter_room import AdapterRoom
+from penstock.engine.schedule.batch import Batch
 from penstock.engine.schedule.block_tables import BlockTables
 from penstock.engine.schedule.prefix_cache import Match, Prefix, PrefixCache
 from penstock.engine.schedule.step_cost import StepCost
 from penstock.engine.schedule.submit_checks import check_request
+from penstock.engine.schedule.verification import verify
 from penstock.engine.schedule.waiting_queue import WaitingQueue, WaitingStream
-from penstock.wire.arrays import I32
+from penstock.engine.speculation.speculation import Speculation
+from penstock.wire.arrays import I8, I32
 from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs
 from penstock.wire.messages import Submit, WireError
@@ -49,31 +52,6 @@ stream is computing their prefix, or other adapters run. They are held, and the 
 behind them."""
 
 
-@dataclass(slots=True, frozen=True)
-class Batch:
-    """The tokens that one step computes: B parts, each ``count`` tokens from position ``start`` of a slot.
-
-    The first ``singles`` parts have one token each and are sorted by ``start``.
-    """
-
-    slots: Slots
-    start: I32
-    count: I32
-    singles: int
-    samples: NDArray[np.intp]
-    """Indexes of the parts that reach the end of their history: a next token is sampled for these."""
-    generations: NDArray[np.int64]
-    """int64[len(samples)]: ``SlotTable.generation`` of these slots, to recognise streams that have left."""
-    decodes: int = 0
-    """The first ``decodes`` parts are decodes; those behind ``singles`` have drafts. Below ``singles``: none
-    has."""
-    scheduled_at: float = 0.0
-    """Seconds on the scheduler's clock."""
-
-    def __len__(self) -> int:
-        return len(self.slots)
-
-
 class Scheduler:
     """Chooses each step's tokens; owns the waiting queue, and assigns slots and blocks to streams."""
 
@@ -86,8 +64,9 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         block_log: BlockLog | None = None,
         adapters: AdapterTable | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
-        """``adapters``: the engine's; None: it runs none."""
+        """``adapters``: the engine's; None: it runs none. ``speculation`` makes drafts; None: none are made."""
         self.table = table
         self.sampling = sampling
         self.blocks = blocks
@@ -102,6 +81,7 @@ class Scheduler:
         self._admitted = np.zeros(0, np.intp)
         """Slots in use: the most important priority first, then in order of admission."""
         self._queue = WaitingQueue(config, self._withdraw_compilation)
+        self.speculation = speculation
         self.adapters = adapters
         self.adapter_room = None if adapters is None else AdapterRoom(table.size, config.max_loras)
         self._has_freed_grammar = False
@@ -110,6 +90,8 @@ class Scheduler:
         """Slots of aborted streams."""
         self._clock = clock
         self._settled_at = 0.0
+        self._step_s = 0.0
+        """Seconds that the latest step took."""
 
         # -- counters
         self.steps = 0
@@ -207,6 +189,8 @@ class Scheduler:
         self._has_freed_grammar |= bool(self.sampling.needs[slot] & SamplingFeature.GRAMMAR)
         if self.adapter_room is not None:
             self.adapter_room.end(slot)
+        if self.speculation is not None:
+            self.speculation.end(slot)
         self.sampling.clear(slot)
 
     def _release_blocks(self, slot: int, *, forever: bool) -> None:
@@ -235,35 +219,44 @@ class Scheduler:
         scheduled_at = self._clock()
         self._release_held()
         decodes = self._decodes()
-        chunks, counts = self._prefills(self._prefill_budget(len(decodes)))
-        slots, count = decodes, np.ones(len(decodes), np.int32)
+        drafts = self._draft(decodes)
+        decode_count = np.ones(len(decodes), np.int32) if drafts is None else drafts + 1
+        chunks, counts = self._prefills(self._prefill_budget(len(decodes), int(decode_count.sum())))
+        slots, count = decodes, decode_count
+        kind = count > 1
         if len(chunks):
             slots, count = np.concatenate((decodes, chunks)), np.concatenate((count, counts))
-        order = np.lexsort((self.computed[slots], count > 1))
+            kind = np.concatenate((decode_count > 1, 2 * (counts > 1)))
+        order = np.lexsort((self.computed[slots], kind))
         slots, count = slots[order], count[order]
         start = self.computed[slots]
         self.computed[slots] = start + count
         for slot in chunks.tolist():
             self.prefix_cache.mark_computed(slot, int(self.computed[slot]))
         self._last_step[slots] = self.steps
-        samples = (start + count == self._ahead(slots)).nonzero()[0]
+        drafted = np.zeros(len(slots), np.int32) if drafts is None else self._drafted(order, drafts)
+        samples = (start + count - drafted == self._ahead(slots)).nonzero()[0]
+        singles = int(np.count_nonzero(count == 1))
         return Batch(
             slots=slots,
             start=start,
             count=count,
-            singles=int(np.count_nonzero(count == 1)),
+            singles=singles,
+            decodes=singles + (0 if drafts is None else int(np.count_nonzero(drafts))),
             samples=samples,
             generations=self.table.generation[slots[samples]],
+            drafts=None if drafts is None else drafted[samples],
             scheduled_at=scheduled_at,
         )
+
+    def _drafted(self, order: NDArray[np.intp], drafts: I32) -> I32:
+        """int32[parts]: draft tokens of the parts in their order, of which the first ones decode."""
+        drafted: I32 = np.concatenate((drafts, np.zeros(len(order) - len(drafts), np.int32)))[order]
+        return drafted
 
     def mark_launched(self, batch: Batch) -> None:
         """The batch is running; its sampled tokens are on the device until it is settled."""
         self.table.in_flight_tokens[batch.slots[batch.samples]] += 1
-
-    def requires_sync(self) -> bool:
-        """Whether sampling the next tokens needs all earlier tokens on the host."""
-        return bool((self.sampling.needs[self._admitted] & READS_HISTORY).any())
 
     def _ahead(self, slots: Slots) -> I32:
         """int32[n]: length of each history, including tokens that are still on the device only."""
@@ -275,7 +268,13 @@ class Scheduler:
         slots = self._admitted
         ahead = self._ahead(slots)
         one = (ahead - self.computed[slots] == 1) & (ahead < self.table.end[slots])
-        decodes: Slots = slots[one & (self.blocks.block_counts[slots] > 0)]
+        one &= self.blocks.block_counts[slots] > 0
+        if self.speculation is not None:
+            self.speculation.plan(slots)
+        unread = self.table.in_flight_tokens[slots] > 0
+        if np.count_nonzero(unread):
+            one &= ~(unread & self._reads_history(slots))
+        decodes: Slots = slots[one]
         if len(decodes) > self.max_batched_tokens:  # those that have waited longest
             turn = np.argsort(self._last_step[decodes], kind="stable")
             decodes = decodes[turn[: self.max_batched_tokens]]
@@ -289,6 +288,36 @@ class Scheduler:
         self.blocks.allocate(decodes, missing)
         return decodes
 
+    def _reads_history(self, slots: Slots) -> NDArray[np.bool_]:
+        """bool[n]: slots whose next step needs all their tokens on the host. They skip a step that is
+        scheduled before the last one is read; the others do not wait for them."""
+        reads: NDArray[np.bool_] = self.sampling.needs[slots] & READS_LAST_TOKEN != 0
+        if self.speculation is not None:
+            reads |= self.speculation.limit[slots] > 0
+        return reads
+
+    def _draft(self, decodes: Slots) -> I32 | None:
+        """int32[n]: number of draft tokens behind each history of ``decodes``, which have blocks; None: there
+        are none. Drafts never preempt a stream."""
+        if self.speculation is None or not len(decodes):
+            return None
+        length = self.table.length[decodes]
+        most = np.minimum(self.speculation.limit[decodes], self.table.end[decodes] - length - 1)
+        most[self.table.in_flight_tokens[decodes] > 0] = 0
+        budget = self.max_batched_tokens - len(decodes)
+        if len(decodes) < len(self._admitted) or (self._queue and self.table.free_count()):
+            budget //= 2  # prompts wait
+        most = np.clip(budget - (np.cumsum(most, dtype=np.int32) - most), 0, most)
+        if not np.count_nonzero(most):
+            return None
+        missing = self.blocks.missing(decodes, length + most)
+        if np.count_nonzero(missing):
+            fits = np.cumsum(missing) <= self.blocks.free_count()
+            most[~fits], missing[~fits] = 0, 0
+            self.blocks.allocate(decodes, missing)
+        drafts = self.speculation.propose(decodes, most)
+        return drafts if np.count_nonzero(drafts) else None
+
     def _preempt(self) -> int:
         """Free the blocks of the least important stream, among equals of the one admitted last. Returns its
         slot."""
@@ -300,11 +329,11 @@ class Scheduler:
         self.table.note_preemption(victim)
         return victim
 
-    def _prefill_budget(self, decodes: int) -> int:
-        """Prompt tokens that may be computed beside ``decodes`` decodes."""
+    def _prefill_budget(self, decodes: int, tokens: int) -> int:
+        """Prompt tokens that may be computed beside ``decodes`` decodes, which have ``tokens`` tokens."""
         if decodes == len(self._admitted) and not (self._queue and self.table.free_count()):
             return 0  # there is no prompt to compute
-        budget = self.max_batched_tokens - decodes
+        budget = self.max_batched_tokens - tokens
         return self.step_cost.allowed(budget, decodes) if decodes else budget
 
     def _prefills(self, budget: int) -> tuple[Slots, I32]:
@@ -450,6 +479,8 @@ class Scheduler:
         admitted = self._admitted
         index = int(self.priority[admitted].searchsorted(newcomer.priority, side="right"))
         self._admitted = np.concatenate((admitted[:index], np.array([slot], np.intp), admitted[index:]))
+        if self.speculation is not None:
+            self.speculation.begin(slot)
         self.prefix_cache.record_lookup(newcomer.prefix, newcomer.tokens, found)
         if not newcomer.request.resumed:  # the engine that ran it before has reported its cached tokens
             self.table.cached[slot] = found.blocks * self.blocks.block_size
@@ -460,21 +491,32 @@ class Scheduler:
         wanted = self.blocks.blocks_for(int(self.table.length[slot]))
         self.prefix_cache.attach(slot, prefix, found, wanted)
         self.computed[slot] = found.blocks * self.blocks.block_size
+        if self.speculation is not None:
+            self.speculation.restart(slot)
 
     # -- the step: settle
 
     def update_from_output(self, batch: Batch, tokens: I32, logprobs: Logprobs | None) -> StepRows:
         """Append the sampled tokens, make the rows that are due, and free the slots of finished streams.
 
-        ``tokens`` int32[len(batch.samples)], NO_TOKEN for streams whose constraints exclude every token;
-        ``logprobs.token`` indexes them. Batches are settled in the order in which they were scheduled; tokens
-        of streams that have left are dropped.
+        ``tokens`` int32[rows of ``batch.sampled_rows()``], NO_TOKEN for streams whose constraints exclude
+        every token; ``logprobs.token`` indexes them. Batches are settled in the order in which they were
+        scheduled; tokens of streams that have left are dropped.
         """
         self._record_step_cost(batch)
+        generated = self.table.generated
+        rows = self._update(batch, tokens, logprobs)
+        if self.speculation is not None and batch.decodes == len(batch):
+            self.speculation.observe(self._step_s, int(batch.count.sum()), self.table.generated - generated)
+        return rows
+
+    def _update(self, batch: Batch, tokens: I32, logprobs: Logprobs | None) -> StepRows:
         slots = batch.slots[batch.samples]
         alive = self.table.generation[slots] == batch.generations
         running = slots[alive]
         self.table.in_flight_tokens[running] = np.maximum(self.table.in_flight_tokens[running] - 1, 0)
+        if batch.drafts is not None:
+            return self._update_runs(slots, batch.drafts, alive, tokens, logprobs)
         sampled = tokens != NO_TOKEN
         stuck = slots[alive & ~sampled]
         alive &= sampled
@@ -484,13 +526,48 @@ class Scheduler:
         rows = self._append(slots, tokens, logprobs) if len(slots) else empty_rows()
         return concat_rows([rows, self._end_stuck(stuck)]) if len(stuck) else rows
 
+    def _update_runs(
+        self,
+        slots: Slots,
+        drafts: I32,
+        alive: NDArray[np.bool_],
+        tokens: I32,
+        logprobs: Logprobs | None,
+    ) -> StepRows:
+        """The tokens of ``slots`` of which some have ``drafts``; ``alive``: those whose stream still runs."""
+        if np.count_nonzero(alive) < len(alive):
+            rows = np.repeat(alive, drafts + 1)
+            slots, drafts, tokens = slots[alive], drafts[alive], tokens[rows]
+            logprobs = None if logprobs is None else logprobs.select_tokens(rows)
+            if not len(slots):
+                return empty_rows()
+        runs = verify(self.table, self.sampling, slots, drafts, tokens, logprobs)
+        # The keys and values of rejected tokens are overwritten. A preempted stream has none any more.
+        verified = (drafts > 0) & (self.blocks.block_counts[slots] > 0)
+        self.computed[slots[verified]] = (self.table.length[slots] + runs.accepted)[verified]
+        self.table.append_runs(slots, runs.tokens, runs.count)
+        if self.speculation is not None:
+            self.speculation.on_verified(slots, drafts, runs.accepted)
+        wanting = self.sampling.logprobs[slots] >= 0
+        held = None
+        if np.count_nonzero(wanting):
+            due = self.table.due(slots, runs.finish)
+            held = self.logprobs_buffer.append_runs_and_take_due(
+                slots, runs.count, due, wanting, runs.logprobs
+            )
+        return self._rows(slots, runs.finish, held, runs.broken)
+
     def _append(self, slots: Slots, tokens: I32, logprobs: Logprobs | None) -> StepRows:
-        """Append the tokens, make the rows that are due, and free the slots of streams that end."""
+        """Append one token each, make the rows that are due, and free the slots of streams that end."""
         ends = self.table.append_and_check_stop(slots, tokens)
         broken = self.sampling.accept(slots, tokens, ends)
         if logprobs is not None:
             due = self.table.due(slots, ends)
             logprobs = self.logprobs_buffer.append_and_take_due(slots, due, logprobs)
+        return self._rows(slots, ends, logprobs, broken)
+
+    def _rows(self, slots: Slots, ends: I8, logprobs: Logprobs | None, broken: dict[int, str]) -> StepRows:
+        """The rows that are due; frees the slots of streams that end."""
         rows = self.table.rows(slots, ends)
         rows.logprobs = logprobs
         if not np.count_nonzero(ends):
@@ -518,6 +595,6 @@ class Scheduler:
         """A step begins when it is scheduled or, if scheduled ahead, when the step before it is settled."""
         now = self._clock()
         seconds = now - max(batch.scheduled_at, self._settled_at)
-        self._settled_at = now
-        chunks = int(batch.count[batch.singles :].sum()) if batch.singles < len(batch) else 0
-        self.step_cost.observe(seconds, chunks, batch.singles)
+        self._settled_at, self._step_s = now, seconds
+        chunks = int(batch.count[batch.decodes :].sum()) if batch.decodes < len(batch) else 0
+        self.step_cost.observe(seconds, chunks, batch.decodes)

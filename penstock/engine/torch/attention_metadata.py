@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from penstock.engine.schedule.batch import Batch
 from penstock.engine.schedule.block_tables import NULL_BLOCK, BlockTables
-from penstock.engine.schedule.scheduler import Batch
 from penstock.engine.torch.transfer import to_device
 from penstock.wire.arrays import I32
 
@@ -92,7 +92,7 @@ def build_attention_metadata(
     owners, positions = np.repeat(batch.slots, batch.count), token_positions(batch)
     writes = _to(cache_writes(blocks, geometry, owners, positions), device)
     maker = _PartMaker(batch, blocks, geometry, device)
-    decoded = int(batch.count[: _decodes(batch)].sum())
+    decoded = int(batch.count[: batch.decodes].sum())
     if geometry.in_place and decoded:
         table, length = decode_rows(blocks, owners[:decoded], positions[:decoded])
         decodes = DecodeMetadata(to_device(table, device), to_device(length, device))
@@ -110,11 +110,6 @@ def dummy_attention_metadata(
         tokens=slice(0, 1), real=None, pages=_to(first, device), own=_to(own, device), length=block_size
     )
     return AttentionMetadata(_to(first * block_size, device), [part])
-
-
-def _decodes(batch: Batch) -> int:
-    """Number of parts before the prompt chunks."""
-    return max(batch.singles, batch.decodes)
 
 
 def cache_writes(
@@ -171,7 +166,7 @@ class _PartMaker:
     def drafts(self) -> Iterator[AttentionPart]:
         """Parts of the decodes with drafts, of similar width and length."""
         batch = self._batch
-        chosen = slice(batch.singles, _decodes(batch))
+        chosen = slice(batch.singles, batch.decodes)
         count = batch.count[chosen].astype(np.int64)
         if not len(count):
             return
@@ -210,7 +205,7 @@ class _PartMaker:
         """Slot, first row in the flat batch, start and count of each tile, sorted by end and count."""
         batch = self._batch
         rows = np.cumsum(batch.count) - batch.count
-        chunks = slice(_decodes(batch), None)
+        chunks = slice(batch.decodes, None)
         tiles = -(-batch.count[chunks] // TILE)
         skipped = TILE * (np.arange(int(tiles.sum())) - np.repeat(np.cumsum(tiles) - tiles, tiles))
         count = np.minimum(np.repeat(batch.count[chunks], tiles) - skipped, TILE)

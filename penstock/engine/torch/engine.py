@@ -19,8 +19,15 @@ from penstock.engine.kv_events.block_log import BlockLog
 from penstock.engine.lora.adapter_table import AdapterTable, LoadedAdapter
 from penstock.engine.sampling.grammar_compiler import GrammarCompiler
 from penstock.engine.sampling.metadata import SamplingMetadata
+from penstock.engine.schedule.batch import Batch
 from penstock.engine.schedule.block_tables import BlockTables
-from penstock.engine.schedule.scheduler import Batch, Scheduler
+from penstock.engine.schedule.scheduler import Scheduler
+from penstock.engine.speculation.ngram import NgramProposer
+from penstock.engine.speculation.proposer import Proposer
+from penstock.engine.speculation.speculation import Speculation
+from penstock.engine.speculation.suffix import SuffixProposer
+from penstock.engine.torch.draft.draft_model import DraftModel
+from penstock.engine.torch.draft.draft_loader import load_draft_model, read_draft_shape
 from penstock.engine.torch.expert_parallel import ExpertParallel
 from penstock.engine.torch.lora.adapter_reader import AdapterReader
 from penstock.engine.torch.lora.lora_layers import LoraLayers
@@ -53,9 +60,11 @@ class TorchEngine:
         progress: Callable[[str, float | None], None],
         *,
         tokenizer_dir: str | None = None,
+        draft_dir: str | None = None,
         group: ProcessGroupSpec | None = None,
     ) -> None:
-        """Loads the model. ``tokenizer_dir`` contains tokenizer.json; None: ``model_dir`` does. ``group``:
+        """Loads the model. ``tokenizer_dir`` contains tokenizer.json; None: ``model_dir`` does. ``draft_dir``:
+        the draft model, for ``--speculative-method draft``. ``group``:
         the process group of the ranks that experts are split over, which all load at the same time; None:
         this rank runs alone.
 
@@ -75,9 +84,13 @@ class TorchEngine:
         experts = None if self._group is None else ExpertParallel(self._group)
         progress("loading weights", 0.2)
         model = PagedModel(model_dir, config, shape, dtype=dtype, device=device, experts=experts)
+        self._models = [model]
+        if draft_dir is not None:
+            draft_shape = read_draft_shape(config, draft_dir, model_dir, tokenizer_dir or model_dir)
+            self._models.append(load_draft_model(config, draft_dir, draft_shape, dtype, device))
         blocks = num_cache_blocks(config, shape, max_model_len, dtype, device)
-        model.make_cache(blocks + 1, config.block_size)
-        self._model = model
+        for each in self._models:
+            each.make_cache(blocks + 1, config.block_size)
         self._profiler = TorchProfiler(device.type)
         eos = read_eos_token_ids(Path(model_dir))
         self._table = SlotTable(config.max_num_seqs, max_model_len, eos, vocab_size=shape.vocab_size)
@@ -93,6 +106,7 @@ class TorchEngine:
         if lora is not None:
             reader = AdapterReader(lora, dtype, pinned=device.type == "cuda", on_remove=self._forget_adapter)
             self.adapters = AdapterTable(reader, config.max_cpu_loras)
+        self._draft_model: DraftModel | None = None
         self._scheduler = Scheduler(
             self._table,
             self._sampling,
@@ -100,12 +114,15 @@ class TorchEngine:
             config,
             block_log=self._block_log,
             adapters=self.adapters,
+            speculation=self._make_speculation(config, device),
         )
         room = self._scheduler.adapter_room
         if room is not None:
             room.put = self._put_adapter
         places = None if room is None else room.places
         self._runner = ModelRunner(model, self._blocks, self._sampling, device, places)
+        if self._draft_model is not None:
+            self._draft_model.sampler = self._runner.sampler
         self._in_flight: deque[tuple[Batch, PendingOutput]] = deque()
         self._steps_ahead = _steps_ahead(config, device)
         self.info = EngineInfo(
@@ -129,6 +146,22 @@ class TorchEngine:
         )
         if self._group is not None:
             self._group.barrier(progress)
+
+    def _make_speculation(self, config: ServeConfig, device: torch.device) -> Speculation | None:
+        match config.speculative_method:
+            case "none":
+                return None
+            case "ngram":
+                proposer: Proposer = NgramProposer(self._table)
+            case "suffix":
+                proposer = SuffixProposer(self._table, config.suffix_cache_bytes)
+            case "draft":
+                most = config.max_num_batched_tokens
+                proposer = self._draft_model = DraftModel(
+                    self._models[1], self._blocks, self._sampling, device, most
+                )
+        tokens = None if config.speculative_tokens == "auto" else config.speculative_tokens
+        return Speculation(self._table, self._sampling, proposer, tokens)
 
     def close(self) -> None:
         """Leave the process group. Memory is freed with the process."""
@@ -169,7 +202,7 @@ class TorchEngine:
 
     def step(self) -> StepRows:
         """Schedule a batch, launch it, settle it, or with async scheduling the batch before it."""
-        rows = [self._scheduler.take_aborted(), *self._settle_before_schedule()]
+        rows = [self._scheduler.take_aborted()]
         batch = self._scheduler.schedule()
         self._launch(batch)
         rows += self._settle_after_launch(batch)
@@ -188,10 +221,6 @@ class TorchEngine:
             self._runner.dummy_run()
         elif not self._in_flight:
             self._sampling.grammars.wait(GRAMMAR_WAIT_S)
-
-    def _settle_before_schedule(self) -> list[StepRows]:
-        """Settle all batches if sampling the next one needs their tokens on the host."""
-        return self._settle(0) if self._in_flight and self._scheduler.requires_sync() else []
 
     def _settle_after_launch(self, batch: Batch) -> list[StepRows]:
         """Settle all batches but those that may stay in flight. None may when there is nothing to run ahead
@@ -234,11 +263,12 @@ class TorchEngine:
 
     def metrics(self) -> dict[str, float]:
         scheduler = self._scheduler
-        return {
+        counters: dict[str, float] = {
             "preemptions_total": scheduler.preemptions,
             "prefix_cache_queries_total": scheduler.prefix_cache.queries,
             "prefix_cache_hits_total": scheduler.prefix_cache.hits,
         }
+        return counters if scheduler.speculation is None else counters | scheduler.speculation.metrics()
 
     def call(self, method: str, arguments: dict[str, Any]) -> Any:
         match method:
@@ -248,9 +278,10 @@ class TorchEngine:
                 self._scheduler.prefix_cache.reset()
                 if self._scheduler.adapter_room is not None:
                     self._scheduler.adapter_room.clear()
-                self._model.sleep(drop_weights=arguments["level"] > 1)
+                for model in self._models:
+                    model.sleep(drop_weights=arguments["level"] > 1)
             case "wake_up":
-                self._model.wake_up()
+                self._wake_up()
             case "start_profile":
                 self._profiler.start()
             case "stop_profile":
@@ -258,6 +289,17 @@ class TorchEngine:
             case _:
                 raise ValueError(f"the torch engine has no operation {method!r}")
         return None
+
+
+    def _wake_up(self) -> None:
+        """Wake all models. Raises what :meth:`PagedModel.wake_up` raises; all are then asleep as before."""
+        for index, model in enumerate(self._models):
+            try:
+                model.wake_up()
+            except BaseException:
+                for awake in self._models[:index]:
+                    awake.sleep(drop_weights=True)
+                raise
 
 
 def _lora_info(config: ServeConfig, layers: LoraLayers) -> LoraInfo:

@@ -127,6 +127,15 @@ class PagedModel:
         return self._head
 
     @property
+    def vocab_size(self) -> int:
+        return self._shape.vocab_size
+
+    @property
+    def max_positions(self) -> int:
+        """Tokens of a history that the model takes."""
+        return self._shape.max_positions
+
+    @property
     def attention(self) -> PagedAttention:
         assert self._attention is not None, "make_cache was not called, or the model is asleep"
         return self._attention

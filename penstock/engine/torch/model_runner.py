@@ -14,8 +14,8 @@ from penstock.engine.base import StepRows
 from penstock.engine.batch.prompt_logprobs import PromptLogprobsState
 from penstock.engine.sampling.metadata import SamplingMetadata
 from penstock.engine.schedule.adapter_room import NO_PLACE
+from penstock.engine.schedule.batch import Batch, SampledRows
 from penstock.engine.schedule.block_tables import BlockTables
-from penstock.engine.schedule.scheduler import Batch
 from penstock.engine.torch.attention_metadata import build_attention_metadata, token_positions
 from penstock.engine.torch.lora.lora_plan import LoraPlan, plan_lora
 from penstock.engine.torch.model import PagedModel
@@ -58,8 +58,8 @@ class PendingOutput:
     """None: the output is finished."""
 
     def read(self) -> tuple[I32, Logprobs | None]:
-        """The tokens int32[len(batch.samples)], and logprobs whose ``token`` indexes them. Waits for the
-        device."""
+        """The tokens int32[R] of the batch's sampled rows, and logprobs whose ``token`` indexes them. Waits
+        for the device."""
         if self.done is not None:
             self.done.synchronize()
         tokens, parts = [np.zeros(0, np.int32)], []
@@ -91,38 +91,38 @@ class ModelRunner:
         self._blocks = blocks
         self._table = sampling.table
         self._sampling = sampling
-        self._sampler = Sampler(sampling)
         self._device = device
         self._adapter_places = adapter_places
         self._last_lora: tuple[I32, LoraPlan | None] = np.zeros(0, np.int32), None
         """Places of the latest batch with adapters, and its plan: decodes have the same step after step."""
         self._last = torch.zeros(self._table.size, dtype=torch.int64, device=device)
         """int64[slots], on the device: the last sampled token of each slot."""
+        self.sampler = Sampler(sampling, self._last)
 
     @torch.inference_mode()
     def launch(self, batch: Batch) -> PendingOutput:
         """Enqueue the forward pass and the sampling of a batch on the device."""
         positions = token_positions(batch)
         owners = np.repeat(batch.slots, batch.count)
-        slots = batch.slots[batch.samples]
-        kept = np.cumsum(batch.count)[batch.samples] - 1
+        rows = batch.sampled_rows()
         scored = (
             self._sampling.prompt_logprobs.tokens_to_score(owners, positions)
             if self._sampling.prompt_logprobs.active_slots
-            else slots[:0]
+            else rows.slots[:0]
         )
-        self._sampling.prepare(slots)
+        self._sampling.prepare(batch.slots[batch.samples], batch.drafts)
         hidden = self._model.hidden(
             self._tokens(batch, owners, positions),
             to_device(positions, self._device),
             build_attention_metadata(batch, self._blocks, self._model.attention.geometry, self._device),
-            to_device(np.concatenate((kept, scored)), self._device),
+            to_device(np.concatenate((rows.token, scored)), self._device),
             self._lora_plan(batch, owners),
         )
-        sampled = [rows.to_host() for rows in self._sample(hidden[: len(kept)], slots)]
+        kept = len(rows.token)
+        sampled = [part.to_host() for part in self._sample(hidden[:kept], rows)]
         prompts = None
         if len(scored):
-            prompts = self._score(hidden[len(kept) :], owners[scored], positions[scored] + 1)
+            prompts = self._score(hidden[kept:], owners[scored], positions[scored] + 1)
         done = None
         if self._device.type == "cuda":
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -155,14 +155,15 @@ class ModelRunner:
             tokens[to_device(unread, self._device)] = self._last[to_device(owners[unread], self._device)]
         return tokens
 
-    def _sample(self, hidden: Tensor, slots: NDArray[np.intp]) -> list[SamplerOutput]:
+    def _sample(self, hidden: Tensor, sampled: SampledRows) -> list[SamplerOutput]:
         """Project and sample a few rows at a time, as logits are large; rows do not depend on each other."""
         parts = []
-        for first in range(0, len(slots), self._model.head.rows):
+        for first in range(0, len(sampled.slots), self._model.head.rows):
             rows = slice(first, first + self._model.head.rows)
-            parts.append(self._sampler.sample(self._model.head(hidden[rows]), slots[rows]))
+            slots = sampled.slots[rows]
+            parts.append(self.sampler.sample(self._model.head(hidden[rows]), slots, sampled.length[rows]))
             # streams that got no token end when the batch is settled; until then another one may be launched
-            self._last[to_device(slots[rows], self._device)] = parts[-1].tokens.clamp(min=0)
+            self._last[to_device(slots, self._device)] = parts[-1].tokens.clamp(min=0)
         return parts
 
     def _score(

@@ -8,13 +8,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.engine.sampling.metadata import SamplingMetadata
+from penstock.engine.torch.listed_bounds import ListedBounds
+from penstock.engine.torch.transfer import to_device
+from penstock.wire.arrays import I32
 
 Slots = NDArray[np.intp]
 
 MIN_ROWS, MIN_WIDTH = 16, 64
 LISTED_SHARE = 8
-"""Up to this part of the vocabulary, penalties are applied to the listed tokens of a history; beyond, to
+"""Up to this part of the vocabulary, penalties are applied to the distinct tokens of a history; beyond, to
 the whole vocabulary at once, which takes no longer."""
+MOST_ADDED = 64
+"""Tokens that are counted one after the other; a history with more of them is counted anew."""
 _MOST = (1 << 15) - 1
 
 
@@ -22,89 +27,176 @@ class TokenCounts:
     """How often each token is in the output of penalised slots, on the model's device.
 
     ``counts`` is int16[rows, vocabulary]: 0 for a token that is not in the history, otherwise one more than
-    its occurrences in the output (1: only in the prompt), at most 32767. ``tokens`` is int64[rows, width]:
-    the tokens of a short history, any of them several times. A slot gets its row with its first penalised
-    stream and keeps it. A step adds one token to each row; what it costs is bounded by the vocabulary,
-    however long the outputs are.
+    its occurrences in the output (1: only in the prompt), at most 32767. ``tokens``, int64[rows, width + 1],
+    lists each distinct token of a history once; ``listed``, int64[rows], is their number. Behind them stands
+    any token (its count is right, too), and the last column takes what is not to be listed. A slot gets its
+    row with its first penalised stream and keeps it.
+
+    The device decides which tokens are new, so that a token may be counted that the host has not read. A
+    step adds the tokens since the last one; what it costs is bounded by the distinct tokens.
     """
 
-    def __init__(self, metadata: SamplingMetadata) -> None:
+    def __init__(self, metadata: SamplingMetadata, last: Tensor | None = None) -> None:
+        """``last`` int64[slots], on the device: each slot's last sampled token, for tokens in flight. None:
+        there are none."""
         self._metadata = metadata
+        self._last = last
         self._row = np.full(metadata.table.size, -1, np.intp)
         """By slot; -1: none."""
         self._rows = 0
-        self._listed = np.zeros(metadata.table.size, np.int64)
-        """Tokens listed per slot; more than ``_most_listed``: not all of its tokens are."""
         self._most_listed = metadata.vocab_size // LISTED_SHARE
-        self._counts: Tensor | None = None
-        self._tokens: Tensor | None = None
+        self._bounds = ListedBounds(metadata.table.size, self._most_listed)
+        self._counts = self._tokens = self._listed = torch.zeros(0)
 
-    def counts_of(self, slots: Slots, device: torch.device) -> tuple[Tensor | None, Tensor]:
-        """int64[n, W] tokens and int16[n, W] counts that include all of the slots' current histories; or None
-        and int16[n, V], the counts of the whole vocabulary."""
+    def counts_of(self, slots: Slots, length: I32, device: torch.device) -> tuple[Tensor | None, Tensor]:
+        """int64[n, W] tokens and int16[n, W] counts of the first ``length`` tokens of the slots' histories;
+        or None and int16[n, V], the counts of the whole vocabulary.
+
+        Rows of one slot stand next to each other, their ``length`` ascends. Tokens behind the end of a
+        history (drafts) are not kept.
+        """
+        table = self._metadata.table
+        behind = length - (table.length[slots] + table.in_flight_tokens[slots])
+        ends = np.ones(len(slots), np.bool_)
+        np.not_equal(slots[1:], slots[:-1], out=ends[:-1])
+        owners, depth = slots[ends], behind[ends]
+        self._advance(owners, depth, device)
+        most = int((self._bounds.most[owners] + depth).max())
+        width = None if most > self._most_listed else most
+        if not depth.any():
+            return self._gather(to_device(self._row[slots], device), width)
+        return self._gather_behind(slots, behind, (owners, depth), width)
+
+    # -- the history
+
+    def _advance(self, slots: Slots, depth: I32, device: torch.device) -> None:
+        """Count each slot's history up to its end, and make room for ``depth`` int32[n] tokens behind it."""
         table, counted = self._metadata.table, self._metadata.counted
-        counts, tokens = self._room(slots, device)
-        fresh = (table.length[slots] - counted[slots] != 1) | (counted[slots] < 0)
-        for slot in slots[fresh].tolist():
-            row = int(self._row[slot])
-            known, count = self._count(slot)
-            counts[row] = torch.from_numpy(count).to(device)
-            self._listed[slot] = len(known)
-            if len(known) <= tokens.shape[1]:
-                tokens[row] = int(known[0])
-                tokens[row, : len(known)] = torch.from_numpy(known).to(device)
-        if not fresh.all():
-            self._add(slots[~fresh], counts, tokens)
-        counted[slots] = table.length[slots]
-        rows = torch.from_numpy(self._row[slots]).to(device)
-        most = int(self._listed[slots].max())
-        if most > self._most_listed:
-            return None, counts.index_select(0, rows)
-        listed = tokens.index_select(0, rows)[:, :most]
-        return listed, counts.take(listed + rows[:, None] * counts.shape[1])
+        end = table.length[slots] + table.in_flight_tokens[slots]
+        left = end - counted[slots]
+        for slot in slots[(counted[slots] < 0) | (left < 0) | (left > MOST_ADDED)].tolist():
+            self._recount(slot, device)
+        left = end - counted[slots]
+        self._make_room(slots, int((self._bounds.most[slots] + left + depth).max()), device)
+        for step in range(int(left.max())):
+            growing = slots if int(left.min()) > step else slots[left > step]
+            token = self._tokens_at(growing, counted[growing] + step, device)
+            self._add(to_device(self._row[growing], device), token)
+        self._bounds.grow(slots, left)
+        counted[slots] = end
+        self._bounds.refresh(slots, lambda due: self._listed[to_device(self._row[due], device)])
 
-    def _count(self, slot: int) -> tuple[NDArray[np.int64], NDArray[np.int16]]:
-        """The distinct tokens of a slot's history, and int16[V], the counts."""
+    def _recount(self, slot: int, device: torch.device) -> None:
+        """Count the tokens of a slot's history that are on the host."""
         table, vocab = self._metadata.table, self._metadata.vocab_size
         base, length = int(table.base[slot]), int(table.length[slot])
         counts = np.bincount(table.history[slot, base:length], minlength=vocab)
         known = counts > 0
         known[table.history[slot, :base]] = True
-        return np.flatnonzero(known), np.minimum(counts + known, _MOST).astype(np.int16)
+        tokens = np.flatnonzero(known)
+        self._make_room(np.array([slot]), len(tokens), device)
+        row = int(self._row[slot])
+        self._counts[row] = to_device(np.minimum(counts + known, _MOST).astype(np.int16), device)
+        self._listed[row] = len(tokens)
+        if len(tokens) <= self._most_listed:
+            self._tokens[row, : len(tokens)] = to_device(tokens, device)
+        self._bounds.restart(slot, len(tokens))
+        self._metadata.counted[slot] = length
 
-    def _add(self, slots: Slots, counts: Tensor, tokens: Tensor) -> None:
-        """Count the last token of each slot, and list it."""
-        table, device = self._metadata.table, counts.device
-        last = table.history[slots, table.length[slots] - 1].astype(np.int64)
-        row, token = torch.from_numpy(self._row[slots]).to(device), torch.from_numpy(last).to(device)
-        counts[row, token] = counts[row, token].clamp(min=1, max=_MOST - 1) + 1
-        column = self._listed[slots]
-        self._listed[slots] = column + 1
-        short = column < tokens.shape[1]
-        if not short.all():
-            chosen = torch.from_numpy(np.flatnonzero(short)).to(device)
-            row, token, column = row[chosen], token[chosen], column[short]
-        tokens[row, torch.from_numpy(column).to(device)] = token
+    def _tokens_at(self, slots: Slots, position: I32, device: torch.device) -> Tensor:
+        """int64[n]: the token at one position of each slot's history, the last one perhaps in flight."""
+        table = self._metadata.table
+        tokens = to_device(table.history[slots, position].astype(np.int64), device)
+        unread = position >= table.length[slots]
+        if not unread.any():
+            return tokens
+        assert self._last is not None
+        return torch.where(to_device(unread, device), self._last[to_device(slots, device)], tokens)
 
-    def _room(self, slots: Slots, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Counts and tokens, with rows for ``slots`` and columns for their histories and one token more."""
-        table, vocab = self._metadata.table, self._metadata.vocab_size
+    def _make_room(self, slots: Slots, wanted: int, device: torch.device) -> None:
+        """Rows for ``slots``, and columns for as many as ``wanted`` distinct tokens that are listed."""
         new = slots[self._row[slots] < 0]
         self._row[new] = np.arange(self._rows, self._rows + len(new))
         self._rows += len(new)
-        wanted = min(int(table.length[slots].max()) + 1, self._most_listed)
-        counts, tokens = self._counts, self._tokens
-        if counts is None or tokens is None or len(counts) < self._rows or tokens.shape[1] < wanted:
-            rows = _doubled(MIN_ROWS if counts is None else len(counts), self._rows)
-            width = min(_doubled(MIN_WIDTH if tokens is None else tokens.shape[1], wanted), self._most_listed)
-            wider = torch.zeros((rows, width), dtype=torch.int64, device=device)
-            more = torch.zeros((rows, vocab), dtype=torch.int16, device=device)
-            if counts is not None and tokens is not None:
-                more[: len(counts)] = counts
-                wider[: len(tokens)] = tokens[:, :1]
-                wider[: len(tokens), : tokens.shape[1]] = tokens
-            counts, tokens = self._counts, self._tokens = more, wider
-        return counts, tokens
+        wanted = min(wanted, self._most_listed)
+        rows, width = len(self._listed), self._tokens.shape[-1] - 1
+        if rows >= self._rows and width >= wanted:
+            return
+        counts, tokens, listed = self._counts, self._tokens, self._listed
+        height = _doubled(max(rows, MIN_ROWS), self._rows)
+        wider = min(_doubled(max(width, MIN_WIDTH), wanted), self._most_listed)
+        self._counts = torch.zeros((height, self._metadata.vocab_size), dtype=torch.int16, device=device)
+        self._tokens = torch.zeros((height, wider + 1), dtype=torch.int64, device=device)
+        self._listed = torch.zeros(height, dtype=torch.int64, device=device)
+        if rows:
+            self._counts[:rows], self._listed[:rows] = counts, listed
+            self._tokens[:rows, :width] = tokens[:, :width]
+
+    # -- tokens behind the history
+
+    def _gather_behind(
+        self, slots: Slots, behind: I32, ends: tuple[Slots, I32], width: int | None
+    ) -> tuple[Tensor | None, Tensor]:
+        """:meth:`counts_of` rows of which some end ``behind`` int32[n] tokens after the history. ``ends``:
+        the distinct slots, and the most tokens that a row of each takes from behind.
+
+        One token of each slot after the other is counted as if it were appended, then all are taken back.
+        """
+        device = self._counts.device
+        owners, depth = ends
+        order = np.argsort(behind, kind="stable")
+        sizes = np.bincount(behind).tolist()
+        places = to_device(order, device).split_with_sizes(sizes)
+        rows = to_device(self._row[slots[order]], device).split_with_sizes(sizes)
+        added = self._tokens_behind(owners, depth)
+        columns = self._counts.shape[1] if width is None else width
+        tokens = None if width is None else self._tokens.new_empty((len(slots), columns))
+        counts = self._counts.new_empty((len(slots), columns))
+        taken = []
+        for step, (place, row) in enumerate(zip(places, rows, strict=True)):
+            if step:
+                where, token = added[step - 1]
+                taken.append((where, token, self._add(where, token)))
+            if len(place):
+                listed, counted = self._gather(row, width)
+                counts[place] = counted
+                if tokens is not None and listed is not None:
+                    tokens[place] = listed
+        for where, token, before in reversed(taken):
+            self._counts[where, token] = before
+            self._listed[where] -= (before == 0).long()
+        return tokens, counts
+
+    def _tokens_behind(self, slots: Slots, depth: I32) -> list[tuple[Tensor, Tensor]]:
+        """Rows and tokens, int64[m]: the first token behind the history of slots that have one, the second
+        one, and so on, up to ``depth`` int32[n] of each slot."""
+        table, device = self._metadata.table, self._counts.device
+        step, owner = (np.arange(int(depth.max()))[:, None] < depth).nonzero()
+        sizes = np.bincount(step).tolist()
+        slot = slots[owner]
+        token = table.history[slot, table.length[slot] + step].astype(np.int64)
+        packed = to_device(np.stack((self._row[slot], token)), device)
+        row, tokens = packed.unbind()
+        return list(zip(row.split_with_sizes(sizes), tokens.split_with_sizes(sizes), strict=True))
+
+    # -- on the device
+
+    def _add(self, row: Tensor, token: Tensor) -> Tensor:
+        """Count one token of each row, int64[m], and list it if it is new. Returns int16[m], the counts
+        before."""
+        before = self._counts[row, token]
+        self._counts[row, token] = before.clamp(min=1, max=_MOST - 1) + 1
+        is_new, listed, width = before == 0, self._listed[row], self._tokens.shape[1] - 1
+        self._tokens[row, torch.where(is_new, listed, width).clamp_(max=width)] = token
+        self._listed[row] = listed + is_new
+        return before
+
+    def _gather(self, rows: Tensor, width: int | None) -> tuple[Tensor | None, Tensor]:
+        """The first ``width`` listed tokens of each row and their counts, or None and all counts."""
+        if width is None:
+            return None, self._counts.index_select(0, rows)
+        listed = self._tokens[:, :width].index_select(0, rows)
+        return listed, self._counts.take(listed + rows[:, None] * self._counts.shape[1])
 
 
 def _doubled(size: int, wanted: int) -> int:
@@ -124,7 +216,7 @@ def penalize(
     """Apply the penalties to logits, float32[n, W], in place, as vLLM and OpenAI define them.
 
     ``counts`` int16[n, W] as :class:`TokenCounts` has them, the others float32[n, 1]; None: no row has such a
-    penalty.
+    penalty. A logit whose count is 0 keeps its value.
     The repetition penalty divides positive logits and multiplies negative ones, for tokens of prompt and
     output; presence and frequency penalties are subtracted, for tokens of the output.
     """

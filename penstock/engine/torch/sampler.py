@@ -24,6 +24,7 @@ from penstock.engine.sampling.metadata import (
 from penstock.engine.torch.grammar_mask import apply_token_mask, put_rows, row_indexes, select_rows
 from penstock.engine.torch.penalties import TokenCounts, penalize
 from penstock.engine.torch.sampler_output import SamplerOutput, TopLogprobs
+from penstock.engine.torch.transfer import to_device
 from penstock.wire.arrays import I32
 
 Slots = NDArray[np.intp]
@@ -32,6 +33,8 @@ Needs = NDArray[np.uint16]
 FEW_CANDIDATES, SOME_CANDIDATES = 64, 1024
 """Numbers of best tokens in which top-k and top-p look for their cutoff, before the whole vocabulary is
 sorted. Of 16,384 tokens the 64 best are found in 1/29 of the time of a sort, the 1,024 best in 1/6."""
+CUT_LOGITS = 1 << 24
+"""Logits that are sorted at once on a device other than a CPU, which takes 36 bytes for each."""
 EDITING = SamplingFeature.BIAS | SamplingFeature.BAD_WORDS | SamplingFeature.MIN_TOKENS
 BLOCK = 128
 """Tokens whose weights are summed to choose a block, before a token in it is chosen: a third of the work of a
@@ -39,7 +42,11 @@ cumulative sum of all weights."""
 
 
 class Sampler:
-    """Samples one token for each of S slots. A step computes only what some row of it needs.
+    """Samples a token for each of S rows of logits. A step computes only what some row of it needs.
+
+    A row is a slot and a length: its token follows that many tokens of the slot's history, and is the one
+    that it would be if the history ended there. Several rows of a slot are those of a draft, whose tokens
+    stand behind the history; a draft's rows may be sampled in several calls.
 
     The order of operations is vLLM's: allowed tokens and grammars, biases and bans, penalties, temperature,
     min-p, top-k, top-p. Logprobs are those of the unmodified logits.
@@ -47,20 +54,29 @@ class Sampler:
     A row in which constraints exclude every token gets :data:`NO_TOKEN`, which ends its stream.
     """
 
-    def __init__(self, metadata: SamplingMetadata) -> None:
+    def __init__(self, metadata: SamplingMetadata, last: Tensor | None = None) -> None:
+        """``last`` int64[slots], on the device: the tokens in flight, of slots that have one; None: no slot
+        ever has."""
         self._metadata = metadata
-        self._token_counts = TokenCounts(metadata)
+        self._token_counts = TokenCounts(metadata, last)
 
     @torch.inference_mode()
-    def sample(self, logits: Tensor, slots: Slots) -> SamplerOutput:
-        """A token for each row of ``logits``, float32[S, V], which is changed in place."""
-        needs = self._metadata.needs_of(slots)
+    def sample(self, logits: Tensor, slots: Slots, length: I32, without: int = 0) -> SamplerOutput:
+        """A token for each row of ``logits``, float32[S, V], which is changed in place.
+
+        ``length`` int32[S]: of the history that each row's token follows, at least the slot's own and its
+        token in flight; a slot with one has one row. The rows of a slot stand next to each other, ``length``
+        rising by one from row to row. ``without``: SamplingFeatures that are left out.
+        """
+        needs = self._metadata.needs_of(slots, length)
+        if without:
+            needs &= ~np.uint16(without)
         every = int(np.bitwise_or.reduce(needs))
         raw = self._raw_logprobs(logits, needs, every)
-        self._edit(logits, slots, needs, every)
-        self._penalize(logits, slots, needs, every)
+        self._edit(logits, slots, length, needs)
+        self._penalize(logits, slots, length, needs)
         stuck = self._without_tokens(logits, needs, every)
-        tokens = self._choose(logits, slots, needs)
+        tokens = self._choose(logits, slots, length, needs)
         candidates = None if raw is None else self._candidates(raw, slots, needs, tokens)
         if stuck is not None:
             tokens.masked_fill_(stuck, NO_TOKEN)
@@ -68,25 +84,27 @@ class Sampler:
 
     # -- changes to logits
 
-    def _edit(self, logits: Tensor, slots: Slots, needs: Needs, every: int) -> None:
+    def _edit(self, logits: Tensor, slots: Slots, length: I32, needs: Needs) -> None:
+        every = int(np.bitwise_or.reduce(needs))
         if every & SamplingFeature.ALLOWED:
             rows = np.flatnonzero(needs & SamplingFeature.ALLOWED)
             apply_token_mask(logits, rows, self._metadata.allowed(slots[rows]))
         if every & SamplingFeature.GRAMMAR:
             rows = np.flatnonzero(needs & SamplingFeature.GRAMMAR)
-            apply_token_mask(logits, rows, self._metadata.grammars.masks(slots[rows]))
+            apply_token_mask(logits, rows, self._metadata.grammars.masks(slots[rows], length[rows]))
         if every & EDITING:
-            for edits in self._metadata.edits(slots, needs):
+            for edits in self._metadata.edits(slots, length, needs):
                 _add(logits, edits)
 
-    def _penalize(self, logits: Tensor, slots: Slots, needs: Needs, every: int) -> None:
+    def _penalize(self, logits: Tensor, slots: Slots, length: I32, needs: Needs) -> None:
+        every = int(np.bitwise_or.reduce(needs))
         if not every & PENALTIES:
             return
         metadata = self._metadata
         rows = np.flatnonzero(needs & PENALTIES)
         penalized = slots[rows]
         chosen = select_rows(logits, rows)
-        tokens, counts = self._token_counts.counts_of(penalized, logits.device)
+        tokens, counts = self._token_counts.counts_of(penalized, length[rows], logits.device)
         values = chosen if tokens is None else chosen.gather(-1, tokens)
         if every & SamplingFeature.REPETITION:
             penalize(values, counts, repetition=_column(metadata.repetition[penalized], logits))
@@ -98,7 +116,7 @@ class Sampler:
                 frequency=_column(metadata.frequency[penalized], logits),
             )
         if tokens is not None:
-            chosen.scatter_(-1, tokens, values)  # a token that is listed twice has the same value
+            chosen.scatter_(-1, tokens, values)  # a token that stands in a row twice has the same value
         put_rows(logits, rows, chosen)
 
     def _without_tokens(self, logits: Tensor, needs: Needs, every: int) -> Tensor | None:
@@ -115,19 +133,19 @@ class Sampler:
 
     # -- drawing
 
-    def _choose(self, logits: Tensor, slots: Slots, needs: Needs) -> Tensor:
+    def _choose(self, logits: Tensor, slots: Slots, length: I32, needs: Needs) -> Tensor:
         """int64[S]: the likeliest token for greedy rows, a random one for the others."""
         rows = np.flatnonzero(needs & SamplingFeature.RANDOM)
         if not len(rows):
             return greedy_tokens(logits)
-        drawn = self._draw(select_rows(logits, rows), slots[rows], needs[rows])
+        drawn = self._draw(select_rows(logits, rows), slots[rows], length[rows], needs[rows])
         if len(rows) == len(slots):
             return drawn
         tokens = greedy_tokens(logits)
         tokens[row_indexes(rows, logits)] = drawn
         return tokens
 
-    def _draw(self, logits: Tensor, slots: Slots, needs: Needs) -> Tensor:
+    def _draw(self, logits: Tensor, slots: Slots, length: I32, needs: Needs) -> Tensor:
         """int64[n]: inverse transform sampling in vocabulary order, with one uniform number per row.
 
         ``logits`` become weights in place: 1 for the likeliest token, 0 for tokens that are cut off.
@@ -143,33 +161,18 @@ class Sampler:
             rows = np.flatnonzero(needs & (SamplingFeature.TOP_K | SamplingFeature.TOP_P))
             chosen = select_rows(weights, rows)
             put_rows(weights, rows, self._cut_tail(chosen, slots[rows], needs[rows]))
-        uniforms = torch.from_numpy(metadata.uniforms(slots)).to(logits.device)
+        uniforms = to_device(metadata.uniforms(slots, length), logits.device)
         return sample_from_weights(weights, uniforms[:, None])
 
     def _cut_tail(self, weights: Tensor, slots: Slots, needs: Needs) -> Tensor:
         """Top-k, then top-p: set the weights of all tokens but the smallest set that reaches top_p of the
         top_k best to 0.
-
-        For most rows the cutoff is among a few best tokens; for the others more are searched, finally all.
         """
         metadata, vocab = self._metadata, weights.shape[-1]
         top_k = np.where(needs & SamplingFeature.TOP_K, metadata.top_k[slots], vocab).astype(np.int64)
         top_p = np.where(needs & SamplingFeature.TOP_P, metadata.top_p[slots], 2.0)
-        few = max(
-            FEW_CANDIDATES if (top_k > SOME_CANDIDATES).any() else 1,
-            int(top_k[top_k <= SOME_CANDIDATES].max(initial=1)),
-        )
-        least = torch.zeros_like(weights[:, :1])
-        rest = np.arange(len(weights))
-        for width in (few, SOME_CANDIDATES, vocab):
-            value, found = smallest_kept_weight(
-                select_rows(weights, rest), top_k[rest], top_p[rest], min(width, vocab)
-            )
-            least[row_indexes(rest, weights)] = value
-            rest = rest[~found.cpu().numpy()]
-            if not len(rest):
-                break
-        return weights.masked_fill_(weights < least, 0)
+        search = _search_step_by_step if weights.device.type == "cpu" else _search_at_once
+        return weights.masked_fill_(weights < search(weights, top_k, top_p), 0)
 
     # -- logprobs
 
@@ -201,35 +204,87 @@ def top_logprobs(row: NDArray[np.intp], raw: Tensor, chosen: Tensor, wanted: I32
     )
 
 
+def _search_step_by_step(weights: Tensor, top_k: NDArray[np.int64], top_p: NDArray[np.float64]) -> Tensor:
+    """float32[n, 1]: :func:`smallest_kept_weight`. For most rows it is among a few best tokens; for the
+    others more are searched, finally all."""
+    vocab = weights.shape[-1]
+    few = max(
+        FEW_CANDIDATES if (top_k > SOME_CANDIDATES).any() else 1,
+        int(top_k[top_k <= SOME_CANDIDATES].max(initial=1)),
+    )
+    least = torch.zeros_like(weights[:, :1])
+    rest = np.arange(len(weights))
+    needs_all = (top_k > SOME_CANDIDATES) & (top_k < vocab)
+    for width in (min(few, vocab), min(SOME_CANDIDATES, vocab), vocab):
+        tried = rest[~needs_all[rest]] if width < vocab else rest
+        if not len(tried):
+            continue
+        value, found = smallest_kept_weight(select_rows(weights, tried), top_k[tried], top_p[tried], width)
+        least[row_indexes(tried, weights)] = value
+        rest = np.setdiff1d(rest, tried[found.numpy()], assume_unique=True)
+    return least
+
+
+def _search_at_once(weights: Tensor, top_k: NDArray[np.int64], top_p: NDArray[np.float64]) -> Tensor:
+    """float32[n, 1]: :func:`smallest_kept_weight`, without waiting for the device to say what is found: among
+    as many tokens as the rows with a small top_k need, and among all tokens for the others."""
+    vocab = weights.shape[-1]
+    least = torch.empty_like(weights[:, :1])
+    small = top_k <= min(SOME_CANDIDATES, vocab - 1)
+    height = max(1, CUT_LOGITS // vocab)
+    for rows, width in (
+        (np.flatnonzero(small), int(top_k[small].max(initial=1))),
+        (np.flatnonzero(~small), vocab),
+    ):
+        for first in range(0, len(rows), height):
+            part = rows[first : first + height]
+            least[row_indexes(part, weights)] = smallest_kept_weight(
+                select_rows(weights, part), top_k[part], top_p[part], width
+            )[0]
+    return least
+
+
 def smallest_kept_weight(
     weights: Tensor, top_k: NDArray[np.int64], top_p: NDArray[np.float64], width: int
 ) -> tuple[Tensor, Tensor]:
     """The smallest weight that top-k and top-p keep, searched among the ``width`` greatest of float32[n, V].
 
-    Kept are the ``top_k`` greatest weights, and of these the fewest whose sum reaches the share ``top_p``
-    (above 1: all); ties with the last one are kept too. Returns float32[n, 1] and bool[n], whether the
-    weight was found.
+    Kept are the ``top_k`` greatest weights (V: all), and of these the fewest whose sum reaches the share
+    ``top_p`` (above 1: all); ties with the last one are kept too. Returns float32[n, 1] and bool[n], whether
+    the weight was found. A weight that is found does not depend on ``width``.
     """
     device, vocab = weights.device, weights.shape[-1]
     top = weights.topk(width, -1).values if width < vocab else weights.sort(-1, descending=True).values
-    last = torch.from_numpy(np.minimum(top_k, width) - 1).to(device)[:, None]
-    least = top.gather(-1, last)
-    limited = torch.from_numpy(top_k <= width).to(device)[:, None]
-    share = torch.from_numpy(top_p).to(device)[:, None]
-    top = top.double().masked_fill_(limited & (top < least), 0)
+    last = to_device(np.minimum(top_k, width) - 1, device)[:, None]
+    limited = to_device((top_k <= width) & (top_k < vocab), device)[:, None]
+    share = to_device(top_p, device)[:, None]
+    least = torch.where(limited, top.gather(-1, last), 0)
+    beyond = torch.arange(width, device=device) > last  # by place: of equal weights top_k has only some
+    top = top.double().masked_fill_(beyond, 0)
     reached = top.cumsum(-1)
-    whole = torch.where(limited, reached[:, -1:], weights.sum(-1, keepdim=True).double())
+    whole = torch.where(limited, reached[:, -1:], _row_sums(weights))
     within = (reached - top < share * whole).sum(-1, keepdim=True) - 1
-    least = torch.maximum(torch.where(limited, least, 0), top.gather(-1, within.clamp(min=0)).float())
-    return least, (limited | (reached[:, -1:] >= share * whole))[:, 0]
+    least = torch.maximum(least, top.gather(-1, within.clamp(min=0)).float())
+    found = limited | to_device(top_k == vocab, device)[:, None] & (reached[:, -1:] >= share * whole)
+    return least, found[:, 0] if width < vocab else torch.ones_like(found[:, 0])
+
+
+def _row_sums(weights: Tensor) -> Tensor:
+    """float64[n, 1]: sums of float32[n, V], each independent of the other rows."""
+    return _blocks(weights).sum(-1).double().sum(-1, keepdim=True)
+
+
+def _blocks(weights: Tensor) -> Tensor:
+    """float32[n, blocks, BLOCK]: weights float32[n, V] and zeros."""
+    padded = torch.nn.functional.pad(weights, (0, -weights.shape[-1] % BLOCK))
+    return padded.view(len(weights), -1, BLOCK)
 
 
 def sample_from_weights(weights: Tensor, uniforms: Tensor) -> Tensor:
     """int64[n]: for each row the token at which the cumulative sum of ``weights`` float32[n, V] exceeds the
     fraction ``uniforms`` float64[n, 1] of the total. Never a token of weight 0, unless all are.
     """
-    vocab = weights.shape[-1]
-    blocks = torch.nn.functional.pad(weights, (0, -vocab % BLOCK)).view(len(weights), -1, BLOCK)
+    blocks = _blocks(weights)
     totals = blocks.sum(-1).double().cumsum(-1)
     target = uniforms * totals[:, -1:]
     block = torch.searchsorted(totals, target, right=True).clamp(max=totals.shape[-1] - 1)
@@ -238,7 +293,7 @@ def sample_from_weights(weights: Tensor, uniforms: Tensor) -> Tensor:
     # Sums in a different order differ in their last bits: keep the target within the block.
     end = torch.nextafter(inner[:, -1:], inner.new_zeros(()))
     within = torch.searchsorted(inner, torch.minimum((target - before).clamp(min=0), end), right=True)
-    return (block * BLOCK + within).clamp(max=vocab - 1)[:, 0]
+    return (block * BLOCK + within).clamp(max=weights.shape[-1] - 1)[:, 0]
 
 
 def greedy_tokens(logits: Tensor) -> Tensor:
@@ -251,15 +306,15 @@ def greedy_tokens(logits: Tensor) -> Tensor:
 
 def _column(values: NDArray[Any], like: Tensor) -> Tensor:
     """float32[n, 1] on the device of ``like``."""
-    return torch.from_numpy(values.astype(np.float32)).to(like.device)[:, None]
+    return to_device(values.astype(np.float32), like.device)[:, None]
 
 
 def _add(logits: Tensor, edits: LogitEdits | SharedEdits) -> None:
-    token = torch.from_numpy(edits.token).to(logits.device)
-    value = torch.from_numpy(edits.value).to(logits.device)
+    token = to_device(edits.token, logits.device)
+    value = to_device(edits.value, logits.device)
     if isinstance(edits, SharedEdits):
         change = logits.new_zeros(logits.shape[-1]).index_put_((token,), value, accumulate=True)
         put_rows(logits, edits.rows, select_rows(logits, edits.rows).add_(change))
         return
-    row = torch.from_numpy(edits.row).to(logits.device)
+    row = to_device(edits.row, logits.device)
     logits.index_put_((row, token), value, accumulate=True)

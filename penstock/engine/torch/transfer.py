@@ -27,3 +27,23 @@ def to_host(tensor: Tensor) -> Tensor:
         return tensor
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return host.copy_(tensor, non_blocking=True)
+
+
+class HostCopy:
+    """A copy of a tensor on the host that nothing waits for."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        """``tensor`` must not change: on a CPU it is the copy."""
+        self._copy = to_host(tensor)
+        self._done: torch.cuda.Event | None = None
+        if tensor.device.type == "cuda":
+            self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._done.record()
+
+    def has_arrived(self) -> bool:
+        return self._done is None or bool(self._done.query())  # type: ignore[no-untyped-call]
+
+    def read(self) -> NDArray[Any]:
+        """The values, once they have arrived."""
+        values: NDArray[Any] = self._copy.numpy()
+        return values

@@ -36,6 +36,8 @@ class ResolvedModel:
     model_dir: str
     tokenizer_dir: str
     served_names: list[str]
+    draft_dir: str | None = None
+    """Of --draft-model."""
 
 
 def resolve_model(config: ServeConfig, run_dir: str, *, for_engine: bool = True) -> ResolvedModel:
@@ -47,10 +49,12 @@ def resolve_model(config: ServeConfig, run_dir: str, *, for_engine: bool = True)
     if for_engine:
         _check_software(config)
     model_dir = _model_directory(config, for_engine=for_engine)
+    draft_dir = _draft_directory(config) if for_engine and config.draft_model is not None else None
     if for_engine:
         _check_model(config, model_dir)
     names = list(config.served_model_name or []) or [config.model or DEMO_NAME]
-    return ResolvedModel(str(model_dir), str(_tokenizer_directory(config, model_dir, run_dir)), names)
+    tokenizer_dir = _tokenizer_directory(config, model_dir, run_dir)
+    return ResolvedModel(str(model_dir), str(tokenizer_dir), names, draft_dir and str(draft_dir))
 
 
 def check_chat_template(config: ServeConfig, model: ResolvedModel) -> None:
@@ -112,19 +116,43 @@ def _model_directory(config: ServeConfig, *, for_engine: bool) -> Path:
         return DEMO_DIR
     if not config.model:
         raise ConfigError("model: an empty name; leave it out for the bundled demo model")
-    path = Path(config.model).expanduser()
-    if path.is_dir():
+    path = _local_directory("model", config.model)
+    if path is not None:
         if config.revision is not None:
             raise ConfigError(
                 f"--revision {config.revision}: {config.model} is a directory; revisions are for hub ids"
             )
-        return path.absolute()
-    if path.exists():
-        raise ConfigError(f"model {config.model}: is a file; give its directory")
-    if not _HUB_ID.fullmatch(config.model):
-        raise ConfigError(f"model {config.model}: no such directory, nor a hub id (owner/name)")
+        return path
     weights = for_engine and config.engine != "synthetic" and config.load_format != "dummy"
     return download_model(config.model, config.revision, weights=weights)
+
+
+def _draft_directory(config: ServeConfig) -> Path:
+    """The directory of --draft-model, which the torch engine can load."""
+    name = config.draft_model
+    assert name is not None
+    path = _local_directory("--draft-model", name)
+    if path is None:
+        path = download_model(name, None, weights=config.load_format != "dummy")
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"--draft-model {name}: no config.json in {path}")
+    try:
+        check_supported(path)
+    except ConfigError as error:
+        raise ConfigError(f"--draft-model {name}: {error}") from None
+    return path
+
+
+def _local_directory(option: str, name: str) -> Path | None:
+    """The directory ``name``, absolute; None: it is a hub id. Raises ConfigError when it is neither."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path.absolute()
+    if path.exists():
+        raise ConfigError(f"{option} {name}: is a file; give its directory")
+    if not _HUB_ID.fullmatch(name):
+        raise ConfigError(f"{option} {name}: no such directory, nor a hub id (owner/name)")
+    return None
 
 
 def _tokenizer_directory(config: ServeConfig, model_dir: Path, run_dir: str) -> Path:

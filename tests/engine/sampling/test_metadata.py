@@ -38,7 +38,8 @@ def test_lists_that_choices_share_are_held_once(name: str) -> None:
         table.append_and_check_stop(slots, slots.astype(np.int32))
         for first in range(0, SLOTS, 64):  # as many rows as are sampled at once
             rows = slots[first : first + 64]
-            assert len(list(metadata.edits(rows, metadata.needs_of(rows)))) <= 2
+            length = table.length[rows]
+            assert len(list(metadata.edits(rows, length, metadata.needs_of(rows, length)))) <= 2
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -57,7 +58,8 @@ def test_long_lists_are_applied_once_for_all_rows() -> None:
         sampling = SamplingParams(8, 0, logit_bias=bias)
         metadata.set(table.allocate(0, Submit(stream, PROMPT, sampling)), sampling)
     slots = np.array([table.find(0, stream) for stream in range(4)], np.intp)
-    shared, single = metadata.edits(slots, metadata.needs_of(slots))
+    length = table.length[slots]
+    shared, single = metadata.edits(slots, length, metadata.needs_of(slots, length))
     assert isinstance(shared, SharedEdits)
     assert isinstance(single, LogitEdits)
     assert shared.rows.tolist() == [0, 2]

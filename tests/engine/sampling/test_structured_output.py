@@ -48,7 +48,8 @@ class Bench:
     def admitted(self, slot: int) -> set[int]:
         slots = np.array([slot])
         self.grammars.prepare(slots)
-        return set(np.flatnonzero(np.unpackbits(self.grammars.masks(slots)[0], bitorder="little")).tolist())
+        masks = self.grammars.masks(slots, self.table.length[slots])
+        return set(np.flatnonzero(np.unpackbits(masks[0], bitorder="little")).tolist())
 
     def accept(self, slot: int, token: int) -> tuple[int, dict[int, str]]:
         slots, tokens = np.array([slot]), np.array([token], np.int32)

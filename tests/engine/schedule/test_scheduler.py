@@ -13,8 +13,9 @@ from penstock.config.serve import ServeConfig
 from penstock.engine.base import RequestRejected
 from penstock.engine.batch.slots import SlotTable
 from penstock.engine.sampling.metadata import SamplingMetadata
+from penstock.engine.schedule.batch import Batch
 from penstock.engine.schedule.block_tables import NULL_BLOCK, BlockTables
-from penstock.engine.schedule.scheduler import Batch, Scheduler
+from penstock.engine.schedule.scheduler import Scheduler
 from penstock.wire.frames import FinishReason
 from penstock.wire.messages import SamplingParams, Submit
 

@@ -102,8 +102,9 @@ def make_model(kind: str, directory: Path, **changes: Any) -> transformers.PreTr
 SMALL_ENGINE: dict[str, Any] = {"max_num_seqs": 64, "kv_cache_memory": 32 << 20, "threads": 1}
 
 
-def make_engine(directory: Path | str, **options: Any) -> TorchEngine:
-    return TorchEngine(ServeConfig(**(SMALL_ENGINE | options)), str(directory), lambda text, fraction: None)
+def make_engine(directory: Path | str, draft_dir: str | None = None, **options: Any) -> TorchEngine:
+    config = ServeConfig(**(SMALL_ENGINE | options))
+    return TorchEngine(config, str(directory), lambda text, fraction: None, draft_dir=draft_dir)
 
 
 def submit(

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.engine.schedule.batch import Batch
 from penstock.engine.schedule.block_tables import BlockTables
-from penstock.engine.schedule.scheduler import Batch
 from penstock.engine.torch.attention import Kernel, PagedAttention
 from penstock.engine.torch.attention_metadata import (
     TILE,
@@ -125,18 +125,6 @@ def test_drafts_of_like_width_are_one_part_without_prompt_chunks() -> None:
     )
     widths = sorted(tuple(part.own.shape) for part in layout.parts)
     assert widths == [(1, 4), (2, 5), (2, 9), (3, 5)]
-
-
-def test_a_chunk_of_one_token_behind_drafts_is_a_part_of_its_own() -> None:
-    batch = dataclasses.replace(make_batch([(5, 1), (40, 3), (60, 1)], 1), singles=1, decodes=2)
-    slots, start, count = (np.array(column) for column in ([0, 1, 2], [5, 40, 60], [1, 3, 1]))
-    batch = dataclasses.replace(
-        batch, slots=slots, start=start.astype(np.int32), count=count.astype(np.int32)
-    )
-    layout = build_attention_metadata(batch, make_blocks(batch, 16), CacheGeometry(2, 8, 1 << 20, True), CPU)
-    assert layout.decodes is not None
-    assert layout.decodes.length.tolist() == [6, 41, 42, 43]
-    assert [part.own.tolist() for part in layout.parts] == [[[60]]]
 
 
 @pytest.mark.parametrize("block_size", [7, 16])
@@ -297,7 +285,6 @@ def test_half_precision_rounds_like_eager_attention(dtype: torch.dtype, softcap:
     torch.manual_seed(2)
     starts, counts = [0, 90, 150, 0], [70, 1, 5, TILE + 40]
     batch = make_batch(list(zip(starts, counts, strict=True)), drafts=0)
-    batch = dataclasses.replace(batch, decodes=batch.singles)
     blocks = make_blocks(batch, 16)
     attention = PagedAttention(SHAPE, blocks.blocks + 1, 16, dtype=dtype, device=CPU)
     attention.keys[0][1:] = torch.randn_like(attention.keys[0][1:]) * 3

@@ -47,7 +47,8 @@ class Bench:
 
     def sample(self, logits: np.ndarray, slots: list[int] | None = None) -> Any:
         chosen = np.array(self.slots if slots is None else slots, np.intp)
-        return self.sampler.sample(torch.from_numpy(logits.copy()), chosen).read()
+        length = self.table.length[chosen]
+        return self.sampler.sample(torch.from_numpy(logits.copy()), chosen, length).read()
 
     def settle(self, tokens: np.ndarray) -> None:
         self.table.append_and_check_stop(np.array(self.slots, np.intp), tokens)
@@ -147,7 +148,8 @@ def test_rows_of_mixed_parameters_are_those_of_a_plain_reference(vocab: int) -> 
         outputs: list[list[int]] = [[] for _ in range(rows)]
         for _ in range(6):
             logits = rng.normal(0, 2, (rows, vocab)).astype(np.float32)
-            places = bench.columns.uniforms(np.array(bench.slots))
+            slots = np.array(bench.slots)
+            places = bench.columns.uniforms(slots, bench.table.length[slots])
             tokens, logprobs = bench.sample(logits)
             chosen = tokens.copy()
             for row in range(rows):
@@ -297,7 +299,7 @@ def test_what_a_step_of_penalties_computes_is_bounded_by_the_vocabulary() -> Non
     counts = TokenCounts(metadata)
     widths = []
     for step in range(length - 2):
-        tokens, found = counts.counts_of(slots, torch.device("cpu"))
+        tokens, found = counts.counts_of(slots, table.length[slots], torch.device("cpu"))
         widths.append(found.shape[1])
         assert widths[-1] == (vocab if tokens is None else tokens.shape[1])
         table.append(slots, np.array([step % 60], np.int32))

@@ -1,0 +1,126 @@
+"""Speculative decoding: drafts of several tokens per stream, which the model verifies in one step.
+
+The sampler is a function of (logits, seed, position). Every position of a draft is sampled, and the draft is
+accepted while it equals the samples, so the output is the output without speculation, token for token.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.engine.batch.slots import SlotTable
+from penstock.engine.sampling.metadata import SamplingFeature, SamplingMetadata
+from penstock.engine.speculation.draft_control import DraftControl
+from penstock.engine.speculation.proposer import Proposer
+from penstock.wire.arrays import I32
+
+Slots = NDArray[np.intp]
+
+MOST_FORCED = 32
+"""Tokens of a draft that a grammar forces. They are accepted whatever the load: each saves a step."""
+
+
+class Speculation:
+    """Drafts of the running streams, and what became of them."""
+
+    def __init__(
+        self, table: SlotTable, sampling: SamplingMetadata, proposer: Proposer, tokens: int | None
+    ) -> None:
+        """``tokens``: the most draft tokens per stream and step; None: chosen by acceptance and load."""
+        self._table = table
+        self._sampling = sampling
+        self._proposer = proposer
+        self._control = DraftControl(table.size, tokens)
+        self.limit = np.zeros(table.size, np.int32)
+        """int32[slots]: draft tokens that the next step may verify, as :meth:`plan` has set it."""
+        self._free_limit = np.zeros(table.size, np.int32)
+        """The same for drafts that no grammar forces."""
+        self._forced = np.zeros(table.size, np.bool_)
+        """Slots whose draft is what their grammar forces."""
+
+        # -- counters
+        self.drafts = 0
+        self.draft_tokens = 0
+        self.accepted_tokens = 0
+        self.accepted_at = np.zeros(max(self._control.most, MOST_FORCED), np.int64)
+        """int64[positions]: accepted tokens by their position in the draft."""
+
+    # -- streams come and go
+
+    def begin(self, slot: int) -> None:
+        """A stream has been given the slot, with its sampling parameters and its history."""
+        self._control.begin(slot)
+        self._forced[slot] = False
+        self._proposer.begin(slot)
+
+    def restart(self, slot: int) -> None:
+        """The stream was given KV blocks, at its beginning or after a preemption."""
+        self._proposer.restart(slot)
+
+    def end(self, slot: int) -> None:
+        """The stream leaves the slot."""
+        self._proposer.end(slot)
+
+    # -- the step
+
+    def plan(self, slots: Slots) -> None:
+        """Set ``limit`` of slots that may decode."""
+        limits = self._free_limit[slots] = self._control.limits(slots)
+        self.limit[slots] = np.where(self._has_grammar(slots), MOST_FORCED, limits)
+
+    def propose(self, slots: Slots, most: I32) -> I32:
+        """Write up to ``most`` int32[n] tokens behind each history, whose tokens are all on the host. Returns
+        int32[n], how many."""
+        structured = np.flatnonzero(self._has_grammar(slots) & (most > 0))
+        if not len(structured):
+            return self._proposer.propose(slots, most)
+        limits = most.copy()
+        limits[structured] = np.minimum(most[structured], self._free_limit[slots[structured]])
+        counts = self._proposer.propose(slots, limits)
+        grammars = self._sampling.grammars
+        for row in structured.tolist():
+            slot = int(slots[row])
+            forced = grammars.forced_tokens(slot)[: int(most[row])]
+            self._forced[slot] = bool(forced)
+            start = int(self._table.length[slot])
+            if forced:
+                self._table.history[slot, start : start + len(forced)] = forced
+                counts[row] = len(forced)
+            elif counts[row]:
+                draft = self._table.history[slot, start : start + int(counts[row])].tolist()
+                counts[row] = grammars.count_valid(slot, draft)
+        return counts
+
+    def _has_grammar(self, slots: Slots) -> NDArray[np.bool_]:
+        structured: NDArray[np.bool_] = self._sampling.needs[slots] & SamplingFeature.GRAMMAR != 0
+        return structured
+
+    def on_verified(self, slots: Slots, drafted: I32, accepted: I32) -> None:
+        """Count a step's drafts: int32[n] tokens that were drafted, and how many of them were accepted."""
+        free = ~self._forced[slots]
+        self._control.on_verified(slots[free], drafted[free], accepted[free])
+        self._forced[slots] = False
+        if not np.count_nonzero(drafted):
+            return
+        self.drafts += int(np.count_nonzero(drafted))
+        self.draft_tokens += int(drafted.sum())
+        self.accepted_tokens += int(accepted.sum())
+        reached = np.bincount(accepted, minlength=len(self.accepted_at) + 1)[::-1].cumsum()[::-1]
+        self.accepted_at += reached[1:]
+
+    def observe(self, seconds: float, tokens: int, generated: int) -> None:
+        """A step without prompts took ``seconds`` for ``tokens`` tokens, and ``generated`` of them stay."""
+        self._control.observe(seconds, tokens, generated)
+
+    def metrics(self) -> dict[str, float]:
+        """The counters, as :meth:`penstock.engine.base.Engine.metrics` names them."""
+        counters: dict[str, float] = {
+            "spec_decode_drafts_total": self.drafts,
+            "spec_decode_draft_tokens_total": self.draft_tokens,
+            "spec_decode_accepted_tokens_total": self.accepted_tokens,
+        }
+        used = np.flatnonzero(self.accepted_at)
+        for position, count in enumerate(self.accepted_at[: used[-1] + 1 if len(used) else 0].tolist()):
+            counters[f"spec_decode_accepted_tokens_per_pos_total/{position}"] = count
+        return counters

@@ -1,0 +1,41 @@
+"""Loads a draft model, and checks that it can draft for the model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from penstock.config.errors import ConfigError
+from penstock.config.serve import ServeConfig
+from penstock.engine.torch.model import PagedModel
+from penstock.engine.torch.model_loader import ModelShape, read_shape
+
+
+def read_draft_shape(config: ServeConfig, draft_dir: str, model_dir: str, tokenizer_dir: str) -> ModelShape:
+    """The shape of --draft-model. Raises ConfigError when its tokens are not those of the model."""
+    shape = read_shape(draft_dir)
+    own, others = Path(draft_dir) / "tokenizer.json", Path(tokenizer_dir) / "tokenizer.json"
+    if own.is_file() and others.is_file() and _vocabulary(own) != _vocabulary(others):
+        raise ConfigError(
+            f"--draft-model {config.draft_model}: its tokenizer has other tokens than that of {model_dir}; "
+            "a draft model needs the same vocabulary"
+        )
+    return shape
+
+
+def load_draft_model(
+    config: ServeConfig, draft_dir: str, shape: ModelShape, dtype: torch.dtype, device: torch.device
+) -> PagedModel:
+    """The draft model, without adapters, in the data type of the model."""
+    return PagedModel(
+        draft_dir, msgspec.structs.replace(config, enable_lora=False), shape, dtype=dtype, device=device
+    )
+
+
+def _vocabulary(path: Path) -> Any:
+    """The model of a tokenizer's file; added tokens may differ."""
+    return json.loads(path.read_bytes())["model"].get("vocab")
