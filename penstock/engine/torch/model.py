@@ -5,19 +5,30 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.config.serve import ServeConfig
+from penstock.engine.schedule.batch import Batch
+from penstock.engine.schedule.block_tables import BlockTables
 from penstock.engine.torch.attention import PagedAttention, find_kernel
-from penstock.engine.torch.attention_metadata import AttentionMetadata, dummy_attention_metadata
+from penstock.engine.torch.attention_metadata import (
+    AttentionMetadata,
+    build_attention_metadata,
+    dummy_attention_metadata,
+    token_positions,
+)
 from penstock.engine.torch.bloom import replace_attention
+from penstock.engine.torch.decode_graphs import DecodeGraphs, find_capture, record_graphs
 from penstock.engine.torch.expert_parallel import ExpertParallel
 from penstock.engine.torch.lm_head import LMHead
 from penstock.engine.torch.lora.lora_layers import LoraLayers
 from penstock.engine.torch.lora.lora_plan import LoraPlan
 from penstock.engine.torch.memory import release_memory
 from penstock.engine.torch.model_loader import ModelShape, load_model
+from penstock.engine.torch.transfer import to_device
 
 _instances = itertools.count()
 
@@ -37,11 +48,11 @@ class PagedModel:
     ) -> None:
         """Loads the weights; with ``experts``, only this rank's share of the experts. Raises ConfigError when
         they cannot be read."""
-        from transformers import AttentionInterface, AttentionMaskInterface
+        from transformers import AttentionInterface
 
         self._name = f"penstock_paged_{next(_instances)}"
+        # transformers makes no mask for an attention function that registers none: this one masks by position
         AttentionInterface.register(self._name, self._attend)
-        AttentionMaskInterface.register(self._name, _no_mask)
         self._model_dir = model_dir
         self._config = config
         self._experts = experts
@@ -50,6 +61,7 @@ class PagedModel:
         self._device = device
         self._cache_size = 0, 0
         self._attention: PagedAttention | None = None
+        self._graphs: DecodeGraphs | None = None
         self._model: Any = None
         self._head: LMHead | None = None
         self.lora: LoraLayers | None = None
@@ -93,13 +105,24 @@ class PagedModel:
             device=self._device,
             kernel=find_kernel(self._device),
         )
+        # ranks with experts exchange tokens within a forward pass, as many as each has
+        capture = find_capture(self._device) if self._experts is None else None
+        self._graphs = record_graphs(
+            self._forward,
+            capture,
+            self._attention.geometry,
+            max_num_seqs=self._config.max_num_seqs,
+            max_model_len=self._config.max_model_len or self._shape.max_positions,
+            block_size=block_size,
+            device=self._device,
+        )
 
     # -- sleep
 
     def sleep(self, *, drop_weights: bool) -> None:
         """Free the KV cache and the stacks of adapters, and drop the weights or move them to host memory
         (where they are already if the device is the CPU)."""
-        self._attention = self._head = None
+        self._attention = self._head = self._graphs = None
         if self.lora is not None:
             self.lora.free()
         if drop_weights:
@@ -143,6 +166,25 @@ class PagedModel:
     def _attend(self, *arguments: Any, **options: Any) -> tuple[Tensor, None]:
         return self.attention(*arguments, **options)
 
+    def run(
+        self,
+        batch: Batch,
+        tokens: Tensor,
+        blocks: BlockTables,
+        rows: NDArray[np.intp],
+        lora: LoraPlan | None = None,
+    ) -> Tensor:
+        """[S, H]: hidden states of a batch at ``rows`` of its T tokens, by a recorded graph if one takes it.
+
+        tokens: int64[T], on the device; rows: intp[S]. Otherwise like :meth:`hidden`.
+        """
+        positions = token_positions(batch)
+        at = to_device(rows, self._device)
+        if self._graphs is not None and lora is None and self._graphs.takes(batch):
+            return self._graphs.run(tokens, batch.slots, positions, blocks).index_select(0, at)
+        layout = build_attention_metadata(batch, blocks, self.attention.geometry, self._device)
+        return self.hidden(tokens, to_device(positions, self._device), layout, at, lora)
+
     def hidden(
         self,
         tokens: Tensor,
@@ -158,15 +200,22 @@ class PagedModel:
         """
         if self._experts is not None:
             self._experts.begin_forward(len(tokens), self._device)
+        hidden = self._forward(tokens, positions, layout, lora).index_select(0, rows)
+        if self.lora is not None and lora is not None:
+            self.lora.end()
+            hidden = hidden.nan_to_num_(0.0, 0.0, 0.0)
+        return hidden
+
+    def _forward(
+        self, tokens: Tensor, positions: Tensor, layout: AttentionMetadata, lora: LoraPlan | None = None
+    ) -> Tensor:
+        """[T, H]: the last hidden states of all tokens."""
         self.attention.layout = layout
         self.attention.bounds_rows = lora is not None
         if self.lora is not None:
             self.lora.begin(lora)
         output = self._model.base_model(input_ids=tokens[None], position_ids=positions[None], use_cache=False)
-        hidden: Tensor = output.last_hidden_state[0].index_select(0, rows)
-        if self.lora is not None and lora is not None:
-            self.lora.end()
-            hidden = hidden.nan_to_num_(0.0, 0.0, 0.0)
+        hidden: Tensor = output.last_hidden_state[0]
         return hidden
 
     def dummy_run(self) -> None:
@@ -175,7 +224,3 @@ class PagedModel:
         layout = dummy_attention_metadata(attention.keys[0].shape[2], attention.geometry, self._device)
         zero = torch.zeros(1, dtype=torch.int64, device=self._device)
         self.hidden(zero, zero, layout, zero)
-
-
-def _no_mask(*arguments: Any, **options: Any) -> None:
-    """No mask: paged attention masks by position."""

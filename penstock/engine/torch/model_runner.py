@@ -16,7 +16,7 @@ from penstock.engine.sampling.metadata import SamplingMetadata
 from penstock.engine.schedule.adapter_room import NO_PLACE
 from penstock.engine.schedule.batch import Batch, SampledRows
 from penstock.engine.schedule.block_tables import BlockTables
-from penstock.engine.torch.attention_metadata import build_attention_metadata, token_positions
+from penstock.engine.torch.attention_metadata import token_positions
 from penstock.engine.torch.lora.lora_plan import LoraPlan, plan_lora
 from penstock.engine.torch.model import PagedModel
 from penstock.engine.torch.sampler import Sampler, top_logprobs
@@ -111,11 +111,11 @@ class ModelRunner:
             else rows.slots[:0]
         )
         self._sampling.prepare(batch.slots[batch.samples], batch.drafts)
-        hidden = self._model.hidden(
+        hidden = self._model.run(
+            batch,
             self._tokens(batch, owners, positions),
-            to_device(positions, self._device),
-            build_attention_metadata(batch, self._blocks, self._model.attention.geometry, self._device),
-            to_device(np.concatenate((rows.token, scored)), self._device),
+            self._blocks,
+            np.concatenate((rows.token, scored)),
             self._lora_plan(batch, owners),
         )
         kept = len(rows.token)
