@@ -179,12 +179,13 @@ class GrammarMatchers:
         ``finish`` is that of the last one. Cuts ``count`` where a stream ends."""
         first = np.cumsum(count) - count
         broken: dict[int, str] = {}
-        for offset in range(int(count.max(initial=0))):
-            rows = np.flatnonzero(count > offset)
+        offset = 0
+        while len(rows := np.flatnonzero(count > offset)):
             ends = np.where(count[rows] == offset + 1, finish[rows], np.int8(FinishReason.NONE))
             broken |= self.accept(slots[rows], tokens[first[rows] + offset], ends)
             ended = ends != FinishReason.NONE
-            finish[rows[ended]], count[rows[ended]] = ends[ended], offset + 1
+            offset += 1
+            finish[rows[ended]], count[rows[ended]] = ends[ended], offset
         return broken
 
     def accept(self, slots: Slots, tokens: I32, finish: I8) -> dict[int, str]:
