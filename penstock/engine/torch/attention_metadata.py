@@ -1,8 +1,8 @@
 """Attention metadata of a step: cache addresses of its tokens and histories, built once, used by every layer.
 
-A step's tokens are one flat sequence [T]: first N single tokens (decodes), then chunks of prompts. They are
-computed in parts: streams of similar length, padded to the longest of them, so that a part is one set of
-tensor operations with little padding.
+A step's tokens are one flat sequence [T]: first single tokens (decodes), then decodes with drafts, then
+chunks of prompts. They are computed in parts: streams of similar length, padded to the longest of them, so
+that a part is one set of tensor operations with little padding.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor
 from penstock.engine.schedule.batch import Batch
 from penstock.engine.schedule.block_tables import NULL_BLOCK, BlockTables
 from penstock.engine.torch.transfer import to_device
+from penstock.wire.arrays import I32
 
 PADDING = 1.25
 """A part ends where the next stream is longer than its shortest one times this factor plus PADDING_SLACK."""
@@ -26,6 +27,8 @@ PADDING_SLACK = 64
 TILE = 256
 """Tokens of one prompt that are computed together: bounds the mask of a long prompt, and skips most of the
 scores that causality would mask."""
+DRAFT_WIDTHS = 5, 9, 17
+"""Decodes with drafts of up to these tokens are not padded to more, so that at most about half is padding."""
 
 Ints = NDArray[np.int64]
 
@@ -39,7 +42,7 @@ class CacheGeometry:
     gathered: int
     """Maximum elements of keys that one part gathers, unless a single stream has more."""
     in_place: bool = False
-    """Whether a kernel reads the histories of decodes from the cache without gathering them."""
+    """Whether a kernel reads the histories of decodes and drafts from the cache without gathering them."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -66,32 +69,35 @@ class AttentionMetadata:
     """int64[T * KV heads]: row of each token's key and value, head by head, in a cache of rows."""
     parts: list[AttentionPart]
     decodes: DecodeMetadata | None = None
-    """The single tokens, if a kernel computes them; otherwise they are in ``parts``."""
+    """Single tokens and drafts, if a kernel computes them; otherwise they are in ``parts``."""
 
 
 @dataclass(slots=True, frozen=True)
 class DecodeMetadata:
-    """N single tokens for a kernel that reads the cache in place."""
+    """The first N tokens of the flat batch, for a kernel that reads the cache in place.
+
+    A draft is a row of its own: the keys of the tokens before it are in the cache when attention begins.
+    """
 
     table: Tensor
-    """int64[N, W]: blocks of each history."""
+    """int32[N, W]: blocks of each token's history; those behind its length are not read."""
     length: Tensor
-    """int64[N]: length of each history, the single token included."""
+    """int64[N]: length of each token's history, its own included."""
 
 
 def build_attention_metadata(
     batch: Batch, blocks: BlockTables, geometry: CacheGeometry, device: torch.device
 ) -> AttentionMetadata:
     """The metadata of a batch whose parts have blocks for all their tokens."""
-    rows = blocks.cache_rows(np.repeat(batch.slots, batch.count), token_positions(batch))
-    block, offset = np.divmod(rows, blocks.block_size)
-    heads = np.arange(geometry.kv_heads)
-    writes = (block[:, None] * geometry.kv_heads + heads) * blocks.block_size + offset[:, None]
+    owners, positions = np.repeat(batch.slots, batch.count), token_positions(batch)
+    writes = _to(cache_writes(blocks, geometry, owners, positions), device)
     maker = _PartMaker(batch, blocks, geometry, device)
-    written = _to(writes.reshape(-1), device)
-    if geometry.in_place and batch.singles:
-        return AttentionMetadata(written, [*maker.prefills()], _decodes(batch, blocks, device))
-    return AttentionMetadata(written, [*maker.decodes(), *maker.prefills()])
+    decoded = int(batch.count[: batch.decodes].sum())
+    if geometry.in_place and decoded:
+        table, length = decode_rows(blocks, owners[:decoded], positions[:decoded])
+        decodes = DecodeMetadata(to_device(table, device), to_device(length, device))
+        return AttentionMetadata(writes, [*maker.prefills()], decodes)
+    return AttentionMetadata(writes, [*maker.decodes(), *maker.drafts(), *maker.prefills()])
 
 
 def dummy_attention_metadata(
@@ -106,10 +112,23 @@ def dummy_attention_metadata(
     return AttentionMetadata(_to(first * block_size, device), [part])
 
 
-def _decodes(batch: Batch, blocks: BlockTables, device: torch.device) -> DecodeMetadata:
-    length = batch.start[: batch.singles] + 1
-    table = blocks.table[batch.slots[: batch.singles], : blocks.blocks_for(int(length[-1]))]
-    return DecodeMetadata(_to(table, device), _to(length, device))
+def cache_writes(
+    blocks: BlockTables, geometry: CacheGeometry, owners: NDArray[np.intp], positions: Ints
+) -> Ints:
+    """int64[T * KV heads]: where the keys and values of tokens go, for ``AttentionMetadata.writes``.
+
+    owners: the slot of each token.
+    """
+    block, offset = np.divmod(blocks.cache_rows(owners, positions), blocks.block_size)
+    heads = np.arange(geometry.kv_heads)
+    writes = (block[:, None] * geometry.kv_heads + heads) * blocks.block_size + offset[:, None]
+    return writes.reshape(-1)
+
+
+def decode_rows(blocks: BlockTables, owners: NDArray[np.intp], positions: Ints) -> tuple[I32, Ints]:
+    """int32[N, W] and int64[N]: blocks and length of each token's history, for ``DecodeMetadata``."""
+    length = positions + 1
+    return blocks.table[owners, : blocks.blocks_for(int(length.max()))], length
 
 
 def token_positions(batch: Batch) -> Ints:
@@ -144,14 +163,35 @@ class _PartMaker:
                 length=self._padded(int(start[last - 1]) + 1),
             )
 
+    def drafts(self) -> Iterator[AttentionPart]:
+        """Parts of the decodes with drafts, of similar width and length."""
+        batch = self._batch
+        chosen = slice(batch.singles, batch.decodes)
+        count = batch.count[chosen].astype(np.int64)
+        if not len(count):
+            return
+        start = batch.start[chosen].astype(np.int64)
+        row = (np.cumsum(batch.count) - batch.count)[chosen]
+        width = np.searchsorted(DRAFT_WIDTHS, count)
+        order = np.lexsort((count, start + count, width))
+        ends = np.cumsum(np.bincount(width, minlength=len(DRAFT_WIDTHS) + 1))
+        for alike in np.split(order, ends[:-1]):
+            yield from self._padded_parts(batch.slots[chosen][alike], row[alike], start[alike], count[alike])
+
     def prefills(self) -> Iterator[AttentionPart]:
         """Parts of the prompt chunks, cut into tiles; tiles of similar width and length are padded alike."""
-        slots, row, start, count = self._tiles()
+        yield from self._padded_parts(*self._tiles())
+
+    def _padded_parts(
+        self, slots: NDArray[np.intp], row: Ints, start: Ints, count: Ints
+    ) -> Iterator[AttentionPart]:
+        """Parts of ``count`` tokens from position ``start`` of each slot, the first of which is at ``row`` in
+        the flat batch; sorted by end."""
         for first, last in self._ranges(start + count, count):
             most = int(count[first:last].max())
             within = np.arange(most)
             real = within < count[first:last, None]
-            # a padding query repeats its tile's first token; its output is dropped
+            # a padding query repeats its stream's first token; its output is dropped
             tokens = row[first:last, None] + np.where(real, within, 0)
             yield AttentionPart(
                 tokens=_to(tokens.reshape(-1), self._device),
@@ -165,7 +205,7 @@ class _PartMaker:
         """Slot, first row in the flat batch, start and count of each tile, sorted by end and count."""
         batch = self._batch
         rows = np.cumsum(batch.count) - batch.count
-        chunks = slice(batch.singles, None)
+        chunks = slice(batch.decodes, None)
         tiles = -(-batch.count[chunks] // TILE)
         skipped = TILE * (np.arange(int(tiles.sum())) - np.repeat(np.cumsum(tiles) - tiles, tiles))
         count = np.minimum(np.repeat(batch.count[chunks], tiles) - skipped, TILE)

@@ -1,8 +1,8 @@
-"""Triton kernel for decodes: attention of single tokens over the paged KV cache, without gathering.
+"""Triton kernel for decodes and drafts: attention of single tokens over the paged KV cache without gathering.
 
 Imported only where Triton is installed; the tests run it in Triton's interpreter on a CPU. One program per
-stream and KV head walks the stream's blocks with an online softmax (Dao: FlashAttention-2), so the cache is
-read once.
+token and KV head walks the blocks of the token's history with an online softmax (Dao: FlashAttention-2), so
+the history is read once.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ def _decode(  # type: ignore[no-untyped-def]
     table,
     lengths,
     slopes,
+    scaling,
     table_width,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -66,10 +67,16 @@ def _decode(  # type: ignore[no-untyped-def]
         at = ((page.to(tl.int64) * KV_HEADS + head) * BLOCK_SIZE + position % BLOCK_SIZE) * SIZE
         there = seen[:, None] & (size < SIZE)[None, :]
         k = tl.load(keys + at[:, None] + size[None, :], mask=there, other=0.0)
+        # rounded like transformers' eager attention, which stores these in the model's dtype
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if q.dtype == tl.float16:
+            scores = tl.minimum(tl.maximum(scores, -65504.0), 65504.0)
+        scores = (scores.to(q.dtype).to(tl.float32) * scaling).to(q.dtype).to(tl.float32)
         if SOFTCAP > 0:
             # tanh(x) = 1 - 2 / (exp(2x) + 1)
-            scores = SOFTCAP * (1.0 - 2.0 / (tl.exp(2.0 * scores / SOFTCAP) + 1.0))
+            capped = (scores / SOFTCAP).to(q.dtype).to(tl.float32)
+            capped = (1.0 - 2.0 / (tl.exp(2.0 * capped) + 1.0)).to(q.dtype).to(tl.float32)
+            scores = (SOFTCAP * capped).to(q.dtype).to(tl.float32)
         if ALIBI:
             scores -= slope[:, None] * (length - 1 - position)[None, :]
         scores = tl.where(seen[None, :], scores, float("-inf"))
@@ -88,11 +95,12 @@ def paged_decode(
     keys: Tensor,
     values: Tensor,
     decodes: DecodeMetadata,
+    scaling: float,
     window: int | None,
     softcap: float | None,
     slopes: Tensor | None,
 ) -> Tensor:
-    """Attention of scaled query [N, H, D] → [N, H, D].
+    """Attention of query [N, H, D] → [N, H, D]; ``scaling``: factor of the scores.
 
     keys, values [blocks, KV heads, block size, D]; slopes float32[KV heads, H / KV heads] for ALiBi.
     """
@@ -109,6 +117,7 @@ def paged_decode(
         decodes.table,
         decodes.length,
         slopes if slopes is not None else decodes.length,  # unused without ALIBI
+        scaling,
         decodes.table.stride(0),
         KV_HEADS=kv_heads,
         GROUP=group,

@@ -42,14 +42,26 @@ SHAPE = ModelShape(
 )
 
 
-def make_batch(parts: list[tuple[int, int]]) -> Batch:
-    """(start, count) per slot, in the order that the scheduler keeps: singles by start, then chunks."""
-    ordered = sorted(enumerate(parts), key=lambda entry: (entry[1][1] > 1, entry[1][0]))
+def make_batch(parts: list[tuple[int, int]], drafts: int = 0) -> Batch:
+    """(start, count) per slot, in the order that the scheduler keeps: singles by start, then the first
+    ``drafts`` parts of several tokens as decodes with drafts, then chunks."""
+    several = [slot for slot, (_, count) in enumerate(parts) if count > 1]
+    drafting = set(several[:drafts])
+    ordered = sorted(enumerate(parts), key=lambda part: (part[1][1] > 1, part[0] not in drafting, part[1][0]))
     slots = np.array([slot for slot, _ in ordered], np.intp)
     start = np.array([start for _, (start, _) in ordered], np.int32)
     count = np.array([count for _, (_, count) in ordered], np.int32)
     everyone = np.arange(len(parts))
-    return Batch(slots, start, count, int((count == 1).sum()), everyone, np.zeros(len(parts), np.int64))
+    singles = int((count == 1).sum())
+    return Batch(
+        slots=slots,
+        start=start,
+        count=count,
+        singles=singles,
+        samples=everyone,
+        generations=np.zeros(len(parts), np.int64),
+        decodes=singles + len(drafting),
+    )
 
 
 def make_blocks(batch: Batch, block_size: int) -> BlockTables:
@@ -69,11 +81,11 @@ parts_of_batches = st.lists(
 
 
 @settings(max_examples=60)
-@given(parts_of_batches, st.sampled_from([1, 7, 16]), st.sampled_from([1, 4000, 1 << 20]))
+@given(parts_of_batches, st.integers(0, 6), st.sampled_from([1, 7, 16]), st.sampled_from([1, 4000, 1 << 20]))
 def test_every_token_is_in_one_part_which_holds_its_history(
-    parts: list[tuple[int, int]], block_size: int, gathered: int
+    parts: list[tuple[int, int]], drafts: int, block_size: int, gathered: int
 ) -> None:
-    batch = make_batch(parts)
+    batch = make_batch(parts, drafts)
     blocks = make_blocks(batch, block_size)
     layout = build_attention_metadata(batch, blocks, CacheGeometry(KV_HEADS, SIZE, gathered), CPU)
     slot = np.repeat(batch.slots, batch.count)
@@ -104,23 +116,49 @@ def test_decodes_of_like_length_are_one_part() -> None:
     assert len(layout.parts) == 1
 
 
+def test_drafts_of_like_width_are_one_part_without_prompt_chunks() -> None:
+    """Streams of unlike length are apart, and 2 to 5 tokens from 6 to 9."""
+    parts = [(500, 2), (510, 5), (505, 4), (520, 6), (515, 9), (40, 3), (30, 5), (41, 4)]
+    batch = make_batch(parts, drafts=7)
+    layout = build_attention_metadata(
+        batch, make_blocks(batch, 16), CacheGeometry(KV_HEADS, SIZE, 1 << 20), CPU
+    )
+    widths = sorted(tuple(part.own.shape) for part in layout.parts)
+    assert widths == [(1, 4), (2, 5), (2, 9), (3, 5)]
+
+
+@pytest.mark.parametrize("block_size", [7, 16])
+def test_each_token_of_a_draft_is_a_row_of_the_kernel(block_size: int) -> None:
+    batch = make_batch([(20, 1), (40, 3), (0, 5), (9, 1), (3, 2)], drafts=2)
+    blocks = make_blocks(batch, block_size)
+    geometry = CacheGeometry(KV_HEADS, SIZE, 1 << 20, in_place=True)
+    layout = build_attention_metadata(batch, blocks, geometry, CPU)
+    assert layout.decodes is not None
+    assert layout.decodes.length.tolist() == [10, 21, 1, 2, 3, 4, 5, 41, 42, 43]
+    slots = [3, 0, 2, 2, 2, 2, 2, 1, 1, 1]
+    needed = blocks.blocks_for(43)
+    assert layout.decodes.table.tolist() == blocks.table[slots, :needed].tolist()
+    assert [part.own.tolist() for part in layout.parts] == [[[3, 4]]]
+
+
 def decoded(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
     decodes: DecodeMetadata,
+    scaling: float,
     window: int | None,
     softcap: float | None,
     slopes: torch.Tensor | None,
 ) -> torch.Tensor:
-    """What a kernel has to compute, a stream at a time."""
+    """What a kernel has to compute, a token at a time."""
     rows = []
     for single, table, length in zip(query, decodes.table, decodes.length.tolist(), strict=True):
         known, given = (
             cache[table].transpose(1, 2).flatten(0, 1)[:length].repeat_interleave(HEADS // KV_HEADS, 1)
             for cache in (keys, values)
         )
-        scores = torch.einsum("hd,lhd->hl", single, known)
+        scores = torch.einsum("hd,lhd->hl", single, known) * scaling
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
         distance = torch.arange(length - 1, -1, -1)
@@ -132,27 +170,28 @@ def decoded(
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"scaling": 0.7},
-        {"sliding_window": 20},
-        {"softcap": 3.0},
-        {"softcap": 3.0, "sliding_window": 300},
-        {"slopes": True},
-    ],
-    ids=str,
-)
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"scaling": 0.7},
+    {"sliding_window": 20},
+    {"softcap": 3.0},
+    {"softcap": 3.0, "sliding_window": 300},
+    {"slopes": True},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("block_size", [7, 16])
 @pytest.mark.parametrize("kernel", [None, decoded], ids=["gathered", "in-place"])
 def test_each_token_attends_to_its_own_history(
     options: dict[str, Any], block_size: int, kernel: Kernel | None
 ) -> None:
     torch.manual_seed(0)
-    first = [(0, 40), (0, 33), (0, 300), (0, 1), (0, 2)]
-    second = [(40, 1), (33, 1), (300, TILE + 20), (1, 1), (2, 30)]
-    last = make_batch([(start, count) for start, count in second])
+    first = [(0, 40), (0, 33), (0, 300), (0, 1), (0, 2), (0, 50), (0, 45), (0, 40)]
+    second = [(40, 1), (33, 1), (50, 3), (1, 1), (2, 33), (50, 5), (45, 9), (300, TILE + 20)]
+    first[2], first[7] = first[7], first[2]
+    second[2] = (40, 3)
+    last = make_batch(second)
     blocks = make_blocks(last, block_size)
     shape = dataclasses.replace(SHAPE, alibi="slopes" in options)
     attention = PagedAttention(
@@ -160,8 +199,8 @@ def test_each_token_attends_to_its_own_history(
     )
     given = {name: value for name, value in options.items() if name != "slopes"}
     history = {slot: torch.zeros(2, 0, KV_HEADS, SIZE) for slot in range(SLOTS)}
-    for parts in (first, second):
-        batch = make_batch(parts)
+    for parts, drafts in ((first, 0), (second, 4)):
+        batch = make_batch(parts, drafts)
         query, key, value = (
             torch.randn(1, heads, int(batch.count.sum()), SIZE) for heads in (HEADS, KV_HEADS, KV_HEADS)
         )
@@ -173,6 +212,103 @@ def test_each_token_attends_to_its_own_history(
             history[slot] = torch.cat([history[slot], entries[:, token : token + 1]], 1)
             expected = attended(query[0, :, token], history[slot], **options)
             torch.testing.assert_close(output[0, token], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("kernel", [None, decoded], ids=["gathered", "in-place"])
+def test_a_draft_is_computed_like_its_tokens_one_by_one(
+    options: dict[str, Any], kernel: Kernel | None
+) -> None:
+    torch.manual_seed(1)
+    starts, counts = [60, 3, 200, 60, 64, 350], [2, 5, 9, 17, 3, 33]
+    whole = make_batch(list(zip(starts, counts, strict=True)), drafts=len(starts))
+    blocks = make_blocks(whole, 16)
+    given = {name: value for name, value in options.items() if name != "slopes"}
+    shape = dataclasses.replace(SHAPE, alibi="slopes" in options)
+    together, alone = (
+        PagedAttention(shape, blocks.blocks + 1, 16, dtype=torch.float32, device=CPU, kernel=kernel)
+        for _ in range(2)
+    )
+    together.keys[0][1:] = torch.randn_like(together.keys[0][1:])
+    together.values[0][1:] = torch.randn_like(together.values[0][1:])
+    alone.keys[0][:], alone.values[0][:] = together.keys[0], together.values[0]
+    query, key, value = (torch.randn(1, heads, int(sum(counts)), SIZE) for heads in (HEADS, 2, 2))
+    module: Any = SimpleNamespace(layer_idx=0)
+    together.layout = build_attention_metadata(whole, blocks, together.geometry, CPU)
+    output, _ = together(module, query, key, value, None, **given)
+    first = np.cumsum(whole.count) - whole.count
+    for turn in range(max(counts)):
+        stays = whole.count > turn
+        single = dataclasses.replace(
+            whole,
+            slots=whole.slots[stays],
+            start=whole.start[stays] + turn,
+            count=np.ones(int(stays.sum()), np.int32),
+            singles=int(stays.sum()),
+            decodes=int(stays.sum()),
+        )
+        order = np.argsort(single.start, kind="stable")
+        single = dataclasses.replace(single, slots=single.slots[order], start=single.start[order])
+        rows = torch.from_numpy((first[stays] + turn)[order])
+        alone.layout = build_attention_metadata(single, blocks, alone.geometry, CPU)
+        expected, _ = alone(module, query[:, :, rows], key[:, :, rows], value[:, :, rows], None, **given)
+        torch.testing.assert_close(output[:, rows], expected, rtol=1e-5, atol=1e-6)
+    for cache, other in ((together.keys, alone.keys), (together.values, alone.values)):
+        assert torch.equal(cache[0], other[0])
+
+
+def eager(
+    query: torch.Tensor, history: torch.Tensor, first: int, scaling: float, softcap: float | None
+) -> torch.Tensor:
+    """[C, H, D]: transformers' eager attention of a stream's query [H, C, D], whose first token is at
+    ``first``; history [2, KV heads, L, D]."""
+    from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
+
+    distance = torch.arange(first, first + query.shape[1])[:, None] - torch.arange(history.shape[2])
+    mask = torch.zeros(distance.shape, dtype=query.dtype).masked_fill(
+        distance < 0, torch.finfo(query.dtype).min
+    )
+    module: Any = SimpleNamespace(num_key_value_groups=HEADS // KV_HEADS, training=False, head_dim=SIZE)
+    output, _ = eager_attention_forward(
+        module, query[None], history[:1], history[1:], mask[None, None], scaling=scaling, softcap=softcap
+    )
+    rows: torch.Tensor = output[0]
+    return rows
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_half_precision_rounds_like_eager_attention(dtype: torch.dtype, softcap: float | None) -> None:
+    """Scores are wide, so that their rounding shows in the weights. Sums of products in another order differ
+    in their last bit, before they are rounded: few outputs may differ. If the query is scaled before the
+    product, more than half of them do."""
+    torch.manual_seed(2)
+    starts, counts = [0, 90, 150, 0], [70, 1, 5, TILE + 40]
+    batch = make_batch(list(zip(starts, counts, strict=True)), drafts=0)
+    blocks = make_blocks(batch, 16)
+    attention = PagedAttention(SHAPE, blocks.blocks + 1, 16, dtype=dtype, device=CPU)
+    attention.keys[0][1:] = torch.randn_like(attention.keys[0][1:]) * 3
+    attention.values[0][1:] = torch.randn_like(attention.values[0][1:])
+    tokens = int(sum(counts))
+    query, key, value = (torch.randn(1, heads, tokens, SIZE).to(dtype) * 2 for heads in (HEADS, 2, 2))
+    attention.layout = build_attention_metadata(batch, blocks, attention.geometry, CPU)
+    module: Any = SimpleNamespace(layer_idx=0)
+    output, _ = attention(module, query, key, value, None, scaling=0.3, softcap=softcap)
+    differing = 0
+    ends = np.cumsum(batch.count)
+    for slot, start, count, end in zip(batch.slots, batch.start, batch.count, ends, strict=True):
+        length = int(start + count)
+        table = torch.from_numpy(blocks.table[slot, : blocks.blocks_for(length)])
+        history = torch.stack(
+            [
+                cache[0][table].transpose(0, 1).flatten(1, 2)[:, :length]
+                for cache in (attention.keys, attention.values)
+            ]
+        )
+        rows = slice(int(end - count), int(end))
+        expected = eager(query[0, :, rows], history, int(start), 0.3, softcap)
+        differing += int((output[0, rows] != expected).sum())
+    assert differing < 0.02 * output.numel()
 
 
 def attended(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from penstock.engine.torch.attention_metadata import DecodeMetadata
-from tests.engine.torch.test_attention import HEADS, KV_HEADS, decoded
+from tests.engine.torch.test_attention import HEADS, KV_HEADS, decoded, eager
 
 pytest.importorskip("triton")
 
@@ -35,9 +35,48 @@ def test_decodes_are_what_they_have_to_be(
         torch.randn(len(lengths), HEADS, size),
         keys,
         values,
-        DecodeMetadata(table, torch.tensor(lengths)),
+        DecodeMetadata(table.int(), torch.tensor(lengths)),
+        0.7 * size**-0.5,
         window,
         softcap,
         torch.rand(KV_HEADS, HEADS // KV_HEADS) if alibi else None,
     )
     torch.testing.assert_close(paged_decode(*arguments), decoded(*arguments), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_half_precision_rounds_scores_like_eager_attention(dtype: torch.dtype, softcap: float | None) -> None:
+    """The rounding of wide scores is most of eager attention's error, and the kernel has the same."""
+    from penstock.engine.torch.kernels import paged_decode
+
+    torch.manual_seed(0)
+    dtype = torch.float16
+    size, block_size, lengths = 64, 16, [40, 90, 140]
+    keys, values = torch.randn(2, len(lengths) * 9, KV_HEADS, block_size, size).to(dtype)
+    query = (torch.randn(len(lengths), HEADS, size) * 4).to(dtype)
+    table = torch.randperm(len(lengths) * 9).view(len(lengths), 9).int()
+    decodes = DecodeMetadata(table, torch.tensor(lengths))
+    found = paged_decode(query, keys, values, decodes, 0.7, None, softcap, None).float()
+    exact = decoded(query.float(), keys.float(), values.float(), decodes, 0.7, None, softcap, None)
+    rounded = torch.cat(
+        [_eager(query, keys, values, table, row, length, softcap) for row, length in enumerate(lengths)]
+    )
+    assert (found - rounded).abs().mean() < 0.5 * (exact - rounded).abs().mean()
+
+
+def _eager(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    table: torch.Tensor,
+    row: int,
+    length: int,
+    softcap: float | None,
+) -> torch.Tensor:
+    """float32[1, H, D] of one token's row."""
+    known, given = (
+        cache[table[row]].transpose(0, 1).flatten(1, 2)[None, :, :length] for cache in (keys, values)
+    )
+    history = torch.cat([known, given])
+    return eager(query[row][:, None], history, length - 1, 0.7, softcap).float()
