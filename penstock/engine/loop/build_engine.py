@@ -51,7 +51,14 @@ def build_engine(launch: Launch, progress: Callable[[str, float | None], None]) 
         )
     from penstock.engine.torch.engine import TorchEngine
 
-    return TorchEngine(config, launch.model_dir, progress, tokenizer_dir=launch.tokenizer_dir, group=group)
+    return TorchEngine(
+        config,
+        launch.model_dir,
+        progress,
+        tokenizer_dir=launch.tokenizer_dir,
+        rank=launch.index,
+        group=group,
+    )
 
 
 def with_rank_limits(config: ServeConfig, rank: int) -> ServeConfig:

@@ -21,12 +21,14 @@ from penstock.engine.sampling.grammar_compiler import GrammarCompiler
 from penstock.engine.sampling.metadata import SamplingMetadata
 from penstock.engine.schedule.block_tables import BlockTables
 from penstock.engine.schedule.scheduler import Batch, Scheduler
+from penstock.engine.torch.device import place_rank
 from penstock.engine.torch.expert_parallel import ExpertParallel
+from penstock.engine.torch.largest_step import run_largest_steps
 from penstock.engine.torch.lora.adapter_reader import AdapterReader
 from penstock.engine.torch.lora.lora_layers import LoraLayers
-from penstock.engine.torch.memory import keep_freed_memory, num_cache_blocks
+from penstock.engine.torch.memory import bytes_per_token, cache_budget, keep_freed_memory, num_cache_blocks
 from penstock.engine.torch.model import PagedModel
-from penstock.engine.torch.model_loader import ModelShape, pick_device, pick_dtype, read_shape
+from penstock.engine.torch.model_loader import ModelShape, pick_dtype, read_shape
 from penstock.engine.torch.model_runner import ModelRunner, PendingOutput
 from penstock.engine.torch.process_group import ProcessGroup
 from penstock.engine.torch.profiler import TorchProfiler
@@ -53,18 +55,22 @@ class TorchEngine:
         progress: Callable[[str, float | None], None],
         *,
         tokenizer_dir: str | None = None,
+        rank: int = 0,
         group: ProcessGroupSpec | None = None,
     ) -> None:
-        """Loads the model. ``tokenizer_dir`` contains tokenizer.json; None: ``model_dir`` does. ``group``:
-        the process group of the ranks that experts are split over, which all load at the same time; None:
-        this rank runs alone.
+        """Loads the model. ``tokenizer_dir`` contains tokenizer.json; None: ``model_dir`` does. ``rank``: the
+        data-parallel rank, which chooses the device. ``group``: the process group of the ranks that experts
+        are split over, which all load at the same time; None: this rank runs alone.
 
         Raises ConfigError for errors that a restart would not cure.
         """
         progress("loading PyTorch", None)
         keep_freed_memory()
         torch.set_num_threads(config.threads or max(1, len(os.sched_getaffinity(0)) - 1))
-        device = pick_device(config)
+        place = place_rank(config, rank)
+        device = place.device
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # kernels, events and pinned memory belong to the current device
         shape = read_shape(model_dir)
         max_model_len = _max_model_len(config, shape)
         dtype = pick_dtype(config, shape.dtype, device)
@@ -75,7 +81,8 @@ class TorchEngine:
         experts = None if self._group is None else ExpertParallel(self._group)
         progress("loading weights", 0.2)
         model = PagedModel(model_dir, config, shape, dtype=dtype, device=device, experts=experts)
-        blocks = num_cache_blocks(config, shape, max_model_len, dtype, device)
+        budget = cache_budget(config, place, lambda: run_largest_steps(model, config, max_model_len, device))
+        blocks = num_cache_blocks(config, [bytes_per_token(shape, dtype)], max_model_len, budget)
         model.make_cache(blocks + 1, config.block_size)
         self._model = model
         self._profiler = TorchProfiler(device.type)
