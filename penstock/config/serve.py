@@ -29,6 +29,10 @@ class ServeConfig(ProcessOptions, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ValueError(
                 f"--synthetic-script {self.synthetic_script}: is for --engine synthetic, not {self.engine}"
             )
+        if self.synthetic_script is not None and self.synthetic_tokens_per_step > 1:
+            raise ValueError(
+                "--synthetic-tokens-per-step: a script's replies have the tokens-per-step of their pace"
+            )
         if self.allow_credentials and (self.allowed_origins is None or "*" in self.allowed_origins):
             raise ValueError(
                 "--allow-credentials: name the pages in --allowed-origins; without, none could act in its "
