@@ -234,7 +234,7 @@ class BenchEngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     accept: Annotated[
         int,
         option(
-            "Draft tokens that every step accepts for every stream (--speculative-method ngram); its rows have "
+            "Draft tokens that every step accepts for every stream (--speculative-method ngram): rows have "
             "one token more.",
             "Load",
             ge=0,

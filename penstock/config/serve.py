@@ -120,10 +120,13 @@ def _check_speculation(config: ServeConfig) -> None:
         raise ValueError(f"--draft-model {config.draft_model}: needs --speculative-method draft")
     if method == "none" and config.speculative_tokens != "auto":
         raise ValueError(
-            f"--speculative-tokens {config.speculative_tokens}: needs --speculative-method ngram, suffix or draft"
+            f"--speculative-tokens {config.speculative_tokens}: needs --speculative-method ngram, suffix or "
+            "draft"
         )
     if method != "suffix" and config.suffix_cache_bytes != _DEFAULT_SUFFIX_BYTES:
-        raise ValueError(f"--suffix-cache-bytes {config.suffix_cache_bytes}: needs --speculative-method suffix")
+        raise ValueError(
+            f"--suffix-cache-bytes {config.suffix_cache_bytes}: needs --speculative-method suffix"
+        )
 
 
 _DEFAULT_SUFFIX_BYTES = next(

@@ -134,6 +134,7 @@ class GrammarMatchers:
         mask for the token after each of them, too. None: there are none.
         """
         assert self._thread is not None
+        tokens: list[list[int]]
         if drafts is None:
             first, total, tokens = np.arange(len(slots)), len(slots), [[]] * len(slots)
         else:
@@ -163,7 +164,8 @@ class GrammarMatchers:
         if self._filling is not None:
             self._filling.result()
             self._filling = None
-        return self._masks.view(np.uint8)[self._first_mask[slots] + length - self._table.length[slots]]
+        masks: NDArray[np.uint8] = self._masks.view(np.uint8)
+        return masks[self._first_mask[slots] + length - self._table.length[slots]]
 
     def forced_tokens(self, slot: int) -> list[int]:
         """The tokens that must come next, as far as the slot's grammar leaves no choice."""

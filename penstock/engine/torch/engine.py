@@ -66,10 +66,10 @@ class TorchEngine:
         rank: int = 0,
         group: ProcessGroupSpec | None = None,
     ) -> None:
-        """Loads the model. ``tokenizer_dir`` contains tokenizer.json; None: ``model_dir`` does. ``draft_dir``:
-        the draft model, for ``--speculative-method draft``. ``rank``: the data-parallel rank, which chooses
-        the device. ``group``: the process group of the ranks that experts are split over, which all load at
-        the same time; None: this rank runs alone.
+        """Loads the model. ``tokenizer_dir`` contains tokenizer.json; None: ``model_dir`` does.
+        ``draft_dir``: the draft model, for ``--speculative-method draft``. ``rank``: the data-parallel rank,
+        which chooses the device. ``group``: the process group of the ranks that experts are split over, which
+        all load at the same time; None: this rank runs alone.
 
         Raises ConfigError for errors that a restart would not cure.
         """
@@ -114,7 +114,7 @@ class TorchEngine:
         if lora is not None:
             reader = AdapterReader(lora, dtype, pinned=device.type == "cuda", on_remove=self._forget_adapter)
             self.adapters = AdapterTable(reader, config.max_cpu_loras)
-        self._draft_model: DraftModel | None = None
+        self._draft_model: DraftModel | None
         self._scheduler = Scheduler(
             self._table,
             self._sampling,
@@ -156,13 +156,14 @@ class TorchEngine:
             self._group.barrier(progress)
 
     def _make_speculation(self, config: ServeConfig, device: torch.device) -> Speculation | None:
+        self._draft_model = None
         match config.speculative_method:
             case "none":
                 return None
             case "ngram":
                 proposer: Proposer = NgramProposer(self._table)
             case "suffix":
-                proposer = SuffixProposer(self._table, config.suffix_cache_bytes)
+                proposer = SuffixProposer(self._table, store_bytes=config.suffix_cache_bytes)
             case "draft":
                 most = config.max_num_batched_tokens
                 proposer = self._draft_model = DraftModel(
@@ -297,7 +298,6 @@ class TorchEngine:
             case _:
                 raise ValueError(f"the torch engine has no operation {method!r}")
         return None
-
 
     def _wake_up(self) -> None:
         """Wake all models. Raises what :meth:`PagedModel.wake_up` raises; all are then asleep as before."""

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from penstock.config.serve import ServeConfig
 from penstock.engine.batch.slots import SlotTable
 from penstock.engine.sampling.metadata import SamplingMetadata
+from penstock.engine.schedule.batch import Batch
 from penstock.engine.schedule.block_tables import BlockTables
-from penstock.engine.schedule.scheduler import Batch
 from penstock.engine.torch.model import PagedModel
 from penstock.engine.torch.model_runner import ModelRunner
 from penstock.wire.messages import SamplingParams, Submit
@@ -69,6 +69,14 @@ def _run(
         sampling.set(table.allocate(0, Submit(stream, prompt, params)), params)
     slots = np.arange(len(count))
     singles = int(np.count_nonzero(count == 1))
-    batch = Batch(slots, start, count, singles, samples=slots, generations=table.generation[slots])
+    batch = Batch(
+        slots=slots,
+        start=start,
+        count=count,
+        singles=singles,
+        decodes=singles,
+        samples=slots,
+        generations=table.generation[slots],
+    )
     blocks = BlockTables(len(count), 1, config.block_size, max_model_len)
     ModelRunner(model, blocks, sampling, device).launch(batch).read()

@@ -131,10 +131,6 @@ class PagedModel:
         return self._head
 
     @property
-    def vocab_size(self) -> int:
-        return self._shape.vocab_size
-
-    @property
     def max_positions(self) -> int:
         """Tokens of a history that the model takes."""
         return self._shape.max_positions

@@ -50,7 +50,7 @@ class Oracle:
         self.errors = errors
         self.random = np.random.default_rng(5)
 
-    def begin(self, slot: int) -> None: ...
+    def begin(self, slot: int, scope: int = 0) -> None: ...
 
     def restart(self, slot: int) -> None: ...
 
@@ -84,6 +84,7 @@ def mixes(count: int, seed: int = 11) -> list[Submit]:
     made = []
     for stream in range(count):
         few = tuple(random.integers(3, VOCAB, size=4).tolist())
+        bias, banned = dict.fromkeys(few, 8.0), tuple({few[:1], few[1:3], tokens(3)})
         pattern = random.integers(3, VOCAB, size=random.integers(1, 9)).tolist()
         prompt = (pattern * 40)[: random.integers(1, 90)]
         sampling: dict[str, Any] = {
@@ -100,9 +101,9 @@ def mixes(count: int, seed: int = 11) -> list[Submit]:
             "stop_token_ids": maybe(0.3, lambda: tokens(60), ()),
             "logprobs": maybe(0.3, lambda: int(random.choice([0, 2, 150])), -1),
             "prompt_logprobs": maybe(0.1, lambda: 1, -1),
-            "logit_bias": maybe(0.5, lambda: dict.fromkeys(few, 8.0)),
-            "allowed_token_ids": maybe(0.15, lambda: (*few, 1)),
-            "bad_words": maybe(0.3, lambda: tuple({few[:1], few[1:3], tokens(3)}), ()),
+            "logit_bias": maybe(0.5, lambda bias=bias: bias),
+            "allowed_token_ids": maybe(0.15, lambda few=few: (*few, 1)),
+            "bad_words": maybe(0.3, lambda banned=banned: banned, ()),
             "grammar": maybe(0.3, lambda: str(random.choice(GRAMMARS))),
         }
         if sampling["grammar"] is not None:
@@ -222,7 +223,12 @@ def test_a_resumed_stream_goes_on_with_the_same_tokens(family: Family, method: s
         {"async_scheduling": "on"},
         {"max_num_batched_tokens": 16, "max_num_seqs": 8},
         {"kv_cache_memory": 96 << 10, "block_size": 4},
-        {"kv_cache_memory": 96 << 10, "block_size": 4, "enable_prefix_caching": False, "async_scheduling": "on"},
+        {
+            "kv_cache_memory": 96 << 10,
+            "block_size": 4,
+            "enable_prefix_caching": False,
+            "async_scheduling": "on",
+        },
         {"max_num_seqs": 3, "block_size": 5, "scheduling_policy": "priority"},
     ],
     ids=["ahead", "small-steps", "preempted", "preempted-ahead", "few-slots"],
@@ -271,7 +277,8 @@ def test_aborted_streams_end_with_what_they_have(family: Family, ahead: str) -> 
 def test_what_a_grammar_forces_is_a_draft(family: Family) -> None:
     """Without a draft from anywhere else."""
     requests = [
-        submit(stream, [7 + stream], grammar=GRAMMARS[0], temperature=1.0, max_tokens=200) for stream in range(4)
+        submit(stream, [7 + stream], grammar=GRAMMARS[0], temperature=1.0, max_tokens=200)
+        for stream in range(4)
     ]
     plain = run_all(make_engine(family.target, **ENGINE), requests)
     engine = family.engine("oracle", {stream: [] for stream in range(4)})
