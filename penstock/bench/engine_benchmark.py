@@ -69,11 +69,13 @@ class EngineBenchmarkReport(msgspec.Struct, frozen=True, kw_only=True):
 def render(report: EngineBenchmarkReport) -> str:
     """The report as a table."""
     lines = [
-        f"{'rows':>6} {'length':>8} {'ms/step':>9} {'median':>8} {'us/row':>8} {'us/token':>9} {'objects':>8} {'GCs':>5}"
+        f"{'rows':>6} {'length':>8} {'ms/step':>9} {'median':>8} {'us/row':>8} {'us/token':>9} "
+        f"{'objects':>8} {'GCs':>5}"
     ]
     lines += [
         f"{run.rows:>6,} {run.sequence_length:>8,} {run.host_ms_per_step:>9.3f} "
-        f"{run.host_ms_per_step_median:>8.3f} {run.host_us_per_row:>8.3f} {run.host_us_per_token:>9.3f} {run.tracked_objects:>8,} "
+        f"{run.host_ms_per_step_median:>8.3f} {run.host_us_per_row:>8.3f} {run.host_us_per_token:>9.3f} "
+        f"{run.tracked_objects:>8,} "
         f"{run.collections:>5,}"
         for run in report.runs
     ]
@@ -127,9 +129,7 @@ def _measure(rows: int, sequence_length: int, steps: int, accept: int) -> Engine
             socket.close()
 
 
-def _steady(
-    stepper: _Stepper, rows: int, sequence_length: int, steps: int, tokens_per_row: int
-) -> EngineRun:
+def _steady(stepper: _Stepper, rows: int, sequence_length: int, steps: int, tokens_per_row: int) -> EngineRun:
     """Measures ``steps`` steps in which no stream starts or ends."""
     parts = -(-steps // STEPS_AT_A_TIME)
     cpu_s = [0.0] * parts  # allocated before objects are counted

@@ -88,6 +88,8 @@ class RequestBodies:
             body |= {"input": prompt, "store": False}
         else:
             body["messages"] = [{"role": "user", "content": prompt}]
+        if self._config.logprobs is not None:
+            body |= _logprob_fields(endpoint, self._config.logprobs)
         return msgspec.json.encode(body).decode()
 
     def _prompts(self, count: int = PROMPTS) -> list[str] | list[list[int]]:
@@ -128,3 +130,12 @@ class RequestBodies:
         if reply.status_code != 200:
             raise BenchError(f"{method} {path} was answered with {reply.status_code}: {reply.text[:300]}")
         return reply.json()
+
+
+def _logprob_fields(endpoint: str, alternatives: int) -> dict[str, Any]:
+    """The fields by which each API is asked for logprobs."""
+    if endpoint == "completions":
+        return {"logprobs": alternatives}
+    if endpoint == "responses":
+        return {"include": ["message.output_text.logprobs"], "top_logprobs": alternatives}
+    return {"logprobs": True, "top_logprobs": alternatives}

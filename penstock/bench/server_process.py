@@ -127,6 +127,7 @@ def serve_arguments(config: BenchHostConfig, api_servers: int = 1) -> list[str]:
         "--engine": "synthetic",
         "--port": 0,
         "--synthetic-step-ms": config.step_ms,
+        "--synthetic-tokens-per-step": config.tokens_per_step,
         "--stream-interval": config.stream_interval,
         "--api-server-count": api_servers,
         "--data-parallel-size": config.engines,

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from penstock.config.describe import ALLOWED_KEY, Key, option
 from penstock.config.gateway_options.picking import DEFAULT_SCORERS, Scorers
-from penstock.config.options.synthetic import STEP_MS
+from penstock.config.options.synthetic import MAX_TOKENS_PER_STEP, STEP_MS, TOKENS_PER_STEP
 
 # -- of several commands
 
@@ -72,6 +72,12 @@ class BenchHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         ),
     ] = "text"
     endpoint: Endpoint = "completions"
+    logprobs: Annotated[
+        Annotated[int, Meta(ge=0, le=20)] | None,
+        option(
+            "Ask for the logprobs of output tokens, with that many alternatives. Default: for none.", "Load"
+        ),
+    ] = None
     requests: Annotated[
         Annotated[int, Meta(ge=1)] | None, option("Requests per round. Default: one per stream.", "Load")
     ] = None
@@ -98,6 +104,7 @@ class BenchHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     # -- server started for the run
     step_ms: Annotated[float, option(STEP_MS, "Server", ge=0)] = 15.0
+    tokens_per_step: Annotated[int, option(TOKENS_PER_STEP, "Server", ge=1, le=MAX_TOKENS_PER_STEP)] = 1
     stream_interval: Annotated[
         Annotated[int, Meta(ge=1, le=1024)] | Literal["auto"],
         option("Tokens per event, or auto, as for penstock serve.", "Server"),
@@ -179,6 +186,8 @@ class BenchHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise ValueError(
                 f"--prompt-kind: {self.endpoint} takes text only, use --endpoint completions for ids"
             )
+        if self.logprobs is not None and self.endpoint == "messages":
+            raise ValueError("--logprobs: the messages API has none")
         if self.url is not None and self.pid is None:
             raise ValueError("--url: CPU time can be read only of known processes, give them with --pid")
         if self.pid is not None and self.url is None:
@@ -225,7 +234,7 @@ class BenchEngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     accept: Annotated[
         int,
         option(
-            "Draft tokens that every step accepts for every stream (--speculative-method ngram); its rows have "
+            "Draft tokens that every step accepts for every stream (--speculative-method ngram): rows have "
             "one token more.",
             "Load",
             ge=0,
@@ -381,6 +390,7 @@ def check_arguments(flag: str, text: str | None) -> None:
 
 OF_STARTED_SERVER = (
     "step_ms",
+    "tokens_per_step",
     "stream_interval",
     "api_server_count",
     "engines",

@@ -29,6 +29,10 @@ class ServeConfig(ProcessOptions, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ValueError(
                 f"--synthetic-script {self.synthetic_script}: is for --engine synthetic, not {self.engine}"
             )
+        if self.synthetic_script is not None and self.synthetic_tokens_per_step > 1:
+            raise ValueError(
+                "--synthetic-tokens-per-step: a script's replies have the tokens-per-step of their pace"
+            )
         if self.allow_credentials and (self.allowed_origins is None or "*" in self.allowed_origins):
             raise ValueError(
                 "--allow-credentials: name the pages in --allowed-origins; without, none could act in its "
@@ -116,10 +120,13 @@ def _check_speculation(config: ServeConfig) -> None:
         raise ValueError(f"--draft-model {config.draft_model}: needs --speculative-method draft")
     if method == "none" and config.speculative_tokens != "auto":
         raise ValueError(
-            f"--speculative-tokens {config.speculative_tokens}: needs --speculative-method ngram, suffix or draft"
+            f"--speculative-tokens {config.speculative_tokens}: needs --speculative-method ngram, suffix or "
+            "draft"
         )
     if method != "suffix" and config.suffix_cache_bytes != _DEFAULT_SUFFIX_BYTES:
-        raise ValueError(f"--suffix-cache-bytes {config.suffix_cache_bytes}: needs --speculative-method suffix")
+        raise ValueError(
+            f"--suffix-cache-bytes {config.suffix_cache_bytes}: needs --speculative-method suffix"
+        )
 
 
 _DEFAULT_SUFFIX_BYTES = next(

@@ -264,9 +264,9 @@ class OutputProcessor:
         """Writes down how far the steady rows of an engine have come."""
         steady = self._steady.get(rank)
         if steady is not None and steady.frames:
-            handles = steady.handles
-            self._position.put(handles, self._position.take(handles) + np.int32(steady.frames))
-            self._last.put(handles, steady.now)
+            frame = steady.latest
+            self._position.put(frame.stream, frame.position + (1 if frame.count is None else frame.count))
+            self._last.put(frame.stream, steady.now)
             steady.frames = 0
 
     def _settle_all(self) -> None:
@@ -373,13 +373,14 @@ class OutputProcessor:
         if steady is None:
             self._position.put(handles, frame.position + (1 if frame.count is None else frame.count))
             self._record_latency(frame, now)
-            written = self._record_sizes(frame)
+            written = self._written.take(handles)
+            self._record_sizes(frame, written)
             if is_plain(frame):
-                left = int((self._limit.take(handles) - frame.position).min()) - 1
-                self._steady[rank] = SteadyRows(frame, now, written, left)
+                left = int((self._limit.take(handles) - self._position.take(handles)).min())
+                self._steady[rank] = SteadyRows(frame, now, None if written.all() else written, left)
         else:
             self._itl.add(now - steady.now, frame.rows)
-            self._event_tokens.add(1.0, steady.written)
+            self._record_sizes(frame, steady.written)
             steady.now = now
         self.generated_tokens += len(frame.tokens)
         if self._log is not None:
@@ -562,16 +563,14 @@ class OutputProcessor:
             waits = waits[~first]
         self._itl.observe(waits)
 
-    def _record_sizes(self, frame: TokenFrame) -> int:
-        """Returns how many rows become events."""
-        written = self._written.take(frame.stream)
+    def _record_sizes(self, frame: TokenFrame, written: NDArray[np.bool_] | None) -> None:
+        """``written``: bool[R], the rows that become events; None: all, and each has tokens."""
         if frame.count is None:
-            events = int(np.count_nonzero(written))
-            self._event_tokens.add(1.0, events)
-            return events
-        sizes = frame.count[written & (frame.count > 0)]
-        self._event_tokens.observe(sizes)
-        return len(sizes)
+            self._event_tokens.add(1.0, frame.rows if written is None else int(np.count_nonzero(written)))
+        elif written is None:
+            self._event_tokens.observe(frame.count)
+        else:
+            self._event_tokens.observe(frame.count[written & (frame.count > 0)])
 
 
 def _no_abort(stream: Stream) -> None:

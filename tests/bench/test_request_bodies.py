@@ -93,3 +93,23 @@ def test_a_server_that_is_not_there_is_told() -> None:
 
     with pytest.raises(BenchError, match="GET /v1/models failed: ConnectError"):
         requests(broken)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "fields"),
+    [
+        ("completions", {"logprobs": 2}),
+        ("chat", {"logprobs": True, "top_logprobs": 2}),
+        ("responses", {"include": ["message.output_text.logprobs"], "top_logprobs": 2}),
+    ],
+)
+def test_logprobs_are_asked_for_as_each_api_has_it(endpoint: Any, fields: dict[str, Any]) -> None:
+    body = json.loads(requests(endpoint=endpoint, logprobs=2).bodies()[0])
+    assert {name: body[name] for name in fields} == fields
+    plain = json.loads(requests(endpoint=endpoint).bodies()[0])
+    assert not plain.keys() & fields.keys()
+
+
+def test_messages_have_no_logprobs() -> None:
+    with pytest.raises(ValueError, match="--logprobs: the messages API has none"):
+        BenchHostConfig(endpoint="messages", logprobs=0)

@@ -24,11 +24,12 @@ def served(config: BenchHostConfig, api_servers: int = 1) -> ServeConfig:
 
 
 def test_options_reach_the_server() -> None:
-    config = BenchHostConfig(step_ms=2.5, stream_interval="auto", engines=3, streams=5000)
+    config = BenchHostConfig(step_ms=2.5, tokens_per_step=3, stream_interval="auto", engines=3, streams=5000)
     options = served(config, 2)
     assert (options.engine, options.port, options.synthetic_step_ms) == ("synthetic", 0, 2.5)
     assert (options.stream_interval, options.api_server_count, options.data_parallel_size) == ("auto", 2, 3)
     assert options.max_num_seqs == 5000
+    assert (options.synthetic_tokens_per_step, options.synthetic_acceptance_rate) == (3, 1.0)
 
 
 def test_slots_are_for_requests_in_flight_and_lengths_for_the_longest() -> None:

@@ -126,7 +126,14 @@ class EngineOptions(ResponseStoreOptions, frozen=True, kw_only=True, forbid_unkn
         ),
     ] = None
     gpu_memory_utilization: Annotated[
-        float, option("Fraction of GPU memory for weights and KV cache.", "Engine", gt=0, le=1)
+        float,
+        option(
+            "Fraction of a GPU's memory for weights, activations and KV cache. Engines of a host that share "
+            "a GPU divide it.",
+            "Engine",
+            gt=0,
+            le=1,
+        ),
     ] = 0.9
     threads: Annotated[
         Annotated[int, Meta(ge=1)] | None,

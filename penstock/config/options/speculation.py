@@ -18,17 +18,17 @@ class SpeculationOptions(AdapterOptions, frozen=True, kw_only=True, forbid_unkno
     speculative_method: Annotated[
         Literal["none", "ngram", "suffix", "draft"],
         option(
-            "Source of drafts, several tokens that a step verifies at once; the output does not depend on it. "
-            "ngram: what followed the same tokens earlier in the request; suffix: the same, and earlier "
-            "outputs; draft: a smaller model (--draft-model).",
+            "Source of drafts, several tokens that a step verifies at once; the output stays the same. ngram: "
+            "what followed the same tokens earlier in the request; suffix: the same, and earlier outputs; "
+            "draft: a smaller model (--draft-model).",
             GROUP,
         ),
     ] = "none"
     speculative_tokens: Annotated[
         Annotated[int, Meta(ge=1, le=32)] | Literal["auto"],
         option(
-            "Maximum tokens of a draft. auto: chosen for each stream and step by acceptance and load, down to "
-            "none where verification costs more than it gains.",
+            "Maximum tokens of a draft. auto: chosen for each stream and step by acceptance and load; none "
+            "where verification costs more than it gains.",
             GROUP,
         ),
     ] = "auto"

@@ -10,12 +10,30 @@ from penstock.config.describe import option
 from penstock.config.options.speculation import SpeculationOptions
 
 STEP_MS = "Step duration of the synthetic engine, in milliseconds."
+TOKENS_PER_STEP = (
+    "Maximum tokens per stream and step of the synthetic engine, as speculative decoding makes them. The "
+    "tokens of a stream do not depend on it."
+)
+MAX_TOKENS_PER_STEP = 64
 
 
 class SyntheticOptions(SpeculationOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of the synthetic engine."""
 
     synthetic_step_ms: Annotated[float, option(STEP_MS, "Synthetic engine", ge=0)] = 10.0
+    synthetic_tokens_per_step: Annotated[
+        int, option(TOKENS_PER_STEP, "Synthetic engine", ge=1, le=MAX_TOKENS_PER_STEP)
+    ] = 1
+    synthetic_acceptance_rate: Annotated[
+        float,
+        option(
+            "With --synthetic-tokens-per-step: probability that a step has the next token, once it has all "
+            "before. 1: every step has the maximum, except a stream's first, which has one token.",
+            "Synthetic engine",
+            ge=0,
+            le=1,
+        ),
+    ] = 1.0
     synthetic_prefill_tokens_per_s: Annotated[
         float,
         option(

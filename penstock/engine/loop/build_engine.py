@@ -57,6 +57,7 @@ def build_engine(launch: Launch, progress: Callable[[str, float | None], None]) 
         progress,
         tokenizer_dir=launch.tokenizer_dir,
         draft_dir=launch.draft_dir,
+        rank=launch.index,
         group=group,
     )
 

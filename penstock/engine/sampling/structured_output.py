@@ -134,6 +134,7 @@ class GrammarMatchers:
         mask for the token after each of them, too. None: there are none.
         """
         assert self._thread is not None
+        tokens: list[list[int]]
         if drafts is None:
             first, total, tokens = np.arange(len(slots)), len(slots), [[]] * len(slots)
         else:
@@ -163,7 +164,8 @@ class GrammarMatchers:
         if self._filling is not None:
             self._filling.result()
             self._filling = None
-        return self._masks.view(np.uint8)[self._first_mask[slots] + length - self._table.length[slots]]
+        masks: NDArray[np.uint8] = self._masks.view(np.uint8)
+        return masks[self._first_mask[slots] + length - self._table.length[slots]]
 
     def forced_tokens(self, slot: int) -> list[int]:
         """The tokens that must come next, as far as the slot's grammar leaves no choice."""
@@ -179,12 +181,13 @@ class GrammarMatchers:
         ``finish`` is that of the last one. Cuts ``count`` where a stream ends."""
         first = np.cumsum(count) - count
         broken: dict[int, str] = {}
-        for offset in range(int(count.max(initial=0))):
-            rows = np.flatnonzero(count > offset)
+        offset = 0
+        while len(rows := np.flatnonzero(count > offset)):
             ends = np.where(count[rows] == offset + 1, finish[rows], np.int8(FinishReason.NONE))
             broken |= self.accept(slots[rows], tokens[first[rows] + offset], ends)
             ended = ends != FinishReason.NONE
-            finish[rows[ended]], count[rows[ended]] = ends[ended], offset + 1
+            offset += 1
+            finish[rows[ended]], count[rows[ended]] = ends[ended], offset
         return broken
 
     def accept(self, slots: Slots, tokens: I32, finish: I8) -> dict[int, str]:

@@ -54,7 +54,7 @@ class Batch:
     def sampled_rows(self) -> SampledRows:
         """One row for each sampled part, and one for each draft token."""
         part = self.samples
-        token = np.cumsum(self.count)[part] - 1
+        token = np.cumsum(self.count, dtype=np.intp)[part] - 1
         slots, length = self.slots[part], self.start[part] + self.count[part]
         if self.drafts is None:
             return SampledRows(slots=slots, length=length, token=token)

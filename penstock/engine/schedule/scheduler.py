@@ -31,6 +31,7 @@ from penstock.engine.sampling.metadata import NO_TOKEN, READS_LAST_TOKEN, Sampli
 from penstock.engine.schedule.adapter_room import AdapterRoom
 from penstock.engine.schedule.batch import Batch
 from penstock.engine.schedule.block_tables import BlockTables
+from penstock.engine.schedule.cache_scope import CacheScope
 from penstock.engine.schedule.prefix_cache import Match, Prefix, PrefixCache
 from penstock.engine.schedule.step_cost import StepCost
 from penstock.engine.schedule.submit_checks import check_request
@@ -66,7 +67,7 @@ class Scheduler:
         adapters: AdapterTable | None = None,
         speculation: Speculation | None = None,
     ) -> None:
-        """``adapters``: the engine's; None: it runs none. ``speculation`` makes drafts; None: none are made."""
+        """``adapters``: the engine's; None: it runs none. ``speculation`` makes drafts; None: no drafts."""
         self.table = table
         self.sampling = sampling
         self.blocks = blocks
@@ -480,7 +481,8 @@ class Scheduler:
         index = int(self.priority[admitted].searchsorted(newcomer.priority, side="right"))
         self._admitted = np.concatenate((admitted[:index], np.array([slot], np.intp), admitted[index:]))
         if self.speculation is not None:
-            self.speculation.begin(slot)
+            scope = CacheScope(newcomer.request.cache_salt, newcomer.request.adapter_key)
+            self.speculation.begin(slot, int.from_bytes(scope.seed(8), "little", signed=True))
         self.prefix_cache.record_lookup(newcomer.prefix, newcomer.tokens, found)
         if not newcomer.request.resumed:  # the engine that ran it before has reported its cached tokens
             self.table.cached[slot] = found.blocks * self.blocks.block_size

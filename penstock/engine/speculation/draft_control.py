@@ -62,7 +62,8 @@ class DraftControl:
         accepted = self._accepted[slots]
         chance = np.clip(accepted / (accepted + self._rejected[slots]), 1e-3, 0.999)
         worth = np.log(max(threshold, 1e-6)) / np.log(chance)
-        return np.minimum(worth, self.most).astype(np.int32)
+        limits: I32 = np.minimum(worth, self.most).astype(np.int32)
+        return limits
 
     def on_verified(self, slots: Slots, drafted: I32, accepted: I32) -> None:
         """A step has verified ``drafted`` tokens of each slot, 0 of some, and accepted the first ``accepted``

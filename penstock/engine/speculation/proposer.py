@@ -13,8 +13,11 @@ from penstock.wire.arrays import I32
 class Proposer(Protocol):
     """Proposes tokens that may follow the histories of slots."""
 
-    def begin(self, slot: int) -> None:
-        """A stream was given the slot. The slot's history is its prompt, of a resumed stream with output."""
+    def begin(self, slot: int, scope: int = 0) -> None:
+        """A stream was given the slot. The slot's history is its prompt, of a resumed stream with output.
+
+        ``scope``, int64: streams with different ones share nothing.
+        """
         ...
 
     def restart(self, slot: int) -> None:

@@ -48,11 +48,12 @@ class Speculation:
 
     # -- streams come and go
 
-    def begin(self, slot: int) -> None:
-        """A stream has been given the slot, with its sampling parameters and its history."""
+    def begin(self, slot: int, scope: int = 0) -> None:
+        """A stream has been given the slot, with its sampling parameters and its history. ``scope``, int64:
+        drafts come from streams of the same one alone."""
         self._control.begin(slot)
         self._forced[slot] = False
-        self._proposer.begin(slot)
+        self._proposer.begin(slot, scope)
 
     def restart(self, slot: int) -> None:
         """The stream was given KV blocks, at its beginning or after a preemption."""

@@ -32,6 +32,7 @@ from penstock.engine.schedule.waiting_queue import WaitingQueue
 from penstock.engine.synthetic.adapters import SyntheticAdapterLoader, lora_info, seed_of
 from penstock.engine.synthetic.script import Script
 from penstock.engine.synthetic.script_player import ScriptPlayer, break_engine
+from penstock.engine.synthetic.speculation import SyntheticSpeculation
 from penstock.engine.vocabulary import read_eos_token_ids, read_max_model_len, read_vocabulary
 from penstock.wire.arrays import I8, I32
 from penstock.wire.frames import FinishReason
@@ -57,12 +58,14 @@ def _no_progress(text: str, fraction: float | None = None) -> None:
 
 
 class SyntheticEngine:
-    """Every running stream gets one token per step of ``synthetic_step_ms``.
+    """Every running stream gets one token per step of ``synthetic_step_ms``, or up to
+    ``synthetic_tokens_per_step``.
 
-    That is the minimum duration of a step. Prompts are prefilled before the step that returns their stream's
-    first token: at once, or one after another at ``synthetic_prefill_tokens_per_s``, with at most
-    ``max_num_batched_tokens`` per step. EOS is never drawn. Logprobs are made up: the sampled token ranks
-    first with probability 1/2, followed by its neighbours in the vocabulary with 1/4, 1/8 and so on.
+    ``synthetic_step_ms`` is the minimum duration of a step. Prompts are prefilled before the step that
+    returns their stream's first token: at once, or one after another at ``synthetic_prefill_tokens_per_s``,
+    with at most ``max_num_batched_tokens`` per step. EOS is never drawn. Logprobs are made up: the sampled
+    token ranks first with probability 1/2, followed by its neighbours in the vocabulary with 1/4, 1/8 and so
+    on.
 
     A fault (``synthetic_fault``, KIND@N) is injected in the N-th step with work, counted from 0.
     """
@@ -118,6 +121,15 @@ class SyntheticEngine:
         self._idle_s = 0.0 if self._player is None else IDLE_STEP_S
         self._state = np.zeros(config.max_num_seqs, np.uint64)
         """Random state of each slot's stream."""
+        self._speculation: SyntheticSpeculation | None = None
+        if config.synthetic_tokens_per_step > 1:
+            self._speculation = SyntheticSpeculation(
+                self._table,
+                self._state,
+                self._draw,
+                tokens_per_step=config.synthetic_tokens_per_step,
+                acceptance_rate=config.synthetic_acceptance_rate,
+            )
         self._alternatives = np.full(config.max_num_seqs, -1, np.int32)
         """Logprobs asked for, per slot; -1: none."""
         self._with_logprobs = 0
@@ -226,7 +238,7 @@ class SyntheticEngine:
         )
 
     def step(self) -> StepRows:
-        """Admit, prefill, and draw one token for every decoding stream. Raises InjectedFault."""
+        """Admit, prefill, and draw tokens for every decoding stream. Raises InjectedFault."""
         began = self._clock()
         if self._aborted:
             self._withdraw(self._aborted)
@@ -234,11 +246,13 @@ class SyntheticEngine:
         self._prefill_prompts(began)
         failing = self._inject_fault()
         slots, resting = self._decoding, None
-        if self._player is None:
-            finish = self._table.append_and_check_stop(slots, self._draw(slots))
-        else:
+        if self._player is not None:
             slots, finish, resting, broken = self._player.step(slots, began)
             failing |= broken
+        elif self._speculation is not None:
+            finish = self._speculation.append(slots)
+        else:
+            finish = self._table.append_and_check_stop(slots, self._draw(slots))
         rows = self._rows(slots, finish, resting, failing)
         self._sleep_until(began + self._duration())
         return rows
@@ -282,6 +296,7 @@ class SyntheticEngine:
             self._credit = 0.0
 
     def _draw(self, slots: NDArray[np.intp]) -> I32:
+        """The next token of each slot."""
         position = self._table.length[slots]
         position -= self._table.base[slots]
         tokens: I32 = self._ordinary[token_indexes(self._state[slots], position, len(self._ordinary))]
@@ -380,7 +395,7 @@ class SyntheticEngine:
         return Load(len(self._waiting), self._table.running(), generated=self._table.generated)
 
     def metrics(self) -> dict[str, float]:
-        return {}
+        return {} if self._speculation is None else self._speculation.metrics()
 
     def call(self, method: str, arguments: dict[str, Any]) -> Any:
         match method:

@@ -26,14 +26,16 @@ from penstock.engine.speculation.ngram import NgramProposer
 from penstock.engine.speculation.proposer import Proposer
 from penstock.engine.speculation.speculation import Speculation
 from penstock.engine.speculation.suffix import SuffixProposer
-from penstock.engine.torch.draft.draft_model import DraftModel
+from penstock.engine.torch.device import place_rank
 from penstock.engine.torch.draft.draft_loader import load_draft_model, read_draft_shape
+from penstock.engine.torch.draft.draft_model import DraftModel
 from penstock.engine.torch.expert_parallel import ExpertParallel
+from penstock.engine.torch.largest_step import run_largest_steps
 from penstock.engine.torch.lora.adapter_reader import AdapterReader
 from penstock.engine.torch.lora.lora_layers import LoraLayers
-from penstock.engine.torch.memory import keep_freed_memory, num_cache_blocks
+from penstock.engine.torch.memory import bytes_per_token, cache_budget, keep_freed_memory, num_cache_blocks
 from penstock.engine.torch.model import PagedModel
-from penstock.engine.torch.model_loader import ModelShape, pick_device, pick_dtype, read_shape
+from penstock.engine.torch.model_loader import ModelShape, pick_dtype, read_shape
 from penstock.engine.torch.model_runner import ModelRunner, PendingOutput
 from penstock.engine.torch.process_group import ProcessGroup
 from penstock.engine.torch.profiler import TorchProfiler
@@ -61,19 +63,23 @@ class TorchEngine:
         *,
         tokenizer_dir: str | None = None,
         draft_dir: str | None = None,
+        rank: int = 0,
         group: ProcessGroupSpec | None = None,
     ) -> None:
-        """Loads the model. ``tokenizer_dir`` contains tokenizer.json; None: ``model_dir`` does. ``draft_dir``:
-        the draft model, for ``--speculative-method draft``. ``group``:
-        the process group of the ranks that experts are split over, which all load at the same time; None:
-        this rank runs alone.
+        """Loads the model. ``tokenizer_dir`` contains tokenizer.json; None: ``model_dir`` does.
+        ``draft_dir``: the draft model, for ``--speculative-method draft``. ``rank``: the data-parallel rank,
+        which chooses the device. ``group``: the process group of the ranks that experts are split over, which
+        all load at the same time; None: this rank runs alone.
 
         Raises ConfigError for errors that a restart would not cure.
         """
         progress("loading PyTorch", None)
         keep_freed_memory()
         torch.set_num_threads(config.threads or max(1, len(os.sched_getaffinity(0)) - 1))
-        device = pick_device(config)
+        place = place_rank(config, rank)
+        device = place.device
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # kernels, events and pinned memory belong to the current device
         shape = read_shape(model_dir)
         max_model_len = _max_model_len(config, shape)
         dtype = pick_dtype(config, shape.dtype, device)
@@ -84,11 +90,13 @@ class TorchEngine:
         experts = None if self._group is None else ExpertParallel(self._group)
         progress("loading weights", 0.2)
         model = PagedModel(model_dir, config, shape, dtype=dtype, device=device, experts=experts)
-        self._models = [model]
+        self._models, per_token = [model], [bytes_per_token(shape, dtype)]
         if draft_dir is not None:
             draft_shape = read_draft_shape(config, draft_dir, model_dir, tokenizer_dir or model_dir)
             self._models.append(load_draft_model(config, draft_dir, draft_shape, dtype, device))
-        blocks = num_cache_blocks(config, shape, max_model_len, dtype, device)
+            per_token.append(bytes_per_token(draft_shape, dtype))
+        budget = cache_budget(config, place, lambda: run_largest_steps(model, config, max_model_len, device))
+        blocks = num_cache_blocks(config, per_token, max_model_len, budget)
         for each in self._models:
             each.make_cache(blocks + 1, config.block_size)
         self._profiler = TorchProfiler(device.type)
@@ -106,7 +114,7 @@ class TorchEngine:
         if lora is not None:
             reader = AdapterReader(lora, dtype, pinned=device.type == "cuda", on_remove=self._forget_adapter)
             self.adapters = AdapterTable(reader, config.max_cpu_loras)
-        self._draft_model: DraftModel | None = None
+        self._draft_model: DraftModel | None
         self._scheduler = Scheduler(
             self._table,
             self._sampling,
@@ -148,13 +156,14 @@ class TorchEngine:
             self._group.barrier(progress)
 
     def _make_speculation(self, config: ServeConfig, device: torch.device) -> Speculation | None:
+        self._draft_model = None
         match config.speculative_method:
             case "none":
                 return None
             case "ngram":
                 proposer: Proposer = NgramProposer(self._table)
             case "suffix":
-                proposer = SuffixProposer(self._table, config.suffix_cache_bytes)
+                proposer = SuffixProposer(self._table, store_bytes=config.suffix_cache_bytes)
             case "draft":
                 most = config.max_num_batched_tokens
                 proposer = self._draft_model = DraftModel(
@@ -242,9 +251,9 @@ class TorchEngine:
     # -- adapters
 
     def _put_adapter(self, place: int, loaded: LoadedAdapter) -> None:
-        assert self._model.lora is not None
+        assert self._models[0].lora is not None
         with torch.inference_mode():
-            self._model.lora.put(place, loaded.weights)
+            self._models[0].lora.put(place, loaded.weights)
 
     def _forget_adapter(self, loaded: LoadedAdapter) -> None:
         self._scheduler.prefix_cache.forget(loaded.key)
@@ -289,7 +298,6 @@ class TorchEngine:
             case _:
                 raise ValueError(f"the torch engine has no operation {method!r}")
         return None
-
 
     def _wake_up(self) -> None:
         """Wake all models. Raises what :meth:`PagedModel.wake_up` raises; all are then asleep as before."""

@@ -13,8 +13,9 @@ Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 CPU_ROWS = 64
 """Rows per call on a CPU. 64 rows of a vocabulary of 16,384 are 4 MB, which stay in the CPU cache until they
 are sampled: 11 ms for 1,024 rows on one core, against 65 ms for all logits at once."""
-DEVICE_LOGITS = 1 << 28
-"""Logits per call on other devices: 1 GiB in float32."""
+DEVICE_LOGITS = 1 << 26
+"""Logits per call on other devices: 256 MiB in float32. Top-p over the whole vocabulary takes some ten times
+that for its sort and sums, which the KV cache must leave free."""
 
 
 class LMHead:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 import psutil
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from penstock.config.errors import ConfigError
 from penstock.config.serve import ServeConfig
+from penstock.engine.torch.device import DevicePlace
 from penstock.engine.torch.model_loader import ModelShape
 
 CPU_CACHE_BYTES = 4 << 30
@@ -50,29 +53,103 @@ def release_memory(device: torch.device) -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def num_cache_blocks(
-    config: ServeConfig, shape: ModelShape, max_model_len: int, dtype: torch.dtype, device: torch.device
-) -> int:
-    """Number of KV cache blocks that can be allocated; the cache has one more, the null block.
+def bytes_per_token(shape: ModelShape, dtype: torch.dtype) -> int:
+    """Bytes of a token's keys and values in all layers of a model."""
+    return 2 * shape.layers * shape.kv_heads * shape.head_size * dtype.itemsize
 
-    Call it when the weights are in memory. Raises ConfigError when there is no room for a block.
+
+def num_cache_blocks(config: ServeConfig, per_token: Sequence[int], max_model_len: int, budget: int) -> int:
+    """Number of KV cache blocks that fit into ``budget`` bytes; the cache has one more, the null block.
+
+    ``per_token``: bytes per token of each model that has a cache of these blocks. Raises ConfigError when
+    there is no room for a block.
     """
-    per_token = 2 * shape.layers * shape.kv_heads * shape.head_size * dtype.itemsize
-    budget = config.kv_cache_memory or _default_budget(config, device)
-    blocks = budget // (per_token * config.block_size) - 1
+    per_block = sum(per_token) * config.block_size
+    blocks = budget // per_block - 1
     if blocks < 1:
         raise ConfigError(
             f"--kv-cache-memory: {budget} bytes hold no block of {config.block_size} tokens "
-            f"({per_token} bytes a token); at least {2 * per_token * config.block_size} are needed"
+            f"({sum(per_token)} bytes a token); at least {2 * per_block} are needed"
         )
     return min(blocks, config.max_num_seqs * -(-max_model_len // config.block_size))
 
 
-def _default_budget(config: ServeConfig, device: torch.device) -> int:
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return max(0, int(free - (1 - config.gpu_memory_utilization) * total))
-    return int(min(CPU_CACHE_BYTES, CPU_CACHE_SHARE * psutil.virtual_memory().available))
+class DeviceMemory(Protocol):
+    """What :func:`cache_budget` reads of a device; all numbers are bytes."""
+
+    def total(self) -> int:
+        """Of the device."""
+
+    def watch_peak(self) -> None:
+        """Forget the peak, and free what is cached for later allocations."""
+
+    def peak(self) -> int:
+        """The most that tensors of this process took since :meth:`watch_peak`, weights included."""
+
+    def foreign(self) -> int:
+        """In use by others than this process's tensors: its CUDA context and libraries, other processes."""
+
+
+class CudaMemory:
+    """:class:`DeviceMemory` of a CUDA device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def total(self) -> int:
+        return int(torch.cuda.mem_get_info(self._device)[1])
+
+    def watch_peak(self) -> None:
+        release_memory(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def peak(self) -> int:
+        torch.cuda.synchronize(self._device)
+        return int(torch.cuda.max_memory_allocated(self._device))
+
+    def foreign(self) -> int:
+        free, total = torch.cuda.mem_get_info(self._device)
+        return max(0, int(total - free - torch.cuda.memory_reserved(self._device)))
+
+
+def cache_budget(
+    config: ServeConfig,
+    place: DevicePlace,
+    run_largest_steps: Callable[[], None],
+    memory: DeviceMemory | None = None,
+) -> int:
+    """Bytes for the KV cache of an engine whose weights are in memory: ``--kv-cache-memory``, or what is left
+    of its part of the device's memory.
+
+    On a CUDA device that is ``--gpu-memory-utilization`` of the total, divided evenly among the engines that
+    share it, minus the peak of ``run_largest_steps``: weights, activations and logits. An engine alone also
+    leaves out what is in use by anything else. Engines that share a device start at the same time, so each
+    would count the other's weights; their CUDA contexts must fit into the rest, 1 - utilization.
+
+    On a CPU nothing is run: free memory is a moving number that all processes of the host share, the cache
+    takes pages only as it fills, and a share below a half leaves room for activations. Ranks divide it.
+    """
+    if config.kv_cache_memory:
+        return config.kv_cache_memory
+    if place.device.type != "cuda":
+        share = CPU_CACHE_SHARE * psutil.virtual_memory().available / place.sharers
+        return int(min(CPU_CACHE_BYTES, share))
+    memory = CudaMemory(place.device) if memory is None else memory
+    memory.watch_peak()
+    run_largest_steps()
+    used = memory.peak()
+    memory.watch_peak()
+    if place.sharers == 1:
+        used += memory.foreign()
+    part = int(config.gpu_memory_utilization * memory.total() / place.sharers)
+    if used >= part:
+        shared = "" if place.sharers == 1 else f" divided among {place.sharers} engines"
+        raise ConfigError(
+            f"--gpu-memory-utilization {config.gpu_memory_utilization}{shared}: of {part} bytes the model "
+            f"and its largest step take {used}, which leaves nothing for the KV cache; lower "
+            "--max-num-batched-tokens or --max-num-seqs"
+        )
+    return part - used
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

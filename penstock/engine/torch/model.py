@@ -145,13 +145,13 @@ class PagedModel:
     # -- the forward pass
 
     @property
+    def vocab_size(self) -> int:
+        return self._shape.vocab_size
+
+    @property
     def head(self) -> LMHead:
         assert self._head is not None, "the model is asleep"
         return self._head
-
-    @property
-    def vocab_size(self) -> int:
-        return self._shape.vocab_size
 
     @property
     def max_positions(self) -> int:

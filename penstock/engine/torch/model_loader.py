@@ -40,14 +40,6 @@ class ModelShape:
     """Bound of the logits by a tanh (Gemma 2)."""
 
 
-def pick_device(config: ServeConfig) -> torch.device:
-    """The device of ``--device``. Raises ConfigError when CUDA is requested and there is none."""
-    available = torch.cuda.is_available()
-    if config.device == "cuda" and not available:
-        raise ConfigError("--device cuda: PyTorch finds no CUDA device here")
-    return torch.device("cuda" if available and config.device != "cpu" else "cpu")
-
-
 def pick_dtype(config: ServeConfig, model_dtype: torch.dtype | None, device: torch.device) -> torch.dtype:
     """The dtype of ``--dtype``; auto: float32 on a CPU, where half precision is slow, else the model's."""
     if config.dtype != "auto":

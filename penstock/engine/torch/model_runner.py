@@ -150,8 +150,9 @@ class ModelRunner:
         """int64[T]: the batch's tokens, from the histories or, if the host has not read them yet, from the
         device."""
         tokens = to_device(self._table.history[owners, positions].astype(np.int64), self._device)
-        if self._table.in_flight_tokens[batch.slots].any():
-            unread = np.flatnonzero(positions >= self._table.length[owners])
+        in_flight = self._table.in_flight_tokens[owners] > 0
+        if in_flight.any():
+            unread = np.flatnonzero(in_flight & (positions >= self._table.length[owners]))
             tokens[to_device(unread, self._device)] = self._last[to_device(owners[unread], self._device)]
         return tokens
 

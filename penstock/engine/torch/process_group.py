@@ -35,13 +35,12 @@ class ProcessGroup:
     def __init__(self, spec: ProcessGroupSpec, device: torch.device) -> None:
         """Waits for the other ranks. Host tensors are exchanged through gloo, GPU tensors through NCCL unless
         ranks share a GPU, which NCCL refuses. All ranks are on this host and use its loopback interface.
+        A CUDA ``device`` is the process's current one, which NCCL uses.
         """
         self.rank, self.size = spec.rank, spec.world_size
         backend = "gloo"
-        if device.type == "cuda":
-            torch.cuda.set_device(spec.rank % torch.cuda.device_count())
-            if torch.cuda.device_count() >= spec.world_size:
-                backend = "cpu:gloo,cuda:nccl"
+        if device.type == "cuda" and torch.cuda.device_count() >= spec.world_size:
+            backend = "cpu:gloo,cuda:nccl"
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ[name] = _loopback()
         self._store = dist.FileStore(spec.rendezvous, spec.world_size)  # type: ignore[attr-defined]

@@ -171,7 +171,7 @@ class Sampler:
         metadata, vocab = self._metadata, weights.shape[-1]
         top_k = np.where(needs & SamplingFeature.TOP_K, metadata.top_k[slots], vocab).astype(np.int64)
         top_p = np.where(needs & SamplingFeature.TOP_P, metadata.top_p[slots], 2.0)
-        search = _search_step_by_step if weights.device.type == "cpu" else _search_at_once
+        search = search_step_by_step if weights.device.type == "cpu" else search_at_once
         return weights.masked_fill_(weights < search(weights, top_k, top_p), 0)
 
     # -- logprobs
@@ -191,10 +191,9 @@ class Sampler:
 def top_logprobs(row: NDArray[np.intp], raw: Tensor, chosen: Tensor, wanted: I32) -> TopLogprobs:
     """From logprobs ``raw`` float32[L, V]: those of each row's ``chosen`` token int64[L], with its rank, and
     of its ``wanted`` best tokens."""
-    most = int(wanted.max())
     own = raw.gather(-1, chosen[:, None])
     rank = (raw > own).sum(-1) + 1
-    values, ids = raw.topk(most, -1) if most else (raw[:, :0], chosen[:, None][:, :0])
+    values, ids = _best_tokens(raw, wanted)
     return TopLogprobs(
         row,
         wanted,
@@ -204,7 +203,24 @@ def top_logprobs(row: NDArray[np.intp], raw: Tensor, chosen: Tensor, wanted: I32
     )
 
 
-def _search_step_by_step(weights: Tensor, top_k: NDArray[np.int64], top_p: NDArray[np.float64]) -> Tensor:
+def _best_tokens(raw: Tensor, wanted: I32) -> tuple[Tensor, Tensor]:
+    """float32[L, W] and int64[L, W]: at least the ``wanted`` greatest values of each row, and their tokens.
+
+    Which of equal values are taken depends on their number: it is each row's own.
+    """
+    numbers = np.unique(wanted).tolist()
+    if len(numbers) == 1:
+        best = raw.topk(numbers[0], -1)
+        return best.values, best.indices
+    values = raw.new_zeros((len(raw), numbers[-1]))
+    ids = torch.zeros_like(values, dtype=torch.int64)
+    for number in numbers:
+        rows = row_indexes(np.flatnonzero(wanted == number), raw)
+        values[rows, :number], ids[rows, :number] = raw[rows].topk(number, -1)
+    return values, ids
+
+
+def search_step_by_step(weights: Tensor, top_k: NDArray[np.int64], top_p: NDArray[np.float64]) -> Tensor:
     """float32[n, 1]: :func:`smallest_kept_weight`. For most rows it is among a few best tokens; for the
     others more are searched, finally all."""
     vocab = weights.shape[-1]
@@ -225,7 +241,7 @@ def _search_step_by_step(weights: Tensor, top_k: NDArray[np.int64], top_p: NDArr
     return least
 
 
-def _search_at_once(weights: Tensor, top_k: NDArray[np.int64], top_p: NDArray[np.float64]) -> Tensor:
+def search_at_once(weights: Tensor, top_k: NDArray[np.int64], top_p: NDArray[np.float64]) -> Tensor:
     """float32[n, 1]: :func:`smallest_kept_weight`, without waiting for the device to say what is found: among
     as many tokens as the rows with a small top_k need, and among all tokens for the others."""
     vocab = weights.shape[-1]

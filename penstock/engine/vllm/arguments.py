@@ -30,6 +30,8 @@ REFUSED = {
     "threads": "set VLLM_CPU_OMP_THREADS_BIND or OMP_NUM_THREADS, as for vLLM",
     "max_prefill_delay": "vLLM's scheduler decides how prompts and decodes share a step",
     "synthetic_step_ms": "it is the synthetic engine's",
+    "synthetic_tokens_per_step": "it is the synthetic engine's",
+    "synthetic_acceptance_rate": "it is the synthetic engine's",
     "synthetic_prefill_tokens_per_s": "it is the synthetic engine's",
     "synthetic_fault": "it is the synthetic engine's",
 }

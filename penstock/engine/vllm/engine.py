@@ -279,7 +279,8 @@ class VllmEngine:
             rank = np.array([scores.rank[index] for _, scores in wanted], np.int32)
             absent = np.arange(ids.shape[1]) > self._alternatives[slots[row]][:, None]
             ids[absent], values[absent] = -1, -np.inf
-            self._logprobs_buffer.append(slots, Logprobs(row, ids, values, rank).split())
+            held = self._table.length[slots] - self._table.sent[slots]
+            self._logprobs_buffer.append(slots, held - 1, Logprobs(row, ids, values, rank).split())
 
     def _prompt_rows(self, slot: int, scores: TokenLogprobs) -> StepRows:
         """Logprobs of a prompt from its second token on, in a row before that of the first output token."""

@@ -21,6 +21,7 @@ from penstock.streaming.rows.flow_windows import FlowWindows, first_rows
 from penstock.streaming.rows.framing import CHUNK_HEADERS, CHUNK_LENGTHS, FRAME_LENGTHS, MAX_EVENT, Objects
 from penstock.streaming.rows.io_submit import BurstWriter
 from penstock.streaming.rows.recorded_rows import RecordedRows
+from penstock.streaming.rows.row_grid import RowGrid, is_narrow
 from penstock.streaming.rows.row_path import RowPath
 from penstock.streaming.rows.steady_rows import ChunkColumns, FrameColumns, RecordedColumns, SteadyRows
 from penstock.streaming.stream import Stream
@@ -212,32 +213,35 @@ class RowWriter:
         frame before; False if they have not, and nothing is written."""
         if steady.columns_at != self._changes:
             steady.columns_at, steady.columns = self._changes, self._steady_columns(frame.stream)
-        columns = steady.columns
-        if columns is None:
+        columns, counts, width = steady.columns, frame.count, steady.most
+        if columns is None or not is_narrow(frame.rows, len(frame.tokens), width):
             return False
         sizes = self._sizes_of(frame)
+        if counts is not None:
+            sizes = np.add.reduceat(sizes, counts.cumsum() - counts)
         try:  # an IndexError: a text that depends on others, or an event that is too large
             if isinstance(columns, FrameColumns):
-                return self._write_steady_frames(sizes, texts, columns)
+                return self._write_steady_frames(sizes, _Texts(texts, counts, width), columns)
             self._complete_sizes(sizes, columns)
-            columns.parts[0::4] = CHUNK_HEADERS.take(sizes)
+            headers = CHUNK_HEADERS.take(sizes)
         except IndexError:
             return False
-        self._fill(texts, columns)
-        data = b"".join(columns.parts.tolist())
+        self._fill(headers, _Texts(texts, counts, width), columns)
+        data = b"".join(columns.grid.pieces())
         self._send_chunks(frame.stream, columns.targets, data, CHUNK_LENGTHS.take(sizes))
         return True
 
-    def _write_steady_frames(self, sizes: NDArray[np.int64], texts: Objects, columns: FrameColumns) -> bool:
-        """``sizes``: of the texts. Raises IndexError."""
+    def _write_steady_frames(self, sizes: NDArray[np.int64], texts: _Texts, columns: FrameColumns) -> bool:
+        """``sizes``: of the rows' texts. Raises IndexError."""
+        grid = columns.grid
         if columns.order is not None:
             sizes, texts = sizes.take(columns.order), texts.take(columns.order)
         self._complete_sizes(sizes, columns)
-        columns.parts[0::4] = FRAME_LENGTHS.take(sizes)
+        lengths = FRAME_LENGTHS.take(sizes)
         if not self._windows.take(columns.slots, sizes, columns.starts):
             return False
-        self._fill(texts, columns)
-        self._windows.write(columns.parts.tolist(), columns.connections, columns.bounds)
+        self._fill(lengths, texts, columns)
+        self._windows.write(grid.pieces(), columns.connections, grid.bounds)
         return True
 
     def _complete_sizes(self, sizes: NDArray[np.int64], columns: ChunkColumns | FrameColumns) -> None:
@@ -246,13 +250,14 @@ class RowWriter:
         if columns.recorded is not None:
             sizes[columns.recorded.rows] += self._records.sizes(columns.recorded.handles, _NOT_DIRECT)
 
-    def _fill(self, texts: Objects, columns: ChunkColumns | FrameColumns) -> None:
-        """Completes the parts, of which lengths, heads and tails are there."""
-        columns.parts[2::4] = texts
+    def _fill(self, lengths: Objects, texts: _Texts, columns: ChunkColumns | FrameColumns) -> None:
+        """Completes the grid."""
+        columns.grid.fill(lengths, *texts)
         recorded = columns.recorded
         if recorded is not None:
-            numbers = self._records.advance(recorded.handles, texts.take(recorded.rows), None)
-            columns.parts[4 * recorded.rows + 3] = numbers + recorded.tails
+            shown = texts.take(recorded.rows)
+            numbers = self._records.advance(recorded.handles, shown.texts, shown.counts)
+            columns.grid.set_tails(recorded.rows, numbers + recorded.tails)
 
     def _steady_columns(self, handles: I32) -> ChunkColumns | FrameColumns | None:
         paths = self._path.take(handles).tobytes()
@@ -262,17 +267,16 @@ class RowWriter:
         if paths[0] == Path.FRAME and self._windows.connection_count > 1:
             order = self._windows.connection_of.take(~targets).argsort(kind="stable")
             handles, targets = handles.take(order), targets.take(order)
-        sizes, parts = self._sizes.take(handles), np.empty(4 * len(handles), np.object_)
-        parts[1::4], parts[3::4] = self._heads.take(handles), self._tails.take(handles)
-        recorded = None
+        sizes, recorded = self._sizes.take(handles), None
+        heads, tails = self._heads.take(handles), self._tails.take(handles)
         if (rows := self._records.rows(handles)) is not None:
             recorded = RecordedColumns(rows, handles.take(rows), self._tails.take(handles.take(rows)))
         if paths[0] == Path.CHUNK:
-            return ChunkColumns(sizes, targets, parts, recorded)
+            return ChunkColumns(sizes, targets, RowGrid(heads, tails, _NO_ROWS), recorded)
         connections = self._windows.connection_of.take(~targets)
         starts = first_rows(connections)
-        bounds = [*(4 * starts).tolist(), len(parts)]
-        return FrameColumns(order, sizes, ~targets, starts, connections.take(starts), parts, bounds, recorded)
+        grid = RowGrid(heads, tails, starts)
+        return FrameColumns(order, sizes, ~targets, starts, connections.take(starts), grid, recorded)
 
     def _write_chunks(self, rows: _Rows) -> None:
         """Write rows to HTTP/1.1 sockets."""
@@ -368,6 +372,23 @@ class RowWriter:
                     self._on_fault(stream)
             if stream.record is not None and self._path[handle] >= Path.CHUNK and streams[handle] is stream:
                 self._records.take(handle, stream.record)
+
+
+class _Texts(NamedTuple):
+    """The texts of a frame's tokens, row after row."""
+
+    texts: Objects
+    counts: I32 | None
+    """Tokens per row; None: one."""
+    width: int
+    """The greatest of them."""
+
+    def take(self, rows: NDArray[np.intp]) -> _Texts:
+        """Those of the rows at these indexes, in this order."""
+        counts = self.counts
+        if counts is None:
+            return _Texts(self.texts.take(rows), None, 1)
+        return _Texts(self.texts.take(token_order(counts, rows)), counts.take(rows), self.width)
 
 
 class _Rows(NamedTuple):

@@ -1,8 +1,8 @@
-"""Recognizes that a frame has the same streams as the one before, each with its next token.
+"""Recognizes that a frame has the same streams as the one before, each with its next tokens.
 
 So are most frames of up to some hundred streams. All that is checked and counted per row is then known for
-the whole frame: a look at two columns replaces a dozen array operations, which cost an API server that wakes
-up for each step far more than their work, since nothing of them is in the processor's caches.
+the whole frame: a look at two or three columns replaces a dozen array operations, which cost an API server
+that wakes up for each step far more than their work, since nothing of them is in the processor's caches.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.streaming.rows.row_grid import RowGrid
 from penstock.wire.arrays import I32
 from penstock.wire.frames import TokenFrame
 
@@ -33,8 +34,7 @@ class ChunkColumns(NamedTuple):
     """Bytes of an event besides its text, without framing."""
     targets: NDArray[np.int64]
     """Descriptors."""
-    parts: NDArray[np.object_]
-    """Size line, head, text and tail of each row: heads and tails are there."""
+    grid: RowGrid
     recorded: RecordedColumns | None
 
 
@@ -50,10 +50,7 @@ class FrameColumns(NamedTuple):
     starts: NDArray[np.intp]
     """Index of each connection's first row."""
     connections: NDArray[np.uint16]
-    parts: NDArray[np.object_]
-    """Length, head, text and tail of each row: heads and tails are there."""
-    bounds: list[int]
-    """Index of each connection's first part, and the number of parts."""
+    grid: RowGrid
     recorded: RecordedColumns | None
 
 
@@ -61,25 +58,30 @@ class SteadyRows:
     """The rows of one engine's latest frame, which were checked, and of those that have continued them."""
 
     __slots__ = (
+        "_ones",
         "_positions",
         "_step",
         "_streams",
         "columns",
         "columns_at",
         "frames",
-        "handles",
+        "latest",
         "left",
+        "most",
         "now",
         "written",
     )
 
-    def __init__(self, frame: TokenFrame, now: float, written: int, left: int) -> None:
-        """``frame``: with one token per row, and nothing else (:func:`is_plain`). ``now``: when it came.
-        ``written``: its rows that become events; ``left``: frames until a stream reaches its limit."""
-        self.handles = frame.stream
-        """int32[R]"""
+    def __init__(self, frame: TokenFrame, now: float, written: NDArray[np.bool_] | None, left: int) -> None:
+        """``frame``: with tokens in every row, and nothing else (:func:`is_plain`). ``now``: when it came.
+        ``written``: bool[R], its rows that become events, None: all; ``left``: tokens that each stream may
+        have after it, at least."""
+        self.latest = frame
+        """The frame that came last."""
+        self.most = _most(frame)
+        """Tokens of its longest row."""
         self.now = now
-        """When the latest frame came."""
+        """When it came."""
         self.written = written
         self.left = left
         self.columns: ChunkColumns | FrameColumns | None = None
@@ -89,35 +91,45 @@ class SteadyRows:
         self.frames = 0
         """Frames that have continued the first one and are not written down."""
         self._streams = frame.stream.tobytes()
-        self._positions = _as_integer(frame)
-        self._step = int.from_bytes(b"\1\0\0\0" * frame.rows, "little")
+        self._ones = int.from_bytes(b"\1\0\0\0" * frame.rows, "little")
+        self._positions = _as_integer(frame.position)
+        self._step = self._step_of(frame)
 
     def take(self, frame: TokenFrame) -> bool:
         """Whether the frame continues these rows within the streams' limits; they include it then."""
-        if self.left <= 0 or not is_plain(frame) or frame.stream.tobytes() != self._streams:
+        if not is_plain(frame) or frame.stream.tobytes() != self._streams:
             return False
-        positions = _as_integer(frame)
-        if positions - self._positions != self._step:
+        most, positions = _most(frame), _as_integer(frame.position)
+        if most > self.left or positions - self._positions != self._step:
             return False
-        self._positions = positions
+        self._positions, self._step = positions, self._step_of(frame)
+        self.latest, self.most = frame, most
         self.frames += 1
-        self.left -= 1
+        self.left -= most
         return True
+
+    def _step_of(self, frame: TokenFrame) -> int:
+        """By how much the positions of the frame that continues this one are greater."""
+        return self._ones if frame.count is None else _as_integer(frame.count)
 
 
 def is_plain(frame: TokenFrame) -> bool:
-    """Whether the frame has one token per row, and nothing else."""
+    """Whether the frame has tokens in every row, and nothing else."""
     return (
-        frame.count is None
-        and frame.finish is None
+        frame.finish is None
         and frame.cached is None
         and frame.logprobs is None
         and frame.prompt is None
         and frame.kv_transfer_params is None
+        and (frame.count is None or bool(np.count_nonzero(frame.count) == len(frame.count)))
     )
 
 
-def _as_integer(frame: TokenFrame) -> int:
-    """The positions as the digits of one number, to be compared at once. They are not negative, so a
-    difference of 1 in every digit has no carry."""
-    return int.from_bytes(frame.position.tobytes(), "little")
+def _most(frame: TokenFrame) -> int:
+    return 1 if frame.count is None else int(np.maximum.reduce(frame.count))
+
+
+def _as_integer(column: I32) -> int:
+    """The numbers as the digits of one number, to be compared at once. They are not negative, so the sum of
+    two of them has no carry."""
+    return int.from_bytes(column.tobytes(), "little")

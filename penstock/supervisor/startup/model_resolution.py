@@ -54,7 +54,9 @@ def resolve_model(config: ServeConfig, run_dir: str, *, for_engine: bool = True)
         _check_model(config, model_dir)
     names = list(config.served_model_name or []) or [config.model or DEMO_NAME]
     tokenizer_dir = _tokenizer_directory(config, model_dir, run_dir)
-    return ResolvedModel(str(model_dir), str(tokenizer_dir), names, draft_dir and str(draft_dir))
+    return ResolvedModel(
+        str(model_dir), str(tokenizer_dir), names, None if draft_dir is None else str(draft_dir)
+    )
 
 
 def check_chat_template(config: ServeConfig, model: ResolvedModel) -> None:

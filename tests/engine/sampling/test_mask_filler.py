@@ -61,7 +61,7 @@ def allowed(masks: np.ndarray, slot: int) -> int:
 
 def test_one_slow_grammar_among_others(tokenizer: LLTokenizer, slow: set[int]) -> None:
     rows, compilations = rows_of(tokenizer, "ab" * 32)
-    slow.update(row.slot for row in rows if row.compilation is compilations["a"])
+    slow.update(row.mask for row in rows if row.compilation is compilations["a"])
     masks = np.zeros((64, -(-tokenizer.vocab_size // 32)), np.int32)
     filler = MaskFiller(masks, LLExecutor())
     began = time.thread_time()

@@ -127,6 +127,7 @@ class Outcome:
     rows: list[int] = field(default_factory=list)
     """Tokens per row."""
     finish: FinishReason = FinishReason.NONE
+    error: str = ""
     logprobs: list[tuple[list[int], list[float], int]] = field(default_factory=list)
     prompt: dict[int, tuple[list[int], list[float], int]] = field(default_factory=dict)
     """Logprobs of prompt tokens by their places."""
@@ -164,6 +165,8 @@ class Driver:
                     place = int(rows.prompt.position[at])
                     assert place not in outcome.prompt, "a prompt token twice"
                     outcome.prompt[place] = (ids, values, int(rows.prompt.rank[at]))
+        for failure in rows.failed:
+            self.outcomes[failure.stream].error = failure.message
 
     def run(self, most: int = 5000) -> dict[int, Outcome]:
         for _ in range(most):

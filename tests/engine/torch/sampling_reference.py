@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,29 @@ from numpy.typing import NDArray
 from penstock.wire.messages import SamplingParams
 
 F64 = NDArray[np.float64]
+
+
+def any_sampling(rng: np.random.Generator, vocab: int) -> dict[str, Any]:
+    """Parameters of which each is at work in about a third of the streams."""
+    some: dict[str, Any] = {
+        "top_k": int(rng.integers(1, vocab)),
+        "top_p": float(rng.uniform(0.05, 1)),
+        "min_p": float(rng.uniform(0, 0.3)),
+        "repetition_penalty": float(rng.uniform(0.5, 2)),
+        "presence_penalty": float(rng.uniform(-2, 2)),
+        "frequency_penalty": float(rng.uniform(-2, 2)),
+        "logit_bias": {int(token): float(rng.normal()) for token in rng.integers(0, vocab, 3)},
+        "allowed_token_ids": tuple(rng.integers(0, vocab, vocab // 2 + 1).tolist()),
+        "bad_words": tuple(tuple(rng.integers(0, min(vocab, 6), size).tolist()) for size in (1, 2, 3, 4)),
+        "min_tokens": int(rng.integers(1, 12)),
+        "stop_token_ids": tuple(rng.integers(0, vocab, max(1, vocab // 3)).tolist()),
+        "logprobs": int(rng.integers(0, 4)),
+    }
+    chosen = {name: value for name, value in some.items() if rng.random() < 0.35}
+    return {
+        "temperature": float(rng.choice([0.0, 0.5, 1.0, 1.7])),
+        "seed": int(rng.integers(1 << 40)),
+    } | chosen
 
 
 def edited(

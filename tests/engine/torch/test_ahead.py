@@ -26,9 +26,11 @@ MIXED: list[dict[str, Any]] = [
     {"max_tokens": 1},
     {"prompt_logprobs": 1, "temperature": 1.0},
 ]
-READING: list[dict[str, Any]] = [
+PENALISED: list[dict[str, Any]] = [
     {"repetition_penalty": 1.3},
     {"frequency_penalty": 0.7, "temperature": 1.0},
+]
+READING: list[dict[str, Any]] = [
     {"bad_words": ((5, 6), (9,)), "temperature": 1.2},
 ]
 
@@ -82,7 +84,7 @@ def same(one: Outcome, other: Outcome) -> None:
         assert values == pytest.approx(other_values, abs=1e-4)
 
 
-@pytest.mark.parametrize("kinds", [MIXED, MIXED + READING], ids=["mixed", "reading"])
+@pytest.mark.parametrize("kinds", [MIXED + PENALISED, MIXED + PENALISED + READING], ids=["mixed", "reading"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -128,7 +130,7 @@ def test_aborts_at_any_time_leave_a_beginning_and_everything_free(
     """None is a step, a number the abort of that stream."""
 
     def play(driver: Driver) -> None:
-        for request in requests(24, MIXED + READING):
+        for request in requests(24, MIXED + PENALISED + READING):
             driver.submit(request)
         for act in acts:
             if act is None:
@@ -145,9 +147,10 @@ def test_aborts_at_any_time_leave_a_beginning_and_everything_free(
             same(outcome, ahead[stream])
 
 
-def test_tokens_are_read_one_step_later(llama: Path) -> None:
+@pytest.mark.parametrize("sampling", [{}, *PENALISED], ids=str)
+def test_tokens_are_read_one_step_later(llama: Path, sampling: dict[str, Any]) -> None:
     driver = Driver(make_engine(llama, async_scheduling="on"))
-    driver.submit(submit(0, [4, 5, 6], max_tokens=3, ignore_eos=True))
+    driver.submit(submit(0, [4, 5, 6], max_tokens=3, ignore_eos=True, **sampling))
     received = []
     while driver.engine.has_work():
         driver.step()

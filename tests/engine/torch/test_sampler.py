@@ -10,11 +10,21 @@ import torch
 
 from penstock.engine.batch.slots import SlotTable
 from penstock.engine.sampling.metadata import NO_TOKEN, SamplingMetadata
+from penstock.engine.torch import listed_bounds
+from penstock.engine.torch.listed_bounds import REFRESHED_FROM
 from penstock.engine.torch.penalties import LISTED_SHARE, TokenCounts
-from penstock.engine.torch.sampler import FEW_CANDIDATES, SOME_CANDIDATES, Sampler, sample_from_weights
+from penstock.engine.torch.sampler import (
+    FEW_CANDIDATES,
+    SOME_CANDIDATES,
+    Sampler,
+    sample_from_weights,
+    search_at_once,
+    search_step_by_step,
+)
+from penstock.engine.torch.transfer import HostCopy
 from penstock.wire.messages import SamplingParams
 from tests.engine.torch.harness import submit
-from tests.engine.torch.sampling_reference import distribution, edited
+from tests.engine.torch.sampling_reference import any_sampling, distribution, edited
 
 DRAWS = 12_000
 LOGITS = np.array([2.0, 1.0, 0.5, 0.0, -0.5, -1.0, 1.5, -3.0], np.float32)
@@ -111,29 +121,6 @@ def chi_square(counts: np.ndarray, probabilities: np.ndarray) -> float:
     possible = probabilities > 0
     wanted = probabilities[possible] * counts.sum()
     return float(((counts[possible] - wanted) ** 2 / wanted).sum())
-
-
-def any_sampling(rng: np.random.Generator, vocab: int) -> dict[str, Any]:
-    """Parameters of which each is at work in about a third of the rows."""
-    some: dict[str, Any] = {
-        "top_k": int(rng.integers(1, vocab)),
-        "top_p": float(rng.uniform(0.05, 1)),
-        "min_p": float(rng.uniform(0, 0.5)),
-        "repetition_penalty": float(rng.uniform(0.5, 2)),
-        "presence_penalty": float(rng.uniform(-2, 2)),
-        "frequency_penalty": float(rng.uniform(-2, 2)),
-        "logit_bias": {int(token): float(rng.normal()) for token in rng.integers(0, vocab, 3)},
-        "allowed_token_ids": tuple(rng.integers(0, vocab, vocab // 2 + 1).tolist()),
-        "bad_words": tuple(tuple(rng.integers(0, vocab, size).tolist()) for size in (1, 2, 2, 3)),
-        "min_tokens": int(rng.integers(1, 8)),
-        "stop_token_ids": tuple(rng.integers(0, vocab, 2).tolist()),
-        "logprobs": int(rng.integers(0, 4)),
-    }
-    chosen = {name: value for name, value in some.items() if rng.random() < 0.35}
-    return {
-        "temperature": float(rng.choice([0.0, 0.5, 1.0, 1.7])),
-        "seed": int(rng.integers(1 << 40)),
-    } | chosen
 
 
 @pytest.mark.parametrize("vocab", [5, 40, 3 * FEW_CANDIDATES + 5, SOME_CANDIDATES + 300])
@@ -289,14 +276,19 @@ def test_penalties_of_a_growing_history_are_those_of_a_plain_reference() -> None
         bench.settle(tokens)
 
 
-def test_what_a_step_of_penalties_computes_is_bounded_by_the_vocabulary() -> None:
-    vocab, length = 400, 1000
+def counted_stream(vocab: int, length: int, prompt: list[int]) -> tuple[SlotTable, TokenCounts]:
+    """Token counts of a stream with a penalty, in slot 0."""
     table = SlotTable(1, length, [])
     metadata = SamplingMetadata(table, vocab)
-    request = submit(0, [1], max_tokens=length, presence_penalty=1.0)
-    slots = np.array([table.allocate(0, request)])
-    metadata.set(int(slots[0]), request.sampling)
-    counts = TokenCounts(metadata)
+    request = submit(0, prompt, max_tokens=length, presence_penalty=1.0)
+    metadata.set(table.allocate(0, request), request.sampling)
+    return table, TokenCounts(metadata)
+
+
+def test_what_a_step_of_penalties_computes_is_bounded_by_the_vocabulary() -> None:
+    vocab, length = 400, 1000
+    table, counts = counted_stream(vocab, length, [1])
+    slots = np.zeros(1, np.intp)
     widths = []
     for step in range(length - 2):
         tokens, found = counts.counts_of(slots, table.length[slots], torch.device("cpu"))
@@ -306,3 +298,69 @@ def test_what_a_step_of_penalties_computes_is_bounded_by_the_vocabulary() -> Non
     assert widths[0] == 1
     assert set(widths[vocab // LISTED_SHARE :]) == {vocab}
     assert int(found.sum()) == 61 + length - 3 - 1
+
+
+@pytest.mark.parametrize("distinct", [3, 150])
+def test_penalties_compute_what_is_distinct_however_long_the_output_is(distinct: int) -> None:
+    vocab, length = 8000, 3000
+    table, counts = counted_stream(vocab, length, [vocab - 1] * 500)
+    slots = np.zeros(1, np.intp)
+    for step in range(length - 600):
+        tokens, found = counts.counts_of(slots, table.length[slots], torch.device("cpu"))
+        known = 1 + min(step, distinct)
+        assert tokens is not None
+        assert found.shape == tokens.shape
+        assert known <= tokens.shape[1] <= 2 * max(known, REFRESHED_FROM)
+        assert len(set(tokens[0, :known].tolist())) == known
+        table.append(slots, np.array([step % distinct], np.int32))
+
+
+def test_widths_shrink_when_the_number_of_distinct_tokens_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device is late: until then steps go on with the bound, and no second copy is made."""
+    copies = []
+
+    class LateCopy(HostCopy):
+        is_late = True
+
+        def __init__(self, tensor: torch.Tensor) -> None:
+            super().__init__(tensor)
+            copies.append(self)
+
+        def has_arrived(self) -> bool:
+            return not self.is_late
+
+    monkeypatch.setattr(listed_bounds, "HostCopy", LateCopy)
+    table, counts = counted_stream(8000, 1000, [7])
+    slots = np.zeros(1, np.intp)
+    widths = []
+    for step in range(300):
+        if step == 250:
+            copies[0].is_late = False
+        _, found = counts.counts_of(slots, table.length[slots], torch.device("cpu"))
+        widths.append(found.shape[1])
+        assert int(found[0, 0]) == 1 + step  # the only token
+        table.append(slots, np.array([7], np.int32))
+    assert widths[:250] == list(range(1, 251))
+    asked = 2 * REFRESHED_FROM - 1
+    assert widths[250] == 1 + 250 - asked
+    assert len(copies) == 1 + (widths[-1] >= 2 * REFRESHED_FROM)
+
+
+@pytest.mark.parametrize("quantum", [0, 0.25], ids=["distinct", "ties"])
+def test_the_cut_of_a_row_is_the_same_beside_any_rows_and_on_any_device(quantum: float) -> None:
+    rng = np.random.default_rng(21)
+    rows, vocab = 60, 3 * SOME_CANDIDATES
+    logits = rng.normal(0, 2, (rows, vocab))
+    if quantum:
+        logits = np.round(logits / quantum) * quantum
+    weights = torch.from_numpy(np.exp(logits - logits.max(-1, keepdims=True)).astype(np.float32))
+    top_k = rng.choice([1, 5, 40, SOME_CANDIDATES, SOME_CANDIDATES + 1, 2 * SOME_CANDIDATES, vocab], rows)
+    top_p = rng.choice([0.1, 0.6, 0.9, 0.999, 2.0], rows)
+    together = search_step_by_step(weights, top_k, top_p)
+    assert torch.equal(together, search_at_once(weights, top_k, top_p))
+    for row in range(rows):
+        own = slice(row, row + 1)
+        assert torch.equal(together[own], search_step_by_step(weights[own], top_k[own], top_p[own]))
+        best = np.sort(weights[row].double().numpy())[::-1][: top_k[row]]
+        before = (np.cumsum(best) - best) / best.sum()
+        assert together[row] == best[np.count_nonzero(before < top_p[row]) - 1]

@@ -13,9 +13,7 @@ from penstock.streaming.rows import framing, recorded_rows
 from penstock.streaming.rows.event_record import EventRecord
 from penstock.streaming.rows.row_path import RowPath
 from penstock.streaming.rows.row_writer import Path, RowWriter
-from penstock.streaming.rows.steady_rows import SteadyRows
 from penstock.streaming.stream import Stream
-from penstock.wire.frames import TokenFrame
 from tests.streaming.rows.test_row_writer import TEXTS, Connection, Desk
 
 LARGE = 1 << 20
@@ -69,29 +67,20 @@ def numbers(events: bytes) -> list[int]:
     return sorted(int(number) for number in re.findall(rb'"sequence_number":(\d+)', events))
 
 
-@given(st.integers(1, 9), st.booleans(), st.booleans(), st.data())
+@given(st.integers(1, 9), st.booleans(), st.booleans(), st.sampled_from([1, 3, 8]), st.data())
 def test_every_event_has_the_next_number_and_its_text_is_collected(
-    count: int, chunks: bool, one_each: bool, data: st.DataObject
+    count: int, chunks: bool, continued: bool, most: int, data: st.DataObject
 ) -> None:
     desk = RecordingDesk(count, chunks)
     expected = dict.fromkeys(range(count), b"")
     events = dict.fromkeys(range(count), 0)
-    steady = None
-    most = 1 if one_each else 3
+    steady = desk.steady(range(count)) if continued else None
     for _ in range(5):
         rows = [
             (handle, data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=most)))
             for handle in range(count)
         ]
         desk.rows(*rows, steady=steady)
-        if one_each:  # the next frame continues this one
-            frame = TokenFrame(
-                step=1,
-                stream=np.arange(count, dtype=np.int32),
-                position=np.zeros(count, np.int32),
-                tokens=np.zeros(count, np.int32),
-            )
-            steady = steady or SteadyRows(frame, 0.0, count, 99)
         for handle, tokens in rows:
             events[handle] += 1
             expected[handle] += text_of(tokens)

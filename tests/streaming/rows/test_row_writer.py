@@ -55,6 +55,7 @@ class Desk:
         """Handles of rows that the reply got."""
         self.bursts: list[tuple[list[int], bytes]] = []
         self.streams: list[Stream | None] = []
+        self.positions = [1] * len(stream_windows)
         for handle in range(len(stream_windows)):
             stream = Stream(RecordingReply(), 0, 0, self._write(handle), HEAD, TAIL)
             stream.handle = handle
@@ -88,21 +89,34 @@ class Desk:
     def _fault(self, stream: Stream) -> None:
         raise AssertionError("no stream is at fault")
 
+    def steady(self, handles: Sequence[int]) -> SteadyRows:
+        """A frame of one token each, which the next rows of these streams continue."""
+        ones = np.ones(len(handles), np.int32)
+        position = np.array([self.positions[handle] for handle in handles], np.int32) - ones
+        stream = np.array(handles, np.int32)
+        return SteadyRows(
+            TokenFrame(step=0, stream=stream, position=position, tokens=ones), 0.0, None, 10_000
+        )
+
     def rows(
         self,
         *rows: tuple[int, list[int]],
         finish: list[int] | None = None,
         steady: SteadyRows | None = None,
     ) -> None:
+        """``steady``: what the rows continue."""
         counts = [len(tokens) for _, tokens in rows]
         frame = TokenFrame(
             step=1,
             stream=np.array([handle for handle, _ in rows], np.int32),
-            position=np.zeros(len(rows), np.int32),
+            position=np.array([self.positions[handle] for handle, _ in rows], np.int32),
             tokens=np.array([token for _, tokens in rows for token in tokens], np.int32),
             count=None if set(counts) == {1} else np.array(counts, np.int32),
             finish=None if finish is None else np.array(finish, np.int8),
         )
+        for handle, tokens in rows:
+            self.positions[handle] += len(tokens)
+        assert steady is None or steady.take(frame)
         self.writer.write(frame, np.array(TEXTS, np.object_).take(frame.tokens), steady)
 
     def left(self) -> tuple[list[int], list[int]]:
@@ -207,15 +221,12 @@ def test_frames_of_the_same_streams_are_written_as_others_are(
     """Also when windows are used up, and when streams take another path meanwhile."""
     desks = [Desk(stream_windows, connection_windows) for _ in range(2)]
     handles = data.draw(st.permutations(range(len(stream_windows))))
-    frame = TokenFrame(
-        step=1,
-        stream=np.array(handles, np.int32),
-        position=np.zeros(len(handles), np.int32),
-        tokens=np.zeros(len(handles), np.int32),
-    )
-    steady = SteadyRows(frame, 0.0, len(handles), 100)
+    steady = desks[0].steady(handles)
     for _ in range(4):
-        rows = [(handle, [data.draw(st.integers(0, 3))]) for handle in handles]
+        most = data.draw(st.sampled_from([1, 3, 8, 40]))
+        alike = data.draw(st.booleans())  # as many tokens in each row
+        tokens = st.lists(st.integers(0, 3), min_size=most if alike else 1, max_size=most)
+        rows = [(handle, data.draw(tokens)) for handle in handles]
         for desk, rest in zip(desks, (steady, None), strict=True):
             desk.rows(*rows, steady=rest)
         if data.draw(st.booleans()):
@@ -225,3 +236,18 @@ def test_frames_of_the_same_streams_are_written_as_others_are(
     first, second = desks
     assert [each.events() for each in first.connections] == [each.events() for each in second.connections]
     assert (first.alone, first.slow, first.left()) == (second.alone, second.slow, second.left())
+
+
+def test_one_very_long_row_leaves_no_array_of_empty_cells() -> None:
+    desk = Desk([10_000] * 20, [10_000])
+    steady = desk.steady(range(20))
+    desk.rows(*((handle, [0] * 3) for handle in range(20)), steady=steady)
+    assert steady.columns is not None
+    width = steady.columns.grid.width
+    desk.rows((0, [1] * 500), *((handle, [0]) for handle in range(1, 20)), steady=steady)
+    assert steady.columns.grid.width == width == 3
+    events = [(0, b"<aaa>"), (0, b"<" + 500 * b"bc" + b">")]
+    assert [each for each in desk.connections[0].events() if each[0] == 0] == events
+    desk.rows(*((handle, [0] * 2) for handle in range(20)), steady=steady)
+    assert steady.columns.grid.width == 2
+    assert desk.connections[0].events()[-1] == (19, b"<aa>")

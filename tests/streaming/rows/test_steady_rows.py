@@ -137,15 +137,85 @@ def test_a_handle_that_is_used_again_starts_anew() -> None:
     assert (bench.table.num_delivered(stream), bench.table.num_delivered(bench.streams[1])) == (2, 6)
 
 
-positions = st.lists(st.integers(0, NO_LIMIT), min_size=1, max_size=4)
+numbers = st.integers(0, NO_LIMIT)
+counts = st.one_of(st.none(), st.lists(st.integers(1, 9), min_size=4, max_size=4))
 
 
-@given(positions, st.lists(st.sampled_from([-1, 0, 1, 1, 1, 2]), min_size=4, max_size=4))
-def test_rows_continue_if_each_position_is_the_next_one(first: list[int], steps: list[int]) -> None:
-    following = [min(max(position + step, 0), NO_LIMIT) for position, step in zip(first, steps, strict=False)]
-    rows = SteadyRows(frame(range(len(first)), first), 0.0, 0, left=1)
-    continued = all(after == before + 1 for before, after in zip(first, following, strict=True))
-    assert rows.take(frame(range(len(first)), following)) == continued
+@given(st.lists(numbers, min_size=1, max_size=4), counts, counts, st.data())
+def test_rows_continue_if_each_position_is_the_next_one(
+    first: list[int], counted: list[int] | None, next_counted: list[int] | None, data: st.DataObject
+) -> None:
+    added = (counted or [1] * 4)[: len(first)]
+    errors = [data.draw(st.sampled_from([0, 0, 0, -1, 1, 256])) for _ in first]
+    wanted = [position + count for position, count in zip(first, added, strict=True)]
+    following = [min(max(next + error, 0), NO_LIMIT) for next, error in zip(wanted, errors, strict=True)]
+    rows = SteadyRows(several(first, counted), 0.0, None, left=9)
+    assert rows.take(several(following, next_counted)) == (following == wanted)
+
+
+def several(positions: Sequence[int], counted: Sequence[int] | None) -> TokenFrame:
+    """Rows of the streams 0, 1, … with so many tokens each."""
+    made = frame(range(len(positions)), positions)
+    if counted is not None:
+        made.count = np.array(counted[: len(positions)], np.int32)
+        made.tokens = np.zeros(int(made.count.sum()), np.int32)
+    return made
+
+
+def test_a_row_without_tokens_does_not_continue() -> None:
+    rows = SteadyRows(several([0, 0], [2, 2]), 0.0, None, left=9)
+    assert not rows.take(several([2, 2], [0, 2]))
+    assert rows.take(several([2, 2], [1, 2]))
+
+
+def test_no_stream_gets_more_than_its_limit_by_rows_of_several_tokens() -> None:
+    bench = Bench(streams=2, steps=1, limit=8)
+    for position, counted in ((1, [3, 3]), (4, [3, 2])):
+        bench.arrive(several_of(bench.handles, [position] * 2, counted))
+    bench.arrive(several_of(bench.handles, [7, 6], [1, 2]))
+    assert (bench.delivered(), bench.faults()) == ([8, 8], {})
+    bench = Bench(streams=2, steps=1, limit=8)
+    bench.arrive(several_of(bench.handles, [1, 1], [3, 3]))
+    bench.arrive(several_of(bench.handles, [4, 4], [5, 4]))
+    assert (bench.delivered(), bench.faults()) == ([4, 8], {TOO_MANY_TOKENS: 1})
+
+
+def several_of(handles: Sequence[int], positions: Sequence[int], counted: Sequence[int]) -> TokenFrame:
+    made = several(positions, counted)
+    made.stream = np.array(handles, np.int32)
+    return made
+
+
+@given(st.integers(1, 5), st.data())
+def test_rows_of_several_tokens_are_counted_as_those_of_other_frames_are(
+    streams: int, data: st.DataObject
+) -> None:
+    """By two processors, one of which checks every frame row by row."""
+    first, second = (Bench(streams, steps=1, limit=40) for _ in range(2))
+    positions = [1] * streams
+    for _ in range(12):
+        first.steps = second.steps = first.steps + 1
+        counted = data.draw(
+            st.one_of(st.just([1] * streams), st.lists(st.integers(1, 8), min_size=streams, max_size=streams))
+        )
+        arriving = several_of(first.handles, positions, counted)
+        if set(counted) == {1} and data.draw(st.booleans()):
+            arriving.count = None
+        first.arrive(arriving)
+        second.table._end_steady(0)
+        second.arrive(arriving)
+        positions = [position + count for position, count in zip(positions, counted, strict=True)]
+    assert first.faults() == second.faults()
+    assert first.delivered() == second.delivered()
+    for one, two in ((first.ttft, second.ttft), (first.itl, second.itl), (first.sizes, second.sizes)):
+        assert (one.counts.tolist(), one.total) == (two.counts.tolist(), two.total)
+    for one, two in zip(
+        first.table.delivered_tokens(first.streams),
+        second.table.delivered_tokens(second.streams),
+        strict=True,
+    ):
+        assert one.tolist() == two.tolist()
+    assert first.table.streams_idle_since(11.5) == [] or first.faults()
 
 
 class Sockets:
@@ -176,7 +246,9 @@ def chunk(text: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(text), text)
 
 
-def test_steady_rows_are_written_as_others_are() -> None:
+@pytest.mark.parametrize("width", [1, 3, 40])
+def test_steady_rows_are_written_as_others_are(width: int) -> None:
+    """``width``: tokens in each row of the first stream."""
     sockets, replies = Sockets(), [RecordingReply() for _ in range(3)]
     histograms = Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), Histogram(EVENT_BOUNDS)
     large = b"l" * 70_000
@@ -196,12 +268,18 @@ def test_steady_rows_are_written_as_others_are() -> None:
         stream.write_plain_rows(RowPath(descriptor=descriptor, write_rest=write_rest))
         streams.append(stream)
     handles = [stream.handle for stream in streams]
+    most = min(width, 3)
     tokens = [0, 0, 1, 3, 2, 1, 0, 0, 1]
     for step, token in enumerate(tokens):
         sockets.full = {1} if step == 6 else set()
-        table.process_frame(0, frame(handles, [step] * 3, token), 0.0)
+        arriving = several_of(handles, [step * width, step * most, step * most], [width, most, most])
+        arriving.tokens[:] = token
+        if width == 1:
+            arriving.count = None
+        table.process_frame(0, arriving, 0.0)
         assert (table._steady[0].frames > 0) == (step > 0)
-    expected = b"".join(chunk(b"<%s>" % text) for token in tokens if (text := texts[token]) is not None)
-    assert sockets.taken == dict.fromkeys(range(3), expected)
-    assert [reply.rows for reply in replies] == [[([2], FinishReason.NONE, 0)]] * 3
+    shown = [text for token in tokens if (text := texts[token]) is not None]
+    for number, count in enumerate((width, most, most)):
+        assert sockets.taken[number] == b"".join(chunk(b"<%s>" % (count * text)) for text in shown)
+        assert replies[number].rows == [([2] * count, FinishReason.NONE, 0)]
     assert sockets.bursts == len(tokens) - 2  # the large events and those of the replies were not

@@ -1,4 +1,4 @@
-"""Drafts by a smaller model that shares the block tables, and keeps its keys and values in a cache of its own."""
+"""Drafts by a smaller model that shares the block tables, and has a cache of keys and values of its own."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class DraftModel:
         self._computed = np.zeros(self._table.size, np.int32)
         """Tokens of each history, and of the draft behind it, that are in this model's cache."""
 
-    def begin(self, slot: int) -> None:
+    def begin(self, slot: int, scope: int = 0) -> None:
         """Nothing is known of the stream before it has blocks."""
 
     def restart(self, slot: int) -> None:

@@ -1,0 +1,38 @@
+"""The device of an engine, when several engines run on one host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from penstock.config.errors import ConfigError
+from penstock.config.serve import ServeConfig
+
+
+@dataclass(slots=True, frozen=True)
+class DevicePlace:
+    """A rank's device, and how many of its host's ranks have the same one."""
+
+    device: torch.device
+    """A CUDA device has its index."""
+    sharers: int
+    """This rank included, at least 1: each takes its part of the memory."""
+
+
+def place_rank(config: ServeConfig, rank: int) -> DevicePlace:
+    """The device of a data-parallel rank: the host's ranks take its CUDA devices in turn.
+
+    On a Ray cluster an engine sees the devices that Ray gives it, and takes the first: who else has it is
+    unknown. Raises ConfigError when CUDA is requested and there is none.
+    """
+    available = torch.cuda.is_available()
+    if config.device == "cuda" and not available:
+        raise ConfigError("--device cuda: PyTorch finds no CUDA device here")
+    on_ray = config.data_parallel_backend == "ray"
+    ranks = range(rank, rank + 1) if on_ray else config.ranks
+    if not available or config.device == "cpu":
+        return DevicePlace(torch.device("cpu"), len(ranks))
+    devices = torch.cuda.device_count()
+    index = (rank - ranks.start) % devices
+    return DevicePlace(torch.device("cuda", index), len(ranks[index::devices]))

@@ -1,0 +1,73 @@
+"""The pieces of a frame's rows as an array; most of it stays from one frame of the same streams to the next.
+
+A row of the array is one event: length, head, texts, tail. It has a cell for each token of the frame's
+longest row; the others stay empty, which costs less than to place every piece of every frame by an index.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.streaming.rows.framing import Objects
+from penstock.wire.arrays import I32
+
+_NO_TEXT = b""
+MAX_WIDTH = 16
+"""Cells for the tokens of a row that no frame has too many of."""
+MAX_EMPTY = 3
+"""Empty cells per token in wider frames."""
+
+
+def is_narrow(rows: int, tokens: int, width: int) -> bool:
+    """Whether a grid has not too many empty cells for ``rows`` with ``tokens`` in all, at most ``width``
+    each."""
+    return width <= MAX_WIDTH or rows * width <= (1 + MAX_EMPTY) * tokens
+
+
+class RowGrid:
+    """Pieces of R rows."""
+
+    __slots__ = ("_cells", "_heads", "_places", "_starts", "_tails", "bounds", "width")
+
+    def __init__(self, heads: Objects, tails: Objects, starts: NDArray[np.intp]) -> None:
+        """``heads``, ``tails``: [R]. ``starts``: rows at which parts of the grid begin that are written
+        apart."""
+        self._heads, self._tails = heads, tails
+        self._starts = starts
+        self.bounds: list[int] = []
+        """Index of the first piece of each part, and the number of pieces."""
+        self._resize(1)
+
+    def _resize(self, width: int) -> None:
+        """Make room for rows of up to ``width`` tokens."""
+        self.width = width
+        """Cells for the tokens of a row."""
+        self._places = np.arange(width)
+        self._cells: NDArray[np.object_] = np.empty((len(self._heads), 3 + width), np.object_)
+        self._cells[:, 1], self._cells[:, -1] = self._heads, self._tails
+        self.bounds = [*((3 + width) * self._starts).tolist(), self._cells.size]
+
+    def fill(self, lengths: Objects, texts: Objects, counts: I32 | None, width: int) -> None:
+        """Set what changes from frame to frame. ``lengths``: [R]; ``texts``: of the tokens, row after row;
+        ``counts``: int32[R], tokens per row, at least one; None: one each. ``width``: the greatest of
+        them."""
+        if width != self.width:
+            self._resize(width)
+        cells = self._cells
+        cells[:, 0] = lengths
+        if counts is None or len(texts) == width * len(cells):
+            cells[:, 2:-1] = texts.reshape(-1, width)
+        else:
+            places = cells[:, 2:-1]
+            places[...] = _NO_TEXT
+            places[self._places < counts[:, None]] = texts
+
+    def set_tails(self, rows: NDArray[np.intp], tails: Objects) -> None:
+        """Set the tails of some rows, for this frame."""
+        self._cells[rows, -1] = tails
+
+    def pieces(self) -> list[bytes]:
+        """All pieces, row after row."""
+        found: list[bytes] = self._cells.ravel().tolist()
+        return found

@@ -1,0 +1,92 @@
+"""The steps whose memory is measured are as large as the scheduler's can be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.config.serve import ServeConfig
+from penstock.engine.torch.largest_step import longest_streams, most_streams, run_largest_steps
+from penstock.engine.torch.sampler import Sampler
+from tests.engine.torch.harness import SMALL_ENGINE, make_engine, make_model, run_all, submit
+
+OPTIONS: list[tuple[int, dict[str, Any]]] = [
+    (1024, {}),
+    (1024, {"max_num_batched_tokens": 3000, "max_num_seqs": 2048}),
+    (1024, {"max_num_batched_tokens": 16}),
+    (100, {"max_num_seqs": 7}),
+    (2, {"max_num_seqs": 3}),
+]
+
+
+@pytest.mark.parametrize(("longest", "options"), OPTIONS)
+def test_steps_take_all_tokens_that_fit_and_no_part_is_too_long(
+    longest: int, options: dict[str, Any]
+) -> None:
+    config = ServeConfig(**SMALL_ENGINE | options)
+    tokens = config.max_num_batched_tokens
+    for start, count in (most_streams(config, longest), longest_streams(config, longest)):
+        assert (count >= 1).all()
+        assert (start >= 0).all()
+        assert (start + count < longest).all(), "no room for a sampled token"
+        assert len(count) <= config.max_num_seqs
+        assert count.sum() == min(tokens, len(count) * (longest - 1))
+        assert sorted(count) == list(count), "single tokens come first"
+    start, count = most_streams(config, longest)
+    assert len(count) == min(tokens, config.max_num_seqs)
+    start, count = longest_streams(config, longest)
+    assert (start + count == longest - 1).all()
+
+
+def test_they_run_like_a_batch_and_leave_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_model("llama", tmp_path)
+    requests = [submit(stream, range(3, 40 + stream), max_tokens=20) for stream in range(4)]
+    expected = run_all(make_engine(tmp_path), requests)
+    engine = make_engine(tmp_path)
+    model, sampled, tokens = engine._model, list[Tensor](), list[int]()
+    monkeypatch.setattr(Sampler, "sample", _noted(sampled, Sampler.sample))
+    monkeypatch.setattr(type(model), "hidden", _counted(tokens, type(model).hidden))
+    run_largest_steps(model, ServeConfig(**SMALL_ENGINE), 1024, torch.device("cpu"))
+    monkeypatch.undo()
+    assert tokens == [2048, 2048]
+    assert [len(logits) for logits in sampled] == [64, 3]
+    model.make_cache(engine._blocks.blocks + 1, 16)
+    assert run_all(engine, requests) == expected
+
+
+def test_their_sampler_sorts_the_whole_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_model("llama", tmp_path, vocab_size=2000)
+    model = make_engine(tmp_path)._model
+    widths = []
+    sort = Tensor.sort
+
+    def noted(values: Tensor, *arguments: Any, **options: Any) -> Any:
+        widths.append(tuple(values.shape))
+        return sort(values, *arguments, **options)
+
+    monkeypatch.setattr(Tensor, "sort", noted)
+    run_largest_steps(model, ServeConfig(**SMALL_ENGINE), 1024, torch.device("cpu"))
+    assert (64, 2000) in widths
+
+
+def _noted(sampled: list[Tensor], sample: Callable[..., Any]) -> Callable[..., Any]:
+    def noted(self: Sampler, logits: Tensor, *rest: Any) -> Any:
+        sampled.append(logits)
+        return sample(self, logits, *rest)
+
+    return noted
+
+
+def _counted(counts: list[int], hidden: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def counted(self: Any, tokens: Tensor, *rest: Any) -> Tensor:
+        counts.append(len(tokens))
+        return hidden(self, tokens, *rest)
+
+    return counted
