@@ -50,7 +50,7 @@ def test_they_run_like_a_batch_and_leave_nothing_behind(
     requests = [submit(stream, range(3, 40 + stream), max_tokens=20) for stream in range(4)]
     expected = run_all(make_engine(tmp_path), requests)
     engine = make_engine(tmp_path)
-    model, sampled, tokens = engine._model, list[Tensor](), list[int]()
+    model, sampled, tokens = engine._models[0], list[Tensor](), list[int]()
     monkeypatch.setattr(Sampler, "sample", _noted(sampled, Sampler.sample))
     monkeypatch.setattr(type(model), "hidden", _counted(tokens, type(model).hidden))
     run_largest_steps(model, ServeConfig(**SMALL_ENGINE), 1024, torch.device("cpu"))

@@ -234,7 +234,7 @@ def test_the_cache_holds_finite_values_of_an_adapter_that_overflows(llama: Path,
     outcome = run_all(engine, mixed(1, ["bad"], logprobs=2))[0]
     assert len(outcome.tokens) == 4
     assert all(np.isfinite(values).all() for _, values, _ in outcome.logprobs)
-    cache = engine._model.attention
+    cache = engine._models[0].attention
     for cached in (*cache.keys, *cache.values):
         assert cached.isfinite().all()
         assert cached.abs().max() <= MOST_IN_CACHE
@@ -370,7 +370,7 @@ def test_without_adapters_nothing_is_wrapped(llama: Path) -> None:
     engine = make_engine(llama)
     assert engine.info.lora is None
     assert engine.adapters is None
-    assert not any("forward" in vars(module) for module in engine._model._model.modules())
+    assert not any("forward" in vars(module) for module in engine._models[0]._model.modules())
     with pytest.raises(RequestRejected, match="the adapter 'a' is not loaded"):
         engine.submit(0, submit_to("a", 0, [5]))
 

@@ -34,9 +34,9 @@ def test_memory_is_given_back(tmp_path: Path) -> None:
     make_model("llama", tmp_path)
     engine = make_engine(tmp_path)
     run_all(engine, [submit(0, PROMPT)])
-    attention = engine._model.attention
+    attention = engine._models[0].attention
     cache = [weakref.ref(tensor) for tensor in (*attention.keys, *attention.values)]
-    weights = [weakref.ref(tensor) for tensor in engine._model._model.parameters()]
+    weights = [weakref.ref(tensor) for tensor in engine._models[0]._model.parameters()]
     del attention
     engine.call("sleep", {"level": 1})
     assert not any(tensor() is not None for tensor in cache)
@@ -58,7 +58,7 @@ def test_without_room_it_stays_asleep(tmp_path: Path, monkeypatch: pytest.Monkey
         patch.setattr(paged, "PagedAttention", no_room)
         with pytest.raises(torch.OutOfMemoryError):
             engine.call("wake_up", {})
-    assert engine._model._model is None
+    assert engine._models[0]._model is None
     engine.call("wake_up", {})
     assert run_all(engine, [submit(1, PROMPT)])[1].tokens == before
 
