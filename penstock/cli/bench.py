@@ -23,6 +23,7 @@ from penstock.config.bench import (
     BenchHostConfig,
     BenchRoutingConfig,
     BenchSessionConfig,
+    BenchSpeculationConfig,
 )
 from penstock.config.errors import ConfigError
 from penstock.config.introspect import options_of
@@ -76,6 +77,14 @@ def run_adapters(config: BenchAdaptersConfig, origins: Origins) -> int:
     return 1 if run_measurement(lambda say: measure(config, say), render, config.json) is None else 0
 
 
+def run_speculation(config: BenchSpeculationConfig, origins: Origins) -> int:
+    """1 when nothing could be measured. Raises ConfigError for a model that the torch engine does not run."""
+    from penstock.bench.speculation_benchmark import measure, render
+
+    found = run_measurement(lambda say: measure(config, say), render, config.json)
+    return 1 if found is None else 0
+
+
 def run_gateway(config: BenchGatewayConfig, origins: Origins) -> int:
     """1 when requests failed or nothing could be measured."""
     from penstock.bench import comparison
@@ -114,6 +123,12 @@ ADAPTERS = Command(
     "Measure the time of a decode step with LoRA adapters.",
     BenchAdaptersConfig,
     run_adapters,
+)
+SPECULATION = Command(
+    ("bench", "speculation"),
+    "Measure output tokens per second with speculative decoding.",
+    BenchSpeculationConfig,
+    run_speculation,
 )
 SESSION = Command(
     ("bench", "session"),

@@ -47,6 +47,12 @@ COMMANDS = (
         "ADAPTERS",
     ),
     CommandEntry(
+        ("bench", "speculation"),
+        "penstock.cli.bench",
+        "Measure the output of an engine with speculative decoding.",
+        "SPECULATION",
+    ),
+    CommandEntry(
         ("bench", "session"),
         "penstock.cli.bench",
         "Measure the CPU time of a turn of a long conversation.",

@@ -282,6 +282,45 @@ class BenchAdaptersConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     json: Report = None
 
 
+class BenchSpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of ``penstock bench speculation``."""
+
+    model: Annotated[
+        str | None,
+        option("Directory of a model. Default: the bundled demo model.", "Load", metavar="DIR"),
+    ] = None
+    method: Annotated[
+        Literal["ngram", "suffix", "draft"],
+        option("See --speculative-method of penstock serve.", "Load"),
+    ] = "ngram"
+    speculative_tokens: Annotated[
+        Annotated[int, Meta(ge=1, le=32)] | Literal["auto"],
+        option("See --speculative-tokens of penstock serve.", "Load"),
+    ] = "auto"
+    draft_model: Annotated[
+        str | None, option("Directory of the draft model of --method draft.", "Load", metavar="DIR")
+    ] = None
+    workloads: Annotated[
+        list[Literal["edit", "schema", "document", "random"]],
+        option(
+            "Workloads, one after the other. edit: the prompt asks for its own text; schema: a list by a JSON "
+            "schema; document: the beginning of a text; random: text without repetition.",
+            "Load",
+        ),
+    ] = msgspec.field(default_factory=lambda: ["edit", "schema", "document", "random"])
+    streams: Annotated[
+        list[Annotated[int, Meta(ge=1, le=4096)]],
+        option("Streams at the same time; several values are measured one after the other.", "Load"),
+    ] = msgspec.field(default_factory=lambda: [1, 8, 64])
+    tokens: Annotated[int, option("Output tokens of each stream.", "Load", ge=2, le=10_000)] = 200
+    rounds: Annotated[int, option("Turns without and with speculation, by turns.", "Load", ge=1, le=1000)] = 5
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"], option("Data type of the model.", "Load")
+    ] = "auto"
+    threads: Annotated[int, option("Threads of the model on a CPU.", "Load", ge=1, le=1024)] = 1
+    json: Report = None
+
+
 class BenchSessionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of ``penstock bench session``."""
 
