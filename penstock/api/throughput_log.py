@@ -13,7 +13,15 @@ from penstock.metrics.snapshot import Labels, Value
 log = logging.getLogger(__name__)
 
 _Counts: TypeAlias = Mapping[Labels, Value]
-"""Token counts by engine."""
+"""Counts by engine."""
+_COUNTED = (
+    f.PROMPT_TOKENS,
+    f.GENERATION_TOKENS,
+    f.SPEC_DRAFTS,
+    f.SPEC_DRAFT_TOKENS,
+    f.SPEC_ACCEPTED,
+)
+"""The line is about what these have grown by."""
 
 
 class ThroughputLog:
@@ -25,8 +33,8 @@ class ThroughputLog:
     def __init__(self, totals: Callable[[], Totals], enabled: Callable[[], bool]) -> None:
         self._totals = totals
         self._enabled = enabled
-        self._before: tuple[float, _Counts, _Counts] | None = None
-        """Time of the previous call, and each engine's prompt and generated tokens at that time."""
+        self._before: tuple[float, dict[f.MetricFamily, _Counts]] | None = None
+        """Time of the previous call, and the counts at that time."""
         self._idle = True
 
     def write(self, now: float) -> None:
@@ -35,25 +43,36 @@ class ThroughputLog:
         Tokens that an engine had counted before the first call for it are not included.
         """
         found = self._totals()
-        prompt, generated = found.get(f.PROMPT_TOKENS.name, {}), found.get(f.GENERATION_TOKENS.name, {})
+        counts: dict[f.MetricFamily, _Counts] = {family: found.get(family.name, {}) for family in _COUNTED}
         running, waiting = _sum(found, f.RUNNING), _sum(found, f.WAITING)
         kv_used = max(map(_number, found[f.KV_USAGE.name].values()), default=0.0)
-        before, self._before = self._before, (now, prompt, generated)
+        before, self._before = self._before, (now, counts)
         if before is None:
             return
         took = max(now - before[0], 1e-9)
-        prompt_added, generated_added = _added(prompt, before[1]), _added(generated, before[2])
-        idle = not running and not waiting and not prompt_added and not generated_added
+        added = {family: _added(now_counted, before[1][family]) for family, now_counted in counts.items()}
+        idle = not (running or waiting or any(added.values()))
         if self._enabled() and not (idle and self._idle):
             log.info(
-                "running %d, waiting %d, KV cache %.1f %%, prompts %.0f tokens/s, generated %.0f tokens/s",
+                "running %d, waiting %d, KV cache %.1f %%, prompts %.0f tokens/s, generated %.0f tokens/s%s",
                 running,
                 waiting,
                 100 * kv_used,
-                prompt_added / took,
-                generated_added / took,
+                added[f.PROMPT_TOKENS] / took,
+                added[f.GENERATION_TOKENS] / took,
+                _speculation(added),
             )
         self._idle = idle
+
+
+def _speculation(added: Mapping[f.MetricFamily, float]) -> str:
+    """The end of the line: nothing without drafts."""
+    drafts, drafted, accepted = (added[family] for family in _COUNTED[2:])
+    if not drafts or not drafted:
+        return ""
+    return (
+        f", accepted {100 * accepted / drafted:.1f} % of drafts, {1 + accepted / drafts:.1f} tokens per step"
+    )
 
 
 def _sum(found: Totals, family: f.MetricFamily) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -35,6 +36,9 @@ class EngineFigures(msgspec.Struct, kw_only=True):
     prompt_tokens: int
     tokens: int
     restarts: int
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class ServerFigures(msgspec.Struct, kw_only=True):
@@ -146,6 +150,7 @@ def status_of(earlier: Reading | GatewayReading, later: Reading | GatewayReading
         "uptime_s": None if later.started is None else round(later.time - later.started, 1),
         "errors": later.errors,
         "restarts": later.restarts,
+        **_speculation(later.engines, [old_engines.get(each.engine, each) for each in later.engines]),
         "engines": [_engine(each, old_engines.get(each.engine, each), seconds) for each in later.engines],
         "api_servers": [
             _server(each, old_servers.get(each.server, each), seconds) for each in later.api_servers
@@ -159,7 +164,23 @@ def _engine(now: EngineFigures, before: EngineFigures, seconds: float) -> Row:
     if seconds > 0:
         row["tokens_per_s"] = _rate(now.tokens - before.tokens, seconds)
         row["prompt_tokens_per_s"] = _rate(now.prompt_tokens - before.prompt_tokens, seconds)
-    return row | {"restarts": now.restarts}
+    return row | _speculation([now], [before]) | {"restarts": now.restarts}
+
+
+def _speculation(now: Sequence[EngineFigures], before: Sequence[EngineFigures]) -> Row:
+    """Acceptance, as a share of draft tokens, and the mean of tokens per stream and step with a draft:
+    between both readings, or since the start if there was no draft between them. Empty if there was none."""
+
+    def added(name: str) -> list[int]:
+        return [max(0, getattr(one, name) - getattr(two, name)) for one, two in zip(now, before, strict=True)]
+
+    names = ("drafts", "draft_tokens", "accepted_tokens")
+    drafts, drafted, accepted = (sum(added(name)) for name in names)
+    if not drafted:
+        drafts, drafted, accepted = (sum(getattr(each, name) for each in now) for name in names)
+    if not drafts or not drafted:
+        return {}
+    return {"acceptance": round(accepted / drafted, 4), "tokens_per_step": round(1 + accepted / drafts, 3)}
 
 
 def _server(now: ServerFigures, before: ServerFigures, seconds: float) -> Row:

@@ -16,6 +16,8 @@ _SHOWN: dict[str, Callable[[float], str]] = {
     "kv_used": lambda value: f"{100 * value:.1f} %",
     "tokens_per_s": lambda value: f"{value:.1f}",
     "prompt_tokens_per_s": lambda value: f"{value:.1f}",
+    "acceptance": lambda value: f"{100 * value:.1f} %",
+    "tokens_per_step": lambda value: f"{value:.2f}",
 }
 """Formats of the columns that are not counts."""
 
@@ -51,6 +53,9 @@ def line(status: dict[str, Any]) -> str:
     ]
     if engines and "tokens_per_s" in engines[0]:
         parts.append(f"{sum(each['tokens_per_s'] for each in engines):.1f} tokens/s")
+    if "acceptance" in status:
+        parts.append(f"drafts accepted {100 * status['acceptance']:.1f} %")
+        parts.append(f"{status['tokens_per_step']:.2f} tokens/step")
     return ", ".join([*parts, f"{status['errors']} errors", f"{status['restarts']} restarts"])
 
 

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from penstock.engine.lora.adapter_table import AdapterTable
 
 
+ACCEPTED_PER_POSITION = "spec_decode_accepted_tokens_per_pos_total/"
+"""Of names in :meth:`Engine.metrics`: a position in drafts, from 0, follows."""
+
+
 class RequestRejected(ValueError):
     """A request that this engine cannot run; ``code`` is sent to the API server with the message.
 
@@ -140,7 +144,8 @@ class Engine(Protocol):
     def metrics(self) -> dict[str, float]:
         """Counters since the start, by name: preemptions_total, prefix_cache_{queries,hits}_total,
         external_prefix_cache_{queries,hits}_total, external_prompt_tokens_total,
-        spec_decode_{drafts,draft_tokens,accepted_tokens}_total; absent ones are 0."""
+        spec_decode_{drafts,draft_tokens,accepted_tokens}_total; absent ones are 0. Engines that speculate
+        have spec_decode_accepted_tokens_per_pos_total/0, …/1 and so on, for every position of a draft."""
         ...
 
     def call(self, method: str, arguments: dict[str, Any]) -> Any:

@@ -144,6 +144,12 @@ SPEC_DRAFT_TOKENS = _counter("vllm:spec_decode_num_draft_tokens", "tokens", _ENG
 SPEC_ACCEPTED = _counter(
     "vllm:spec_decode_num_accepted_tokens", "tokens", _ENGINE, "Tokens of drafts that the model confirmed."
 )
+SPEC_ACCEPTED_PER_POSITION = _counter(
+    "vllm:spec_decode_num_accepted_tokens_per_pos",
+    "tokens",
+    (*_ENGINE, "position"),
+    "The same, by their position in the draft, from 0.",
+)
 PROMPT_TOKENS = _counter(
     "vllm:prompt_tokens", "tokens", _ENGINE, "Prompt tokens of streams that got their first token."
 )

@@ -10,6 +10,8 @@ from penstock.api.throughput_log import ThroughputLog
 from penstock.metrics import families as f
 from penstock.metrics.merge import Totals
 
+SPECULATION = (f.SPEC_DRAFTS, f.SPEC_DRAFT_TOKENS, f.SPEC_ACCEPTED)
+
 
 class Figures:
     """An observer that sees what the test says, of two engines."""
@@ -18,6 +20,8 @@ class Figures:
         self.running = self.waiting = 0
         self.kv_used = 0.0
         self.prompt = self.generated = 0
+        self.speculation = (0, 0, 0)
+        """Drafts, their tokens, and those that were accepted."""
         self.ranks: tuple[int, ...] = (0, 1)
         """Of the engines that have told what they count."""
 
@@ -30,6 +34,10 @@ class Figures:
             f.KV_USAGE.name: {both[0]: self.kv_used, both[1]: 0.0},
             f.PROMPT_TOKENS.name: dict.fromkeys(known, self.prompt),
             f.GENERATION_TOKENS.name: dict.fromkeys(known, self.generated),
+            **{
+                family.name: dict.fromkeys(known, count)
+                for family, count in zip(SPECULATION, self.speculation, strict=True)
+            },
         }
 
 
@@ -104,3 +112,17 @@ def test_one_that_takes_over_goes_on_where_the_other_was(caplog: pytest.LogCaptu
     assert caplog.messages == [
         "running 2, waiting 0, KV cache 0.0 %, prompts 0 tokens/s, generated 10 tokens/s"
     ]
+
+
+def test_acceptance_while_engines_speculate(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    figures = Figures()
+    figures.running, figures.speculation = 1, (1000, 3000, 3000)
+    fleet_log = ThroughputLog(figures.totals, lambda: True)
+    fleet_log.write(100.0)
+    figures.generated, figures.speculation = 40, (1010, 3040, 3026)
+    fleet_log.write(110.0)
+    fleet_log.write(120.0)
+    first, second = caplog.messages
+    assert first.endswith("generated 8 tokens/s, accepted 65.0 % of drafts, 3.6 tokens per step")
+    assert second.endswith("generated 0 tokens/s")

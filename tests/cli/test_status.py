@@ -89,6 +89,39 @@ def test_one_reading_has_no_rates_and_a_restart_no_negative_ones() -> None:
     assert status_of(reading(100), reading(0, at=1001.0))["engines"][0]["tokens_per_s"] == 0
 
 
+def speculating(drafts: int, at: float) -> Reading:
+    """Engine 0 accepts a half of its drafts of four tokens."""
+    made = reading(0, at=at)
+    engine = made.engines[0]
+    engine.drafts, engine.draft_tokens, engine.accepted_tokens = drafts, 4 * drafts, 2 * drafts
+    return made
+
+
+def test_acceptance_of_engines_that_speculate() -> None:
+    earlier, later = speculating(10, 1000.0), speculating(30, 1002.0)
+    later.engines[0].accepted_tokens += 8
+    found = status_of(earlier, later)
+    assert (found["acceptance"], found["tokens_per_step"]) == (0.6, 3.4)
+    assert (found["engines"][0]["acceptance"], found["engines"][0]["tokens_per_step"]) == (0.6, 3.4)
+    assert "acceptance" not in found["engines"][1]
+    shown = tables(found).splitlines()[1:4]
+    assert [line.split()[-4:] for line in shown] == [
+        ["tokens/s", "acceptance", "tokens/step", "restarts"],
+        ["60.0", "%", "3.40", "0"],
+        ["0.0", "-", "-", "0"],
+    ]
+    assert "0.0 tokens/s, drafts accepted 60.0 %, 3.40 tokens/step, 3 errors" in line(found)
+
+
+def test_without_drafts_between_two_readings_acceptance_is_that_since_the_start() -> None:
+    once = speculating(10, 1000.0)
+    for found in (status_of(once, once), status_of(once, speculating(10, 1002.0))):
+        assert (found["acceptance"], found["tokens_per_step"]) == (0.5, 3.0)
+    none = status_of(reading(1), reading(2, at=1002.0))
+    assert "acceptance" not in none
+    assert "drafts" not in line(none)
+
+
 def test_names_of_a_server_cannot_control_the_terminal() -> None:
     hostile = reading(1)
     hostile.models = ["\x1b[2Jm"]

@@ -32,6 +32,9 @@ _ENGINE_VALUES = {
     "prefix_cache_queries": f.PREFIX_QUERIES,
     "prefix_cache_hits": f.PREFIX_HITS,
     "preemptions": f.PREEMPTIONS,
+    "drafts": f.SPEC_DRAFTS,
+    "draft_tokens": f.SPEC_DRAFT_TOKENS,
+    "accepted_tokens": f.SPEC_ACCEPTED,
 }
 _SERVER_VALUES = {
     "connections": f.CONNECTIONS,

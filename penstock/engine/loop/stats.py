@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.engine.base import StepRows
+from penstock.engine.base import ACCEPTED_PER_POSITION, StepRows
 from penstock.engine.loop.peers import FIRST_STREAMS
 from penstock.metrics import families as f
 from penstock.metrics.histogram import Histogram
@@ -249,6 +249,10 @@ class EngineStats:
         yield Series(f.SPEC_DRAFTS.name, labels, engine.get("spec_decode_drafts_total", 0))
         yield Series(f.SPEC_DRAFT_TOKENS.name, labels, engine.get("spec_decode_draft_tokens_total", 0))
         yield Series(f.SPEC_ACCEPTED.name, labels, engine.get("spec_decode_accepted_tokens_total", 0))
+        for name, count in engine.items():
+            if name.startswith(ACCEPTED_PER_POSITION):
+                position = name.removeprefix(ACCEPTED_PER_POSITION)
+                yield Series(f.SPEC_ACCEPTED_PER_POSITION.name, (*labels, position), count)
         for reason, count in self.ended.items():
             yield Series(f.SUCCESS.name, (*labels, reason), count)
         for family, histogram in (

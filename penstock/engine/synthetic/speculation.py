@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.engine.base import ACCEPTED_PER_POSITION
 from penstock.engine.batch.slots import SlotTable
 from penstock.engine.sampling.rng import U64, token_indexes
 from penstock.wire.arrays import I8, I32
@@ -82,5 +83,5 @@ class SyntheticSpeculation:
             "spec_decode_accepted_tokens_total": sum(accepted),
         }
         for place, count in enumerate(accepted):
-            figures[f"spec_decode_accepted_tokens_per_pos_total/{place}"] = count
+            figures[f"{ACCEPTED_PER_POSITION}{place}"] = count
         return figures

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.config.serve import ServeConfig
-from penstock.engine.base import Load, RequestRejected, StepRows, StreamFailure
+from penstock.engine.base import ACCEPTED_PER_POSITION, Load, RequestRejected, StepRows, StreamFailure
 from penstock.engine.batch.logprobs import LogprobsBuffer
 from penstock.engine.batch.prompt_logprobs import PromptLogprobsState
 from penstock.engine.batch.rows import concat_rows
@@ -318,6 +318,10 @@ class VllmEngine:
 
     def metrics(self) -> dict[str, float]:
         counts = self._core.counts
+        per_position = {
+            f"{ACCEPTED_PER_POSITION}{place}": count
+            for place, count in enumerate(counts.accepted_per_position)
+        }
         return {
             "preemptions_total": counts.preemptions,
             "prefix_cache_queries_total": counts.prefix_queries,
@@ -328,6 +332,7 @@ class VllmEngine:
             "spec_decode_drafts_total": counts.drafts,
             "spec_decode_draft_tokens_total": counts.draft_tokens,
             "spec_decode_accepted_tokens_total": counts.accepted_tokens,
+            **per_position,
         }
 
     def call(self, method: str, arguments: dict[str, Any]) -> Any:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
+from itertools import zip_longest
 from typing import Any, NoReturn
 
 import llguidance
@@ -361,6 +362,8 @@ class VllmCore:
             counts.drafts += drafted.num_drafts
             counts.draft_tokens += drafted.num_draft_tokens
             counts.accepted_tokens += drafted.num_accepted_tokens
+            before, added = counts.accepted_per_position, drafted.num_accepted_tokens_per_pos
+            counts.accepted_per_position = [sum(pair) for pair in zip_longest(before, added, fillvalue=0)]
 
     # -- operations
 

@@ -57,3 +57,5 @@ class VllmCounters:
     drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    accepted_per_position: list[int] = field(default_factory=list)
+    """Accepted tokens by their position in the draft."""

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.engine.base import StepRows, StreamFailure
+from penstock.engine.base import ACCEPTED_PER_POSITION, StepRows, StreamFailure
 from penstock.engine.batch.rows import concat_rows
 from penstock.engine.loop.peers import FIRST_STREAMS
 from penstock.engine.loop.stats import EngineStats
 from penstock.metrics import families as f
 from penstock.metrics.families import MetricFamily
 from penstock.metrics.merge import totals, view_of
-from penstock.metrics.snapshot import Distribution, Labels, Snapshot
+from penstock.metrics.snapshot import Distribution, Labels, Snapshot, decode_snapshot, encode_snapshot
 from penstock.wire.frames import FinishReason
 from tests.engine.support import PROMPT, submit
 
@@ -189,6 +189,27 @@ def test_counters_of_the_engine_itself() -> None:
     assert value(EngineStats(), f.PREFIX_QUERIES, **engine) == 40
     assert value(EngineStats(), f.PREFIX_HITS, **engine) == 16
     assert value(EngineStats(), f.PREFIX_HITS) == 0
+
+
+def test_accepted_tokens_by_their_position_in_the_draft() -> None:
+    engine = {
+        "spec_decode_accepted_tokens_total": 9,
+        **{f"{ACCEPTED_PER_POSITION}{n}": 6 - 3 * n for n in (0, 1)},
+    }
+    stats = EngineStats()
+    assert values(stats, f.SPEC_ACCEPTED_PER_POSITION, **engine) == {("m", "0", "0"): 6, ("m", "0", "1"): 3}
+    assert f.SPEC_ACCEPTED_PER_POSITION.name not in totals(
+        view_of(Snapshot("engine 0", 0, 1, list(stats.series({}, "m", "0"))))
+    )
+    first = Snapshot("engine 0", 0, 1, list(stats.series(engine, "m", "0")))
+    longer = engine | {f"{ACCEPTED_PER_POSITION}10": 1}
+    second = Snapshot("engine 0", 1, 1, list(stats.series(longer, "m", "0")))
+    both = totals(view_of(decode_snapshot(encode_snapshot(first)), decode_snapshot(encode_snapshot(second))))
+    assert both[f.SPEC_ACCEPTED_PER_POSITION.name] == {
+        ("m", "0", "0"): 12,
+        ("m", "0", "1"): 6,
+        ("m", "0", "10"): 1,
+    }, "of an engine's two starts"
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -40,6 +40,14 @@ SERVED: dict[str, tuple[str, ...]] = {
     "vllm:cache_config_info": ("engine", "block_size", "num_gpu_blocks"),
 }
 
+SPECULATION: dict[str, tuple[str, ...]] = {
+    "vllm:spec_decode_num_drafts": ENGINE,
+    "vllm:spec_decode_num_draft_tokens": ENGINE,
+    "vllm:spec_decode_num_accepted_tokens": ENGINE,
+    "vllm:spec_decode_num_accepted_tokens_per_pos": (*ENGINE, "position"),
+}
+"""Those of vllm/v1/spec_decode/metrics.py."""
+
 NOT_SERVED = {
     "vllm:num_requests_kv_fetch_by_stage": "stages of a KV connector, which vLLM keeps to itself",
     "vllm:corrupted_requests": "only with a debugging variable of vLLM's",

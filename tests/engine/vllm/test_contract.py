@@ -135,6 +135,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
         "num_drafts",
         "num_draft_tokens",
         "num_accepted_tokens",
+        "num_accepted_tokens_per_pos",
     ),
     "vllm.v1.structured_output.request:StructuredOutputRequest": ("_grammar",),
     "vllm.sampling_params:StructuredOutputsParams": ("grammar", "_backend"),

@@ -10,16 +10,16 @@ import pytest
 
 from penstock.metrics import families as f
 from penstock.metrics.families import METRIC_FAMILIES
-from tests.engine.vllm.metric_families import NOT_SERVED, SERVED
+from tests.engine.vllm.metric_families import NOT_SERVED, SERVED, SPECULATION
 
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 
 
 def test_they_are_served_with_their_labels() -> None:
-    for name, labels in SERVED.items():
+    for name, labels in (SERVED | SPECULATION).items():
         assert set(labels) <= set(METRIC_FAMILIES[name].labels), name
     own = {name for name in METRIC_FAMILIES if name.startswith("vllm:")}
-    assert {name for name in own if not name.startswith("vllm:spec_decode")} == set(SERVED)
+    assert own == SERVED.keys() | SPECULATION.keys()
     assert not NOT_SERVED.keys() & METRIC_FAMILIES.keys()
 
 
@@ -33,8 +33,12 @@ def test_vllm_has_no_others() -> None:
     vllm = find_spec("vllm")
     if vllm is None or vllm.origin is None:
         pytest.skip("make test-vllm makes an environment with vLLM")
-    source = (Path(vllm.origin).parent / "v1" / "metrics" / "loggers.py").read_text()
+    sources = Path(vllm.origin).parent / "v1"
+    source = (sources / "metrics" / "loggers.py").read_text()
     assert set(re.findall(r'name\s*=\s*"(vllm:\w+)"', source)) == SERVED.keys() | NOT_SERVED.keys()
+    source = (sources / "spec_decode" / "metrics.py").read_text()
+    assert set(re.findall(r'"(vllm:spec\w+)"', source)) == SPECULATION.keys()
+    assert '+ ["position"]' in source
 
 
 def test_buckets_and_values_of_labels() -> None:
