@@ -123,7 +123,7 @@ def test_the_usual_line_of_vllm_serves() -> None:
         "note: --disable-log-requests has no effect: requests are not logged",
         "note: --no-enable-log-requests has no effect: it is vLLM's default",
         "note: --pipeline-parallel-size 1 has no effect: it is vLLM's default",
-        "note: --enforce-eager has no effect: Penstock's own engines record no CUDA graphs",
+        "note: --enforce-eager has no effect: the torch engine decides what it records as CUDA graphs",
         "note: -O 3 has no effect: Penstock's own engines compile nothing",
         "note: --max_log_len 5 has no effect: "
         "requests and replies are not logged; --access-log all logs one line for each",

@@ -37,6 +37,8 @@ BY_HAND = 17
 heads that share it. In float32 on a CPU, 8 streams of 64 tokens with 2 KV heads of 4 query heads: 0.16 ms for
 2 tokens a stream against 0.19, 0.6 against 0.5 for 17, 1.0 against 1.0 for 33; a stream of 4,096 tokens with
 8 KV heads of 4: 7.7 ms against 13.2, 25 against 36, 41 against 49; 256 tokens take twice as long."""
+MOST_SCORES = 1 << 25
+"""Scores held at once, unless a single query of each stream has more: 128 MB in float32."""
 MOST_IN_CACHE = 1e15
 """Keys and values of an adapter's rows are bounded by it; a key's product with any sane query is finite."""
 
@@ -118,7 +120,7 @@ def find_kernel(device: torch.device) -> Kernel | None:
     """The Triton decode kernel if the device is CUDA and Triton is installed (PyTorch for CUDA has it)."""
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return None
-    from penstock.engine.torch.kernels import paged_decode
+    from penstock.engine.torch.cuda.kernels import paged_decode
 
     return paged_decode
 
@@ -168,8 +170,14 @@ def _attend(
     # query heads that share a KV head become neighbours: [n, KV heads, G, C, D]
     grouped = query.view(streams, width, kv_heads, group, size).permute(0, 2, 3, 1, 4)
     if width <= BY_HAND or softcap is not None or slopes is not None or _is_emulated(query):
-        bias = None if slopes is None else _alibi(slopes, distance)
-        attended = _by_hand(grouped, key, value, hidden[:, :, None], scaling, softcap, bias)
+        most = max(1, MOST_SCORES // (streams * heads * part.length))
+        rows = []
+        for first in range(0, width, most):
+            some = slice(first, first + most)
+            bias = None if slopes is None else _alibi(slopes, distance[:, :, some])
+            masked = hidden[:, :, None, some]
+            rows.append(_by_hand(grouped[..., some, :], key, value, masked, scaling, softcap, bias))
+        attended = rows[0] if len(rows) == 1 else torch.cat(rows, 3)
     else:
         shape = (pairs, group, part.length, size)
         visible = (~hidden).expand(-1, kv_heads, -1, -1).reshape(pairs, 1, width, -1)

@@ -28,7 +28,7 @@ def run_largest_steps(
     The model gets a cache of the null block alone, which takes all keys and values;
     :meth:`PagedModel.make_cache` is to be called afterwards. Ranks that share a model's layers all call this.
     """
-    model.make_cache(1, config.block_size)
+    model.make_cache(1, config.block_size, record=False)
     for start, count in (most_streams(config, max_model_len), longest_streams(config, max_model_len)):
         _run(model, config, max_model_len, device, start.astype(np.int32), count.astype(np.int32))
 

@@ -21,7 +21,7 @@ from penstock.engine.torch.attention_metadata import (
     token_positions,
 )
 from penstock.engine.torch.bloom import replace_attention
-from penstock.engine.torch.decode_graphs import DecodeGraphs, find_capture, record_graphs
+from penstock.engine.torch.cuda.decode_graphs import DecodeGraphs, find_capture, record_graphs
 from penstock.engine.torch.expert_parallel import ExpertParallel
 from penstock.engine.torch.lm_head import LMHead
 from penstock.engine.torch.lora.lora_layers import LoraLayers
@@ -93,10 +93,11 @@ class PagedModel:
             self._model.get_output_embeddings(), shape.logits_scale, shape.logits_softcap, self._device
         )
 
-    def make_cache(self, blocks: int, block_size: int) -> None:
+    def make_cache(self, blocks: int, block_size: int, *, record: bool = True) -> None:
         """Allocate the KV cache, after the weights are loaded and before the first forward pass. ``blocks``
-        includes the null block."""
+        includes the null block. ``record``: record decode steps as CUDA graphs where that is possible."""
         self._cache_size = blocks, block_size
+        self._graphs = None  # they refer to the cache before
         self._attention = PagedAttention(
             self._shape,
             blocks,
@@ -105,8 +106,8 @@ class PagedModel:
             device=self._device,
             kernel=find_kernel(self._device),
         )
-        # ranks with experts exchange tokens within a forward pass, as many as each has
-        capture = find_capture(self._device) if self._experts is None else None
+        # ranks that split experts exchange within a forward pass as many tokens as each has
+        capture = find_capture(self._device) if record and self._experts is None else None
         self._graphs = record_graphs(
             self._forward,
             capture,

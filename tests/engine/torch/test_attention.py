@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.engine.schedule.batch import Batch
 from penstock.engine.schedule.block_tables import BlockTables
+from penstock.engine.torch import attention as attention_module
 from penstock.engine.torch.attention import Kernel, PagedAttention
 from penstock.engine.torch.attention_metadata import (
     TILE,
@@ -212,6 +213,14 @@ def test_each_token_attends_to_its_own_history(
             history[slot] = torch.cat([history[slot], entries[:, token : token + 1]], 1)
             expected = attended(query[0, :, token], history[slot], **options)
             torch.testing.assert_close(output[0, token], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"softcap": 3.0, "sliding_window": 20}, {"slopes": True}], ids=str)
+def test_few_scores_at_a_time_change_nothing(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_module, "MOST_SCORES", 3 * HEADS * 300)
+    test_each_token_attends_to_its_own_history(options, 16, None)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

@@ -19,7 +19,7 @@ from penstock.engine.schedule.batch import Batch
 from penstock.engine.schedule.block_tables import NULL_BLOCK, BlockTables
 from penstock.engine.torch import model as model_module
 from penstock.engine.torch.attention_metadata import CacheGeometry, DecodeMetadata
-from penstock.engine.torch.decode_graphs import DecodeBuffers, padded_sizes
+from penstock.engine.torch.cuda.decode_graphs import DecodeBuffers, padded_sizes
 from penstock.engine.torch.model import PagedModel
 from penstock.engine.torch.model_loader import read_shape
 from tests.engine.torch.harness import VOCAB, make_engine, make_model, run_all, submit

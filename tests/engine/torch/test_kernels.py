@@ -24,7 +24,7 @@ def test_decodes_are_what_they_have_to_be(
     alibi: bool,
     size: int,
 ) -> None:
-    from penstock.engine.torch.kernels import paged_decode
+    from penstock.engine.torch.cuda.kernels import paged_decode
 
     torch.manual_seed(0)
     lengths = [1, block_size, 33, 140]
@@ -48,7 +48,7 @@ def test_decodes_are_what_they_have_to_be(
 @pytest.mark.parametrize("softcap", [None, 3.0])
 def test_half_precision_rounds_scores_like_eager_attention(dtype: torch.dtype, softcap: float | None) -> None:
     """The rounding of wide scores is most of eager attention's error, and the kernel has the same."""
-    from penstock.engine.torch.kernels import paged_decode
+    from penstock.engine.torch.cuda.kernels import paged_decode
 
     torch.manual_seed(0)
     dtype = torch.float16

@@ -1,0 +1,1 @@
+"""What only CUDA devices have: kernels, and recorded decode steps."""
