@@ -163,24 +163,18 @@ def _attend(
     pairs, group = streams * kv_heads, heads // kv_heads
     key = _gather(keys, part).view(pairs, part.length, size)
     value = _gather(values, part).view(pairs, part.length, size)
-    distance = part.own[:, None, :, None] - torch.arange(part.length, device=query.device)  # [n, 1, C, L]
-    hidden = distance < 0
+    distance = part.own[:, None, None, :, None] - torch.arange(part.length, device=query.device)
+    hidden = distance < 0  # [n, 1, 1, C, L]
     if window is not None:
         hidden |= distance >= window
     # query heads that share a KV head become neighbours: [n, KV heads, G, C, D]
     grouped = query.view(streams, width, kv_heads, group, size).permute(0, 2, 3, 1, 4)
     if width <= BY_HAND or softcap is not None or slopes is not None or _is_emulated(query):
-        most = max(1, MOST_SCORES // (streams * heads * part.length))
-        rows = []
-        for first in range(0, width, most):
-            some = slice(first, first + most)
-            bias = None if slopes is None else _alibi(slopes, distance[:, :, some])
-            masked = hidden[:, :, None, some]
-            rows.append(_by_hand(grouped[..., some, :], key, value, masked, scaling, softcap, bias))
-        attended = rows[0] if len(rows) == 1 else torch.cat(rows, 3)
+        bias = None if slopes is None else -slopes[None, :, :, None, None] * distance
+        attended = _in_tiles(grouped, key, value, hidden, scaling, softcap, bias)
     else:
         shape = (pairs, group, part.length, size)
-        visible = (~hidden).expand(-1, kv_heads, -1, -1).reshape(pairs, 1, width, -1)
+        visible = (~hidden).expand(-1, kv_heads, -1, -1, -1).reshape(pairs, 1, width, -1)
         attended = scaled_dot_product_attention(
             grouped.reshape(pairs, group, width, size),
             key[:, None].expand(shape),
@@ -191,14 +185,31 @@ def _attend(
     return attended.reshape(streams, heads, width, size).transpose(1, 2).reshape(-1, heads, size)
 
 
-def _alibi(slopes: Tensor, distance: Tensor) -> Tensor:
-    """float32[n, KV heads, G, C, L]: the bias of each score."""
-    return -slopes[None, :, :, None, None] * distance[:, :, None]
-
-
 def _gather(cache: Tensor, part: AttentionPart) -> Tensor:
     """The part's pages in order: all positions of a stream's KV head, then of its next KV head."""
     return cache.view(-1, cache.shape[2] * cache.shape[3]).index_select(0, part.pages)
+
+
+def _in_tiles(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    hidden: Tensor,
+    scaling: float,
+    softcap: float | None,
+    bias: Tensor | None,
+) -> Tensor:
+    """:func:`_by_hand` for so many queries of each stream at a time that their scores stay few."""
+    streams, kv_heads, group, width, _ = query.shape
+    most = max(1, MOST_SCORES // (streams * kv_heads * group * key.shape[1]))
+    if width <= most:
+        return _by_hand(query, key, value, hidden, scaling, softcap, bias)
+    rows = []
+    for first in range(0, width, most):
+        tile = slice(first, first + most)
+        biased = None if bias is None else bias[..., tile, :]
+        rows.append(_by_hand(query[..., tile, :], key, value, hidden[..., tile, :], scaling, softcap, biased))
+    return torch.cat(rows, 3)
 
 
 def _by_hand(
