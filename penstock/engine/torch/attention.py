@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from penstock.engine.torch.attention_metadata import (
     AttentionMetadata,
@@ -20,11 +21,15 @@ from penstock.engine.torch.attention_metadata import (
     CacheGeometry,
     DecodeMetadata,
 )
+from penstock.engine.torch.batch_invariance import attention_rows, steady_product
 from penstock.engine.torch.bloom import alibi_slopes
 from penstock.engine.torch.memory import zeros
 from penstock.engine.torch.model_loader import ModelShape
 
 Kernel = Callable[[Tensor, Tensor, Tensor, DecodeMetadata, int | None, float | None, Tensor | None], Tensor]
+
+Product = Callable[[Tensor, Tensor], Tensor]
+"""bmm."""
 
 CPU_GATHERED = 1 << 20
 """Elements of keys gathered at once: 4 MB in float32, which fit a core's share of the CPU cache."""
@@ -48,8 +53,11 @@ class PagedAttention:
         dtype: torch.dtype,
         device: torch.device,
         kernel: Kernel | None = None,
+        batch_invariant: bool = False,
     ) -> None:
-        """``kernel`` computes decodes; None: their keys are gathered, like those of prefills."""
+        """``kernel`` computes decodes; None: their keys are gathered, like those of prefills.
+        ``batch_invariant``: what a token gets has the same bits in any part. Raises ConfigError if this
+        machine does not allow that."""
         size = (blocks, shape.kv_heads, block_size, shape.head_size)
         self.keys = [zeros(size, dtype, device) for _ in range(shape.layers)]
         self.values = [zeros(size, dtype, device) for _ in range(shape.layers)]
@@ -57,6 +65,10 @@ class PagedAttention:
         self._kernel = kernel
         self.geometry = CacheGeometry(shape.kv_heads, shape.head_size, gathered, in_place=kernel is not None)
         self._slopes = _slopes(shape, device) if shape.alibi else None
+        self._product: Product | None = None
+        if batch_invariant:
+            rows = attention_rows(_attend_alone, shape.heads // shape.kv_heads, shape.head_size, dtype)
+            self._product = partial(steady_product, rows=rows)
         self.layout: AttentionMetadata | None = None
         """Set before each forward pass."""
         self.bounds_rows = False
@@ -80,6 +92,9 @@ class PagedAttention:
         assert layout is not None
         if self.bounds_rows:
             key, value = _bounded(key), _bounded(value)
+        tokens = len(layout.writes) // key.shape[1]  # others pad the step
+        padding = query.shape[2] - tokens
+        query, key, value = query[:, :, :tokens], key[:, :, :tokens], value[:, :, :tokens]
         layer = int(module.layer_idx)  # type: ignore[arg-type]
         keys, values = self.keys[layer], self.values[layer]
         size = query.shape[-1]
@@ -95,13 +110,15 @@ class PagedAttention:
                 first, keys, values, layout.decodes, sliding_window, softcap, self._slopes
             )
         for part in layout.parts:
-            attended = _attend(flat[part.tokens], keys, values, part, sliding_window, softcap, self._slopes)
+            attended = _attend(
+                flat[part.tokens], keys, values, part, sliding_window, softcap, self._slopes, self._product
+            )
             if part.real is None:
                 output[part.tokens] = attended
             else:
                 assert isinstance(part.tokens, Tensor)
                 output[part.tokens[part.real]] = attended[part.real]
-        return output[None], None
+        return pad(output, (0, 0, 0, 0, 0, padding))[None] if padding else output[None], None
 
 
 def find_kernel(device: torch.device) -> Kernel | None:
@@ -137,11 +154,13 @@ def _attend(
     window: int | None,
     softcap: float | None,
     slopes: Tensor | None,
+    product: Product | None,
 ) -> Tensor:
     """Causal attention of scaled query [n * C, H, D] → [n * C, H, D].
 
     ``window``: tokens attended to, the query's own included; None: all. ``softcap`` bounds the scores by a
-    tanh (Gemma 2). ``slopes`` lower a head's scores by the key's distance (ALiBi).
+    tanh (Gemma 2). ``slopes`` lower a head's scores by the key's distance (ALiBi). ``product`` computes all
+    widths alike; None: each as it is fastest.
     """
     _, heads, size = query.shape
     kv_heads = keys.shape[1]
@@ -157,9 +176,9 @@ def _attend(
     # query heads that share a KV head become neighbours: [n * KV heads, G, C, D]
     grouped = query.view(streams, width, kv_heads, group, size).permute(0, 2, 3, 1, 4)
     grouped = grouped.reshape(pairs, group, width, size)
-    if width == 1 or softcap is not None or slopes is not None:
+    if product is not None or width == 1 or softcap is not None or slopes is not None:
         bias = None if slopes is None else _alibi(slopes, distance)
-        attended = _by_hand(grouped, key, value, visible, softcap, bias)
+        attended = _by_hand(grouped, key, value, visible, softcap, bias, product or torch.bmm)
     else:
         shape = (pairs, group, part.length, size)
         key, value = key[:, None].expand(shape), value[:, None].expand(shape)
@@ -178,17 +197,27 @@ def _gather(cache: Tensor, part: AttentionPart) -> Tensor:
     return cache.view(-1, cache.shape[2] * cache.shape[3]).index_select(0, part.pages)
 
 
+def _attend_alone(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, rows: int) -> Tensor:
+    return _by_hand(query, key, value, visible, None, None, partial(steady_product, rows=rows))
+
+
 def _by_hand(
-    query: Tensor, key: Tensor, value: Tensor, visible: Tensor, softcap: float | None, bias: Tensor | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    visible: Tensor,
+    softcap: float | None,
+    bias: Tensor | None,
+    product: Product,
 ) -> Tensor:
     """scaled_dot_product_attention of [P, G, C, D] with [P, L, D], without repeating a key for the G queries
     that share it. It holds all scores in memory, so it is for few queries."""
     pairs, group, width, size = query.shape
-    scores = torch.bmm(query.reshape(pairs, group * width, size), key.transpose(1, 2))
-    scores = scores.view(pairs, group, width, -1)
+    scores = product(query.reshape(pairs, group * width, size), key.transpose(1, 2))
+    scores = scores.reshape(pairs, group, width, -1)
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     if bias is not None:
         scores = scores + bias
     weights = torch.softmax(scores.masked_fill(~visible, -torch.inf), -1, dtype=torch.float32)
-    return torch.bmm(weights.to(value.dtype).view(pairs, group * width, -1), value).view(query.shape)
+    return product(weights.to(value.dtype).view(pairs, group * width, -1), value).reshape(query.shape)
