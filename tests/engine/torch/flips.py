@@ -175,9 +175,14 @@ def draw(logits: Tensor, uniform: Tensor) -> Tensor:
     )
 
 
-def by_hand(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor, **ignored: Any) -> Tensor:
+def by_hand(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor, scale: float, **ignored: Any
+) -> Tensor:
     """Attention of several positions as decodes compute it."""
-    return attention._by_hand(query, key[:, 0], value[:, 0], attn_mask, None, None, torch.bmm)
+    hidden = ~attn_mask[:, :, None]
+    return attention._by_hand(query[:, None], key[:, 0], value[:, 0], hidden, scale, None, None, torch.bmm)[
+        :, 0
+    ]
 
 
 MODELS: dict[str, dict[str, Any]] = {
