@@ -303,8 +303,8 @@ class BenchSpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_u
     workloads: Annotated[
         list[Literal["edit", "schema", "document", "random"]],
         option(
-            "Workloads, one after the other. edit: the prompt asks for its own text; schema: a list by a JSON "
-            "schema; document: the beginning of a text; random: text without repetition.",
+            "Workloads, one after the other. edit: the prompt asks for its own text; schema: a list by a "
+            "JSON schema; document: the beginning of a text; random: text without repetition.",
             "Load",
         ),
     ] = msgspec.field(default_factory=lambda: ["edit", "schema", "document", "random"])

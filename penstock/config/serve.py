@@ -57,6 +57,7 @@ class ServeConfig(ProcessOptions, frozen=True, kw_only=True, forbid_unknown_fiel
                 f"--response-store-dir {self.response_store_dir}: is for --response-store disk, not "
                 f"{self.response_store}"
             )
+        _check_batch_invariant(self)
         _check_adapters(self)
         _check_speculation(self)
         _check_kv_events(self)
@@ -83,6 +84,18 @@ class ServeConfig(ProcessOptions, frozen=True, kw_only=True, forbid_unknown_fiel
         """The entry of --api-server-hosts for this API server. A replacement runs on the same host."""
         names = self.api_server_hosts.split(",") if self.api_server_hosts else [HEAD]
         return names[index % self.api_server_count % len(names)]
+
+
+def _check_batch_invariant(config: ServeConfig) -> None:
+    """Raises ValueError for options with which rows depend on their batch."""
+    if config.batch_invariant:
+        for flag, given in (
+            ("--enable-lora", config.enable_lora),
+            ("--enable-expert-parallel", config.enable_expert_parallel),
+            (f"--block-size {config.block_size}, which is no multiple of 16", config.block_size % 16 != 0),
+        ):
+            if given:
+                raise ValueError(f"--batch-invariant: does not go with {flag}")
 
 
 _ADAPTER_DEFAULTS: dict[str, Any] = {

@@ -139,5 +139,31 @@ def test_drafts_give_rows_of_several_tokens(
         )
         drafted = server.metric("vllm:spec_decode_num_draft_tokens_total")
         assert 0 < server.metric("vllm:spec_decode_num_drafts_total") <= drafted
+        positions = [
+            server.metric("vllm:spec_decode_num_accepted_tokens_per_pos_total", position=str(place))
+            for place in range(3)
+        ]
+        assert positions[0] >= positions[1] >= positions[2] > 0
+        assert sum(positions) == server.metric("vllm:spec_decode_num_accepted_tokens_total")
+        _check_events(server, asked, wanted)
         refused = server.post("/v1/completions", {"prompt": "x", "min_p": 0.1, "max_tokens": 2})
         assert (refused.status_code, "min_p" in refused.text) == (400, True)
+
+
+def _check_events(server: Server, asked: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """An event has all tokens of its row, with their logprobs and ids."""
+    names = ("penstock:stream_event_tokens_count", "penstock:stream_event_tokens_sum")
+    before = [server.metric(name) for name in names]
+    events = [json.loads(data)["choices"][0] for data in server.stream(**asked, return_token_ids=True)[:-1]]
+    sizes = [len(event["token_ids"]) for event in events]
+    assert max(sizes) > 1
+    assert [len(event["logprobs"]["tokens"]) for event in events] == sizes
+    tokens = [token for event in events for token in event["logprobs"]["tokens"]]
+    assert tokens == wanted["tokens"]
+    values = [value for event in events for value in event["logprobs"]["token_logprobs"]]
+    assert values == pytest.approx(wanted["token_logprobs"], abs=1e-3)
+    offsets = [offset for event in events for offset in event["logprobs"]["text_offset"]]
+    assert offsets == wanted["text_offset"]
+    rows, told = (server.metric(name) - past for name, past in zip(names, before, strict=True))
+    assert told == asked["max_tokens"]
+    assert rows < told

@@ -101,6 +101,14 @@ class EngineOptions(ResponseStoreOptions, frozen=True, kw_only=True, forbid_unkn
             "Engine",
         ),
     ] = "auto"
+    batch_invariant: Annotated[
+        bool,
+        option(
+            "Compute every row so that its bits do not depend on the batch beside it. Of the torch engine, "
+            "on a CPU.",
+            "Engine",
+        ),
+    ] = False
     block_size: Annotated[int, option("KV cache block size, in tokens.", "Engine", ge=1, le=256)] = 16
     enable_prefix_caching: Annotated[
         bool,

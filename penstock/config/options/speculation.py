@@ -18,9 +18,9 @@ class SpeculationOptions(AdapterOptions, frozen=True, kw_only=True, forbid_unkno
     speculative_method: Annotated[
         Literal["none", "ngram", "suffix", "draft"],
         option(
-            "Source of drafts, several tokens that a step verifies at once; the output stays the same. ngram: "
-            "what followed the same tokens earlier in the request; suffix: the same, and earlier outputs; "
-            "draft: a smaller model (--draft-model).",
+            "Source of drafts, several tokens that a step verifies at once; the output stays the same. "
+            "ngram: what followed the same tokens earlier in the request; suffix: the same, and earlier "
+            "outputs; draft: a smaller model (--draft-model).",
             GROUP,
         ),
     ] = "none"

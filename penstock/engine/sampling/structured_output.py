@@ -164,8 +164,9 @@ class GrammarMatchers:
         if self._filling is not None:
             self._filling.result()
             self._filling = None
-        masks: NDArray[np.uint8] = self._masks.view(np.uint8)
-        return masks[self._first_mask[slots] + length - self._table.length[slots]]
+        rows = self._first_mask[slots] + length - self._table.length[slots]
+        masks: NDArray[np.uint8] = self._masks.view(np.uint8)[rows]
+        return masks
 
     def forced_tokens(self, slot: int) -> list[int]:
         """The tokens that must come next, as far as the slot's grammar leaves no choice."""

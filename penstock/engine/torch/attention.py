@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from penstock.engine.torch.attention_metadata import (
     AttentionMetadata,
@@ -20,6 +21,7 @@ from penstock.engine.torch.attention_metadata import (
     CacheGeometry,
     DecodeMetadata,
 )
+from penstock.engine.torch.batch_invariance import attention_rows, steady_product
 from penstock.engine.torch.bloom import alibi_slopes
 from penstock.engine.torch.memory import zeros
 from penstock.engine.torch.model_loader import ModelShape
@@ -28,6 +30,9 @@ Kernel = Callable[
     [Tensor, Tensor, Tensor, DecodeMetadata, float, int | None, float | None, Tensor | None], Tensor
 ]
 """Query, keys, values, metadata, scaling, window, softcap and slopes, as :func:`_attend` takes them."""
+
+Product = Callable[[Tensor, Tensor], Tensor]
+"""bmm."""
 
 CPU_GATHERED = 1 << 20
 """Elements of keys gathered at once: 4 MB in float32, which fit a core's share of the CPU cache."""
@@ -58,8 +63,11 @@ class PagedAttention:
         dtype: torch.dtype,
         device: torch.device,
         kernel: Kernel | None = None,
+        batch_invariant: bool = False,
     ) -> None:
-        """``kernel`` computes decodes and drafts; None: their keys are gathered, like those of prefills."""
+        """``kernel`` computes decodes and drafts; None: their keys are gathered, like those of prefills.
+        ``batch_invariant``: what a token gets has the same bits in any part. Raises ConfigError if this
+        machine does not allow that."""
         size = (blocks, shape.kv_heads, block_size, shape.head_size)
         self.keys = [zeros(size, dtype, device) for _ in range(shape.layers)]
         self.values = [zeros(size, dtype, device) for _ in range(shape.layers)]
@@ -67,6 +75,10 @@ class PagedAttention:
         self._kernel = kernel
         self.geometry = CacheGeometry(shape.kv_heads, shape.head_size, gathered, in_place=kernel is not None)
         self._slopes = _slopes(shape, device) if shape.alibi else None
+        self._product: Product | None = None
+        if batch_invariant:
+            rows = attention_rows(_attend_alone, shape.heads // shape.kv_heads, shape.head_size, dtype)
+            self._product = partial(steady_product, rows=rows)
         self.layout: AttentionMetadata | None = None
         """Set before each forward pass."""
         self.bounds_rows = False
@@ -90,6 +102,9 @@ class PagedAttention:
         assert layout is not None
         if self.bounds_rows:
             key, value = _bounded(key), _bounded(value)
+        tokens = len(layout.writes) // key.shape[1]  # others pad the step
+        padding = query.shape[2] - tokens
+        query, key, value = query[:, :, :tokens], key[:, :, :tokens], value[:, :, :tokens]
         layer = int(module.layer_idx)  # type: ignore[arg-type]
         keys, values = self.keys[layer], self.values[layer]
         size = query.shape[-1]
@@ -106,14 +121,22 @@ class PagedAttention:
             )
         for part in layout.parts:
             attended = _attend(
-                flat[part.tokens], keys, values, part, scaling, sliding_window, softcap, self._slopes
+                flat[part.tokens],
+                keys,
+                values,
+                part,
+                scaling,
+                sliding_window,
+                softcap,
+                self._slopes,
+                self._product,
             )
             if part.real is None:
                 output[part.tokens] = attended
             else:
                 assert isinstance(part.tokens, Tensor)
                 output[part.tokens[part.real]] = attended[part.real]
-        return output[None], None
+        return pad(output, (0, 0, 0, 0, 0, padding))[None] if padding else output[None], None
 
 
 def find_kernel(device: torch.device) -> Kernel | None:
@@ -150,12 +173,13 @@ def _attend(
     window: int | None,
     softcap: float | None,
     slopes: Tensor | None,
+    product: Product | None,
 ) -> Tensor:
     """Causal attention of query [n * C, H, D] → [n * C, H, D].
 
     ``scaling``: factor of the scores. ``window``: tokens attended to, the query's own included; None: all.
     ``softcap`` bounds the scores by a tanh (Gemma 2). ``slopes`` lower a head's scores by the key's distance
-    (ALiBi).
+    (ALiBi). ``product`` computes all widths alike; None: each as it is fastest.
     """
     _, heads, size = query.shape
     kv_heads = keys.shape[1]
@@ -169,9 +193,10 @@ def _attend(
         hidden |= distance >= window
     # query heads that share a KV head become neighbours: [n, KV heads, G, C, D]
     grouped = query.view(streams, width, kv_heads, group, size).permute(0, 2, 3, 1, 4)
-    if width <= BY_HAND or softcap is not None or slopes is not None or _is_emulated(query):
+    by_hand = product is not None or width <= BY_HAND or softcap is not None or slopes is not None
+    if by_hand or _is_emulated(query):
         bias = None if slopes is None else -slopes[None, :, :, None, None] * distance
-        attended = _in_tiles(grouped, key, value, hidden, scaling, softcap, bias)
+        attended = _in_tiles(grouped, key, value, hidden, scaling, softcap, bias, product or _product)
     else:
         shape = (pairs, group, part.length, size)
         visible = (~hidden).expand(-1, kv_heads, -1, -1, -1).reshape(pairs, 1, width, -1)
@@ -190,6 +215,11 @@ def _gather(cache: Tensor, part: AttentionPart) -> Tensor:
     return cache.view(-1, cache.shape[2] * cache.shape[3]).index_select(0, part.pages)
 
 
+def _attend_alone(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, rows: int) -> Tensor:
+    hidden, product = ~visible[:, :, None], partial(steady_product, rows=rows)
+    return _by_hand(query[:, None], key, value, hidden, 1.0, None, None, product)[:, 0]
+
+
 def _in_tiles(
     query: Tensor,
     key: Tensor,
@@ -198,17 +228,20 @@ def _in_tiles(
     scaling: float,
     softcap: float | None,
     bias: Tensor | None,
+    product: Product,
 ) -> Tensor:
     """:func:`_by_hand` for so many queries of each stream at a time that their scores stay few."""
     streams, kv_heads, group, width, _ = query.shape
     most = max(1, MOST_SCORES // (streams * kv_heads * group * key.shape[1]))
     if width <= most:
-        return _by_hand(query, key, value, hidden, scaling, softcap, bias)
+        return _by_hand(query, key, value, hidden, scaling, softcap, bias, product)
     rows = []
     for first in range(0, width, most):
         tile = slice(first, first + most)
         biased = None if bias is None else bias[..., tile, :]
-        rows.append(_by_hand(query[..., tile, :], key, value, hidden[..., tile, :], scaling, softcap, biased))
+        rows.append(
+            _by_hand(query[..., tile, :], key, value, hidden[..., tile, :], scaling, softcap, biased, product)
+        )
     return torch.cat(rows, 3)
 
 
@@ -220,6 +253,7 @@ def _by_hand(
     scaling: float,
     softcap: float | None,
     bias: Tensor | None,
+    product: Product,
 ) -> Tensor:
     """Attention of query [n, KV heads, G, C, D] with key and value [n * KV heads, L, D] → [n, KV heads, G, C,
     D], with all scores in memory. ``hidden`` [n, 1, 1, C, L]: positions that a query does not attend to.
@@ -229,7 +263,7 @@ def _by_hand(
     """
     streams, kv_heads, group, width, size = query.shape
     rows = query.reshape(streams * kv_heads, group * width, size)
-    scores = _product(rows, key.transpose(1, 2)).view(streams, kv_heads, group, width, -1)
+    scores = product(rows, key.transpose(1, 2)).reshape(streams, kv_heads, group, width, -1)
     if scores.dtype == torch.float16:  # its maximum is 65,504, which products exceed before they are scaled
         scores.clamp_(torch.finfo(torch.float16).min, torch.finfo(torch.float16).max)
     scores.mul_(scaling)
@@ -239,7 +273,7 @@ def _by_hand(
         scores = scores + bias
     scores.masked_fill_(hidden, -torch.inf)
     weights = torch.softmax(scores, -1, dtype=torch.float32).to(value.dtype)
-    return _product(weights.view(streams * kv_heads, group * width, -1), value).view(query.shape)
+    return product(weights.view(streams * kv_heads, group * width, -1), value).reshape(query.shape)
 
 
 def _is_emulated(values: Tensor) -> bool:

@@ -26,45 +26,47 @@ class ListedBounds:
     def __init__(self, slots: int, most_useful: int) -> None:
         """Exact numbers above ``most_useful`` are not refreshed any more."""
         self.most = np.zeros(slots, np.int64)
-        self._exact = np.zeros(slots, np.int64)
-        """As of the last refresh."""
-        self._grown = np.zeros(slots, np.int64)
-        """Since the copy that is under way was made."""
+        self._refreshed_at = np.zeros(slots, np.int64)
+        """Bounds from which on the exact number is asked for."""
         self._is_asked = np.zeros(slots, np.bool_)
         self._most_useful = most_useful
-        self._copy: tuple[Slots, HostCopy] | None = None
+        self._copy: tuple[Slots, NDArray[np.int64], HostCopy] | None = None
+        """Slots, their bounds when the copy was made, and the copy."""
 
     def restart(self, slot: int, exact: int) -> None:
         """The slot has been counted anew."""
-        self.most[slot] = self._exact[slot] = exact
+        self.most[slot] = exact
         self._is_asked[slot] = False
+        self._set_refresh(np.array([slot]), np.array([exact]))
 
     def grow(self, slots: Slots, tokens: NDArray[np.int32]) -> None:
         self.most[slots] += tokens
-        self._grown[slots] += tokens
 
     def refresh(self, slots: Slots, read: Callable[[Slots], Tensor]) -> None:
         """Have the numbers of ``slots`` copied whose bounds have doubled; ``read`` gives them, int64[n], on
         the device."""
-        self._take()
-        exact = self._exact[slots]
-        due = self.most[slots] >= 2 * np.maximum(exact, REFRESHED_FROM)
-        due &= exact <= self._most_useful
+        if self._copy is not None:
+            self._take()
+        due = self.most[slots] >= self._refreshed_at[slots]
         if self._copy is None and np.count_nonzero(due):
             asked = slots[due]
-            self._copy = asked, HostCopy(read(asked))
+            self._copy = asked, self.most[asked], HostCopy(read(asked))
             self._is_asked[asked] = True
-            self._grown[asked] = 0
             self._take()
 
     def _take(self) -> None:
         """Read the copy, if it has arrived."""
-        if self._copy is None or not self._copy[1].has_arrived():
+        assert self._copy is not None
+        slots, bounds, copy = self._copy
+        if not copy.has_arrived():
             return
-        slots, copy = self._copy
         self._copy = None
         current = self._is_asked[slots]
         slots, exact = slots[current], copy.read()[current]
         self._is_asked[slots] = False
-        self._exact[slots] = exact
-        self.most[slots] = exact + self._grown[slots]
+        self.most[slots] -= bounds[current] - exact
+        self._set_refresh(slots, exact)
+
+    def _set_refresh(self, slots: Slots, exact: NDArray[np.int64]) -> None:
+        doubled = 2 * np.maximum(exact, REFRESHED_FROM)
+        self._refreshed_at[slots] = np.where(exact <= self._most_useful, doubled, np.iinfo(np.int64).max)

@@ -22,9 +22,16 @@ class LMHead:
     """The output projection, for up to ``rows`` rows per call."""
 
     def __init__(
-        self, projection: nn.Linear, scale: float, softcap: float | None, device: torch.device
+        self,
+        projection: nn.Linear,
+        scale: float,
+        softcap: float | None,
+        device: torch.device,
+        multiple: int = 1,
     ) -> None:
-        """Logits are multiplied by ``scale``; ``softcap`` bounds them by a tanh."""
+        """Logits are multiplied by ``scale``; ``softcap`` bounds them by a tanh. Rows are padded to a
+        ``multiple``, a power of two."""
+        self._multiple = multiple
         self._weight = projection.weight
         self._bias = projection.bias
         self._scale = scale
@@ -36,8 +43,11 @@ class LMHead:
     def __call__(self, hidden: Tensor) -> Tensor:
         """hidden [S, H] → float32[S, V], for S up to ``rows``."""
         count = len(hidden)
-        if self._fixed:  # oneDNN compiles a kernel per shape, which takes milliseconds: use few shapes
-            hidden = pad(hidden, (0, 0, 0, _power_of_two(count) - count))
+        # oneDNN compiles a kernel per shape, which takes milliseconds: use few shapes
+        rows = _power_of_two(count) if self._fixed else count
+        rows += -rows % self._multiple
+        if rows > count:
+            hidden = pad(hidden, (0, 0, 0, rows - count))
         logits = self._linear(hidden, self._weight, self._bias)[:count].float()
         if self._scale != 1:
             logits = logits * self._scale

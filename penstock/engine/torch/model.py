@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
 from penstock.config.serve import ServeConfig
 from penstock.engine.schedule.batch import Batch
@@ -20,6 +21,7 @@ from penstock.engine.torch.attention_metadata import (
     dummy_attention_metadata,
     token_positions,
 )
+from penstock.engine.torch.batch_invariance import head_rows, make_invariant, refuse_device
 from penstock.engine.torch.bloom import replace_attention
 from penstock.engine.torch.cuda.decode_graphs import DecodeGraphs, find_capture, record_graphs
 from penstock.engine.torch.expert_parallel import ExpertParallel
@@ -66,6 +68,8 @@ class PagedModel:
         self._head: LMHead | None = None
         self.lora: LoraLayers | None = None
         """None: the model runs no adapters, or is asleep without its weights."""
+        self._multiple = 1
+        """Of which the rows of a forward pass are one."""
         self._load_weights()
 
     def _load_weights(self) -> None:
@@ -88,10 +92,20 @@ class PagedModel:
             self._model.to(self._device)
         if self.lora is not None:
             self.lora.allocate()
-        shape = self._shape
-        self._head = LMHead(
-            self._model.get_output_embeddings(), shape.logits_scale, shape.logits_softcap, self._device
-        )
+        if self._config.batch_invariant:
+            refuse_device(self._device)
+            self._multiple = make_invariant(self._model)
+        self._head = self._make_head()
+
+    def _make_head(self) -> LMHead:
+        shape, projection = self._shape, self._model.get_output_embeddings()
+
+        def padded_to(multiple: int) -> LMHead:
+            return LMHead(projection, shape.logits_scale, shape.logits_softcap, self._device, multiple)
+
+        if not self._config.batch_invariant:
+            return padded_to(1)
+        return padded_to(head_rows(padded_to, projection.weight.shape[1], projection.weight.dtype))
 
     def make_cache(self, blocks: int, block_size: int, *, record: bool = True) -> None:
         """Allocate the KV cache, after the weights are loaded and before the first forward pass. ``blocks``
@@ -105,6 +119,7 @@ class PagedModel:
             dtype=self._dtype,
             device=self._device,
             kernel=find_kernel(self._device),
+            batch_invariant=self._config.batch_invariant,
         )
         # ranks that split experts exchange within a forward pass as many tokens as each has
         capture = find_capture(self._device) if record and self._experts is None else None
@@ -215,6 +230,7 @@ class PagedModel:
         self.attention.bounds_rows = lora is not None
         if self.lora is not None:
             self.lora.begin(lora)
+        tokens, positions = (_padded(column, self._multiple) for column in (tokens, positions))
         output = self._model.base_model(input_ids=tokens[None], position_ids=positions[None], use_cache=False)
         hidden: Tensor = output.last_hidden_state[0]
         return hidden
@@ -225,3 +241,9 @@ class PagedModel:
         layout = dummy_attention_metadata(attention.keys[0].shape[2], attention.geometry, self._device)
         zero = torch.zeros(1, dtype=torch.int64, device=self._device)
         self.hidden(zero, zero, layout, zero)
+
+
+def _padded(column: Tensor, multiple: int) -> Tensor:
+    """int64[T] with zeros, up to a multiple; rows that the layout does not have read and write no cache."""
+    missing = -len(column) % multiple
+    return pad(column, (0, missing)) if missing else column

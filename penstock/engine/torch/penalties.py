@@ -56,35 +56,44 @@ class TokenCounts:
         history (drafts) are not kept.
         """
         table = self._metadata.table
-        behind = length - (table.length[slots] + table.in_flight_tokens[slots])
-        ends = np.ones(len(slots), np.bool_)
-        np.not_equal(slots[1:], slots[:-1], out=ends[:-1])
-        owners, depth = slots[ends], behind[ends]
-        self._advance(owners, depth, device)
-        most = int((self._bounds.most[owners] + depth).max())
-        width = None if most > self._most_listed else most
-        if not depth.any():
-            return self._gather(to_device(self._row[slots], device), width)
+        end = table.length[slots] + table.in_flight_tokens[slots]
+        behind = length - end
+        if not np.count_nonzero(behind):
+            return self._gather(*self._advance(slots, end, behind, device))
+        is_last = np.ones(len(slots), np.bool_)
+        np.not_equal(slots[1:], slots[:-1], out=is_last[:-1])
+        owners, depth = slots[is_last], behind[is_last]
+        _, width = self._advance(owners, end[is_last], depth, device)
         return self._gather_behind(slots, behind, (owners, depth), width)
 
     # -- the history
 
-    def _advance(self, slots: Slots, depth: I32, device: torch.device) -> None:
-        """Count each slot's history up to its end, and make room for ``depth`` int32[n] tokens behind it."""
-        table, counted = self._metadata.table, self._metadata.counted
-        end = table.length[slots] + table.in_flight_tokens[slots]
-        left = end - counted[slots]
-        for slot in slots[(counted[slots] < 0) | (left < 0) | (left > MOST_ADDED)].tolist():
-            self._recount(slot, device)
-        left = end - counted[slots]
-        self._make_room(slots, int((self._bounds.most[slots] + left + depth).max()), device)
+    def _advance(self, slots: Slots, end: I32, depth: I32, device: torch.device) -> tuple[Tensor, int | None]:
+        """Count each slot's history up to its ``end``, and make room for ``depth`` int32[n] tokens behind it.
+        Returns the slots' rows, int64[n], and how many tokens they list at most; None: too many."""
+        counted, bounds = self._metadata.counted, self._bounds
+        before = counted[slots]
+        left = end - before
+        stale = (before < 0) | (left.view(np.uint32) > MOST_ADDED)  # too many, or fewer than were counted
+        if np.count_nonzero(stale):
+            for slot in slots[stale].tolist():
+                self._recount(slot, device)
+            before = counted[slots]
+            left = end - before
+        bounds.grow(slots, left)
+        self._make_room(slots, int((bounds.most[slots] + depth).max()), device)
+        rows, fewest = to_device(self._row[slots], device), int(left.min())
         for step in range(int(left.max())):
-            growing = slots if int(left.min()) > step else slots[left > step]
-            token = self._tokens_at(growing, counted[growing] + step, device)
-            self._add(to_device(self._row[growing], device), token)
-        self._bounds.grow(slots, left)
+            if step < fewest:
+                self._add(rows, self._tokens_at(slots, before + step, device))
+            else:
+                some = np.flatnonzero(left > step)
+                token = self._tokens_at(slots[some], before[some] + step, device)
+                self._add(rows[to_device(some, device)], token)
         counted[slots] = end
-        self._bounds.refresh(slots, lambda due: self._listed[to_device(self._row[due], device)])
+        bounds.refresh(slots, lambda due: self._listed[to_device(self._row[due], device)])
+        most = int((bounds.most[slots] + depth).max())
+        return rows, None if most > self._most_listed else most
 
     def _recount(self, slot: int, device: torch.device) -> None:
         """Count the tokens of a slot's history that are on the host."""

@@ -275,10 +275,13 @@ def smallest_kept_weight(
     limited = to_device((top_k <= width) & (top_k < vocab), device)[:, None]
     share = to_device(top_p, device)[:, None]
     least = torch.where(limited, top.gather(-1, last), 0)
-    beyond = torch.arange(width, device=device) > last  # by place: of equal weights top_k has only some
-    top = top.double().masked_fill_(beyond, 0)
+    top = top.double()
+    if (top_k < width).any():  # by place: of equal weights top_k has only some
+        top.masked_fill_(torch.arange(width, device=device) > last, 0)
     reached = top.cumsum(-1)
-    whole = torch.where(limited, reached[:, -1:], _row_sums(weights))
+    whole = reached[:, -1:]
+    if (top_k == vocab).any():
+        whole = torch.where(limited, whole, _row_sums(weights))
     within = (reached - top < share * whole).sum(-1, keepdim=True) - 1
     least = torch.maximum(least, top.gather(-1, within.clamp(min=0)).float())
     found = limited | to_device(top_k == vocab, device)[:, None] & (reached[:, -1:] >= share * whole)

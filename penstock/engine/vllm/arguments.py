@@ -28,6 +28,7 @@ OTHER_NAME = {"kv_cache_memory": "kv-cache-memory-bytes"}
 REFUSED = {
     "device": "vLLM runs on the device that it was built for",
     "threads": "set VLLM_CPU_OMP_THREADS_BIND or OMP_NUM_THREADS, as for vLLM",
+    "batch_invariant": "set VLLM_BATCH_INVARIANT=1, as for vLLM",
     "max_prefill_delay": "vLLM's scheduler decides how prompts and decodes share a step",
     "synthetic_step_ms": "it is the synthetic engine's",
     "synthetic_tokens_per_step": "it is the synthetic engine's",

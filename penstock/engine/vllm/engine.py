@@ -27,7 +27,7 @@ from penstock.engine.vllm.base_shapes import BaseShapes
 from penstock.engine.vllm.internals import VllmCore
 from penstock.engine.vllm.startup_progress import startup_progress
 from penstock.engine.vllm.step_output import TokenLogprobs, VllmStepOutput
-from penstock.wire.arrays import I8
+from penstock.wire.arrays import I8, I32
 from penstock.wire.frames import FinishReason
 from penstock.wire.kv_events import KVCacheEvent
 from penstock.wire.logprobs import Logprobs
@@ -245,14 +245,15 @@ class VllmEngine:
     def _rows(self, slots: Slots, finish: I8, output: VllmStepOutput) -> StepRows:
         """Append the tokens and make the rows that are due."""
         table, tokens = self._table, output.tokens
-        each = list(chain.from_iterable(tokens))
+        each = np.fromiter(chain.from_iterable(tokens), np.int32)
         if len(each) == len(tokens) and all(tokens):
             self._append(slots, each, output, 0)
         else:  # accepted draft tokens: one token of each stream at a time
             count = np.fromiter(map(len, tokens), np.intp, len(tokens))
+            starts = count.cumsum() - count
             for index in range(int(count.max())):
                 some = np.flatnonzero(count > index)
-                self._append(slots[some], [tokens[entry][index] for entry in some], output, index, some)
+                self._append(slots[some], each[starts[some] + index], output, index, some)
         if not output.logprobs:
             return table.rows(slots, finish)
         due = table.due(slots, finish)
@@ -262,11 +263,11 @@ class VllmEngine:
         return rows
 
     def _append(
-        self, slots: Slots, tokens: list[int], output: VllmStepOutput, index: int, some: Slots | None = None
+        self, slots: Slots, tokens: I32, output: VllmStepOutput, index: int, some: Slots | None = None
     ) -> None:
         """Append one token to each slot, the one at ``index`` of its stream's tokens in ``output``. ``some``:
         the slots' entries in ``output``; None: all entries."""
-        self._table.append(slots, np.array(tokens, np.int32))
+        self._table.append(slots, tokens)
         if not output.logprobs:
             return
         entries = range(len(slots)) if some is None else some.tolist()

@@ -84,7 +84,11 @@ def same(one: Outcome, other: Outcome) -> None:
         assert values == pytest.approx(other_values, abs=1e-4)
 
 
-@pytest.mark.parametrize("kinds", [MIXED + PENALISED, MIXED + PENALISED + READING], ids=["mixed", "reading"])
+@pytest.mark.parametrize(
+    "kinds",
+    [MIXED, MIXED[:6] + 2 * PENALISED, MIXED + PENALISED + READING],
+    ids=["mixed", "penalised", "reading"],
+)
 @pytest.mark.parametrize(
     "options",
     [
