@@ -144,8 +144,9 @@ class Study:
     def report(self, lane: Lane) -> str:
         margins = torch.cat(self.margins)
         few = margins.kthvalue(max(1, len(margins) // 50)).values
-        expected = float(torch.cat(lane.changes).mean() / few / 50) if few > 0 else float("nan")
-        same = float((torch.cat(lane.changes) == 0).float().mean())
+        changes = torch.cat(lane.changes)
+        expected = float(changes.mean() / few / 50) if changes.any() else 0.0  # infinite where margins are 0
+        same = float((changes == 0).float().mean())
         scale = 1e6 / lane.tokens
         return (
             f"{lane}: {lane.tokens} tokens, {same:.1%} of margins equal in bits; greedy {lane.greedy} flips, "
