@@ -14,7 +14,7 @@ _DOCS = "--no-web-page switches the page off; the API's description needs a key 
 _NO_TEXTS = "requests and replies are not logged; --access-log all logs one line for each"
 _TEXT_ONLY = "Penstock serves text only"
 _GENERATES = "Penstock serves models that generate text; use vLLM's own server"
-_SPECULATIVE = "it is --speculative-config behind --, with --engine vllm"
+_SPECULATIVE = "it is --speculative-method, or --speculative-config behind -- with --engine vllm"
 _NO_CODE = "Penstock's server runs no code of its operator's; put a proxy in front"
 
 ADVICE: dict[str, Advice] = {
@@ -97,7 +97,9 @@ ADVICE: dict[str, Advice] = {
     "--kv-cache-dtype": Unsupported("its KV cache has the type of the weights, --dtype"),
     "--tensor-parallel-size": Unsupported("it runs on one device; --data-parallel-size starts several"),
     "--pipeline-parallel-size": Unsupported("it runs on one device; --data-parallel-size starts several"),
-    "--speculative-config": Unsupported("it has no speculative decoding"),
+    "--speculative-config": Unsupported(
+        "it is --speculative-method, with --speculative-tokens and --draft-model"
+    ),
     "--tokenizer-revision": Unsupported("it has one --revision"),
     "--download-dir": Unsupported("HF_HUB_CACHE is the directory of downloads"),
     "--hf-token": Unsupported("HF_TOKEN gives access to gated models"),
@@ -131,7 +133,10 @@ EARLIER: dict[str, tuple[str, Advice]] = {
     "--preemption-mode": ("1", Unneeded("preempted requests are computed again")),
     "--guided-decoding-backend": ("1", Unneeded("grammars are always those of llguidance")),
     "--max-seq-len-to-capture": ("1", Unneeded("the torch engine decides what it records as CUDA graphs")),
-    "--max-context-len-to-capture": ("1", Unneeded("the torch engine decides what it records as CUDA graphs")),
+    "--max-context-len-to-capture": (
+        "1",
+        Unneeded("the torch engine decides what it records as CUDA graphs"),
+    ),
     "--cuda-graph-sizes": ("+", Unneeded("the torch engine decides what it records as CUDA graphs")),
     "--worker-use-ray": ("0", Here("--data-parallel-backend ray")),
     "--engine-use-ray": ("0", Here("--data-parallel-backend ray")),
@@ -141,7 +146,7 @@ EARLIER: dict[str, tuple[str, Advice]] = {
     "--lora-extra-vocab-size": ("1", Unsupported("adapters have no tokens of their own")),
     "--enable-lora-bias": ("0", Unsupported("adapters have no biases")),
     "--long-lora-scaling-factors": ("+", Unsupported("adapters do not change the context length")),
-    "--num-lookahead-slots": ("1", Unsupported("there is no speculative decoding")),
+    "--num-lookahead-slots": ("1", Unsupported("the scheduler reserves what drafts need")),
     "--speculative-model": ("1", Unsupported(_SPECULATIVE)),
     "--num-speculative-tokens": ("1", Unsupported(_SPECULATIVE)),
 }
