@@ -99,7 +99,13 @@ class Study:
         count = np.full(len(slots), width, np.int32)
         singles = len(slots) if width == 1 else 0
         batch = Batch(
-            slots, np.full_like(count, start), count, singles, slots, np.zeros(len(slots), np.int64)
+            slots=slots,
+            start=np.full_like(count, start),
+            count=count,
+            singles=singles,
+            decodes=len(slots),
+            samples=slots,
+            generations=np.zeros(len(slots), np.int64),
         )
         positions = token_positions(batch)
         hidden = self.model.hidden(

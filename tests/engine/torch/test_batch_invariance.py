@@ -24,6 +24,7 @@ from penstock.engine.torch.batch_invariance import CANDIDATES, make_invariant, s
 from penstock.engine.torch.engine import TorchEngine
 from penstock.engine.torch.sampler import Sampler
 from penstock.engine.torch.supported_models import WITH_EXPERTS
+from penstock.wire.arrays import I32
 from penstock.wire.messages import Submit
 from tests.engine.torch.flips import Lane, Study
 from tests.engine.torch.harness import FAMILIES, make_engine, make_model, run_all, submit
@@ -53,13 +54,13 @@ def sampled_logits(directory: Path, requests: list[Submit], **options: Any) -> B
     table, bits = engine._table, Bits()
 
     class NotingSampler(Sampler):
-        def sample(self, logits: Tensor, slots: NDArray[np.intp]) -> Any:
-            keys = zip(table.stream[slots].tolist(), table.length[slots].tolist(), strict=True)
+        def sample(self, logits: Tensor, slots: NDArray[np.intp], length: I32, without: int = 0) -> Any:
+            keys = zip(table.stream[slots].tolist(), length.tolist(), strict=True)
             for key, row in zip(keys, logits.numpy(), strict=True):
                 assert bits.setdefault(key, row.tobytes()) == row.tobytes(), "preempted, and other bits"
-            return super().sample(logits, slots)
+            return super().sample(logits, slots, length, without)
 
-    engine._runner._sampler = NotingSampler(engine._sampling)
+    engine._runner.sampler = NotingSampler(engine._sampling)
     run_all(engine, requests)
     return bits
 

@@ -63,7 +63,7 @@ def test_they_run_like_a_batch_and_leave_nothing_behind(
 
 def test_their_sampler_sorts_the_whole_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_model("llama", tmp_path, vocab_size=2000)
-    model = make_engine(tmp_path)._model
+    model = make_engine(tmp_path)._models[0]
     widths = []
     sort = Tensor.sort
 

@@ -254,7 +254,7 @@ def test_streams_get_the_same_in_every_schedule(family: Family, method: str, opt
     for stream, outcome in plain.items():
         assert_same(outcome, drafted[stream])
     assert_all_free(engine)
-    if "kv_cache_memory" in options:
+    if "kv_cache_memory" in options and "async_scheduling" not in options:
         assert engine.metrics()["preemptions_total"] > 0
 
 
