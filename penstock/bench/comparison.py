@@ -207,7 +207,8 @@ def render(report: ComparisonReport) -> str:
     ]
     remarks = [f"note: error: {sample}" for sample in (*first.error_samples, *second.error_samples)]
     merged = report.events_per_token.ratio
-    if merged is not None and abs(merged - 1) > UNEQUAL_EVENTS:
+    alike = first.options.get("tokens_per_step") == second.options.get("tokens_per_step")
+    if alike and merged is not None and abs(merged - 1) > UNEQUAL_EVENTS:
         remarks.append("note: events per token differ: a server that was behind merged tokens")
     return "\n".join(lines + (["", *remarks] if remarks else []))
 

@@ -7,6 +7,7 @@ import pytest
 
 from penstock.bench import comparison
 from penstock.bench.comparison import ComparisonReport
+from penstock.bench.host_benchmark import options_shown
 from penstock.bench.load.latency import Latency
 from penstock.bench.server_under_load import MeasuredRound
 from penstock.config.bench import BenchHostConfig
@@ -60,3 +61,12 @@ def test_a_server_that_was_behind_and_errors_are_told() -> None:
     assert "note: error: HTTP 500: x" in text
     text = comparison.render(compared([measured(events=800)], [measured()]))
     assert "note: events per token differ" in text
+
+
+def test_steps_of_other_numbers_of_tokens_differ_in_their_events() -> None:
+    config = BenchHostConfig(tokens_per_step=3)
+    sides = [
+        comparison.side(each, options_shown(each), [one])
+        for each, one in ((config, measured(events=340)), (BenchHostConfig(), measured()))
+    ]
+    assert "note:" not in comparison.render(comparison.build("--tokens-per-step 1", *sides))
