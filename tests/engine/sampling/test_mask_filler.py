@@ -71,7 +71,7 @@ def test_one_slow_grammar_among_others(tokenizer: LLTokenizer, slow: set[int]) -
     assert compilations["a"].error is not None
     assert "too ambiguous" in str(compilations["a"].error)
     assert taken < mask_filler.ALLOWANCE_S + 4 * SLOW_S, "not 32 slow masks"
-    assert all(allowed(masks, row.slot) >= 1 for row in rows if row.compilation is compilations["b"])
+    assert all(allowed(masks, row.mask) >= 1 for row in rows if row.compilation is compilations["b"])
 
 
 def test_a_few_slow_masks_are_allowed(tokenizer: LLTokenizer, slow: set[int]) -> None:
@@ -84,7 +84,7 @@ def test_a_few_slow_masks_are_allowed(tokenizer: LLTokenizer, slow: set[int]) ->
     for _ in range(3):
         filler.fill(rows)
     assert all(compilation.error is None for compilation in compilations.values())
-    assert all(allowed(masks, row.slot) >= 1 for row in rows)
+    assert all(allowed(masks, row.mask) >= 1 for row in rows)
 
 
 def test_slow_masks_now_and_then_are_allowed_for_ever(tokenizer: LLTokenizer, slow: set[int]) -> None:

@@ -12,4 +12,10 @@ if find_spec("vllm"):
         warnings.simplefilter("ignore")
         import penstock.engine.vllm.internals  # noqa: F401
 else:
-    collect_ignore_glob += ["test_contract.py", "test_internals.py", "test_engine.py", "test_adapters.py"]
+    collect_ignore_glob += [
+        "test_contract.py",
+        "test_internals.py",
+        "test_engine.py",
+        "test_adapters.py",
+        "test_speculation.py",
+    ]
