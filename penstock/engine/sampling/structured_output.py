@@ -1,7 +1,7 @@
 """Structured output: the matchers of running streams, and the bitmasks of the tokens that they allow next.
 
 The masks of a step are computed in a thread while the model computes the step's logits; llguidance releases
-the GIL. The sampler applies them (:mod:`penstock.engine.torch.sampler`).
+the GIL. The sampler applies them (:mod:`penstock.engine.torch.sampling.sampler`).
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from penstock.engine.schedule.block_tables import BlockTables
 from penstock.engine.torch.attention_metadata import token_positions
 from penstock.engine.torch.lora.lora_plan import LoraPlan, plan_lora
 from penstock.engine.torch.model import PagedModel
-from penstock.engine.torch.sampler import Sampler, top_logprobs
-from penstock.engine.torch.sampler_output import SamplerOutput, TopLogprobs
+from penstock.engine.torch.sampling.sampler import Sampler, top_logprobs
+from penstock.engine.torch.sampling.sampler_output import SamplerOutput, TopLogprobs
 from penstock.engine.torch.transfer import to_device
 from penstock.wire.arrays import I32
 from penstock.wire.logprobs import Logprobs, concat_logprobs

@@ -22,7 +22,7 @@ from penstock.config.serve import ServeConfig
 from penstock.engine.torch import batch_invariance
 from penstock.engine.torch.batch_invariance import CANDIDATES, make_invariant, steady_product
 from penstock.engine.torch.engine import TorchEngine
-from penstock.engine.torch.sampler import Sampler
+from penstock.engine.torch.sampling.sampler import Sampler
 from penstock.engine.torch.supported_models import WITH_EXPERTS
 from penstock.wire.arrays import I32
 from penstock.wire.messages import Submit

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from penstock.config.serve import ServeConfig
 from penstock.engine.torch.largest_step import longest_streams, most_streams, run_largest_steps
-from penstock.engine.torch.sampler import Sampler
+from penstock.engine.torch.sampling.sampler import Sampler
 from tests.engine.torch.harness import SMALL_ENGINE, make_engine, make_model, run_all, submit
 
 OPTIONS: list[tuple[int, dict[str, Any]]] = [

@@ -11,9 +11,9 @@ import torch
 from penstock.engine.batch.slots import SlotTable
 from penstock.engine.sampling.metadata import NO_TOKEN, SamplingMetadata
 from penstock.engine.torch import listed_bounds
-from penstock.engine.torch.listed_bounds import REFRESHED_FROM
-from penstock.engine.torch.penalties import LISTED_SHARE, TokenCounts
-from penstock.engine.torch.sampler import (
+from penstock.engine.torch.sampling.listed_bounds import REFRESHED_FROM
+from penstock.engine.torch.sampling.penalties import LISTED_SHARE, TokenCounts
+from penstock.engine.torch.sampling.sampler import (
     FEW_CANDIDATES,
     SOME_CANDIDATES,
     Sampler,

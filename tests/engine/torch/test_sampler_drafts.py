@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.engine.batch.slots import SlotTable
 from penstock.engine.sampling.metadata import READS_LAST_TOKEN, SamplingMetadata
-from penstock.engine.torch.sampler import SOME_CANDIDATES, Sampler
+from penstock.engine.torch.sampling.sampler import SOME_CANDIDATES, Sampler
 from penstock.wire.logprobs import Logprobs
 from tests.engine.torch.harness import submit
 from tests.engine.torch.sampling_reference import any_sampling

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from penstock.engine.batch.slots import SlotTable
 from penstock.engine.sampling.metadata import SamplingMetadata
 from penstock.engine.torch import transfer
-from penstock.engine.torch.grammar_mask import apply_token_mask
-from penstock.engine.torch.sampler import SOME_CANDIDATES, Sampler
+from penstock.engine.torch.sampling.grammar_mask import apply_token_mask
+from penstock.engine.torch.sampling.sampler import SOME_CANDIDATES, Sampler
 from tests.engine.torch.harness import submit
 
 VOCAB = SOME_CANDIDATES + 400

@@ -13,7 +13,7 @@ from penstock.engine.schedule.batch import Batch
 from penstock.engine.schedule.block_tables import BlockTables
 from penstock.engine.torch.attention_metadata import build_attention_metadata, token_positions
 from penstock.engine.torch.model import PagedModel
-from penstock.engine.torch.sampler import Sampler
+from penstock.engine.torch.sampling.sampler import Sampler
 from penstock.engine.torch.transfer import to_device
 from penstock.wire.arrays import I32
 

@@ -21,9 +21,9 @@ from penstock.engine.sampling.metadata import (
     SamplingMetadata,
     SharedEdits,
 )
-from penstock.engine.torch.grammar_mask import apply_token_mask, put_rows, row_indexes, select_rows
-from penstock.engine.torch.penalties import TokenCounts, penalize
-from penstock.engine.torch.sampler_output import SamplerOutput, TopLogprobs
+from penstock.engine.torch.sampling.grammar_mask import apply_token_mask, put_rows, row_indexes, select_rows
+from penstock.engine.torch.sampling.penalties import TokenCounts, penalize
+from penstock.engine.torch.sampling.sampler_output import SamplerOutput, TopLogprobs
 from penstock.engine.torch.transfer import to_device
 from penstock.wire.arrays import I32
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.engine.sampling.metadata import SamplingMetadata
-from penstock.engine.torch.listed_bounds import ListedBounds
+from penstock.engine.torch.sampling.listed_bounds import ListedBounds
 from penstock.engine.torch.transfer import to_device
 from penstock.wire.arrays import I32
 

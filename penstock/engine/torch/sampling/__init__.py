@@ -1,0 +1,1 @@
+"""Sampling of logits on the device: constraints, penalties, drawing a token."""
