@@ -93,8 +93,7 @@ class NoOpEngine:
         batch = self._scheduler.schedule()
         if not len(batch):
             return aborted
-        sampled = len(batch.sampled_rows().slots)
-        rows = self._scheduler.update_from_output(batch, self._sampled[:sampled], None)
+        rows = self._scheduler.update_from_output(batch, self._sampled[: batch.count_sampled()], None)
         return concat_rows([aborted, rows])
 
     def load(self) -> Load:

@@ -250,8 +250,7 @@ class SlotTable:
             self._now = self._clock()
         self.generated += len(tokens)
         length = self.length[slots]
-        within = np.arange(len(tokens)) - np.repeat(np.cumsum(count) - count, count)
-        self.history[np.repeat(slots, count), np.repeat(length, count) + within] = tokens
+        self.history.reshape(-1)[self._places(slots, length, count)] = tokens
         self.length[slots] = length + count
 
     def due(self, slots: NDArray[np.intp], finish: I8) -> NDArray[np.bool_]:
@@ -302,10 +301,16 @@ class SlotTable:
         )
 
     def _tokens(self, slots: NDArray[np.intp], start: I32, count: I32) -> I32:
-        ends = np.cumsum(count)
-        within = np.arange(int(ends[-1])) - np.repeat(ends - count, count)
-        gathered: I32 = self.history[np.repeat(slots, count), np.repeat(start, count) + within]
+        gathered: I32 = self.history.reshape(-1).take(self._places(slots, start, count))
         return gathered
+
+    def _places(self, slots: NDArray[np.intp], start: I32, count: I32) -> NDArray[np.intp]:
+        """intp[sum of count]: indexes into the flat histories of ``count`` tokens from ``start`` on."""
+        first = slots * self.max_model_len + start
+        most = int(count.max(initial=0))
+        if int(count.sum()) == most * len(count):
+            return (first[:, None] + np.arange(most)).reshape(-1)
+        return (first - np.cumsum(count) + count).repeat(count) + np.arange(int(count.sum()))
 
 
 def _ignore_start(server: int, stream: int) -> None:

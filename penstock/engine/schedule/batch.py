@@ -51,6 +51,10 @@ class Batch:
     def __len__(self) -> int:
         return len(self.slots)
 
+    def count_sampled(self) -> int:
+        """Rows of :meth:`sampled_rows`."""
+        return len(self.samples) if self.drafts is None else len(self.samples) + int(self.drafts.sum())
+
     def sampled_rows(self) -> SampledRows:
         """One row for each sampled part, and one for each draft token."""
         part = self.samples

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from penstock.engine.batch.slots import SlotTable
 from penstock.engine.sampling.metadata import NO_TOKEN, SamplingMetadata
-from penstock.engine.schedule.batch import row_offsets
 from penstock.wire.arrays import I8, I32
 from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs
@@ -50,46 +49,53 @@ def verify(
     tokens sampled after the history and after each draft token, NO_TOKEN where constraints exclude all;
     ``logprobs.token`` indexes them. Advances grammars, and nothing else.
     """
-    offset = row_offsets(drafts + 1)
-    owner = np.repeat(np.arange(len(slots)), drafts + 1)
-    first = np.cumsum(drafts + 1) - drafts - 1
-    accepted = _count_accepted(table, slots, drafts, tokens)
-    stuck = tokens[first + accepted] == NO_TOKEN
-    count: I32 = (accepted + 1 - stuck).astype(np.int32)
-    finish = np.zeros(len(slots), np.int8)
+    rows = drafts + np.int32(1)
+    width = int(rows.max())
+    ahead = np.arange(width, dtype=np.int32)
+    is_row = None if len(tokens) == width * len(slots) else ahead < rows[:, None]
+    sampled = tokens.reshape(-1, width) if is_row is None else _as_grid(tokens, rows, ahead)
+    length = table.length[slots]
+    accepted = _count_accepted(table, slots, length, drafts, sampled)
+    stuck = sampled[np.arange(len(slots)), accepted] == NO_TOKEN
+    count: I32 = accepted + np.int32(1) - stuck
 
-    kept = offset < count[owner]
-    ends = table.check_stop(
-        slots[owner[kept]], tokens[kept], table.length[slots][owner[kept]] + offset[kept] + np.int32(1)
-    )
-    ending = np.flatnonzero(ends)
-    if len(ending):
-        rows, at = np.unique(owner[kept][ending], return_index=True)
-        finish[rows], count[rows] = ends[ending[at]], offset[kept][ending[at]] + 1
-        stuck[rows] = False
-        kept = offset < count[owner]
-    before = count.copy()
-    broken = sampling.accept_runs(slots, tokens[kept], count, finish)
-    if (before != count).any():
-        kept = offset < count[owner]
+    kept = ahead < count[:, None]
+    finish = np.zeros(len(slots), np.int8)
+    ends = table.check_stop(slots[:, None], sampled, length[:, None] + ahead + np.int32(1)) * kept
+    if np.count_nonzero(ends):
+        ending = np.flatnonzero(ends.any(axis=1))
+        first = (ends[ending] != FinishReason.NONE).argmax(axis=1)
+        finish[ending], count[ending] = ends[ending, first], first + 1
+        stuck[ending] = False
+        kept = ahead < count[:, None]
+    broken = sampling.accept_runs(slots, sampled[kept], count, finish)
+    if np.count_nonzero(kept) != count.sum():
+        kept = ahead < count[:, None]
     finish[stuck & (finish == FinishReason.NONE)] = FinishReason.GRAMMAR
+    if logprobs is not None:
+        logprobs = logprobs.select_tokens(kept.reshape(-1) if is_row is None else kept[is_row])
     return VerifiedRuns(
         slots=slots,
-        tokens=tokens[kept],
+        tokens=sampled[kept],
         count=count,
         finish=finish,
         accepted=accepted,
-        logprobs=None if logprobs is None else logprobs.select_tokens(kept),
+        logprobs=logprobs,
         broken=broken,
     )
 
 
-def _count_accepted(table: SlotTable, slots: Slots, drafts: I32, tokens: I32) -> I32:
-    """int32[n]: leading tokens of each draft that equal the sampled ones."""
-    rows = drafts + 1
-    offset = row_offsets(rows)
-    position = np.minimum(np.repeat(table.length[slots], rows) + offset, table.max_model_len - 1)
-    wrong = table.history[np.repeat(slots, rows), position] != tokens
-    wrong |= offset == np.repeat(drafts, rows)
-    accepted: I32 = np.minimum.reduceat(np.where(wrong, offset, drafts.max()), np.cumsum(rows) - rows)
-    return accepted.astype(np.int32)
+def _as_grid(tokens: I32, rows: I32, ahead: I32) -> I32:
+    """int32[n, W]: ``rows`` int32[n] tokens of each stream, and others behind them."""
+    grid: I32 = tokens.take((np.cumsum(rows) - rows)[:, None] + ahead, mode="clip")
+    return grid
+
+
+def _count_accepted(table: SlotTable, slots: Slots, length: I32, drafts: I32, sampled: I32) -> I32:
+    """int32[n]: leading tokens of each draft that equal the sampled ones, int32[n, W]."""
+    ahead = np.arange(sampled.shape[1], dtype=np.int32)
+    places = (slots * table.max_model_len + length)[:, None] + ahead
+    wrong = table.history.reshape(-1).take(places, mode="clip") != sampled
+    wrong |= ahead >= drafts[:, None]
+    accepted: I32 = wrong.argmax(axis=1).astype(np.int32)
+    return accepted

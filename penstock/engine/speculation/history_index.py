@@ -24,6 +24,8 @@ MOST_BUCKETS = 1 << 16
 """Per slot and context size: 1 MiB per slot at most. Histories that are longer lose old entries to
 newer ones with the same hash."""
 FEWEST_BUCKETS = 1 << 8
+MOST_FOLLOWED = 40
+"""Tokens that a history may have grown by to be compared with its occurrence alone: a draft and one more."""
 MOST_BEHIND = 64
 """Tokens that a history may have grown by to be indexed one by one."""
 _FULL = np.iinfo(np.int32).max
@@ -79,6 +81,8 @@ class HistoryIndex:
         """Tokens between the end of the history and the occurrence that the last lookup found; 0: none."""
         self._matched = np.zeros(slots, np.int32)
         """Tokens that match there."""
+        self._followed = np.zeros(slots, np.int32)
+        """Length of the history up to which the occurrence was compared with it."""
         self._shift = np.zeros(slots, np.uint32)
         """Bits of a hash that do not belong to a bucket."""
 
@@ -86,6 +90,29 @@ class HistoryIndex:
         """Another stream has the slot. Its history is indexed at the first lookup."""
         self._looked_up[slot] = self._distance[slot] = 0
         self._room[slot] = 0
+
+    def follow(self, slots: Slots, length: I32) -> tuple[I32, I32, NDArray[np.bool_]]:
+        """The occurrences that the last lookups found, if they go on: most do while drafts are accepted, and
+        this takes a fraction of a lookup. What the histories have grown by is indexed at the next lookup.
+
+        Returns the positions and matching tokens as :meth:`find` does, and bool[n]: which of them go on; what
+        the others have is not valid.
+        """
+        distance = self._distance[slots]
+        new = length - self._followed[slots]
+        goes_on = (distance > 0) & (new > 0) & (new <= MOST_FOLLOWED)
+        most = int(new[goes_on].max(initial=0))
+        if not self._outputs or not most:
+            return distance, new, np.zeros(len(slots), np.bool_)
+        back = np.arange(1, most + 1, dtype=np.intp)[:, None]
+        ends = self._row_starts[slots] + length - back
+        # what is before a row's new tokens is known to match, or in the row of another slot
+        same = self._history.take(ends, mode="clip") == self._history.take(ends - distance, mode="clip")
+        goes_on &= (same | (back > new)).all(axis=0)
+        matched = self._matched[slots] + new
+        going = slots[goes_on]
+        self._matched[going], self._followed[going] = matched[goes_on], length[goes_on]
+        return length - distance, matched, goes_on
 
     def find(self, slots: Slots, length: I32) -> tuple[I32, I32]:
         """An earlier occurrence of the tokens that end each history.
@@ -115,7 +142,8 @@ class HistoryIndex:
         at = np.concatenate(((length - distance)[None], self._entries.take(entries)))
         at, size = self._verify(at, slots, length, window)
         goes_on = length - at == distance
-        matched = size + (self._matched[slots] + grown - size) * goes_on
+        matched = size + (self._matched[slots] + length - self._followed[slots] - size) * goes_on
+        self._followed[slots] = length
         self._distance[slots] = (length - at) * (at > 0)
         self._matched[slots] = matched
         return at, matched
@@ -144,9 +172,9 @@ class HistoryIndex:
         for size, at in zip(_TRIED, found, strict=True):
             if size <= at < limit and row[at - size : at].tolist() == tokens[-size:]:
                 if length - at == distance:
-                    size = int(self._matched[slot]) + length - start
+                    size = int(self._matched[slot] + length - self._followed[slot])
                 self._distance[slot] = length - at
-                self._matched[slot] = size
+                self._matched[slot], self._followed[slot] = size, length
                 return at, size
         self._distance[slot] = 0
         return 0, 0

@@ -31,7 +31,7 @@ class NgramProposer:
         if len(slots) == 1:
             return self._propose_one(int(slots[0]), int(most[0]))
         length = self._length[slots]
-        at, matched = self._index.find(slots, length)
+        at, matched = self._occurrences(slots, length)
         counts = (np.minimum(most, matched) * (at > 0)).astype(np.int32, copy=False)
         longest = int(counts.max(initial=0))
         if not longest:
@@ -46,6 +46,16 @@ class NgramProposer:
         else:
             self._history[places] = tokens
         return counts
+
+    def _occurrences(self, slots: NDArray[np.intp], length: I32) -> tuple[I32, I32]:
+        """See :meth:`HistoryIndex.find`."""
+        at, matched, goes_on = self._index.follow(slots, length)
+        others = np.flatnonzero(~goes_on)
+        if len(others) == len(slots):
+            return self._index.find(slots, length)
+        if len(others):
+            at[others], matched[others] = self._index.find(slots[others], length[others])
+        return at, matched
 
     def _propose_one(self, slot: int, most: int) -> I32:
         length = int(self._length[slot])

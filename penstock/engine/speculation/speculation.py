@@ -75,10 +75,10 @@ class Speculation:
         int32[n], how many."""
         structured = np.flatnonzero(self._has_grammar(slots) & (most > 0))
         if not len(structured):
-            return self._proposer.propose(slots, most)
+            return self._ask(slots, most)
         limits = most.copy()
         limits[structured] = np.minimum(most[structured], self._free_limit[slots[structured]])
-        counts = self._proposer.propose(slots, limits)
+        counts = self._ask(slots, limits)
         grammars = self._sampling.grammars
         for row in structured.tolist():
             slot = int(slots[row])
@@ -91,6 +91,16 @@ class Speculation:
             elif counts[row]:
                 draft = self._table.history[slot, start : start + int(counts[row])].tolist()
                 counts[row] = grammars.count_valid(slot, draft)
+        return counts
+
+    def _ask(self, slots: Slots, most: I32) -> I32:
+        """The proposer's drafts, for the slots that may have one."""
+        asked = np.flatnonzero(most)
+        if len(asked) == len(slots):
+            return self._proposer.propose(slots, most)
+        counts = np.zeros(len(slots), np.int32)
+        if len(asked):
+            counts[asked] = self._proposer.propose(slots[asked], most[asked])
         return counts
 
     def _has_grammar(self, slots: Slots) -> NDArray[np.bool_]:

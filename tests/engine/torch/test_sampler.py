@@ -10,7 +10,7 @@ import torch
 
 from penstock.engine.batch.slots import SlotTable
 from penstock.engine.sampling.metadata import NO_TOKEN, SamplingMetadata
-from penstock.engine.torch import listed_bounds
+from penstock.engine.torch.sampling import listed_bounds
 from penstock.engine.torch.sampling.listed_bounds import REFRESHED_FROM
 from penstock.engine.torch.sampling.penalties import LISTED_SHARE, TokenCounts
 from penstock.engine.torch.sampling.sampler import (
