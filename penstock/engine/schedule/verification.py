@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.engine.batch.slots import SlotTable
-from penstock.engine.sampling.metadata import NO_TOKEN, SamplingMetadata
+from penstock.engine.sampling.metadata import NO_TOKEN, SamplingFeature, SamplingMetadata
 from penstock.wire.arrays import I8, I32
 from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs
@@ -61,22 +61,24 @@ def verify(
 
     kept = ahead < count[:, None]
     finish = np.zeros(len(slots), np.int8)
-    ends = table.check_stop(slots[:, None], sampled, length[:, None] + ahead + np.int32(1)) * kept
+    ends = table.check_stop(slots[:, None], sampled, length[:, None] + ahead + np.int32(1))
     if np.count_nonzero(ends):
+        ends *= kept
         ending = np.flatnonzero(ends.any(axis=1))
         first = (ends[ending] != FinishReason.NONE).argmax(axis=1)
         finish[ending], count[ending] = ends[ending, first], first + 1
         stuck[ending] = False
         kept = ahead < count[:, None]
-    broken = sampling.accept_runs(slots, sampled[kept], count, finish)
-    if np.count_nonzero(kept) != count.sum():
+    broken: dict[int, str] = {}
+    if np.count_nonzero(sampling.needs[slots] & SamplingFeature.GRAMMAR):
+        broken = sampling.accept_runs(slots, sampled[kept], count, finish)
         kept = ahead < count[:, None]
     finish[stuck & (finish == FinishReason.NONE)] = FinishReason.GRAMMAR
     if logprobs is not None:
         logprobs = logprobs.select_tokens(kept.reshape(-1) if is_row is None else kept[is_row])
     return VerifiedRuns(
         slots=slots,
-        tokens=sampled[kept],
+        tokens=tokens if int(count.sum()) == len(tokens) else sampled[kept],
         count=count,
         finish=finish,
         accepted=accepted,

@@ -24,11 +24,11 @@ MOST_BUCKETS = 1 << 16
 """Per slot and context size: 1 MiB per slot at most. Histories that are longer lose old entries to
 newer ones with the same hash."""
 FEWEST_BUCKETS = 1 << 8
-MOST_FOLLOWED = 40
-"""Tokens that a history may have grown by to be compared with its occurrence alone: a draft and one more."""
 MOST_BEHIND = 64
 """Tokens that a history may have grown by to be indexed one by one."""
 _FULL = np.iinfo(np.int32).max
+NO_DRAFT = -2
+"""In the place of a draft's length; no history grows by one less than nothing."""
 _FACTORS = np.array([0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F, 0x165667B1], np.uint32)
 """Odd, with bits set all over: the upper bits of a sum of products depend on all tokens."""
 _FACTOR_INTS = _FACTORS.tolist()
@@ -83,6 +83,8 @@ class HistoryIndex:
         """Tokens that match there."""
         self._followed = np.zeros(slots, np.int32)
         """Length of the history up to which the occurrence was compared with it."""
+        self.drafted = np.full(slots, NO_DRAFT, np.int32)
+        """Tokens of the slot's draft, which are those behind the occurrence; NO_DRAFT: it has no draft."""
         self._shift = np.zeros(slots, np.uint32)
         """Bits of a hash that do not belong to a bucket."""
 
@@ -90,28 +92,25 @@ class HistoryIndex:
         """Another stream has the slot. Its history is indexed at the first lookup."""
         self._looked_up[slot] = self._distance[slot] = 0
         self._room[slot] = 0
+        self.drafted[slot] = NO_DRAFT
 
     def follow(self, slots: Slots, length: I32) -> tuple[I32, I32, NDArray[np.bool_]]:
-        """The occurrences that the last lookups found, if they go on: most do while drafts are accepted, and
-        this takes a fraction of a lookup. What the histories have grown by is indexed at the next lookup.
+        """The occurrences that the last lookups found, where a draft from there was accepted and the token
+        after it is the same as well. It takes a fraction of a lookup; what the histories have grown by is
+        indexed at the next one.
 
         Returns the positions and matching tokens as :meth:`find` does, and bool[n]: which of them go on; what
         the others have is not valid.
         """
         distance = self._distance[slots]
         new = length - self._followed[slots]
-        goes_on = (distance > 0) & (new > 0) & (new <= MOST_FOLLOWED)
-        most = int(new[goes_on].max(initial=0))
-        if not self._outputs or not most:
-            return distance, new, np.zeros(len(slots), np.bool_)
-        back = np.arange(1, most + 1, dtype=np.intp)[:, None]
-        ends = self._row_starts[slots] + length - back
-        # what is before a row's new tokens is known to match, or in the row of another slot
-        same = self._history.take(ends, mode="clip") == self._history.take(ends - distance, mode="clip")
-        goes_on &= (same | (back > new)).all(axis=0)
+        last = self._row_starts[slots] + length - 1
+        goes_on = new == self.drafted[slots] + 1
+        goes_on &= self._history.take(last) == self._history.take(last - distance)
         matched = self._matched[slots] + new
-        going = slots[goes_on]
-        self._matched[going], self._followed[going] = matched[goes_on], length[goes_on]
+        going, now = (slots, length) if goes_on.all() else (slots[goes_on], length[goes_on])
+        self._matched[going] = matched if going is slots else matched[goes_on]
+        self._followed[going] = now
         return length - distance, matched, goes_on
 
     def find(self, slots: Slots, length: I32) -> tuple[I32, I32]:

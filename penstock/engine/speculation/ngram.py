@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.engine.batch.slots import SlotTable
-from penstock.engine.speculation.history_index import MOST_BUCKETS, HistoryIndex
+from penstock.engine.speculation.history_index import MOST_BUCKETS, NO_DRAFT, HistoryIndex
 from penstock.wire.arrays import I32
 
 
@@ -33,13 +33,14 @@ class NgramProposer:
         length = self._length[slots]
         at, matched = self._occurrences(slots, length)
         counts = (np.minimum(most, matched) * (at > 0)).astype(np.int32, copy=False)
+        self._index.drafted[slots] = np.where(counts, counts, NO_DRAFT)
         longest = int(counts.max(initial=0))
         if not longest:
             return counts
         ahead = np.arange(longest)
-        start = slots * self._width
-        tokens = self._history.take(start[:, None] + continuation(at, length, ahead))
-        places = (start + length)[:, None] + ahead
+        start = (slots * self._width)[:, None]
+        tokens = self._history.take(start + continuation(at, length, ahead))
+        places = (start + length[:, None]) + ahead
         if np.count_nonzero(counts != longest):
             written = ahead < counts[:, None]
             self._history[places[written]] = tokens[written]
@@ -61,6 +62,7 @@ class NgramProposer:
         length = int(self._length[slot])
         at, matched = self._index.find_one(slot, length)
         count = min(most, matched)
+        self._index.drafted[slot] = NO_DRAFT
         row = self._rows[slot]
         for place in range(length, length + count):  # token by token: a loop repeats what was just written
             row[place] = row[place - length + at]
@@ -77,4 +79,6 @@ def continuation(at: I32, length: I32, ahead: NDArray[np.intp]) -> NDArray[np.in
     """intp[n, drafts]: positions in histories of what follows position ``at`` by ``ahead`` tokens. Behind the
     end of a history, what follows repeats what is between ``at`` and there."""
     period = (length - at).astype(np.intp)
-    return ahead % period[:, None] + at[:, None]
+    if int(period.min()) <= int(ahead[-1]):
+        ahead = ahead % period[:, None]
+    return ahead + at[:, None]

@@ -109,9 +109,12 @@ class Speculation:
 
     def on_verified(self, slots: Slots, drafted: I32, accepted: I32) -> None:
         """Count a step's drafts: int32[n] tokens that were drafted, and how many of them were accepted."""
-        free = ~self._forced[slots]
-        self._control.on_verified(slots[free], drafted[free], accepted[free])
-        self._forced[slots] = False
+        forced = self._forced[slots]
+        if np.count_nonzero(forced):
+            self._forced[slots] = False
+            self._control.on_verified(slots[~forced], drafted[~forced], accepted[~forced])
+        else:
+            self._control.on_verified(slots, drafted, accepted)
         if not np.count_nonzero(drafted):
             return
         self.drafts += int(np.count_nonzero(drafted))
