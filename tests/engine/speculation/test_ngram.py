@@ -64,3 +64,19 @@ def test_a_draft_reaches_the_last_but_one_place_of_a_history(rows: int) -> None:
     width = 16
     histories = [[1, 2, 3] * 4] * rows
     assert drafts(histories, [width - 12 - 1] * rows, width) == [[1, 2, 3]] * rows
+
+
+def test_a_shorter_stream_in_the_slot_of_another_has_no_draft() -> None:
+    """One token shorter than what the slot's last stream was looked up with."""
+    table = SlotTable(2, 64, [0])
+    ngram = NgramProposer(table)
+    both, most = np.arange(2), np.full(2, 4, np.int32)
+    for slot in both.tolist():
+        start(table, slot, list(range(10, 20)))
+        ngram.begin(slot)
+    assert ngram.propose(both, most).tolist() == [0, 0]
+    for slot in both.tolist():
+        ngram.end(slot)
+        start(table, slot, list(range(30, 39)))
+        ngram.begin(slot)
+    assert ngram.propose(both, most).tolist() == [0, 0]
