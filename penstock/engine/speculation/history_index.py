@@ -28,8 +28,8 @@ MOST_BEHIND = 64
 """Tokens that a history may have grown by to be indexed one by one."""
 _FULL = np.iinfo(np.int32).max
 NO_DRAFT = -(1 << 30)
-"""In the place of a draft's length: whatever a history has grown by, or is shorter than that of the slot's last
-stream, is not one more."""
+"""In the place of a draft's length: what a history has grown by, or is shorter than that of the slot's last
+stream, is never one more."""
 _FACTORS = np.array([0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F, 0x165667B1], np.uint32)
 """Odd, with bits set all over: the upper bits of a sum of products depend on all tokens."""
 _FACTOR_INTS = _FACTORS.tolist()
