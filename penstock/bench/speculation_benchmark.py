@@ -138,6 +138,8 @@ def measure(config: BenchSpeculationConfig, say: ProgressCallback) -> Speculatio
     tokenizer = Path(model) / "tokenizer.json"
     if not tokenizer.is_file():
         raise BenchError(f"model {model}: there is no tokenizer.json")
+    if config.draft_model is not None and not Path(config.draft_model, "config.json").is_file():
+        raise BenchError(f"--draft-model {config.draft_model}: there is no config.json")
     requests = _Requests(config, tokenizer)
     plain, drafting = _engine(config, model, "none"), _engine(config, model, config.method)
     runs = []
@@ -162,8 +164,6 @@ def _engine(config: BenchSpeculationConfig, model: str, method: str) -> TorchEng
     if method != "none":
         speculative = {"speculative_method": method, "speculative_tokens": config.speculative_tokens}
     if method == "draft":
-        if config.draft_model is None:
-            raise BenchError("--method draft: needs --draft-model")
         speculative["draft_model"] = config.draft_model
     options = ServeConfig(
         dtype=config.dtype, max_num_seqs=max(config.streams), threads=config.threads, **speculative

@@ -320,6 +320,13 @@ class BenchSpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_u
     threads: Annotated[int, option("Threads of the model on a CPU.", "Load", ge=1, le=1024)] = 1
     json: Report = None
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for a draft model without its method, or the method without one."""
+        if self.method == "draft" and self.draft_model is None:
+            raise ValueError("--method draft: needs --draft-model")
+        if self.method != "draft" and self.draft_model is not None:
+            raise ValueError(f"--draft-model {self.draft_model}: needs --method draft")
+
 
 class BenchSessionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of ``penstock bench session``."""

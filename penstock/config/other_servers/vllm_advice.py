@@ -14,7 +14,10 @@ _DOCS = "--no-web-page switches the page off; the API's description needs a key 
 _NO_TEXTS = "requests and replies are not logged; --access-log all logs one line for each"
 _TEXT_ONLY = "Penstock serves text only"
 _GENERATES = "Penstock serves models that generate text; use vLLM's own server"
-_SPECULATIVE = "it is --speculative-method, or --speculative-config behind -- with --engine vllm"
+_SPECULATIVE = (
+    "its own is --speculative-method ngram, suffix or draft, with --speculative-tokens and --draft-model; other "
+    "methods are vLLM's alone"
+)
 _NO_CODE = "Penstock's server runs no code of its operator's; put a proxy in front"
 
 ADVICE: dict[str, Advice] = {
@@ -97,9 +100,7 @@ ADVICE: dict[str, Advice] = {
     "--kv-cache-dtype": Unsupported("its KV cache has the type of the weights, --dtype"),
     "--tensor-parallel-size": Unsupported("it runs on one device; --data-parallel-size starts several"),
     "--pipeline-parallel-size": Unsupported("it runs on one device; --data-parallel-size starts several"),
-    "--speculative-config": Unsupported(
-        "it is --speculative-method, with --speculative-tokens and --draft-model"
-    ),
+    "--speculative-config": Unsupported(_SPECULATIVE),
     "--tokenizer-revision": Unsupported("it has one --revision"),
     "--download-dir": Unsupported("HF_HUB_CACHE is the directory of downloads"),
     "--hf-token": Unsupported("HF_TOKEN gives access to gated models"),

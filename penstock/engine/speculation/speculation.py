@@ -18,7 +18,8 @@ from penstock.wire.arrays import I32
 Slots = NDArray[np.intp]
 
 MOST_FORCED = 32
-"""Tokens of a draft that a grammar forces. They are accepted whatever the load: each saves a step."""
+"""Tokens of a draft that a grammar forces, unless a number of tokens is set. They are accepted whatever the
+load: each saves a step."""
 
 
 class Speculation:
@@ -32,6 +33,7 @@ class Speculation:
         self._sampling = sampling
         self._proposer = proposer
         self._control = DraftControl(table.size, tokens)
+        self._most_forced = MOST_FORCED if tokens is None else tokens
         self.limit = np.zeros(table.size, np.int32)
         """int32[slots]: draft tokens that the next step may verify, as :meth:`plan` has set it."""
         self._free_limit = np.zeros(table.size, np.int32)
@@ -43,7 +45,7 @@ class Speculation:
         self.drafts = 0
         self.draft_tokens = 0
         self.accepted_tokens = 0
-        self.accepted_at = np.zeros(max(self._control.most, MOST_FORCED), np.int64)
+        self.accepted_at = np.zeros(max(self._control.most, self._most_forced), np.int64)
         """int64[positions]: accepted tokens by their position in the draft."""
 
     # -- streams come and go
@@ -68,7 +70,7 @@ class Speculation:
     def plan(self, slots: Slots) -> None:
         """Set ``limit`` of slots that may decode."""
         limits = self._free_limit[slots] = self._control.limits(slots)
-        self.limit[slots] = np.where(self._has_grammar(slots), MOST_FORCED, limits)
+        self.limit[slots] = np.where(self._has_grammar(slots), self._most_forced, limits)
 
     def propose(self, slots: Slots, most: I32) -> I32:
         """Write up to ``most`` int32[n] tokens behind each history, whose tokens are all on the host. Returns

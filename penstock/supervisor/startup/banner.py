@@ -40,6 +40,9 @@ def banner_facts(
         "engine": _engine(config, infos),
         "processes": _processes(supervisor_pid, pids),
     }
+    if config.speculative_method != "none":
+        model = "" if config.draft_model is None else f" {config.draft_model}"
+        lines["drafts"] = f"{config.speculative_method}{model}, tokens {config.speculative_tokens}"
     ranks = config.ranks
     if len(ranks) < config.data_parallel_size:
         lines["engines"] = f"{len(ranks)} of {config.data_parallel_size}, {_ranks(ranks)}"

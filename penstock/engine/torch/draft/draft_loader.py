@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from penstock.config.serve import ServeConfig
 from penstock.engine.torch.model import PagedModel
 from penstock.engine.torch.model_loader import ModelShape, read_shape
 
+log = logging.getLogger(__name__)
+
 
 def read_draft_shape(config: ServeConfig, draft_dir: str, model_dir: str, tokenizer_dir: str) -> ModelShape:
     """The shape of --draft-model. Raises ConfigError when its tokens are not those of the model."""
@@ -23,6 +26,14 @@ def read_draft_shape(config: ServeConfig, draft_dir: str, model_dir: str, tokeni
         raise ConfigError(
             f"--draft-model {config.draft_model}: its tokenizer has other tokens than that of {model_dir}; "
             "a draft model needs the same vocabulary"
+        )
+    most = read_shape(model_dir).max_positions if config.max_model_len is None else config.max_model_len
+    if shape.max_positions < most:
+        log.warning(
+            "--draft-model %s takes %d tokens, the model %d: longer histories get no drafts",
+            config.draft_model,
+            shape.max_positions,
+            most,
         )
     return shape
 
