@@ -107,7 +107,7 @@ class HttpOptions(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields
         bool,
         option(
             "Share cached prefixes between API keys. Default: between requests with the same key only, so "
-            "that cached_tokens tells nobody what others have sent.",
+            "that neither cached_tokens nor drafts tell what others have sent or were answered.",
             "HTTP server",
         ),
     ] = False

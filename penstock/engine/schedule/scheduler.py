@@ -177,6 +177,12 @@ class Scheduler:
         self._admitted = self._admitted[:0]
         return rows
 
+    def reset_caches(self) -> None:
+        """Forget cached blocks, and earlier outputs that drafts come from."""
+        self.prefix_cache.reset()
+        if self.speculation is not None:
+            self.speculation.reset()
+
     def _free(self, slots: Slots) -> None:
         for slot in slots.tolist():
             self._clear(slot)

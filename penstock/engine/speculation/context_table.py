@@ -41,18 +41,23 @@ class ContextTable:
         """``priors``: for each context size, the probability that a token which followed a context once
         follows it the next time."""
         bits = max((size_bytes // _ENTRY_BYTES).bit_length() - 1, 1)
-        self._entries = np.zeros((1 << bits, 2), np.uint64)
-        self._wholes = self._entries.reshape(-1).view(np.complex128)
-        """The same memory, in elements of an entry each: they are copied in a tenth of the time, and one that
-        is written twice has key and value of the same writer."""
+        self._size = 1 << bits
+        self.clear()
         self._shift = np.uint64(64 - bits)
         self._next, self._keeps = _transitions(priors)
-        # The same for single rows: a value read by an index is an int, in a fraction of NumPy's time.
-        self._words = self._entries.reshape(-1).data
         self._shift_int = 64 - bits
         self._next_ints = self._next.tolist()
         self._keep_bytes = self._keeps.tobytes()
         self._of_size = (np.arange(len(priors), dtype=np.uint64) << np.uint64(10))[:, None]
+
+    def clear(self) -> None:
+        """Forget all entries, and return their memory."""
+        self._entries = np.zeros((self._size, 2), np.uint64)
+        self._wholes = self._entries.reshape(-1).view(np.complex128)
+        """The same memory, in elements of an entry each: they are copied in a tenth of the time, and one that
+        is written twice has key and value of the same writer."""
+        # The same for single rows: a value read by an index is an int, in a fraction of NumPy's time.
+        self._words = self._entries.reshape(-1).data
 
     def predict(self, keys: U64) -> U64:
         """The value of greatest confidence for each column of uint64[sizes, n] keys. Returns uint64[n]; 0: no

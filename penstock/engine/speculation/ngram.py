@@ -71,6 +71,9 @@ class NgramProposer:
     def restart(self, slot: int) -> None:
         """Nothing to do: the history is the same."""
 
+    def reset(self) -> None:
+        """There is nothing of earlier streams."""
+
     def end(self, slot: int) -> None:
         """Nothing to do: the slot's next stream begins."""
 

@@ -32,6 +32,10 @@ class Proposer(Protocol):
         """
         ...
 
+    def reset(self) -> None:
+        """Forget the outputs of earlier streams."""
+        ...
+
     def end(self, slot: int) -> None:
         """The stream leaves the slot, whose history is still there."""
         ...

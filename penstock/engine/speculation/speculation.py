@@ -65,6 +65,10 @@ class Speculation:
         """The stream leaves the slot."""
         self._proposer.end(slot)
 
+    def reset(self) -> None:
+        """Forget the outputs of earlier streams."""
+        self._proposer.reset()
+
     # -- the step
 
     def plan(self, slots: Slots) -> None:

@@ -87,6 +87,9 @@ class SuffixProposer:
     def restart(self, slot: int) -> None:
         """Nothing to do: the history is the same."""
 
+    def reset(self) -> None:
+        self._contexts.clear()
+
     def end(self, slot: int) -> None:
         self._learn_one(slot)
 

@@ -282,9 +282,9 @@ class TorchEngine:
     def call(self, method: str, arguments: dict[str, Any]) -> Any:
         match method:
             case "reset_prefix_cache":
-                self._scheduler.prefix_cache.reset()
+                self._scheduler.reset_caches()
             case "sleep":
-                self._scheduler.prefix_cache.reset()
+                self._scheduler.reset_caches()
                 if self._scheduler.adapter_room is not None:
                     self._scheduler.adapter_room.clear()
                 for model in self._models:

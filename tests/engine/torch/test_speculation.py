@@ -59,6 +59,8 @@ class Oracle:
 
     def restart(self, slot: int) -> None: ...
 
+    def reset(self) -> None: ...
+
     def end(self, slot: int) -> None: ...
 
     def propose(self, slots: np.ndarray, most: I32) -> I32:
@@ -305,3 +307,35 @@ def test_what_a_grammar_forces_is_a_draft(family: Family) -> None:
         counters["spec_decode_accepted_tokens_total"] > 0.8 * counters["spec_decode_draft_tokens_total"] > 0
     )
     assert steps < 0.7 * max(len(outcome.tokens) for outcome in plain.values())
+
+
+def test_a_draft_model_beside_adapters(family: Family, tmp_path: Path) -> None:
+    """It runs without them, and their options are not its own."""
+    engine = family.engine(
+        "draft", enable_lora=True, lora_dir=str(tmp_path), max_loras=2, batch_invariant=False
+    )
+    assert run_all(engine, [submit(0, [5, 6, 7])])[0].tokens
+    assert engine.metrics()["spec_decode_drafts_total"] > 0
+
+
+def test_a_number_of_tokens_bounds_what_a_grammar_forces(family: Family) -> None:
+    engine = family.engine("ngram", speculative_tokens=2)
+    run_all(engine, [submit(0, [7], grammar=GRAMMARS[0], max_tokens=200)])
+    per_position = [
+        name for name in engine.metrics() if name.startswith("spec_decode_accepted_tokens_per_pos")
+    ]
+    assert len(per_position) == 2
+
+
+def test_a_reset_forgets_earlier_outputs(family: Family) -> None:
+    engine = family.engine("suffix", speculative_tokens=8)
+
+    def drafted() -> float:
+        before = engine.metrics()["spec_decode_draft_tokens_total"]
+        run_all(engine, [submit(0, [5, 6, 7], temperature=1.5, max_tokens=40, ignore_eos=True)])
+        return engine.metrics()["spec_decode_draft_tokens_total"] - before
+
+    first = drafted()
+    assert drafted() > first + 20
+    engine.call("reset_prefix_cache", {})
+    assert drafted() == first

@@ -42,8 +42,11 @@ def load_draft_model(
     config: ServeConfig, draft_dir: str, shape: ModelShape, dtype: torch.dtype, device: torch.device
 ) -> PagedModel:
     """The draft model, without adapters, in the data type of the model."""
+    without = dict.fromkeys(("lora_modules", "lora_dir")) | {"enable_lora": False}
+    for name in ("max_loras", "max_lora_rank", "max_cpu_loras"):
+        without[name] = getattr(ServeConfig(), name)
     return PagedModel(
-        draft_dir, msgspec.structs.replace(config, enable_lora=False), shape, dtype=dtype, device=device
+        draft_dir, msgspec.structs.replace(config, **without), shape, dtype=dtype, device=device
     )
 
 

@@ -61,6 +61,9 @@ class DraftModel:
         known = int(missing[0]) if len(missing) else len(row)
         self._computed[slot] = min(known * block_size, int(self._table.length[slot]) - 1)
 
+    def reset(self) -> None:
+        """What is in cached blocks goes with them."""
+
     def end(self, slot: int) -> None:
         """The blocks are freed with the model's."""
 
