@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from penstock.engine.sampling.metadata import SamplingFeature, SamplingMetadata
 from penstock.engine.schedule.batch import Batch
 from penstock.engine.schedule.block_tables import BlockTables
-from penstock.engine.torch.attention_metadata import build_attention_metadata, token_positions
+from penstock.engine.torch.attention_metadata import token_positions
 from penstock.engine.torch.model import PagedModel
 from penstock.engine.torch.sampling.sampler import Sampler
 from penstock.engine.torch.transfer import to_device
@@ -113,11 +113,8 @@ class DraftModel:
         positions, owners = token_positions(batch), np.repeat(slots, count)
         tokens = np.minimum(self._table.history[owners, positions], self._model.vocab_size - 1)
         rows = batch.sampled_rows()
-        hidden = self._model.hidden(
-            to_device(tokens.astype(np.int64), self._device),
-            to_device(positions, self._device),
-            build_attention_metadata(batch, self._blocks, self._model.attention.geometry, self._device),
-            to_device(rows.token, self._device),
+        hidden = self._model.run(
+            batch, to_device(tokens.astype(np.int64), self._device), self._blocks, rows.token
         )
         self._computed[slots] = start + count
         whole = (positions + 1) % self._blocks.block_size == 0
