@@ -20,21 +20,24 @@ Slots = NDArray[np.intp]
 
 MOST_AUTO = 16
 """Draft tokens of a stream and step with ``--speculative-tokens auto``."""
-PRIOR_ACCEPTED, PRIOR_REJECTED = 1.2, 0.8
+PRIOR_ACCEPTED, PRIOR_REJECTED = 1.0, 1.0
 """What a new stream is taken to have seen: accepted and rejected draft tokens."""
 MEMORY = 0.85
 """Factor of what is remembered, for each draft that is verified."""
-RECOVERY = 1 / 128
+RECOVERY = 1 / 256
 """Part by which a stream returns to the prior at each step: one without drafts tries again some time."""
-STEP_MEMORY = 0.98
+STEP_MEMORY = 0.99
 """Factor of what is remembered of steps, for each decode step."""
 PRIOR_SHARE = 0.5
 """Part of a step's time that is taken to be proportional to its tokens, before steps of different sizes show
 what it is."""
 PRIOR_WEIGHT = 0.002
-"""Weight of that, against the squared relative differences between the sizes of steps."""
-MOST_SLOWER = 3.0
-"""A step counts as at most this multiple of the mean: what takes longer comes from outside."""
+"""Weight of what earlier steps have shown, against the squared relative differences between the sizes of
+steps: with steps of one size it stays."""
+FORGETTING = 1 / 4096
+"""Part by which that returns to PRIOR_SHARE at each step: contexts grow, and other streams come."""
+MOST_SLOWER = 2.0
+"""A step counts as at most this multiple of what is expected: what takes longer comes from outside."""
 
 
 class DraftControl:
@@ -90,10 +93,13 @@ class _StepTimes:
         self._tokens = self._seconds = self._generated = 0.0
         """Weighted means."""
         self._variance = self._covariance = 0.0
+        self._share = PRIOR_SHARE
+        """Part of a step's time that is proportional to its tokens."""
 
     def observe(self, seconds: float, tokens: int, generated: int) -> None:
-        if self._weight > 1:
-            seconds = min(seconds, MOST_SLOWER * self._seconds * max(1.0, tokens / self._tokens))
+        if self._weight:
+            slope = self._share * self._seconds / self._tokens
+            seconds = min(seconds, MOST_SLOWER * (self._seconds + slope * (tokens - self._tokens)))
         self._weight = STEP_MEMORY * self._weight + 1
         share = 1 / self._weight
         off_tokens, off_seconds = tokens - self._tokens, seconds - self._seconds
@@ -103,12 +109,16 @@ class _StepTimes:
         kept = 1 - share
         self._variance = kept * (self._variance + share * off_tokens * off_tokens)
         self._covariance = kept * (self._covariance + share * off_tokens * off_seconds)
+        self._update_share()
+
+    def _update_share(self) -> None:
+        if not self._seconds:
+            return
+        self._share += FORGETTING * (PRIOR_SHARE - self._share)
+        prior = PRIOR_WEIGHT * self._tokens * self._tokens
+        known = self._covariance * self._tokens / self._seconds  # the share, times the variance
+        self._share = min(max((known + prior * self._share) / (self._variance + prior), 0.0), 1.0)
 
     def threshold(self) -> float:
         """Seconds per token of a step, times tokens that are generated per second."""
-        if not self._weight:
-            return PRIOR_SHARE
-        prior = PRIOR_WEIGHT * self._tokens * self._tokens
-        slope = self._covariance + prior * PRIOR_SHARE * self._seconds / self._tokens
-        slope = max(0.0, slope / (self._variance + prior))
-        return slope * self._generated / self._seconds if self._seconds else 0.0
+        return self._share * self._generated / self._tokens if self._tokens else PRIOR_SHARE

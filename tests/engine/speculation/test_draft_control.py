@@ -1,0 +1,67 @@
+"""How many draft tokens are verified: from acceptance, and from what steps cost."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from penstock.engine.speculation.draft_control import MOST_AUTO, RECOVERY, DraftControl
+
+ONE = np.array([0])
+
+
+def taught(fixed_s: float, token_s: float, streams: int, acceptance: float) -> DraftControl:
+    """After 300 steps of ``streams`` streams that take ``fixed_s`` and ``token_s`` for each token, with drafts
+    as long as they should be, of which each token is accepted with ``acceptance``."""
+    random = np.random.default_rng(0)
+    control = DraftControl(streams, None)
+    slots = np.arange(streams)
+    for _ in range(300):
+        drafted = control.limits(slots)
+        wrong = random.random((streams, MOST_AUTO + 1)) >= acceptance
+        wrong[:, -1] = True
+        accepted = np.minimum(wrong.argmax(axis=1), drafted).astype(np.int32)
+        tokens = streams + int(drafted.sum())
+        control.on_verified(slots, drafted, accepted)
+        control.observe(fixed_s + token_s * tokens, tokens, streams + int(accepted.sum()))
+    return control
+
+
+def test_a_number_of_tokens_is_always_the_limit() -> None:
+    control = DraftControl(2, 5)
+    control.on_verified(np.arange(2), np.full(2, 5, np.int32), np.zeros(2, np.int32))
+    control.observe(1.0, 12, 2)
+    assert control.limits(np.arange(2)).tolist() == [5, 5]
+
+
+def test_drafts_that_cost_little_and_are_accepted_are_long() -> None:
+    assert taught(0.01, 0.0001, 1, 0.98).limits(ONE)[0] >= MOST_AUTO - 2
+
+
+@pytest.mark.parametrize("acceptance", [0.3, 0.8])
+def test_there_are_none_where_tokens_are_all_that_costs(acceptance: float) -> None:
+    assert taught(0.0001, 0.001, 64, acceptance).limits(np.arange(64)).max() == 0
+
+
+def test_fewer_streams_get_longer_drafts() -> None:
+    limits = [taught(0.01, 0.0005, streams, 0.8).limits(ONE)[0] for streams in (1, 8, 64)]
+    assert limits == sorted(limits, reverse=True)
+    assert limits[0] > limits[-1]
+
+
+def test_a_stream_whose_drafts_fail_has_none_and_tries_again() -> None:
+    control = taught(0.01, 0.001, 1, 0.0)
+    misses = 0
+    while control.limits(ONE)[0] == 0:
+        misses += 1
+        assert misses < 4 / RECOVERY, "it never tries again"
+    assert misses >= 10
+    control.begin(0)
+    assert control.limits(ONE)[0] > 0
+
+
+def test_one_slow_step_changes_little() -> None:
+    control = taught(0.01, 0.0005, 8, 0.8)
+    before = control.limits(np.arange(8))
+    control.observe(5.0, 40, 20)
+    assert np.abs(control.limits(np.arange(8)) - before).max() <= 2
