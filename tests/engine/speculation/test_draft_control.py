@@ -11,7 +11,7 @@ ONE = np.array([0])
 
 
 def taught(fixed_s: float, token_s: float, streams: int, acceptance: float) -> DraftControl:
-    """After 300 steps of ``streams`` streams that take ``fixed_s`` and ``token_s`` for each token, with drafts
+    """After 300 steps of ``streams`` streams that take ``fixed_s`` and ``token_s`` per token, with drafts
     as long as they should be, of which each token is accepted with ``acceptance``."""
     random = np.random.default_rng(0)
     control = DraftControl(streams, None)
