@@ -515,7 +515,12 @@ class Scheduler:
         generated = self.table.generated
         rows = self._update(batch, tokens, logprobs)
         if self.speculation is not None and batch.decodes == len(batch):
-            self.speculation.observe(self._step_s, int(batch.count.sum()), self.table.generated - generated)
+            self.speculation.observe(
+                self._step_s,
+                int(batch.count.sum()),
+                self.table.generated - generated,
+                drafts=batch.drafts is not None,
+            )
         return rows
 
     def _update(self, batch: Batch, tokens: I32, logprobs: Logprobs | None) -> StepRows:

@@ -5,6 +5,8 @@ accepted. So it is worth verifying while the chance of that is higher than what 
 
     acceptance ** k  >  seconds per token of a step  x  tokens per second of the engine
 
+Beside that, a step with drafts takes a fixed time more, which all its drafts together must be worth.
+
 The right side rises with the load: near 0 for one stream whose steps have a fixed cost, near 1 when the
 processor is busy with tokens alone. Acceptance is estimated for each stream, the two times for the engine.
 """
@@ -27,15 +29,17 @@ MEMORY = 0.85
 RECOVERY = 1 / 256
 """Part by which a stream returns to the prior at each step: one without drafts tries again some time."""
 STEP_MEMORY = 0.99
-"""Factor of what is remembered of steps, for each decode step."""
-PRIOR_SHARE = 0.5
-"""Part of a step's time that is taken to be proportional to its tokens, before steps of different sizes show
-what it is."""
-PRIOR_WEIGHT = 0.002
-"""Weight of what earlier steps have shown, against the squared relative differences between the sizes of
-steps: with steps of one size it stays."""
-FORGETTING = 1 / 4096
-"""Part by which that returns to PRIOR_SHARE at each step: contexts grow, and other streams come."""
+"""Factor of what is remembered of the mean step, for each decode step."""
+PRIOR_COSTS = 0.5, 0.5, 0.1
+"""Parts of a mean step: what it always takes, what is proportional to its tokens, and what it takes more if
+there are drafts at all, before steps show what they are."""
+PRIOR_VARIANCE = 0.05, 0.05, 0.01
+LEAST_CHANCE = 0.1
+"""Draft tokens that are accepted less often are not verified, however little they seem to cost."""
+DRIFT = 1e-5
+"""Variance that a part gains at each step: contexts grow, and other streams come."""
+NOISE = 0.02
+"""Variance of a step's duration, as a part of the mean squared."""
 MOST_SLOWER = 2.0
 """A step counts as at most this multiple of what is expected: what takes longer comes from outside."""
 
@@ -62,11 +66,24 @@ class DraftControl:
         threshold = self._costs.threshold()
         if threshold >= 1:
             return np.zeros(len(slots), np.int32)
-        accepted = self._accepted[slots]
-        chance = np.clip(accepted / (accepted + self._rejected[slots]), 1e-3, 0.999)
-        worth = np.log(max(threshold, 1e-6)) / np.log(chance)
+        worth = np.log(max(threshold, LEAST_CHANCE)) / np.log(self._chances(slots))
         limits: I32 = np.minimum(worth, self.most).astype(np.int32)
         return limits
+
+    def is_worth(self, slots: Slots, counts: I32) -> bool:
+        """Whether drafts of ``counts`` int32[n] tokens together yield more tokens than the time does that the
+        step takes more for having any."""
+        if self._fixed:
+            return True
+        chance = self._chances(slots)
+        accepted = chance * (1 - chance**counts) / (1 - chance)
+        return float(accepted.sum()) > self._costs.of_drafts(int(counts.sum()))
+
+    def _chances(self, slots: Slots) -> NDArray[np.float64]:
+        """float64[n]: that the next token of a draft is accepted."""
+        accepted = self._accepted[slots]
+        chances: NDArray[np.float64] = np.clip(accepted / (accepted + self._rejected[slots]), 1e-3, 0.999)
+        return chances
 
     def on_verified(self, slots: Slots, drafted: I32, accepted: I32) -> None:
         """A step has verified ``drafted`` tokens of each slot, 0 of some, and accepted the first ``accepted``
@@ -78,47 +95,58 @@ class DraftControl:
         self._accepted[some] = MEMORY * self._accepted[some] + accepted[tried]
         self._rejected[some] = MEMORY * self._rejected[some] + (accepted < drafted)[tried]
 
-    def observe(self, seconds: float, tokens: int, generated: int) -> None:
+    def observe(self, seconds: float, tokens: int, generated: int, *, drafts: bool) -> None:
         """A step without prompts took ``seconds`` for ``tokens`` tokens, and ``generated`` of them were
-        sampled and kept."""
+        sampled and kept. ``drafts``: it had some."""
         if not self._fixed:
-            self._costs.observe(seconds, tokens, generated)
+            self._costs.observe(seconds, tokens, generated, drafts)
 
 
 class _StepTimes:
-    """A line through the durations of steps over their tokens, by least squares; older steps count less."""
+    """What steps cost, by a Kalman filter: what no step shows, as long as all are alike, is remembered."""
 
     def __init__(self) -> None:
         self._weight = 0.0
         self._tokens = self._seconds = self._generated = 0.0
         """Weighted means."""
-        self._variance = self._covariance = 0.0
-        self._share = PRIOR_SHARE
-        """Part of a step's time that is proportional to its tokens."""
+        self._costs = np.array(PRIOR_COSTS)
+        """Parts of the mean step, as PRIOR_COSTS."""
+        self._covariance = np.diag(PRIOR_VARIANCE)
 
-    def observe(self, seconds: float, tokens: int, generated: int) -> None:
+    def observe(self, seconds: float, tokens: int, generated: int, drafts: bool) -> None:
         if self._weight:
-            slope = self._share * self._seconds / self._tokens
-            seconds = min(seconds, MOST_SLOWER * (self._seconds + slope * (tokens - self._tokens)))
+            seen = np.array((1.0, tokens / self._tokens, float(drafts)))
+            expected = float(seen @ self._costs)
+            part = (
+                min(seconds / self._seconds, MOST_SLOWER * max(expected, 0.1)) if self._seconds else expected
+            )
+            seconds = part * self._seconds
+            spread = self._covariance @ seen
+            gain = spread / (float(seen @ spread) + NOISE)
+            self._costs += gain * (part - expected)
+            np.maximum(self._costs, 0.0, out=self._costs)
+            self._covariance -= np.outer(gain, spread)
+            self._covariance[np.diag_indices(3)] += DRIFT
         self._weight = STEP_MEMORY * self._weight + 1
         share = 1 / self._weight
-        off_tokens, off_seconds = tokens - self._tokens, seconds - self._seconds
-        self._tokens += share * off_tokens
-        self._seconds += share * off_seconds
+        self._tokens += share * (tokens - self._tokens)
+        self._seconds += share * (seconds - self._seconds)
         self._generated += share * (generated - self._generated)
-        kept = 1 - share
-        self._variance = kept * (self._variance + share * off_tokens * off_tokens)
-        self._covariance = kept * (self._covariance + share * off_tokens * off_seconds)
-        self._update_share()
-
-    def _update_share(self) -> None:
-        if not self._seconds:
-            return
-        self._share += FORGETTING * (PRIOR_SHARE - self._share)
-        prior = PRIOR_WEIGHT * self._tokens * self._tokens
-        known = self._covariance * self._tokens / self._seconds  # the share, times the variance
-        self._share = min(max((known + prior * self._share) / (self._variance + prior), 0.0), 1.0)
 
     def threshold(self) -> float:
-        """Seconds per token of a step, times tokens that are generated per second."""
-        return self._share * self._generated / self._tokens if self._tokens else PRIOR_SHARE
+        """Tokens that are generated in the time that one token of a step costs."""
+        if not self._tokens:
+            return PRIOR_COSTS[1]
+        return self._least(np.array((0.0, 1.0, 0.0))) * self._generated / self._tokens
+
+    def of_drafts(self, tokens: int) -> float:
+        """Tokens that are generated in the time that ``tokens`` draft tokens cost a step."""
+        if not self._tokens:
+            return PRIOR_COSTS[1] * tokens
+        return self._least(np.array((0.0, tokens / self._tokens, 1.0))) * self._generated
+
+    def _least(self, parts: NDArray[np.float64]) -> float:
+        """The cost of float64[3] parts of a mean step, less what it is uncertain by: drafts are tried where
+        they may be worth it."""
+        uncertain = float(np.sqrt(parts @ self._covariance @ parts))
+        return max(0.0, float(parts @ self._costs) - uncertain)

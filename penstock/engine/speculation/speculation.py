@@ -81,7 +81,7 @@ class Speculation:
         int32[n], how many."""
         structured = np.flatnonzero(self._has_grammar(slots) & (most > 0))
         if not len(structured):
-            return self._ask(slots, most)
+            return self._if_worth(slots, self._ask(slots, most))
         limits = most.copy()
         limits[structured] = np.minimum(most[structured], self._free_limit[slots[structured]])
         counts = self._ask(slots, limits)
@@ -97,7 +97,13 @@ class Speculation:
             elif counts[row]:
                 draft = self._table.history[slot, start : start + int(counts[row])].tolist()
                 counts[row] = grammars.count_valid(slot, draft)
-        return counts
+        return counts if self._forced[slots].any() else self._if_worth(slots, counts)
+
+    def _if_worth(self, slots: Slots, counts: I32) -> I32:
+        """``counts``, or 0 for all if the drafts together are not worth a step with drafts."""
+        if not np.count_nonzero(counts) or self._control.is_worth(slots, counts):
+            return counts
+        return np.zeros_like(counts)
 
     def _ask(self, slots: Slots, most: I32) -> I32:
         """The proposer's drafts, for the slots that may have one."""
@@ -129,9 +135,10 @@ class Speculation:
         reached = np.bincount(accepted, minlength=len(self.accepted_at) + 1)[::-1].cumsum()[::-1]
         self.accepted_at += reached[1:]
 
-    def observe(self, seconds: float, tokens: int, generated: int) -> None:
-        """A step without prompts took ``seconds`` for ``tokens`` tokens, and ``generated`` of them stay."""
-        self._control.observe(seconds, tokens, generated)
+    def observe(self, seconds: float, tokens: int, generated: int, *, drafts: bool) -> None:
+        """A step without prompts took ``seconds`` for ``tokens`` tokens, and ``generated`` of them stay.
+        ``drafts``: it had some."""
+        self._control.observe(seconds, tokens, generated, drafts=drafts)
 
     def metrics(self) -> dict[str, float]:
         """The counters, as :meth:`penstock.engine.base.Engine.metrics` names them."""

@@ -28,8 +28,8 @@ TILE = 256
 """Tokens of one prompt that are computed together: bounds the mask of a long prompt, and skips most of the
 scores that causality would mask."""
 FEW_SINGLES = 32
-"""Single tokens that are padded to the width of short drafts beside them: a part of their own costs each layer
-0.4 ms more, and padding them a fifth of that."""
+"""Single tokens that are padded to the width of short drafts beside them: a part of their own costs each
+layer 0.4 ms more, and padding them a fifth of that."""
 DRAFT_WIDTHS = 5, 9, 17
 """Decodes with drafts of up to these tokens are not padded to more, so that at most about half is padding."""
 
