@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from penstock.engine.torch.attention_metadata import (
     CacheGeometry,
     DecodeMetadata,
 )
-from penstock.engine.torch.batch_invariance import attention_rows, steady_product
+from penstock.engine.torch.batch_invariance import Product, attention_product
 from penstock.engine.torch.bloom import alibi_slopes
 from penstock.engine.torch.memory import zeros
 from penstock.engine.torch.model_loader import ModelShape
@@ -30,9 +29,6 @@ Kernel = Callable[
     [Tensor, Tensor, Tensor, DecodeMetadata, float, int | None, float | None, Tensor | None], Tensor
 ]
 """Query, keys, values, metadata, scaling, window, softcap and slopes, as :func:`_attend` takes them."""
-
-Product = Callable[[Tensor, Tensor], Tensor]
-"""bmm."""
 
 CPU_GATHERED = 1 << 20
 """Elements of keys gathered at once: 4 MB in float32, which fit a core's share of the CPU cache."""
@@ -77,8 +73,7 @@ class PagedAttention:
         self._slopes = _slopes(shape, device) if shape.alibi else None
         self._product: Product | None = None
         if batch_invariant:
-            rows = attention_rows(_attend_alone, shape.heads // shape.kv_heads, shape.head_size, dtype)
-            self._product = partial(steady_product, rows=rows)
+            self._product = attention_product(_attend_alone, shape.heads // shape.kv_heads, shape.head_size)
         self.layout: AttentionMetadata | None = None
         """Set before each forward pass."""
         self.bounds_rows = False
@@ -215,8 +210,8 @@ def _gather(cache: Tensor, part: AttentionPart) -> Tensor:
     return cache.view(-1, cache.shape[2] * cache.shape[3]).index_select(0, part.pages)
 
 
-def _attend_alone(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, rows: int) -> Tensor:
-    hidden, product = ~visible[:, :, None], partial(steady_product, rows=rows)
+def _attend_alone(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, product: Product) -> Tensor:
+    hidden = ~visible[:, :, None]
     return _by_hand(query[:, None], key, value, hidden, 1.0, None, None, product)[:, 0]
 
 

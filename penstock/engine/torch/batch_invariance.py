@@ -2,11 +2,12 @@
 
 On a CPU a row depends on the others in three ways only, which were found by comparing bits:
 
-- A matrix product chooses its order of additions by the number of rows: MKL has one for a single row, one for
-  two or three and one for more, oneDNN one for a single row and one for more. Rows are padded to a multiple
-  that leaves a single order.
+- A matrix product chooses its order of additions by the number of rows: on AVX2 up to 4 rows have orders of
+  their own, with AVX-512 and AMX also some numbers above 32. Layers compute blocks of few sizes, powers of
+  two, all of which have been compared, and rows are padded to a multiple of the smallest one.
 - A product over the positions of a history is cut into blocks whose size depends on its length. Here blocks
-  have a fixed size, and padding adds zeros.
+  have a fixed size, padding adds zeros, and half precision is computed in float32 and rounded once: units for
+  16-bit numbers add in tiles, whose sizes depend on both.
 - Elementwise functions compute what a vector does not fill, at the end of a thread's part of a tensor, with
   other instructions: SiLU then differs in 4 of 100 elements, GELU in 60. Rows are padded to whole vectors,
   and activation functions are computed in pieces that no thread divides.
@@ -18,20 +19,30 @@ with its own layers, and refused where it does not hold.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.functional import pad
 
 from penstock.config.errors import ConfigError
 
 CANDIDATES = 1, 4, 8, 16
-"""Multiples of rows that are tried, the cheapest first: in half precision without AVX-512 any number of rows
-does, in float32 4 or more."""
-PROBED = 192
-"""Rows of a layer's test, of which smaller numbers are computed again."""
+"""Multiples of rows that are tried for attention, the cheapest first; then blocks of the last one. MKL's
+kernels for AVX2 compute 6 rows at once, and the last two of 8 or 32 in another order, but not those of 16."""
+LARGEST_BLOCKS = 64, 32, 16
+"""Rows of a layer's largest blocks that are tried. A prompt in blocks of 64 rows takes 1.0 to 1.4 times what
+it takes at once in float32, 2 in bfloat16 with AMX; in blocks of 32, 4 with AMX."""
+MOST_PADDED = 16
+"""Smaller largest blocks are tried if a layer's smallest ones are not below this."""
+PROBED = 128
+"""Rows of a layer's test."""
+CANCELLED = 2.0**-12
+"""Of a test's sums, what is left when their large summands have cancelled each other: else rounding to 16
+bits would hide all but one in thousands of the differences between orders."""
 BLOCK = 128
 """Summands of a product that are added up at once. One pass of MKL's kernels takes up to 192."""
 QUANTUM = 16
@@ -42,6 +53,7 @@ VECTOR = 64
 PIECE = 1 << 14
 """Elements of an activation function that PyTorch computes in one thread."""
 _ACTIVATIONS = ("torch.nn.modules.activation", "transformers.activations")
+T = TypeVar("T")
 _REFUSAL = "--batch-invariant: "
 
 
@@ -62,15 +74,25 @@ def make_invariant(model: Any) -> int:
         for module in model.modules():
             if type(module).__module__ in _ACTIVATIONS:
                 _divide(module)
-    layers = {_kind(layer): layer for layer in _projections(model)}
-    widths = [_width(layer)[1] for layer in layers.values()]
-    rows = [max(1, VECTOR // math.gcd(VECTOR, *widths))]
-    rows += [_steady_rows(layer, *_probe(layer)) for layer in layers.values()]
-    return max(rows)
+    layers = list(_projections(model))
+    blocks = {
+        _kind(layer): _steady_blocks(layer) for layer in {_kind(each): each for each in layers}.values()
+    }
+    for layer in layers:
+        _compute_in_blocks(layer, blocks[_kind(layer)][1])
+    widths = [_width(layer)[1] for layer in layers]
+    return max(max(1, VECTOR // math.gcd(VECTOR, *widths)), *(fewest for fewest, _ in blocks.values()))
 
 
-def steady_product(first: Tensor, second: Tensor, rows: int) -> Tensor:
-    """bmm of [P, R, K] and [P, K, N], the same bits for a row whatever R is, and with zeros behind K."""
+def steady_product(first: Tensor, second: Tensor, rows: int, most: int | None = None) -> Tensor:
+    """bmm of [P, R, K] and [P, K, N], the same bits for a row whatever R is, and with zeros behind K.
+
+    ``rows``: R is padded to a multiple of it. ``most``: the most rows at once; None: all."""
+    if first.dtype != torch.float32:
+        return steady_product(first.float(), second.float(), rows, most).to(first.dtype)
+    if most is not None and first.shape[1] > most:
+        blocks = torch.split(first, most, 1)
+        return torch.cat([steady_product(block, second, rows) for block in blocks], 1)
     count = first.shape[1]
     if count % rows:
         first = pad(first, (0, 0, 0, -count % rows))
@@ -80,24 +102,25 @@ def steady_product(first: Tensor, second: Tensor, rows: int) -> Tensor:
     return total[:, :count]
 
 
-Attend = Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor]
-"""Attention of query [P, G, C, D] with key and value [P, L, D], where visible [P, 1, C, L], for a multiple of
-rows."""
+Product = Callable[[Tensor, Tensor], Tensor]
+"""bmm."""
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Product], Tensor]
+"""Attention of query [P, G, C, D] with key and value [P, L, D], where visible [P, 1, C, L]."""
 
 
-def attention_rows(attend: Attend, heads: int, size: int, dtype: torch.dtype) -> int:
-    """The smallest multiple of rows with which attention gives a token the same bits alone, among others and
-    with a longer padding. ``heads``: that share a KV head. Raises ConfigError when there is none."""
+def attention_product(attend: Attend, heads: int, size: int) -> Product:
+    """The cheapest product with which attention gives a token the same bits alone, among others and with a
+    longer padding. ``heads``: that share a KV head. Raises ConfigError when there is none."""
     generator = torch.Generator().manual_seed(0)
-    longest, width = 5 * BLOCK, 11
-    query = torch.randn((3, heads, width, size), generator=generator).to(dtype)
-    key, value = (torch.randn((3, longest, size), generator=generator).to(dtype) for _ in range(2))
+    longest, width = 5 * BLOCK, 80
+    query = torch.randn((3, heads, width, size), generator=generator)
+    key, value = (torch.randn((3, longest, size), generator=generator) for _ in range(2))
 
-    def steady(rows: int) -> bool:
+    def steady(product: Product) -> bool:
         for length in (1, 15, 60, BLOCK + 9, 2 * BLOCK + 30, 4 * BLOCK):
             seen = (torch.arange(longest) <= length + torch.arange(width)[:, None]).expand(3, 1, -1, -1)
-            whole = attend(query, key, value, seen, rows)
-            for pairs, first, last in ((1, 0, 1), (1, 4, 5), (2, 0, 3), (3, 2, 10)):
+            whole = attend(query, key, value, seen, product)
+            for pairs, first, last in ((1, 0, 1), (1, 4, 5), (2, 0, 3), (3, 2, 10), (2, 9, 74)):
                 used = length + last  # no position behind the last query's is seen
                 used += -used % QUANTUM
                 for padded in (used, used + QUANTUM, min(longest, used + BLOCK)):
@@ -106,43 +129,93 @@ def attention_rows(attend: Attend, heads: int, size: int, dtype: torch.dtype) ->
                         key[:pairs, :padded],
                         value[:pairs, :padded],
                         seen[:pairs, :, first:last, :padded],
-                        rows,
+                        product,
                     )
                     if not torch.equal(found, whole[:pairs, :, first:last]):
                         return False
         return True
 
-    return _smallest(steady, "attention")
+    products = [partial(steady_product, rows=rows) for rows in CANDIDATES]
+    last = CANDIDATES[-1]
+    return _first(steady, [*products, partial(steady_product, rows=last, most=last)], "attention")
 
 
-def head_rows(make: Callable[[int], Callable[[Tensor], Tensor]], width: int, dtype: torch.dtype) -> int:
-    """The smallest number of rows to which an LM head has to pad. ``make``: the head for a number of rows."""
-    values = torch.randn((64, width), generator=torch.Generator().manual_seed(0)).to(dtype)
+def head_rows(make: Callable[[nn.Linear, int], Callable[[Tensor], Tensor]], projection: nn.Linear) -> int:
+    """The smallest power of two from which on an LM head gives rows the same bits in every power of two.
+    ``make``: the head with a projection, whose rows are padded to a power of two from there on."""
+    out, width = projection.weight.shape
+    weight, values = _cancelling(width, out, projection.weight.dtype)
+    values = values[:64]
+    other = nn.Linear(width, out, bias=False, device="meta")
+    other.weight = nn.Parameter(weight, requires_grad=False)
 
     def steady(rows: int) -> bool:
-        head = make(rows)
+        head = make(other, rows)
         whole = head(values)
         return all(torch.equal(head(values[:count]), whole[:count]) for count in (1, 2, 3, 5, 9, 17, 40))
 
-    return _smallest(steady, "the output projection")
+    return _first(steady, [1, 2, 4, 8, 16, 32, 64], "the output projection")
 
 
-def _steady_rows(layer: Callable[[Tensor], Tensor], what: str, values: Tensor) -> int:
-    whole = layer(values)
+def _steady_blocks(layer: Any) -> tuple[int, int]:
+    """Rows of a layer's smallest and largest blocks: in all powers of two from the one to the other a row has
+    the same bits, wherever it stands. Raises ConfigError when its place matters."""
+    width, out = _width(layer)
+    weight, values = _cancelling(width, out, layer.weight.dtype)
+    parameters = {"weight": weight if isinstance(layer, nn.Linear) else weight.T.contiguous()}
+    if layer.bias is not None:
+        parameters["bias"] = torch.zeros_like(layer.bias)
 
-    def steady(rows: int) -> bool:
-        counts = {rows * times for times in (1, 2, 3, 5, 7)} | {64, 128}
-        return all(torch.equal(layer(values[:count]), whole[:count]) for count in sorted(counts))
+    def computed(rows: int, values: Tensor = values) -> Tensor:
+        blocks = torch.split(values, rows)
+        return torch.cat([functional_call(layer, parameters, (block,)) for block in blocks])
 
-    return _smallest(steady, what)
+    def fewest(most: int) -> int | None:
+        whole = computed(most)
+        if not torch.equal(computed(most, values.roll(-1, 0)), whole.roll(-1, 0)):
+            return None
+        rows = most
+        while rows > 1 and torch.equal(computed(rows // 2), whole):
+            rows //= 2
+        return rows
 
-
-def _smallest(steady: Callable[[int], bool], what: str) -> int:
     with torch.inference_mode():
-        for rows in CANDIDATES:
-            if steady(rows):
-                return rows
-    raise ConfigError(
+        found = [(rows, most) for most in LARGEST_BLOCKS if (rows := fewest(most)) is not None]
+    if not found:
+        raise _unsteady(f"a layer of {width} x {out}")
+    return next((pair for pair in found if pair[0] <= MOST_PADDED), found[-1])
+
+
+def _compute_in_blocks(layer: Any, most: int) -> None:
+    original: Callable[[Tensor], Tensor] = layer.forward
+
+    def forward(values: Tensor) -> Tensor:
+        sizes = _block_sizes(values.shape[-2], most)
+        if len(sizes) == 1:
+            return original(values)
+        return torch.cat([original(block) for block in torch.split(values, sizes, -2)], -2)
+
+    layer.forward = forward
+
+
+def _block_sizes(rows: int, most: int) -> list[int]:
+    """Powers of two, of which ``most`` is one, that add up to ``rows``."""
+    left = rows % most
+    return [most] * (rows // most) + [
+        1 << bit for bit in reversed(range(most.bit_length())) if left >> bit & 1
+    ]
+
+
+def _first(steady: Callable[[T], bool], candidates: Sequence[T], what: str) -> T:
+    with torch.inference_mode():
+        for candidate in candidates:
+            if steady(candidate):
+                return candidate
+    raise _unsteady(what)
+
+
+def _unsteady(what: str) -> ConfigError:
+    return ConfigError(
         f"{_REFUSAL}on this machine {what} gives a row other bits when other rows are computed beside it"
     )
 
@@ -165,10 +238,19 @@ def _kind(layer: Any) -> tuple[Any, ...]:
     return type(layer), _width(layer), layer.bias is None
 
 
-def _probe(layer: Any) -> tuple[str, Tensor]:
-    width, out = _width(layer)
-    values = torch.randn((PROBED, width), generator=torch.Generator().manual_seed(0))
-    return f"a layer of {width} x {out}", values.to(layer.weight.dtype)
+def _cancelling(width: int, out: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """A weight [out, width] and values [PROBED, width] whose products' large summands cancel each other."""
+    generator = torch.Generator().manual_seed(0)
+    third = width // 3
+
+    def random(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator).to(dtype)
+
+    shuffled = torch.randperm(width, generator=generator)
+    large, weights = random(PROBED, third), random(out, third)
+    small = random(PROBED, width - 2 * third) * CANCELLED
+    weight = torch.cat([weights, -weights, random(out, width - 2 * third)], 1)
+    return weight[:, shuffled], torch.cat([large, large, small], 1)[:, shuffled]
 
 
 def _divide(module: Any) -> None:

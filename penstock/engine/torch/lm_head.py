@@ -27,25 +27,25 @@ class LMHead:
         scale: float,
         softcap: float | None,
         device: torch.device,
-        multiple: int = 1,
+        fewest: int | None = None,
     ) -> None:
-        """Logits are multiplied by ``scale``; ``softcap`` bounds them by a tanh. Rows are padded to a
-        ``multiple``, a power of two."""
-        self._multiple = multiple
+        """Logits are multiplied by ``scale``; ``softcap`` bounds them by a tanh. ``fewest``:
+        a power of two; rows are padded to it, and to a power of two above it. None: as is fastest."""
+        self._fewest = 1 if fewest is None else fewest
         self._weight = projection.weight
         self._bias = projection.bias
         self._scale = scale
         self._softcap = softcap
-        self._fixed = device.type == "cpu" and self._weight.dtype == torch.float32
-        self._linear = _onednn_linear() if self._fixed else linear
+        by_onednn = device.type == "cpu" and self._weight.dtype == torch.float32
+        self._fixed = by_onednn or fewest is not None
+        self._linear = _onednn_linear() if by_onednn else linear
         self.rows = CPU_ROWS if device.type == "cpu" else max(1, DEVICE_LOGITS // len(self._weight))
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """hidden [S, H] → float32[S, V], for S up to ``rows``."""
         count = len(hidden)
         # oneDNN compiles a kernel per shape, which takes milliseconds: use few shapes
-        rows = _power_of_two(count) if self._fixed else count
-        rows += -rows % self._multiple
+        rows = max(_power_of_two(count), self._fewest) if self._fixed else count
         if rows > count:
             hidden = pad(hidden, (0, 0, 0, rows - count))
         logits = self._linear(hidden, self._weight, self._bias)[:count].float()

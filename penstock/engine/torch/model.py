@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from penstock.config.serve import ServeConfig
@@ -88,24 +88,22 @@ class PagedModel:
             self._model = model
             if self._config.enable_lora:
                 self.lora = LoraLayers(model, self._config.max_loras, self._config.max_lora_rank)
+            if self._config.batch_invariant:
+                refuse_device(self._device)
+                self._multiple = make_invariant(model)
         else:
             self._model.to(self._device)
         if self.lora is not None:
             self.lora.allocate()
-        if self._config.batch_invariant:
-            refuse_device(self._device)
-            self._multiple = make_invariant(self._model)
         self._head = self._make_head()
 
     def _make_head(self) -> LMHead:
         shape, projection = self._shape, self._model.get_output_embeddings()
 
-        def padded_to(multiple: int) -> LMHead:
-            return LMHead(projection, shape.logits_scale, shape.logits_softcap, self._device, multiple)
+        def make(projection: nn.Linear, fewest: int | None) -> LMHead:
+            return LMHead(projection, shape.logits_scale, shape.logits_softcap, self._device, fewest)
 
-        if not self._config.batch_invariant:
-            return padded_to(1)
-        return padded_to(head_rows(padded_to, projection.weight.shape[1], projection.weight.dtype))
+        return make(projection, head_rows(make, projection) if self._config.batch_invariant else None)
 
     def make_cache(self, blocks: int, block_size: int, *, record: bool = True) -> None:
         """Allocate the KV cache, after the weights are loaded and before the first forward pass. ``blocks``

@@ -20,7 +20,7 @@ from torch import Tensor
 from penstock.config.errors import ConfigError
 from penstock.config.serve import ServeConfig
 from penstock.engine.torch import batch_invariance
-from penstock.engine.torch.batch_invariance import CANDIDATES, make_invariant, steady_product
+from penstock.engine.torch.batch_invariance import make_invariant, steady_product
 from penstock.engine.torch.engine import TorchEngine
 from penstock.engine.torch.sampling.sampler import Sampler
 from penstock.engine.torch.supported_models import WITH_EXPERTS
@@ -109,9 +109,10 @@ def test_activation_functions_are_not_divided_within_a_vector(threads: Callable[
     module = torch.nn.SiLU()
     some = torch.linspace(-5, 5, 4096)
     alone = torch.cat([module(value) for value in torch.split(some, 1)])
-    assert not torch.equal(module(some), alone), "no value that vectors compute otherwise"
+    if torch.equal(module(some), alone):
+        pytest.skip("vectors compute no value otherwise")
     value = some[module(some) != alone][0]
-    values = torch.full((64, 1552), float(value))  # whole vectors, which a third of them is not
+    values = torch.full((64, 1600), float(value))  # whole vectors, which a third of them is not
     threads(3)
     assert not torch.equal(module(values), module(values[:1]).expand(64, -1)), "nothing to prevent"
     batch_invariance._divide(module)
@@ -157,33 +158,61 @@ def assert_lanes_agree(study: Study, *chosen: Lane) -> None:
     count=st.integers(1, 40),
     summands=st.sampled_from([16, 112, 128, 144, 304, 512]),
     width=st.sampled_from([8, 16, 48, 200]),
-    rows=st.sampled_from([4, 8, 16]),
     zeros=st.sampled_from([0, 16, 160]),
 )
 def test_a_steady_product_is_one_and_ignores_zeros_and_other_rows(
-    pairs: int, count: int, summands: int, width: int, rows: int, zeros: int
+    pairs: int, count: int, summands: int, width: int, zeros: int
 ) -> None:
     generator = torch.Generator().manual_seed(summands)
     first = torch.randn((pairs, count, summands), generator=generator)
     second = torch.randn((pairs, summands + zeros, width), generator=generator)
     padded = torch.nn.functional.pad(first, (0, zeros))
-    found = steady_product(padded, second, rows)
+    found = steady_product(padded, second, 16, 16)
     exact = (first.double() @ second[:, :summands].double()).float()
     torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-4)
-    assert torch.equal(found[-1:, -1:], steady_product(first[-1:, -1:], second[-1:, :summands], rows))
+    assert torch.equal(found[-1:, -1:], steady_product(first[-1:, -1:], second[-1:, :summands], 16, 16))
 
 
-def test_a_machine_on_which_it_does_not_hold_is_refused(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_on_which_a_rows_place_matters_is_refused(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = torch.nn.functional.linear
 
     def restless(values: Tensor, *rest: Any) -> Tensor:
-        return plain(values, *rest) * (1 + values.shape[-2] * 1e-6)
+        return plain(values, *rest) * (1 + 1e-6 * torch.arange(values.shape[-2])[:, None])
 
     monkeypatch.setattr(torch.nn.functional, "linear", restless)
     with pytest.raises(
         ConfigError, match=r"--batch-invariant: on this machine a layer of 32 x \d+ gives a row"
     ):
         make_engine(llama, batch_invariant=True)
+
+
+def test_layers_whose_bits_depend_on_any_number_of_rows_compute_blocks_of_one_size(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, sizes = torch.nn.functional.linear, set()
+
+    def restless(values: Tensor, *rest: Any) -> Tensor:
+        sizes.add(values.shape[-2])
+        return plain(values, *rest) * (1 + 1e-5 * values.shape[-2])
+
+    monkeypatch.setattr(torch.nn.functional, "linear", restless)
+    study = Study(llama, torch.float32, 60, 9, batch_invariant=True)
+    sizes.clear()
+    assert_lanes_agree(study)
+    assert sizes == {16}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_rounding_to_16_bits_does_not_hide_an_order_of_additions(dtype: torch.dtype) -> None:
+    weight, values = batch_invariance._cancelling(64, 48, dtype)
+    forward = torch.zeros(len(values), 48)
+    backward = forward.clone()
+    for at in range(64):
+        forward += values[:, at, None].float() * weight[:, at].float()
+        backward += values[:, 63 - at, None].float() * weight[:, 63 - at].float()
+    assert (forward.to(dtype) != backward.to(dtype)).float().mean() > 0.01
 
 
 def test_experts_and_gpus_are_refused(tmp_path: Path) -> None:
@@ -203,7 +232,7 @@ def test_options_that_bring_other_products_are_refused(options: dict[str, Any]) 
 
 
 def test_narrow_layers_fill_whole_vectors(tmp_path: Path) -> None:
-    for width, rows in ((64, max(CANDIDATES)), (72, max(CANDIDATES))):
+    for width in (64, 72):
         multiple = make_invariant(make_model("llama", tmp_path, intermediate_size=width))
         assert multiple * width % 64 == 0
-        assert multiple <= rows
+        assert multiple <= 16
