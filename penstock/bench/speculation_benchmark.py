@@ -32,19 +32,10 @@ if TYPE_CHECKING:
     from penstock.engine.torch.engine import TorchEngine
 
 DEMO_DIR = Path(penstock.__file__).parent / "demo"
-CODE = """def total(items):
-    result = 0
-    for item in items:
-        result = result + item.price * item.count
-    return result
-
-def mean(items):
-    result = 0
-    for item in items:
-        result = result + item.price * item.count
-    return result / len(items)
-"""
-EDIT = f"Repeat this file and rename result to amount.\n\n{CODE}\nThe whole file again:\n\n{CODE}\n{CODE}"
+TURN = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+"""ChatML, the most common chat format, and the demo model's."""
+END_OF_TURN = "<|im_end|>\n"
+QUESTIONS = "What does enumerate do?", "Who are you?", "Explain the with statement.", "What is asyncio?"
 DOCUMENT = "# Penstock\n\nPenstock serves language models over HTTP. An API server"
 SCHEMA = {
     "type": "array",
@@ -142,6 +133,8 @@ def measure(config: BenchSpeculationConfig, say: ProgressCallback) -> Speculatio
         raise BenchError(f"--draft-model {config.draft_model}: there is no config.json")
     requests = _Requests(config, tokenizer)
     plain, drafting = _engine(config, model, "none"), _engine(config, model, config.method)
+    if "repeat" in config.workloads:
+        requests.answer(plain)
     runs = []
     for workload in config.workloads:
         for streams in config.streams:
@@ -185,9 +178,20 @@ class _Requests:
         self._grammar = LLMatcher.grammar_from_json_schema(SCHEMA, overrides={"whitespace_flexible": False})
         self._prompts = {
             name: known.encode(text).ids
-            for name, text in (("edit", EDIT), ("document", DOCUMENT), ("schema", "A list of products: "))
+            for name, text in (("document", DOCUMENT), ("schema", "A list of products: "))
         }
+        self._questions = [known.encode(TURN.format(question)).ids for question in QUESTIONS]
+        self._end_of_turn = known.encode(END_OF_TURN, add_special_tokens=False).ids
+        self._again: list[list[int]] = []
+        """Prompts in which the last question has been answered before."""
         self._streams = count()
+
+    def answer(self, engine: TorchEngine) -> None:
+        """Have the engine answer the questions, each of which is asked again by the workload ``repeat``."""
+        asked = [self._request(prompt, 0, "repeat") for prompt in self._questions]
+        _, answers = _turn(engine, asked, time.process_time)
+        for question, answer in zip(self._questions, answers, strict=True):
+            self._again.append([*question, *answer, *self._end_of_turn, *question])
 
     def of(self, workload: str, streams: int) -> list[Submit]:
         return [self._one(workload, number) for number in range(streams)]
@@ -195,12 +199,21 @@ class _Requests:
     def _one(self, workload: str, number: int) -> Submit:
         random = np.random.default_rng(number)
         drawn = random.integers(5, self._vocab_size, 100).tolist()
-        prompt = drawn if workload == "random" else [*drawn[:1], *self._prompts[workload]]
+        match workload:
+            case "random":
+                prompt = drawn
+            case "repeat":
+                prompt = self._again[number % len(self._again)]
+            case _:
+                prompt = [*drawn[:1], *self._prompts[workload]]
+        return self._request(prompt, number, workload)
+
+    def _request(self, prompt: list[int], number: int, workload: str) -> Submit:
         sampling = SamplingParams(
             self._tokens,
             number,
             temperature=2.0 if workload == "random" else 0.7 if workload == "schema" else 0.0,
-            ignore_eos=workload != "schema",
+            ignore_eos=workload in ("document", "random"),
             grammar=self._grammar if workload == "schema" else None,
         )
         return Submit(next(self._streams), np.array(prompt, "<i4").tobytes(), sampling)

@@ -301,13 +301,14 @@ class BenchSpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_u
         str | None, option("Directory of the draft model of --method draft.", "Load", metavar="DIR")
     ] = None
     workloads: Annotated[
-        list[Literal["edit", "schema", "document", "random"]],
+        list[Literal["repeat", "schema", "document", "random"]],
         option(
-            "Workloads, one after the other. edit: the prompt asks for its own text; schema: a list by a "
-            "JSON schema; document: the beginning of a text; random: text without repetition.",
+            "Workloads, one after the other. repeat: a question is asked again, and the prompt has its answer; "
+            "schema: a list by a JSON schema; document: the beginning of a text; random: text without "
+            "repetition.",
             "Load",
         ),
-    ] = msgspec.field(default_factory=lambda: ["edit", "schema", "document", "random"])
+    ] = msgspec.field(default_factory=lambda: ["repeat", "schema", "document", "random"])
     streams: Annotated[
         list[Annotated[int, Meta(ge=1, le=4096)]],
         option("Streams at the same time; several values are measured one after the other.", "Load"),

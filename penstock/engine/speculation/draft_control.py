@@ -23,9 +23,13 @@ Slots = NDArray[np.intp]
 MOST_AUTO = 16
 """Draft tokens of a stream and step with ``--speculative-tokens auto``."""
 PRIOR_ACCEPTED, PRIOR_REJECTED = 1.0, 1.0
-"""What a new stream is taken to have seen: accepted and rejected draft tokens."""
+"""Accepted and rejected draft tokens that the first stream is taken to have seen. A later one is taken to have
+seen as many in all, in the ratio of the streams before it."""
+_PRIOR = np.array((PRIOR_ACCEPTED, PRIOR_REJECTED))
 MEMORY = 0.85
-"""Factor of what is remembered, for each draft that is verified."""
+"""Factor of what is remembered of a stream, for each draft that is verified."""
+ENGINE_MEMORY = 0.95
+"""The same of all streams, for each step with drafts."""
 RECOVERY = 1 / 256
 """Part by which a stream returns to the prior at each step: one without drafts tries again some time."""
 STEP_MEMORY = 0.99
@@ -52,10 +56,12 @@ class DraftControl:
         self._fixed = tokens is not None
         self._accepted = np.full(slots, PRIOR_ACCEPTED)
         self._rejected = np.full(slots, PRIOR_REJECTED)
+        self._seen = _PRIOR.copy()
+        """Accepted and rejected draft tokens of a mean stream."""
         self._costs = _StepTimes()
 
     def begin(self, slot: int) -> None:
-        self._accepted[slot], self._rejected[slot] = PRIOR_ACCEPTED, PRIOR_REJECTED
+        self._accepted[slot], self._rejected[slot] = self._seen * (_PRIOR.sum() / self._seen.sum())
 
     def limits(self, slots: Slots) -> I32:
         """int32[n]: the most draft tokens that the next step should verify for each slot."""
@@ -63,6 +69,7 @@ class DraftControl:
             return np.full(len(slots), self.most, np.int32)
         self._accepted[slots] += RECOVERY * (PRIOR_ACCEPTED - self._accepted[slots])
         self._rejected[slots] += RECOVERY * (PRIOR_REJECTED - self._rejected[slots])
+        self._seen += RECOVERY * (_PRIOR - self._seen)
         threshold = self._costs.threshold()
         if threshold >= 1:
             return np.zeros(len(slots), np.int32)
@@ -91,9 +98,12 @@ class DraftControl:
         if self._fixed:
             return
         tried = drafted > 0
-        some = slots[tried]
-        self._accepted[some] = MEMORY * self._accepted[some] + accepted[tried]
-        self._rejected[some] = MEMORY * self._rejected[some] + (accepted < drafted)[tried]
+        if not np.count_nonzero(tried):
+            return
+        some, right, wrong = slots[tried], accepted[tried], (accepted < drafted)[tried]
+        self._accepted[some] = MEMORY * self._accepted[some] + right
+        self._rejected[some] = MEMORY * self._rejected[some] + wrong
+        self._seen = ENGINE_MEMORY * self._seen + (right.mean(), wrong.mean())
 
     def observe(self, seconds: float, tokens: int, generated: int, *, drafts: bool) -> None:
         """A step without prompts took ``seconds`` for ``tokens`` tokens, and ``generated`` of them were

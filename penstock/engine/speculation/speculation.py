@@ -20,6 +20,11 @@ Slots = NDArray[np.intp]
 MOST_FORCED = 32
 """Tokens of a draft that a grammar forces, unless a number of tokens is set. They are accepted whatever the
 load: each saves a step."""
+FRUITLESS = 8
+"""Steps in a row without a draft after which one step of two looks for none, after twice as many two of three,
+and so on."""
+LONGEST_REST = 7
+"""Steps in a row that look for no draft. A stream that begins to repeat itself is noticed that much later."""
 
 
 class Speculation:
@@ -40,6 +45,12 @@ class Speculation:
         """The same for drafts that no grammar forces."""
         self._forced = np.zeros(table.size, np.bool_)
         """Slots whose draft is what their grammar forces."""
+        self._can_rest = tokens is None
+        self._fruitless = 0
+        """Steps in a row that looked for drafts, and used none."""
+        self._rest = 0
+        """Steps that are still to look for none, except where a grammar forces one."""
+        self._resting = False
 
         # -- counters
         self.drafts = 0
@@ -54,6 +65,8 @@ class Speculation:
         """A stream has been given the slot, with its sampling parameters and its history. ``scope``, int64:
         drafts come from streams of the same one alone."""
         self._control.begin(slot)
+        self._fruitless //= 2
+        self._rest = 0
         self._forced[slot] = False
         self._proposer.begin(slot, scope)
 
@@ -73,7 +86,15 @@ class Speculation:
 
     def plan(self, slots: Slots) -> None:
         """Set ``limit`` of slots that may decode."""
-        limits = self._free_limit[slots] = self._control.limits(slots)
+        self._resting = self._rest > 0
+        if self._resting:
+            self._rest -= 1
+            limits = np.zeros(len(slots), np.int32)
+        else:
+            limits = self._control.limits(slots)
+            if not np.count_nonzero(limits):
+                self._note(False)
+        self._free_limit[slots] = limits
         self.limit[slots] = np.where(self._has_grammar(slots), self._most_forced, limits)
 
     def propose(self, slots: Slots, most: I32) -> I32:
@@ -101,9 +122,16 @@ class Speculation:
 
     def _if_worth(self, slots: Slots, counts: I32) -> I32:
         """``counts``, or 0 for all if the drafts together are not worth a step with drafts."""
-        if not np.count_nonzero(counts) or self._control.is_worth(slots, counts):
-            return counts
-        return np.zeros_like(counts)
+        found = bool(np.count_nonzero(counts)) and self._control.is_worth(slots, counts)
+        if not self._resting:
+            self._note(found)
+        return counts if found else np.zeros_like(counts)
+
+    def _note(self, found: bool) -> None:
+        """The step that is being scheduled has drafts, or has none."""
+        self._fruitless = 0 if found else self._fruitless + 1
+        if self._can_rest:
+            self._rest = min(self._fruitless // FRUITLESS, LONGEST_REST)
 
     def _ask(self, slots: Slots, most: I32) -> I32:
         """The proposer's drafts, for the slots that may have one."""
@@ -121,14 +149,14 @@ class Speculation:
 
     def on_verified(self, slots: Slots, drafted: I32, accepted: I32) -> None:
         """Count a step's drafts: int32[n] tokens that were drafted, and how many of them were accepted."""
+        if not np.count_nonzero(drafted):
+            return
         forced = self._forced[slots]
         if np.count_nonzero(forced):
             self._forced[slots] = False
             self._control.on_verified(slots[~forced], drafted[~forced], accepted[~forced])
         else:
             self._control.on_verified(slots, drafted, accepted)
-        if not np.count_nonzero(drafted):
-            return
         self.drafts += int(np.count_nonzero(drafted))
         self.draft_tokens += int(drafted.sum())
         self.accepted_tokens += int(accepted.sum())
@@ -138,6 +166,8 @@ class Speculation:
     def observe(self, seconds: float, tokens: int, generated: int, *, drafts: bool) -> None:
         """A step without prompts took ``seconds`` for ``tokens`` tokens, and ``generated`` of them stay.
         ``drafts``: it had some."""
+        if self._resting and not drafts:
+            return
         self._control.observe(seconds, tokens, generated, drafts=drafts)
 
     def metrics(self) -> dict[str, float]:

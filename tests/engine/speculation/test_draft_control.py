@@ -83,3 +83,18 @@ def test_drafts_that_are_too_few_for_a_step_with_drafts_are_left_out() -> None:
         control.observe(0.01 + 0.00001 * tokens + 0.004 * some, tokens, tokens, drafts=some)
     assert not control.is_worth(slots, np.array([1, 0, 0, 0, 0, 0, 0, 0], np.int32))
     assert control.is_worth(slots, np.ones(8, np.int32))
+
+
+def test_a_new_stream_expects_what_the_streams_before_it_had() -> None:
+    for acceptance, expected in ((0.0, (0, 1)), (0.98, (4, MOST_AUTO))):
+        control = taught(0.01, 0.0005, 8, acceptance)
+        control.begin(0)
+        assert expected[0] <= control.limits(ONE)[0] <= expected[1]
+        new = np.empty(0, np.int32)
+        control.on_verified(np.array([], np.intp), new, new)
+        assert np.isfinite(control.limits(ONE)).all()
+    control = taught(0.01, 0.0005, 8, 0.0)
+    for _ in range(int(6 / RECOVERY)):
+        control.limits(ONE)
+    control.begin(0)
+    assert control.limits(ONE)[0] > 1

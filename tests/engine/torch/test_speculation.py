@@ -145,6 +145,7 @@ class Family:
             models = 1.5 if method == "draft" else 1
             options["kv_cache_memory"] = int((FEW_BLOCKS + 1) * 16 * self._token_bytes * models)
         if method == "oracle":
+            options.pop("speculative_tokens", None)
             engine = make_engine(self.target, **options)
             oracle = Oracle(engine, known or {}, errors=0.15)
             engine._scheduler.speculation = Speculation(engine._table, engine._sampling, oracle, 6)
@@ -233,7 +234,7 @@ def test_a_resumed_stream_goes_on_with_the_same_tokens(family: Family, method: s
     [
         {"async_scheduling": "on"},
         {"max_num_batched_tokens": 16, "max_num_seqs": 8},
-        {"kv_cache_memory": FEW_BLOCKS},
+        {"kv_cache_memory": FEW_BLOCKS, "speculative_tokens": 4},
         {
             "kv_cache_memory": FEW_BLOCKS,
             "enable_prefix_caching": False,
