@@ -306,7 +306,7 @@ class Scheduler:
     def _draft(self, decodes: Slots) -> I32 | None:
         """int32[n]: number of draft tokens behind each history of ``decodes``, which have blocks; None: there
         are none. Drafts never preempt a stream."""
-        if self.speculation is None or not len(decodes):
+        if self.speculation is None or self.speculation.is_idle or not len(decodes):
             return None
         length = self.table.length[decodes]
         most = np.minimum(self.speculation.limit[decodes], self.table.end[decodes] - length - 1)

@@ -20,7 +20,7 @@ Slots = NDArray[np.intp]
 MOST_FORCED = 32
 """Tokens of a draft that a grammar forces, unless a number of tokens is set. They are accepted whatever the
 load: each saves a step."""
-FRUITLESS = 8
+FRUITLESS = 4
 """Steps in a row without a draft after which one step of two looks for none, after twice as many two of three,
 and so on."""
 LONGEST_REST = 7
@@ -51,6 +51,8 @@ class Speculation:
         self._rest = 0
         """Steps that are still to look for none, except where a grammar forces one."""
         self._resting = False
+        self.is_idle = False
+        """Whether the next step has no draft."""
 
         # -- counters
         self.drafts = 0
@@ -85,17 +87,20 @@ class Speculation:
     # -- the step
 
     def plan(self, slots: Slots) -> None:
-        """Set ``limit`` of slots that may decode."""
+        """Set ``limit`` of slots that may decode, and ``is_idle``."""
+        structured = self._has_grammar(slots)
         self._resting = self._rest > 0
+        self.is_idle = self._resting and not np.count_nonzero(structured)
         if self._resting:
             self._rest -= 1
-            limits = np.zeros(len(slots), np.int32)
+            self._free_limit[slots] = self.limit[slots] = 0
+            if self.is_idle:
+                return
         else:
-            limits = self._control.limits(slots)
+            limits = self._free_limit[slots] = self.limit[slots] = self._control.limits(slots)
             if not np.count_nonzero(limits):
                 self._note(False)
-        self._free_limit[slots] = limits
-        self.limit[slots] = np.where(self._has_grammar(slots), self._most_forced, limits)
+        self.limit[slots[structured]] = self._most_forced
 
     def propose(self, slots: Slots, most: I32) -> I32:
         """Write up to ``most`` int32[n] tokens behind each history, whose tokens are all on the host. Returns
