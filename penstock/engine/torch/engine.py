@@ -83,6 +83,9 @@ class TorchEngine:
         shape = read_shape(model_dir)
         max_model_len = _max_model_len(config, shape)
         dtype = pick_dtype(config, shape.dtype, device)
+        draft_shape = None
+        if draft_dir is not None:
+            draft_shape = read_draft_shape(config, draft_dir, model_dir, tokenizer_dir or model_dir)
         self._group = None
         if group is not None:
             progress("meeting the other ranks", 0.1)
@@ -91,8 +94,7 @@ class TorchEngine:
         progress("loading weights", 0.2)
         model = PagedModel(model_dir, config, shape, dtype=dtype, device=device, experts=experts)
         self._models, per_token = [model], [bytes_per_token(shape, dtype)]
-        if draft_dir is not None:
-            draft_shape = read_draft_shape(config, draft_dir, model_dir, tokenizer_dir or model_dir)
+        if draft_dir is not None and draft_shape is not None:
             self._models.append(load_draft_model(config, draft_dir, draft_shape, dtype, device))
             per_token.append(bytes_per_token(draft_shape, dtype))
         budget = cache_budget(config, place, lambda: run_largest_steps(model, config, max_model_len, device))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher
 
+from penstock.config.errors import ConfigError
 from penstock.engine.speculation.speculation import Speculation
 from penstock.engine.torch.engine import TorchEngine
 from penstock.wire.arrays import I32
@@ -317,6 +319,30 @@ def test_a_draft_model_beside_adapters(family: Family, tmp_path: Path) -> None:
     )
     assert run_all(engine, [submit(0, [5, 6, 7])])[0].tokens
     assert engine.metrics()["spec_decode_drafts_total"] > 0
+
+
+def test_a_draft_model_with_other_tokens_is_refused_before_any_weights_are_loaded(tmp_path: Path) -> None:
+    target, draft = tmp_path / "target", tmp_path / "draft"
+    for directory, words in ((target, ("tr", "no")), (draft, ("tr", "on"))):
+        make_model("llama", directory)
+        byte_level_tokenizer(*words).save(str(directory / "tokenizer.json"))
+    (target / "model.safetensors").unlink()
+    options = {"speculative_method": "draft", "draft_model": "small", "draft_dir": str(draft)}
+    with pytest.raises(ConfigError, match="--draft-model small: its tokenizer has other tokens than that of"):
+        make_engine(target, **options)
+
+
+def test_a_draft_model_of_fewer_positions_is_said_to_draft_for_less(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    target, draft = tmp_path / "target", tmp_path / "draft"
+    make_model("llama", target)
+    make_model("llama", draft, max_position_embeddings=64)
+    options = {"speculative_method": "draft", "draft_model": "small", "draft_dir": str(draft)}
+    engine = make_engine(target, **options)
+    assert re.search(r"--draft-model small takes 64 tokens, the model \d+: longer histories", caplog.text)
+    outcome = run_all(engine, [submit(0, [5, 6, 7], max_tokens=100, ignore_eos=True)])[0]
+    assert len(outcome.tokens) == 100
 
 
 def test_a_number_of_tokens_bounds_what_a_grammar_forces(family: Family) -> None:
