@@ -10,8 +10,8 @@ from __future__ import annotations
 import importlib.util
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from itertools import count
+from collections.abc import Callable, Iterator
+from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -188,13 +188,17 @@ class _Requests:
 
     def answer(self, engine: TorchEngine) -> None:
         """Have the engine answer the questions, each of which is asked again by the workload ``repeat``."""
-        asked = [self._request(prompt, 0, "repeat") for prompt in self._questions]
-        _, answers = _turn(engine, asked, time.process_time)
-        for question, answer in zip(self._questions, answers, strict=True):
+        load = _Load(engine, iter([self._request(prompt, 0, "repeat") for prompt in self._questions]))
+        load.start(len(self._questions))
+        while engine.has_work():
+            load.step()
+        for question, answer in zip(self._questions, load.outputs(), strict=True):
             self._again.append([*question, *answer, *self._end_of_turn, *question])
 
-    def of(self, workload: str, streams: int) -> list[Submit]:
-        return [self._one(workload, number) for number in range(streams)]
+    def of(self, workload: str, round_number: int) -> Iterator[Submit]:
+        """Requests without end. No two rounds have the same, which ``suffix`` would remember."""
+        for number in count(round_number << 32):
+            yield self._one(workload, number)
 
     def _one(self, workload: str, number: int) -> Submit:
         random = np.random.default_rng(number)
@@ -229,10 +233,11 @@ def _measure(
 ) -> SpeculationRun:
     clock = time.process_time if plain.info.device == "cpu" else time.perf_counter
     speeds: list[tuple[float, float]] = []
+    total = config.tokens * streams
     for round_number in range(config.rounds + 1):
-        plain_speed, expected = _turn(plain, requests.of(workload, streams), clock)
+        plain_speed, expected = _turn(plain, requests.of(workload, round_number), streams, total, clock)
         before = drafting.metrics()
-        speed, found = _turn(drafting, requests.of(workload, streams), clock)
+        speed, found = _turn(drafting, requests.of(workload, round_number), streams, total, clock)
         if round_number:  # in the first one libraries choose their kernels
             speeds.append((plain_speed, speed))
     after = drafting.metrics()
@@ -256,31 +261,67 @@ def _measure(
         drafted=drafted,
         accepted=accepted,
         tokens_per_step=tokens / max(1, tokens - accepted),
-        different_streams=sum(one != other for one, other in zip(expected, found, strict=True)),
+        different_streams=sum(differ(one, other) for one, other in zip(expected, found, strict=False)),
     )
 
 
 def _turn(
-    engine: TorchEngine, requests: Sequence[Submit], clock: Callable[[], float]
+    engine: TorchEngine, requests: Iterator[Submit], streams: int, tokens: int, clock: Callable[[], float]
 ) -> tuple[float, list[list[int]]]:
-    """Output tokens per second after each stream's first one, and the tokens of each stream."""
-    output: dict[int, list[int]] = {request.stream: [] for request in requests}
-    for request in requests:
-        engine.submit(0, request)
-    while not all(output.values()):
-        _step(engine, output)
-    known = sum(map(len, output.values()))
+    """Output tokens per second of ``streams`` streams at a time, over the next ``tokens`` tokens after each
+    one's first; and the tokens of each stream, of which the last ones are not whole."""
+    load = _Load(engine, requests)
+    load.start(streams)
+    while not all(load.outputs()):
+        load.step()
+    load.start(streams - engine.load().running)
+    known = load.tokens
     began = clock()
-    while engine.has_work():
-        _step(engine, output)
+    while load.tokens - known < tokens:
+        load.start(load.step())
     seconds = clock() - began
-    return (sum(map(len, output.values())) - known) / seconds, list(output.values())
+    made = load.tokens - known
+    load.end()
+    return made / seconds, load.outputs()
 
 
-def _step(engine: TorchEngine, output: dict[int, list[int]]) -> None:
-    rows = engine.step()
-    ends = np.arange(1, len(rows.stream) + 1) if rows.count is None else np.cumsum(rows.count)
-    tokens, start = rows.tokens.tolist(), 0
-    for stream, end in zip(rows.stream.tolist(), ends.tolist(), strict=True):
-        output[stream] += tokens[start:end]
-        start = end
+class _Load:
+    """Requests at an engine, and their outputs."""
+
+    def __init__(self, engine: TorchEngine, requests: Iterator[Submit]) -> None:
+        self._engine = engine
+        self._requests = requests
+        self._output: dict[int, list[int]] = {}
+        self.tokens = 0
+
+    def outputs(self) -> list[list[int]]:
+        """The tokens of each stream, in the order of their requests."""
+        return list(self._output.values())
+
+    def start(self, streams: int) -> None:
+        for request in islice(self._requests, streams):
+            self._output[request.stream] = []
+            self._engine.submit(0, request)
+
+    def step(self) -> int:
+        """One step. Returns how many streams it ended."""
+        rows = self._engine.step()
+        ends = np.arange(1, len(rows.stream) + 1) if rows.count is None else np.cumsum(rows.count)
+        tokens, start = rows.tokens.tolist(), 0
+        for stream, end in zip(rows.stream.tolist(), ends.tolist(), strict=True):
+            self._output[stream] += tokens[start:end]
+            start = end
+        self.tokens += len(tokens)
+        return 0 if rows.finish is None else int(np.count_nonzero(rows.finish))
+
+    def end(self) -> None:
+        """Abort the streams that are left."""
+        self._engine.abort(0, list(self._output))
+        while self._engine.has_work():
+            self._engine.step()
+
+
+def differ(one: list[int], other: list[int]) -> bool:
+    """Whether two outputs, of which one may have been cut earlier, are not the same."""
+    common = min(len(one), len(other))
+    return one[:common] != other[:common]

@@ -303,9 +303,9 @@ class BenchSpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_u
     workloads: Annotated[
         list[Literal["repeat", "schema", "document", "random"]],
         option(
-            "Workloads, one after the other. repeat: a question is asked again, and the prompt has its answer; "
-            "schema: a list by a JSON schema; document: the beginning of a text; random: text without "
-            "repetition.",
+            "Workloads, one after the other. repeat: a question is asked again, and the prompt has its "
+            "answer; schema: a list by a JSON schema; document: the beginning of a text; random: text "
+            "without repetition.",
             "Load",
         ),
     ] = msgspec.field(default_factory=lambda: ["repeat", "schema", "document", "random"])

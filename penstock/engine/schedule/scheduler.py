@@ -511,9 +511,9 @@ class Scheduler:
         every token; ``logprobs.token`` indexes them. Batches are settled in the order in which they were
         scheduled; tokens of streams that have left are dropped.
         """
-        self._record_step_cost(batch)
         generated = self.table.generated
         rows = self._update(batch, tokens, logprobs)
+        self._record_step_cost(batch)
         if self.speculation is not None and batch.decodes == len(batch):
             self.speculation.observe(
                 self._step_s,

@@ -23,8 +23,8 @@ Slots = NDArray[np.intp]
 MOST_AUTO = 16
 """Draft tokens of a stream and step with ``--speculative-tokens auto``."""
 PRIOR_ACCEPTED, PRIOR_REJECTED = 1.0, 1.0
-"""Accepted and rejected draft tokens that the first stream is taken to have seen. A later one is taken to have
-seen as many in all, in the ratio of the streams before it."""
+"""Accepted and rejected draft tokens that the first stream is taken to have seen. A later one is taken to
+have seen as many in all, in the ratio of the streams before it."""
 _PRIOR = np.array((PRIOR_ACCEPTED, PRIOR_REJECTED))
 MEMORY = 0.85
 """Factor of what is remembered of a stream, for each draft that is verified."""
@@ -34,14 +34,15 @@ RECOVERY = 1 / 256
 """Part by which a stream returns to the prior at each step: one without drafts tries again some time."""
 STEP_MEMORY = 0.99
 """Factor of what is remembered of the mean step, for each decode step."""
-PRIOR_COSTS = 0.5, 0.5, 0.1
-"""Parts of a mean step: what it always takes, what is proportional to its tokens, and what it takes more if
-there are drafts at all, before steps show what they are."""
-PRIOR_VARIANCE = 0.05, 0.05, 0.01
+PRIOR_COSTS = np.array((0.5, 0.5, 0.1))
+"""Parts of the first step: what it always takes, what is proportional to its tokens, and what it would take
+more if there were drafts at all, before steps show what they are."""
+PRIOR_VARIANCE = np.array((0.05, 0.05, 0.01))
 LEAST_CHANCE = 0.1
 """Draft tokens that are accepted less often are not verified, however little they seem to cost."""
 DRIFT = 1e-5
-"""Variance that a part gains at each step: contexts grow, and other streams come."""
+"""Variance that a cost gains at each step, as a part of the mean step squared: contexts grow, and other
+streams come."""
 NOISE = 0.02
 """Variance of a step's duration, as a part of the mean squared."""
 MOST_SLOWER = 2.0
@@ -59,6 +60,8 @@ class DraftControl:
         self._seen = _PRIOR.copy()
         """Accepted and rejected draft tokens of a mean stream."""
         self._costs = _StepTimes()
+        self._drafts_next = False
+        """Whether a step that may be worth its drafts or not had them the last time."""
 
     def begin(self, slot: int) -> None:
         self._accepted[slot], self._rejected[slot] = self._seen * (_PRIOR.sum() / self._seen.sum())
@@ -70,7 +73,7 @@ class DraftControl:
         self._accepted[slots] += RECOVERY * (PRIOR_ACCEPTED - self._accepted[slots])
         self._rejected[slots] += RECOVERY * (PRIOR_REJECTED - self._rejected[slots])
         self._seen += RECOVERY * (_PRIOR - self._seen)
-        threshold = self._costs.threshold()
+        threshold = self._costs.threshold(len(slots))
         if threshold >= 1:
             return np.zeros(len(slots), np.int32)
         worth = np.log(max(threshold, LEAST_CHANCE)) / np.log(self._chances(slots))
@@ -83,8 +86,14 @@ class DraftControl:
         if self._fixed:
             return True
         chance = self._chances(slots)
-        accepted = chance * (1 - chance**counts) / (1 - chance)
-        return float(accepted.sum()) > self._costs.of_drafts(int(counts.sum()))
+        gain = float((chance * (1 - chance**counts) / (1 - chance)).sum())
+        cost, uncertain = self._costs.of_drafts(len(slots), int(counts.sum()))
+        if abs(gain - cost) < uncertain:
+            self._drafts_next = (
+                not self._drafts_next
+            )  # what steps cost shows when some have drafts and some not
+            return self._drafts_next
+        return gain > cost
 
     def _chances(self, slots: Slots) -> NDArray[np.float64]:
         """float64[n]: that the next token of a draft is accepted."""
@@ -119,44 +128,53 @@ class _StepTimes:
         self._weight = 0.0
         self._tokens = self._seconds = self._generated = 0.0
         """Weighted means."""
-        self._costs = np.array(PRIOR_COSTS)
-        """Parts of the mean step, as PRIOR_COSTS."""
-        self._covariance = np.diag(PRIOR_VARIANCE)
+        self._costs = np.zeros(3)
+        """Seconds of a step, of each of its tokens, and of having drafts."""
+        self._covariance = np.zeros((3, 3))
 
     def observe(self, seconds: float, tokens: int, generated: int, drafts: bool) -> None:
-        if self._weight:
-            seen = np.array((1.0, tokens / self._tokens, float(drafts)))
+        if not self._weight:
+            scale = seconds * np.array((1.0, 1 / tokens, 1.0))
+            self._costs = PRIOR_COSTS * scale
+            self._covariance = np.diag(PRIOR_VARIANCE * scale**2)
+        else:
+            seen = np.array((1.0, tokens, float(drafts)))
             expected = float(seen @ self._costs)
-            part = (
-                min(seconds / self._seconds, MOST_SLOWER * max(expected, 0.1)) if self._seconds else expected
-            )
-            seconds = part * self._seconds
+            seconds = min(seconds, MOST_SLOWER * max(expected, 0.1 * self._seconds))
             spread = self._covariance @ seen
-            gain = spread / (float(seen @ spread) + NOISE)
-            self._costs += gain * (part - expected)
+            gain = spread / (float(seen @ spread) + NOISE * self._seconds**2)
+            self._costs += gain * (seconds - expected)
             np.maximum(self._costs, 0.0, out=self._costs)
             self._covariance -= np.outer(gain, spread)
-            self._covariance[np.diag_indices(3)] += DRIFT
+            self._covariance += np.diag(DRIFT * (self._seconds * np.array((1.0, 1 / self._tokens, 1.0))) ** 2)
         self._weight = STEP_MEMORY * self._weight + 1
         share = 1 / self._weight
         self._tokens += share * (tokens - self._tokens)
         self._seconds += share * (seconds - self._seconds)
         self._generated += share * (generated - self._generated)
 
-    def threshold(self) -> float:
-        """Tokens that are generated in the time that one token of a step costs."""
-        if not self._tokens:
-            return PRIOR_COSTS[1]
-        return self._least(np.array((0.0, 1.0, 0.0))) * self._generated / self._tokens
+    def threshold(self, streams: int) -> float:
+        """Tokens that are generated in the time that one token of a step costs, at the least."""
+        if not self._weight:
+            return float(PRIOR_COSTS[1])
+        cost, uncertain = self._of(np.array((0.0, 1.0, 0.0)))
+        return max(0.0, cost - uncertain) * self._rate(streams)
 
-    def of_drafts(self, tokens: int) -> float:
-        """Tokens that are generated in the time that ``tokens`` draft tokens cost a step."""
-        if not self._tokens:
-            return PRIOR_COSTS[1] * tokens
-        return self._least(np.array((0.0, tokens / self._tokens, 1.0))) * self._generated
+    def of_drafts(self, streams: int, tokens: int) -> tuple[float, float]:
+        """Tokens that are generated in the time that ``tokens`` draft tokens cost a step, and how uncertain
+        that is."""
+        if not self._weight:
+            return 0.0, 0.0
+        cost, uncertain = self._of(np.array((0.0, tokens, 1.0)))
+        rate = self._rate(streams)
+        return cost * rate, uncertain * rate
 
-    def _least(self, parts: NDArray[np.float64]) -> float:
-        """The cost of float64[3] parts of a mean step, less what it is uncertain by: drafts are tried where
-        they may be worth it."""
-        uncertain = float(np.sqrt(parts @ self._covariance @ parts))
-        return max(0.0, float(parts @ self._costs) - uncertain)
+    def _rate(self, streams: int) -> float:
+        """Tokens per second: those of late, or of steps without drafts if they would be more."""
+        plain = float(np.array((1.0, streams, 0.0)) @ self._costs)
+        rate = self._generated / self._seconds if self._seconds else 0.0
+        return max(rate, streams / plain if plain else 0.0)
+
+    def _of(self, parts: NDArray[np.float64]) -> tuple[float, float]:
+        """The cost of so many steps, tokens and steps with drafts, float64[3], and its standard deviation."""
+        return float(parts @ self._costs), float(np.sqrt(max(0.0, float(parts @ self._covariance @ parts))))

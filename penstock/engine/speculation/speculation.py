@@ -21,8 +21,8 @@ MOST_FORCED = 32
 """Tokens of a draft that a grammar forces, unless a number of tokens is set. They are accepted whatever the
 load: each saves a step."""
 FRUITLESS = 4
-"""Steps in a row without a draft after which one step of two looks for none, after twice as many two of three,
-and so on."""
+"""Steps in a row without a draft after which one step of two looks for none, after twice as many two of
+three, and so on."""
 LONGEST_REST = 7
 """Steps in a row that look for no draft. A stream that begins to repeat itself is noticed that much later."""
 
