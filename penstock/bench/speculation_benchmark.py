@@ -26,6 +26,7 @@ from penstock.bench.tables import format_table
 from penstock.config.bench import BenchSpeculationConfig
 from penstock.config.serve import ServeConfig
 from penstock.distribution import pip_install
+from penstock.engine.base import RequestRejected
 from penstock.wire.messages import SamplingParams, Submit
 
 if TYPE_CHECKING:
@@ -196,7 +197,8 @@ class _Requests:
             self._again.append([*question, *answer, *self._end_of_turn, *question])
 
     def of(self, workload: str, round_number: int) -> Iterator[Submit]:
-        """Requests without end. No two rounds have the same, which ``suffix`` would remember."""
+        """Requests without end, others in each round, as ``suffix`` would remember them; those of ``repeat``
+        are a few questions."""
         for number in count(round_number << 32):
             yield self._one(workload, number)
 
@@ -261,7 +263,7 @@ def _measure(
         drafted=drafted,
         accepted=accepted,
         tokens_per_step=tokens / max(1, tokens - accepted),
-        different_streams=sum(differ(one, other) for one, other in zip(expected, found, strict=False)),
+        different_streams=sum(_differ(one, other) for one, other in zip(expected, found, strict=False)),
     )
 
 
@@ -269,7 +271,7 @@ def _turn(
     engine: TorchEngine, requests: Iterator[Submit], streams: int, tokens: int, clock: Callable[[], float]
 ) -> tuple[float, list[list[int]]]:
     """Output tokens per second of ``streams`` streams at a time, over the next ``tokens`` tokens after each
-    one's first; and the tokens of each stream, of which the last ones are not whole."""
+    one's first; and the tokens of each stream, of which the last ones are not whole. Raises BenchError."""
     load = _Load(engine, requests)
     load.start(streams)
     while not all(load.outputs()):
@@ -299,13 +301,19 @@ class _Load:
         return list(self._output.values())
 
     def start(self, streams: int) -> None:
+        """Submit as many requests. Raises BenchError for one that the model cannot run."""
         for request in islice(self._requests, streams):
             self._output[request.stream] = []
-            self._engine.submit(0, request)
+            try:
+                self._engine.submit(0, request)
+            except RequestRejected as error:
+                raise BenchError(f"the model cannot run a request of the workload: {error}") from None
 
     def step(self) -> int:
-        """One step. Returns how many streams it ended."""
+        """One step. Returns how many streams it ended. Raises BenchError when one failed."""
         rows = self._engine.step()
+        if rows.failed:
+            raise BenchError(f"a stream failed: {rows.failed[0].message}")
         ends = np.arange(1, len(rows.stream) + 1) if rows.count is None else np.cumsum(rows.count)
         tokens, start = rows.tokens.tolist(), 0
         for stream, end in zip(rows.stream.tolist(), ends.tolist(), strict=True):
@@ -321,7 +329,7 @@ class _Load:
             self._engine.step()
 
 
-def differ(one: list[int], other: list[int]) -> bool:
+def _differ(one: list[int], other: list[int]) -> bool:
     """Whether two outputs, of which one may have been cut earlier, are not the same."""
     common = min(len(one), len(other))
     return one[:common] != other[:common]

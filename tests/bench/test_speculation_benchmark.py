@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.main import main
-
-pytest.importorskip("torch")
+from penstock.engine.base import StepRows
+from penstock.engine.torch.engine import TorchEngine
+from tests.engine.support import byte_level_tokenizer
+from tests.engine.torch.harness import make_model
 
 FEW = ["--streams", "1", "3", "--tokens", "40", "--rounds", "1", "--dtype", "float32"]
 
@@ -56,3 +58,27 @@ def test_what_cannot_be_measured_is_refused_by_name(
         status = end.code  # type: ignore[assignment]
     assert status != 0
     assert message in capsys.readouterr().err
+
+
+def test_a_request_that_the_model_cannot_run_ends_the_benchmark(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_model("llama", tmp_path, max_position_embeddings=64)  # the workload's prompts have 100 tokens
+    byte_level_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    arguments = ["--model", str(tmp_path), "--workloads", "random", *FEW]
+    assert main(["bench", "speculation", *arguments]) != 0
+    assert "the model cannot run a request of the workload: " in capsys.readouterr().err
+
+
+def test_a_stream_that_fails_ends_the_benchmark(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = TorchEngine.step
+
+    def failing(engine: TorchEngine) -> StepRows:
+        rows = step(engine)
+        return rows if not len(rows.stream) else engine.fail_all("engine_error", "no reason")
+
+    monkeypatch.setattr(TorchEngine, "step", failing)
+    assert main(["bench", "speculation", "--workloads", "random", *FEW]) != 0
+    assert "a stream failed: no reason" in capsys.readouterr().err

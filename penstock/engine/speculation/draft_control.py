@@ -82,16 +82,15 @@ class DraftControl:
 
     def is_worth(self, slots: Slots, counts: I32) -> bool:
         """Whether drafts of ``counts`` int32[n] tokens together yield more tokens than the time does that the
-        step takes more for having any."""
+        step takes more for having any. Where the estimate leaves it open: every other time."""
         if self._fixed:
             return True
         chance = self._chances(slots)
         gain = float((chance * (1 - chance**counts) / (1 - chance)).sum())
         cost, uncertain = self._costs.of_drafts(len(slots), int(counts.sum()))
         if abs(gain - cost) < uncertain:
-            self._drafts_next = (
-                not self._drafts_next
-            )  # what steps cost shows when some have drafts and some not
+            # What drafts cost shows when some steps have them and some have not.
+            self._drafts_next = not self._drafts_next
             return self._drafts_next
         return gain > cost
 

@@ -146,8 +146,9 @@ def head_rows(make: Callable[[nn.Linear, int], Callable[[Tensor], Tensor]], proj
     out, width = projection.weight.shape
     weight, values = _cancelling(width, out, projection.weight.dtype)
     values = values[:64]
-    other = nn.Linear(width, out, bias=False, device="meta")
+    other = nn.Linear(width, out, device="meta")
     other.weight = nn.Parameter(weight, requires_grad=False)
+    other.bias = None if projection.bias is None else nn.Parameter(torch.zeros_like(projection.bias))
 
     def steady(rows: int) -> bool:
         head = make(other, rows)
