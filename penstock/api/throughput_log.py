@@ -70,9 +70,8 @@ def _speculation(added: Mapping[f.MetricFamily, float]) -> str:
     drafts, drafted, accepted = (added[family] for family in _COUNTED[2:])
     if not drafts or not drafted:
         return ""
-    return (
-        f", accepted {100 * accepted / drafted:.1f} % of drafts, {1 + accepted / drafts:.1f} tokens per step"
-    )
+    share, per_step = 100 * accepted / drafted, 1 + accepted / drafts
+    return f", accepted {share:.1f} % of drafts, {per_step:.1f} tokens per step with a draft"
 
 
 def _sum(found: Totals, family: f.MetricFamily) -> float:

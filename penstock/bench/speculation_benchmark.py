@@ -114,9 +114,10 @@ def render(report: SpeculationReport) -> str:
         )
         for run in report.runs
     ]
+    second = "CPU second" if report.device == "cpu" else "second"
     title = (
         f"--speculative-method {report.method} --speculative-tokens {report.speculative_tokens}, "
-        f"{report.device}, {report.dtype}; output tokens per second, medians"
+        f"{report.device}, {report.dtype}; output tokens per {second}, medians"
     )
     return "\n".join([title, "", *format_table([header, *rows]), "", str(report.machine)])
 
@@ -129,11 +130,15 @@ def measure(config: BenchSpeculationConfig, say: ProgressCallback) -> Speculatio
     model = config.model or str(DEMO_DIR)
     tokenizer = Path(model) / "tokenizer.json"
     if not tokenizer.is_file():
-        raise BenchError(f"model {model}: there is no tokenizer.json")
+        raise BenchError(f"--model {model}: there is no tokenizer.json in such a directory")
     if config.draft_model is not None and not Path(config.draft_model, "config.json").is_file():
-        raise BenchError(f"--draft-model {config.draft_model}: there is no config.json")
+        raise BenchError(f"--draft-model {config.draft_model}: there is no config.json in such a directory")
     requests = _Requests(config, tokenizer)
     plain, drafting = _engine(config, model, "none"), _engine(config, model, config.method)
+    if config.tokens >= plain.info.max_model_len:
+        raise BenchError(
+            f"--tokens {config.tokens}: the model takes {plain.info.max_model_len} tokens in all"
+        )
     if "repeat" in config.workloads:
         requests.answer(plain)
     runs = []

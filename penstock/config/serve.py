@@ -89,6 +89,8 @@ class ServeConfig(ProcessOptions, frozen=True, kw_only=True, forbid_unknown_fiel
 def _check_batch_invariant(config: ServeConfig) -> None:
     """Raises ValueError for options with which rows depend on their batch."""
     if config.batch_invariant:
+        if config.engine == "synthetic":
+            raise ValueError("--batch-invariant: is for --engine torch, not synthetic: it runs no model")
         for flag, given in (
             ("--enable-lora", config.enable_lora),
             ("--enable-expert-parallel", config.enable_expert_parallel),

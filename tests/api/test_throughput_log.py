@@ -124,5 +124,5 @@ def test_acceptance_while_engines_speculate(caplog: pytest.LogCaptureFixture) ->
     fleet_log.write(110.0)
     fleet_log.write(120.0)
     first, second = caplog.messages
-    assert first.endswith("generated 8 tokens/s, accepted 65.0 % of drafts, 3.6 tokens per step")
+    assert first.endswith("generated 8 tokens/s, accepted 65.0 % of drafts, 3.6 tokens per step with a draft")
     assert second.endswith("generated 0 tokens/s")

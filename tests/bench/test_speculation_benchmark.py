@@ -45,8 +45,9 @@ def test_repeated_answers_are_drafted_and_random_text_is_not(
     [
         (["--method", "draft"], "--method draft: needs --draft-model"),
         (["--draft-model", "somewhere"], "--draft-model somewhere: needs --method draft"),
-        (["--model", "nowhere"], "model nowhere: there is no tokenizer.json"),
+        (["--model", "nowhere"], "--model nowhere: there is no tokenizer.json"),
         (["--workloads", "edit"], "--workloads"),
+        (["--tokens", "5000"], "--tokens 5000: the model takes 2048 tokens in all"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_by_name(

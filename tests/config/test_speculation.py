@@ -1,4 +1,4 @@
-"""Options of speculative decoding that contradict each other are refused by name."""
+"""Options of speculative decoding and --batch-invariant that contradict each other are refused by name."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from penstock.config.serve import ServeConfig
             {"speculative_method": "ngram", "engine": "synthetic"},
             "is for --engine torch, not synthetic: it runs no model",
         ),
+        ({"batch_invariant": True, "engine": "synthetic"}, "--batch-invariant: is for --engine torch"),
     ],
 )
 def test_contradictions(options: dict[str, Any], message: str) -> None:

@@ -15,8 +15,8 @@ _NO_TEXTS = "requests and replies are not logged; --access-log all logs one line
 _TEXT_ONLY = "Penstock serves text only"
 _GENERATES = "Penstock serves models that generate text; use vLLM's own server"
 _SPECULATIVE = (
-    "its own is --speculative-method ngram, suffix or draft, with --speculative-tokens and --draft-model; "
-    "other methods are vLLM's alone"
+    "for vLLM's methods ngram, suffix and draft_model it has --speculative-method ngram, suffix and draft, "
+    "with --speculative-tokens and --draft-model; other methods are vLLM's alone"
 )
 _NO_CODE = "Penstock's server runs no code of its operator's; put a proxy in front"
 

@@ -35,16 +35,24 @@ RECOVERY = 1 / 256
 STEP_MEMORY = 0.99
 """Factor of what is remembered of the mean step, for each decode step."""
 PRIOR_COSTS = np.array((0.5, 0.5, 0.1))
-"""Parts of the first step: what it always takes, what is proportional to its tokens, and what it would take
-more if there were drafts at all, before steps show what they are."""
-PRIOR_VARIANCE = np.array((0.05, 0.05, 0.01))
+"""Parts of a mean step: what it always takes, what is proportional to its tokens, and what it takes more if
+it has drafts at all. So it is expected until steps show it, and as long as all steps have one size."""
+PRIOR_WEIGHT = 1.0
+"""Steps that they weigh as much as, before and beside what is seen."""
+KIND_MEMORY = 0.95
+"""Factor of what is remembered of steps with drafts and of those without, for each step of the same kind."""
+MOST_WEIGHT = 100.0
+"""Of a step that takes less than is expected: its weight is the square of how many times less. What comes
+from outside only delays: the choice of a kernel, another process."""
 LEAST_CHANCE = 0.1
 """Draft tokens that are accepted less often are not verified, however little they seem to cost."""
-DRIFT = 1e-5
-"""Variance that a cost gains at each step, as a part of the mean step squared: contexts grow, and other
-streams come."""
 NOISE = 0.02
 """Variance of a step's duration, as a part of the mean squared."""
+TRY_SOON, TRY_LATE = 8, 64
+"""Steps in a row that all have drafts, or have none, after which the other is tried, whatever it seems to
+cost: neither shows what the other costs. The first number doubles with every try, up to the second."""
+TRIED, TRIED_PART = 4, 8
+"""What is verified to try drafts: so many tokens of one stream in so many."""
 MOST_SLOWER = 2.0
 """A step counts as at most this multiple of what is expected: what takes longer comes from outside."""
 
@@ -60,8 +68,13 @@ class DraftControl:
         self._seen = _PRIOR.copy()
         """Accepted and rejected draft tokens of a mean stream."""
         self._costs = _StepTimes()
-        self._drafts_next = False
-        """Whether a step that may be worth its drafts or not had them the last time."""
+        self._had_drafts = False
+        """Whether the latest step had drafts."""
+        self._alike = 0
+        """Steps in a row of which that is true."""
+        self._pay = False
+        """Whether drafts were worth their time when that was clear the last time."""
+        self._try_after = TRY_SOON
 
     def begin(self, slot: int) -> None:
         self._accepted[slot], self._rejected[slot] = self._seen * (_PRIOR.sum() / self._seen.sum())
@@ -73,26 +86,41 @@ class DraftControl:
         self._accepted[slots] += RECOVERY * (PRIOR_ACCEPTED - self._accepted[slots])
         self._rejected[slots] += RECOVERY * (PRIOR_REJECTED - self._rejected[slots])
         self._seen += RECOVERY * (_PRIOR - self._seen)
-        threshold = self._costs.threshold(len(slots))
-        if threshold >= 1:
-            return np.zeros(len(slots), np.int32)
-        worth = np.log(max(threshold, LEAST_CHANCE)) / np.log(self._chances(slots))
-        limits: I32 = np.minimum(worth, self.most).astype(np.int32)
-        return limits
+        threshold = max(self._costs.threshold(len(slots)), LEAST_CHANCE)
+        limits = np.zeros(len(slots), np.int32)
+        if threshold < 1:
+            worth = np.log(threshold) / np.log(self._chances(slots))
+            limits[:] = np.minimum(worth, self.most)
+        is_due = not self._had_drafts and self._alike >= self._try_after
+        return np.maximum(limits, TRIED) if is_due else limits
 
-    def is_worth(self, slots: Slots, counts: I32) -> bool:
-        """Whether drafts of ``counts`` int32[n] tokens together yield more tokens than the time does that the
-        step takes more for having any. Where the estimate leaves it open: every other time."""
-        if self._fixed:
-            return True
+    def on_scheduled(self, *, drafts: bool) -> None:
+        """A step has been scheduled, with or without drafts."""
+        self._alike = self._alike + 1 if drafts == self._had_drafts else 1
+        self._had_drafts = drafts
+
+    def worthwhile(self, slots: Slots, counts: I32) -> I32:
+        """Of drafts of ``counts`` int32[n] tokens those that the step should verify: all, none, or few.
+
+        All, if together they yield more tokens than the time does that the step takes more for having any.
+        Where the estimate leaves it open: every other time.
+        """
+        if self._fixed or not np.count_nonzero(counts):
+            return counts
         chance = self._chances(slots)
+        if self._alike >= self._try_after:
+            self._try_after = min(2 * self._try_after, TRY_LATE)
+            few = 0 if self._had_drafts else max(1, len(slots) // TRIED_PART)
+            counts[np.argsort(-chance * (counts > 0), kind="stable")[few:]] = 0
+            return counts
         gain = float((chance * (1 - chance**counts) / (1 - chance)).sum())
         cost, uncertain = self._costs.of_drafts(len(slots), int(counts.sum()))
+        pay = gain > cost
         if abs(gain - cost) < uncertain:
-            # What drafts cost shows when some steps have them and some have not.
-            self._drafts_next = not self._drafts_next
-            return self._drafts_next
-        return gain > cost
+            pay = not self._had_drafts
+        elif pay != self._pay:
+            self._pay, self._try_after = pay, TRY_SOON
+        return counts if pay else np.zeros_like(counts)
 
     def _chances(self, slots: Slots) -> NDArray[np.float64]:
         """float64[n]: that the next token of a draft is accepted."""
@@ -121,36 +149,50 @@ class DraftControl:
 
 
 class _StepTimes:
-    """What steps cost, by a Kalman filter: what no step shows, as long as all are alike, is remembered."""
+    """What steps cost, by least squares. Steps with drafts and those without are remembered apart: those that
+    are rare now are not forgotten."""
 
     def __init__(self) -> None:
         self._weight = 0.0
         self._tokens = self._seconds = self._generated = 0.0
         """Weighted means."""
+        self._squares, self._products = np.zeros((2, 3, 3)), np.zeros((2, 3))
+        """Sums over steps without drafts and over those with drafts: of the outer products of what a step has
+        (itself, its tokens, whether drafts), and of that times its seconds."""
         self._costs = np.zeros(3)
         """Seconds of a step, of each of its tokens, and of having drafts."""
         self._covariance = np.zeros((3, 3))
 
     def observe(self, seconds: float, tokens: int, generated: int, drafts: bool) -> None:
-        if not self._weight:
-            scale = seconds * np.array((1.0, 1 / tokens, 1.0))
-            self._costs = PRIOR_COSTS * scale
-            self._covariance = np.diag(PRIOR_VARIANCE * scale**2)
-        else:
-            seen = np.array((1.0, tokens, float(drafts)))
+        seen, weight = np.array((1.0, tokens, float(drafts))), 1.0
+        if self._weight:
             expected = float(seen @ self._costs)
             seconds = min(seconds, MOST_SLOWER * max(expected, 0.1 * self._seconds))
-            spread = self._covariance @ seen
-            gain = spread / (float(seen @ spread) + NOISE * self._seconds**2)
-            self._costs += gain * (seconds - expected)
-            np.maximum(self._costs, 0.0, out=self._costs)
-            self._covariance -= np.outer(gain, spread)
-            self._covariance += np.diag(DRIFT * (self._seconds * np.array((1.0, 1 / self._tokens, 1.0))) ** 2)
+            weight = min((expected / seconds) ** 2, MOST_WEIGHT) if seconds else 1.0
+        kind = int(drafts)
+        self._squares[kind] = KIND_MEMORY * self._squares[kind] + weight * np.outer(seen, seen)
+        self._products[kind] = KIND_MEMORY * self._products[kind] + weight * seconds * seen
         self._weight = STEP_MEMORY * self._weight + 1
         share = 1 / self._weight
         self._tokens += share * (tokens - self._tokens)
         self._seconds += share * (seconds - self._seconds)
         self._generated += share * (generated - self._generated)
+        self._solve()
+
+    def _solve(self) -> None:
+        """Set the costs, none of which is below 0."""
+        unit = np.array((1.0, 1 / self._tokens, 1.0))  # of the mean step
+        squares = self._squares.sum(0) * np.outer(unit, unit) + PRIOR_WEIGHT * np.eye(3)
+        wanted = self._products.sum(0) * unit + PRIOR_WEIGHT * self._seconds * PRIOR_COSTS
+        inverse = np.linalg.inv(squares)
+        costs = inverse @ wanted
+        least = int(costs.argmin())
+        if costs[least] < 0:
+            others = np.delete(np.arange(3), least)
+            costs = np.zeros(3)
+            costs[others] = np.linalg.solve(squares[np.ix_(others, others)], wanted[others]).clip(0)
+        self._costs = costs * unit
+        self._covariance = inverse * np.outer(unit, unit) * (NOISE * self._seconds**2)
 
     def threshold(self, streams: int) -> float:
         """Tokens that are generated in the time that one token of a step costs, at the least."""

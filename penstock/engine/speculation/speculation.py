@@ -45,6 +45,8 @@ class Speculation:
         """The same for drafts that no grammar forces."""
         self._forced = np.zeros(table.size, np.bool_)
         """Slots whose draft is what their grammar forces."""
+        self._has_drafts = False
+        """Whether the step that is being scheduled has drafts."""
         self._can_rest = tokens is None
         self._fruitless = 0
         """Steps in a row that looked for drafts, and used none."""
@@ -91,6 +93,8 @@ class Speculation:
         structured = self._has_grammar(slots)
         self._resting = self._rest > 0
         self.is_idle = self._resting and not np.count_nonzero(structured)
+        self._control.on_scheduled(drafts=self._has_drafts)
+        self._has_drafts = False
         if self._resting:
             self._rest -= 1
             self._free_limit[slots] = self.limit[slots] = 0
@@ -123,14 +127,18 @@ class Speculation:
             elif counts[row]:
                 draft = self._table.history[slot, start : start + int(counts[row])].tolist()
                 counts[row] = grammars.count_valid(slot, draft)
-        return counts if self._forced[slots].any() else self._if_worth(slots, counts)
+        if not self._forced[slots].any():
+            return self._if_worth(slots, counts)
+        self._has_drafts = True
+        return counts
 
     def _if_worth(self, slots: Slots, counts: I32) -> I32:
-        """``counts``, or 0 for all if the drafts together are not worth a step with drafts."""
-        found = bool(np.count_nonzero(counts)) and self._control.is_worth(slots, counts)
+        """Those of ``counts`` that are worth a step with drafts."""
+        counts = self._control.worthwhile(slots, counts)
+        self._has_drafts = bool(np.count_nonzero(counts))
         if not self._resting:
-            self._note(found)
-        return counts if found else np.zeros_like(counts)
+            self._note(self._has_drafts)
+        return counts
 
     def _note(self, found: bool) -> None:
         """The step that is being scheduled has drafts, or has none."""

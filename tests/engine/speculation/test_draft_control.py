@@ -21,8 +21,8 @@ def taught(
     slots = np.arange(streams)
     for _ in range(300):
         drafted = control.limits(slots)
-        if drafted.any() and not control.is_worth(slots, drafted):
-            drafted[:] = 0
+        drafted = control.worthwhile(slots, drafted)
+        control.on_scheduled(drafts=bool(drafted.any()))
         wrong = random.random((streams, MOST_AUTO + 1)) >= acceptance
         wrong[:, -1] = True
         accepted = np.minimum(wrong.argmax(axis=1), drafted).astype(np.int32)
@@ -48,7 +48,7 @@ def test_drafts_that_cost_little_and_are_accepted_are_long() -> None:
 def test_there_are_none_where_tokens_are_all_that_costs(acceptance: float) -> None:
     control = taught(0.0001, 0.001, 64, acceptance)
     limits = control.limits(np.arange(64))
-    assert not limits.any() or not any(control.is_worth(np.arange(64), limits) for _ in range(4))
+    assert not control.worthwhile(np.arange(64), limits).any()
 
 
 def test_fewer_streams_get_longer_drafts() -> None:
@@ -83,8 +83,8 @@ def test_drafts_that_are_too_few_for_a_step_with_drafts_are_left_out() -> None:
         control.on_verified(slots, drafted, drafted)
         tokens, some = 8 + int(drafted.sum()), bool(drafted.any())
         control.observe(0.01 + 0.00001 * tokens + 0.004 * some, tokens, tokens, drafts=some)
-    assert not control.is_worth(slots, np.array([1, 0, 0, 0, 0, 0, 0, 0], np.int32))
-    assert control.is_worth(slots, np.ones(8, np.int32))
+    assert not control.worthwhile(slots, np.array([1, 0, 0, 0, 0, 0, 0, 0], np.int32)).any()
+    assert control.worthwhile(slots, np.ones(8, np.int32)).all()
 
 
 def test_a_new_stream_expects_what_the_streams_before_it_had() -> None:

@@ -41,7 +41,7 @@ class Steps:
         table = SlotTable(2, 64, ())
         for stream in range(2):
             table.allocate(0, Submit(stream, np.arange(3, dtype="<i4").tobytes(), SamplingParams(50, 0)))
-        self.sampling = SamplingMetadata(table, 100, None)  # type: ignore[arg-type]
+        self.sampling = SamplingMetadata(table, 100)
         self.speculation = Speculation(table, self.sampling, self.proposer, tokens)
         for slot in range(2):
             self.speculation.begin(slot)
