@@ -165,7 +165,7 @@ class _StepTimes:
 
     def observe(self, seconds: float, tokens: int, generated: int, drafts: bool) -> None:
         seen, weight = np.array((1.0, tokens, float(drafts))), 1.0
-        if self._weight:
+        if self._seconds:
             expected = float(seen @ self._costs)
             seconds = min(seconds, MOST_SLOWER * max(expected, 0.1 * self._seconds))
             weight = min((expected / seconds) ** 2, MOST_WEIGHT) if seconds else 1.0

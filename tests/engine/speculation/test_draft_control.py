@@ -100,3 +100,11 @@ def test_a_new_stream_expects_what_the_streams_before_it_had() -> None:
         control.limits(ONE)
     control.begin(0)
     assert control.limits(ONE)[0] >= 1
+
+
+def test_steps_of_no_time_do_no_harm() -> None:
+    control = DraftControl(1, None)
+    for seconds in (0.0, 0.0, 0.01):
+        control.observe(seconds, 1, 1, drafts=False)
+    assert control._costs._seconds > 0
+    assert np.isfinite(control._costs.of_drafts(1, 4)).all()
