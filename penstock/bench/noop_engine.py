@@ -19,6 +19,7 @@ from penstock.engine.speculation.ngram import NgramProposer
 from penstock.engine.speculation.speculation import Speculation
 from penstock.wire.kv_events import KVCacheEvent
 from penstock.wire.messages import EngineInfo, Submit
+from penstock.wire.sockets import Wakeup
 
 VOCAB_SIZE = 128_256
 """That of Llama 3."""
@@ -34,6 +35,8 @@ class NoOpEngine:
     Every token is TOKEN. Steps begin when the streams of all slots are submitted, so that all steps have the
     same batch size. The KV cache has room for every slot at full length, so nothing is preempted.
     """
+
+    wakeups: Sequence[Wakeup] = ()
 
     adapters: AdapterTable | None = None
     can_sleep = False
@@ -84,6 +87,8 @@ class NoOpEngine:
 
     def has_work(self) -> bool:
         return self._missing <= 0 and self._scheduler.has_work()
+
+    can_step = has_work
 
     def dummy_step(self) -> None:
         """Does nothing."""

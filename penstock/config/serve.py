@@ -21,6 +21,12 @@ class ServeConfig(ProcessOptions, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def __post_init__(self) -> None:
         """Raises ValueError for options that contradict each other."""
+        if self.attach is not None:
+            _check_attach(self)
+            # The same engine, in another process: all that is said of one holds for the other.
+            msgspec.structs.force_setattr(self, "engine", "vllm")
+        elif self.print_engine_command:
+            raise ValueError("--print-engine-command: needs --attach HOST:PORT, where the engines connect")
         if self.engine_args and self.engine != "vllm":
             raise ValueError(
                 f"--engine-args {' '.join(self.engine_args)}: these are for --engine vllm, not {self.engine}"
@@ -75,7 +81,9 @@ class ServeConfig(ProcessOptions, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def ranks(self) -> range:
-        """Ranks of the engines that this host runs."""
+        """Ranks of the engines that this host runs, or attaches."""
+        if self.attach is not None:
+            return range(self.data_parallel_size)
         first = self.data_parallel_start_rank
         count = self.data_parallel_size_local
         return range(first, self.data_parallel_size if count is None else first + count)
@@ -84,6 +92,40 @@ class ServeConfig(ProcessOptions, frozen=True, kw_only=True, forbid_unknown_fiel
         """The entry of --api-server-hosts for this API server. A replacement runs on the same host."""
         names = self.api_server_hosts.split(",") if self.api_server_hosts else [HEAD]
         return names[index % self.api_server_count % len(names)]
+
+
+def _check_attach(config: ServeConfig) -> None:
+    """Raises ValueError for options that do not go with engines that run elsewhere."""
+    flag = f"--attach {config.attach}"
+    port = int(str(config.attach).rpartition(":")[2])
+    last = port + 2 * config.data_parallel_size + ATTACH_GROUP_PORTS
+    if port and last >= 1 << 16:
+        raise ValueError(
+            f"{flag}: {config.data_parallel_size} engines take ports up to {last}, and 65535 is the last"
+        )
+    for option, given, why in (
+        ("--engine synthetic", config.engine == "synthetic", "it attaches vLLM's engines"),
+        ("--headless", config.headless, "attached engines may run on any host; this one serves them"),
+        ("--coordinator", config.coordinator is not None, "attached engines may run on any host"),
+        ("--data-parallel-backend ray", config.data_parallel_backend == "ray", "it starts no engines"),
+        (
+            "--enable-expert-parallel",
+            config.enable_expert_parallel,
+            "it is an option of the engines: give it to them, or behind --",
+        ),
+    ):
+        if given:
+            raise ValueError(f"{option}: does not go with {flag}: {why}")
+    local = config.data_parallel_size_local
+    if local is not None and (local < 1 or config.data_parallel_size % local):
+        raise ValueError(
+            f"--data-parallel-size-local {local}: with {flag} it is the number of engines per host, which "
+            f"divides --data-parallel-size {config.data_parallel_size}"
+        )
+
+
+ATTACH_GROUP_PORTS = 7
+"""Ports behind those of the engines that engines of a mixture-of-experts model take to step together."""
 
 
 def _check_batch_invariant(config: ServeConfig) -> None:
@@ -163,6 +205,8 @@ def _check_kv_events(config: ServeConfig) -> None:
 
 def _check_hosts(config: ServeConfig) -> None:
     """Raises ValueError for options of several hosts that contradict each other."""
+    if config.attach is not None:
+        return
     size, ranks = config.data_parallel_size, config.ranks
     if ranks.stop > size or (config.headless and not ranks):
         raise ValueError(

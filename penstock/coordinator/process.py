@@ -13,8 +13,10 @@ import logging
 import math
 import re
 import time
+from pathlib import Path
 
 from penstock.coordinator.state import CoordinatorState, Outgoing
+from penstock.coordinator.vllm_handshake import VllmHandshake
 from penstock.logging_setup import RateLimitedLog
 from penstock.metrics.board_file import BoardFile
 from penstock.metrics.families import MESSAGES_REFUSED
@@ -32,6 +34,8 @@ from penstock.wire.coordination import (
 from penstock.wire.messages import WireError, encode
 from penstock.wire.parts import Part
 from penstock.wire.sockets import PeerGone, RouterSocket, coordinator_address, resolve_address
+from penstock.wire.vllm.addresses import bind_address
+from penstock.wire.vllm.model_kind import has_experts
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +60,10 @@ def run(control: ControlChannel) -> int:
     if config.coordinator is not None:
         addresses.append(resolve_address(config.coordinator))
     socket = RouterSocket(*addresses, key=launch.key, receive_queue=MEMBER_QUEUE, reconnecting=True)
+    handshake: VllmHandshake | None = None
     try:
+        handshake = _open_handshake(launch)
+        wakeups = () if handshake is None else handshake.wakeups
         state = CoordinatorState(
             ranks=launch.engine_count,
             traits=launch.traits,
@@ -68,7 +75,7 @@ def run(control: ControlChannel) -> int:
         coordinator = Coordinator(socket, state, file)
         collector = GarbageCollector(config.gc_policy, config.gc_pause_budget_ms / 1000)
         collector.start()
-        control.ready()
+        control.ready({} if handshake is None else {"attach": f"port {handshake.port}"})
         own_metrics = CoordinatorMetrics(launch, collector.pauses)
         heartbeat_at = 0.0
         while not any(isinstance(command, Stop) for command in control.receive()):
@@ -79,14 +86,29 @@ def run(control: ControlChannel) -> int:
             if metrics is not None:
                 state.add_metrics(metrics)
             due = coordinator.run_once(time.monotonic())
-            wait_s = HEARTBEAT_INTERVAL_S if due is None else min(due, HEARTBEAT_INTERVAL_S)
-            if socket.wait(wait_s, control.fileno()):
+            retry = None if handshake is None else handshake.run_once()
+            wait_s = min(wait for wait in (due, retry, HEARTBEAT_INTERVAL_S) if wait is not None)
+            if socket.wait(wait_s, control.fileno(), *wakeups):
                 collector.on_busy()
             else:
                 collector.on_idle()
     finally:
+        if handshake is not None:
+            handshake.close()
         socket.close()
     return 0
+
+
+def _open_handshake(launch: Launch) -> VllmHandshake | None:
+    """Where vLLM's engines connect to be attached; None: none are. Raises OSError, zmq.ZMQError."""
+    config = launch.config
+    if config.attach is None:
+        return None
+    host, port = bind_address(config.attach)
+    in_group = config.data_parallel_size > 1 and has_experts(Path(launch.model_dir))
+    return VllmHandshake(
+        host, port, ranks=config.data_parallel_size, run_dir=launch.run_dir, in_group=in_group
+    )
 
 
 class CoordinatorMetrics:

@@ -10,6 +10,7 @@ from penstock.wire.arrays import I8, I32
 from penstock.wire.kv_events import KVCacheEvent
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
 from penstock.wire.messages import EngineInfo, KVTransferParams, Submit
+from penstock.wire.sockets import Wakeup
 
 if TYPE_CHECKING:
     from penstock.engine.lora.adapter_table import AdapterTable
@@ -89,6 +90,8 @@ class Engine(Protocol):
     can_sleep: bool
     """Whether it supports the operations ``sleep`` and ``wake_up``."""
     info: EngineInfo
+    wakeups: Sequence[Wakeup]
+    """What becomes readable when there is something to step; empty for an engine that computes here."""
 
     def submit(self, server: int, request: Submit) -> None:
         """Queue a stream. Raises RequestRejected when it can never run. A stream for which it raises is not
@@ -106,6 +109,11 @@ class Engine(Protocol):
 
     def has_work(self) -> bool:
         """Whether step() has anything to compute or to return."""
+        ...
+
+    def can_step(self) -> bool:
+        """Whether step() would do something now. An engine that computes elsewhere has work and nothing to
+        step until one of :attr:`wakeups` is readable; for others it is :meth:`has_work`."""
         ...
 
     def step(self) -> StepRows:

@@ -68,6 +68,15 @@ def read_eos_token_ids(model_dir: Path) -> tuple[int, ...]:
     return ()
 
 
+def read_vocab_size(model_dir: Path) -> int:
+    """vocab_size of config.json, its text_config first. Raises ConfigError, also when there is none."""
+    path = model_dir / "config.json"
+    for part in _parts(path):
+        if "vocab_size" in part:
+            return _count(path, "vocab_size", part["vocab_size"], 1)
+    raise ConfigError(f"{path}: has no vocab_size")
+
+
 def read_max_model_len(model_dir: Path) -> int:
     """max_position_embeddings of config.json, its text_config first; else :data:`DEFAULT_MAX_MODEL_LEN`.
     Raises ConfigError."""

@@ -192,6 +192,7 @@ class _Service:
             api_server_hang_timeout=self.config.api_server_hang_timeout,
             coordinator=self._coordinator is not None and not self.config.headless,
             expert_parallel=self.config.enable_expert_parallel,
+            serves_with_one_engine=self.config.attach is not None,
             agreed_states=self.agreed_states,
         )
         collector = GarbageCollector(self.config.gc_policy, self.config.gc_pause_budget_ms / 1000)
@@ -217,6 +218,7 @@ class _Service:
         if config.headless:
             return config.coordinator
         alone = config.api_server_count == config.data_parallel_size == 1 and config.coordinator is None
+        alone = alone and config.attach is None  # it does the handshake
         return None if alone else coordinator_address(self.run_dir)
 
     @property

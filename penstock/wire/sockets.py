@@ -140,6 +140,10 @@ def server_identity(server: int, epoch: int, incarnation: int = 0, connection: i
     return b"api-server-%d-%d-%x-%d" % (server, epoch, incarnation, connection)
 
 
+Wakeup = int | zmq.Socket[bytes]
+"""What can be polled for input: a descriptor, or a socket."""
+
+
 class PeerGone(ConnectionError):
     """The peer's connection no longer exists."""
 
@@ -192,13 +196,13 @@ class RouterSocket:
     def fd(self) -> int:
         return cast(int, self._socket.getsockopt(zmq.FD))
 
-    def wait(self, timeout_s: float | None, also: int | None = None) -> bool:
-        """Blocks until a message can be received or the descriptor ``also`` is readable; False after
-        ``timeout_s`` seconds."""
+    def wait(self, timeout_s: float | None, *also: Wakeup) -> bool:
+        """Blocks until a message can be received or one of ``also``, descriptors and sockets, is readable;
+        False after ``timeout_s`` seconds."""
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
-        if also is not None:
-            poller.register(also, zmq.POLLIN)
+        for other in also:
+            poller.register(other, zmq.POLLIN)
         return bool(poller.poll(None if timeout_s is None else int(timeout_s * 1000)))
 
     def receive(self) -> tuple[bytes, list[Part]] | None:

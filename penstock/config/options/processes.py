@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from penstock.config.describe import option
-from penstock.config.options.hosts import HostOptions
+from penstock.config.options.attach import AttachOptions
 from penstock.config.options.tracing import OtlpEndpoint, OtlpSamplingRatio, OtlpServiceName
 
 LogFormat = Literal["text", "json"]
 GcPolicy = Literal["idle", "default", "off"]
 
 
-class ProcessOptions(HostOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ProcessOptions(AttachOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of processes: timeouts, logs, spans and garbage collection."""
 
     run_dir: Annotated[

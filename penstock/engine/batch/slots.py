@@ -173,6 +173,10 @@ class SlotTable:
         self.generation[slot] += 1
         self._free.append(slot)
 
+    def running_slots(self) -> list[int]:
+        """The slots that have a stream."""
+        return list(self._by_stream.values())
+
     def slots_of(self, server: int) -> list[int]:
         return [slot for (owner, _), slot in self._by_stream.items() if owner == server]
 

@@ -10,6 +10,7 @@ from penstock.config.serve import ServeConfig
 from penstock.engine.base import Engine
 from penstock.wire.control import Launch
 from penstock.wire.sockets import process_group_spec
+from penstock.wire.vllm.addresses import bind_address
 
 
 def build_engine(launch: Launch, progress: Callable[[str, float | None], None]) -> Engine:
@@ -33,6 +34,17 @@ def build_engine(launch: Launch, progress: Callable[[str, float | None], None]) 
             size=launch.engine_count,
             epoch=launch.epoch,
             incarnation=launch.incarnation,
+        )
+    if config.attach is not None:
+        from penstock.engine.vllm_remote.engine import AttachedEngine
+
+        return AttachedEngine(
+            config,
+            launch.model_dir,
+            progress,
+            address=bind_address(config.attach),
+            run_dir=launch.run_dir,
+            rank=launch.index,
         )
     if config.engine == "vllm":
         from penstock.engine.vllm.versions import check_installed

@@ -286,9 +286,9 @@ class EngineLoop:
         """Drain the inbox, step, publish; or wait when there is nothing to do."""
         self._drain_inbox()
         self._answer_calls()
-        has_work = self._engine.has_work()
-        if self._may_step(has_work):
-            now = self._step_and_publish() if has_work else self._dummy_step()
+        can_step = self._engine.can_step()
+        if self._may_step(can_step):
+            now = self._step_and_publish() if can_step else self._dummy_step()
             self._reporter.answer_queries()
             self._poll_control(commands, now)
         else:
@@ -325,11 +325,11 @@ class EngineLoop:
 
     # -- the step
 
-    def _may_step(self, has_work: bool) -> bool:
+    def _may_step(self, can_step: bool) -> bool:
         """Whether to step: when there is work, or when the wave group needs a dummy step."""
         if self._group is None:
-            return has_work
-        may_step = self._group.advance(has_work and not self._stopped)
+            return can_step
+        may_step = self._group.advance(can_step and not self._stopped)
         self._stats.waves = self._group.waves
         return may_step
 
@@ -429,7 +429,10 @@ class EngineLoop:
         metrics."""
         self._reporter.answer_queries()
         self._publisher.flush()
-        self._report_to_coordinator(self._clock(), idle=True)
+        idle = not self._engine.has_work()
+        self._report_to_coordinator(self._clock(), idle=idle)
+        if not idle:
+            self._reporter.report_if_due(self._clock())
         collector = self._collector
         timeout = HEARTBEAT_INTERVAL_S
         if self._publisher.has_backlog:
@@ -440,12 +443,12 @@ class EngineLoop:
             timeout = RETRY_INTERVAL_S
         if self._inbox.waiting:
             timeout = 0.0
-        if not self._socket.wait(timeout, commands.fileno()):
+        if not self._socket.wait(timeout, commands.fileno(), *self._engine.wakeups):
             if collector is not None:
                 collector.on_idle()
             if self._reporter.pending:
                 self._reporter.report(self._clock())
-            self._trimmer.watch(self._publisher.peers.open_streams, idle=True)
+            self._trimmer.watch(self._publisher.peers.open_streams, idle=idle)
         self._handle_commands(commands)
 
     # -- the end

@@ -40,6 +40,7 @@ from penstock.wire.kv_events import KVCacheEvent
 from penstock.wire.logprobs import Logprobs
 from penstock.wire.messages import EngineInfo, Submit, WireError
 from penstock.wire.scripted import ScriptedRule
+from penstock.wire.sockets import Wakeup
 from penstock.wire.submits import prompt_without_output
 
 MAX_PREFILL_STEP_S = 0.01
@@ -69,6 +70,8 @@ class SyntheticEngine:
 
     A fault (``synthetic_fault``, KIND@N) is injected in the N-th step with work, counted from 0.
     """
+
+    wakeups: Sequence[Wakeup] = ()
 
     can_sleep = True
 
@@ -236,6 +239,8 @@ class SyntheticEngine:
             or self._aborted
             or self._waiting.has_finished()
         )
+
+    can_step = has_work
 
     def step(self) -> StepRows:
         """Admit, prefill, and draw tokens for every decoding stream. Raises InjectedFault."""

@@ -42,7 +42,7 @@ from penstock.engine.torch.profiler import TorchProfiler
 from penstock.engine.vocabulary import read_eos_token_ids
 from penstock.wire.kv_events import KVCacheEvent
 from penstock.wire.messages import EngineInfo, LoraInfo, Submit
-from penstock.wire.sockets import ProcessGroupSpec
+from penstock.wire.sockets import ProcessGroupSpec, Wakeup
 
 GRAMMAR_WAIT_S = 0.002
 """Seconds that a step waits for a grammar's compilation when it has nothing to compute."""
@@ -50,6 +50,8 @@ GRAMMAR_WAIT_S = 0.002
 
 class TorchEngine:
     """Continuous batching with chunked prefill over a paged KV cache."""
+
+    wakeups: Sequence[Wakeup] = ()
 
     can_sleep = True
 
@@ -210,6 +212,8 @@ class TorchEngine:
 
     def has_work(self) -> bool:
         return bool(self._in_flight) or self._scheduler.has_work()
+
+    can_step = has_work
 
     def step(self) -> StepRows:
         """Schedule a batch, launch it, settle it, or with async scheduling the batch before it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from penstock.engine.lora.adapter_files import read_adapter
 from penstock.engine.lora.adapter_table import LoadedAdapter
@@ -12,14 +12,33 @@ from penstock.engine.vllm.adapter_weights import check_weights
 from penstock.engine.vllm.base_shapes import BaseShapes
 from penstock.wire.messages import Adapter, LoraInfo
 
-if TYPE_CHECKING:
-    from penstock.engine.vllm.internals import VllmCore
+
+class AdapterCore(Protocol):
+    """What of vLLM's engine loads adapters."""
+
+    @property
+    def is_asleep(self) -> bool: ...
+
+    @property
+    def largest_weight(self) -> float:
+        """Largest value of the dtype in which vLLM keeps adapters."""
+        ...
+
+    def add_adapter(self, name: str, number: int, path: str) -> Any:
+        """Load the adapter in the directory ``path``, which stays as it is until the adapter is removed.
+        Returns what names it in requests. Raises AdapterError with vLLM's reason; vLLM then has nothing of
+        it."""
+        ...
+
+    def remove_adapter(self, number: int) -> None:
+        """Have vLLM forget an adapter, also one that it does not have."""
+        ...
 
 
 class VllmAdapterLoader:
     """Reads adapters, keeps a copy of each while it is loaded, and has vLLM load the copy."""
 
-    def __init__(self, core: VllmCore, info: LoraInfo, copies: AdapterCopies, shapes: BaseShapes) -> None:
+    def __init__(self, core: AdapterCore, info: LoraInfo, copies: AdapterCopies, shapes: BaseShapes) -> None:
         self._core = core
         self._info = info
         self._copies = copies

@@ -16,7 +16,6 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
-from itertools import zip_longest
 from typing import Any, NoReturn
 
 import llguidance
@@ -302,7 +301,7 @@ class VllmCore:
             return VllmStepOutput([], [])
         (given,) = outputs.values()  # one client: this engine
         if given.scheduler_stats is not None:
-            self._count(given.scheduler_stats)
+            self.counts.add(given.scheduler_stats)
         return self._convert(given.outputs)
 
     def stalled(self) -> bool:
@@ -324,14 +323,14 @@ class VllmCore:
         for entry in rare:
             output = outputs[entry]
             if output.finish_reason is not None:
-                made.ended.append((entry, _finish(output.finish_reason, output.stop_reason)))
+                made.events.ended.append((entry, _finish(output.finish_reason, output.stop_reason)))
                 if output.kv_transfer_params:
                     encoded = msgspec.json.encode(output.kv_transfer_params, enc_hook=str)
-                    made.transfers.append((entry, encoded))
+                    made.events.transfers.append((entry, encoded))
             if output.events is not None:
                 self._on_events(made, entry, output)
             if output.new_logprobs is not None:
-                made.logprobs.append((entry, _scores(*output.new_logprobs[:3])))
+                made.events.logprobs.append((entry, _scores(*output.new_logprobs[:3])))
         return made
 
     def _on_events(self, made: VllmStepOutput, entry: int, output: Any) -> None:
@@ -339,31 +338,14 @@ class VllmCore:
         or this is its first one."""
         preempted = vllm_engine.EngineCoreEventType.PREEMPTED
         times = sum(event.type == preempted for event in output.events)
-        made.preempted += [entry] * times
+        made.events.preempted += [entry] * times
         self.counts.preemptions += times
         if output.prefill_stats is not None:
-            made.cached.append((entry, output.prefill_stats.num_cached_tokens))
+            made.events.cached.append((entry, output.prefill_stats.num_cached_tokens))
             self.counts.external_prompt_tokens += output.prefill_stats.num_external_cached_tokens
         if output.new_prompt_logprobs_tensors is not None:
             tensors = output.new_prompt_logprobs_tensors[:3]
-            made.prompts.append((entry, _scores(*(tensor.numpy() for tensor in tensors))))
-
-    def _count(self, stats: Any) -> None:
-        counts = self.counts
-        counts.kv_usage = stats.kv_cache_usage
-        counts.prefix_queries += stats.prefix_cache_stats.queries
-        counts.prefix_hits += stats.prefix_cache_stats.hits
-        connector = stats.connector_prefix_cache_stats
-        if connector is not None:
-            counts.external_queries += connector.queries
-            counts.external_hits += connector.hits
-        drafted = stats.spec_decoding_stats
-        if drafted is not None:
-            counts.drafts += drafted.num_drafts
-            counts.draft_tokens += drafted.num_draft_tokens
-            counts.accepted_tokens += drafted.num_accepted_tokens
-            before, added = counts.accepted_per_position, drafted.num_accepted_tokens_per_pos
-            counts.accepted_per_position = [sum(pair) for pair in zip_longest(before, added, fillvalue=0)]
+            made.events.prompts.append((entry, _scores(*(tensor.numpy() for tensor in tensors))))
 
     # -- operations
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any
 
+from penstock.engine.base import ACCEPTED_PER_POSITION
 from penstock.wire.arrays import F32, I32
 from penstock.wire.frames import FinishReason
 from penstock.wire.messages import KVTransferParams
@@ -19,15 +22,13 @@ class TokenLogprobs:
 
 
 @dataclass(slots=True)
-class VllmStepOutput:
-    """One entry per request with output, and sparse lists of the fields that only some entries have."""
+class StepEvents:
+    """What only some entries of a step's output have, as sparse lists. An entry is a request with output."""
 
-    ids: list[str]
-    """Request ids."""
-    tokens: list[list[int]]
-    """New tokens of each request."""
     ended: list[tuple[int, FinishReason | None]] = field(default_factory=list)
     """(entry, finish reason) of ended requests; None: an error inside vLLM."""
+    errors: dict[int, str] = field(default_factory=dict)
+    """By entry, what vLLM says of such an error, if it does."""
     cached: list[tuple[int, int]] = field(default_factory=list)
     """(entry, prompt tokens found in the prefix cache) with a request's first output."""
     preempted: list[int] = field(default_factory=list)
@@ -38,6 +39,17 @@ class VllmStepOutput:
     """(entry, logprobs of its prompt from the second token on)"""
     transfers: list[tuple[int, KVTransferParams]] = field(default_factory=list)
     """(entry, kv_transfer_params from its connector) of ended requests."""
+
+
+@dataclass(slots=True)
+class VllmStepOutput:
+    """The output of a step: one entry per request with output."""
+
+    ids: list[str]
+    """Request ids."""
+    tokens: list[list[int]]
+    """New tokens of each request."""
+    events: StepEvents = field(default_factory=StepEvents)
 
 
 @dataclass(slots=True)
@@ -59,3 +71,40 @@ class VllmCounters:
     accepted_tokens: int = 0
     accepted_per_position: list[int] = field(default_factory=list)
     """Accepted tokens by their position in the draft."""
+
+    def add(self, stats: Any) -> None:
+        """Add vLLM's SchedulerStats of one step, or what has the same attributes."""
+        self.kv_usage = stats.kv_cache_usage
+        prefix = stats.prefix_cache_stats
+        if prefix is not None:
+            self.prefix_queries += prefix.queries
+            self.prefix_hits += prefix.hits
+        connector = stats.connector_prefix_cache_stats
+        if connector is not None:
+            self.external_queries += connector.queries
+            self.external_hits += connector.hits
+        drafted = stats.spec_decoding_stats
+        if drafted is not None:
+            self.drafts += drafted.num_drafts
+            self.draft_tokens += drafted.num_draft_tokens
+            self.accepted_tokens += drafted.num_accepted_tokens
+            before, added = self.accepted_per_position, drafted.num_accepted_tokens_per_pos
+            self.accepted_per_position = [sum(pair) for pair in zip_longest(before, added, fillvalue=0)]
+
+    def metrics(self) -> dict[str, float]:
+        """As :meth:`penstock.engine.base.Engine.metrics` names them."""
+        per_position = {
+            f"{ACCEPTED_PER_POSITION}{place}": count for place, count in enumerate(self.accepted_per_position)
+        }
+        return {
+            "preemptions_total": self.preemptions,
+            "prefix_cache_queries_total": self.prefix_queries,
+            "prefix_cache_hits_total": self.prefix_hits,
+            "external_prefix_cache_queries_total": self.external_queries,
+            "external_prefix_cache_hits_total": self.external_hits,
+            "external_prompt_tokens_total": self.external_prompt_tokens,
+            "spec_decode_drafts_total": self.drafts,
+            "spec_decode_draft_tokens_total": self.draft_tokens,
+            "spec_decode_accepted_tokens_total": self.accepted_tokens,
+            **per_position,
+        }

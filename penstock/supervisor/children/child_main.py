@@ -22,8 +22,9 @@ from penstock.exit_codes import EXIT_FAILED, EXIT_FATAL, EXIT_ORPHANED, is_exhau
 from penstock.supervisor.children import parent_death
 from penstock.supervisor.signals import leave_signals_to_supervisor
 from penstock.wire.channel import ControlChannel, SupervisorGone
-from penstock.wire.control import Role
+from penstock.wire.control import GatewayLaunch, Launch, Role
 from penstock.wire.coordination import JoinRejectedError
+from penstock.wire.vllm.messages import EngineLost
 
 log = logging.getLogger(__name__)
 
@@ -49,15 +50,24 @@ def main(fd: int, role_main: Callable[[Role], Callable[[ControlChannel], int]] |
         # A first start would fail again with the same options on the same machine; a restart may have met
         # something that passes (its predecessor's memory is not free yet).
         fatal = isinstance(error, JoinRejectedError) or (launch.epoch == 0 and not control.reported_ready)
+        # Another engine of vLLM's may be attached next.
+        fatal = fatal and not (control.reported_ready and _attaches(launch))
         control.failed(f"{type(error).__name__}: {error}", fatal=fatal)
         return EXIT_FATAL if fatal else EXIT_FAILED
 
 
 def _is_plain(error: Exception) -> bool:
     """Whether the message of an error says all, without a traceback."""
+    if isinstance(error, EngineLost):
+        return True
     if isinstance(error, OSError | zmq.ZMQError):
         return is_exhausted(error.errno)
     return isinstance(error, ConfigError | JoinRejectedError)
+
+
+def _attaches(launch: Launch | GatewayLaunch) -> bool:
+    """Whether the process is one that attaches an engine."""
+    return isinstance(launch, Launch) and launch.role == "engine" and launch.config.attach is not None
 
 
 def open_control_channel(fd: int, title: str = "penstock: {}") -> ControlChannel:

@@ -52,17 +52,18 @@ class ProcessManager:
         gateway_hang_timeout: float = 0.0,
         coordinator: bool = False,
         expert_parallel: bool = False,
+        serves_with_one_engine: bool = False,
         first_rank: int = 0,
         all_engines: int | None = None,
         agreed_states: AgreedStateStore | None = None,
     ) -> None:
-        """``engines`` start here, from ``first_rank`` on, of ``all_engines`` on all hosts (None: there are no
-        others). A hang timeout of 0: these processes may be silent for any time; that of API servers is the
-        coordinator's too. ``coordinator``: start one.
-        ``expert_parallel``: the engines are one group, restarted together. ``agreed_states`` None: none so
-        far. Without API servers, as on a
-        headless host, engines are drained instead. ``gateways``: the workers of a gateway, which has no other
-        children."""
+        """``engines`` start here, from ``first_rank`` on, of ``all_engines`` on all hosts (None: there are
+        no others). A hang timeout of 0: these processes may be silent for any time; that of API servers is
+        the coordinator's too. ``coordinator``: start one. ``expert_parallel``: the engines are one group,
+        restarted together. ``serves_with_one_engine``: clients are served from the first engine on;
+        otherwise from the last one on. ``agreed_states`` None: none so far. Without API servers, as on a
+        headless host, engines are drained instead. ``gateways``: the workers of a gateway, which has no
+        other children."""
         names = [ProcessName("coordinator", 0)] if coordinator else []
         names += [ProcessName("engine", first_rank + index) for index in range(engines)]
         names += [ProcessName("api-server", index) for index in range(api_servers)]
@@ -87,6 +88,7 @@ class ProcessManager:
             AgreedStateStore() if agreed_states is None else agreed_states,
         )
         self._startup_timeout = startup_timeout
+        self._serves_with_one_engine = serves_with_one_engine
 
     @property
     def phase(self) -> Phase:
@@ -234,14 +236,23 @@ class ProcessManager:
         if child.replaces is not None:
             self._rolling_restart.take_over(child, now)
         elif self._lifecycle.serving:
-            self._children.log(logging.INFO, f"{child.name} is ready again")
+            again = " again" if child.restarts else ""
+            self._children.log(logging.INFO, f"{child.name} is ready{again}")
             self._rolling_restart.replace_next(now)
         elif self.phase is Phase.STARTING:
             self._children.add_action(ShowProgress(child.name, Progress(text="ready", fraction=1.0)))
-            if all(other.state is ChildState.READY for other in self._children):
+            if self._all_ready():
                 self._lifecycle.all_ready()
                 self._rolling_restart.replace_next(now)
         self._broadcast.choose_throughput_logger()
+
+    def _all_ready(self) -> bool:
+        """Whether clients can be served for the first time."""
+        waits_for = [child for child in self._children if child.state is not ChildState.READY]
+        if not self._serves_with_one_engine:
+            return not waits_for
+        engines = self._children.with_role("engine", ChildState.READY)
+        return bool(engines) and all(child.name.role == "engine" for child in waits_for)
 
     def _on_failure(self, child: Child, failure: ProcessFailed, now: float) -> None:
         child.failure = child.failure or failure

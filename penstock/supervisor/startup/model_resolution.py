@@ -84,6 +84,8 @@ def check_model_aliases(config: ServeConfig, model: ResolvedModel, adapters: Seq
 
 
 def _check_software(config: ServeConfig) -> None:
+    if config.attach is not None:
+        return  # the engines have theirs
     if config.engine == "torch":
         _require_torch()
     elif config.engine == "vllm":
@@ -125,7 +127,8 @@ def _model_directory(config: ServeConfig, *, for_engine: bool) -> Path:
                 f"--revision {config.revision}: {config.model} is a directory; revisions are for hub ids"
             )
         return path
-    weights = for_engine and config.engine != "synthetic" and config.load_format != "dummy"
+    loads = for_engine and config.attach is None and config.engine != "synthetic"
+    weights = loads and config.load_format != "dummy"
     return download_model(config.model, config.revision, weights=weights)
 
 

@@ -36,7 +36,7 @@ from penstock.wire.messages import (
     decode_from_engine,
     encode,
 )
-from penstock.wire.sockets import PeerGone, server_identity
+from penstock.wire.sockets import PeerGone, Wakeup, server_identity
 from tests.engine.support import submit
 
 INFO = EngineInfo("fake", 100, 50, 4)
@@ -74,6 +74,11 @@ class FakeEngine:
 
     def has_work(self) -> bool:
         return False
+
+    def can_step(self) -> bool:
+        return False
+
+    wakeups: Sequence[Wakeup] = ()
 
     def step(self) -> StepRows:
         return empty_rows()

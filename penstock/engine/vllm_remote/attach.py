@@ -1,0 +1,178 @@
+"""Attaches an engine: waits until it connects, and learns what it is.
+
+An engine that has just started describes itself. One that was attached to an earlier process of Penstock's
+only connects again: its description is in the run directory (:mod:`penstock.wire.vllm.attachment_file`). It
+may still run requests of that time; they are aborted as their outputs arrive.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from penstock.config.errors import ConfigError
+from penstock.config.serve import ServeConfig
+from penstock.engine.lora.lora_modules import lora_settings
+from penstock.engine.vllm_remote.attached_core import AttachedCore
+from penstock.engine.vllm_remote.connection import EngineConnection
+from penstock.engine.vllm_remote.request_ids import MAX_SLOTS, RequestIds
+from penstock.engine.vllm_remote.versions import check_version
+from penstock.wire.vllm.attachment_file import Attachment, AttachmentFile, data_ports
+from penstock.wire.vllm.messages import EngineLost, ReadyResponse
+
+log = logging.getLogger(__name__)
+
+PROGRESS_INTERVAL_S = 5.0
+"""Seconds between two progress messages of a process that waits; they extend its start timeout."""
+POLL_S = 0.1
+RECONNECTED_S = 1.0
+"""After an engine has been connected for so long without a description, it has given that to an earlier
+process."""
+AHEAD = 0.125
+"""Requests that vLLM is given beyond those that it can run, as a fraction: a slot that it frees is filled in
+its next step, without a message to here and back."""
+LEAST_AHEAD = 4
+
+
+@dataclass(frozen=True, slots=True)
+class AttachedProcess:
+    """An engine process, attached."""
+
+    connection: EngineConnection
+    ready: ReadyResponse
+    ids: RequestIds
+    core: AttachedCore
+
+
+def attach(
+    config: ServeConfig,
+    address: tuple[str, int],
+    file: AttachmentFile,
+    rank: int,
+    progress: Callable[[str, float | None], None],
+) -> AttachedProcess:
+    """Wait for the engine of ``rank``, until one comes that this server can have. ``address``: of the
+    handshake. Raises OSError, zmq.ZMQError."""
+
+    def waiting() -> None:
+        progress(f"waiting for engine {rank} of vLLM's to connect", None)
+
+    while True:
+        connection, saved = _connect(*address, rank, file)
+        try:
+            return _attach_next(config, connection, file, saved, rank, waiting)
+        except EngineLost as error:
+            log.error("engine %d was lost while it was attached: %s", rank, error)
+            connection.close()
+        except BaseException:
+            connection.close()
+            raise
+
+
+def _attach_next(
+    config: ServeConfig,
+    connection: EngineConnection,
+    file: AttachmentFile,
+    saved: bytes | None,
+    rank: int,
+    waiting: Callable[[], None],
+) -> AttachedProcess:
+    """Raises EngineLost."""
+    refused = False
+    while True:
+        raw = _wait_for_engine(connection, file, saved, rank, waiting, quiet=refused)
+        try:
+            ready = _read_ready(raw, config, rank)
+            break
+        except ConfigError as error:
+            log.error("%s; waiting for another engine %d", error, rank)
+            file.save(Attachment(connection.ports))
+            saved, refused = None, True
+    connection.watched = True
+    slots = min(MAX_SLOTS, ready.max_num_seqs + max(LEAST_AHEAD, int(AHEAD * ready.max_num_seqs)))
+    ids = RequestIds(slots)
+    core = AttachedCore(connection, ready, ids, config.engine_hang_timeout)
+    if core.call("is_sleeping", on_wait=waiting):
+        log.info("engine %d sleeps; it is woken up", rank)
+        core.call("wake_up", on_wait=waiting)
+    if lora_settings(config).enabled:
+        core.forget_adapters()
+    return AttachedProcess(connection, ready, ids, core)
+
+
+def _connect(host: str, port: int, rank: int, file: AttachmentFile) -> tuple[EngineConnection, bytes | None]:
+    """The bound sockets of engine ``rank``, and the ReadyResponse that an earlier process has received.
+
+    ``port``: that of the handshake, which the engines' follow; 0: the ports of an earlier process, or free
+    ones. Raises zmq.ZMQError, OSError.
+    """
+    found = file.load()
+    ports = data_ports(port, rank) if port else (0, 0) if found is None else found.ports
+    connection = EngineConnection(host, ports, rank)
+    same = found is not None and found.ports == connection.ports
+    ready = found.ready if found is not None and same else None
+    file.save(Attachment(connection.ports, ready))
+    return connection, ready
+
+
+def _wait_for_engine(
+    connection: EngineConnection,
+    file: AttachmentFile,
+    saved: bytes | None,
+    rank: int,
+    waiting: Callable[[], None],
+    *,
+    quiet: bool,
+) -> bytes:
+    """The ReadyResponse of the engine, once it is connected. ``waiting`` is called every few seconds.
+    ``quiet``: an engine that is connected without a description has been refused, and that was told. Raises
+    OSError when the description cannot be written."""
+    connected_at: float | None = None
+    next_progress = 0.0
+    told = quiet
+    while True:
+        ready = connection.receive_ready()
+        if ready is not None:
+            file.save(Attachment(connection.ports, ready))
+            return ready
+        now = time.monotonic()
+        connection.check()
+        while connection.receive() is not None:
+            pass  # outputs of requests that nobody waits for any longer
+        if not connection.is_connected():
+            connected_at = None
+        elif connected_at is None:
+            connected_at = now
+        elif now > connected_at + RECONNECTED_S:
+            if saved is not None:
+                log.info("engine %d was attached before, and is taken over", rank)
+                return saved
+            if not told:
+                told = True
+                log.error(
+                    "engine %d has connected, but has described itself to an earlier server, whose run "
+                    "directory is gone (--run-dir keeps it): restart this engine",
+                    rank,
+                )
+        if now >= next_progress:
+            next_progress = now + PROGRESS_INTERVAL_S
+            waiting()
+        connection.wait(POLL_S)
+
+
+def _read_ready(raw: bytes, config: ServeConfig, rank: int) -> ReadyResponse:
+    """What the engine is. Raises ConfigError for one that this server cannot have."""
+    try:
+        ready = msgspec.msgpack.decode(raw, type=ReadyResponse)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        raise ConfigError(
+            f"engine {rank} describes itself in a way that cannot be understood: {error}"
+        ) from None
+    check_version(ready.vllm_version, rank)
+    if lora_settings(config).enabled and ready.supports_lora is False:
+        raise ConfigError(f"--enable-lora: engine {rank} was started without --enable-lora")
+    return ready

@@ -1,0 +1,207 @@
+"""The two sockets over which one engine of vLLM's is attached.
+
+The engine connects a DEALER to the first (requests), with its rank as identity, and a PUSH to the second
+(outputs). It was told both addresses at its handshake, and keeps them for its life: when a connection
+breaks, it connects again. What was under way is lost then, and neither side can tell: so a connection that
+breaks ends this attachment (:class:`EngineLost`), and the process with it. Its successor binds the same
+addresses.
+
+Nothing authenticates a peer. A second peer with the engine's identity is left alone, one with another
+identity is not read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, cast
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from penstock.wire.sockets import PROBE_S, SILENCE_MS, Wakeup, tcp_address
+from penstock.wire.vllm.messages import EngineLost
+
+MAX_OUTPUT_BYTES = 256 << 20
+"""Of a frame of outputs: logprobs of whole vocabularies for a long prompt. A peer that announces more is
+disconnected."""
+MAX_REQUEST_BYTES = 1 << 20
+"""Of what an engine sends on the socket that gives it requests: its ReadyResponse."""
+MAX_FRAMES = 1 << 16
+"""Of a message."""
+OUTPUTS_AHEAD = 1000
+"""Messages that may wait here; further ones wait at the engine."""
+CLOSE_TIMEOUT_MS = 500
+"""How long a process that ends waits for the engine to take its last messages."""
+BIND_TIMEOUT_S = 10.0
+"""How long a process tries to bind the addresses of its predecessor, which may still be ending."""
+RETRY_S = 0.1
+_CONNECTED = zmq.EVENT_HANDSHAKE_SUCCEEDED
+_GONE = zmq.EVENT_DISCONNECTED
+_NOTHING = (b"\x01", b"\x90")
+"""An abort of no requests: tells whether the engine is connected."""
+
+
+class EngineConnection:
+    """Sends to one engine, and receives from it."""
+
+    def __init__(self, host: str, ports: tuple[int, int], rank: int) -> None:
+        """Binds ``ports`` of ``host``, for requests and outputs; 0: a free one. Raises zmq.ZMQError."""
+        self._identity = rank.to_bytes(2, "little")
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._requests = self._context.socket(zmq.ROUTER)
+        self._outputs = self._context.socket(zmq.PULL)
+        self._requests.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._requests.setsockopt(zmq.SNDHWM, 0)  # bounded by the slots; a request must not be lost
+        self._requests.setsockopt(zmq.RCVHWM, 4)
+        self._requests.setsockopt(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)
+        self._outputs.setsockopt(zmq.RCVHWM, OUTPUTS_AHEAD)
+        self._outputs.setsockopt(zmq.MAXMSGSIZE, MAX_OUTPUT_BYTES)
+        self._monitors: list[zmq.Socket[Any]] = []
+        self._peers: list[set[int]] = [set(), set()]
+        """Descriptors of the connections to each socket, whose peers speak ZMQ."""
+        self.watched = False
+        """Whether a connection that breaks ends the attachment."""
+        try:
+            for socket, port in zip((self._requests, self._outputs), ports, strict=True):
+                _set_options(socket, host)
+                self._monitors.append(socket.get_monitor_socket(_CONNECTED | _GONE))
+                _bind(socket, host, port)
+        except zmq.ZMQError:
+            self.close()
+            raise
+
+    @property
+    def ports(self) -> tuple[int, int]:
+        """Of requests and outputs."""
+        first, second = (
+            int(cast(bytes, socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").rpartition(b":")[2])
+            for socket in (self._requests, self._outputs)
+        )
+        return first, second
+
+    @property
+    def wakeups(self) -> Sequence[Wakeup]:
+        """To be polled: readable when there is something to receive, or a connection has broken."""
+        return self._outputs, self._requests, *self._monitors
+
+    # -- requests
+
+    def receive_ready(self) -> bytes | None:
+        """The ReadyResponse of an engine that has started, or None if none waits."""
+        while True:
+            try:
+                identity, *frames = self._requests.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return None
+            if identity == self._identity and len(frames) == 1:
+                return frames[0]
+
+    def is_connected(self) -> bool:
+        """Whether the engine can be sent requests."""
+        return self._send(_NOTHING)
+
+    def send(self, frames: Sequence[bytes]) -> None:
+        """Raises EngineLost."""
+        if not self._send(frames):
+            raise EngineLost("it has closed its connection")
+
+    def _send(self, frames: Sequence[bytes]) -> bool:
+        try:
+            self._requests.send_multipart([self._identity, *frames], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                return False
+            raise
+        return True
+
+    # -- outputs
+
+    @property
+    def has_output(self) -> bool:
+        """Whether :meth:`receive` returns something."""
+        return bool(cast(int, self._outputs.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+    def receive(self) -> list[memoryview] | None:
+        """The frames of one message of outputs, or None if none waits. Raises EngineLost."""
+        try:
+            frame = self._outputs.recv(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return None
+        frames = [frame.buffer]
+        while frame.more:
+            if len(frames) >= MAX_FRAMES:
+                raise EngineLost(f"it sent a message of more than {MAX_FRAMES} frames")
+            frame = self._outputs.recv(zmq.NOBLOCK, copy=False)
+            frames.append(frame.buffer)
+        return frames
+
+    # -- both
+
+    @property
+    def may_have_changed(self) -> bool:
+        """Whether :meth:`check` has something to read."""
+        return any(cast(int, monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN for monitor in self._monitors)
+
+    def check(self) -> None:
+        """Read which connections have been made or have ended. Raises EngineLost if the engine's has.
+
+        Peers that do not speak ZMQ do not count. Outputs come from peers without a name: when any of these
+        is gone, outputs may be lost.
+        """
+        gone = [False, False]
+        for place, monitor in enumerate(self._monitors):
+            while monitor.poll(0):
+                event = parse_monitor_message(monitor.recv_multipart())
+                descriptor = int(event["value"])
+                if event["event"] == _CONNECTED:
+                    self._peers[place].add(descriptor)
+                elif descriptor in self._peers[place]:
+                    self._peers[place].discard(descriptor)
+                    gone[place] = True
+        if not self.watched:
+            return
+        if gone[1] or (gone[0] and not self.is_connected()):
+            raise EngineLost("its connection has broken")
+
+    def wait(self, timeout_s: float) -> bool:
+        """Blocks until there is something to receive or to check; False after ``timeout_s`` seconds."""
+        poller = zmq.Poller()
+        for socket in self.wakeups:
+            poller.register(socket, zmq.POLLIN)
+        return bool(poller.poll(max(0, int(timeout_s * 1000))))
+
+    def close(self) -> None:
+        for socket in (self._requests, self._outputs):
+            socket.disable_monitor()
+            socket.close()
+        for monitor in self._monitors:
+            monitor.close()
+        self._context.term()
+
+
+def _set_options(socket: zmq.Socket[bytes], host: str) -> None:
+    """The kernel probes a quiet peer, and one that takes nothing breaks its connection, as between hosts of a
+    fleet."""
+    socket.setsockopt(zmq.LINGER, CLOSE_TIMEOUT_MS)
+    socket.setsockopt(zmq.IPV6, int(":" in host))
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, PROBE_S)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, PROBE_S)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, SILENCE_MS // (1000 * PROBE_S))
+    socket.setsockopt(zmq.TCP_MAXRT, SILENCE_MS)
+
+
+def _bind(socket: zmq.Socket[bytes], host: str, port: int) -> None:
+    """Raises zmq.ZMQError, with the address."""
+    address = tcp_address(host, port or "*")
+    deadline = time.monotonic() + BIND_TIMEOUT_S
+    while True:
+        try:
+            socket.bind(address)
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EADDRINUSE and time.monotonic() < deadline:
+                time.sleep(RETRY_S)
+                continue
+            raise zmq.ZMQError(error.errno, f"{address}: {zmq.strerror(error.errno or 0)}") from None
+        return

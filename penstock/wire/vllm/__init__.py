@@ -1,0 +1,1 @@
+"""What crosses between vLLM's engine processes and the processes here that attach them."""
