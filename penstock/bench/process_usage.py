@@ -52,6 +52,12 @@ def pids_of_supervisor(pid: int) -> ServerPids:
     )
 
 
+def pids_of_front_end(pid: int) -> ServerPids:
+    """All processes of a Penstock supervisor, itself included, as one."""
+    found = pids_of_supervisor(pid)
+    return ServerPids((*found.api_servers, *found.engines, *found.coordinators, pid))
+
+
 def pids_of_gateway(pid: int) -> ServerPids:
     """A gateway's processes: the supervisor, whose process id is ``pid``, and its workers."""
     return ServerPids((pid, *(child.pid for child in _alive(pid, lambda process: process.children()))))

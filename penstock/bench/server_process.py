@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 import psutil
@@ -28,6 +28,8 @@ BASE_MODEL_LEN = 2048
 SLOW_MODEL_LEN = 32768
 """With slow readers, whose streams must outlast the measurement."""
 BASE_SLOTS = 1024
+ATTACH = "127.0.0.1:0"
+"""Where attached engines connect: a free port, which the server's log tells."""
 
 _URL = re.compile(r"^\s*URL\s+(https?://\S+?)/v1\b")
 _READY = re.compile(r"^ready in ")
@@ -40,11 +42,19 @@ class ServerProcess:
     environment, so that the results depend on the options of the measurement only.
     """
 
-    def __init__(self, arguments: Sequence[str], seconds: float) -> None:
-        """Starts ``penstock`` with ``arguments`` and waits at most ``seconds`` until it is ready.
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        seconds: float,
+        *,
+        on_line: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        """Starts ``penstock`` with ``arguments`` and waits at most ``seconds`` until it is ready. ``on_line``
+        is called with every line of its output, in a thread.
 
         Raises BenchError.
         """
+        self._on_line = on_line
         self._lines: collections.deque[str] = collections.deque(maxlen=SHOWN_LINES)
         self._ready = threading.Event()
         self.url = ""
@@ -112,6 +122,7 @@ class ServerProcess:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             self._lines.append(line.rstrip())
+            self._on_line(line)
             if match := _URL.match(line):
                 url = match.group(1)
             if _READY.match(line):
@@ -122,20 +133,35 @@ class ServerProcess:
 
 def serve_arguments(config: BenchHostConfig, api_servers: int = 1) -> list[str]:
     """The command line of a server with the synthetic engine. ``--server-args`` come last and override."""
-    longest = config.prompt_tokens + config.prompt_tokens // 16 + config.tokens + 256  # text lengths vary
+    engine: dict[str, object] = {"--attach": ATTACH}
+    if not config.attach:
+        engine = {
+            "--engine": "synthetic",
+            "--synthetic-step-ms": config.step_ms,
+            "--synthetic-tokens-per-step": config.tokens_per_step,
+        }
     options = {
-        "--engine": "synthetic",
+        **engine,
         "--port": 0,
-        "--synthetic-step-ms": config.step_ms,
-        "--synthetic-tokens-per-step": config.tokens_per_step,
         "--stream-interval": config.stream_interval,
         "--api-server-count": api_servers,
         "--data-parallel-size": config.engines,
-        "--max-num-seqs": max(BASE_SLOTS, config.in_flight + config.slow_readers),
-        "--max-model-len": max(SLOW_MODEL_LEN if config.slow_readers else BASE_MODEL_LEN, longest),
+        "--max-num-seqs": slots(config),
+        "--max-model-len": model_len(config),
         "--drain-timeout": 1,
     }
     return serve_command(options, config.server_args)
+
+
+def slots(config: BenchHostConfig) -> int:
+    """Streams that an engine runs at the same time."""
+    return max(BASE_SLOTS, config.in_flight + config.slow_readers)
+
+
+def model_len(config: BenchHostConfig) -> int:
+    """Tokens of a request and its reply, at most."""
+    longest = config.prompt_tokens + config.prompt_tokens // 16 + config.tokens + 256  # text lengths vary
+    return max(SLOW_MODEL_LEN if config.slow_readers else BASE_MODEL_LEN, longest)
 
 
 def serve_command(options: Mapping[str, object], further: str | None) -> list[str]:

@@ -13,11 +13,12 @@ import httpx
 import msgspec
 
 from penstock.bench.certificate import make_certificate
+from penstock.bench.clock_engines import ClockEngines
 from penstock.bench.deadline import Deadline
 from penstock.bench.errors import BenchError
 from penstock.bench.load.messages import LoadPlan, RoundResult
 from penstock.bench.load.process import LoadProcess
-from penstock.bench.process_usage import CpuTime, ServerPids, cpu_time, pids_of_supervisor
+from penstock.bench.process_usage import CpuTime, ServerPids, cpu_time, pids_of_front_end, pids_of_supervisor
 from penstock.bench.request_bodies import ProbeResult, RequestBodies
 from penstock.bench.server_process import ServerProcess, serve_arguments
 from penstock.config.bench import BenchHostConfig
@@ -65,10 +66,15 @@ def start_server(
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-tls-"))
         authority, certificate = make_certificate(Path(directory))
         arguments.append(f"--ssl-certfile={certificate}")
-    server = stack.enter_context(ServerProcess(arguments, deadline.left("the start of the server")))
+    engines = stack.enter_context(ClockEngines(config)) if config.attach else None
+    on_line = (lambda line: None) if engines is None else engines.on_line
+    left = deadline.left("the start of the server")
+    server = stack.enter_context(ServerProcess(arguments, left, on_line=on_line))
     processes = pids_of_supervisor(server.pid)
     if len(processes.api_servers) != api_servers:
         raise BenchError(f"the server does not have {api_servers} processes titled penstock: api-server")
+    if config.attach:
+        processes = pids_of_front_end(server.pid)
     return MeasuredServer(server.url, processes, server.pid, authority)
 
 

@@ -124,6 +124,14 @@ class BenchHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         ),
     ] = False
     engines: Annotated[int, option("Number of engine processes.", "Server", ge=1, le=1024)] = 1
+    attach: Annotated[
+        bool,
+        option(
+            "Attach engines that speak vLLM's wire and make tokens on a clock. The CPU time is then that of "
+            "all processes of the server.",
+            "Server",
+        ),
+    ] = False
     tls: Annotated[
         bool,
         option(

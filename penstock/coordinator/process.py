@@ -34,7 +34,7 @@ from penstock.wire.coordination import (
 from penstock.wire.messages import WireError, encode
 from penstock.wire.parts import Part
 from penstock.wire.sockets import PeerGone, RouterSocket, coordinator_address, resolve_address
-from penstock.wire.vllm.addresses import bind_address
+from penstock.wire.vllm.addresses import bind_address, split_address
 from penstock.wire.vllm.model_kind import has_experts
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ def run(control: ControlChannel) -> int:
         coordinator = Coordinator(socket, state, file)
         collector = GarbageCollector(config.gc_policy, config.gc_pause_budget_ms / 1000)
         collector.start()
-        control.ready({} if handshake is None else {"attach": f"port {handshake.port}"})
+        control.ready()
         own_metrics = CoordinatorMetrics(launch, collector.pauses)
         heartbeat_at = 0.0
         while not any(isinstance(command, Stop) for command in control.receive()):
@@ -106,9 +106,15 @@ def _open_handshake(launch: Launch) -> VllmHandshake | None:
         return None
     host, port = bind_address(config.attach)
     in_group = config.data_parallel_size > 1 and has_experts(Path(launch.model_dir))
-    return VllmHandshake(
+    handshake = VllmHandshake(
         host, port, ranks=config.data_parallel_size, run_dir=launch.run_dir, in_group=in_group
     )
+    log.info(
+        "vLLM's engines connect with --data-parallel-address %s --data-parallel-rpc-port %d",
+        split_address(config.attach)[0],
+        handshake.port,
+    )
+    return handshake
 
 
 class CoordinatorMetrics:
