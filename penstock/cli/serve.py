@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from penstock.cli.command import Command
 from penstock.config.origins import Origins
 from penstock.config.serve import ServeConfig
@@ -9,9 +11,24 @@ from penstock.config.serve import ServeConfig
 
 def run(config: ServeConfig, origins: Origins) -> int:
     """Serves until SIGINT or SIGTERM; returns the supervisor's exit code."""
+    if config.print_engine_command:
+        from penstock.engine.vllm.engine_command import engine_commands
+
+        print("\n".join(engine_commands(config, _model(config), sorted(origins))))
+        return 0
     from penstock.supervisor.main import serve
 
     return serve(config, origins)
+
+
+def _model(config: ServeConfig) -> str:
+    """The model as engines elsewhere are to find it."""
+    if config.model is not None:
+        path = Path(config.model).expanduser()
+        return str(path.absolute()) if path.is_dir() else config.model
+    from penstock.supervisor.startup.model_resolution import DEMO_DIR
+
+    return str(DEMO_DIR)
 
 
 COMMAND = Command(
@@ -25,6 +42,7 @@ COMMAND = Command(
         ("penstock serve Qwen/Qwen3-0.6B --port 9000", "a model of Hugging Face's hub"),
         ("penstock serve DIR --host 0.0.0.0 --api-key-file keys", "for other machines"),
         ("penstock serve MODEL --engine vllm -- --tensor-parallel-size 2", "vLLM's engine"),
+        ("penstock serve MODEL --attach 127.0.0.1:29550", "engines of vllm serve --headless"),
     ),
     replaces_servers=True,
 )

@@ -174,6 +174,9 @@ class RouterSocket:
         self._socket.setsockopt(zmq.RCVHWM, receive_queue)
         self._socket.setsockopt(zmq.LINGER, 1000)
         self._guard: ZapAuthenticator | None = None
+        self._poller: zmq.Poller | None = None
+        self._polled: tuple[Wakeup, ...] = ()
+        """What ``_poller`` watches beside this socket."""
         try:
             if key is not None:
                 self._guard = key.secure_server(self._socket)
@@ -199,11 +202,11 @@ class RouterSocket:
     def wait(self, timeout_s: float | None, *also: Wakeup) -> bool:
         """Blocks until a message can be received or one of ``also``, descriptors and sockets, is readable;
         False after ``timeout_s`` seconds."""
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        for other in also:
-            poller.register(other, zmq.POLLIN)
-        return bool(poller.poll(None if timeout_s is None else int(timeout_s * 1000)))
+        if self._poller is None or also != self._polled:
+            self._poller, self._polled = zmq.Poller(), also
+            for socket in (self._socket, *also):
+                self._poller.register(socket, zmq.POLLIN)
+        return bool(self._poller.poll(None if timeout_s is None else int(timeout_s * 1000)))
 
     def receive(self) -> tuple[bytes, list[Part]] | None:
         """One message as (peer identity, parts), or None if none waits.

@@ -426,13 +426,15 @@ class EngineLoop:
 
     def _wait(self, commands: CommandChannel) -> None:
         """Wait for a message, a command or the next heartbeat; the first pause collects garbage and reports
-        metrics."""
+        metrics. An engine that computes elsewhere is busy while it waits for output."""
         self._reporter.answer_queries()
         self._publisher.flush()
         idle = not self._engine.has_work()
-        self._report_to_coordinator(self._clock(), idle=idle)
+        now = self._clock()
+        if idle or now >= self._next_control:
+            self._report_to_coordinator(now, idle=idle)
         if not idle:
-            self._reporter.report_if_due(self._clock())
+            self._reporter.report_if_due(now)
         collector = self._collector
         timeout = HEARTBEAT_INTERVAL_S
         if self._publisher.has_backlog:
@@ -449,6 +451,9 @@ class EngineLoop:
             if self._reporter.pending:
                 self._reporter.report(self._clock())
             self._trimmer.watch(self._publisher.peers.open_streams, idle=idle)
+        elif not idle and self._clock() < self._next_control:
+            return
+        self._next_control = self._clock() + CONTROL_INTERVAL_S
         self._handle_commands(commands)
 
     # -- the end

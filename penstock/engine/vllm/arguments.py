@@ -46,11 +46,19 @@ def arguments(config: ServeConfig, model_dir: str, given: Sequence[str]) -> list
     adapters, which the supervisor checks. The operator's own arguments for vLLM come last, so they take
     precedence; adapters are loaded later. Raises ConfigError for a refused option.
     """
-    values = msgspec.structs.asdict(config)
     result = ["--model", model_dir, "--max-num-seqs", str(config.max_num_seqs)]
+    return [*result, *engine_options(config, given)]
+
+
+def engine_options(config: ServeConfig, given: Sequence[str], adapter_room: int = 1) -> list[str]:
+    """vLLM's arguments for the options ``given``, and the limits of adapters; ``adapter_room``: by how much
+    vLLM's number of loaded ones exceeds Penstock's. Raises ConfigError for a refused option."""
+    values = msgspec.structs.asdict(config)
+    result: list[str] = []
     for field in given:
         if field in REFUSED:
-            raise ConfigError(f"--{_flag(field)} cannot be set with --engine vllm: {REFUSED[field]}")
+            flag = "--engine vllm" if config.attach is None else "--attach"
+            raise ConfigError(f"--{_flag(field)} cannot be set with {flag}: {REFUSED[field]}")
         value = values[field]
         if field in SAME_NAME or field in OTHER_NAME:
             flag = OTHER_NAME.get(field, _flag(field))
@@ -62,12 +70,15 @@ def arguments(config: ServeConfig, model_dir: str, given: Sequence[str]) -> list
             result += ["--kv-events-config", msgspec.json.encode(_vllm_kv_events(config)).decode()]
         elif field == "async_scheduling" and value != "auto":
             result.append("--async-scheduling" if value == "on" else "--no-async-scheduling")
+    if config.attach is not None and "max_num_seqs" in given:
+        result += ["--max-num-seqs", str(config.max_num_seqs)]
     if config.enable_expert_parallel:
         result.append("--enable-expert-parallel")
     lora = lora_settings(config)
     if lora.enabled:
         result += ["--enable-lora", "--max-loras", str(lora.max_loras)]
-        result += ["--max-lora-rank", str(lora.max_lora_rank), "--max-cpu-loras", str(lora.max_cpu_loras)]
+        result += ["--max-lora-rank", str(lora.max_lora_rank)]
+        result += ["--max-cpu-loras", str(adapter_room * lora.max_cpu_loras)]
     return [*result, *lora.engine_args]
 
 

@@ -54,11 +54,25 @@ class VllmStreams:
 
     def submit(self, server: int, request: Submit) -> None:
         """Queue a stream. Raises RequestRejected, WireError."""
-        table = self.table
-        if table.find(server, request.stream) is not None:
+        self._check(server, request)
+        self.queue.push(server, request, self.table.free_count(), adapter_of(request, self._adapters))
+
+    def _check(self, server: int, request: Submit) -> None:
+        """Raises RequestRejected, WireError."""
+        if self.table.find(server, request.stream) is not None:
             raise WireError(f"Submit.stream {request.stream} is running already")
-        check_request(request, table.max_model_len, self._vocab_size)
-        self.queue.push(server, request, table.free_count(), adapter_of(request, self._adapters))
+        check_request(request, self.table.max_model_len, self._vocab_size)
+
+    def begin_at_once(self, server: int, request: Submit) -> int | None:
+        """Give a stream that need not wait a slot, without the queue. Returns the slot; None: it has to wait,
+        see :meth:`submit`. Raises RequestRejected, WireError."""
+        table = self.table
+        if self.queue or not table.free_count():
+            return None
+        self._check(server, request)
+        slot = table.allocate(server, request, adapter_of(request, self._adapters))
+        self._alternatives[slot] = request.sampling.logprobs
+        return slot
 
     def abort(self, server: int, streams: Sequence[int]) -> None:
         """Stop streams: waiting ones at once, others by :meth:`take_aborted`."""

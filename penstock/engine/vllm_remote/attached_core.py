@@ -67,7 +67,7 @@ class AttachedCore:
     @property
     def has_output(self) -> bool:
         """Whether :meth:`receive` has something, which may be that the engine is lost."""
-        return bool(self._waiting) or self._connection.has_output or self._connection.may_have_changed
+        return bool(self._waiting) or self._connection.has_output or self._connection.has_news
 
     def receive(self) -> tuple[DecodedOutputs, list[memoryview]] | None:
         """The next outputs, and the frames of their message; None: there are none. Raises EngineLost."""
@@ -87,10 +87,10 @@ class AttachedCore:
             self.heard_at = time.monotonic()
             if frames[0] == ENGINE_DEAD:
                 raise EngineLost("vLLM's engine has failed; its own log says why")
-        elif self._connection.may_have_changed:
+        elif self._connection.has_news:
             self._connection.check()
-        if self._connection.receive_ready() is not None:
-            raise EngineLost("another engine process has taken its place")
+            if self._connection.receive_ready() is not None:
+                raise EngineLost("another engine process has taken its place")
         return frames
 
     def _decode(self, frames: list[memoryview]) -> DecodedOutputs:

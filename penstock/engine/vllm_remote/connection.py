@@ -38,6 +38,8 @@ BIND_TIMEOUT_S = 10.0
 RETRY_S = 0.1
 _CONNECTED = zmq.EVENT_HANDSHAKE_SUCCEEDED
 _GONE = zmq.EVENT_DISCONNECTED
+_NOBLOCK, _NOBLOCK_MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
+_POLLIN, _EVENTS = int(zmq.POLLIN), zmq.EVENTS
 _NOTHING = (b"\x01", b"\x90")
 """An abort of no requests: tells whether the engine is connected."""
 
@@ -58,6 +60,8 @@ class EngineConnection:
         self._outputs.setsockopt(zmq.RCVHWM, OUTPUTS_AHEAD)
         self._outputs.setsockopt(zmq.MAXMSGSIZE, MAX_OUTPUT_BYTES)
         self._monitors: list[zmq.Socket[Any]] = []
+        self._others: tuple[zmq.Socket[Any], ...] = ()
+        """All sockets but that of outputs."""
         self._peers: list[set[int]] = [set(), set()]
         """Descriptors of the connections to each socket, whose peers speak ZMQ."""
         self.watched = False
@@ -70,6 +74,7 @@ class EngineConnection:
         except zmq.ZMQError:
             self.close()
             raise
+        self._others = self._requests, *self._monitors
 
     @property
     def ports(self) -> tuple[int, int]:
@@ -83,7 +88,7 @@ class EngineConnection:
     @property
     def wakeups(self) -> Sequence[Wakeup]:
         """To be polled: readable when there is something to receive, or a connection has broken."""
-        return self._outputs, self._requests, *self._monitors
+        return self._outputs, *self._others
 
     # -- requests
 
@@ -107,8 +112,13 @@ class EngineConnection:
             raise EngineLost("it has closed its connection")
 
     def _send(self, frames: Sequence[bytes]) -> bool:
+        send = self._requests.send
+        *others, last = frames
         try:
-            self._requests.send_multipart([self._identity, *frames], zmq.NOBLOCK)
+            send(self._identity, _NOBLOCK_MORE)
+            for frame in others:  # as in send_multipart, which combines the flags anew for each frame
+                send(frame, _NOBLOCK_MORE)
+            send(last, _NOBLOCK)
         except zmq.ZMQError as error:
             if error.errno == zmq.EHOSTUNREACH:
                 return False
@@ -120,12 +130,12 @@ class EngineConnection:
     @property
     def has_output(self) -> bool:
         """Whether :meth:`receive` returns something."""
-        return bool(cast(int, self._outputs.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        return bool(cast(int, self._outputs.getsockopt(_EVENTS)) & _POLLIN)
 
     def receive(self) -> list[memoryview] | None:
         """The frames of one message of outputs, or None if none waits. Raises EngineLost."""
         try:
-            frame = self._outputs.recv(zmq.NOBLOCK, copy=False)
+            frame = self._outputs.recv(_NOBLOCK, copy=False)
         except zmq.Again:
             return None
         frames = [frame.buffer]
@@ -139,9 +149,9 @@ class EngineConnection:
     # -- both
 
     @property
-    def may_have_changed(self) -> bool:
-        """Whether :meth:`check` has something to read."""
-        return any(cast(int, monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN for monitor in self._monitors)
+    def has_news(self) -> bool:
+        """Whether :meth:`check` or :meth:`receive_ready` has something to read."""
+        return any(cast(int, socket.getsockopt(_EVENTS)) & _POLLIN for socket in self._others)
 
     def check(self) -> None:
         """Read which connections have been made or have ended. Raises EngineLost if the engine's has.

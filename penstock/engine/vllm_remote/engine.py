@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from penstock.config.serve import ServeConfig
 from penstock.engine.base import Load, RequestRejected, StepRows
 from penstock.engine.batch.rows import concat_rows
-from penstock.engine.lora.adapter_table import AdapterTable
+from penstock.engine.lora.adapter_table import AdapterTable, LoadedAdapter
 from penstock.engine.lora.lora_modules import lora_settings
 from penstock.engine.vllm.adapter_copies import AdapterCopies
 from penstock.engine.vllm.adapter_loader import VllmAdapterLoader, request_of
@@ -94,6 +95,8 @@ class AttachedEngine:
         """Requests that vLLM has not begun yet, when it has last told."""
         self._speculates = any("speculative" in argument for argument in config.engine_args or ())
         self._silence_s = config.engine_hang_timeout
+        self._lost: EngineLost | None = None
+        """Why the engine is lost, as was found outside of a step."""
         self._lost_weights = False
         """Whether vLLM has dropped the model's weights."""
         log.info("engine %d is vLLM %s, attached", rank, ready.vllm_version)
@@ -110,13 +113,28 @@ class AttachedEngine:
         if self._speculates and (sampling.min_p or sampling.logit_bias):
             field = "min_p" if sampling.min_p else "logit_bias"
             raise RequestRejected(f"{field}: vLLM does not support it with speculative decoding, which is on")
-        self._streams.submit(server, request)
+        slot = self._streams.begin_at_once(server, request)
+        if slot is None:
+            self._streams.submit(server, request)
+            return
+        try:
+            self._send(slot, request, self._streams.table.adapters.get(slot))
+        except RequestRejected:
+            self._release([slot])
+            raise
+        except EngineLost as error:  # the next step's: this stream goes on elsewhere, with all others
+            self._lost = error
 
     def abort(self, server: int, streams: Sequence[int]) -> None:
         self._streams.abort(server, streams)
 
     def drop_server(self, server: int) -> None:
-        self._release(self._streams.drop_server(server), abort=True)
+        slots = self._streams.drop_server(server)
+        try:
+            self._core.abort([self._ids.of(slot) for slot in slots])
+        except EngineLost as error:
+            self._lost = error
+        self._release(slots)
 
     def take_admitted(self) -> Sequence[tuple[int, int]]:
         return self._streams.table.take_admitted()
@@ -141,10 +159,8 @@ class AttachedEngine:
     def _running_ids(self) -> list[str]:
         return [self._ids.of(slot) for slot in self._streams.table.running_slots()]
 
-    def _release(self, slots: Sequence[int], *, abort: bool = False) -> None:
-        """Free slots. ``abort``: vLLM still runs their requests. Raises EngineLost."""
-        if abort:
-            self._core.abort([self._ids.of(slot) for slot in slots])
+    def _release(self, slots: Sequence[int]) -> None:
+        """Free slots, whose requests vLLM runs no longer."""
         for slot in slots:
             self._ids.forget(slot)
         self._streams.release(slots)
@@ -152,22 +168,20 @@ class AttachedEngine:
     def _admit(self) -> None:
         """Give vLLM as many waiting requests as there are free slots."""
         while (first := self._streams.next_waiting()) is not None:
-            if not self._streams.table.running():
-                self._core.heard_at = time.monotonic()  # silence counts from now on
             slot = self._streams.begin(first)
             try:
-                frames = encode_add(
-                    self._ids.assign(slot),
-                    first.request,
-                    self._eos,
-                    self.info.vocab_size,
-                    request_of(first.adapter),
-                )
+                self._send(slot, first.request, first.adapter)
             except RequestRejected as error:
                 self._release([slot])
                 self._streams.queue.fail(first, error.code, str(error))
-                continue
-            self._core.send(frames)
+
+    def _send(self, slot: int, request: Submit, adapter: LoadedAdapter | None) -> None:
+        """Give vLLM the request of a slot. Raises RequestRejected, EngineLost."""
+        if self._streams.table.running() == 1:
+            self._core.heard_at = time.monotonic()  # silence counts from now on
+        self._core.send(
+            encode_add(self._ids.assign(slot), request, self._eos, self.info.vocab_size, request_of(adapter))
+        )
 
     # -- the step
 
@@ -181,7 +195,8 @@ class AttachedEngine:
         """Whether there is output, a stream to begin or to end, or the engine is silent."""
         streams = self._streams
         return bool(
-            self._core.has_output
+            self._lost is not None
+            or self._core.has_output
             or streams.aborted
             or streams.queue.has_finished()
             or (streams.queue and streams.table.free_count())
@@ -198,6 +213,8 @@ class AttachedEngine:
 
     def step(self) -> StepRows:
         """Admit waiting streams, settle the next outputs of vLLM's. Raises EngineLost."""
+        if self._lost is not None:
+            raise self._lost
         parts = [self._take_aborted()] if self._streams.aborted else []
         self._admit()
         if self._streams.queue.has_finished():
@@ -215,7 +232,8 @@ class AttachedEngine:
     def _take_aborted(self) -> StepRows:
         """The ends of aborted streams, with their held tokens; frees their slots."""
         slots, rows = self._streams.take_aborted()
-        self._release(slots, abort=True)
+        self._core.abort([self._ids.of(slot) for slot in slots])
+        self._release(slots)
         return rows
 
     def _settle(self, decoded: DecodedOutputs, frames: list[memoryview]) -> list[StepRows]:
@@ -243,11 +261,11 @@ class AttachedEngine:
 
     def _check_room(self, decoded: DecodedOutputs) -> None:
         """Raises EngineLost for more tokens than were asked for, or than the vocabulary has."""
-        table = self._streams.table
+        table, slots = self._streams.table, decoded.slots
         added = 1 if decoded.count is None else decoded.count
-        if (table.length[decoded.slots] + added > table.end[decoded.slots]).any():
+        if np.count_nonzero(table.length[slots] + added > table.end[slots]):
             raise EngineLost("it sent more tokens than a request asked for")
-        if len(decoded.tokens) and int(decoded.tokens.max()) >= self.info.vocab_size:
+        if np.count_nonzero(decoded.tokens.view(np.uint32) >= self.info.vocab_size):
             raise EngineLost("it sent a token that the vocabulary does not have")
 
     def _read_rare(self, events: StepEvents, entry: int, output: Output, frames: list[memoryview]) -> None:

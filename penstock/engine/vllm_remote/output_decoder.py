@@ -32,8 +32,9 @@ FEW = 24
 operations 40 in all."""
 ID_BYTES = 16
 _ID_HEADER = 0xA0 | ID_BYTES
-_PADDING = 32
+_PADDING = 512
 """Bytes after a message that may be read beyond its end, before the ends are checked."""
+_NOT_ASCII = np.uint64(0x8080808080808080)
 _LEARN_FROM = 16
 """Records that are tried to learn the empty fields' bytes from."""
 _INT_BYTES = np.zeros(256, np.intp)
@@ -43,7 +44,6 @@ _INT_BYTES[[0xCC, 0xCD, 0xCE]] = 2, 3, 5
 _INT_SHIFT = np.zeros(256, np.uint32)
 """By the first byte: how far the four bytes behind it are to be shifted."""
 _INT_SHIFT[[0xCC, 0xCD]] = 24, 16
-_U32_MAX_TOKEN = 1 << 31
 
 
 class UnreadableOutput(ValueError):
@@ -143,11 +143,13 @@ class OutputDecoder:
             return None
         tokens = _Tokens(data, _overlapping(scratch, ">u4"), places + (1 + ID_BYTES))
         header = int(places[0]) - start
-        if not tokens.valid or header not in (1, 3) or int(tokens.ends[-1]) >= size:
+        if not tokens.valid or header not in (1, 3):
             return None
         starts = places - header
         if not self._empty_fields and not self._learn(message, starts, tokens.ends):
             return None
+        if int(tokens.ends[-1]) + len(self._empty_fields) > size:
+            return None  # also those before end within the message: each is followed by a record
         plain = self._are_plain(scratch, starts, header, tokens.ends)
         unusual = np.flatnonzero(~plain)
         if len(unusual) > records // 2:
@@ -155,11 +157,15 @@ class OutputDecoder:
         rest = self._rest(message, start, starts, tokens.ends, last_plain=bool(plain[-1]))
         if rest is None:
             return None
-        slots = self._ids.slots_of(words[places + (1 + ID_BYTES // 2)])
-        rare = self._rare(message, starts, unusual, rest)
-        self.by_columns += 1
-        if slots.min() < 0:
+        keys = words[places + (1 + ID_BYTES // 2)]
+        slots = self._ids.slots_of(keys)
+        rare = self._rare(message, starts, unusual, rest) if len(unusual) else []
+        if np.count_nonzero(slots < 0):
+            if np.count_nonzero(keys & _NOT_ASCII):
+                return None
+            self.by_columns += 1
             return _known_only(slots, tokens, rest, rare)
+        self.by_columns += 1
         _check_unique(slots)
         return DecodedOutputs(slots, tokens.values, tokens.count, rest, rare)
 
@@ -180,10 +186,9 @@ class OutputDecoder:
         # With the header of the id, which places have in common.
         heads = _overlapping(scratch, "<u4" if header == 3 else "<u2")[starts]
         plain: NDArray[np.bool_] = heads == heads[0]
-        limit = len(words) - 1
         for offset in [*range(0, length - 8, 8), length - 8]:
             expected = np.frombuffer(empty[offset : offset + 8], "<u8")[0]
-            plain &= words[np.minimum(ends + offset, limit)] == expected
+            plain &= words[ends + offset] == expected
         plain[:-1] &= ends[:-1] + length == starts[1:]
         return plain
 
@@ -224,7 +229,8 @@ class _Tokens:
     def __init__(self, data: NDArray[np.uint8], following: NDArray[np.uint32], places: Places) -> None:
         """``following``: the four bytes at each place, as a number."""
         headers = data[places]
-        self.valid = bool((headers >> 4 == 9).all())
+        single = not np.count_nonzero(headers != 0x91)
+        self.valid = single or not np.count_nonzero(headers >> 4 != 9)
         """Whether all are lists of at most 15 non-negative numbers."""
         self.count: Slots | None = None
         """intp[R]: tokens of each list; None: one."""
@@ -233,7 +239,7 @@ class _Tokens:
         self.values = np.zeros(0, np.int32)
         if not self.valid:
             return
-        if (headers == 0x91).all():
+        if single:
             self.values = self._next(data, following, slice(None))
             return
         count = self.count = (headers & 15).astype(np.intp)
@@ -248,16 +254,17 @@ class _Tokens:
     ) -> NDArray[np.int32]:
         """Read a number at ``ends`` of ``some`` lists, and advance these."""
         ends = self.ends[some]
-        if len(ends) and int(ends.max()) + 5 >= len(data):
+        if len(ends) and int(ends[-1]) + 5 >= len(data):
             self.valid = False
             return np.zeros(len(ends), np.int32)
         first = data[ends]
         size = _INT_BYTES[first]
         wide = following[ends + 1].astype(np.uint32) >> _INT_SHIFT[first]
-        values = np.where(size == 1, first, wide)
-        self.valid = self.valid and bool(size.all()) and int(values.max(initial=0)) < _U32_MAX_TOKEN
+        values = np.where(size == 1, first, wide).astype(np.uint32, copy=False)
+        self.valid = self.valid and np.count_nonzero(size) == len(size)
         self.ends[some] = ends + size
-        return values.astype(np.int32)
+        tokens: I32 = values.view(np.int32)  # one above the largest int32 is negative, and refused later
+        return tokens
 
 
 def _known_only(
@@ -276,7 +283,7 @@ def _known_only(
 
 def _check_unique(slots: Slots) -> None:
     """Raises UnreadableOutput for a request with two outputs in a message."""
-    if len(slots) > 1 and np.bincount(slots).max() > 1:
+    if len(slots) > 1 and np.count_nonzero(np.bincount(slots) > 1):
         raise UnreadableOutput("a message has two outputs of a request")
 
 

@@ -38,7 +38,7 @@ class RequestIds:
         request_id = f"{self.tag}{slot:04x}{count:04x}"
         self._ids[slot] = request_id
         self._slots[request_id] = slot
-        self._keys[slot] = np.frombuffer(request_id[8:].encode(), "<u8")[0]
+        self._keys[slot] = int.from_bytes(request_id[8:].encode(), "little")
         return request_id
 
     def of(self, slot: int) -> str:
@@ -66,12 +66,12 @@ class RequestIds:
             | ((nibbles >> np.uint64(12)) & np.uint64(0xF0))
             | ((nibbles >> np.uint64(24)) & np.uint64(0xF))
         ).astype(np.intp)
-        known = slots < len(self._keys)
-        if not known.all():
-            slots[~known] = 0
-        known &= self._keys[slots] == keys
-        if not known.all():
-            slots[~known] = -1
+        beyond = slots >= len(self._keys)
+        if np.count_nonzero(beyond):
+            slots[beyond] = 0
+        others = self._keys[slots] != keys
+        if np.count_nonzero(others):
+            slots[others] = -1
         return slots
 
     def slot_of(self, request_id: str) -> int | None:
