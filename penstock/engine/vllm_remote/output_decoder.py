@@ -207,17 +207,18 @@ class OutputDecoder:
     def _rare(
         self, message: memoryview, starts: Places, unusual: Places, rest: Outputs
     ) -> list[tuple[int, Output]]:
-        """The records that are not plain. Each must be one value, from its place to the next one."""
+        """Those of the ``unusual`` records that have more than tokens. Each must be one value, from its place
+        to the next one."""
         decode, last = self._record_decoder.decode, len(starts) - 1
-        return [
-            (
-                index,
-                rest.outputs[0]
-                if index == last
-                else decode(message[int(starts[index]) : int(starts[index + 1])]),
-            )
-            for index in unusual.tolist()
-        ]
+        rare = []
+        for index in unusual.tolist():
+            if index == last:
+                output = rest.outputs[0]
+            else:
+                output = decode(message[int(starts[index]) : int(starts[index + 1])])
+            if not output.is_plain:
+                rare.append((index, output))
+        return rare
 
 
 _ENGINE_0 = b"\x00"
