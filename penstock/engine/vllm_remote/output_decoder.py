@@ -264,7 +264,9 @@ class _Tokens:
         values = np.where(size == 1, first, wide).astype(np.uint32, copy=False)
         self.valid = self.valid and np.count_nonzero(size) == len(size)
         self.ends[some] = ends + size
-        tokens: I32 = values.view(np.int32)  # one above the largest int32 is negative, and refused later
+        tokens: I32 = values.view(np.int32)
+        if np.count_nonzero(tokens < 0):  # above the largest int32
+            self.valid = False
         return tokens
 
 
