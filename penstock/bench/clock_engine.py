@@ -14,6 +14,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +33,7 @@ LENGTH, ABORT = 1, 2
 QUEUED, SCHEDULED = 1, 2
 PARTS = 4
 """Byte strings of a record: head, header of the tokens, tokens, other fields."""
-PARENT_INTERVAL_S = 1.0
+ASKED_EVERY_S = 1.0
 _decode = msgspec.msgpack.decode
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -138,13 +139,13 @@ class ClockEngine:
             "effective_attention_block_size": 16,
         }
 
-    def run(self, parent: int | None = None) -> None:
-        """Serve until the process ``parent`` is no longer this one's, for ever without one."""
+    def run(self, until: Callable[[], bool]) -> None:
+        """Serve until ``until()``, which is asked at least once a second."""
         step_at = time.monotonic()
-        while parent is None or os.getppid() == parent:
+        while not until():
             now = time.monotonic()
             busy = bool(self._waiting or self._running) and not self._asleep
-            wait_s = max(0.0, step_at - now) if busy else PARENT_INTERVAL_S
+            wait_s = max(0.0, step_at - now) if busy else ASKED_EVERY_S
             if self._requests.poll(math.ceil(wait_s * 1000)):
                 self._receive()
                 continue
@@ -271,7 +272,9 @@ class ClockEngine:
         self._outputs.send(b"".join([head, *records, *map(_encode, rest)]))
 
     def close(self) -> None:
-        self._context.destroy(linger=0)
+        for socket in (self._requests, self._outputs):
+            socket.close(linger=0)
+        self._context.term()
 
 
 def _fields(reason: int | None, *, now: float | None = None, prompt: int = 0) -> bytes:
@@ -306,7 +309,8 @@ def main(arguments: list[str]) -> None:
     given = vars(parser.parse_args(arguments))
     engine = ClockEngine(given.pop("host"), given.pop("port"), **given)
     engine.connect()
-    engine.run(os.getppid())
+    parent = os.getppid()
+    engine.run(lambda: os.getppid() != parent)
 
 
 if __name__ == "__main__":

@@ -92,7 +92,6 @@ def _attach_next(
             log.error("%s; waiting for another engine %d", error, rank)
             file.save(Attachment(connection.ports))
             saved, refused = None, True
-    connection.watched = True
     slots = min(MAX_SLOTS, ready.max_num_seqs + max(LEAST_AHEAD, int(AHEAD * ready.max_num_seqs)))
     ids = RequestIds(slots)
     core = AttachedCore(connection, ready, ids, config.engine_hang_timeout)

@@ -125,6 +125,7 @@ class AttachedCore:
                 if answer is None:
                     self._keep(frames)
                 elif answer.call_id == self._next_call:
+                    self._connection.trust_source()
                     return _result(answer)
                 continue
             if self._call_timeout_s and time.monotonic() > began + self._call_timeout_s:

@@ -7,7 +7,8 @@ breaks ends this attachment (:class:`EngineLost`), and the process with it. Its 
 addresses.
 
 Nothing authenticates a peer. A second peer with the engine's identity is left alone, one with another
-identity is not read.
+identity is not read, nor are outputs of any connection but that by which the engine has answered a call whose
+number is random.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ CLOSE_TIMEOUT_MS = 500
 BIND_TIMEOUT_S = 10.0
 """How long a process tries to bind the addresses of its predecessor, which may still be ending."""
 RETRY_S = 0.1
-_CONNECTED = zmq.EVENT_HANDSHAKE_SUCCEEDED
-_GONE = zmq.EVENT_DISCONNECTED
+_SRCFD = int(zmq.SRCFD)
+_ANY = -1
 _NOBLOCK, _NOBLOCK_MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 _POLLIN, _EVENTS = int(zmq.POLLIN), zmq.EVENTS
 _NOTHING = (b"\x01", b"\x90")
@@ -62,14 +63,14 @@ class EngineConnection:
         self._monitors: list[zmq.Socket[Any]] = []
         self._others: tuple[zmq.Socket[Any], ...] = ()
         """All sockets but that of outputs."""
-        self._peers: list[set[int]] = [set(), set()]
-        """Descriptors of the connections to each socket, whose peers speak ZMQ."""
-        self.watched = False
-        """Whether a connection that breaks ends the attachment."""
+        self._source = _ANY
+        """Descriptor of the connection by which the engine sends outputs; those of others are not read."""
+        self._latest_source = _ANY
+        """Of the latest message."""
         try:
             for socket, port in zip((self._requests, self._outputs), ports, strict=True):
                 _set_options(socket, host)
-                self._monitors.append(socket.get_monitor_socket(_CONNECTED | _GONE))
+                self._monitors.append(socket.get_monitor_socket(zmq.EVENT_DISCONNECTED))
                 _bind(socket, host, port)
         except zmq.ZMQError:
             self.close()
@@ -133,18 +134,28 @@ class EngineConnection:
         return bool(cast(int, self._outputs.getsockopt(_EVENTS)) & _POLLIN)
 
     def receive(self) -> list[memoryview] | None:
-        """The frames of one message of outputs, or None if none waits. Raises EngineLost."""
-        try:
-            frame = self._outputs.recv(_NOBLOCK, copy=False)
-        except zmq.Again:
-            return None
-        frames = [frame.buffer]
-        while frame.more:
-            if len(frames) >= MAX_FRAMES:
-                raise EngineLost(f"it sent a message of more than {MAX_FRAMES} frames")
-            frame = self._outputs.recv(zmq.NOBLOCK, copy=False)
-            frames.append(frame.buffer)
-        return frames
+        """The frames of the engine's next message, or None if none waits. Raises EngineLost."""
+        receive = self._outputs.recv
+        while True:
+            try:
+                frame = receive(_NOBLOCK, copy=False)
+            except zmq.Again:
+                return None
+            source = self._latest_source = frame.get(_SRCFD)
+            frames = [frame.buffer]
+            while frame.more:
+                frame = receive(_NOBLOCK, copy=False)
+                if len(frames) < MAX_FRAMES:
+                    frames.append(frame.buffer)
+            if source == self._source or self._source == _ANY:
+                if len(frames) == MAX_FRAMES:
+                    raise EngineLost(f"it sent a message of {MAX_FRAMES} or more frames")
+                return frames
+
+    def trust_source(self) -> None:
+        """The latest message was the engine's: from here on, only what comes by its connection is read, and
+        :meth:`check` tells when that breaks."""
+        self._source = self._latest_source
 
     # -- both
 
@@ -154,24 +165,15 @@ class EngineConnection:
         return any(cast(int, socket.getsockopt(_EVENTS)) & _POLLIN for socket in self._others)
 
     def check(self) -> None:
-        """Read which connections have been made or have ended. Raises EngineLost if the engine's has.
-
-        Peers that do not speak ZMQ do not count. Outputs come from peers without a name: when any of these
-        is gone, outputs may be lost.
-        """
-        gone = [False, False]
+        """Read which connections have ended. Raises EngineLost if the engine's has, once
+        :meth:`trust_source` has told which that is."""
+        gone: list[set[int]] = [set(), set()]
         for place, monitor in enumerate(self._monitors):
             while monitor.poll(0):
-                event = parse_monitor_message(monitor.recv_multipart())
-                descriptor = int(event["value"])
-                if event["event"] == _CONNECTED:
-                    self._peers[place].add(descriptor)
-                elif descriptor in self._peers[place]:
-                    self._peers[place].discard(descriptor)
-                    gone[place] = True
-        if not self.watched:
+                gone[place].add(int(parse_monitor_message(monitor.recv_multipart())["value"]))
+        if self._source == _ANY:
             return
-        if gone[1] or (gone[0] and not self.is_connected()):
+        if self._source in gone[1] or (gone[0] and not self.is_connected()):
             raise EngineLost("its connection has broken")
 
     def wait(self, timeout_s: float) -> bool:
