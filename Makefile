@@ -55,10 +55,11 @@ $(RAY_VENV)/.installed: pyproject.toml constraints.txt
 test-ray: $(RAY_VENV)/.installed  ## Engines on a real Ray cluster, in an environment of their own.
 	$(RAY_VENV)/bin/python -m pytest tests/placement tests/integration/test_ray.py $(ARGS)
 
-test-vllm: $(VLLM_VENV)/.installed  ## The tests of --engine vllm, on the CPU.
+test-vllm: $(VLLM_VENV)/.installed  ## The tests of --engine vllm and --attach, on the CPU.
 	$(VLLM_VENV)/bin/python -m pytest --slow -k "not torch" $(ARGS) \
 		tests/engine/vllm tests/dialects/test_fields.py tests/integration/test_vllm.py \
-		tests/integration/test_vllm_lora.py tests/integration/test_vllm_transfer.py tests/integration/test_golden.py
+		tests/integration/test_vllm_lora.py tests/integration/test_vllm_transfer.py tests/integration/test_golden.py \
+		tests/integration/test_attach_vllm.py
 
 $(VLLM_VENV)/.installed: requirements-vllm.txt pyproject.toml
 	$(PYTHON) -m venv $(VLLM_VENV)

@@ -13,7 +13,7 @@ import httpx
 import msgspec
 
 from penstock.bench.certificate import make_certificate
-from penstock.bench.clock_engines import ClockEngines
+from penstock.bench.clock.processes import ClockEngines
 from penstock.bench.deadline import Deadline
 from penstock.bench.errors import BenchError
 from penstock.bench.load.messages import LoadPlan, RoundResult

@@ -81,7 +81,7 @@ class AttachedServer:
         host, port = self.address
         own = ("--rank", str(rank), "--ranks", str(self._ranks), "--step-ms", STEP_MS)
         vocabulary = ("--vocab-size", str(read_vocab_size(DEMO_DIR)))
-        command = [sys.executable, "-m", "penstock.bench.clock_engine", host, str(port)]
+        command = [sys.executable, "-m", "penstock.bench.clock.engine", host, str(port)]
         self.engines[rank] = subprocess.Popen([*command, *own, *vocabulary, *self._engine_options, *options])
         return self.engines[rank]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import openai
 import pytest
 
+from tests.integration.attached_vllm import AttachedVllm
 from tests.integration.golden import write_model
 from tests.integration.server import SYNTHETIC, VLLM_START_S, Server, in_vllm
 
@@ -46,6 +47,20 @@ def tiny_llama_in_vllm(vllm_model: Path, tmp_path_factory: pytest.TempPathFactor
     directory = tmp_path_factory.mktemp("vllm")
     with Server(*in_vllm(vllm_model), directory=directory, start_s=VLLM_START_S) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def tiny_llama_attached(vllm_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The same in a headless engine of vLLM's, attached."""
+    with AttachedVllm(*in_vllm(vllm_model), directory=tmp_path_factory.mktemp("attached")) as running:
+        yield running
+
+
+@pytest.fixture(params=["tiny_llama_in_vllm", "tiny_llama_attached"], ids=["embedded", "attached"])
+def vllm_server(request: pytest.FixtureRequest) -> Server:
+    """vLLM's engine on the model of the recorded replies, in either way."""
+    server: Server = request.getfixturevalue(request.param)
+    return server
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import zmq
 
-from penstock.bench.clock_engine import ClockEngine
+from penstock.bench.clock.engine import ClockEngine
 from penstock.engine.vocabulary import read_vocab_size
 from penstock.supervisor.startup.model_resolution import DEMO_DIR
 from tests.integration.attached import AttachedServer

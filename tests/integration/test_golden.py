@@ -15,7 +15,11 @@ ALLOWED = allowed_differences()
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", params=["tiny_llama", "tiny_llama_in_vllm"], ids=["torch", "vllm"])
+@pytest.fixture(
+    scope="module",
+    params=["tiny_llama", "tiny_llama_in_vllm", "tiny_llama_attached"],
+    ids=["torch", "vllm", "attached"],
+)
 def replayed(request: pytest.FixtureRequest) -> dict[str, list[Difference]]:
     """What differs, by name of the case."""
     server: Server = request.getfixturevalue(request.param)

@@ -59,24 +59,24 @@ def test_structured_output_goes_on_in_its_grammar(pair: Server) -> None:
         assert text in choice["choice"]
 
 
-def test_seeded_streams_are_repeatable(tiny_llama_in_vllm: Server) -> None:
+def test_seeded_streams_are_repeatable(vllm_server: Server) -> None:
     body = COMMON | {"max_tokens": 20, "temperature": 1.0, "seed": 7}
-    first, again = (tiny_llama_in_vllm.complete(**body)["choices"][0]["text"] for _ in range(2))
+    first, again = (vllm_server.complete(**body)["choices"][0]["text"] for _ in range(2))
     assert first == again
-    assert tiny_llama_in_vllm.complete(**body | {"seed": 8})["choices"][0]["text"] != first
+    assert vllm_server.complete(**body | {"seed": 8})["choices"][0]["text"] != first
 
 
-def test_json_by_schema(tiny_llama_in_vllm: Server) -> None:
+def test_json_by_schema(vllm_server: Server) -> None:
     """Without whitespace, with which random weights would fill all of their output."""
     asked = {"json": SCHEMA, "disable_any_whitespace": True}
     body = {"temperature": 0, "max_tokens": 200, "structured_outputs": asked}
-    choice = tiny_llama_in_vllm.complete("A person as JSON:", **body)["choices"][0]
+    choice = vllm_server.complete("A person as JSON:", **body)["choices"][0]
     assert choice["finish_reason"] == "stop"
     assert set(json.loads(choice["text"])) == {"name", "age"}
 
 
-def test_metrics_have_what_vllm_counts(tiny_llama_in_vllm: Server) -> None:
-    server = tiny_llama_in_vllm
+def test_metrics_have_what_vllm_counts(vllm_server: Server) -> None:
+    server = vllm_server
     prompt = "one two three four five six seven eight nine ten " * 30
     server.complete(prompt, max_tokens=2)
     reply = server.complete(prompt, max_tokens=2)

@@ -16,6 +16,7 @@ import pytest
 from penstock.gateway.routing.endpoint import EndpointLoad
 from tests.adapters import make_adapter
 from tests.gateway.routing.test_load_scrape import read_load
+from tests.integration.attached_vllm import AttachedVllm
 from tests.integration.server import VLLM_START_S, Server, in_vllm, total, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -68,12 +69,18 @@ def adapters(vllm_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return directory
 
 
-@pytest.fixture(scope="module")
-def server(vllm_model: Path, adapters: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+@pytest.fixture(scope="module", params=[Server, AttachedVllm], ids=["embedded", "attached"])
+def server(
+    request: pytest.FixtureRequest,
+    vllm_model: Path,
+    adapters: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Server]:
     own = ("--enable-lora", "--max-loras", "2", "--lora-modules", f"tuned={adapters / 'first'}")
     directory = tmp_path_factory.mktemp("lora")
     arguments = in_vllm(vllm_model, "--lora-dir", str(adapters), own=own)
-    with Server(*arguments, directory=directory, start_s=VLLM_START_S) as running:
+    kind: type[Server] = request.param
+    with kind(*arguments, directory=directory, start_s=VLLM_START_S) as running:
         yield running
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.integration.attached_vllm import AttachedVllm
 from tests.integration.server import VLLM_START_S, Server, in_vllm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -27,8 +28,10 @@ PARAMS = {"do_remote_decode": True, "remote": {"host": "h", "ids": [1, 2]}, "lar
 BODY: dict[str, Any] = {"prompt": "The with statement", "max_tokens": 3, "temperature": 0}
 
 
-@pytest.fixture(scope="module")
-def server(vllm_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+@pytest.fixture(scope="module", params=[Server, AttachedVllm], ids=["embedded", "attached"])
+def server(
+    request: pytest.FixtureRequest, vllm_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     directory = tmp_path_factory.mktemp("transfer")
     (directory / "echo_connector.py").write_text(CONNECTOR)
     environ = os.environ | {"PYTHONPATH": f"{directory}:{os.environ.get('PYTHONPATH', '')}"}
@@ -39,7 +42,8 @@ def server(vllm_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         "kv_connector_extra_config": {"shared_storage_path": str(directory / "kv")},
     }
     arguments = in_vllm(vllm_model, own=("--kv-transfer-config", json.dumps(config)))
-    with Server(*arguments, directory=directory, environ=environ, start_s=VLLM_START_S) as running:
+    kind: type[Server] = request.param
+    with kind(*arguments, directory=directory, environ=environ, start_s=VLLM_START_S) as running:
         yield running
 
 
@@ -63,6 +67,6 @@ def test_without_them_nothing_is_said(server: Server) -> None:
     assert "kv_transfer_params" not in server.complete(**BODY)
 
 
-def test_without_a_connector_they_are_refused_by_name(tiny_llama_in_vllm: Server) -> None:
-    refused = tiny_llama_in_vllm.post("/v1/completions", BODY | {"kv_transfer_params": PARAMS})
+def test_without_a_connector_they_are_refused_by_name(vllm_server: Server) -> None:
+    refused = vllm_server.post("/v1/completions", BODY | {"kv_transfer_params": PARAMS})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "kv_transfer_params")

@@ -1,4 +1,4 @@
-"""Processes of :mod:`.clock_engine` for a server that attaches engines."""
+"""Processes of :mod:`.engine` for a server that attaches engines."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ClockEngines:
             "--vocab-size": read_vocab_size(DEMO_DIR),
         }
         arguments = [f"{name}={value}" for name, value in options.items()]
-        command = [sys.executable, "-m", "penstock.bench.clock_engine", found[1], found[2], *arguments]
+        command = [sys.executable, "-m", "penstock.bench.clock.engine", found[1], found[2], *arguments]
         self._processes = [
             subprocess.Popen([*command, f"--rank={rank}"], stdin=subprocess.DEVNULL)
             for rank in range(config.engines)

@@ -295,7 +295,7 @@ def _fields(reason: int | None, *, now: float | None = None, prompt: int = 0) ->
 
 
 def main(arguments: list[str]) -> None:
-    """``python -m penstock.bench.clock_engine HOST PORT``; ends with its parent process."""
+    """``python -m penstock.bench.clock.engine HOST PORT``; ends with its parent process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("host")
     parser.add_argument("port", type=int)
