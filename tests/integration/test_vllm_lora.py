@@ -161,7 +161,7 @@ def test_an_adapter_that_does_not_suit_changes_nothing(
     layer = "model.layers.0.self_attn.q_proj"
     make_adapter(adapters / "wide", {layer: (64, 4096)})
     make_adapter(adapters / "other", {"model.layers.0.self_attn.x_proj": (64, 64)})
-    for path, message in (("wide", f"layer {layer}: "), ("other", "vLLM: ValueError: While loading ")):
+    for path, message in (("wide", f"layer {layer}: "), ("other", "While loading ")):
         reply = load(server, "new", path)
         assert reply.status_code >= 400
         assert message in reply.text

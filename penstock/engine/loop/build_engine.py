@@ -45,6 +45,7 @@ def build_engine(launch: Launch, progress: Callable[[str, float | None], None]) 
             address=bind_address(config.attach),
             run_dir=launch.run_dir,
             rank=launch.index,
+            given=launch.given,
         )
     if config.engine == "vllm":
         from penstock.engine.vllm.versions import check_installed

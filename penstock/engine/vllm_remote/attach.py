@@ -59,7 +59,7 @@ def attach(
     handshake. Raises OSError, zmq.ZMQError."""
 
     def waiting() -> None:
-        progress(f"waiting for engine {rank} of vLLM's to connect", None)
+        progress(f"waiting for vLLM's engine {rank} to connect", None)
 
     while True:
         connection, saved = _connect(*address, rank, file)

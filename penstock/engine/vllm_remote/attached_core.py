@@ -6,6 +6,7 @@ step.
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections import deque
@@ -33,6 +34,8 @@ MAX_WAITING_BYTES = 256 << 20
 MAX_REASON_CHARS = 600
 """Of vLLM's own words."""
 WAIT_S = 1.0
+_REASON = re.compile(r"Worker failed with error ['\"](.*)['\"], please check the stack trace")
+"""What a worker of vLLM's says, in what its engine says of it."""
 
 
 class CallFailed(ValueError):
@@ -189,7 +192,10 @@ class AttachedCore:
 
 
 def _result(answer: UtilityOutput) -> Any:
+    """Raises CallFailed."""
     if answer.failure_message is not None:
-        raise CallFailed(" ".join(answer.failure_message.split())[:MAX_REASON_CHARS])
+        words = " ".join(answer.failure_message.split())
+        found = _REASON.search(words)
+        raise CallFailed((found[1] if found else words)[:MAX_REASON_CHARS])
     result = answer.result
     return result[1] if isinstance(result, list) and len(result) == 2 else None

@@ -71,9 +71,11 @@ class AttachedEngine:
         address: tuple[str, int],
         run_dir: str,
         rank: int,
+        given: Sequence[str] = (),
     ) -> None:
-        """Waits for the engine of ``rank``. ``address``: of the handshake (``--attach``). ``run_dir``: where
-        attachments and copies of adapters are kept. Raises ConfigError, OSError, zmq.ZMQError."""
+        """Waits for the engine of ``rank``. ``address``: of the handshake (``--attach``). ``run_dir``:
+        where attachments and copies of adapters are kept. ``given``: fields of ``config`` that the operator
+        has set. Raises ConfigError, OSError, zmq.ZMQError."""
         facts = _ModelFacts(Path(model_dir))
         engine = attach(config, address, AttachmentFile(run_dir, rank), rank, progress)
         connection, ready = engine.connection, engine.ready
@@ -99,6 +101,7 @@ class AttachedEngine:
         """Why the engine is lost, as was found outside of a step."""
         self._lost_weights = False
         """Whether vLLM has dropped the model's weights."""
+        _warn_of_differences(config, given, ready, rank)
         log.info("engine %d is vLLM %s, attached", rank, ready.vllm_version)
 
     def close(self) -> None:
@@ -379,3 +382,14 @@ def _info(config: ServeConfig, facts: _ModelFacts, ready: ReadyResponse) -> Engi
         if lora.enabled
         else None,
     )
+
+
+def _warn_of_differences(config: ServeConfig, given: Sequence[str], ready: ReadyResponse, rank: int) -> None:
+    """Log what the operator has set here and the engine has otherwise: its own values hold."""
+    for field in ("max_model_len", "max_num_seqs", "block_size", "dtype"):
+        wanted, found = getattr(config, field), getattr(ready, field)
+        if field in given and wanted not in (None, "auto", found):
+            flag = field.replace("_", "-")
+            log.warning(
+                "engine %d was started with --%s %s, not %s: its own holds", rank, flag, found, wanted
+            )

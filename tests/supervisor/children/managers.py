@@ -28,6 +28,7 @@ def make(
     all_engines: int | None = None,
     drain_grace: float = 0.0,
     server_hang_timeout: float = 0,
+    serves_with_one_engine: bool = False,
 ) -> ProcessManager:
     """With ``engines``, or an expert-parallel ``group`` of so many."""
     return ProcessManager(
@@ -42,6 +43,7 @@ def make(
         expert_parallel=group > 0,
         first_rank=first_rank,
         all_engines=all_engines,
+        serves_with_one_engine=serves_with_one_engine,
     )
 
 

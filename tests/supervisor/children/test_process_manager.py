@@ -15,6 +15,7 @@ from penstock.supervisor.children.actions import (
     Send,
     ShowProgress,
     Spawn,
+    WriteLog,
 )
 from penstock.supervisor.children.child_state import EXIT_GRACE_S
 from penstock.wire.control import Heartbeat, ProcessFailed, Progress, Ready, Stop
@@ -45,6 +46,21 @@ def test_announces_once_when_the_last_one_is_ready() -> None:
     assert done(actions) == [ShowProgress(ENGINE, done_with), AnnounceReady()]
     assert manager.info(ENGINE) == {"device": "cpu"}
     assert done(manager.report(ENGINE, Ready(), 13.0)) == []
+
+
+def test_attached_engines_may_come_one_by_one() -> None:
+    """Clients are served from the first one on; the others may take their time."""
+    manager = make(engines=2, coordinator=True, serves_with_one_engine=True)
+    manager.start(0.0)
+    second, coordinator = ProcessName("engine", 1), ProcessName("coordinator", 0)
+    assert AnnounceReady() not in manager.report(second, Ready(), 1.0)
+    assert AnnounceReady() not in manager.report(SERVER, Ready(), 2.0)
+    assert AnnounceReady() in manager.report(coordinator, Ready(), 3.0)
+    manager.report(ENGINE, Progress(text="waiting"), 90.0)
+    assert Kill(ENGINE) not in manager.tick(STARTUP_S + 1)
+    late = manager.report(ENGINE, Ready(), 150.0)
+    assert [action.text for action in late if isinstance(action, WriteLog)] == ["engine 0 is ready"]
+    assert AnnounceReady() not in late
 
 
 def test_progress_is_shown_and_renews_the_time_to_start() -> None:
