@@ -47,7 +47,7 @@ class VllmStreams:
         self._adapters = adapters
         self._logprobs_buffer = LogprobsBuffer(self.table)
         self._prompt_logprobs = PromptLogprobsState(self.table)
-        self._alternatives = np.full(slots, -1, np.int32)
+        self.alternatives = np.full(slots, -1, np.int32)
         """Candidates per token that a slot's stream wants beside the token itself; -1: no logprobs."""
 
     # -- streams come and go
@@ -71,7 +71,7 @@ class VllmStreams:
             return None
         self._check(server, request)
         slot = table.allocate(server, request, adapter_of(request, self._adapters))
-        self._alternatives[slot] = request.sampling.logprobs
+        self.alternatives[slot] = request.sampling.logprobs
         return slot
 
     def abort(self, server: int, streams: Sequence[int]) -> None:
@@ -98,7 +98,7 @@ class VllmStreams:
         """Give a waiting stream a slot. Returns the slot."""
         self.queue.remove(first)
         slot = self.table.allocate(first.server, first.request, first.adapter)
-        self._alternatives[slot] = first.request.sampling.logprobs
+        self.alternatives[slot] = first.request.sampling.logprobs
         return slot
 
     def take_aborted(self) -> tuple[list[int], StepRows]:
@@ -110,14 +110,14 @@ class VllmStreams:
     def release(self, slots: Sequence[int]) -> None:
         """Streams have ended; their slots are free."""
         for slot in slots:
-            self._alternatives[slot] = -1
+            self.alternatives[slot] = -1
             self.aborted.pop(slot, None)
             self.table.release(slot)
 
     def fail_all(self, code: str, message: str) -> StepRows:
         """End every stream with an error, and free all slots."""
-        wanting = self._alternatives >= 0
-        self._alternatives[:] = -1
+        wanting = self.alternatives >= 0
+        self.alternatives[:] = -1
         self.aborted.clear()
         rows = self.table.fail_all(
             code, message, lambda slots: self._logprobs_buffer.take_held(slots, wanting)
@@ -170,7 +170,7 @@ class VllmStreams:
             return table.rows(slots, finish)
         self._append_scored(slots, tokens, count, events)
         due = table.due(slots, finish)
-        logprobs = self._logprobs_buffer.take_due(slots, due, self._alternatives[slots] >= 0)
+        logprobs = self._logprobs_buffer.take_due(slots, due, self.alternatives[slots] >= 0)
         rows = table.rows(slots, finish)
         rows.logprobs = logprobs
         return rows
@@ -197,7 +197,7 @@ class VllmStreams:
         ids = np.stack([scores.ids[index] for _, scores in wanted])
         values = np.stack([scores.values[index] for _, scores in wanted])
         rank = np.array([scores.rank[index] for _, scores in wanted], np.int32)
-        absent = np.arange(ids.shape[1]) > self._alternatives[slots[row]][:, None]
+        absent = np.arange(ids.shape[1]) > self.alternatives[slots[row]][:, None]
         ids[absent], values[absent] = -1, -np.inf
         held = self.table.length[slots] - self.table.sent[slots]
         self._logprobs_buffer.append(slots, held - 1, Logprobs(row, ids, values, rank).split())

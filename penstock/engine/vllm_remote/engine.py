@@ -254,7 +254,7 @@ class AttachedEngine:
         events = StepEvents()
         try:
             for entry, output in decoded.rare:
-                self._read_rare(events, entry, output, frames)
+                self._read_rare(events, entry, int(decoded.slots[entry]), output, frames)
         except UnreadableArray as error:
             raise EngineLost(f"it sent what cannot be understood: {error}") from None
         self._check_room(decoded)
@@ -271,7 +271,9 @@ class AttachedEngine:
         if np.count_nonzero(decoded.tokens.view(np.uint32) >= self.info.vocab_size):
             raise EngineLost("it sent a token that the vocabulary does not have")
 
-    def _read_rare(self, events: StepEvents, entry: int, output: Output, frames: list[memoryview]) -> None:
+    def _read_rare(
+        self, events: StepEvents, entry: int, slot: int, output: Output, frames: list[memoryview]
+    ) -> None:
         """Read the fields of an output beside its tokens. Raises UnreadableArray, EngineLost."""
         if output.finish_reason is not None:
             events.ended.append((entry, self._finish(events, entry, output)))
@@ -285,13 +287,17 @@ class AttachedEngine:
         if output.prefill_stats is not None:
             events.cached.append((entry, output.prefill_stats.num_cached_tokens))
             self._counts.external_prompt_tokens += output.prefill_stats.num_external_cached_tokens
-        if output.new_logprobs is not None and output.new_token_ids:
+        wants = self._streams.alternatives[slot] >= 0
+        if output.new_logprobs is not None and output.new_token_ids and wants:
             scores = read_logprobs(output.new_logprobs, frames)
             if len(scores.rank) < len(output.new_token_ids):
                 raise UnreadableArray("logprobs of fewer tokens than there are")
             events.logprobs.append((entry, scores))
         if output.new_prompt_logprobs is not None:
-            events.prompts.append((entry, read_logprobs(output.new_prompt_logprobs, frames)))
+            prompt = read_logprobs(output.new_prompt_logprobs, frames)
+            if len(prompt.rank) >= self._streams.table.prompt_len[slot]:
+                raise UnreadableArray("logprobs of more tokens than the prompt has")
+            events.prompts.append((entry, prompt))
 
     def _finish(self, events: StepEvents, entry: int, output: Output) -> FinishReason | None:
         """Why an output is its request's last; None: an error. Raises EngineLost for an abort: this side has
@@ -317,7 +323,7 @@ class AttachedEngine:
         return Load(
             waiting=len(streams.queue) + waiting,
             running=running - waiting,
-            kv_used=min(max(self._counts.kv_usage, 0.0), 1.0),
+            kv_used=_fraction(self._counts.kv_usage),
             generated=streams.table.generated,
         )
 
@@ -352,6 +358,11 @@ class AttachedEngine:
                 return "the directory of the engine's own --profiler-config"
             case _:
                 raise ValueError(f"an attached engine has no operation {method!r}")
+
+
+def _fraction(number: float) -> float:
+    """``number`` within 0 and 1; 0 for what is none."""
+    return min(number, 1.0) if number > 0 else 0.0
 
 
 class _ModelFacts:
