@@ -21,8 +21,7 @@ from penstock.engine.vllm.base_shapes import BaseShapes
 from penstock.engine.vllm.internals import VllmCore
 from penstock.engine.vllm.startup_progress import startup_progress
 from penstock.engine.vllm.step_output import VllmStepOutput
-from penstock.engine.vllm.streams import Slots, VllmStreams
-from penstock.wire.kv_events import KVCacheEvent
+from penstock.engine.vllm.streams import EngineOfStreams, Slots, VllmStreams
 from penstock.wire.messages import Submit
 from penstock.wire.sockets import ProcessGroupSpec, Wakeup
 
@@ -30,7 +29,7 @@ STALLED_WAIT_S = 0.001
 """Seconds that a step without output waits while requests wait for a transfer or a grammar; as in vLLM."""
 
 
-class VllmEngine:
+class VllmEngine(EngineOfStreams):
     """Streams wait in Penstock's queue for a slot; requests with a slot are in vLLM, which schedules them."""
 
     wakeups: Sequence[Wakeup] = ()
@@ -84,26 +83,10 @@ class VllmEngine:
     def submit(self, server: int, request: Submit) -> None:
         self._streams.submit(server, request)
 
-    def abort(self, server: int, streams: Sequence[int]) -> None:
-        self._streams.abort(server, streams)
-
     def drop_server(self, server: int) -> None:
         slots = self._streams.drop_server(server)
         self._core.abort([self._request_ids[slot] for slot in slots])
         self._release(slots)
-
-    def take_admitted(self) -> Sequence[tuple[int, int]]:
-        return self._streams.table.take_admitted()
-
-    def take_preempted(self) -> Sequence[tuple[int, int]]:
-        return self._streams.table.take_preempted()
-
-    def take_kv_events(self) -> Sequence[KVCacheEvent]:
-        """vLLM publishes them itself."""
-        return ()
-
-    def on_resubmitted_start(self, notify: Callable[[int, int], None]) -> None:
-        self._streams.table.notify_start = notify
 
     def fail_all(self, code: str, message: str) -> StepRows:
         if not self._broken:

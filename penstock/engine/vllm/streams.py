@@ -7,7 +7,7 @@ interval. How requests reach vLLM, and what they are called there, is the caller
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from penstock.engine.schedule.waiting_queue import WaitingQueue, WaitingStream
 from penstock.engine.vllm.step_output import StepEvents, TokenLogprobs
 from penstock.wire.arrays import I8, I32
 from penstock.wire.frames import FinishReason
+from penstock.wire.kv_events import KVCacheEvent
 from penstock.wire.logprobs import Logprobs
 from penstock.wire.messages import EngineInfo, KVTransferParams, Submit, WireError
 
@@ -223,3 +224,25 @@ class VllmStreams:
 
     def _failure(self, slot: int, message: str) -> StreamFailure:
         return self.table.failure(slot, "engine_error", message)
+
+
+class EngineOfStreams:
+    """What an engine of vLLM's leaves to its streams, as :class:`penstock.engine.base.Engine` wants it."""
+
+    _streams: VllmStreams
+
+    def abort(self, server: int, streams: Sequence[int]) -> None:
+        self._streams.abort(server, streams)
+
+    def take_admitted(self) -> Sequence[tuple[int, int]]:
+        return self._streams.table.take_admitted()
+
+    def take_preempted(self) -> Sequence[tuple[int, int]]:
+        return self._streams.table.take_preempted()
+
+    def take_kv_events(self) -> Sequence[KVCacheEvent]:
+        """vLLM publishes them itself."""
+        return ()
+
+    def on_resubmitted_start(self, notify: Callable[[int, int], None]) -> None:
+        self._streams.table.notify_start = notify

@@ -26,14 +26,13 @@ from penstock.engine.vllm.adapter_copies import AdapterCopies
 from penstock.engine.vllm.adapter_loader import VllmAdapterLoader, request_of
 from penstock.engine.vllm.base_shapes import BaseShapes
 from penstock.engine.vllm.step_output import StepEvents, VllmCounters
-from penstock.engine.vllm.streams import VllmStreams
+from penstock.engine.vllm.streams import EngineOfStreams, VllmStreams
 from penstock.engine.vllm_remote.arrays import UnreadableArray, read_logprobs
 from penstock.engine.vllm_remote.attach import attach
 from penstock.engine.vllm_remote.output_decoder import DecodedOutputs
 from penstock.engine.vllm_remote.requests import encode_add
 from penstock.engine.vocabulary import read_eos_token_ids, read_vocab_size
 from penstock.wire.frames import FinishReason
-from penstock.wire.kv_events import KVCacheEvent
 from penstock.wire.messages import EngineInfo, LoraInfo, Submit
 from penstock.wire.sockets import Wakeup
 from penstock.wire.vllm.attachment_file import AttachmentFile
@@ -57,7 +56,7 @@ FINISHED: dict[int, FinishReason] = {
 }
 
 
-class AttachedEngine:
+class AttachedEngine(EngineOfStreams):
     """Streams wait in Penstock's queue for a slot; requests with a slot are in vLLM, which schedules them."""
 
     # -- lifetime: process
@@ -128,9 +127,6 @@ class AttachedEngine:
         except EngineLost as error:  # the next step's: this stream goes on elsewhere, with all others
             self._lost = error
 
-    def abort(self, server: int, streams: Sequence[int]) -> None:
-        self._streams.abort(server, streams)
-
     def drop_server(self, server: int) -> None:
         slots = self._streams.drop_server(server)
         try:
@@ -138,19 +134,6 @@ class AttachedEngine:
         except EngineLost as error:
             self._lost = error
         self._release(slots)
-
-    def take_admitted(self) -> Sequence[tuple[int, int]]:
-        return self._streams.table.take_admitted()
-
-    def take_preempted(self) -> Sequence[tuple[int, int]]:
-        return self._streams.table.take_preempted()
-
-    def take_kv_events(self) -> Sequence[KVCacheEvent]:
-        """vLLM publishes them itself."""
-        return ()
-
-    def on_resubmitted_start(self, notify: Callable[[int, int], None]) -> None:
-        self._streams.table.notify_start = notify
 
     def fail_all(self, code: str, message: str) -> StepRows:
         with contextlib.suppress(EngineLost):

@@ -308,10 +308,11 @@ def test_rows_of_several_tokens(engine: VllmEngine, monkeypatch: pytest.MonkeyPa
     """As drafts give them: the columns take several tokens of a stream, others none or one."""
     received = Run()
     started(engine, range(3), received)
-    names = {int(engine._table.stream[slot]): name for name, slot in engine._slots.items()}
+    table = engine._streams.table
+    names = {int(table.stream[slot]): name for name, slot in engine._slots.items()}
     held = {
-        stream: engine._table.history[slot, len(PROMPT) : engine._table.length[slot]].tolist()
-        for slot, stream in enumerate(engine._table.stream[:SLOTS].tolist())
+        stream: table.history[slot, len(PROMPT) : table.length[slot]].tolist()
+        for slot, stream in enumerate(table.stream[:SLOTS].tolist())
         if slot in engine._request_ids
     }
     given = {0: [5, 6, 7], 1: [8], 2: [9, 10]}
