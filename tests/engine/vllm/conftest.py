@@ -18,4 +18,5 @@ else:
         "test_engine.py",
         "test_adapters.py",
         "test_speculation.py",
+        "test_wire_contract.py",
     ]
