@@ -6,6 +6,7 @@ step.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
 import time
@@ -53,6 +54,7 @@ class AttachedCore:
         self._ready = ready
         self._call_timeout_s = call_timeout_s
         self._decoder = OutputDecoder(ids)
+        self._outgoing: list[Sequence[bytes]] = []
         self._waiting: deque[list[memoryview]] = deque()
         self._waiting_bytes = 0
         self._next_call = secrets.randbelow(1 << 30)
@@ -105,19 +107,28 @@ class AttachedCore:
     # -- requests
 
     def send(self, frames: Sequence[bytes]) -> None:
-        """Raises EngineLost."""
-        self._connection.send(frames)
+        """Send a message with the next :meth:`flush`."""
+        self._outgoing.append(frames)
 
     def abort(self, request_ids: Sequence[str]) -> None:
-        """Abort requests; unknown ones are ignored. Raises EngineLost."""
+        """Abort requests with the next :meth:`flush`; unknown ones are ignored."""
         if request_ids:
-            self._connection.send(encode_abort(list(request_ids)))
+            self._outgoing.append(encode_abort(list(request_ids)))
+
+    def flush(self) -> None:
+        """Send what waits. Messages that follow one another closely cost one wake-up of ZMQ's thread and one
+        system call together. Raises EngineLost."""
+        if self._outgoing:
+            outgoing, self._outgoing = self._outgoing, []
+            for frames in outgoing:
+                self._connection.send(frames)
 
     # -- calls
 
     def call(self, method: str, *arguments: Any, on_wait: Callable[[], None] = lambda: None) -> Any:
         """The result of a method of the engine's. ``on_wait`` is called once a second. Raises CallFailed,
         EngineLost."""
+        self.flush()
         self._next_call += 1
         self._connection.send(encode_call(self._next_call, method, arguments))
         began = time.monotonic()
@@ -188,6 +199,9 @@ class AttachedCore:
             return
 
     def close(self) -> None:
+        """Send what waits, and close the connection."""
+        with contextlib.suppress(EngineLost):
+            self.flush()
         self._connection.close()
 
 

@@ -7,7 +7,6 @@ the supervisor starts a successor, which waits for the engine, or for another on
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -104,8 +103,7 @@ class AttachedEngine(EngineOfStreams):
         log.info("engine %d is vLLM %s, attached", rank, ready.vllm_version)
 
     def close(self) -> None:
-        with contextlib.suppress(EngineLost):
-            self._core.abort(self._running_ids())
+        self._core.abort(self._running_ids())
         self._core.close()
 
     # -- streams come and go
@@ -124,20 +122,14 @@ class AttachedEngine(EngineOfStreams):
         except RequestRejected:
             self._release([slot])
             raise
-        except EngineLost as error:  # the next step's: this stream goes on elsewhere, with all others
-            self._lost = error
 
     def drop_server(self, server: int) -> None:
         slots = self._streams.drop_server(server)
-        try:
-            self._core.abort([self._ids.of(slot) for slot in slots])
-        except EngineLost as error:
-            self._lost = error
+        self._core.abort([self._ids.of(slot) for slot in slots])
         self._release(slots)
 
     def fail_all(self, code: str, message: str) -> StepRows:
-        with contextlib.suppress(EngineLost):
-            self._core.abort(self._running_ids())
+        self._core.abort(self._running_ids())
         for slot in self._streams.table.running_slots():
             self._ids.forget(slot)
         return self._streams.fail_all(code, message)
@@ -162,7 +154,7 @@ class AttachedEngine(EngineOfStreams):
                 self._streams.queue.fail(first, error.code, str(error))
 
     def _send(self, slot: int, request: Submit, adapter: LoadedAdapter | None) -> None:
-        """Give vLLM the request of a slot. Raises RequestRejected, EngineLost."""
+        """Give vLLM the request of a slot. Raises RequestRejected."""
         if self._streams.table.running() == 1:
             self._core.heard_at = time.monotonic()  # silence counts from now on
         self._core.send(
@@ -178,8 +170,13 @@ class AttachedEngine(EngineOfStreams):
         )
 
     def can_step(self) -> bool:
-        """Whether there is output, a stream to begin or to end, or the engine is silent."""
+        """Whether there is output, a stream to begin or to end, or the engine is silent or lost. Sends what
+        has been submitted since."""
         streams = self._streams
+        try:
+            self._core.flush()
+        except EngineLost as error:
+            self._lost = error
         return bool(
             self._lost is not None
             or self._core.has_output
@@ -210,6 +207,7 @@ class AttachedEngine(EngineOfStreams):
             parts += self._settle(*received)
         elif self._is_silent():
             raise EngineLost(f"it has requests, and has sent nothing for {self._silence_s:g} s")
+        self._core.flush()
         return concat_rows(parts)
 
     def dummy_step(self) -> None:

@@ -147,6 +147,7 @@ class Attached:
             self.ends[failure.stream] = failure.message
 
     def sent(self, kind: bytes) -> list[Any]:
+        self.core.flush()
         return [msgspec.msgpack.decode(frames[1]) for frames in self.connection.sent if frames[0] == kind]
 
 
