@@ -20,6 +20,7 @@ from penstock.config.options.hosts import HEAD
 from penstock.config.origins import Origins
 from penstock.config.secret_files import warn_if_open_to_others
 from penstock.config.serve import ServeConfig
+from penstock.engine.vllm.engine_command import engine_commands
 from penstock.exit_codes import EXIT_FAILED, StartupError, exit_code_of
 from penstock.http.api_key_file import load_api_keys
 from penstock.http.sockets.listener import ListenSocket, open_listener
@@ -60,6 +61,7 @@ from penstock.telemetry.spans import check_tracing_libraries
 from penstock.wire.control import Info, Launch
 from penstock.wire.scripted import ScriptedRule
 from penstock.wire.sockets import coordinator_address, new_incarnation
+from penstock.wire.vllm.addresses import split_address
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +86,8 @@ def serve(
     logging_setup.configure("supervisor", config.log_level, config.log_format)
     for name, origin in (origins or {}).items():
         log.debug("%s is set by %s", name, origin)
+    if config.attach is not None:
+        _prepare_to_attach(config, origins or {})
     cluster_key = None if config.cluster_key_file is None else read_cluster_key(config.cluster_key_file)
     if config.otlp_endpoint is not None:
         check_tracing_libraries()
@@ -306,6 +310,20 @@ class _Service:
         with contextlib.suppress(OSError):  # standard error is closed
             sys.stderr.write(f"{banner(facts)}\nready in {seconds:.1f} s\n")
             sys.stderr.flush()
+
+
+def _prepare_to_attach(config: ServeConfig, origins: Origins) -> None:
+    """Log how engines are started, and which options say nothing here. Raises ConfigError for options of
+    other engines."""
+    if "engine" in origins:
+        log.warning("%s has no effect: engines are vLLM's with --attach", origins["engine"])
+    if config.run_dir is None:
+        log.info("without --run-dir, engines must be restarted when this server is")
+    model = "MODEL" if config.model is None else config.model
+    commands = engine_commands(config, model, sorted(origins))
+    if split_address(str(config.attach))[1]:  # otherwise the coordinator tells the port
+        for command in commands:
+            log.info("engines start with: %s", command)
 
 
 def _local_api_server_count(config: ServeConfig) -> int:
