@@ -58,6 +58,7 @@ class VllmHandshake:
         self._files = [AttachmentFile(run_dir, rank) for rank in range(ranks)]
         self._clock = clock
         self._complain = RateLimitedLog(log, logging.ERROR)
+        self._tell = RateLimitedLog(log, logging.INFO)
         self._waiting: dict[int, str] = {}
         """Address of each engine that has said HELLO and is not answered yet, by its rank."""
         self._retry_at = 0.0
@@ -135,9 +136,9 @@ class VllmHandshake:
         if message.status == "HELLO":
             self._waiting[rank] = peer
             self._retry_at = 0.0
-            log.info("engine %d at %s wants to be attached", rank, peer)
+            self._tell(f"hello {rank}", "engine %d at %s wants to be attached", rank, peer)
         elif message.status == "READY":
-            log.info("engine %d at %s has loaded its model", rank, peer)
+            self._tell(f"ready {rank}", "engine %d at %s has loaded its model", rank, peer)
             self._check_hash(rank, message.parallel_config_hash)
 
     def _check_hash(self, rank: int, given: str | None) -> None:

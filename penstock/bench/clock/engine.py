@@ -12,14 +12,17 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import zmq
+
+from penstock.wire.sockets import tcp_address
 
 VERSION = "0.32.0"
 OUTPUT_FIELDS = 18
@@ -31,6 +34,8 @@ LAST_TOKEN = FIRST_TOKEN + TOKENS
 HANDSHAKE_TIMEOUT_MS = 60_000
 LENGTH, ABORT = 1, 2
 QUEUED, SCHEDULED = 1, 2
+RAW_VIEW = 3
+"""Extension type of an array's data."""
 PARTS = 4
 """Byte strings of a record: head, header of the tokens, tokens, other fields."""
 ASKED_EVERY_S = 1.0
@@ -52,6 +57,8 @@ class Stream:
     """Place at which it ends."""
     prompt: int
     """Tokens of the prompt."""
+    logprobs: int | None
+    """Candidates wanted beside each token; None: no logprobs."""
 
 
 class ClockEngine:
@@ -71,7 +78,7 @@ class ClockEngine:
         vocab_size: int = FIRST_TOKEN + TOKENS,
     ) -> None:
         """``host``, ``port``: of the handshake. ``rank``: its own, of ``ranks``."""
-        self._address = f"tcp://{host}:{port}"
+        self._address = tcp_address(host, port)
         self._rank, self._ranks = rank, ranks
         self._identity = rank.to_bytes(2, "little")
         self._step_s = step_ms / 1000
@@ -92,6 +99,7 @@ class ClockEngine:
         """The handshake. Raises TimeoutError."""
         handshake = self._context.socket(zmq.DEALER)
         handshake.setsockopt(zmq.IDENTITY, self._identity)
+        handshake.setsockopt(zmq.IPV6, 1)
         handshake.connect(self._address)
         handshake.send(_encode({"status": "HELLO", "local": False, "headless": True}))
         if not handshake.poll(HANDSHAKE_TIMEOUT_MS):
@@ -103,6 +111,8 @@ class ClockEngine:
         self._outputs = self._context.socket(zmq.PUSH)
         self._outputs.setsockopt(zmq.SNDHWM, 0)
         self._outputs.setsockopt(zmq.LINGER, 1000)
+        for socket in (self._requests, self._outputs):
+            socket.setsockopt(zmq.IPV6, 1)
         self._requests.connect(addresses["inputs"][0])
         self._outputs.connect(addresses["outputs"][0])
         self._requests.send(_encode(self.ready_response()))
@@ -178,7 +188,9 @@ class ClockEngine:
         wanted = params.get("max_tokens", 16)
         head = b"\xdc" + OUTPUT_FIELDS.to_bytes(2, "big") + _encode(request_id)
         end = min(len(prompt) + wanted, self._max_model_len)
-        self._waiting[request_id] = Stream(head, prompt[0], len(prompt), end, len(prompt))
+        self._waiting[request_id] = Stream(
+            head, prompt[0], len(prompt), end, len(prompt), params.get("logprobs")
+        )
 
     def _answer(self, call_id: int, method: str, arguments: list[Any]) -> None:
         match method:
@@ -206,7 +218,7 @@ class ClockEngine:
         total = len(encoded)
         for request_id, stream in self._running.items():
             first = stream.key * 7919 + stream.place
-            if number == 1:
+            if number == 1 and stream.logprobs is None:
                 token = encoded[first % total]
                 stream.place += 1
                 if stream.place < stream.end:
@@ -218,7 +230,11 @@ class ClockEngine:
                 tokens = b"".join(encoded[(first + place) % total] for place in range(count))
                 stream.place += count
             end = stream.place >= stream.end
-            records += (stream.head, bytes([0x90 | count]), tokens, _fields(LENGTH) if end else self._empty)
+            fields = self._empty
+            if end or stream.logprobs is not None:
+                scored = [FIRST_TOKEN + (first + place) % total for place in range(count)]
+                fields = _fields(LENGTH if end else None, scored=scored, width=stream.logprobs)
+            records += (stream.head, bytes([0x90 | count]), tokens, fields)
             if end:
                 ended.append(request_id)
         for request_id in ended:
@@ -235,7 +251,10 @@ class ClockEngine:
             token = self._encoded[(stream.key * 7919 + stream.place) % len(self._encoded)]
             stream.place += 1
             reason = LENGTH if stream.place >= stream.end else None
-            records += (stream.head, b"\x91", token, _fields(reason, now=now, prompt=stream.prompt))
+            fields = _fields(
+                reason, now=now, prompt=stream.prompt, scored=[_decode(token)], width=stream.logprobs
+            )
+            records += (stream.head, b"\x91", token, fields)
             if reason is None:
                 self._running[request_id] = stream
 
@@ -289,8 +308,16 @@ class ClockEngine:
         self._context.term()
 
 
-def _fields(reason: int | None, *, now: float | None = None, prompt: int = 0) -> bytes:
-    """The fields behind the tokens of a record. ``now``: of a stream's first output."""
+def _fields(
+    reason: int | None,
+    *,
+    now: float | None = None,
+    prompt: int = 0,
+    scored: Sequence[int] = (),
+    width: int | None = None,
+) -> bytes:
+    """The fields behind the tokens of a record. ``now``: of a stream's first output. ``scored``: its tokens,
+    which have logprobs with ``width`` candidates each, unless that is None."""
     events = None if now is None else [{"type": kind, "timestamp": now} for kind in (QUEUED, SCHEDULED)]
     prefill = None
     if now is not None:
@@ -302,8 +329,27 @@ def _fields(reason: int | None, *, now: float | None = None, prompt: int = 0) ->
             "num_external_cached_tokens": 0,
             "num_cache_creation_tokens": prompt,
         }
-    values = [None, None, None, reason, None, events, None, None, None, prefill, None, 0]
+    logprobs = None if width is None else _logprobs(scored, width)
+    values = [logprobs, None, None, reason, None, events, None, None, None, prefill, None, 0]
     return b"".join(map(_encode, values)) + b"\xc0" * (OUTPUT_FIELDS - 14)
+
+
+def _logprobs(tokens: Sequence[int], width: int) -> list[Any]:
+    """Of each token and the ``width`` ids behind it, the token being the most likely one."""
+    places = range(width + 1)
+    ids = struct.pack(
+        f"<{len(tokens) * (width + 1)}i", *(token + place for token in tokens for place in places)
+    )
+    values = struct.pack(f"<{width + 1}f", *(-0.5 - place for place in places)) * len(tokens)
+    ranks = struct.pack("<i", 1) * len(tokens)
+    shape = (len(tokens), width + 1)
+    ext = msgspec.msgpack.Ext
+    return [
+        ("<i4", shape, ext(RAW_VIEW, ids)),
+        ("<f4", shape, ext(RAW_VIEW, values)),
+        ("<i4", shape[:1], ext(RAW_VIEW, ranks)),
+        None,
+    ]
 
 
 def main(arguments: list[str]) -> None:

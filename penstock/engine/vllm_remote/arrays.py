@@ -44,7 +44,7 @@ def read_array(value: Any, frames: Sequence[memoryview]) -> NDArray[Any]:
     try:
         name, shape, data = value
     except (TypeError, ValueError):
-        raise UnreadableArray(f"{str(value)[:80]} is no array") from None
+        raise UnreadableArray(f"{type(value).__name__} instead of an array") from None
     dtype = DTYPES.get(name, name) if isinstance(name, str) else None
     if dtype not in _ACCEPTED:
         raise UnreadableArray(f"an array of {str(name)[:80]!r}")
@@ -63,7 +63,7 @@ def read_logprobs(value: Any, frames: Sequence[memoryview]) -> TokenLogprobs:
     """Logprobs of L tokens, from arrays of ids [L, W], logprobs [L, W] and ranks [L]. Raises
     UnreadableArray."""
     if not isinstance(value, list) or len(value) < 3:
-        raise UnreadableArray(f"{str(value)[:80]} are no logprobs")
+        raise UnreadableArray(f"{type(value).__name__} instead of logprobs")
     ids, values, rank = (read_array(each, frames) for each in value[:3])
     if ids.ndim != 2 or values.shape != ids.shape or rank.shape != ids.shape[:1] or not ids.shape[1]:
         raise UnreadableArray(f"logprobs of the shapes {ids.shape}, {values.shape} and {rank.shape}")
@@ -77,4 +77,6 @@ def _buffer(data: Any, frames: Sequence[memoryview]) -> memoryview:
         return memoryview(data.data)
     if isinstance(data, int) and not isinstance(data, bool) and 0 < data < len(frames):
         return frames[data]
-    raise UnreadableArray(f"data in frame {str(data)[:80]} of {len(frames)}")
+    if isinstance(data, int):
+        raise UnreadableArray(f"data in frame {data} of {len(frames)}")
+    raise UnreadableArray(f"{type(data).__name__} instead of data")

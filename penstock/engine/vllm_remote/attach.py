@@ -36,6 +36,8 @@ AHEAD = 0.125
 """Requests that vLLM is given beyond those that it can run, as a fraction: a slot that it frees is filled in
 its next step, without a message to here and back."""
 LEAST_AHEAD = 4
+CALL_TIME = 0.8
+"""Time for an answer, as a fraction of --engine-hang-timeout, after which this process would be killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ def _attach_next(
             saved, refused = None, True
     slots = min(MAX_SLOTS, ready.max_num_seqs + max(LEAST_AHEAD, int(AHEAD * ready.max_num_seqs)))
     ids = RequestIds(slots)
-    core = AttachedCore(connection, ready, ids, config.engine_hang_timeout)
+    core = AttachedCore(connection, ready, ids, CALL_TIME * config.engine_hang_timeout)
     if core.call("is_sleeping", on_wait=waiting):
         log.info("engine %d sleeps; it is woken up", rank)
         core.call("wake_up", on_wait=waiting)

@@ -239,6 +239,7 @@ class AttachedEngine(EngineOfStreams):
         except UnreadableArray as error:
             raise EngineLost(f"it sent what cannot be understood: {error}") from None
         self._check_room(decoded)
+        self._check_scored(decoded, events)
         parts, ended = self._streams.settle(decoded.slots, decoded.tokens, decoded.count, events)
         self._release(ended)
         return parts
@@ -251,6 +252,14 @@ class AttachedEngine(EngineOfStreams):
             raise EngineLost("it sent more tokens than a request asked for")
         if np.count_nonzero(decoded.tokens.view(np.uint32) >= self.info.vocab_size):
             raise EngineLost("it sent a token that the vocabulary does not have")
+
+    def _check_scored(self, decoded: DecodedOutputs, events: StepEvents) -> None:
+        """Raises EngineLost for tokens without the logprobs that were asked for."""
+        wanting = self._streams.alternatives[decoded.slots] >= 0
+        if decoded.count is not None:
+            wanting &= decoded.count > 0
+        if np.count_nonzero(wanting) != len(events.logprobs):
+            raise EngineLost("it sent tokens without the logprobs that were asked for")
 
     def _read_rare(
         self, events: StepEvents, entry: int, slot: int, output: Output, frames: list[memoryview]

@@ -304,24 +304,25 @@ def test_a_usage_beyond_bounds_is_none(attached: Attached, usage: float) -> None
         ({"finish": ABORT}, "it is shutting down, or was paused"),
         ({"logprobs": [1, 2, 3]}, "cannot be understood"),
         ({"prompt": [inline([[1]], "<i4")]}, "cannot be understood"),
-        (
-            {
-                "logprobs": [
-                    inline(np.zeros((0, 1)), "<i4"),
-                    inline(np.zeros((0, 1)), "<f4"),
-                    inline([], "<i4"),
-                ]
-            },
-            "fewer",
-        ),
+        ({"logprobs": NO_LOGPROBS}, "fewer tokens"),
+        ({"prompt": LONG_PROMPT}, "more tokens than the prompt"),
+        ({"logprobs": None}, "without the logprobs"),
     ],
 )
 def test_what_an_engine_must_not_send_loses_it(
     attached: Attached, change: dict[str, Any], reason: str
 ) -> None:
-    attached.submit(0, logprobs=0)
-    attached.connection.put([attached.record(0, **({"tokens": [1]} | change))])
+    attached.submit(0, logprobs=0, prompt_logprobs=0)
+    scores = [inline([[1]], "<i4"), inline([[-1]], "<f4"), inline([1], "<i4"), None]
+    attached.connection.put([attached.record(0, **({"tokens": [1], "logprobs": scores} | change))])
     with pytest.raises(EngineLost, match=reason):
+        attached.steps()
+
+
+def test_a_request_with_two_outputs_in_a_message(attached: Attached) -> None:
+    attached.submit(0)
+    attached.connection.put([attached.record(0, [1])] * 2)
+    with pytest.raises(EngineLost, match="two outputs of a request"):
         attached.steps()
 
 
