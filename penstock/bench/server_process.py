@@ -19,6 +19,7 @@ import psutil
 from penstock.bench.errors import BenchError
 from penstock.config.bench import BenchHostConfig
 from penstock.config.introspect import PREFIX
+from penstock.supervisor.startup.model_resolution import DEMO_DIR
 
 SHOWN_LINES = 20
 """Last lines of the server's output that an error shows."""
@@ -134,6 +135,7 @@ class ServerProcess:
 def serve_arguments(config: BenchHostConfig, api_servers: int = 1) -> list[str]:
     """The command line of a server with the synthetic engine. ``--server-args`` come last and override."""
     engine: dict[str, object] = {"--attach": ATTACH}
+    model = [str(DEMO_DIR)] if config.attach else []
     if not config.attach:
         engine = {
             "--engine": "synthetic",
@@ -150,7 +152,8 @@ def serve_arguments(config: BenchHostConfig, api_servers: int = 1) -> list[str]:
         "--max-model-len": model_len(config),
         "--drain-timeout": 1,
     }
-    return serve_command(options, config.server_args)
+    command, *arguments = serve_command(options, config.server_args)
+    return [command, *model, *arguments]
 
 
 def slots(config: BenchHostConfig) -> int:

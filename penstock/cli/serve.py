@@ -23,12 +23,8 @@ def run(config: ServeConfig, origins: Origins) -> int:
 
 def _model(config: ServeConfig) -> str:
     """The model as engines elsewhere are to find it."""
-    if config.model is not None:
-        path = Path(config.model).expanduser()
-        return str(path.absolute()) if path.is_dir() else config.model
-    from penstock.supervisor.startup.model_resolution import DEMO_DIR
-
-    return str(DEMO_DIR)
+    path = Path(str(config.model)).expanduser()
+    return str(path.absolute()) if path.is_dir() else str(config.model)
 
 
 COMMAND = Command(

@@ -98,13 +98,24 @@ def _check_attach(config: ServeConfig) -> None:
     """Raises ValueError for options that do not go with engines that run elsewhere."""
     flag = f"--attach {config.attach}"
     port = int(str(config.attach).rpartition(":")[2])
-    last = port + 2 * config.data_parallel_size + ATTACH_GROUP_PORTS
-    if port and last >= 1 << 16:
+    size = config.data_parallel_size
+    last = port + 2 * size if port else 0
+    if max(port, last) >= 1 << 16:
+        what = f"{size} engines take ports up to {last}" if port < 1 << 16 else f"{port} is no port"
+        raise ValueError(f"{flag}: {what}, and 65535 is the last one")
+    if config.print_engine_command and not port:
+        raise ValueError(f"--print-engine-command: needs a port, and {flag} takes any that is free")
+    if config.model is None:
         raise ValueError(
-            f"{flag}: {config.data_parallel_size} engines take ports up to {last}, and 65535 is the last"
+            f"{flag}: name MODEL, the engines' model; its config and tokenizer are needed here, too"
         )
     for option, given, why in (
         ("--engine synthetic", config.engine == "synthetic", "it attaches vLLM's engines"),
+        (
+            f"--data-parallel-start-rank {config.data_parallel_start_rank}",
+            config.data_parallel_start_rank > 0,
+            "it is an option of the engines' commands",
+        ),
         ("--headless", config.headless, "attached engines may run on any host; this one serves them"),
         ("--coordinator", config.coordinator is not None, "attached engines may run on any host"),
         ("--data-parallel-backend ray", config.data_parallel_backend == "ray", "it starts no engines"),
@@ -122,10 +133,6 @@ def _check_attach(config: ServeConfig) -> None:
             f"--data-parallel-size-local {local}: with {flag} it is the number of engines per host, which "
             f"divides --data-parallel-size {config.data_parallel_size}"
         )
-
-
-ATTACH_GROUP_PORTS = 7
-"""Ports behind those of the engines that engines of a mixture-of-experts model take to step together."""
 
 
 def _check_batch_invariant(config: ServeConfig) -> None:

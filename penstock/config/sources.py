@@ -90,7 +90,13 @@ def resolve(
     for option, origin, given in sources.vllm_environment(origins):
         values[option.field] = convert(option, origin, given)
         origins[option.field] = origin
-    sources.review(str(values.get("engine", "torch")))
+    attached = values.get("attach") is not None
+    engine = str(values.get("engine", "vllm" if attached else "torch"))
+    if attached and engine != "vllm":
+        raise ConfigError(
+            f"{origins['engine']} {engine}: does not go with --attach, whose engines are vLLM's"
+        )
+    sources.review(engine, attached=attached)
     try:
         return Resolved(msgspec.convert(values, config), origins, sources.remarks)
     except msgspec.ValidationError as error:  # a rule over several fields, from __post_init__
@@ -185,8 +191,9 @@ class _Sources:
         set_ = self._environ.items()
         return [name for name, text in set_ if name.startswith("VLLM_") and not is_service_link(name, text)]
 
-    def review(self, engine: str) -> None:
-        """Raises ConfigError for flags of other servers that cannot be passed over with this engine."""
+    def review(self, engine: str, *, attached: bool) -> None:
+        """Raises ConfigError for flags of other servers that cannot be passed over with this engine.
+        ``attached``: with --attach."""
         if self._other_servers is None:
             return
         if names := self._vllm_names():
@@ -197,7 +204,7 @@ class _Sources:
             from penstock.config.other_servers.review import Review
 
             own = {option.flag for option in self._options}
-            review = Review(self._foreign, engine, own)
+            review = Review(self._foreign, engine, own, attached=attached)
             if review.problems:
                 raise review.error(self._other_servers.program, self._other_servers.rest, self._options)
             self.remarks += review.notes

@@ -15,6 +15,9 @@ import re
 import time
 from pathlib import Path
 
+import zmq
+
+from penstock.config.errors import ConfigError
 from penstock.coordinator.state import CoordinatorState, Outgoing
 from penstock.coordinator.vllm_handshake import VllmHandshake
 from penstock.logging_setup import RateLimitedLog
@@ -70,6 +73,8 @@ def run(control: ControlChannel) -> int:
             local_ranks=frozenset(launch.local_ranks),
             incarnation=launch.incarnation,
         )
+        if handshake is not None:
+            handshake.is_attached = state.has_engine
         file = BoardFile(launch.run_dir, launch.incarnation)
         file.load(state.board)
         coordinator = Coordinator(socket, state, file)
@@ -100,15 +105,18 @@ def run(control: ControlChannel) -> int:
 
 
 def _open_handshake(launch: Launch) -> VllmHandshake | None:
-    """Where vLLM's engines connect to be attached; None: none are. Raises OSError, zmq.ZMQError."""
+    """Where vLLM's engines connect to be attached; None: none are. Raises ConfigError, OSError."""
     config = launch.config
     if config.attach is None:
         return None
     host, port = bind_address(config.attach)
     in_group = config.data_parallel_size > 1 and has_experts(Path(launch.model_dir))
-    handshake = VllmHandshake(
-        host, port, ranks=config.data_parallel_size, run_dir=launch.run_dir, in_group=in_group
-    )
+    try:
+        handshake = VllmHandshake(
+            host, port, ranks=config.data_parallel_size, run_dir=launch.run_dir, in_group=in_group
+        )
+    except zmq.ZMQError as error:
+        raise ConfigError(str(error)) from None
     log.info(
         "vLLM's engines connect with --data-parallel-address %s --data-parallel-rpc-port %d",
         split_address(config.attach)[0],

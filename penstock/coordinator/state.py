@@ -140,6 +140,10 @@ class CoordinatorState:
                 self._rounds.on_sent(identity, message.number)
                 return []
 
+    def has_engine(self, rank: int) -> bool:
+        """Whether the engine of ``rank`` is a member."""
+        return rank in self._holders
+
     def add_metrics(self, metrics: ProcessMetrics) -> None:
         """Metrics of the coordinator process itself."""
         self.version += 1

@@ -55,10 +55,13 @@ class VllmHandshake:
         self._host = host
         self._given_port = port
         self._ranks = ranks
-        self._files = [AttachmentFile(run_dir, rank) for rank in range(ranks)]
+        self._files = [AttachmentFile(run_dir, port, rank) for rank in range(ranks)]
         self._clock = clock
         self._complain = RateLimitedLog(log, logging.ERROR)
         self._tell = RateLimitedLog(log, logging.INFO)
+        self._warn = RateLimitedLog(log, logging.WARNING)
+        self.is_attached: Callable[[int], bool] = lambda rank: False
+        """Whether a rank has an engine."""
         self._waiting: dict[int, str] = {}
         """Address of each engine that has said HELLO and is not answered yet, by its rank."""
         self._retry_at = 0.0
@@ -136,7 +139,11 @@ class VllmHandshake:
         if message.status == "HELLO":
             self._waiting[rank] = peer
             self._retry_at = 0.0
-            self._tell(f"hello {rank}", "engine %d at %s wants to be attached", rank, peer)
+            if self.is_attached(rank):
+                text = "another engine %d, at %s, wants to be attached: it is left alone until the first is lost"
+                self._warn(f"hello {rank}", text, rank, peer)
+            else:
+                self._tell(f"hello {rank}", "engine %d at %s wants to be attached", rank, peer)
         elif message.status == "READY":
             self._tell(f"ready {rank}", "engine %d at %s has loaded its model", rank, peer)
             self._check_hash(rank, message.parallel_config_hash)

@@ -61,7 +61,7 @@ from penstock.telemetry.spans import check_tracing_libraries
 from penstock.wire.control import Info, Launch
 from penstock.wire.scripted import ScriptedRule
 from penstock.wire.sockets import coordinator_address, new_incarnation
-from penstock.wire.vllm.addresses import split_address
+from penstock.wire.vllm.addresses import bind_address, split_address
 
 log = logging.getLogger(__name__)
 
@@ -315,12 +315,13 @@ class _Service:
 def _prepare_to_attach(config: ServeConfig, origins: Origins) -> None:
     """Log how engines are started, and which options say nothing here. Raises ConfigError for options of
     other engines."""
-    if "engine" in origins:
-        log.warning("%s has no effect: engines are vLLM's with --attach", origins["engine"])
+    try:
+        bind_address(str(config.attach))
+    except OSError as error:
+        raise ConfigError(f"--attach {config.attach}: {error.strerror}") from None
     if config.run_dir is None:
         log.info("without --run-dir, engines must be restarted when this server is")
-    model = "MODEL" if config.model is None else config.model
-    commands = engine_commands(config, model, sorted(origins))
+    commands = engine_commands(config, str(config.model), sorted(origins))
     if split_address(str(config.attach))[1]:  # otherwise the coordinator tells the port
         for command in commands:
             log.info("engines start with: %s", command)

@@ -19,7 +19,7 @@ ATTACH = "127.0.0.1:29550"
 
 
 def test_attached_engines_are_vllms() -> None:
-    config = ServeConfig(attach=ATTACH, data_parallel_size=3)
+    config = ServeConfig(model="m", attach=ATTACH, data_parallel_size=3)
     assert config.engine == "vllm"
     assert config.ranks == range(3)
 
@@ -35,13 +35,17 @@ def test_attached_engines_are_vllms() -> None:
             {"data_parallel_size": 4, "data_parallel_size_local": 3},
             "--data-parallel-size-local 3: with --attach",
         ),
+        ({"data_parallel_start_rank": 1}, "--data-parallel-start-rank 1: does not go with --attach"),
+        ({"attach": "h:99999"}, "99999 is no port"),
+        ({"attach": "h:0", "print_engine_command": True}, "--print-engine-command: needs a port"),
+        ({"model": None}, "name MODEL, the engines' model"),
         ({"data_parallel_size_local": 0}, "--data-parallel-size-local 0: with --attach"),
-        ({"attach": "h:65530", "data_parallel_size": 2}, "2 engines take ports up to 65541"),
+        ({"attach": "h:65533", "data_parallel_size": 2}, "2 engines take ports up to 65537"),
     ],
 )
 def test_what_does_not_go_with_it(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ServeConfig(**({"attach": ATTACH} | options))
+        ServeConfig(**({"model": "m", "attach": ATTACH} | options))
 
 
 def test_the_command_needs_an_address() -> None:
@@ -51,7 +55,9 @@ def test_the_command_needs_an_address() -> None:
 
 def test_one_command_for_each_host() -> None:
     config = ServeConfig(
+        model="org/model",
         attach="10.0.0.1:29550",
+        revision="abc",
         data_parallel_size=4,
         data_parallel_size_local=2,
         max_model_len=4096,
@@ -67,6 +73,7 @@ def test_one_command_for_each_host() -> None:
     for command in commands:
         text = shlex.join(command)
         assert "--data-parallel-size 4 --data-parallel-size-local 2" in text
+        assert "--revision abc" in text
         assert "--data-parallel-address 10.0.0.1 --data-parallel-rpc-port 29550" in text
         assert "--max-model-len 4096 --max-num-seqs 64" in text
         assert "--enable-lora --max-loras 4 --max-lora-rank 16 --max-cpu-loras 128" in text
@@ -74,9 +81,44 @@ def test_one_command_for_each_host() -> None:
 
 
 def test_options_of_other_engines_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    code = main(["serve", "--attach", ATTACH, "--device", "cpu", "--print-engine-command"])
+    code = main(["serve", "m", "--attach", ATTACH, "--device", "cpu", "--print-engine-command"])
     assert code == 2
     assert "--device cannot be set with --attach" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("behind", "reason"),
+    [
+        ("--headless", "the command has it already"),
+        ("--data-parallel-size=2", "the command has it already"),
+        ("--port", "clients connect here"),
+    ],
+)
+def test_what_is_not_the_engines_is_refused_behind_the_dashes(
+    behind: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "m", "--attach", ATTACH, "--print-engine-command", "--", behind]) == 2
+    assert f"{behind} behind --: with --attach it is not the engine's: {reason}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--data-parallel-rpc-port", "29550"], "it is part of --attach HOST:PORT here, leave it out"),
+        (["--data-parallel-address", "h"], "it is part of --attach HOST:PORT here, leave it out"),
+        (["--enforce-eager"], "an option of vLLM's engine, it goes behind --"),
+        (["--tensor-parallel-size", "2"], "an option of vLLM's engine, it goes behind --"),
+        (["--engine", "torch"], "--engine torch: does not go with --attach"),
+    ],
+)
+def test_vllms_own_flags_are_advised_on(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "m", "--attach", ATTACH, *flags, "--print-engine-command"]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert "--coordinator" not in said
+    assert "--engine vllm" not in said
 
 
 def test_the_command_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,7 +134,7 @@ def test_the_command_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 @pytest.mark.parametrize("text", ["h", "h:", ":1", "h:123456", "h:1x", "tcp://h:1", "a b:1", "::1:5"])
 def test_addresses_are_checked(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "--attach", text, "--print-engine-command"]) == 2
+    assert main(["serve", "m", "--attach", text, "--print-engine-command"]) == 2
     assert "--attach" in capsys.readouterr().err
 
 

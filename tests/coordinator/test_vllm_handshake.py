@@ -73,7 +73,7 @@ def serve(handshake: VllmHandshake, until: Callable[[], bool]) -> None:
 
 def test_an_engine_is_told_its_own_addresses(open_handshake: Open, context: Context, tmp_path: Path) -> None:
     handshake = open_handshake()
-    AttachmentFile(str(tmp_path), 1).save(Attachment((4001, 4002)))
+    AttachmentFile(str(tmp_path), 0, 1).save(Attachment((4001, 4002)))
     engine = Engine(context, handshake.port, 1)
     engine.send(HELLO)
     serve(handshake, lambda: bool(engine.socket.poll(0)))
@@ -98,7 +98,7 @@ def test_an_engine_waits_until_its_sockets_are_bound(
     engine.send(HELLO)
     serve(handshake, lambda: handshake.run_once() is not None)
     assert not engine.socket.poll(0)
-    AttachmentFile(str(tmp_path), 0).save(Attachment((4001, 4002)))
+    AttachmentFile(str(tmp_path), 0, 0).save(Attachment((4001, 4002)))
     serve(handshake, lambda: bool(engine.socket.poll(0)))
     assert handshake.run_once() is None
     engine.socket.close()
@@ -112,7 +112,7 @@ def test_what_is_no_engine_is_ignored_and_named(
     open_handshake: Open, context: Context, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     handshake = open_handshake()
-    AttachmentFile(str(tmp_path), 0).save(Attachment((4001, 4002)))
+    AttachmentFile(str(tmp_path), 0, 0).save(Attachment((4001, 4002)))
     strange = [Engine(context, handshake.port, identity) for identity in (7, b"x", b"longer", 1)]
     with caplog.at_level(logging.ERROR):
         for each in strange[:3]:
@@ -134,7 +134,7 @@ def test_engines_that_step_together_are_answered_together(
 ) -> None:
     handshake = open_handshake(in_group=True)
     for rank in range(2):
-        AttachmentFile(str(tmp_path), rank).save(Attachment((4001 + rank, 4003 + rank)))
+        AttachmentFile(str(tmp_path), 0, rank).save(Attachment((4001 + rank, 4003 + rank)))
     engines = [Engine(context, handshake.port, rank) for rank in range(2)]
     engines[1].send(HELLO)
     serve(handshake, lambda: handshake.run_once() is not None)

@@ -35,7 +35,16 @@ class AttachedServer:
         self._engine_options = engine_options
         self.engines: dict[int, subprocess.Popen[bytes]] = {}
         self.server = Server(
-            *("--attach", attach, "--data-parallel-size", str(ranks), "--served-model-name", "m", *options),
+            *(
+                str(DEMO_DIR),
+                "--attach",
+                attach,
+                "--data-parallel-size",
+                str(ranks),
+                "--served-model-name",
+                "m",
+                *options,
+            ),
             directory=directory,
         )
 

@@ -55,7 +55,7 @@ def test_a_killed_engines_streams_go_on_and_its_successor_is_taken_in(
         attached.start_engine(0)
         attached.up(2)
         assert texts_of(attached.server.url, BODIES) == undisturbed
-        logged(attached, "engine 0 ended with exit code 1: EngineLost")
+        logged(attached, "engine 0 ended with exit code 1: vLLM's engine is lost")
         assert "Traceback" not in attached.server.log
 
 
@@ -261,8 +261,8 @@ def test_an_engine_that_cannot_be_understood_loses_its_streams_alone(
                 liar.say(message)
                 streams.until_all_ended()
             assert (streams.failures, streams.texts) == ([], undisturbed)
-            logged(attached, "EngineLost")
-            assert attached.server.log.count("EngineLost") == 1
+            logged(attached, "engine is lost")
+            assert attached.server.log.count("engine is lost") == 1
             attached.up(2)
         finally:
             stranger.close()
@@ -291,6 +291,7 @@ def test_connections_that_are_no_engines_disturb_nobody(undisturbed: list[str], 
                 streams.until_all_ended()
             assert (streams.failures, streams.texts) == ([], undisturbed)
             logged(attached, "engine 7 at 127.0.0.1 wants to be attached, but --data-parallel-size is 2")
+            logged(attached, "another engine 0, at 127.0.0.1, wants to be attached: it is left alone")
             assert "started again" not in attached.server.log
         finally:
             beyond.close()

@@ -113,8 +113,11 @@ def from_file(key: str, origin: Origin, value: str | list[str] | None) -> GivenF
 class Review:
     """What becomes of the flags of other servers that are ``given``, with this ``engine``."""
 
-    def __init__(self, given: Iterable[GivenFlag], engine: str, own: Collection[str]) -> None:
-        """``own``: Penstock's flags."""
+    def __init__(
+        self, given: Iterable[GivenFlag], engine: str, own: Collection[str], *, attached: bool = False
+    ) -> None:
+        """``own``: Penstock's flags; ``attached``: --attach is among the options."""
+        self._attached = attached
         self.notes: list[str] = []
         self.problems: list[str] = []
         self._engine = engine
@@ -174,6 +177,9 @@ class Review:
             self.problems.append(f"{each}: {flag.server}'s, not supported{_reason(advice)}")
 
     def _rename(self, each: GivenFlag, here: Here) -> None:
+        if self._attached and each.flag.name in _COORDINATOR:
+            self.problems.append(f"{each}: it is part of --attach HOST:PORT here, leave it out")
+            return
         self.problems.append(f"{each}: it is {here.flag} here" + (f", {here.note}" if here.note else ""))
         if each.origin.source == "file":
             return

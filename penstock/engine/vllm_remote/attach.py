@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
+import zmq
 
 from penstock.config.errors import ConfigError
 from penstock.config.serve import ServeConfig
@@ -60,11 +61,14 @@ def attach(
     """Wait for the engine of ``rank``, until one comes that this server can have. ``address``: of the
     handshake. Raises OSError, zmq.ZMQError."""
 
-    def waiting() -> None:
-        progress(f"waiting for vLLM's engine {rank} to connect", None)
+    def waiting(text: str = "waiting for vLLM's engine {}, which is not started or loads its model") -> None:
+        progress(text.format(rank), None)
 
     while True:
-        connection, saved = _connect(*address, rank, file)
+        try:
+            connection, saved = _connect(*address, rank, file)
+        except zmq.ZMQError as error:
+            raise ConfigError(f"--attach: {error}") from None
         try:
             return _attach_next(config, connection, file, saved, rank, waiting)
         except EngineLost as error:
@@ -81,7 +85,7 @@ def _attach_next(
     file: AttachmentFile,
     saved: bytes | None,
     rank: int,
-    waiting: Callable[[], None],
+    waiting: Callable[..., None],
 ) -> AttachedProcess:
     """Raises EngineLost."""
     refused = False
@@ -125,7 +129,7 @@ def _wait_for_engine(
     file: AttachmentFile,
     saved: bytes | None,
     rank: int,
-    waiting: Callable[[], None],
+    waiting: Callable[..., None],
     *,
     quiet: bool,
 ) -> bytes:
@@ -155,13 +159,16 @@ def _wait_for_engine(
             if not told:
                 told = True
                 log.error(
-                    "engine %d has connected, but has described itself to an earlier server, whose run "
-                    "directory is gone (--run-dir keeps it): restart this engine",
+                    "engine %d has connected, but has described itself to an earlier server, of which this "
+                    "one's run directory has no record (--run-dir): restart this engine",
                     rank,
                 )
         if now >= next_progress:
             next_progress = now + PROGRESS_INTERVAL_S
-            waiting()
+            if connected_at is not None and told:
+                waiting("vLLM's engine {} has to be restarted, see the log")
+            else:
+                waiting()
         connection.wait(POLL_S)
 
 

@@ -75,7 +75,7 @@ class AttachedEngine(EngineOfStreams):
         where attachments and copies of adapters are kept. ``given``: fields of ``config`` that the operator
         has set. Raises ConfigError, OSError, zmq.ZMQError."""
         facts = _ModelFacts(Path(model_dir))
-        engine = attach(config, address, AttachmentFile(run_dir, rank), rank, progress)
+        engine = attach(config, address, AttachmentFile(run_dir, address[1], rank), rank, progress)
         connection, ready = engine.connection, engine.ready
         self._core = core = engine.core
         self._ids = engine.ids
@@ -251,7 +251,9 @@ class AttachedEngine(EngineOfStreams):
         if np.count_nonzero(table.length[slots] + added > table.end[slots]):
             raise EngineLost("it sent more tokens than a request asked for")
         if np.count_nonzero(decoded.tokens.view(np.uint32) >= self.info.vocab_size):
-            raise EngineLost("it sent a token that the vocabulary does not have")
+            raise EngineLost(
+                "it sent a token that the vocabulary does not have: is MODEL the engine's model?"
+            )
 
     def _check_scored(self, decoded: DecodedOutputs, events: StepEvents) -> None:
         """Raises EngineLost for tokens without the logprobs that were asked for."""
@@ -374,7 +376,7 @@ def _info(config: ServeConfig, facts: _ModelFacts, ready: ReadyResponse) -> Engi
         vocab_size=facts.vocab_size,
         max_num_seqs=ready.max_num_seqs,
         eos_token_ids=facts.eos_token_ids,
-        device=f"vLLM {ready.vllm_version}",
+        device=f"that of vLLM {ready.vllm_version}",
         dtype=ready.dtype,
         kv_cache_tokens=ready.kv_cache_size_tokens or ready.num_gpu_blocks * (ready.block_size or 0),
         cache_config={name: str(value) for name, value in blocks.items() if value is not None},

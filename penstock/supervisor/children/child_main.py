@@ -52,7 +52,7 @@ def main(fd: int, role_main: Callable[[Role], Callable[[ControlChannel], int]] |
         fatal = isinstance(error, JoinRejectedError) or (launch.epoch == 0 and not control.reported_ready)
         # Another engine of vLLM's may be attached next.
         fatal = fatal and not (control.reported_ready and _attaches(launch))
-        control.failed(f"{type(error).__name__}: {error}", fatal=fatal)
+        control.failed(_reason(error), fatal=fatal)
         return EXIT_FATAL if fatal else EXIT_FAILED
 
 
@@ -63,6 +63,13 @@ def _is_plain(error: Exception) -> bool:
     if isinstance(error, OSError | zmq.ZMQError):
         return is_exhausted(error.errno)
     return isinstance(error, ConfigError | JoinRejectedError)
+
+
+def _reason(error: Exception) -> str:
+    """What the supervisor logs."""
+    if isinstance(error, EngineLost):
+        return f"vLLM's engine is lost: {error}"
+    return f"{type(error).__name__}: {error}"
 
 
 def _attaches(launch: Launch | GatewayLaunch) -> bool:

@@ -46,6 +46,9 @@ def banner_facts(
     ranks = config.ranks
     if len(ranks) < config.data_parallel_size:
         lines["engines"] = f"{len(ranks)} of {config.data_parallel_size}, {_ranks(ranks)}"
+    if config.attach is not None:
+        there = sum(name.role == "engine" and bool(info) for name, info in infos.items())
+        lines["attached"] = f"{there} of {len(ranks)} engines; they connect to {config.attach}"
     if config.coordinator is not None:
         lines["fleet"] = config.coordinator
     urls = {str(info["URL"]): "" for info in infos.values() if "URL" in info}

@@ -16,7 +16,7 @@ import msgspec
 log = logging.getLogger(__name__)
 
 PREFIX = "attached-"
-"""Prefix of the files' names; the engine's rank follows."""
+"""Prefix of the files' names; the handshake's port and the engine's rank follow."""
 
 
 def data_ports(port: int, rank: int) -> tuple[int, int]:
@@ -34,8 +34,10 @@ class Attachment(msgspec.Struct, frozen=True):
 class AttachmentFile:
     """The file of one engine."""
 
-    def __init__(self, run_dir: str, rank: int) -> None:
-        self._path = Path(run_dir) / f"{PREFIX}{rank}"
+    def __init__(self, run_dir: str, port: int, rank: int) -> None:
+        """``port``: of the handshake, as it was given: a start with another one changes nothing of this one's
+        file."""
+        self._path = Path(run_dir) / f"{PREFIX}{port}-{rank}"
 
     def load(self) -> Attachment | None:
         """None: there is none, or it cannot be read."""

@@ -91,7 +91,7 @@ class Attached:
         monkeypatch.setattr(engine_module, "attach", lambda *_: attached)
         self.core = core
         self.engine = AttachedEngine(
-            ServeConfig(attach="127.0.0.1:0", **options),
+            ServeConfig(model=str(DEMO_DIR), attach="127.0.0.1:0", **options),
             str(DEMO_DIR),
             lambda text, fraction: None,
             address=("127.0.0.1", 0),
@@ -299,7 +299,7 @@ def test_a_usage_beyond_bounds_is_none(attached: Attached, usage: float) -> None
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"tokens": [1] * 21}, "more tokens than a request asked for"),
+        ({"tokens": [1] * 21, "logprobs": None}, "more tokens than a request asked for"),
         ({"tokens": [4096]}, "a token that the vocabulary does not have"),
         ({"finish": ABORT}, "it is shutting down, or was paused"),
         ({"logprobs": [1, 2, 3]}, "cannot be understood"),
