@@ -140,8 +140,8 @@ class VllmHandshake:
             self._waiting[rank] = peer
             self._retry_at = 0.0
             if self.is_attached(rank):
-                text = "another engine %d, at %s, wants to be attached: it is left alone until the first is lost"
-                self._warn(f"hello {rank}", text, rank, peer)
+                text = "another engine %d, at %s, wants to be attached: it is left alone"
+                self._warn(f"hello {rank}", f"{text} until the first is lost", rank, peer)
             else:
                 self._tell(f"hello {rank}", "engine %d at %s wants to be attached", rank, peer)
         elif message.status == "READY":
