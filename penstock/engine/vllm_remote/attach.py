@@ -22,10 +22,12 @@ from penstock.engine.vllm_remote.attached_core import AttachedCore
 from penstock.engine.vllm_remote.connection import EngineConnection
 from penstock.engine.vllm_remote.request_ids import MAX_SLOTS, RequestIds
 from penstock.engine.vllm_remote.versions import check_version
+from penstock.logging_setup import RateLimitedLog
 from penstock.wire.vllm.attachment_file import Attachment, AttachmentFile, data_ports
 from penstock.wire.vllm.messages import EngineLost, ReadyResponse
 
 log = logging.getLogger(__name__)
+_complain = RateLimitedLog(log, logging.ERROR)
 
 PROGRESS_INTERVAL_S = 5.0
 """Seconds between two progress messages of a process that waits; they extend its start timeout."""
@@ -59,7 +61,7 @@ def attach(
     progress: Callable[[str, float | None], None],
 ) -> AttachedProcess:
     """Wait for the engine of ``rank``, until one comes that this server can have. ``address``: of the
-    handshake. Raises OSError, zmq.ZMQError."""
+    handshake. Raises ConfigError for addresses that cannot be bound, OSError."""
 
     def waiting(text: str = "waiting for vLLM's engine {}, which is not started or loads its model") -> None:
         progress(text.format(rank), None)
@@ -72,7 +74,7 @@ def attach(
         try:
             return _attach_next(config, connection, file, saved, rank, waiting)
         except EngineLost as error:
-            log.error("engine %d was lost while it was attached: %s", rank, error)
+            _complain("lost", "engine %d was lost while it was attached: %s", rank, error)
             connection.close()
         except BaseException:
             connection.close()

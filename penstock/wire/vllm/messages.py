@@ -19,6 +19,9 @@ from msgspec import Meta
 
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
+Tokens = Annotated[int, Meta(ge=0, lt=1 << 31)]
+"""A number of tokens of a request, or a token's id."""
+
 ENGINE_DEAD = b"ENGINE_CORE_DEAD"
 """The only frame of an engine's last message, when it fails."""
 ADD, ABORT, START_DP_WAVE, UTILITY = b"\x00", b"\x01", b"\x02", b"\x03"
@@ -85,15 +88,15 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 
 
 class PrefillStats(msgspec.Struct, frozen=True, gc=False):
-    num_cached_tokens: Count = 0
-    num_external_cached_tokens: Count = 0
+    num_cached_tokens: Tokens = 0
+    num_external_cached_tokens: Tokens = 0
 
 
 class Output(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """EngineCoreOutput: what a step has made of one request."""
 
     request_id: str
-    new_token_ids: list[Annotated[int, Meta(ge=0, lt=1 << 31)]]
+    new_token_ids: list[Tokens]
     new_logprobs: Any = None
     """Arrays of ids, logprobs and ranks; see :mod:`penstock.engine.vllm_remote.arrays`."""
     new_prompt_logprobs: Any = None
