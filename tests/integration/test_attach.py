@@ -347,6 +347,17 @@ def test_sleep_and_calls(tmp_path: Path) -> None:
         assert server.complete(max_tokens=2)["usage"]["completion_tokens"] == 2
 
 
+@pytest.mark.parametrize("attach", ["[::1]:0", "localhost:0"])
+def test_over_ipv6_and_by_name(attach: str, tmp_path: Path) -> None:
+    if "::1" in attach:
+        try:
+            socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+        except OSError:
+            pytest.skip("this machine has no IPv6")
+    with AttachedServer(directory=tmp_path, ranks=1, attach=attach) as attached:
+        assert attached.server.complete(max_tokens=3)["usage"]["completion_tokens"] == 3
+
+
 def test_more_streams_than_the_engine_runs(tmp_path: Path) -> None:
     options = ("--max-num-seqs", "8")
     with AttachedServer(directory=tmp_path, ranks=1, engine_options=options) as attached:
