@@ -16,14 +16,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import cast
 
 import msgspec
 import zmq
 
 from penstock.coordinator.vllm_waves import VllmWaves
 from penstock.logging_setup import RateLimitedLog
-from penstock.wire.sockets import HANDSHAKE_MS, PROBE_S, SILENCE_MS, Wakeup, tcp_address
+from penstock.wire.sockets import HANDSHAKE_MS, Wakeup, bound_port, set_keepalive, tcp_address
 from penstock.wire.vllm.addresses import address_towards
 from penstock.wire.vllm.attachment_file import AttachmentFile, data_ports
 from penstock.wire.vllm.messages import Addresses, HandshakeMessage, HandshakeReply, encode
@@ -76,10 +75,7 @@ class VllmHandshake:
             self._socket.setsockopt(zmq.LINGER, 0)
             self._socket.setsockopt(zmq.IPV6, int(":" in host))
             self._socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-            self._socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
-            self._socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, PROBE_S)
-            self._socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, PROBE_S)
-            self._socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, SILENCE_MS // (1000 * PROBE_S))
+            set_keepalive(self._socket)
             self._socket.bind(tcp_address(host, port or "*"))
             if in_group:
                 first = port + 1 + 2 * ranks if port else 0
@@ -91,8 +87,7 @@ class VllmHandshake:
 
     @property
     def port(self) -> int:
-        address = cast(bytes, self._socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0")
-        return int(address.rpartition(b":")[2])
+        return bound_port(self._socket)
 
     @property
     def wakeups(self) -> Sequence[Wakeup]:

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import cast
 
 import msgspec
 import zmq
 
 from penstock.logging_setup import RateLimitedLog
-from penstock.wire.sockets import Wakeup, tcp_address
+from penstock.wire.sockets import Wakeup, bound_port, tcp_address
 from penstock.wire.vllm.messages import START_DP_WAVE, Outputs, encode
 
 log = logging.getLogger(__name__)
@@ -57,11 +56,7 @@ class VllmWaves:
     @property
     def ports(self) -> tuple[int, int]:
         """Of what is published, and of reports."""
-        first, second = (
-            int(cast(bytes, socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").rpartition(b":")[2])
-            for socket in (self._published, self._reports)
-        )
-        return first, second
+        return bound_port(self._published), bound_port(self._reports)
 
     @property
     def wakeups(self) -> Sequence[Wakeup]:

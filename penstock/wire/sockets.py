@@ -193,7 +193,7 @@ class RouterSocket:
     @property
     def address(self) -> str:
         """The address bound last, with its port."""
-        return cast(bytes, self._socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
+        return bound_address(self._socket)
 
     @property
     def fd(self) -> int:
@@ -430,14 +430,30 @@ class CoordinatorLink:
         self._context.term()
 
 
-def _set_tcp_options(socket: zmq.Socket[bytes]) -> None:
-    """Options of a tcp socket, to be set before it is bound or connected."""
-    socket.setsockopt(zmq.IPV6, 1)
+def set_keepalive(socket: zmq.Socket[bytes]) -> None:
+    """Have the kernel probe quiet connections, and break those that answer or take nothing for SILENCE_MS. To
+    be called before the socket is bound or connected."""
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, PROBE_S)
     socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, PROBE_S)
     socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, SILENCE_MS // (1000 * PROBE_S))
     socket.setsockopt(zmq.TCP_MAXRT, SILENCE_MS)
+
+
+def bound_address(socket: zmq.Socket[bytes]) -> str:
+    """The address that a socket has been bound to last, with its port."""
+    return cast(bytes, socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
+
+
+def bound_port(socket: zmq.Socket[bytes]) -> int:
+    """The port of :func:`bound_address`, of a tcp socket."""
+    return int(bound_address(socket).rpartition(":")[2])
+
+
+def _set_tcp_options(socket: zmq.Socket[bytes]) -> None:
+    """Options of a tcp socket, to be set before it is bound or connected."""
+    socket.setsockopt(zmq.IPV6, 1)
+    set_keepalive(socket)
     socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_TIMEOUT_MS)
     socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_PART_BYTES)

@@ -26,6 +26,7 @@ import torch
 from penstock.config.errors import ConfigError
 from penstock.engine.base import RequestRejected
 from penstock.engine.lora.errors import AdapterError
+from penstock.engine.vllm.seeds import seed_of
 from penstock.engine.vllm.step_output import TokenLogprobs, VllmCounters, VllmStepOutput
 from penstock.wire.frames import FinishReason
 from penstock.wire.messages import CACHE_CONFIG_LABELS, EngineInfo, LoraInfo, Submit
@@ -50,9 +51,6 @@ from vllm.v1.structured_output.backend_guidance import GuidanceBackend, Guidance
 
 from penstock.engine.vllm.process_group import set_process_group_environment
 
-SEED_STEP = 0x9E3779B97F4A7C15
-"""2**64 divided by the golden ratio: keeps the seeds of resumed streams far apart."""
-SEED_MASK = (1 << 63) - 1
 WORKERS_END_S = 2.0
 """Seconds for vLLM's worker processes to end; the supervisor waits 5 s for the engine."""
 REFUSALS = (ValueError, VLLMClientError)
@@ -221,7 +219,6 @@ class VllmCore:
     def _params(self, request: Submit) -> Any:
         """The SamplingParams that vLLM's input processor would make for a request. Raises REFUSALS."""
         sampling, resumed, transfer = request.sampling, request.resumed, request.kv_transfer_params
-        seed = (sampling.seed + SEED_STEP * resumed) & SEED_MASK if sampling.seeded else None
         config = self._config
         params = SamplingParams(
             presence_penalty=sampling.presence_penalty,
@@ -231,7 +228,7 @@ class VllmCore:
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             min_p=sampling.min_p,
-            seed=seed,
+            seed=seed_of(request),
             stop_token_ids=list(sampling.stop_token_ids),
             ignore_eos=sampling.ignore_eos,
             max_tokens=sampling.max_tokens - resumed,

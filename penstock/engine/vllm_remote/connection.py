@@ -20,7 +20,7 @@ from typing import Any, cast
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from penstock.wire.sockets import PROBE_S, SILENCE_MS, Wakeup, tcp_address
+from penstock.wire.sockets import Wakeup, bound_port, set_keepalive, tcp_address
 from penstock.wire.vllm.messages import EngineLost
 
 MAX_OUTPUT_BYTES = 256 << 20
@@ -80,11 +80,7 @@ class EngineConnection:
     @property
     def ports(self) -> tuple[int, int]:
         """Of requests and outputs."""
-        first, second = (
-            int(cast(bytes, socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").rpartition(b":")[2])
-            for socket in (self._requests, self._outputs)
-        )
-        return first, second
+        return bound_port(self._requests), bound_port(self._outputs)
 
     @property
     def wakeups(self) -> Sequence[Wakeup]:
@@ -197,11 +193,7 @@ def _set_options(socket: zmq.Socket[bytes], host: str) -> None:
     fleet."""
     socket.setsockopt(zmq.LINGER, CLOSE_TIMEOUT_MS)
     socket.setsockopt(zmq.IPV6, int(":" in host))
-    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
-    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, PROBE_S)
-    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, PROBE_S)
-    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, SILENCE_MS // (1000 * PROBE_S))
-    socket.setsockopt(zmq.TCP_MAXRT, SILENCE_MS)
+    set_keepalive(socket)
 
 
 def _bind(socket: zmq.Socket[bytes], host: str, port: int) -> None:

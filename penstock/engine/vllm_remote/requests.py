@@ -14,13 +14,11 @@ import msgspec
 import numpy as np
 
 from penstock.engine.base import RequestRejected
+from penstock.engine.vllm.seeds import seed_of
 from penstock.engine.vllm_remote.grammars import structured_outputs
 from penstock.wire.messages import SamplingParams, Submit
 from penstock.wire.vllm.messages import ADD, encode
 
-SEED_STEP = 0x9E3779B97F4A7C15
-"""2**64 divided by the golden ratio: keeps the seeds of resumed streams far apart."""
-SEED_MASK = (1 << 63) - 1
 MAX_TEMPERATURE = 2.0
 NO_WAVE = -1
 """The wave of a request, before any: an engine of a group that is between two waves reports a new one."""
@@ -79,8 +77,9 @@ def sampling_params(request: Submit, eos: Sequence[int], vocab_size: int) -> dic
         "ignore_eos": sampling.ignore_eos,
         **_stop_tokens(sampling, eos, vocab_size),
     }
-    if sampling.seeded:
-        params["seed"] = (sampling.seed + SEED_STEP * resumed) & SEED_MASK
+    seed = seed_of(request)
+    if seed is not None:
+        params["seed"] = seed
     if sampling.logprobs >= 0:
         params["logprobs"] = sampling.logprobs
     if sampling.prompt_logprobs >= 0:
