@@ -52,6 +52,13 @@ def test_few_are_read_at_the_same_time(path: str) -> None:
     asyncio.run(asyncio.wait_for(run(), 20))
 
 
+def test_a_name_that_is_no_id_is_no_response() -> None:
+    routes = ResponseRoutes(cast(Any, Store()), 0.0)
+    assert routes.methods("/v1/responses/compact") is None
+    assert routes.methods("/v1/responses/") is None
+    assert set(routes.methods("/v1/responses/resp_1") or ()) == {"GET", "DELETE"}
+
+
 def test_a_query_may_have_many_fields() -> None:
     async def run() -> None:
         store = Store()

@@ -75,9 +75,9 @@ def test_stop_sequences(client: anthropic.Anthropic) -> None:
 
 
 def test_errors_have_their_classes(client: anthropic.Anthropic) -> None:
-    image = {"type": "image", "source": {"type": "url", "url": "http://127.0.0.1/x.png"}}
-    with pytest.raises(anthropic.BadRequestError, match="blocks of type 'image' are not supported"):
-        client.messages.create(**fields(messages=[{"role": "user", "content": [image]}]))
+    block = {"type": "hologram"}
+    with pytest.raises(anthropic.BadRequestError, match="blocks of type 'hologram' are not supported"):
+        client.messages.create(**fields(messages=[{"role": "user", "content": [block]}]))
     with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
         client.messages.create(**fields(messages=[{"role": "user", "content": "word " * 4000}]))
     with pytest.raises(anthropic.NotFoundError) as caught:

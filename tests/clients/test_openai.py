@@ -224,9 +224,9 @@ def test_an_older_name_of_a_constraint_is_no_free_text(
     assert raised.value.param == field
 
 
-def test_an_image_is_a_clear_error(client: openai.OpenAI) -> None:
-    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-    with pytest.raises(openai.BadRequestError, match="image_url"):
+def test_a_part_of_an_unknown_type_is_a_clear_error(client: openai.OpenAI) -> None:
+    part = {"type": "hologram"}
+    with pytest.raises(openai.BadRequestError, match="hologram"):
         client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": [part]}])  # type: ignore[list-item]
 
 

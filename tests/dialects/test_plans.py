@@ -20,6 +20,7 @@ from penstock.generation.input_processor import InputProcessor
 from penstock.generation.model_info import ModelInfo, SamplingDefaults
 from penstock.generation.prompt.chat_template import ChatTemplate
 from penstock.generation.replies.stream_interval import StreamInterval
+from penstock.generation.request.unseen import unseen
 from penstock.wire.messages import Adapter, SamplingParams
 from tests.generation.planning import (
     Planners,
@@ -52,6 +53,24 @@ def test_defaults_of_a_chat() -> None:
     )
     assert plan.prompts == ["<s><|im_start|>user\nSay hi<|im_end|>\n<|im_start|>assistant\n"]
     assert plan.sampling(48).max_tokens == 2000
+
+
+@pytest.mark.parametrize(
+    ("part", "kind"),
+    [
+        ({"type": "image_url", "image_url": {"url": "data:,"}}, "image"),
+        ({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}, "recording"),
+        ({"type": "video_url", "video_url": {"url": "data:,"}}, "video"),
+        ({"type": "file", "file": {"file_id": "file-1"}}, "document"),
+    ],
+)
+def test_the_model_is_told_of_what_it_cannot_see(part: dict[str, Any], kind: str) -> None:
+    content = [{"type": "text", "text": "Look:"}, part]
+    plan = PLANNER.chat(chat_body(messages=[{"role": "user", "content": content}]))
+    assert unseen(kind) in str(plan.prompts)
+    assert plan.warning is not None
+    assert plan.warning.startswith("messages: the model reads text only and cannot ")
+    assert f" {kind}s;" in plan.warning
 
 
 def test_everything_a_completion_can_ask_for() -> None:
@@ -320,7 +339,7 @@ def test_values_that_are_not_allowed(fields: dict[str, Any], param: str, message
         ({"messages": []}, "messages"),
         ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "hologram"}]}]}, "messages[0].content[0]"),
     ],
 )
 def test_chat_values_that_are_not_allowed(fields: dict[str, Any], param: str) -> None:

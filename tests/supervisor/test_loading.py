@@ -84,6 +84,11 @@ def test_probes_are_answered_while_the_model_loads(serve: Serve, short_dir: Path
         assert int(refusal.headers["retry-after"]) >= 1
         assert refusal.json()["error"]["code"] == "loading"
         assert "loading weights" in refusal.json()["error"]["message"]
+        other_shape = client.post("/llm/v1/messages", json={}, headers=KEY)
+        assert other_shape.json()["error"]["type"] == "overloaded_error"
+        assert other_shape.json()["request_id"] == other_shape.headers["request-id"]
+        unauthorized = client.get("/v1/models", headers={"anthropic-version": "2023-06-01"})
+        assert unauthorized.json()["error"]["type"] == "authentication_error"
         began = time.monotonic()
         running.process.send_signal(signal.SIGTERM)
         assert running.exit_code() == EXIT_OK

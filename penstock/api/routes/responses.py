@@ -17,6 +17,7 @@ from penstock.http.asgi import encode_json, send_json
 from penstock.http.eager import in_task
 from penstock.http.errors import ApiError, shown
 from penstock.store.response_object import inputs_of, outputs_of
+from penstock.store.response_store import PREFIX as ID_PREFIX
 from penstock.store.response_store import ResponseStore
 from penstock.store.stored_response import StoredResponse
 
@@ -41,7 +42,7 @@ class ResponseRoutes:
         """Handlers by HTTP method; None if there is no such route."""
         id, _, action = path.removeprefix(PREFIX).partition("/")
         match action:
-            case "" if id:
+            case "" if id.startswith(ID_PREFIX):  # others, such as compact, are routes of other servers
                 return {"GET": self._of(id, self._retrieve), "DELETE": self._of(id, self._delete)}
             case "cancel":
                 return {"POST": self._of(id, self._cancel)}

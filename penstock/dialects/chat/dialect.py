@@ -15,6 +15,7 @@ from penstock.generation.request import validation
 from penstock.generation.request.reasoning_effort import reasoning_variables
 from penstock.generation.request.schemas import Message
 from penstock.generation.request.tool_choice import parse_tool_choice
+from penstock.generation.request.unseen import Unseen
 from penstock.http.errors import refused
 
 
@@ -52,6 +53,8 @@ class ChatCompletions(Dialect):
         if max_tokens is not None:
             validation.check_max_tokens(max_tokens, processor.model_info.max_model_len, field)
         opening = opens_turn(request.add_generation_prompt, request.continue_final_message)
+        unseen = Unseen()
+        unseen.replace_parts(request.messages)
         text = processor.render(
             request.messages,
             add_generation_prompt=opening,
@@ -64,7 +67,8 @@ class ChatCompletions(Dialect):
         )
         plan = processor.plan(request, info.request_id, [text], max_tokens=max_tokens, logprobs=logprobs)
         plan.dialect_fields = request.service_tier
-        plan.warning = choice.warning
+        warnings = (choice.warning, unseen.warning("messages"))
+        plan.warning = "; ".join(filter(None, warnings)) or None
         plan.add_special_tokens = bool(request.add_special_tokens)
         if not opening:
             plan.role = request.messages[-1].role

@@ -10,7 +10,7 @@ from penstock.dialects.responses.request_schema import ContentPart, InputItem
 from penstock.dialects.responses.tools import function_name
 from penstock.generation.parsers.custom_input import CUSTOM_INPUT
 from penstock.generation.request.schemas import FunctionCall, Message, Part, ToolCall
-from penstock.generation.request.unseen import Unseen
+from penstock.generation.request.unseen import UNSEEN_PARTS, Unseen
 from penstock.http.asgi import encode_json
 from penstock.http.errors import ApiError, shown
 
@@ -152,12 +152,13 @@ class Conversation:
     def _text(self, part: ContentPart, field: str) -> str:
         if part.type == "refusal":
             return _needed(part.refusal, f"{field}.refusal")
-        if part.type == "input_image":
-            return self.unseen.tell("image")
+        if part.type in UNSEEN_PARTS:
+            return self.unseen.tell(UNSEEN_PARTS[part.type])
         if part.type not in _TEXTS:
             raise ApiError(
                 400,
-                f"{field}: parts of type {shown(part.type)!r} are not supported, only text.",
+                f"{field}: parts of type {shown(part.type)!r} are not supported, only text, images, "
+                "recordings, videos and files.",
                 param=f"{field}.type",
             )
         return _needed(part.text, f"{field}.text")

@@ -14,7 +14,7 @@ class ContentPart(msgspec.Struct, gc=False, omit_defaults=True):
     """A part of a message, of a tool's output or of reasoning."""
 
     type: Annotated[
-        str, about("input_text, output_text, refusal, reasoning_text, summary_text or input_image.")
+        str, about("input_text, output_text, refusal, reasoning_text, summary_text, input_image, input_file …")
     ]
     text: str | None = None
     refusal: Annotated[str | None, about("The text of a part of type refusal.")] = None
@@ -22,10 +22,10 @@ class ContentPart(msgspec.Struct, gc=False, omit_defaults=True):
     logprobs: Annotated[Any, about("Not used.")] = None
     image_url: Annotated[Any, about("Not used: the model is told that it cannot see the image.")] = None
     detail: Annotated[Any, about("Not used.")] = None
-    file_id: Annotated[Any, about("Not supported.")] = None
-    file_data: Annotated[Any, about("Not supported.")] = None
-    file_url: Annotated[Any, about("Not supported.")] = None
-    filename: Annotated[Any, about("Not supported.")] = None
+    file_id: Annotated[Any, about("Not used, likewise.")] = None
+    file_data: Annotated[Any, about("Not used, likewise.")] = None
+    file_url: Annotated[Any, about("Not used, likewise.")] = None
+    filename: Annotated[Any, about("Not used, likewise.")] = None
 
 
 class InputItem(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -31,12 +31,14 @@ _TOKEN_KEYS = {"propertyNames": {"pattern": "^[0-9]+$"}}
 class Part(msgspec.Struct, gc=False):
     """A part of a message's content."""
 
-    type: Annotated[str, about("text or refusal; other types are unsupported.")]
+    type: Annotated[str, about("text or refusal, or what the model cannot see: image_url, input_audio, file …")]
     text: str | None = None
     refusal: Annotated[str | None, about("The text of a part of type refusal.")] = None
-    image_url: Annotated[Any, about("Not supported.")] = None
-    input_audio: Annotated[Any, about("Not supported.")] = None
-    file: Annotated[Any, about("Not supported.")] = None
+    image_url: Annotated[Any, about("Not used: the model is told that it cannot see the image.")] = None
+    input_audio: Annotated[Any, about("Not used, likewise.")] = None
+    audio_url: Annotated[Any, about("Not used, likewise.")] = None
+    video_url: Annotated[Any, about("Not used, likewise.")] = None
+    file: Annotated[Any, about("Not used, likewise.")] = None
 
     def value(self) -> str | None:
         """The text, which is in the field of the part's type."""

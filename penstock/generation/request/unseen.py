@@ -6,11 +6,29 @@ the conversation for ever.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from penstock.generation.request.schemas import Message, Part
+
+UNSEEN_PARTS = {
+    "image": "image",
+    "image_url": "image",
+    "input_image": "image",
+    "audio": "recording",
+    "audio_url": "recording",
+    "input_audio": "recording",
+    "video": "video",
+    "video_url": "video",
+    "file": "document",
+    "input_file": "document",
+}
+"""Types of parts in OpenAI's and vLLM's APIs and in messages for transformers, and what they show."""
+
 
 def unseen(kind: str) -> str:
-    """What the model reads in the place of an ``image`` or a ``document``."""
+    """What the model reads in the place of an ``image``, a ``document``, a ``recording`` or a ``video``."""
     article = "An" if kind[0] in "aeiou" else "A"
-    return f"[{article} {kind} was sent here. This model reads text only and cannot see it.]"
+    return f"[{article} {kind} was sent here. This model reads text only and cannot {_verb(kind)} it.]"
 
 
 class Unseen:
@@ -23,9 +41,27 @@ class Unseen:
         self._kinds.add(kind)
         return unseen(kind)
 
+    def replace_parts(self, messages: Iterable[Message]) -> None:
+        """Put what the model reads in the place of parts that it cannot see."""
+        for message in messages:
+            if isinstance(message.content, list):
+                message.content = [self._seen(part) for part in message.content]
+
     def warning(self, field: str) -> str | None:
         """For the client; ``field`` has the conversation."""
         if not self._kinds:
             return None
-        kinds = ", ".join(f"{kind}s" for kind in sorted(self._kinds))
-        return f"{field}: the model reads text only and cannot see {kinds}; it was told so in their place"
+        kinds: dict[str, list[str]] = {}
+        for kind in sorted(self._kinds):
+            kinds.setdefault(_verb(kind), []).append(f"{kind}s")
+        cannot = " or ".join(f"{verb} {', '.join(names)}" for verb, names in kinds.items())
+        return f"{field}: the model reads text only and cannot {cannot}; it was told so in their place"
+
+    def _seen(self, part: str | Part) -> str | Part:
+        if isinstance(part, str) or part.type not in UNSEEN_PARTS:
+            return part
+        return Part(type="text", text=self.tell(UNSEEN_PARTS[part.type]))
+
+
+def _verb(kind: str) -> str:
+    return "hear" if kind == "recording" else "see"

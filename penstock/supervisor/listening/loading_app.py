@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import secrets
 import time
 
 from penstock.api.routes.page import Page
 from penstock.config.serve import ServeConfig
+from penstock.dialects.messages import errors as messages_errors
 from penstock.http.access_keys import OPEN_PATHS, Keys
 from penstock.http.admission import LOADING_RETRY_MS, send_readiness, unavailable
-from penstock.http.asgi import send_empty, send_error, send_json
+from penstock.http.asgi import first_headers, send_empty, send_error, send_json
 from penstock.http.cors import Cors
 from penstock.http.errors import ApiError
 from penstock.http.sink import Receive, Scope, Send, Sink
@@ -37,12 +39,17 @@ class LoadingApp:
             await self._answer(scope, send)
         except ApiError as error:
             error.headers = [*error.headers, *self._cors.reply_headers(scope)]
-            await send_error(send, error)
+            body = None
+            if messages_errors.is_anthropic(scope["path"], first_headers(scope)):
+                request_id = secrets.token_hex(8)
+                error.headers = [*error.headers, (b"request-id", request_id.encode())]
+                body = messages_errors.error_body(error, request_id)
+            await send_error(send, error, body)
 
     async def _answer(self, scope: Scope, send: Send) -> None:
         path, method = scope["path"], scope["method"]
         if self._root and path.startswith(f"{self._root}/"):
-            path = path[len(self._root) :]
+            path = scope["path"] = path[len(self._root) :]
         if (preflight := self._cors.preflight(scope)) is not None:
             await send_empty(send, preflight)
             return

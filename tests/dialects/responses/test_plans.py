@@ -165,6 +165,14 @@ def test_the_model_is_told_of_images() -> None:
     )
 
 
+def test_the_model_is_told_of_files_and_recordings() -> None:
+    parts = [{"type": "input_file", "file_data": "data:,"}, {"type": "input_audio"}]
+    plan = plan_of([{"role": "user", "content": parts}])
+    assert unseen("document") in str(plan.prompts) and unseen("recording") in str(plan.prompts)
+    assert plan.warning is not None
+    assert "cannot see documents or hear recordings;" in plan.warning
+
+
 @pytest.mark.parametrize(
     ("input", "param", "said"),
     [
@@ -173,7 +181,7 @@ def test_the_model_is_told_of_images() -> None:
         ([{"type": "web_search_call", "id": "ws_1"}], "input[0].type", "'web_search_call'"),
         ([{"role": "robot", "content": ""}], "input[0].role", "user, assistant, system, developer"),
         ([{"role": "user"}], "input[0].content", "missing"),
-        ([{"role": "user", "content": [{"type": "input_file"}]}], "input[0].content[0].type", "'input_file'"),
+        ([{"role": "user", "content": [{"type": "hologram"}]}], "input[0].content[0].type", "'hologram'"),
         ([{"role": "user", "content": [{"type": "input_text"}]}], "input[0].content[0].text", "missing"),
         ([{"type": "function_call", "call_id": "c"}], "input[0].name", "missing"),
         ([{"type": "function_call", "name": "f"}], "input[0].call_id", "missing"),
