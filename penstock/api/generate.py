@@ -320,6 +320,7 @@ class GenerationRoutes:
         except BaseException:
             run.abandon()
             raise
+        run.write(work.format.queued())
         if work.plan.stream:
             store, silence_s = self._background.store, self._config.sse_keep_alive
             await follow(exchange, store, entry.id, entry.tenant, -1, silence_s)

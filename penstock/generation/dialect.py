@@ -139,6 +139,10 @@ class ReplyFormat(ABC):
         entry's last body; :meth:`keep` returns None."""
         return None
 
+    def queued(self) -> bytes:
+        """The first events of such a reply, written once its streams are submitted."""
+        return b""
+
     # -- replies that are not streamed
 
     @abstractmethod

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penstock.store.response_object import ending_event, inputs_of, output_ids, outputs_of, with_status
-from penstock.store.stored_response import RUNNING, StoredResponse
+from penstock.store.stored_response import QUEUED_EVENTS, RUNNING, StoredResponse
 
 FILE = "responses.db"
 APPLICATION_ID = 0x50656E73
@@ -293,7 +293,7 @@ class Database:
         number = found[0][0]
         if count:
             self._run("INSERT INTO events VALUES (?, ?, ?, ?)", (number, first + count - 1, first, data))
-        if first == 0:
+        if first <= QUEUED_EVENTS < first + count:
             self._begin(number)
         return True
 

@@ -6,6 +6,8 @@ import msgspec
 
 RUNNING = ("queued", "in_progress")
 """Statuses of a response that is still generated."""
+QUEUED_EVENTS = 2
+"""Events of a response in the background before it begins: that it was created, and that it waits."""
 
 
 class StoredResponse(msgspec.Struct, gc=False):

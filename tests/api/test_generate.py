@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -18,6 +19,7 @@ from penstock.api.exchange import Exchange
 from penstock.api.generate import GenerationRoutes, Work
 from penstock.config.serve import ServeConfig
 from penstock.dialects.completions.dialect import Completions
+from penstock.dialects.responses.dialect import Responses
 from penstock.dispatch.engine_client import NO_HINTS, EngineClient, RoutingHints
 from penstock.generation.dialect import NO_INFO, RequestInfo
 from penstock.generation.prompt.prompt_encoder import PromptEncoder
@@ -25,6 +27,7 @@ from penstock.generation.replies.collected import CollectedReply
 from penstock.generation.request.validation import MAX_LOGPROB_BYTES
 from penstock.http.errors import ApiError
 from penstock.metrics.store_metrics import StoreMetrics
+from penstock.store.response_store import ResponseStore
 from penstock.streaming.request_states import StreamState
 from penstock.streaming.stream import Stream
 from penstock.wire.messages import Submit
@@ -250,6 +253,46 @@ def test_a_refused_background_response_does_not_count_as_running(
             assert routes._logprob_bytes == 0
 
     asyncio.run(asyncio.wait_for(run(), 20))
+
+
+def test_a_background_response_is_told_at_once_and_stays_queued_until_it_begins(tmp_path: Path) -> None:
+    async def run() -> None:
+        desk = Desk(tables_of(tiny_tokenizer().raw))
+        desk.context.engine_client = cast(EngineClient, Fleet(1, none))
+        with opened(tmp_path) as store:
+            dialect = Responses(ServeConfig(), tiny_input_processor(), store)
+            plan = dialect.plan(b'{"input":"Hi.","background":true}')
+            background = BackgroundResponses(store, StoreMetrics())
+            encoder = PromptEncoder(tiny_tokenizer(), None)
+            routes = GenerationRoutes(ServeConfig(), encoder, desk.context, ByteBudget(1 << 20), background)
+            format = dialect.reply_format(plan, "r")
+            stored = format.background_entry()
+            assert stored is not None
+            exchange = SimpleNamespace(logprob_bytes=0, arrival=0.0, detached=False, send=AsyncMock())
+            work = Work(plan, format, NO_HINTS, [PROMPT], [plan.sampling(2)])
+            await routes._run_in_background(work, stored, cast(Exchange, exchange))
+            told, begun = await followed(store, stored.id, until=2)
+            assert told == ["response.created", "response.queued"]
+            assert begun == "queued"
+            desk.positions[0] = 0
+            desk.deliver(desk.rows(0, [[5]]))
+            told, begun = await followed(store, stored.id, until=3)
+            assert told[2] == "response.in_progress"
+            assert begun == "in_progress"
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+
+
+async def followed(store: ResponseStore, id: str, *, until: int) -> tuple[list[str], str]:
+    """The types of the events of a response, once there are as many, and its status."""
+    while True:
+        version = store.version
+        page = await store.page(id, "", -1, 1 << 20)
+        assert page is not None
+        told = re.findall(rb"^event: (.*)$", page.data, re.MULTILINE)
+        if len(told) >= until:
+            return [each.decode() for each in told], page.status
+        await store.changed_since(version, 0.05)
 
 
 @pytest.mark.parametrize("tokenize", [False, True])

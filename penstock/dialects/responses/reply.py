@@ -99,14 +99,8 @@ class ResponsesReply(ReplyFormat):
         if self._started:
             return b""
         self._started = True
-        events = b""
-        if self._fields.background:
-            queued = b'"response":%b' % self._object(b"queued")
-            events = self._output.event(b"response.created", queued)
-            events += self._output.event(b"response.queued", queued)
         running = b'"response":%b' % self._object(b"in_progress")
-        if not events:
-            events = self._output.event(b"response.created", running)
+        events = b"" if self._fields.background else self._output.event(b"response.created", running)
         return events + self._output.event(b"response.in_progress", running)
 
     def event(self, index: int, content: EventContent) -> bytes:
@@ -184,6 +178,12 @@ class ResponsesReply(ReplyFormat):
 
     def background_entry(self) -> StoredResponse | None:
         return self._entry(b"queued", self._object(b"queued")) if self._fields.background else None
+
+    def queued(self) -> bytes:
+        queued = b'"response":%b' % self._object(b"queued")
+        return self._output.event(b"response.created", queued) + self._output.event(
+            b"response.queued", queued
+        )
 
     # -- the response object
 

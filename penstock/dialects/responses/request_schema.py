@@ -14,7 +14,8 @@ class ContentPart(msgspec.Struct, gc=False, omit_defaults=True):
     """A part of a message, of a tool's output or of reasoning."""
 
     type: Annotated[
-        str, about("input_text, output_text, refusal, reasoning_text, summary_text, input_image, input_file …")
+        str,
+        about("input_text, output_text, refusal, reasoning_text, summary_text, input_image, input_file …"),
     ]
     text: str | None = None
     refusal: Annotated[str | None, about("The text of a part of type refusal.")] = None

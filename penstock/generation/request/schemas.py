@@ -31,7 +31,9 @@ _TOKEN_KEYS = {"propertyNames": {"pattern": "^[0-9]+$"}}
 class Part(msgspec.Struct, gc=False):
     """A part of a message's content."""
 
-    type: Annotated[str, about("text or refusal, or what the model cannot see: image_url, input_audio, file …")]
+    type: Annotated[
+        str, about("text or refusal, or what the model cannot see: image_url, input_audio, file …")
+    ]
     text: str | None = None
     refusal: Annotated[str | None, about("The text of a part of type refusal.")] = None
     image_url: Annotated[Any, about("Not used: the model is told that it cannot see the image.")] = None

@@ -168,7 +168,8 @@ def test_the_model_is_told_of_images() -> None:
 def test_the_model_is_told_of_files_and_recordings() -> None:
     parts = [{"type": "input_file", "file_data": "data:,"}, {"type": "input_audio"}]
     plan = plan_of([{"role": "user", "content": parts}])
-    assert unseen("document") in str(plan.prompts) and unseen("recording") in str(plan.prompts)
+    assert unseen("document") in str(plan.prompts)
+    assert unseen("recording") in str(plan.prompts)
     assert plan.warning is not None
     assert "cannot see documents or hear recordings;" in plan.warning
 
