@@ -78,6 +78,10 @@ def test_eos(tmp_path: Path, files: dict[str, object], expected: tuple[int, ...]
         ({}, DEFAULT_MAX_MODEL_LEN),
         ({"max_position_embeddings": 77}, 77),
         ({"max_position_embeddings": 77, "text_config": {"max_position_embeddings": 78}}, 78),
+        ({"n_positions": 79, "n_ctx": 80}, 79),
+        ({"text_config": {"max_seq_len": 81}}, 81),
+        ({"seq_length": 82}, 82),
+        ({"model_type": "cohere", "max_position_embeddings": 83, "model_max_length": 84}, 84),
     ],
 )
 def test_max_model_len(tmp_path: Path, config: object, expected: int) -> None:

@@ -12,12 +12,16 @@ from penstock.config.errors import ConfigError
 from penstock.config.serve import ServeConfig
 from penstock.engine.torch.expert_parallel import IMPLEMENTATION, ExpertParallel
 from penstock.engine.torch.supported_models import check_supported
+from penstock.engine.vocabulary import length_field
 
 NAMES_SHOWN = 3
 """Maximum tensor names in an error."""
 ROPE_BY_LENGTH = frozenset({"dynamic", "longrope"})
 """Rotary embeddings that change with the longest position of a batch once it exceeds the original training
 length. A stream's tokens must not depend on other streams, so such models are served up to that length."""
+UNSTATED_LENGTH = 2048
+"""Maximum length of a model whose config.json states none, and whose positions have none: BLOOM's training
+length."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -81,11 +85,16 @@ def _read_config(model_dir: str) -> Any:
 
 def _max_positions(described: dict[str, Any]) -> int:
     """The model's maximum length: its position embeddings, or its training length (ALiBi has no maximum)."""
-    longest = int(described.get("max_position_embeddings") or described.get("seq_length") or 2048)
+    field = length_field(described)
+    longest = int(described[field] or 0) if field is not None else 0
+    longest = longest or UNSTATED_LENGTH
     ropes: dict[str, Any] = described.get("rope_parameters") or {}
     for rope in (ropes, *(of_layers for of_layers in ropes.values() if isinstance(of_layers, dict))):
         if rope.get("rope_type") in ROPE_BY_LENGTH:
             longest = min(longest, int(rope.get("original_max_position_embeddings") or longest))
+        elif rope.get("rope_type") == "yarn":  # models state the length before or after it is stretched
+            original = int(rope.get("original_max_position_embeddings") or 0)
+            longest = max(longest, int(original * float(rope.get("factor") or 1)))
     return longest
 
 

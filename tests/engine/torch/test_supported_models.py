@@ -8,10 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import transformers
+from huggingface_hub.errors import StrictDataclassError
 
 from penstock.config.errors import ConfigError
+from penstock.engine.torch.model_loader import read_shape
 from penstock.engine.torch.supported_models import SUPPORTED_MODELS as SUPPORTED
 from penstock.engine.torch.supported_models import check_supported
+from penstock.engine.vocabulary import length_field, read_max_model_len
 from tests.engine.torch import harness
 from tests.engine.torch.harness import VOCAB, generate, make_engine, make_model, run_all, submit, top_logprobs
 
@@ -74,6 +78,42 @@ def test_what_is_no_supported_architecture_is_refused(tmp_path: Path, text: str,
         check_supported(tmp_path)
     with pytest.raises(ConfigError, match=message):
         make_engine(tmp_path)
+
+
+WITHOUT_LENGTH = {"bloom", "cpmant", "falcon_mamba", "mamba", "mamba2", "recurrent_gemma", "xlnet", "xlstm"}
+"""model_types of transformers whose positions have no maximum."""
+
+
+def test_the_length_of_every_family_is_read(tmp_path: Path) -> None:
+    for kind in SUPPORTED:
+        make_model(kind, tmp_path / kind, max_position_embeddings=384)
+        assert read_shape(str(tmp_path / kind)).max_positions == 384, kind
+        assert read_max_model_len(tmp_path / kind) == 384, kind
+
+
+def test_every_causal_model_of_transformers_states_its_length_under_a_known_name() -> None:
+    unknown, read = set(), 0
+    for config_class in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        try:
+            config = config_class()
+        except StrictDataclassError:  # its own defaults are not valid
+            continue
+        read += 1
+        if length_field(config.get_text_config(decoder=True).to_dict()) is None:
+            unknown.add(config.model_type)
+    assert unknown <= WITHOUT_LENGTH
+    assert read > 100
+
+
+def test_a_stretched_rope_is_served_to_its_stretched_length(tmp_path: Path) -> None:
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 1024,
+    }
+    make_model("qwen2", tmp_path, rope_parameters=rope)
+    assert make_engine(tmp_path).info.max_model_len == 4096
 
 
 def test_a_rope_that_depends_on_the_batch_is_served_to_its_original_length(tmp_path: Path) -> None:
