@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.engine.batch.slots import SlotTable
+from penstock.engine.batch.sparse_zeros import sparse_zeros
 from penstock.wire.arrays import F32, I32
 from penstock.wire.logprobs import Logprobs, concat_logprobs
 
@@ -147,8 +148,8 @@ class LogprobsBuffer:
         if tokens <= most and width <= wide:
             return
         shape = (slots, most if tokens <= most else max(2 * most, tokens), max(wide, width))
-        ids, values = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
-        rank = np.zeros(shape[:2], np.int32)
+        ids, values = sparse_zeros(shape, np.int32), sparse_zeros(shape, np.float32)
+        rank = sparse_zeros(shape[:2], np.int32)
         used = np.flatnonzero(self._table.length > self._table.sent)
         ids[used, :most, :wide], ids[used, :most, wide:] = self._ids[used], -1
         values[used, :most, :wide], values[used, :most, wide:] = self._values[used], -np.inf

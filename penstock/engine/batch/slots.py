@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.engine.base import StepRows, StreamFailure
+from penstock.engine.batch.sparse_zeros import sparse_zeros
 from penstock.engine.batch.token_sets import TokenSets
 from penstock.wire.arrays import I8, I32
 from penstock.wire.frames import FinishReason
@@ -83,7 +84,7 @@ class SlotTable:
         """Sampled tokens that follow the history and are still on the device only."""
         self.sent = np.zeros(slots, np.int32)
         """Length of the history that rows have been made for."""
-        self.history = np.zeros((slots, max_model_len), np.int32)
+        self.history: I32 = sparse_zeros((slots, max_model_len), np.int32)
         self._sent_at = np.zeros(slots)
         """Time of the last row, for slots with an ``interval_s``."""
         self._clock = clock

@@ -16,10 +16,11 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.engine.batch.sparse_zeros import sparse_zeros
 from penstock.wire.arrays import I32
 
 NULL_BLOCK = 0
-"""Never allocated: table entries past a slot's blocks point to it, so that padded reads get finite zeros."""
+"""Never allocated, and what an unwritten table has: table entries past a slot's blocks point to it, so that padded reads get finite zeros."""
 
 
 def _nothing_idle(count: int) -> None:
@@ -35,7 +36,7 @@ class BlockTables:
     def __init__(self, slots: int, blocks: int, block_size: int, max_model_len: int) -> None:
         self.blocks = blocks
         self.block_size = block_size
-        self.table = np.full((slots, -(-max_model_len // block_size)), NULL_BLOCK, np.int32)
+        self.table: I32 = sparse_zeros((slots, -(-max_model_len // block_size)), np.int32)
         """int32[slots, blocks per slot]"""
         self.block_counts = np.zeros(slots, np.int32)
         """Blocks in each slot's row."""

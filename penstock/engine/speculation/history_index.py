@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.engine.batch.slots import SlotTable
+from penstock.engine.batch.sparse_zeros import sparse_zeros
 from penstock.wire.arrays import I32
 
 Slots = NDArray[np.intp]
@@ -64,7 +65,7 @@ class HistoryIndex:
 
         self._most_bits = (min(_power_of_two(width), most_buckets) - 1).bit_length()
         buckets = 1 << self._most_bits
-        self._entries = np.zeros(slots * len(_SIZES) * buckets, np.int32)
+        self._entries: I32 = sparse_zeros((slots * len(_SIZES) * buckets,), np.int32)
         """Flat [slots, sizes, buckets]: positions in the history; 0: none."""
         self._tables = (np.arange(slots) * len(_SIZES) + np.arange(len(_SIZES))[:, None]) * buckets
         """intp[sizes, slots]: first entry of each table."""

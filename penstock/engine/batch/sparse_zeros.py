@@ -1,0 +1,25 @@
+"""Arrays of zeros of which little is used: memory is committed where they are written, a small page at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+_SMALL_PAGES: int | None = getattr(mmap, "MADV_NOHUGEPAGE", None)  # Linux has it
+
+
+def sparse_zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """``np.zeros`` without huge pages, which numpy asks for: the first entry of each row of a wide table would
+    commit 2 MiB, and a thousand streams that begin together would wait until 2 GiB are cleared."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    if size < mmap.PAGESIZE or _SMALL_PAGES is None:
+        return np.zeros(shape, dtype)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        memory.madvise(_SMALL_PAGES)
+    return np.frombuffer(memory, dtype).reshape(shape)
