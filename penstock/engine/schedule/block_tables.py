@@ -20,7 +20,8 @@ from penstock.engine.batch.sparse_zeros import sparse_zeros
 from penstock.wire.arrays import I32
 
 NULL_BLOCK = 0
-"""Never allocated, and what an unwritten table has: table entries past a slot's blocks point to it, so that padded reads get finite zeros."""
+"""Never allocated, and what an unwritten table has: entries past a slot's blocks point to it, so that padded
+reads get finite zeros."""
 
 
 def _nothing_idle(count: int) -> None:
