@@ -14,8 +14,8 @@ _SMALL_PAGES: int | None = getattr(mmap, "MADV_NOHUGEPAGE", None)  # Linux has i
 
 
 def sparse_zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-    """``np.zeros`` without the huge pages that numpy asks for. With them the first entry of each row of a wide
-    table commits 2 MiB, and a thousand streams that begin together wait until 2 GiB are cleared."""
+    """``np.zeros`` without the huge pages that numpy asks for. With them the first entry of each row of a
+    wide table commits 2 MiB, and a thousand streams that begin together wait until 2 GiB are cleared."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     if size < mmap.PAGESIZE or _SMALL_PAGES is None:
         return np.zeros(shape, dtype)
