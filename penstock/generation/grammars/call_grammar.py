@@ -229,7 +229,7 @@ def _json_call(key: str, tool: CalledTool, builder: _Builder) -> str:
 
 def _tagged_call(section: TaggedCalls, tool: CalledTool, builder: _Builder) -> str:
     opening, closing = section.fence
-    parts = [builder.text(section.call), _quoted(section.prefix + tool.name)]
+    parts = [builder.text(section.call), _quoted(f"{section.prefix}." * bool(section.prefix) + tool.name)]
     if section.prefix:
         parts.append('":" /[0-9]{1,6}/')
     parts.append(builder.text(section.before))
@@ -241,11 +241,14 @@ def _tagged_call(section: TaggedCalls, tool: CalledTool, builder: _Builder) -> s
 
 
 def _xml_call(section: XmlCalls, tool: CalledTool, builder: _Builder) -> str:
-    parts = [builder.text(section.call + tool.name + section.call_end), "SPACE"]
+    quote = section.quote
+    parts = [builder.text(section.call + quote + tool.name + quote + section.call_end), "SPACE"]
     if tool.input is None and tool.schema is None:
-        any_parameter = [builder.text(section.parameter), "KEY", builder.text(section.parameter_end)]
-        if section.typed:
-            any_parameter.append('("true" | "false") "\\">"')
+        any_parameter = [builder.text(section.parameter + quote), "KEY"]
+        said = [
+            builder.text(f"{quote}{each}{section.parameter_end}") for each in (section.string, section.other)
+        ]
+        any_parameter.append(_one_of(said) if section.string else said[0])
         parts.append(f"({' '.join(any_parameter)} {builder.up_to(section.value_end)} SPACE)*")
     else:
         schema = tool.schema if tool.input is None else _INPUT_SCHEMA
@@ -263,9 +266,9 @@ def _xml_parameter(
     section: XmlCalls, tool: CalledTool, schema: dict[str, Any], key: str, value: Any, builder: _Builder
 ) -> str:
     type = Parameters({"": schema}).type_of("", key)
-    start = builder.text(section.parameter + key + section.parameter_end)
-    if section.typed:
-        start += ' "true\\">"' if type is not ValueType.JSON else ' "false\\">"'
+    said = section.other if type is ValueType.JSON else section.string
+    name = f"{section.quote}{key}{section.quote}{said}"
+    start = builder.text(section.parameter + name + section.parameter_end)
     if section.value:
         start += f" SPACE {builder.text(section.value)}"
     line = ' "\\n" ' if section.lines else " "

@@ -12,7 +12,7 @@ import re
 import msgspec
 
 from penstock.generation.parsers.literals import read_json_object, read_python
-from penstock.generation.parsers.reader import EndOfOutput, NotACall, Reader, Steps
+from penstock.generation.parsers.reader import MAX_NAME, EndOfOutput, NotACall, Reader, Steps
 from penstock.generation.parsers.scanner import CallScanner
 from penstock.generation.parsers.value_types import Parameters, ValueType, ValueWriter
 
@@ -111,10 +111,8 @@ def _json_call(reader: Reader, *, bare: bool) -> Steps[None]:
 class TaggedCalls(Section, frozen=True, kw_only=True):
     """A name, a marker, and the arguments as JSON."""
 
-    name: re.Pattern[str] | None = None
-    """Matches a call's id, of which group 1 is the name."""
     prefix: str = ""
-    """Precedes the name in an id, in which a colon and a number follow."""
+    """The name is in an id ``PREFIX.NAME:NUMBER``; models vary the separators."""
     id: str = ""
     """Marker of an id after the name."""
     before: str = ""
@@ -125,6 +123,8 @@ class TaggedCalls(Section, frozen=True, kw_only=True):
     """Follows the arguments."""
     or_json: bool = False
     """Whether the section may be JsonCalls instead."""
+    content: str = ""
+    """In place of a name, says that content follows."""
 
     def read(self, reader: Reader, parameters: Parameters) -> Steps[None]:
         if self.or_json and (yield from reader.space()) in "[{":
@@ -135,35 +135,92 @@ class TaggedCalls(Section, frozen=True, kw_only=True):
             if self.call and (yield from self._closed(reader)):
                 return
             yield from reader.expect(self.call)
-            yield from self._call(reader)
+            yield from self._call(reader, parameters)
             if not self.call:
                 return
 
-    def _call(self, reader: Reader) -> Steps[None]:
+    def _call(self, reader: Reader, parameters: Parameters) -> Steps[None]:
         yield from reader.space()
-        name, id = (yield from reader.name()), None
-        if self.name and (found := self.name.fullmatch(name)):
-            name, id = found[1], name
+        name, id = yield from self._name(reader, parameters)
+        if name == self.content:
+            yield from reader.closing(self.before)
+            return
+        marked = False
         for mark in (self.id, self.before, self.fence[0]):
             if mark:
                 yield from reader.space()
-                if (yield from reader.either(mark)) and mark == self.id:
-                    id = yield from reader.name()
-        if (yield from reader.space()) != "{":
-            raise NotACall
-        reader.start_call(name, id)
-        yield from read_json_object(reader)
+                if (yield from reader.either(mark)):
+                    marked = True
+                    id = (yield from reader.name()) if mark == self.id else id
+        if not (yield from self._empty(reader, marked=marked)):
+            reader.start_call(name, id)
+            yield from read_json_object(reader)
+        else:
+            reader.start_call(name, id)
+            reader.arguments("{}")
         yield from reader.closing(self.fence[1], self.end)
+
+    def _name(self, reader: Reader, parameters: Parameters) -> Steps[tuple[str, str | None]]:
+        """The name and the model's id."""
+        if not self.prefix:
+            name = yield from reader.name()
+            if not self.opens and not parameters.has(name):
+                raise NotACall
+            return name, None
+        id = yield from reader.name()
+        while (yield from reader.space()) not in "<{" and len(id) <= MAX_NAME:
+            id += " " + (yield from reader.name())
+        found = parameters.called(id, self.prefix)
+        if found is None:
+            raise NotACall
+        return found, id
+
+    def _empty(self, reader: Reader, *, marked: bool) -> Steps[bool]:
+        """Whether the arguments are missing, or null. Raises NotACall if they are no object."""
+        try:
+            if (yield from reader.space()) == "{":
+                return False
+            if (yield from reader.either("null")):
+                yield from reader.space()
+            mark = yield from reader.either(*self.fence[1:], self.end, self.close, self.call, *self.opens)
+        except EndOfOutput:
+            if reader.cut or not marked:
+                raise
+            return True
+        reader.skip(-len(mark))
+        if not mark:
+            raise NotACall
+        return True
+
+
+_QUOTED = re.compile(r"""\s*(["'])(.*?)\1(.*)""", re.DOTALL)
+
+
+def _tag(head: str) -> tuple[str, str]:
+    """The name in a tag, which may be quoted, and the attributes after it."""
+    found = _QUOTED.fullmatch(head)
+    if found is None:
+        return head.strip(), ""
+    return found[2].replace("&quot;", '"').replace("&amp;", "&"), found[3]
 
 
 class XmlCalls(Section, frozen=True, kw_only=True):
-    """Elements for the call and each parameter. The parameter's schema says whether its text is a string."""
+    """Elements for the call and each parameter. The parameter's schema says whether its text is a string.
+
+    Models leave out closing tags: whatever begins or ends something larger ends what is open.
+    """
 
     call_end: str = ""
-    """Follows the name."""
+    """Ends the tag with the name; empty: the name ends where no name goes on."""
+    quote: str = ""
+    """Around names in tags; others are read, too."""
     parameter: str
     parameter_end: str
-    """Follows the parameter's name."""
+    """Ends the tag with the parameter's name."""
+    string: str = ""
+    """Attribute of a parameter that says that it is a string; without it, it is JSON."""
+    other: str = ""
+    """The same attribute of other parameters."""
     value: str = ""
     """Precedes the value."""
     value_end: str
@@ -173,8 +230,6 @@ class XmlCalls(Section, frozen=True, kw_only=True):
     """May follow the call."""
     lines: bool = False
     """Whether a line break at the start and the end of a value is not part of it."""
-    typed: bool = False
-    """Whether ``true">`` or ``false">`` after the parameter's name says that it is a string."""
 
     def read(self, reader: Reader, parameters: Parameters) -> Steps[None]:
         while True:
@@ -187,21 +242,30 @@ class XmlCalls(Section, frozen=True, kw_only=True):
             if not self.call:
                 return
 
+    def _name(self, reader: Reader) -> Steps[str]:
+        if not self.call_end:
+            return (yield from reader.name())
+        name, _ = _tag((yield from reader.line(self.call_end)))
+        if not name or any(mark in name for mark in " \n<"):
+            raise NotACall
+        return name
+
     def _call(self, reader: Reader, parameters: Parameters) -> Steps[None]:
         yield from reader.space()
-        name = yield from reader.name()
-        yield from reader.expect(self.call_end)
+        name = yield from self._name(reader)
         opening = ""
         try:
             while True:
                 yield from reader.space()
-                mark = yield from reader.either(self.parameter, self.end)
+                mark = yield from reader.either(
+                    self.parameter, self.end, self.close, self.call, *self.opens, self.after
+                )
                 if not mark:
                     raise NotACall
                 if not opening:
                     reader.start_call(name)
                     opening = "{"
-                if mark == self.end:
+                if mark != self.parameter:
                     break
                 key, type = yield from self._key(reader, parameters, name)
                 reader.settle()
@@ -214,27 +278,34 @@ class XmlCalls(Section, frozen=True, kw_only=True):
                 reader.arguments("{}" if opening == "{" else "}")
             raise
         reader.arguments("{}" if opening == "{" else "}")
+        if mark != self.end:
+            reader.skip(-len(mark))
+        reader.begin()
 
     def _key(self, reader: Reader, parameters: Parameters, name: str) -> Steps[tuple[str, ValueType]]:
-        key = (yield from reader.line(self.parameter_end)).strip()
-        type = parameters.type_of(name, key)
-        if self.typed:
-            type = ValueType.STRING if (yield from reader.line('">')) == "true" else ValueType.JSON
+        key, attributes = _tag((yield from reader.line(self.parameter_end)))
+        said = ValueType.STRING if self.string and self.string in attributes else ValueType.JSON
         if self.value:
             yield from reader.space()
             yield from reader.expect(self.value)
-        return key, type
+        return key, parameters.type_of(name, key, said)
 
     def _value(self, reader: Reader, type: ValueType) -> Steps[None]:
         writer = ValueWriter(type, reader.arguments, lines=self.lines)
         try:
-            yield from reader.until(self.value_end, emit=writer.add)
+            mark = yield from reader.until(
+                self.value_end,
+                *(each for each in (self.parameter, self.end, self.close) if each),
+                emit=writer.add,
+            )
         except EndOfOutput:
             if reader.cut:
                 writer.cut()
             else:
                 writer.end()
             raise
+        if mark != self.value_end:
+            reader.skip(-len(mark))
         writer.end()
 
 

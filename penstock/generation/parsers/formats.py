@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from penstock.generation.parsers.call_syntax import JsonCalls, PythonCalls, Section, TaggedCalls, XmlCalls
 from penstock.generation.parsers.reasoning import THINK, Reasoning
 
@@ -42,10 +40,11 @@ _GLM = XmlCalls(
 _MINIMAX = XmlCalls(
     opens=("<minimax:tool_call>",),
     close="</minimax:tool_call>",
-    call='<invoke name="',
-    call_end='">',
-    parameter='<parameter name="',
-    parameter_end='">',
+    call="<invoke name=",
+    call_end=">",
+    quote='"',
+    parameter="<parameter name=",
+    parameter_end=">",
     value_end="</parameter>",
     end="</invoke>",
 )
@@ -66,20 +65,21 @@ _DEEPSEEK_V31 = TaggedCalls(
 _DEEPSEEK_V32 = XmlCalls(
     opens=("<｜DSML｜function_calls>",),
     close="</｜DSML｜function_calls>",
-    call='<｜DSML｜invoke name="',
-    call_end='">',
-    parameter='<｜DSML｜parameter name="',
-    parameter_end='" string="',
+    call="<｜DSML｜invoke name=",
+    call_end=">",
+    quote='"',
+    parameter="<｜DSML｜parameter name=",
+    parameter_end=">",
+    string=' string="true"',
+    other=' string="false"',
     value_end="</｜DSML｜parameter>",
     end="</｜DSML｜invoke>",
-    typed=True,
 )
 _KIMI = TaggedCalls(
     opens=("<|tool_calls_section_begin|>",),
     close="<|tool_calls_section_end|>",
     call="<|tool_call_begin|>",
-    name=re.compile(r"(?:functions\.)?(.+?):\d+"),
-    prefix="functions.",
+    prefix="functions",
     before="<|tool_call_argument_begin|>",
     end="<|tool_call_end|>",
 )
@@ -87,10 +87,11 @@ _MISTRAL = TaggedCalls(opens=("[TOOL_CALLS]",), id="[CALL_ID]", before="[ARGS]",
 _STEP3 = XmlCalls(
     opens=("<｜tool_calls_begin｜>",),
     close="<｜tool_calls_end｜>",
-    call='<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="',
-    call_end='">',
-    parameter='<steptml:parameter name="',
-    parameter_end='">',
+    call="<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name=",
+    call_end=">",
+    quote='"',
+    parameter="<steptml:parameter name=",
+    parameter_end=">",
     value_end="</steptml:parameter>",
     end="</steptml:invoke>",
     after="<｜tool_call_end｜>",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
 from typing import Any
@@ -24,20 +25,40 @@ class ValueType(Enum):
 
 
 class Parameters:
-    """The schemas of the functions' parameters."""
+    """The functions that may be called, and the schemas of their parameters."""
 
     def __init__(self, schemas: Mapping[str, dict[str, Any] | None]) -> None:
-        """``schemas``: by the function's name; None: it takes any object."""
+        """``schemas``: by the function's name; None: it takes any object. Empty: any function may be called,
+        and nothing is known about it."""
         self._schemas = schemas
 
-    def type_of(self, function: str, parameter: str) -> ValueType:
-        """The type of a function's parameter; JSON if nothing is known about it."""
+    def has(self, function: str) -> bool:
+        """Whether the function may be called."""
+        return not self._schemas or function in self._schemas
+
+    def called(self, id: str, prefix: str) -> str | None:
+        """The function of an id ``PREFIX.NAME:NUMBER`` that a model wrote; None: it is no such id. If the
+        separators are others, only a name that :meth:`has` can tell what of the id is the name."""
+        if id in self._schemas:
+            return id
+        form = rf"(?:{re.escape(prefix)}[._]?)?{{}}[:_]?\s*\d*"
+        named = [each for each in self._schemas if each in id]
+        named = [each for each in named if re.fullmatch(form.format(re.escape(each)), id)]
+        if named:
+            return max(named, key=len)
+        found = re.fullmatch(rf"(?:{re.escape(prefix)}\.)?([^\s:]+)\s*:\s*\d+", id)
+        return found[1] if found else None
+
+    def type_of(self, function: str, parameter: str, said: ValueType = ValueType.JSON) -> ValueType:
+        """The type of a function's parameter; what the model ``said`` if the schema leaves it open."""
         root = self._schemas.get(function)
         properties = root.get("properties") if isinstance(root, dict) else None
         schema = properties.get(parameter) if isinstance(properties, dict) else None
         names = _types(schema, root, MAX_REFERENCES)
         if names == {"string"}:
             return ValueType.STRING
+        if not names or ("string" in names and said is ValueType.STRING):
+            return said
         return ValueType.NULLABLE if names == {"string", "null"} else ValueType.JSON
 
 

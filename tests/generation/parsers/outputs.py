@@ -225,4 +225,43 @@ OUTPUTS = (
         "I will.",
         [("write", '{"path": "a.py", "line": 12}'), ("now", "{}")],
     ),
+    Output(  # without </parameter>, without </function>
+        "qwen3_coder",
+        "<tool_call>\n<function=write>\n<parameter=path>\na\n<parameter=line>\n12\n</function>\n</tool_call>\n"
+        "<tool_call>\n<function=write>\n<parameter=path>\nb\n</parameter>\n</tool_call>\n<tool_call>\n"
+        "<function=write>\n<parameter=path>\nc\n</tool_call>",
+        "",
+        [("write", '{"path": "a", "line": 12}'), ("write", '{"path": "b"}'), ("write", '{"path": "c"}')],
+    ),
+    Output(
+        "glm45",
+        "<tool_call>write\n<arg_key>path</arg_key>\n<arg_value>a<arg_key>line</arg_key>\n<arg_value>12</tool_call>",
+        "",
+        [("write", '{"path": "a", "line": 12}')],
+    ),
+    Output(  # names in other quotes, a missing </invoke>
+        "minimax_m2",
+        "<minimax:tool_call><invoke name='write'><parameter name=path>a</parameter>"
+        '<invoke name="now"></invoke></minimax:tool_call>',
+        "",
+        [("write", '{"path": "a"}'), ("now", "{}")],
+    ),
+    Output(  # an attribute that the schema knows better, and none
+        "deepseek_v32",
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="write">\n<｜DSML｜parameter name="line" '
+        'string="true">12</｜DSML｜parameter>\n<｜DSML｜parameter name="path" string="false">34'
+        '</｜DSML｜parameter>\n<｜DSML｜parameter name="other">[5]</｜DSML｜parameter>\n'
+        "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        "",
+        [("write", '{"line": 12, "path": "34", "other": [5]}')],
+    ),
+    Output(
+        "kimi_k2",
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.write: 1 <|tool_call_argument_begin|>"
+        f"{WRITE}<|tool_call_end|><|tool_call_begin|>functions_now_2<|tool_call_argument_begin|>"
+        "<|tool_call_end|><|tool_call_begin|>functionsnow5<|tool_call_argument_begin|>null<|tool_call_end|>"
+        "<|tool_calls_section_end|>",
+        "",
+        [("write", WRITE), ("now", "{}"), ("now", "{}")],
+    ),
 )

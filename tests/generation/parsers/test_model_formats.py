@@ -181,6 +181,32 @@ def test_ids_of_the_model_are_kept() -> None:
     assert MessageParser(format).push(text, last=True).calls == [CallDelta(0, "f", "{}", "functions.f:3")]
 
 
+@pytest.mark.parametrize(
+    ("id", "name"),
+    [
+        ("functions.get_time:0", "get_time"),
+        ("functions.get_time:  12", "get_time"),
+        ("get_time:3", "get_time"),
+        ("get_time", "get_time"),
+        ("functions_get_time_1", "get_time"),
+        ("functionsget_time1", "get_time"),
+        ("functions.get_time2:0", "get_time2"),  # the longest name
+        ("functions.other-tool.x:0", "other-tool.x"),  # of no tool, but what the model wrote
+        ("functions.invalid.0", None),
+        ("functions other", None),
+    ],
+)
+def test_an_id_calls_the_tool_it_names(id: str, name: str | None) -> None:
+    output = (
+        f"<|tool_calls_section_begin|><|tool_call_begin|>{id}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
+        "<|tool_calls_section_end|>"
+    )
+    parameters = Parameters({"get_time": None, "get_time2": None, "time": None})
+    delta = whole(CallParser(TOOL_FORMATS["kimi_k2"], parameters), list(output))
+    assert [call.name for call in delta.calls] == ([name] if name else [])
+    assert delta.content == ("" if name else output)
+
+
 def test_strings_are_sent_as_they_come() -> None:
     parser = maker("qwen3_coder")()
     parser.push("<tool_call>\n<function=write>\n<parameter=path>\n")
