@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-import time
 from collections.abc import Callable
 
 from penstock.http.errors import ApiError
@@ -133,7 +132,7 @@ class HttpServer:
         while True:
             await asyncio.sleep(SWEEP_INTERVAL_S)
             self._state.update_date()
-            now, keep_alive_s = time.monotonic(), self._keep_alive_s
+            now, keep_alive_s = self._state.clock(), self._keep_alive_s
             if self._source.full:
                 keep_alive_s = min(keep_alive_s, CROWDED_KEEP_ALIVE_S)
             for connection in list(self._state.connections):

@@ -71,6 +71,8 @@ class ServerState:
     """One object per server; each of its connections keeps a reference."""
 
     limits: Limits = field(default_factory=Limits)
+    clock: Callable[[], float] = time.monotonic
+    """Seconds of any monotonic clock."""
     on_refusal: Callable[[ApiError], None] = lambda error: None
     """Called for each request that is answered without the application."""
     on_lost: Callable[[], None] = lambda: None

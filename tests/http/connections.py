@@ -13,6 +13,25 @@ from penstock.http.server_state import ServerState
 REQUEST = b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
+class Clock:
+    """Stands still until a test moves it. Its times are whole numbers of seconds, to which any limit adds up
+    exactly: after an uptime of 2,030 s, 30.0 more are not 30.0 later."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def timed(state: ServerState | None) -> tuple[ServerState, Clock]:
+    """``state``, or a new one, and its clock, so that what a limit allows does not depend on a machine's load."""
+    state = state or ServerState()
+    if not isinstance(state.clock, Clock):
+        state.clock = Clock()
+    return state, state.clock
+
+
 class FakeTransport(asyncio.Transport):
     """Keeps what is written; ``unread`` of it is said to wait."""
 
@@ -75,7 +94,7 @@ def connection(
     app: App = answer, state: ServerState | None = None, **extra: Any
 ) -> tuple[ServerProtocol, FakeTransport]:
     """A connection of a server with ``app``, within a running loop; ``extra``: of its transport."""
-    protocol = ServerProtocol(app, state or ServerState())
+    protocol = ServerProtocol(app, timed(state)[0])
     transport = FakeTransport()
     transport.extra |= extra
     protocol.connection_made(transport)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import socket
-import time
 from asyncio import Protocol, get_running_loop
 from collections.abc import Sequence
 from http.client import responses
@@ -100,7 +99,7 @@ class ServerProtocol(Protocol):
         self._server = address(transport.get_extra_info("sockname"))
         # Half of the backlog is for bytes written before the client counts as slow, half for later ones.
         transport.set_write_buffer_limits(min(HIGH_WATER_BYTES, self._limits.max_backlog // 2))
-        self.timer = SlowClientTimer(time.monotonic())
+        self.timer = SlowClientTimer(self._state.clock())
         self.write_paused = False
         self._read_paused = False
         self._half_closed = False
@@ -122,7 +121,7 @@ class ServerProtocol(Protocol):
         """When the client of a connection beyond the limit is told so, if it has not begun a request before;
         None: it is not beyond."""
         if excess := self._state.excess_connections:
-            self._refuse_at = time.monotonic() + REFUSAL_S
+            self._refuse_at = self._state.clock() + REFUSAL_S
             if excess > self._limits.max_lingering:
                 self._refuse(too_many_connections())
 
@@ -179,7 +178,7 @@ class ServerProtocol(Protocol):
             return True
         if len(start) < len(PREFACE):
             if self.timer.waiting_since is None:
-                self.timer.on_request_begin(time.monotonic())
+                self.timer.on_request_begin(self._state.clock())
         else:
             self._state.connections.discard(self)
             self.timer.on_close()
@@ -292,13 +291,13 @@ class ServerProtocol(Protocol):
             if self._half_closed:
                 self.transport.close()
             elif reader.waiting and self.timer.waiting_since is None:
-                self.timer.on_request_begin(time.monotonic())
+                self.timer.on_request_begin(self._state.clock())
             return
         if head.length != 0:
             if self._state.budget.full:
                 reader.clear()
                 raise self._state.budget.refusal()
-            self.timer.on_body_begin(time.monotonic())
+            self.timer.on_body_begin(self._state.clock())
         self._begin(head)
 
     def _take_up_body(self) -> None:
@@ -307,7 +306,7 @@ class ServerProtocol(Protocol):
             self._continue_later()
             return
         data, request = self._reader.read_body(), self._request
-        self.timer.on_body(time.monotonic(), len(data))
+        self.timer.on_body(self._state.clock(), len(data))
         if self._reader.chunks:
             rounds.spend(self._reader.chunks)
         if request is not None:  # else it was answered already
@@ -317,7 +316,7 @@ class ServerProtocol(Protocol):
         if self._reader.body_complete:
             self.timer.on_request_complete()
             if request is None:
-                self.timer.on_last_reply(time.monotonic())
+                self.timer.on_last_reply(self._state.clock())
         elif self._reader.has_more:
             self._continue_later()
 
@@ -468,7 +467,7 @@ class ServerProtocol(Protocol):
             return
         lingering.add(self)
         self._pause_or_resume()
-        self._lingers_since = time.monotonic()
+        self._lingers_since = self._state.clock()
         if self.transport.can_write_eof():
             self.transport.write_eof()
 
@@ -602,7 +601,7 @@ class ServerProtocol(Protocol):
             return
         if request.keep_alive:
             if request.body_complete:
-                self.timer.on_last_reply(time.monotonic())
+                self.timer.on_last_reply(self._state.clock())
             if self._reader.waiting or self._read_paused or self._half_closed or not request.body_complete:
                 # Later, as the next request may be answered at once, too, and the one behind it.
                 if not self._continues:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
-import time
 from asyncio import Protocol, get_running_loop
 from typing import Any
 
@@ -77,7 +76,7 @@ class Http2Connection(Protocol):
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
-        self.now = now = time.monotonic()
+        self.now = now = self.state.clock()
         """Of the latest read or sweep."""
         limits = self.state.limits
         self.sender = FrameSender(transport, self.state.windows, self._open_streams)
@@ -182,7 +181,7 @@ class Http2Connection(Protocol):
         self._read_on = False
         if self._is_over:
             return
-        self.now = now = time.monotonic()
+        self.now = now = self.state.clock()
         self.sender.begin_batch()
         progress = False
         try:
@@ -193,7 +192,7 @@ class Http2Connection(Protocol):
                 for frame in taken:
                     self._handle(*frame)
                 self._start_fresh()
-                if len(taken) == FRAMES_PER_PIECE and time.monotonic() > now + TURN_S:
+                if len(taken) == FRAMES_PER_PIECE and self.state.clock() > now + TURN_S:
                     self._read_on = True
                     break
             if (self.state.ending or self._is_excess) and not self.streams:
@@ -498,7 +497,7 @@ class Http2Connection(Protocol):
 
     def _after_stream(self) -> None:
         if not self.streams:
-            self.idle_since = time.monotonic()
+            self.idle_since = self.state.clock()
             self._ending.on_last_stream()
 
     def on_run_end(self) -> None:

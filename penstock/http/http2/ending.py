@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from asyncio import get_running_loop
 from typing import TYPE_CHECKING
 
@@ -59,7 +58,7 @@ class Ending:
     @property
     def _was_busy(self) -> bool:
         """Whether the connection is new, or had a stream a moment ago."""
-        return time.monotonic() - self._connection.idle_since < IDLE_S
+        return self._connection.state.clock() - self._connection.idle_since < IDLE_S
 
     def drain(self) -> None:
         """Close after the replies in progress, and those of requests on their way."""

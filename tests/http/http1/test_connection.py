@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import socket
-import time
 import weakref
 from typing import Any
 
@@ -66,7 +65,7 @@ def test_connections_beyond_the_limit_are_told_so_in_their_protocol() -> None:
         transport.protocol.connection_lost(None)
 
         silent, transport = connection(state=state)
-        silent.timer.idle_since = now = time.monotonic()
+        silent.timer.idle_since = now = state.clock()
         silent.cut_if_slow(now + 0.5, *TIMES)
         assert transport.written == b""
         silent.cut_if_slow(now + 1.1, *TIMES)

@@ -15,7 +15,7 @@ from penstock.http.http2.faults import ErrorCode
 from penstock.http.http2.frames import Frame, FrameScanner
 from penstock.http.server_state import ServerState
 from penstock.http.sink import Listener
-from tests.http.connections import App, FakeTransport, answer
+from tests.http.connections import App, FakeTransport, answer, timed
 
 GET = [(b":method", b"GET"), (b":scheme", b"http"), (b":path", b"/x"), (b":authority", b"h")]
 POST = [(b":method", b"POST"), *GET[1:]]
@@ -55,7 +55,7 @@ class Client:
 
     def __init__(self, app: App = answer, state: ServerState | None = None, **settings: int) -> None:
         """``settings``: of the client's first SETTINGS frame, by their names in ``frames``."""
-        self.state = state or ServerState()
+        self.state, self.clock = timed(state)
         self.connection = Http2Connection(app, self.state)
         self.transport = Transport()
         self.transport.protocol = self.connection

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from types import SimpleNamespace
 from typing import Any
 
 from penstock.http.asgi import send_error, send_json
@@ -183,13 +182,12 @@ async def test_frames_and_header_blocks_have_their_time_to_arrive() -> None:
 
 
 @in_loop
-async def test_a_busy_connection_whose_reads_end_within_frames_is_not_slow(monkeypatch: Any) -> None:
+async def test_a_busy_connection_whose_reads_end_within_frames_is_not_slow() -> None:
     client = Client()
     now = client.connection.now
     requests = b"".join(client.headers(2 * n + 1) for n in range(100))
     for second in range(100):
-        clock = SimpleNamespace(monotonic=lambda at=now + second: at)
-        monkeypatch.setattr("penstock.http.http2.connection.time", clock)
+        client.clock.now = now + second
         piece = len(requests) // 100
         client.send(requests[second * piece : (second + 1) * piece])
         client.connection.cut_if_slow(now + second, *TIMES)
@@ -197,13 +195,12 @@ async def test_a_busy_connection_whose_reads_end_within_frames_is_not_slow(monke
 
 
 @in_loop
-async def test_a_header_block_that_drips_has_its_time(monkeypatch: Any) -> None:
+async def test_a_header_block_that_drips_has_its_time() -> None:
     client = Client()
     now = client.connection.now
     client.send(frame(HEADERS, 0, 1, encode_fields(GET)))
     for second in range(40):
-        clock = SimpleNamespace(monotonic=lambda at=now + second: at)
-        monkeypatch.setattr("penstock.http.http2.connection.time", clock)
+        client.clock.now = now + second
         if not client.transport.end:
             client.send(frame(CONTINUATION, 0, 1, b"\x82"))
         client.connection.cut_if_slow(now + second, *TIMES)
@@ -211,7 +208,7 @@ async def test_a_header_block_that_drips_has_its_time(monkeypatch: Any) -> None:
 
 
 @in_loop
-async def test_a_body_has_its_time_to_arrive_and_others_go_on(monkeypatch: Any) -> None:
+async def test_a_body_has_its_time_to_arrive_and_others_go_on() -> None:
     statuses, refusals = list[tuple[int, bytes]](), list[ApiError]()
 
     async def app(scope: Any, receive: Any, send: Any, sink: Any) -> None:
@@ -225,8 +222,7 @@ async def test_a_body_has_its_time_to_arrive_and_others_go_on(monkeypatch: Any) 
     client.send(client.headers(1, POST, end=False) + client.headers(3, POST, end=False))
     now = client.connection.now
     for late in (1.0, 25.0, 50.0):
-        clock = SimpleNamespace(monotonic=lambda at=now + late: at)
-        monkeypatch.setattr("penstock.http.http2.connection.time", clock)
+        client.clock.now = now + late
         client.connection.cut_if_slow(now + late, *TIMES)
         client.send(frame(DATA, 0, 3, b"x" * 16_000))
         for each in await client.frames():
