@@ -176,7 +176,7 @@ def test_a_model_without_a_chat_template_continues_the_text(visit: Visit, server
 
 def test_markdown_is_shown_as_elements(visit: Visit) -> None:
     code = "```python\nprint(1 < 2)\n```"
-    text = f"## Steps\n1. open `main.py`\n2. **run** it\n\n{code}\n- done\n\n    x = 2 * 3 * 4\n\nf(*a), *b"
+    text = f"## Steps\n1. open `main.py`\n2. **run** it\n\n{code}\n\n    x = 2 * 3 * 4\n\nf(*a), *b"
     visit.stream(CHAT, delta(content=text))
     visit.wait_ready()
     visit.ask("hello")

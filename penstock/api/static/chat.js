@@ -1,7 +1,7 @@
 // The chat: sends the conversation, shows the reply as it streams, stops it.
 
 import { Conversation, addEvent } from "./conversation.js";
-import { byId, make, notify } from "./dom.js";
+import { byId, make, notify, setChildren } from "./dom.js";
 import { fleet, onFleet } from "./fleet.js";
 import { errorOf, events, jsonBody, onKey, send } from "./http.js";
 import { askForKey } from "./key.js";
@@ -17,6 +17,8 @@ const NOT_KEPT = "The conversation is too long to survive a reload of this page.
 const log = byId("log");
 const prompt = byId("prompt");
 const conversation = new Conversation();
+/** The views of its messages. */
+const views = new WeakMap();
 let running = null;
 /** The models and adapters of the latest list, null: none was read. */
 let models = null;
@@ -95,8 +97,8 @@ async function reply() {
   const message = conversation.addReply();
   const stopper = new AbortController();
   running = stopper;
-  const view = showAll();
   following = true;
+  const view = showAll();
   const end = paintWhile(view);
   try {
     await receive(message, chat ? "/v1/chat/completions" : "/v1/completions", request, stopper.signal);
@@ -166,16 +168,21 @@ function paintWhile(view) {
 
 // -- what is shown
 
-/** Shows the conversation; returns the view of the last message. */
+/** Shows the conversation; returns the view of the last message. Messages that are shown stay as they are. */
 function showAll() {
-  const views = conversation.messages.map((message) => new MessageView(message));
-  log.replaceChildren(...(views.length ? views.map((view) => view.node) : [greeting()]));
+  const shown = conversation.messages.map(viewOf);
   const last = conversation.messages.at(-1);
-  if (!running && last) log.append(...further(last));
+  for (const view of shown) view.show();
+  setChildren(log, [...shown.map((view) => view.node), ...(last ? (running ? [] : further(last)) : [greeting()])]);
   byId("stop").hidden = running === null;
   byId("send").hidden = running !== null;
-  log.scrollTop = log.scrollHeight;
-  return views.at(-1);
+  if (following) log.scrollTop = log.scrollHeight;
+  return shown.at(-1);
+}
+
+function viewOf(message) {
+  if (!views.has(message)) views.set(message, new MessageView(message));
+  return views.get(message);
 }
 
 const greeting = () => make("p", { class: "greeting", text: "Ask the model something." });

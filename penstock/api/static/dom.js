@@ -25,9 +25,46 @@ export function notify(node, text) {
   node.hidden = !text;
 }
 
-/** Sets an element's text, if it is another one: what did not change is not announced or painted again. */
+/** Sets an element's text, if it is another one: what did not change is not announced, painted or selected again. */
 export function setText(node, text) {
-  if (node.textContent !== text) node.textContent = text;
+  if (node.childNodes.length === 1 && node.firstChild.nodeType === Node.TEXT_NODE) edit(node.firstChild, text);
+  else if (node.textContent !== text) node.textContent = text;
+}
+
+/** Changes a text node behind what is the same in both texts. */
+function edit(node, text) {
+  const { data } = node;
+  if (data === text) return;
+  let same = text.startsWith(data) ? data.length : 0;
+  while (same < data.length && data[same] === text[same]) same += 1;
+  node.replaceData(same, data.length - same, text.slice(same));
+}
+
+/** Makes a node of the page like another one, and leaves alone what is the same. Listeners stay those of the old one. */
+export function become(node, other) {
+  if (node.nodeName !== other.nodeName) node.replaceWith(other);
+  else if (node.nodeType === Node.TEXT_NODE) edit(node, other.data);
+  else {
+    for (const { name } of [...node.attributes]) if (!other.hasAttribute(name)) node.removeAttribute(name);
+    for (const { name, value } of other.attributes) if (node.getAttribute(name) !== value) node.setAttribute(name, value);
+    const [old, fresh] = [[...node.childNodes], [...other.childNodes]];
+    fresh.forEach((child, place) => (old[place] ? become(old[place], child) : node.append(child)));
+    for (const child of old.slice(fresh.length)) child.remove();
+  }
+}
+
+/** Gives a node these children; those that it has already are not moved. */
+export function setChildren(node, children) {
+  let at = node.firstChild;
+  for (const child of children) {
+    if (child === at) at = at.nextSibling;
+    else node.insertBefore(child, at);
+  }
+  while (at) {
+    const next = at.nextSibling;
+    at.remove();
+    at = next;
+  }
 }
 
 /** A button that copies what `text()` returns. */

@@ -5,7 +5,7 @@ import { forget, load, save } from "./session.js";
 const listeners = new Set();
 let key = load("key", "");
 
-/** An error reply of the server, or none at all (status 0). */
+/** An error reply of the server, or one without a status of its own (0): in a stream, or because there was no reply. */
 export class ServerError extends Error {
   constructor(status, message, details = {}) {
     super(message);
@@ -65,6 +65,8 @@ export async function errorOf(response) {
   return new ServerError(response.status, String(message), details ?? {});
 }
 
+const textOf = (error) => (typeof error === "string" ? error : String(error.message ?? JSON.stringify(error)));
+
 /**
  * The data of each event of a streamed reply, before [DONE]. Throws ServerError if the stream ends earlier, or with
  * an event of an error.
@@ -80,7 +82,7 @@ export async function* events(response) {
       if (data === "[DONE]") return;
       if (data === null) continue;
       const value = JSON.parse(data);
-      if (value.error) throw new ServerError(response.status, String(value.error.message), value);
+      if (value.error) throw new ServerError(0, textOf(value.error), value);
       yield value;
     }
   }

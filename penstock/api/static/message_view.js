@@ -1,22 +1,22 @@
 // Shows one message of the chat.
 
-import { copyButton, make, setText } from "./dom.js";
+import { become, copyButton, make, setText } from "./dom.js";
 import { count, rate, seconds } from "./format.js";
-import { markdown } from "./markdown.js";
+import { LiveMarkdown } from "./live_markdown.js";
 
 const WHO = { user: "You", assistant: "Model", tool: "Tool result" };
 const ENDS = {
   stopped: "Stopped.",
   interrupted: "The page was reloaded while this reply arrived: it is not complete.",
 };
-/** While a reply streams, a longer text is shown without formatting. */
-const MOST_FORMATTED = 20_000;
 
 export class MessageView {
   constructor(message) {
     this.message = message;
     this.reasoning = make("details", { class: "reasoning", open: true }, make("summary", { text: "Reasoning" }), make("p", { class: "plain" }));
-    this.body = make("div", { class: "body" });
+    const plain = message.role === "assistant" ? null : make("p", { class: "plain" });
+    this.body = make("div", { class: "body" }, plain);
+    this.formatted = plain ? null : new LiveMarkdown(this.body);
     this.calls = make("div", { class: "calls" });
     this.problem = make("p", { class: "problem", role: "alert" });
     this.stats = make("p", { class: "stats" });
@@ -38,20 +38,14 @@ export class MessageView {
     this.node.setAttribute("aria-busy", String(streaming));
     this.reasoning.hidden = !message.reasoning;
     setText(this.reasoning.lastChild, message.reasoning ?? "");
-    this.showBody(streaming);
-    this.calls.replaceChildren(...(message.calls ?? []).filter(Boolean).map(callNode));
+    if (this.formatted) this.formatted.show(message.text);
+    else setText(this.body.firstChild, message.text);
+    become(this.calls, make("div", { class: "calls" }, ...(message.calls ?? []).filter(Boolean).map(callNode)));
     const problem = message.error || ENDS[message.state] || "";
     this.problem.hidden = !problem;
     this.problem.classList.toggle("error", message.state === "failed");
     setText(this.problem, problem);
     this.showStats();
-  }
-
-  showBody(streaming) {
-    const { role, text } = this.message;
-    if (role === "assistant" && !(streaming && text.length > MOST_FORMATTED)) this.body.replaceChildren(markdown(text));
-    else if (this.body.firstChild?.className === "plain") setText(this.body.firstChild, text);
-    else this.body.replaceChildren(make("p", { class: "plain", text }));
   }
 
   showStats() {
