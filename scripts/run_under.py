@@ -25,8 +25,12 @@ def in_time(uptime_s: float) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--uptime", type=float, help="seconds since the start of the machine, as the command sees them")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--uptime", type=float, help="seconds since the start of the machine, as the command sees them"
+    )
     parser.add_argument("--burners", type=int, default=0, help="processes that compute all the time")
     parser.add_argument("--limit", type=float, default=1800, help="seconds after which the command is killed")
     parser.add_argument("command", nargs="+")
