@@ -1,8 +1,8 @@
 """Runs a command as on a machine that has been up for another time, or beside processes that take the CPUs.
 
-A test's verdict must depend on neither: ``run_under.py --uptime 2030 --burners 4 -- python -m pytest tests/http``.
-The monotonic clock is that of a Linux time namespace, so that children, and libraries in C, have it too; unshare(1)
-makes one where user namespaces are allowed.
+A test's verdict must depend on neither: ``run_under.py --uptime 2030 --burners 4 -- python -m pytest tests``.
+The monotonic clock is that of a Linux time namespace, so that children, and libraries in C, have it too;
+unshare(1) makes one where user namespaces are allowed.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class Clock:
 
 
 def timed(state: ServerState | None) -> tuple[ServerState, Clock]:
-    """``state``, or a new one, and its clock, so that what a limit allows does not depend on a machine's load."""
+    """``state``, or a new one, and its clock: what a limit allows must not depend on a machine's load."""
     state = state or ServerState()
     if not isinstance(state.clock, Clock):
         state.clock = Clock()

@@ -50,8 +50,8 @@ SHOWN = {
     "`` a ` b `` &lt; <b>c</b> `&lt;` ` d": "<p>[a ` b] &lt; &lt;b&gt;c&lt;/b&gt; [&amp;lt;] ` d</p>",
     "[l](javascript:x) ![i](http://x/y)": "<p>[l](javascript:x) ![i](http://x/y)</p>",
 }
-"""Texts and their elements, in short: code blocks are <pre>, other code is in [brackets]; what says nothing about
-the structure is left out."""
+"""Texts and their elements, in short: code blocks are <pre>, other code is in [brackets]; what says nothing
+about the structure is left out."""
 
 HARNESS = """
 const { markdown } = await import(new URL("page/markdown.js", document.baseURI));
