@@ -13,9 +13,14 @@ import msgspec
 from penstock.gateway.admission.client_keys import ClientKeys
 from penstock.gateway.requests.bounded_name import bounded_name
 from penstock.gateway.requests.incoming_request import IncomingRequest
-from penstock.gateway.requests.model_field import described_model, other_model_field, read_model
+from penstock.gateway.requests.model_field import (
+    described_model,
+    named_beside,
+    other_model_field,
+    read_model,
+)
 from penstock.gateway.requests.relayed_routes import RelayedRoutes
-from penstock.gateway.requests.request_body import GENERATION_PATHS, read_request
+from penstock.gateway.requests.request_body import GENERATION_PATHS, RequestBody, read_request
 from penstock.gateway.requests.sender import Sender
 from penstock.gateway.requests.sessions import session_named
 from penstock.gateway.requests.unread_routes import check_unread
@@ -79,12 +84,7 @@ class Intake:
         record.bytes_in = len(raw or b"")
         body, model = None, None
         if raw is not None and self.generates(record.method, record.path):
-            try:
-                body = read_request(raw)
-                self._check_transfer(body.transfer_field)
-            except ApiError:
-                record.reason = "bad_body"
-                raise
+            body = self._read_body(record, raw)
             priority = self._priority(record.sender, body.priority, headers)
             if priority != body.priority:
                 body = msgspec.structs.replace(body, priority=priority)
@@ -92,12 +92,12 @@ class Intake:
             model = body.model
         else:
             if raw and record.method == "POST":
-                model = read_model(relayed_headers, raw)
+                model = self._read_model(record, relayed_headers, raw)
             else:
                 model = described_model(record.method, record.path)
             if model is not None:
                 record.model = record.target_model = bounded_name(model)
-        self._check_model(record.sender, record.method, model, raw or b"")
+        self._check_model(record, model, relayed_headers, raw or b"", target)
         return IncomingRequest(
             method=record.method,
             target=target,
@@ -109,6 +109,25 @@ class Intake:
             session=self._session(headers),
             subset=subset,
         )
+
+    def _read_body(self, record: RequestRecord, raw: bytes) -> RequestBody:
+        """Raises ApiError."""
+        try:
+            body = read_request(raw)
+            self._check_transfer(body.transfer_field)
+        except ApiError:
+            record.reason = "bad_body"
+            raise
+        return body
+
+    @staticmethod
+    def _read_model(record: RequestRecord, headers: Headers, raw: bytes) -> str | None:
+        """Raises ApiError."""
+        try:
+            return read_model(headers, raw)
+        except ApiError:
+            record.reason = "bad_body"
+            raise
 
     def _priority(self, sender: Sender, asked: int, headers: Headers) -> int:
         """The priority of the objective that the headers name, or that the request asks for, as far as its
@@ -132,14 +151,17 @@ class Intake:
             )
 
     @staticmethod
-    def _check_model(sender: Sender, method: str, model: str | None, raw: bytes) -> None:
+    def _check_model(
+        record: RequestRecord, model: str | None, headers: Headers, raw: bytes, target: bytes
+    ) -> None:
         """Refuse a model that the key is not for. ``model``: that of the body ``raw``; None: unknown. Raises
         ApiError."""
-        if not sender.models or method != "POST":
+        sender = record.sender
+        if not sender.models or record.method != "POST":
             return
         if not sender.may_use(model or ""):
             what = f"the model {shown(model)!r}" if model else "a request that names no model"
-        elif (field := other_model_field(raw)) is not None:
+        elif (field := other_model_field(headers, raw) or named_beside(target, headers)) is not None:
             what = f"requests with {field}, which may choose another model"
         else:
             return

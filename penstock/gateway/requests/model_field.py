@@ -7,11 +7,14 @@ as one with two parts of that name, counts as naming none.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
+from urllib.parse import unquote_plus
 
 import msgspec
 
+from penstock.gateway.requests.one_meaning import OTHER_MODEL_FIELDS, check_meaning, other_spelling
 from penstock.gateway.upstream.exchange import Headers
 
 ONE = "/v1/models/"
@@ -21,6 +24,14 @@ MOST_PARTS, MOST_PART_HEADERS, MOST_FORM_MODEL = 128, 8192, 1024
 """Parts of a form; bytes of the headers of one, and of a model's name."""
 FORM = b"multipart/form-data"
 
+_MODEL_HEADERS = frozenset(
+    {
+        b"x-amzn-sagemaker-target-model",
+        b"x-amzn-sagemaker-adapter-identifier",
+        b"x-amzn-sagemaker-inference-component",
+    }
+)
+"""Of servers that run in SageMaker."""
 _EMPTY = frozenset({b"", b"null", b"[]", b'""'})
 _OBJECT = re.compile(rb"[ \t\r\n]*\{").match
 _boundaries = re.compile(rb'boundary(?:=(?:"([^"\\]+)"|([^\s;"]+)))?', re.IGNORECASE).findall
@@ -35,16 +46,26 @@ class _Named(msgspec.Struct):
     model: str | None = None
 
 
-class _OtherModels(msgspec.Struct):
-    lora_path: msgspec.Raw = msgspec.Raw()  # SGLang
-    lora: msgspec.Raw = msgspec.Raw()  # llama.cpp
-    adapters: msgspec.Raw = msgspec.Raw()  # MLX
-    adapter_id: msgspec.Raw = msgspec.Raw()  # LoRAX
-    models: msgspec.Raw = msgspec.Raw()  # OpenRouter
-    fallbacks: msgspec.Raw = msgspec.Raw()  # LiteLLM
+class _Texts(msgspec.Struct):
+    """What may be long in bodies of embeddings and their like."""
+
+    input: msgspec.Raw = msgspec.Raw()
+    inputs: msgspec.Raw = msgspec.Raw()
+    messages: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
+    text: msgspec.Raw = msgspec.Raw()
+    texts: msgspec.Raw = msgspec.Raw()
+    text_1: msgspec.Raw = msgspec.Raw()
+    text_2: msgspec.Raw = msgspec.Raw()
+    query: msgspec.Raw = msgspec.Raw()
+    documents: msgspec.Raw = msgspec.Raw()
 
 
+_OtherModels = msgspec.defstruct(
+    "_OtherModels", [(name, msgspec.Raw, msgspec.Raw()) for name in OTHER_MODEL_FIELDS]
+)
 _decode = msgspec.json.Decoder(_Named).decode
+_decode_texts = msgspec.json.Decoder(_Texts).decode
 _decode_others = msgspec.json.Decoder(_OtherModels).decode
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
@@ -56,26 +77,42 @@ def described_model(method: str, path: str) -> str | None:
 
 
 def read_model(headers: Headers, raw: bytes) -> str | None:
-    """The model that a body names; None: it names none. What is malformed is left to the server."""
+    """The model that a body names; None: it names none. What is malformed is left to the server. Raises
+    ApiError for JSON that another parser may read as naming another one."""
     if (kind := _form_type(headers)) is not None:
         place = _find_model(kind, raw)
         return None if place is None else raw[place].decode(errors="replace")
     if not _OBJECT(raw):
         return None
     try:
+        texts = msgspec.structs.astuple(_decode_texts(raw))
+        check_meaning(raw, map(bytes, texts))
         return _decode(raw).model
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 
 
-def other_model_field(raw: bytes) -> str | None:
-    """The field of a JSON body by which some servers take another model than the one it names; None: there is
-    none."""
+def other_model_field(headers: Headers, raw: bytes) -> str | None:
+    """The field of a JSON body or a form by which some servers take another model than the one it names;
+    None: there is none."""
+    if (kind := _form_type(headers)) is not None:
+        return next((name for name in _part_names(kind, raw) if _folded(name) in OTHER_MODEL_FIELDS), None)
     try:
         said = _decode_others(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return next((name for name in said.__struct_fields__ if bytes(getattr(said, name)) not in _EMPTY), None)
+
+
+def named_beside(target: bytes, headers: Headers) -> str | None:
+    """The parameter of the query, or the header, by which some servers take another model than the body's;
+    None: there is none."""
+    query = target.partition(b"?")[2].decode("latin-1").replace(";", "&")
+    names = (unquote_plus(each.partition("=")[0]) for each in query.split("&"))
+    for name in names:
+        if _folded(name) in ("model", *OTHER_MODEL_FIELDS):
+            return f"the parameter {name[:MOST_FORM_MODEL]}"
+    return next((f"the header {name.decode()}" for name, _ in headers if name in _MODEL_HEADERS), None)
 
 
 def replace_model(headers: Headers, raw: bytes, model: str) -> bytes:
@@ -109,8 +146,8 @@ def _find_model(kind: bytes, raw: bytes) -> slice | None:
             names = _names(head)
             if any(coded for coded, _ in names):
                 return None
-            if any(_unquoted(name) == b"model" for _, name in names):
-                if found is not None or len(names) > 1 or _CODED(head):
+            if any(_folded(name) == "model" for _, name in names):
+                if found is not None or len(names) > 1 or _CODED(head) or _unquoted(names[0][1]) != b"model":
                     return None
                 found = content
     except ValueError:
@@ -118,6 +155,20 @@ def _find_model(kind: bytes, raw: bytes) -> slice | None:
     if found is None or not 0 < found.stop - found.start <= MOST_FORM_MODEL:
         return None
     return None if b"\n" in raw[found] or b"\r" in raw[found] else found
+
+
+def _part_names(kind: bytes, raw: bytes) -> Iterator[str]:
+    """The names of a form's parts, as far as it is well-formed; without its only model it names none."""
+    boundary = _boundaries(kind)[0]
+    with contextlib.suppress(ValueError):
+        for head, _ in _parts(raw, b"--" + (boundary[0] or boundary[1])):
+            yield from (_unquoted(name).decode(errors="replace") for _, name in _names(head))
+
+
+def _folded(name: bytes | str) -> str:
+    """A part's name for parsers that do not care for case."""
+    text = name if isinstance(name, str) else _unquoted(name).decode(errors="replace")
+    return other_spelling(text, (*OTHER_MODEL_FIELDS, "model")) or text
 
 
 def _parts(raw: bytes, delimiter: bytes) -> Iterator[tuple[bytes, slice]]:

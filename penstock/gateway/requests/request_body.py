@@ -6,6 +6,7 @@ import msgspec
 
 from penstock.gateway.requests.apis import APIS
 from penstock.gateway.requests.named_response import RESPONSES, response_in_body, response_in_path
+from penstock.gateway.requests.one_meaning import check_meaning
 from penstock.generation.request.body_decoder import malformed, wrong_type
 
 GENERATION_PATHS = frozenset(APIS)
@@ -30,6 +31,7 @@ class _Body(msgspec.Struct):
     # what precedes the conversation in the prompt: responses, messages
     instructions: msgspec.Raw = msgspec.Raw()
     system: msgspec.Raw = msgspec.Raw()
+    tools: msgspec.Raw = msgspec.Raw()
     previous_response_id: msgspec.Raw = msgspec.Raw()
     background: msgspec.Raw = msgspec.Raw()
     # what names a session
@@ -105,7 +107,8 @@ class RequestBody(msgspec.Struct, frozen=True):
 
 def read_request(raw: bytes) -> RequestBody:
     """Decode the body of a generation request, as Penstock's server does: it accepts, for instance, a number
-    as a boolean, and its errors are the same. Raises ApiError."""
+    as a boolean, and its errors are the same. Raises ApiError, also for what other servers may read in
+    another way."""
     try:
         if not raw.isascii():
             raw.decode()  # msgspec checks the UTF-8 of decoded strings only, and fields are rewritten later
@@ -115,14 +118,16 @@ def read_request(raw: bytes) -> RequestBody:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise malformed(raw, error) from None
     options, model = body.stream_options, body.model or ""
-    conversation = bytes(body.messages or body.prompt or body.input)
+    # Each API has one of the three, and a body with several of them is charged for all.
+    texts = [bytes(text) for text in (body.instructions, body.system, body.messages, body.prompt, body.input)]
+    check_meaning(raw, (*texts, bytes(body.tools)))
     return RequestBody(
         raw=raw,
         model=model,
         stream=bool(body.stream),
         include_usage=None if options is None else options.include_usage,
         priority=body.priority or 0,
-        prompt=bytes(body.instructions or body.system) + conversation,
+        prompt=b"".join(texts),
         session=_session(body),
         response=response_in_body(bytes(body.previous_response_id), bytes(body.input)),
         background=bytes(body.background) == b"true",
@@ -150,8 +155,8 @@ def _session(body: _Body) -> str | None:
 
 def _most_output(body: _Body) -> int | None:
     """What is malformed is left to the server."""
-    raw = bytes(body.max_completion_tokens or body.max_tokens or body.max_output_tokens)
-    return int(raw) if len(raw) < 16 and raw.isdigit() else None
+    limits = map(bytes, (body.max_completion_tokens, body.max_tokens, body.max_output_tokens))
+    return max((int(raw) for raw in limits if len(raw) < 16 and raw.isdigit()), default=None)
 
 
 def _transfer_field(body: _Body) -> str | None:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from penstock.gateway.requests.model_field import read_model, replace_model
+from penstock.gateway.requests.model_field import named_beside, other_model_field, read_model, replace_model
 
 JSON = [(b"content-type", b"application/json")]
 FORM = [(b"content-type", b"multipart/form-data; boundary=x")]
@@ -67,6 +67,7 @@ DECOY = b'Content-Disposition: form-data; name="model"\r\n\r\ncheap\r\n--'
         b'form-data; name="model"',
         b"form-data; name=model",
         b'form-data; name="m\\odel"',
+        b'form-data; name="Model"',
         b"form-data; name*=utf-8''mod%65l",
         b'form-data; name*0="mo"; name*1="del"',
         b'form-data; name="model"; filename="a"',
@@ -108,3 +109,30 @@ def test_forms_that_are_malformed(body: bytes) -> None:
 )
 def test_forms_whose_boundary_is_unclear(kind: bytes) -> None:
     assert read_model([(b"content-type", b"multipart/form-data" + kind)], AUDIO) is None
+
+
+@pytest.mark.parametrize("name", ["lora", "Lora_Path"])
+def test_other_fields_that_choose_a_model(name: str) -> None:
+    part = b'--x\r\nContent-Disposition: form-data; name="%b"\r\n\r\na\r\n' % name.encode()
+    assert other_model_field(FORM, part + AUDIO) == name
+    assert other_model_field(FORM, AUDIO) is None
+    assert other_model_field(JSON, json.dumps({"model": "m", name.lower(): "a"}).encode()) == name.lower()
+
+
+@pytest.mark.parametrize(
+    ("target", "header", "named"),
+    [
+        (b"/v1/embeddings?model=x", b"x-a", "the parameter model"),
+        (b"/v1/embeddings?a=1&Model=x", b"x-a", "the parameter Model"),
+        (b"/v1/embeddings?m%6fdel=x", b"x-a", "the parameter model"),
+        (b"/v1/embeddings?a;lora=x", b"x-a", "the parameter lora"),
+        (b"/v1/embeddings?api-version=1&a=model", b"x-a", None),
+        (
+            b"/v1/embeddings",
+            b"x-amzn-sagemaker-target-model",
+            "the header x-amzn-sagemaker-target-model",
+        ),
+    ],
+)
+def test_models_beside_the_body(target: bytes, header: bytes, named: str | None) -> None:
+    assert named_beside(target, [(header, b"x")]) == named

@@ -1,0 +1,102 @@
+"""Refuses bodies in which a model server may read another value than the gateway has decided on.
+
+The gateway reads fields by their exact names, the last of equal ones, and relays the body as it came. Other
+parsers take the first of two (RapidJSON), do not care for case (Go, .NET), or let a name end at a NUL
+(cJSON). So a key for one model could be used for another, and a budget for one token pay for a thousand.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import msgspec
+
+from penstock.http.errors import ApiError, refused, shown
+
+OTHER_MODEL_FIELDS = (
+    "lora_path",  # SGLang
+    "lora",  # llama.cpp
+    "adapters",  # MLX
+    "adapter_id",  # LoRAX
+    "models",  # OpenRouter
+    "fallbacks",  # LiteLLM
+)
+"""Fields by which some servers take another model than the one of ``model``."""
+DECIDING = frozenset(
+    {
+        *("model", *OTHER_MODEL_FIELDS),
+        *("stream", "stream_options", "background", "priority"),
+        *("prompt", "messages", "input", "instructions", "system", "tools", "metadata"),
+        *("previous_response_id", "prompt_cache_key"),
+        *("max_tokens", "max_completion_tokens", "max_output_tokens", "n", "best_of"),
+        *("kv_transfer_params", "bootstrap_host", "echo", "prompt_logprobs", "logits_processors"),
+        *("add_generation_prompt", "continue_final_message", "add_special_tokens"),
+        *("chat_template", "chat_template_kwargs"),
+    }
+)
+"""Fields on which routing, keys, budgets, prefills and metrics rest."""
+DECIDING_OPTIONS = frozenset({"include_usage"})
+"""The same in ``stream_options``."""
+MOST_COLONS = 1 << 17
+"""Colons outside the texts of a body: more fields than these would take longer than a turn of the event
+loop."""
+
+_WS = rb"[ \t\r\n]*"
+_first = re.compile(_WS + rb"\{").match
+_name = re.compile(_WS + rb'("(?:[^"\\]|\\.)*+")' + _WS + b":" + _WS, re.DOTALL).match
+_end = re.compile(_WS + rb"([,}])").match
+_decode_name = msgspec.json.Decoder(str).decode
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+def check_meaning(raw: bytes, texts: Iterable[bytes] = ()) -> None:
+    """Refuse a JSON object of which servers may read something else. ``texts``: values that are known, and
+    may be long. What is no object is left to the server. Raises ApiError."""
+    if raw.count(b":") - sum(text.count(b":") for text in texts) > MOST_COLONS:
+        raise ApiError(400, f"The request has too many fields; {MOST_COLONS} are allowed.")
+    try:
+        fields = _fields(raw)
+        _check(raw, fields, DECIDING, "")
+        if (options := bytes(fields.get("stream_options", b""))).startswith(b"{"):
+            _check(options, _fields(options), DECIDING_OPTIONS, "stream_options.")
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return
+
+
+def other_spelling(name: str, deciding: Iterable[str]) -> str | None:
+    """The field of ``deciding`` for which some parsers take ``name``, though it is none of them."""
+    folded = name.partition("\0")[0].casefold()
+    return folded if folded != name and folded in deciding else None
+
+
+def _check(raw: bytes, fields: dict[str, msgspec.Raw], deciding: frozenset[str], within: str) -> None:
+    """Raises ApiError."""
+    for name in fields:
+        if (meant := other_spelling(name, deciding)) is not None:
+            raise _refusal(
+                within + name, f"some model servers take it for {within + meant!r}. Use that name."
+            )
+    if (twice := _repeated(raw, fields)) is not None:
+        raise _refusal(within + twice, "it is given twice, and servers differ in which one counts.")
+
+
+def _refusal(name: str, why: str) -> ApiError:
+    return refused(f"The field {shown(name)!r} is not allowed: {why}", shown(name))
+
+
+def _repeated(raw: bytes, fields: dict[str, msgspec.Raw]) -> str | None:
+    """A name that the object ``raw`` has twice. ``fields`` are the last ones of each name, so that values
+    are stepped over, not parsed."""
+    begin = _first(raw)
+    at = len(raw) if begin is None else begin.end()
+    seen = set[str]()
+    while (found := _name(raw, at)) is not None:
+        name = _decode_name(found[1])
+        value = bytes(fields[name])
+        after = _end(raw, found.end() + len(value)) if raw.startswith(value, found.end()) else None
+        if after is None or name in seen:
+            return name
+        seen.add(name)
+        at = after.end()
+    return None
