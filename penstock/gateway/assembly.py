@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from penstock.config.errors import ConfigError
@@ -269,14 +271,16 @@ def make_admission(
 
 def _make_budget_store(config: GatewayConfig, clock: Callable[[], float], exchange: Exchange) -> BudgetStore:
     if config.budget_store == "memory":
-        return SharedBudgetStore(exchange, clock, config.budget_store_timeout)
-    from penstock.gateway.admission.redis_budget_store import RedisBudgetStore
+        return SharedBudgetStore(exchange, clock)
+    from penstock.gateway.admission.redis_budget_store import Place, RedisBudgetStore
 
+    gateway = blake2b(f"{socket.gethostname()}:{exchange.run_dir}".encode(), digest_size=8).hexdigest()
     try:
         return RedisBudgetStore(
             config.budget_store,
             timeout_s=config.budget_store_timeout,
             longest_request_s=config.queue_timeout + config.request_timeout,
+            place=Place(gateway, str(exchange.own), exchange.first_epochs),
         )
     except ModuleNotFoundError as error:
         raise ConfigError(f"--budget-store needs the package {error.name}: {pip_install('redis')}") from None

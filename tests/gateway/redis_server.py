@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,8 +28,13 @@ def redis_server(directory: Path) -> Iterator[str]:
         cwd=directory,
     )
     try:
-        eventually(path.exists)
+        eventually(lambda: _listens(path))
         yield f"unix://{path}"
     finally:
         process.terminate()
         process.wait()
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(str(path)) == 0

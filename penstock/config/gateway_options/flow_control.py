@@ -33,7 +33,7 @@ class FlowControlOptions(ModelRoutingOptions, frozen=True, kw_only=True, forbid_
         ),
     ] = "memory"
     budget_store_timeout: Annotated[
-        float, option("Maximum time for an answer of the budget store, in seconds.", "Budgets", gt=0)
+        float, option("Maximum time for an answer of Redis, in seconds.", "Budgets", gt=0)
     ] = 0.25
     budget_store_outage: Annotated[
         Literal["local", "refuse"],

@@ -31,6 +31,8 @@ FIRST_OUTPUT = 256
 """Estimate of the tokens of a client's first reply."""
 OUTPUT_WEIGHT = 0.1
 """Weight of the latest reply in the moving average of a client's replies."""
+MOST_GROWTH = 2
+"""Factor by which one reply raises that average at most, as a server may count wrongly."""
 
 
 @dataclass(slots=True)
@@ -176,7 +178,8 @@ class Admission:
 
     def _learn(self, sender: Sender, output: int) -> None:
         before = self._outputs.get(sender.name, float(FIRST_OUTPUT))
-        self._outputs[sender.name] = before + OUTPUT_WEIGHT * (output - before)
+        after = before + OUTPUT_WEIGHT * (output - before)
+        self._outputs[sender.name] = min(after, MOST_GROWTH * max(before, 1.0))
 
 
 def _is_counted(method: str, path: str) -> bool:

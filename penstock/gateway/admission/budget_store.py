@@ -3,16 +3,23 @@
 A budget is a bucket that refills continuously. Its state is one number, the time at which it will be full
 again (the generic cell rate algorithm): each unit moves that time by period / amount. What a request needs at
 most is the whole bucket, and what it is charged may be more, as the charge is an estimate: the bucket is in
-debt then, and refills before it grants anything.
+debt then, and refills before it grants anything. The debt is one period at most, so that neither one wrong
+count of tokens nor a clock that is set back shuts a client out for longer.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from penstock.gateway.requests.sender import Budget
+
+MOST_DEBT = 2
+"""Periods until a budget is full again, at most: one of debt, and one to refill."""
+LOOKS = 20
+"""Times that an answer is looked for before its time is over."""
 
 
 class Charge(NamedTuple):
@@ -25,6 +32,10 @@ class Charge(NamedTuple):
     def seconds(self) -> float:
         """Time in which the budget refills by this amount."""
         return self.amount * self.budget.period_s / self.budget.amount
+
+    def bounded(self, debt_s: float) -> float:
+        """The time until the budget is full, at least 0 and at most :data:`MOST_DEBT` periods."""
+        return min(max(debt_s, 0.0), MOST_DEBT * self.budget.period_s)
 
     def missing_s(self, debt_s: float) -> float:
         """Time until the budget, which is full in ``debt_s``, has the amount; 0 or less: it has."""
@@ -92,13 +103,13 @@ class MemoryBudgetStore:
         now = self._clock()
         if most_concurrent is not None and len(self._running.get(client, ())) >= most_concurrent:
             return Reservation(too_many=True)
-        debts = [max(self._full_at.get((client, charge.budget.name), now) - now, 0.0) for charge in charges]
+        debts = [self._debt_s(client, charge, now) for charge in charges]
         missing = [charge.missing_s(debt) for charge, debt in zip(charges, debts, strict=True)]
         if missing and max(missing) > 0:
             worst = missing.index(max(missing))
             return Reservation(debts, worst, wait_s=missing[worst])
         for row, charge in enumerate(charges):
-            debts[row] += charge.seconds
+            debts[row] = charge.bounded(debts[row] + charge.seconds)
             self._full_at[client, charge.budget.name] = now + debts[row]
         if most_concurrent is not None:
             self._running.setdefault(client, set()).add(request)
@@ -111,11 +122,31 @@ class MemoryBudgetStore:
             if not running:
                 del self._running[client]
         for charge in charges:
-            key = client, charge.budget.name
-            self._full_at[key] = max(self._full_at.get(key, now), now) + charge.seconds
+            debt_s = charge.bounded(self._debt_s(client, charge, now) + charge.seconds)
+            self._full_at[client, charge.budget.name] = now + debt_s
+
+    def granted_elsewhere(
+        self,
+        client: str,
+        request: str,
+        charges: Sequence[Charge],
+        debts_s: Sequence[float],
+        *,
+        counted: bool,
+    ) -> None:
+        """Another store has granted a request; ``debts_s`` are those that it told."""
+        now = self._clock()
+        for charge, told_s in zip(charges, debts_s, strict=True):
+            debt_s = max(self._debt_s(client, charge, now) + charge.seconds, told_s)
+            self._full_at[client, charge.budget.name] = now + charge.bounded(debt_s)
+        if counted:
+            self._running.setdefault(client, set()).add(request)
 
     async def close(self) -> None:
         """Nothing outlives the process."""
+
+    def _debt_s(self, client: str, charge: Charge, now: float) -> float:
+        return charge.bounded(self._full_at.get((client, charge.budget.name), now) - now)
 
     def end_requests(self, prefix: str) -> None:
         """Requests whose names begin so do not run any more."""
@@ -148,3 +179,13 @@ class MemoryBudgetStore:
             self._full_at[client, budget] = max(at, now) + debt_s
         for client, request in running:
             self._running.setdefault(client, set()).add(request)
+
+
+async def is_answered(answer: asyncio.Future[Any], timeout_s: float) -> bool:
+    """Whether ``answer`` comes within ``timeout_s``, of which this event loop has been there for
+    :data:`LOOKS` parts: while a loop is late it sees no answer, though it may have arrived."""
+    for _ in range(LOOKS):
+        await asyncio.wait((answer,), timeout=timeout_s / LOOKS)
+        if answer.done():
+            return True
+    return False

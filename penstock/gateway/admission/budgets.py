@@ -46,7 +46,8 @@ class Reserved:
 @dataclass(slots=True)
 class Budgets:
     """The budgets of all clients. ``outage``: when the store does not answer, this process counts by itself
-    (``local``), or requests get 503 (``refuse``). ``clock`` gives seconds."""
+    (``local``), or requests get 503 (``refuse``). By itself it starts from what the store told last, and from
+    its own requests, which it counts at all times. ``clock`` gives seconds."""
 
     store: BudgetStore
     clock: Callable[[], float]
@@ -80,6 +81,8 @@ class Budgets:
         counted = reserved.sender.most_concurrent is not None
         if rest or counted:
             reserved.store.settle(reserved.sender.id, reserved.request, rest, counted=counted)
+            if reserved.store is not self._local:
+                self._local.settle(reserved.sender.id, reserved.request, rest, counted=counted)
 
     async def close(self) -> None:
         await self.store.close()
@@ -91,14 +94,24 @@ class Budgets:
         if self.clock() >= self._absent_until:
             try:
                 found = await self.store.reserve(sender.id, request, charges, sender.most_concurrent)
+                self._note(sender, request, charges, found)
                 return self.store, found
             except BudgetStoreError as error:
                 self._absent_until = self.clock() + OUTAGE_S
                 _log_outage("outage", "the budget store does not answer: %s", error)
         if self.outage == "refuse":
             raise unavailable("The gateway cannot check the budgets of its clients.", "budget_store")
-        found = await self._local.reserve(sender.id, request, charges, sender.most_concurrent)
+        found = self._local.reserve_now(sender.id, request, charges, sender.most_concurrent)
         return self._local, found
+
+    def _note(self, sender: Sender, request: str, charges: Sequence[Charge], found: Reservation) -> None:
+        """What this process would go on with if the store did not answer any more."""
+        if found.too_many:
+            return
+        if not found.granted:
+            charges, request = [Charge(each.budget, 0) for each in charges], ""
+        counted = found.granted and sender.most_concurrent is not None
+        self._local.granted_elsewhere(sender.id, request, charges, found.debts_s, counted=counted)
 
 
 def _charges(sender: Sender, requests: int, input_tokens: int, output_tokens: int) -> list[Charge]:

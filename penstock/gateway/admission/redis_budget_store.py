@@ -1,162 +1,230 @@
-"""Budgets in Redis, for several gateways.
+"""Budgets in Redis, for several gateways, see :mod:`redis_script`.
 
-Each client has a hash with the time at which each of its budgets is full again, in microseconds of the Redis
-server's clock, and a sorted set of its running requests by the time at which they count as lost. Both expire
-when they say nothing any more. One script reads and writes them, so that gateways do not interfere.
+What requests ask, and what ended ones have used, goes over one connection, all that waits at a time. So a
+burst of a thousand requests takes a dozen round trips, and its own work is not taken for a silent store.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from penstock.gateway.admission.budget_store import BudgetStoreError, Charge, Reservation
+from penstock.gateway.admission.budget_store import (
+    MOST_DEBT,
+    BudgetStoreError,
+    Charge,
+    Reservation,
+    is_answered,
+)
+from penstock.gateway.admission.redis_script import SCRIPT
 from penstock.logging_setup import RateLimitedLog
 
 log = logging.getLogger(__name__)
 _log_lost = RateLimitedLog(log)
 
 PREFIX = "penstock:budgets"
+LEASES = f"{PREFIX}:worker:"
 MOST_UNSETTLED = 10_000
 """Ended requests that wait to be stored; beyond them the oldest are dropped, and their estimates stand."""
 SETTLE_RETRY_S = 1.0
-MOST_CONNECTIONS = 64
+MOST_AT_ONCE = 128
+"""Calls of a kind in one round trip."""
+LEASE_S, RENEW_S = 30.0, 10.0
+"""Time for which a worker counts as alive that does not say again that it is, and when it says so: a gateway
+that has died holds its clients' places for no longer."""
 
-SCRIPT = """
--- KEYS: the client's budgets, its running requests.
--- ARGV: reserve or settle, request, time for which it runs at most, requests at a time (0: any number);
---       then for each budget: name, charge, amount, period. Times are microseconds.
-local clock = redis.call('TIME')
-local now = clock[1] * 1000000 + clock[2]
-local reserves = ARGV[1] == 'reserve'
-local most = tonumber(ARGV[4])
-if reserves and most > 0 then
-  redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
-  if redis.call('ZCARD', KEYS[2]) >= most then
-    return {2}
-  end
-end
-local full_at, reply, worst, longest = {}, {0, 0, 0}, 0, 0
-for i = 5, #ARGV, 4 do
-  local row = (i - 1) / 4
-  local charge, amount, period = tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]), tonumber(ARGV[i + 3])
-  local at = math.max(tonumber(redis.call('HGET', KEYS[1], ARGV[i]) or now), now)
-  local missing = at - now + math.min(charge, amount) * period / amount - period
-  if reserves and missing > longest then
-    worst, longest = row, missing
-  end
-  reply[row + 3] = at - now
-  full_at[row] = at + charge * period / amount
-end
-if worst > 0 then
-  reply[1], reply[2], reply[3] = 1, worst, math.ceil(longest)
-  return reply
-end
-for i = 5, #ARGV, 4 do
-  local row = (i - 1) / 4
-  redis.call('HSET', KEYS[1], ARGV[i], string.format('%.0f', full_at[row]))
-  reply[row + 3] = full_at[row] - now
-end
-local last = now
-for _, at in ipairs(redis.call('HVALS', KEYS[1])) do
-  last = math.max(last, tonumber(at))
-end
-redis.call('PEXPIRE', KEYS[1], math.ceil((last - now) / 1000) + 1)
-if not reserves then
-  redis.call('ZREM', KEYS[2], ARGV[2])
-elseif most > 0 then
-  redis.call('ZADD', KEYS[2], now + ARGV[3], ARGV[2])
-  redis.call('PEXPIRE', KEYS[2], math.ceil(ARGV[3] / 1000))
-end
-return reply
-"""
+
+class _Call(NamedTuple):
+    """One run of the script."""
+
+    action: str
+    client: str
+    request: str
+    charges: Sequence[Charge] = ()
+    most_concurrent: int = 0
+    answer: asyncio.Future[list[int]] | None = None
+
+
+class Place(NamedTuple):
+    """Which process asks. Names of requests begin with it."""
+
+    gateway: str
+    """A name that no other gateway has, the same for all its workers."""
+    worker: str
+    """``NUMBER.EPOCH`` of the worker."""
+    first_epochs: Callable[[], Mapping[int, int]]
+    """Of each number of a worker the first epoch that may live; earlier ones have ended."""
 
 
 class RedisBudgetStore:
     """Budgets in the Redis server of a ``redis://``, ``rediss://`` or ``unix://`` URL."""
 
-    def __init__(self, url: str, *, timeout_s: float, longest_request_s: float) -> None:
-        """Raises ImportError without the package redis, and ValueError for a bad URL. ``longest_request_s``:
-        after that time a request that was not settled counts as ended; its gateway may have died."""
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_s: float,
+        longest_request_s: float,
+        place: Place,
+        lease_s: float = LEASE_S,
+    ) -> None:
+        """Raises ImportError without the package redis, and ValueError for a bad URL."""
         import redis.asyncio
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
         from redis.exceptions import RedisError
 
-        self._errors: tuple[type[Exception], ...] = (RedisError, OSError, TimeoutError)
+        self._errors: tuple[type[Exception], ...] = (RedisError, OSError)
         self._timeout_s = timeout_s
-        self._lease_us = int(1e6 * longest_request_s)
-        pool = redis.asyncio.BlockingConnectionPool.from_url(
-            url,
-            max_connections=MOST_CONNECTIONS,
-            timeout=timeout_s,  # further requests wait for a connection
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
-            retry=Retry(NoBackoff(), 0),
+        self._longest_request_s = longest_request_s
+        self._place = place
+        self._lease_s, self._renew_s = lease_s, lease_s * RENEW_S / LEASE_S
+        self._client: Any = redis.asyncio.Redis.from_url(
+            url, socket_timeout=None, socket_connect_timeout=None, retry=Retry(NoBackoff(), 0)
         )
-        self._client: Any = redis.asyncio.Redis.from_pool(pool)
         self._script = self._client.register_script(SCRIPT)
-        self._unsettled: deque[tuple[str, str, Sequence[Charge]]] = deque()
-        self._settling: asyncio.Task[None] | None = None
+        self._asking: deque[_Call] = deque()
+        self._unsettled: deque[_Call] = deque()
+        self._running: set[str] = set()
+        """Requests that have places."""
+        self._renew_at = -math.inf
+        self._timer: asyncio.TimerHandle | None = None
+        self._sending: asyncio.Task[None] | None = None
 
     async def reserve(
         self, client: str, request: str, charges: Sequence[Charge], most_concurrent: int | None
     ) -> Reservation:
+        answer: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
+        call = _Call("reserve", client, self._name(request), charges, most_concurrent or 0, answer)
+        self._asking.append(call)
+        self._wake()
         try:
-            kind, *numbers = await self._run("reserve", client, request, charges, most_concurrent or 0)
+            kind, *numbers = await answer
         except (BudgetStoreError, asyncio.CancelledError):
-            if most_concurrent is not None:  # it may be granted: its charges stand, but it does not run
+            if call in self._asking:
+                self._asking.remove(call)
+            elif most_concurrent is not None:  # it may be granted: its charges stand, but it does not run
                 self.settle(client, request, (), counted=True)
             raise
         if kind == 2:
             return Reservation(too_many=True)
         worst, wait_us, *debts_us = numbers
         debts = [debt / 1e6 for debt in debts_us]
-        return Reservation(debts, worst - 1, wait_s=wait_us / 1e6) if kind == 1 else Reservation(debts)
+        if kind == 1:
+            return Reservation(debts, worst - 1, wait_s=wait_us / 1e6)
+        if most_concurrent is not None:
+            self._running.add(call.request)
+            self._wake_later(self._renew_s)
+        return Reservation(debts)
 
     def settle(self, client: str, request: str, charges: Sequence[Charge], *, counted: bool) -> None:
         if len(self._unsettled) >= MOST_UNSETTLED:
             _log_lost("lost", "the budget store does not answer; the estimate of an ended request stands")
             self._unsettled.popleft()
-        self._unsettled.append((client, request, charges))
-        if self._settling is None or self._settling.done():
-            self._settling = asyncio.ensure_future(self._settle())
+        name = self._name(request)
+        self._running.discard(name)
+        self._unsettled.append(_Call("settle", client, name, charges))
+        self._wake()
 
     async def close(self) -> None:
-        if self._settling is not None:
-            await asyncio.wait((self._settling,), timeout=self._timeout_s)
-            self._settling.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._sending is not None:
+            await asyncio.wait((self._sending,), timeout=self._timeout_s)
+            self._sending.cancel()
         await self._client.aclose()
 
-    async def _settle(self) -> None:
-        while self._unsettled:
-            client, request, charges = oldest = self._unsettled.popleft()
+    def _name(self, request: str) -> str:
+        return f"{self._place.gateway}/{self._place.worker}/{request}"
+
+    # -- round trips
+
+    def _wake(self) -> None:
+        """There is something to send."""
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.ensure_future(self._send())
+
+    def _wake_later(self, wait_s: float) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._unsettled or self._running:
+            self._wake()
+            self._wake_later(self._renew_s)
+
+    async def _send(self) -> None:
+        while calls := self._next():
             try:
-                await self._run("settle", client, request, charges, 0)
-            except BudgetStoreError:
-                self._unsettled.appendleft(oldest)
-                await asyncio.sleep(SETTLE_RETRY_S)
+                replies = await self._run(calls)
+            except BudgetStoreError as error:
+                self._failed(calls, error)
+                return
+            for call, reply in zip(calls, replies, strict=True):
+                if call.answer is None or call.answer.done():
+                    continue
+                if isinstance(reply, Exception):
+                    call.answer.set_exception(BudgetStoreError(str(reply)))
+                else:
+                    call.answer.set_result(reply)
 
-    async def _run(
-        self, action: str, client: str, request: str, charges: Sequence[Charge], most_concurrent: int
-    ) -> list[int]:
-        """Run the script. Raises BudgetStoreError."""
-        # In a task of its own, as the client's time-outs need one: requests begin without (http/eager.py).
-        return await asyncio.ensure_future(self._call(action, client, request, charges, most_concurrent))
+    def _next(self) -> list[_Call]:
+        calls = [
+            waiting.popleft()
+            for waiting in (self._unsettled, self._asking)
+            for _ in range(min(len(waiting), MOST_AT_ONCE))
+        ]
+        now = asyncio.get_running_loop().time()
+        if self._running and now >= self._renew_at:
+            self._renew_at = now + self._renew_s / 2
+            calls.append(_Call("renew", "", ""))
+        return calls
 
-    async def _call(
-        self, action: str, client: str, request: str, charges: Sequence[Charge], most_concurrent: int
-    ) -> list[int]:
-        arguments: list[str | int] = [action, request, self._lease_us, most_concurrent]
-        for budget, amount in charges:
-            arguments += [budget.name, amount, budget.amount, int(1e6 * budget.period_s)]
-        keys = [f"{PREFIX}:{{{client}}}:{kind}" for kind in ("full", "running")]
+    def _failed(self, calls: list[_Call], error: BudgetStoreError) -> None:
+        """Whoever asks is told, and those as well who would ask now. What has ended is stored later."""
+        self._unsettled.extendleft(call for call in reversed(calls) if call.action == "settle")
+        while len(self._unsettled) > MOST_UNSETTLED:
+            self._unsettled.popleft()
+        self._renew_at = -math.inf
+        asked = [call.answer for call in (*calls, *self._asking) if call.answer is not None]
+        self._asking.clear()
+        for answer in asked:
+            if not answer.done():
+                answer.set_exception(error)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._wake_later(SETTLE_RETRY_S)
+
+    async def _run(self, calls: Sequence[_Call]) -> list[Any]:
+        """The script's reply to each call, or an exception. Raises BudgetStoreError."""
+        running = asyncio.ensure_future(self._execute(calls))
         try:
-            async with asyncio.timeout(self._timeout_s):
-                reply: list[int] = await self._script(keys=keys, args=arguments)
+            if not await is_answered(running, self._timeout_s):
+                raise BudgetStoreError("time-out")
+            return running.result()
         except self._errors as error:
-            raise BudgetStoreError(str(error) or "time-out") from None
-        return reply
+            raise BudgetStoreError(str(error) or type(error).__name__) from None
+        finally:
+            running.cancel()
+
+    async def _execute(self, calls: Sequence[_Call]) -> list[Any]:
+        place, epochs = self._place, self._place.first_epochs()
+        lease, longest = (int(1e6 * seconds) for seconds in (self._lease_s, self._longest_request_s))
+        alive = " ".join(f"{number} {epoch}" for number, epoch in epochs.items())
+        async with self._client.pipeline(transaction=False) as pipe:
+            for call in calls:
+                arguments: list[str | int] = [call.action, call.request, lease, longest, call.most_concurrent]
+                arguments += [place.gateway, alive, LEASES, MOST_DEBT]
+                for budget, amount in call.charges:
+                    arguments += [budget.name, amount, budget.amount, int(1e6 * budget.period_s)]
+                keys = [f"{PREFIX}:{{{call.client}}}:{kind}" for kind in ("full", "running")]
+                keys.append(f"{LEASES}{place.gateway}/{place.worker}")
+                await self._script(keys=keys, args=arguments, client=pipe)
+            replies: list[Any] = await pipe.execute(raise_on_error=False)
+        return replies

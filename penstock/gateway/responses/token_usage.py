@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
-MOST_TOKENS = 1 << 40
-"""A larger count is none: counters are sums of what servers report, and one wrong report would be the sum."""
+MOST_TOKENS = 1 << 31
+"""A larger count is none, of which a context of ten million tokens and 128 choices is far: counters are sums
+of what servers report, and one wrong report would be the sum."""
 
 
 class UsageFields(msgspec.Struct, gc=False):

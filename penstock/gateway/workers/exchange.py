@@ -63,6 +63,8 @@ class Exchange:
         """The other workers, as far as they are known."""
         self.on_joined: list[Callable[[WorkerName], None]] = []
         self.on_gone: list[Callable[[WorkerName], None]] = []
+        self._ended: dict[int, int] = {}
+        """The latest epoch that has ended by the number of a worker."""
         self._directory = Path(run_dir)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
@@ -103,6 +105,13 @@ class Exchange:
                 taken = False
         return taken
 
+    def first_epochs(self) -> dict[int, int]:
+        """Of each number of a worker the first epoch that lives, or may come: earlier ones have ended."""
+        found = {number: epoch + 1 for number, epoch in self._ended.items()}
+        for each in sorted((self.own, *self.siblings), reverse=True):
+            found[each.number] = each.epoch
+        return found
+
     def look(self) -> None:
         """Finds siblings that have come or gone; called about once a second."""
         with contextlib.suppress(OSError):
@@ -132,6 +141,7 @@ class Exchange:
     def _forget(self, sibling: WorkerName) -> None:
         if sibling in self.siblings:
             self.siblings.discard(sibling)
+            self._ended[sibling.number] = max(sibling.epoch, self._ended.get(sibling.number, 0))
             for gone in self.on_gone:
                 gone(sibling)
 

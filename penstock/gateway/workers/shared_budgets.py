@@ -3,7 +3,8 @@
 The others ask it, with one datagram for all requests of a turn of the event loop; what it has no room for is
 sent again. When it ends it hands its state to the next one. It also saves it in the run directory, once a
 second while it changes: when it dies, its successor reads that, and what the last second took is forgotten.
-Until then nobody answers: the asking worker counts by itself for a moment, see
+What it was asked, its successor is asked again. While it lives it may be late, as all workers are in a burst:
+it is waited for, and only one that hangs is done without, see
 :class:`penstock.gateway.admission.budgets.Budgets`. Running requests of a worker that has died have ended.
 """
 
@@ -24,11 +25,13 @@ from penstock.gateway.admission.budget_store import (
     Charge,
     MemoryBudgetStore,
     Reservation,
+    is_answered,
 )
 from penstock.gateway.requests.sender import Budget
 from penstock.gateway.workers.exchange import Exchange, WorkerName
 
-TIMEOUT_S = 0.25
+TIMEOUT_S = 5.0
+"""Wait for the keeper: a process that lives on this host and does not answer for so long hangs."""
 RETRY_S = 0.01
 """Time after which questions for which there was no room are sent again."""
 MOST_UNSENT = 1 << 14
@@ -84,7 +87,7 @@ class SharedBudgetStore:
         self._timeout_s = timeout_s
         self._memory = MemoryBudgetStore(clock)
         self._numbers = count(1)
-        self._asked: dict[int, asyncio.Future[Reservation]] = {}
+        self._asked: dict[int, tuple[_Question, asyncio.Future[Reservation]]] = {}
         self._unsent: deque[_Question] = deque(maxlen=MOST_UNSENT)
         self._path = Path(exchange.run_dir, _file_of(exchange.own))
         self._unfinished = Path(exchange.run_dir, f"unfinished-{_file_of(exchange.own)}")
@@ -105,15 +108,14 @@ class SharedBudgetStore:
             self._save_soon()
             return self._memory.reserve_now(client, name, charges, most_concurrent)
         number = next(self._numbers)
-        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
         question = _Question(number, client, name, _plain(charges), most_concurrent, counted=False)
+        self._asked[number] = question, answer
         self._ask(question)
         try:
-            await asyncio.wait((answer,), timeout=self._timeout_s)
-            if not answer.done():
+            if not await is_answered(answer, self._timeout_s):
                 raise BudgetStoreError("the worker that keeps the budgets is silent")
-            found: Reservation = answer.result()
-            return found
+            return answer.result()
         except (BudgetStoreError, asyncio.CancelledError):
             if question in self._unsent:
                 self._unsent.remove(question)
@@ -146,6 +148,11 @@ class SharedBudgetStore:
         if self._keeper() is None:
             self._take_over()
         self._memory.end_requests(_prefix(sibling))
+        if all(sibling < each for each in (*self._exchange.siblings, self._exchange.own)):  # the keeper
+            waiting = {each.number for each in self._unsent}
+            for question, answer in self._asked.values():
+                if not answer.done() and question.number not in waiting:
+                    self._ask(question)
 
     def _take_over(self) -> None:
         """Read what keepers have saved that died. One worker gets it, by the new name."""
@@ -246,7 +253,7 @@ class SharedBudgetStore:
 
     def _on_answers(self, sender: WorkerName, data: bytes) -> None:
         for each in _answers.decode(data):
-            asked = self._asked.get(each.number)
+            _, asked = self._asked.get(each.number, (None, None))
             if asked is not None and not asked.done():
                 asked.set_result(Reservation(each.debts_s, each.exceeded, each.too_many, each.wait_s))
 

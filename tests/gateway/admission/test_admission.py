@@ -94,6 +94,18 @@ def test_replies_are_estimated_by_those_before() -> None:
     asyncio.run(run())
 
 
+def test_one_wrong_count_does_not_spoil_the_estimates() -> None:
+    async def run() -> None:
+        admitted = Admitted()
+        await admitted.run(TokenUsage(1, 1 << 31))
+        admitted.store._full_at.clear()
+        _, next_one = await admitted.admit()
+        assert next_one is not None
+        assert next_one.output_tokens <= 2 * FIRST_OUTPUT
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(("status", "used"), [(400, (1, 0)), (500, (1, 0)), (200, (1, 100 + FIRST_OUTPUT))])
 def test_replies_without_usage(status: int, used: tuple[int, int]) -> None:
     """Errors cost the request alone; where a server says nothing, the estimate stands."""

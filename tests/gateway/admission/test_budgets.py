@@ -5,12 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 import pytest
 
-from penstock.gateway.admission.budget_store import BudgetStore, MemoryBudgetStore
+from penstock.gateway.admission.budget_store import (
+    BudgetStore,
+    BudgetStoreError,
+    Charge,
+    MemoryBudgetStore,
+    Reservation,
+    is_answered,
+)
 from penstock.gateway.admission.budgets import OUTAGE_S, Budgets, Reserved, duration
+from penstock.gateway.admission.redis_budget_store import Place, RedisBudgetStore
 from penstock.gateway.requests.sender import Budget, Sender
 from penstock.http.errors import ApiError
 from tests.gateway.redis_server import redis_server
@@ -24,6 +33,19 @@ def sender(name: str = "a", most_concurrent: int | None = None, **amounts: int) 
         Budget(f"{unit.replace('_', '-')}-per-day", amount, SLOW) for unit, amount in amounts.items()
     )
     return Sender(name, name, budgets=budgets, most_concurrent=most_concurrent)
+
+
+def redis_store(
+    url: str, of: Place | None = None, *, timeout_s: float = 5.0, lease_s: float = 30.0
+) -> RedisBudgetStore:
+    return RedisBudgetStore(
+        url, timeout_s=timeout_s, longest_request_s=60.0, place=of or place(), lease_s=lease_s
+    )
+
+
+def place(worker: str = "0.0", gateway: str = "g", **first_epochs: int) -> Place:
+    epochs = {int(number.removeprefix("of_")): epoch for number, epoch in first_epochs.items()}
+    return Place(gateway, worker, lambda: epochs)
 
 
 async def reserve(budgets: Budgets, who: Sender, tokens: int = 0, output: int = 0) -> Reserved:
@@ -50,11 +72,7 @@ async def opened(store: str, request: pytest.FixtureRequest) -> AsyncIterator[Bu
     if store == "memory":
         made = MemoryBudgetStore(loop.time)
     else:
-        from penstock.gateway.admission.redis_budget_store import RedisBudgetStore
-
-        made = redis = RedisBudgetStore(
-            request.getfixturevalue("redis_url"), timeout_s=5.0, longest_request_s=60.0
-        )
+        made = redis = redis_store(request.getfixturevalue("redis_url"))
         await redis._client.flushall()
     yield Budgets(made, loop.time)
     await made.close()
@@ -95,7 +113,7 @@ class TestStores:
                 assert second is not None
                 budgets.settle(second, requests=1, input_tokens=600, output_tokens=2000)
                 error = await eventually_refused(budgets, who)
-                assert "1000 tokens-per-day. Try again in 45h" in error.message
+                assert "1000 tokens-per-day. Try again in 24h" in error.message
 
         asyncio.run(run())
 
@@ -161,6 +179,26 @@ class TestStores:
 
         asyncio.run(run())
 
+    def test_a_wrong_count_of_tokens_costs_a_period(self, store: str, request: pytest.FixtureRequest) -> None:
+        """A counter that wrapped: the client waits for no more than two periods, as if its clock had been set
+        back."""
+
+        async def run() -> None:
+            async with opened(store, request) as budgets:
+                who = sender(tokens=10_000)
+                first = await reserve(budgets, who, 10)
+                for _ in range(2):
+                    budgets.settle(first, requests=1, input_tokens=10, output_tokens=10**12)
+                    first.settled = False
+                error = await eventually_refused(budgets, who)
+                assert "Try again in 24h" in error.message
+                assert 0.99 * SLOW < float(dict(error.headers)[b"retry-after"]) <= SLOW + 10
+                budgets.settle(first, requests=0, input_tokens=0, output_tokens=-(10**12))
+                assert await settled(budgets, who, 10_000) is not None
+                await refused(budgets, who, 1)
+
+        asyncio.run(run())
+
 
 async def settled(budgets: Budgets, who: Sender, tokens: int = 0, output: int = 0) -> Reserved | None:
     """What is reserved as soon as what was settled is stored."""
@@ -198,22 +236,44 @@ def test_budgets_refill() -> None:
     asyncio.run(run())
 
 
-def test_requests_at_a_time_count_as_lost_after_the_longest_time(
-    redis_url: str,
-) -> None:
-    """Their gateway has died."""
+def test_places_of_a_gateway_that_died_are_freed_with_its_lease(redis_url: str) -> None:
+    """Those of one that lives stay as long as they run."""
 
     async def run() -> None:
-        from penstock.gateway.admission.redis_budget_store import RedisBudgetStore
-
-        store = RedisBudgetStore(redis_url, timeout_s=5.0, longest_request_s=0.05)
-        await store._client.flushall()
-        budgets = Budgets(store, asyncio.get_running_loop().time)
-        who = sender(most_concurrent=1)
+        lost, lives = (redis_store(redis_url, place(gateway=name), lease_s=0.3) for name in ("lost", "lives"))
+        await lost._client.flushall()
+        who, clock = sender(most_concurrent=2), asyncio.get_running_loop().time
+        await reserve(Budgets(lost, clock), who)
+        lost._running.clear()  # it renews nothing any more
+        budgets = Budgets(lives, clock)
         await reserve(budgets, who)
         await refused(budgets, who)
         assert await settled(budgets, who) is not None
-        await store.close()
+        await refused(budgets, who)
+        assert await lives._client.pttl("penstock:budgets:worker:lives/0.0") > 0
+        for store in (lost, lives):
+            await store.close()
+
+    asyncio.run(run())
+
+
+def test_places_of_a_worker_that_died_are_freed_by_the_others(redis_url: str) -> None:
+    async def run() -> None:
+        stores = [
+            redis_store(redis_url, each)
+            for each in (place("0.0"), place("0.1"), place("0.1", of_0=1), place("0.1", "other", of_0=1))
+        ]
+        await stores[0]._client.flushall()
+        who, clock = sender(most_concurrent=2), asyncio.get_running_loop().time
+        for store in stores[:2]:
+            await reserve(Budgets(store, clock), who)
+        await refused(Budgets(stores[1], clock), who)
+        await refused(Budgets(stores[3], clock), who)  # worker 0.0 of another gateway
+        successor = Budgets(stores[2], clock)
+        await reserve(successor, who)
+        await refused(successor, who)  # 0.1 runs on
+        for store in stores:
+            await store.close()
 
     asyncio.run(run())
 
@@ -221,29 +281,29 @@ def test_requests_at_a_time_count_as_lost_after_the_longest_time(
 def test_of_the_requests_that_wait_to_be_stored_the_oldest_are_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """But not one beside the request that is being stored."""
-    pytest.importorskip("redis")
+    """But not one that is being stored; and nobody who asks waits for them."""
     from penstock.gateway.admission import redis_budget_store
 
     async def run() -> None:
-        store = redis_budget_store.RedisBudgetStore(
-            "redis://127.0.0.1:1", timeout_s=5.0, longest_request_s=1.0
-        )
-        begun, answer = asyncio.Queue[str](), asyncio.Event()
+        store = redis_store("redis://127.0.0.1:1")
+        begun, answer = asyncio.Queue[list[str]](), asyncio.Event()
 
-        async def call(action: str, client: str, *rest: object) -> list[int]:
-            begun.put_nowait(client)
+        async def execute(calls: list[tuple[str, str]]) -> list[list[int]]:
+            begun.put_nowait([client for _, client, *_ in calls])
             await answer.wait()
-            return [0, 0, 0]
+            return [[0, 0, 0] for _ in calls]
 
-        monkeypatch.setattr(store, "_call", call)
+        monkeypatch.setattr(store, "_execute", execute)
         monkeypatch.setattr(redis_budget_store, "MOST_UNSETTLED", 2)
         store.settle("a", "1", (), counted=True)
-        assert await begun.get() == "a"
+        assert await begun.get() == ["a"]
         for client in "bcd":
             store.settle(client, "1", (), counted=True)
+        asking = asyncio.ensure_future(store.reserve("e", "1", (), None))
+        await asyncio.sleep(0)
         answer.set()
-        assert [await asyncio.wait_for(begun.get(), 5) for _ in range(2)] == ["c", "d"]
+        assert await asyncio.wait_for(begun.get(), 5) == ["c", "d", "e"]
+        assert (await asking).granted
         await store.close()
 
     asyncio.run(run())
@@ -254,31 +314,104 @@ def test_a_reservation_whose_answer_is_lost_does_not_count_as_running(
     gone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store may have granted it when the client leaves, or the time is over."""
-    pytest.importorskip("redis")
-    from penstock.gateway.admission.budget_store import BudgetStoreError
-    from penstock.gateway.admission.redis_budget_store import RedisBudgetStore
 
     async def run() -> None:
-        store = RedisBudgetStore("redis://127.0.0.1:1", timeout_s=5.0, longest_request_s=1.0)
-        calls = asyncio.Queue[tuple[object, ...]]()
+        store = redis_store("redis://127.0.0.1:1")
+        batches, lost = asyncio.Queue[list[tuple[str, ...]]](), asyncio.Event()
 
-        async def call(action: str, *rest: object) -> list[int]:
-            calls.put_nowait((action, *rest))
-            if action == "reserve" and gone:
-                await asyncio.Event().wait()
-            if action == "reserve":
-                raise BudgetStoreError("time-out")
-            return [0, 0, 0]
+        async def execute(calls: list[tuple[str, ...]]) -> list[list[int]]:
+            batches.put_nowait([call[:3] for call in calls])
+            if calls[0][0] == "reserve" and gone:
+                await lost.wait()
+            elif calls[0][0] == "reserve":
+                raise ConnectionResetError
+            return [[0, 0, 0] for _ in calls]
 
-        monkeypatch.setattr(store, "_call", call)
+        monkeypatch.setattr(store, "_execute", execute)
         reserving = asyncio.ensure_future(store.reserve("a", "request", (), 1))
-        assert (await calls.get())[:3] == ("reserve", "a", "request")
+        assert await batches.get() == [("reserve", "a", "g/0.0/request")]
         if gone:
             reserving.cancel()
         with pytest.raises(asyncio.CancelledError if gone else BudgetStoreError):
             await reserving
-        assert await asyncio.wait_for(calls.get(), 5) == ("settle", "a", "request", (), 0)
+        lost.set()
+        assert await asyncio.wait_for(batches.get(), 5) == [("settle", "a", "g/0.0/request")]
         await store.close()
+
+    asyncio.run(run())
+
+
+class FakeStore(MemoryBudgetStore):
+    """One that other gateways use as well, and that may be away."""
+
+    away = False
+
+    async def reserve(
+        self, client: str, request: str, charges: Sequence[Charge], most_concurrent: int | None
+    ) -> Reservation:
+        if self.away:
+            raise BudgetStoreError("it is away")
+        return self.reserve_now(client, request, charges, most_concurrent)
+
+
+def test_by_itself_a_process_goes_on_with_what_the_store_told_last() -> None:
+    """Not with full budgets, however often the store comes and goes, nor with all places."""
+
+    async def run() -> None:
+        now = 0.0
+        store = FakeStore(lambda: now)
+        budgets, elsewhere = Budgets(store, lambda: now), Budgets(store, lambda: now)
+        who = sender(requests=10, most_concurrent=8)
+        for _ in range(4):
+            budgets.settle(await reserve(elsewhere, who), requests=1, input_tokens=0, output_tokens=0)
+        reserved = [await reserve(budgets, who) for _ in range(3)]
+        store.away = True
+        reserved += [await reserve(budgets, who) for _ in range(3)]
+        assert "10 requests-per-day" in (await refused(budgets, who)).message
+        for each in reserved:
+            budgets.settle(each, requests=1, input_tokens=0, output_tokens=0)
+        store.away, now = False, now + OUTAGE_S
+        budgets.settle(await reserve(budgets, who), requests=1, input_tokens=0, output_tokens=0)
+        store.away = True
+        await refused(budgets, who)
+
+    asyncio.run(run())
+
+
+def test_by_itself_a_process_counts_the_requests_that_run() -> None:
+    async def run() -> None:
+        store = FakeStore(lambda: 0.0)
+        budgets, who = Budgets(store, lambda: 0.0), sender(most_concurrent=2)
+        first = await reserve(budgets, who)
+        store.away = True
+        await reserve(budgets, who)
+        assert "2 concurrent-requests" in (await refused(budgets, who)).message
+        budgets.settle(first, requests=1, input_tokens=0, output_tokens=0)
+        await reserve(budgets, who)
+
+    asyncio.run(run())
+
+
+def test_a_late_event_loop_is_no_silent_store() -> None:
+    """The answer has arrived while it was busy, or comes some turns later."""
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[None] = loop.create_future()
+        turns = 0
+
+        def turn() -> None:
+            nonlocal turns
+            turns += 1
+            time.sleep(0.02)  # longer than all the time for the answer
+            if turns == 10:
+                answer.set_result(None)
+            else:
+                loop.call_soon(turn)
+
+        loop.call_soon(turn)
+        assert await is_answered(answer, 0.01)
+        assert not await is_answered(loop.create_future(), 0.01)
 
     asyncio.run(run())
 
@@ -287,12 +420,10 @@ def test_a_reservation_whose_answer_is_lost_does_not_count_as_running(
 @pytest.mark.parametrize("silent", [False, True])
 def test_a_store_that_does_not_answer(outage: str, silent: bool) -> None:
     """Not reachable, or silent: this process counts by itself, or refuses; and it asks once in a while."""
-    pytest.importorskip("redis")
-    from penstock.gateway.admission.redis_budget_store import RedisBudgetStore
 
     async def run(port: int) -> None:
         loop = asyncio.get_running_loop()
-        store = RedisBudgetStore(f"redis://127.0.0.1:{port}", timeout_s=0.05, longest_request_s=1.0)
+        store = redis_store(f"redis://127.0.0.1:{port}", timeout_s=0.05)
         budgets = Budgets(store, loop.time, outage)  # type: ignore[arg-type]
         who = sender(requests=2)
         if outage == "local":

@@ -183,6 +183,26 @@ def test_a_keeper_that_is_silent(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_what_a_keeper_was_asked_that_dies_its_successor_answers(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with two(tmp_path) as (first, second):
+            third = Worker(tmp_path, 2)
+            await knows(second, 2)
+            await knows(third, 2)
+            with first.silent():
+                asked = [asyncio.ensure_future(each.take(60)) for each in (second, third)]
+                for _ in range(5):
+                    await asyncio.sleep(0)
+            first.die()
+            for each in (second, third):
+                each.exchange.send("hello", b"")
+            assert sorted(await asyncio.gather(*asked)) == [False, True]
+            assert second.exchange.first_epochs() == {0: 1, 1: 0, 2: 0}
+            third.exchange.close()
+
+    asyncio.run(run())
+
+
 def test_budgets_outlive_a_keeper_that_is_killed(tmp_path: Path) -> None:
     """All but what the last second took; a successor that finds nobody alive knows them as well."""
 
