@@ -117,7 +117,8 @@ class Engine(Protocol):
         ...
 
     def step(self) -> StepRows:
-        """One iteration: schedule, launch, settle. If it raises, the engine is broken and is ended."""
+        """One iteration: schedule, launch, settle. A stream that cannot be computed fails by itself where that
+        can be told. If it raises, the engine is broken and is ended."""
         ...
 
     def dummy_step(self) -> None:

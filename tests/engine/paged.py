@@ -127,6 +127,7 @@ class Driver:
         scheduler = self.scheduler
         self.received.step(scheduler.take_aborted())
         batch = scheduler.schedule()
+        scheduler.mark_launched(batch)
         assert batch.count.sum() <= scheduler.max_batched_tokens
         tokens = self._run(batch)
         if self._clock is not None:

@@ -197,14 +197,24 @@ class SlotTable:
         message: str,
         take_logprobs: Callable[[NDArray[np.intp]], Logprobs | None] = lambda slots: None,
     ) -> StepRows:
-        """End every stream with an error: rows of the tokens that were held back, then a failure each.
+        """:meth:`fail` for every stream."""
+        slots = np.fromiter(self._by_stream.values(), np.intp, len(self._by_stream))
+        return self.fail(slots, code, message, take_logprobs)
+
+    def fail(
+        self,
+        slots: NDArray[np.intp],
+        code: str,
+        message: str,
+        take_logprobs: Callable[[NDArray[np.intp]], Logprobs | None] = lambda slots: None,
+    ) -> StepRows:
+        """End streams with an error: rows of the tokens that were held back, then a failure each.
 
         ``take_logprobs`` returns the logprobs of all held tokens of some slots, whose ``token`` indexes those
         tokens. Needs only ``length`` and ``sent`` to be consistent, so it can be called after a step that
         raised.
         """
-        failures = [self.failure(slot, code, message) for slot in self._by_stream.values()]
-        slots = np.fromiter(self._by_stream.values(), np.intp, len(self._by_stream))
+        failures = [self.failure(slot, code, message) for slot in slots.tolist()]
         held = slots[self.length[slots] > self.sent[slots]]
         logprobs = take_logprobs(held)
         rows = self._rows_of(held, np.zeros(len(held), np.int8))

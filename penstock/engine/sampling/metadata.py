@@ -60,6 +60,8 @@ TOKEN_LIST_FEATURES = (
 """Features with a list of tokens per slot."""
 NO_TOKEN = -1
 """In place of a sampled token: the stream's constraints exclude every token."""
+NOT_COUNTED = -1
+"""In place of a length: no token of the history is counted for penalties yet."""
 LONG_LIST = 256
 """Items of a list of edits from which on it is applied by itself, as one vector for all its rows."""
 MIN_PENALTY, MAX_PENALTY = 1e-20, 1e20
@@ -102,8 +104,8 @@ class SamplingMetadata:
         self.presence = np.zeros(slots, np.float32)
         self.frequency = np.zeros(slots, np.float32)
         self.logprobs = np.full(slots, -1, np.int32)
-        self.counted = np.full(slots, -1, np.int32)
-        """Length of the history whose tokens the sampler has counted for penalties; -1: none yet."""
+        self.counted = np.full(slots, NOT_COUNTED, np.int32)
+        """Length of the history whose tokens the sampler has counted for penalties."""
         self._bias = TokenLists(slots, np.int64, np.float32)
         self._bad_words = BadWords(table)
         self._ends = TokenLists(slots, np.int64, np.float32)
@@ -162,7 +164,7 @@ class SamplingMetadata:
         self.min_p[slot], self.logprobs[slot] = sampling.min_p, sampling.logprobs
         self.repetition[slot] = min(max(sampling.repetition_penalty, MIN_PENALTY), MAX_PENALTY)
         self.presence[slot], self.frequency[slot] = sampling.presence_penalty, sampling.frequency_penalty
-        self.counted[slot] = -1
+        self.counted[slot] = NOT_COUNTED
         self.prompt_logprobs.set(slot, sampling.prompt_logprobs)
         if sampling.temperature >= GREEDY_BELOW and sampling.top_k != 1:
             needs |= SamplingFeature.RANDOM

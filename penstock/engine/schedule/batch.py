@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,11 +45,29 @@ class Batch:
     drafts: I32 | None = None
     """int32[len(samples)]: draft tokens of these parts, which are behind the slots' histories; None: no part
     has any."""
+    prompts: Slots = field(default_factory=lambda: np.zeros(0, np.intp))
+    """Slots of chunks of prompts: other streams may share their blocks once the batch is launched."""
     scheduled_at: float = 0.0
     """Seconds on the scheduler's clock."""
 
     def __len__(self) -> int:
         return len(self.slots)
+
+    def select(self, parts: NDArray[np.intp]) -> Batch:
+        """A batch of some of the parts, whose indexes ascend."""
+        sampled = np.isin(self.samples, parts)
+        return replace(
+            self,
+            slots=self.slots[parts],
+            start=self.start[parts],
+            count=self.count[parts],
+            singles=int(np.count_nonzero(parts < self.singles)),
+            decodes=int(np.count_nonzero(parts < self.decodes)),
+            samples=np.searchsorted(parts, self.samples[sampled]),
+            generations=self.generations[sampled],
+            drafts=None if self.drafts is None else self.drafts[sampled],
+            prompts=self.prompts[np.isin(self.prompts, self.slots[parts])],
+        )
 
     def count_sampled(self) -> int:
         """Rows of :meth:`sampled_rows`."""

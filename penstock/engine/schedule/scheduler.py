@@ -11,6 +11,7 @@ and its history, and the history is prefilled again when there is room. Cached p
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from heapq import merge
@@ -27,7 +28,13 @@ from penstock.engine.batch.slots import FAILED, SlotTable
 from penstock.engine.kv_events.block_log import BlockLog
 from penstock.engine.lora.adapter_table import AdapterTable, LoadedAdapter, adapter_of
 from penstock.engine.sampling.grammar_compiler import Compilation, State
-from penstock.engine.sampling.metadata import NO_TOKEN, READS_LAST_TOKEN, SamplingFeature, SamplingMetadata
+from penstock.engine.sampling.metadata import (
+    NO_TOKEN,
+    NOT_COUNTED,
+    READS_LAST_TOKEN,
+    SamplingFeature,
+    SamplingMetadata,
+)
 from penstock.engine.schedule.adapter_room import AdapterRoom
 from penstock.engine.schedule.batch import Batch
 from penstock.engine.schedule.block_tables import BlockTables
@@ -38,12 +45,15 @@ from penstock.engine.schedule.submit_checks import check_request
 from penstock.engine.schedule.verification import verify
 from penstock.engine.schedule.waiting_queue import WaitingQueue, WaitingStream
 from penstock.engine.speculation.speculation import Speculation
+from penstock.logging_setup import RateLimitedLog
 from penstock.wire.arrays import I8, I32
 from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs
 from penstock.wire.messages import Submit, WireError
 
 Slots = NDArray[np.intp]
+
+_log_fault = RateLimitedLog(logging.getLogger(__name__), logging.ERROR)
 
 GRAMMAR_ROOM = "room for a grammar"
 """What streams wait for whose grammar's text is too long beside those of the running streams."""
@@ -166,16 +176,19 @@ class Scheduler:
 
     def fail_all(self, code: str, message: str) -> StepRows:
         """End every stream with an error, with rows of the tokens that were held back."""
-        wanting = self.sampling.logprobs >= 0
-        for slot in self._admitted.tolist():
-            self._clear(slot)
-        rows = self.table.fail_all(
-            code, message, lambda slots: self.logprobs_buffer.take_held(slots, wanting)
-        )
+        rows = self._fail(self._admitted, code, message)
         rows.failed = [*rows.failed, *self._queue.fail_all(code, message)]
         self._aborted = {}
-        self._admitted = self._admitted[:0]
         return rows
+
+    def _fail(self, slots: Slots, code: str, message: str) -> StepRows:
+        wanting = self.sampling.logprobs >= 0
+        for slot in slots.tolist():
+            self._clear(slot)
+        self._admitted = self._admitted[~np.isin(self._admitted, slots)]
+        return self.table.fail(
+            slots, code, message, lambda held: self.logprobs_buffer.take_held(held, wanting)
+        )
 
     def reset_caches(self) -> None:
         """Forget cached blocks, and earlier outputs that drafts come from."""
@@ -238,8 +251,6 @@ class Scheduler:
         slots, count = slots[order], count[order]
         start = self.computed[slots]
         self.computed[slots] = start + count
-        for slot in chunks.tolist():
-            self.prefix_cache.mark_computed(slot, int(self.computed[slot]))
         self._last_step[slots] = self.steps
         drafted = np.zeros(len(slots), np.int32) if drafts is None else self._drafted(order, drafts)
         samples = (start + count - drafted == self._ahead(slots)).nonzero()[0]
@@ -253,6 +264,7 @@ class Scheduler:
             samples=samples,
             generations=self.table.generation[slots[samples]],
             drafts=None if drafts is None else drafted[samples],
+            prompts=chunks,
             scheduled_at=scheduled_at,
         )
 
@@ -264,6 +276,8 @@ class Scheduler:
     def mark_launched(self, batch: Batch) -> None:
         """The batch is running; its sampled tokens are on the device until it is settled."""
         self.table.in_flight_tokens[batch.slots[batch.samples]] += 1
+        for slot in batch.prompts.tolist():
+            self.prefix_cache.mark_computed(slot, int(self.computed[slot]))
 
     def _ahead(self, slots: Slots) -> I32:
         """int32[n]: length of each history, including tokens that are still on the device only."""
@@ -322,7 +336,12 @@ class Scheduler:
             fits = np.cumsum(missing) <= self.blocks.free_count()
             most[~fits], missing[~fits] = 0, 0
             self.blocks.allocate(decodes, missing)
-        drafts = self.speculation.propose(decodes, most)
+        try:
+            drafts = self.speculation.propose(decodes, most)
+        except Exception:  # noqa: BLE001 - what drafts are made from may be one stream's; all do without
+            _log_fault("drafts", "a step has no drafts", exc_info=True)
+            self.sampling.counted[decodes] = NOT_COUNTED
+            return None
         return drafts if np.count_nonzero(drafts) else None
 
     def _preempt(self) -> int:
@@ -501,6 +520,18 @@ class Scheduler:
         self.computed[slot] = found.blocks * self.blocks.block_size
         if self.speculation is not None:
             self.speculation.restart(slot)
+
+    # -- a batch that cannot be launched
+
+    def running_parts(self, batch: Batch) -> Batch:
+        """The parts of a batch that is not launched, without those of streams that have left."""
+        left = self.table.generation[batch.slots[batch.samples]] != batch.generations
+        return batch.select(np.setdiff1d(np.arange(len(batch)), batch.samples[left]))
+
+    def fail(self, part: Batch, message: str) -> StepRows:
+        """End the streams of a batch whose tokens cannot be computed, with rows of those held back."""
+        self.computed[part.slots] = part.start
+        return self._fail(part.slots, "engine_error", message)
 
     # -- the step: settle
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,8 +19,9 @@ from penstock.engine.batch.slots import SlotTable
 from penstock.engine.kv_events.block_log import BlockLog
 from penstock.engine.lora.adapter_table import AdapterTable, LoadedAdapter
 from penstock.engine.sampling.grammar_compiler import GrammarCompiler
-from penstock.engine.sampling.metadata import SamplingMetadata
+from penstock.engine.sampling.metadata import NOT_COUNTED, SamplingMetadata
 from penstock.engine.schedule.batch import Batch
+from penstock.engine.schedule.bisection import run_apart
 from penstock.engine.schedule.block_tables import BlockTables
 from penstock.engine.schedule.scheduler import Scheduler
 from penstock.engine.speculation.ngram import NgramProposer
@@ -40,12 +42,18 @@ from penstock.engine.torch.model_runner import ModelRunner, PendingOutput
 from penstock.engine.torch.process_group import ProcessGroup
 from penstock.engine.torch.profiler import TorchProfiler
 from penstock.engine.vocabulary import read_eos_token_ids
+from penstock.logging_setup import RateLimitedLog
 from penstock.wire.kv_events import KVCacheEvent
 from penstock.wire.messages import EngineInfo, LoraInfo, Submit
 from penstock.wire.sockets import ProcessGroupSpec, Wakeup
 
 GRAMMAR_WAIT_S = 0.002
 """Seconds that a step waits for a grammar's compilation when it has nothing to compute."""
+CANNOT_COMPUTE = "The model cannot compute this request:"
+MAX_ERROR = 200
+"""Characters of an exception's text that its stream's client gets."""
+
+_log_fault = RateLimitedLog(logging.getLogger(__name__), logging.ERROR)
 
 
 class TorchEngine:
@@ -219,7 +227,7 @@ class TorchEngine:
         """Schedule a batch, launch it, settle it, or with async scheduling the batch before it."""
         rows = [self._scheduler.take_aborted()]
         batch = self._scheduler.schedule()
-        self._launch(batch)
+        rows += self._launch(batch)
         rows += self._settle_after_launch(batch)
         return concat_rows(rows)
 
@@ -227,20 +235,47 @@ class TorchEngine:
         """A forward pass in which this rank's experts compute the other ranks' tokens."""
         self._runner.dummy_run()
 
-    def _launch(self, batch: Batch) -> None:
-        """Start the forward pass of a batch; of an empty one, only what other ranks or grammars wait for."""
+    def _launch(self, batch: Batch) -> list[StepRows]:
+        """Start the forward pass of a batch; of an empty one, only what other ranks or grammars wait for.
+        Returns rows only of a batch that fails."""
         if len(batch):
-            self._in_flight.append((batch, self._runner.launch(batch)))
+            try:
+                self._in_flight.append((batch, self._runner.launch(batch)))
+            except Exception:
+                if self._group is not None:  # the other ranks wait within the forward pass
+                    raise
+                _log_fault("batch", "a batch has failed; its streams are computed apart", exc_info=True)
+                return self._run_apart(batch)
             self._scheduler.mark_launched(batch)
         elif self._group is not None:
             self._runner.dummy_run()
         elif not self._in_flight:
             self._sampling.grammars.wait(GRAMMAR_WAIT_S)
+        return []
+
+    def _run_apart(self, batch: Batch) -> list[StepRows]:
+        """Compute the streams of a batch that has failed in smaller ones, and end those that fail by
+        themselves. Raises if the model cannot compute anything: then no stream is the cause."""
+        rows = self._settle(0)
+        self._runner.check()
+        for part, result in run_apart(self._scheduler.running_parts(batch), self._relaunch):
+            if isinstance(result, Exception):
+                self._runner.check()
+                rows.append(self._scheduler.fail(part, f"{CANNOT_COMPUTE} {_one_line(result)}"))
+                continue
+            self._in_flight.append((part, result))
+            self._scheduler.mark_launched(part)
+            rows += self._settle(0)
+        return rows
+
+    def _relaunch(self, part: Batch) -> PendingOutput:
+        self._sampling.counted[part.slots] = NOT_COUNTED
+        return self._runner.launch(part)
 
     def _settle_after_launch(self, batch: Batch) -> list[StepRows]:
         """Settle all batches but those that may stay in flight. None may when there is nothing to run ahead
         of, or when prompt logprobs are to be read in the step that computed them."""
-        settle_all = not len(batch) or self._in_flight[-1][1].scored is not None
+        settle_all = not len(batch) or not self._in_flight or self._in_flight[-1][1].scored is not None
         return self._settle(0 if settle_all else self._steps_ahead)
 
     def _settle(self, left: int) -> list[StepRows]:
@@ -314,6 +349,10 @@ class TorchEngine:
                 for awake in self._models[:index]:
                     awake.sleep(drop_weights=True)
                 raise
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:MAX_ERROR]
 
 
 def _lora_info(config: ServeConfig, layers: LoraLayers) -> LoraInfo:

@@ -131,8 +131,14 @@ class ModelRunner:
 
     @torch.inference_mode()
     def dummy_run(self) -> None:
-        """Enqueue a forward pass for the other ranks' tokens."""
+        """Enqueue a forward pass with one unused token."""
         self._model.dummy_run()
+
+    def check(self) -> None:
+        """Raises if the model cannot compute even an unused token: the device or the weights are broken."""
+        self.dummy_run()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
 
     def _lora_plan(self, batch: Batch, owners: NDArray[np.intp]) -> LoraPlan | None:
         """The adapters of the batch, whose tokens belong to the slots ``owners``."""

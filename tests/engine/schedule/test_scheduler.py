@@ -52,6 +52,7 @@ def check(scheduler: Scheduler, batch: Batch, budget: int) -> None:
 
 
 def finish_step(scheduler: Scheduler, batch: Batch) -> dict[int, FinishReason]:
+    scheduler.mark_launched(batch)
     rows = scheduler.update_from_output(batch, np.full(len(batch.samples), 9, np.int32), None)
     if rows.finish is None:
         return {}

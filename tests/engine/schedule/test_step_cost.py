@@ -114,6 +114,7 @@ def flood(**options: Any) -> tuple[list[float], list[float], int]:
         if step == 100:
             scheduler.submit(0, submit(8, 1, prompt=list(range(50)) * 320))
         batch = scheduler.schedule()
+        scheduler.mark_launched(batch)
         prompts = zip(
             batch.start[batch.singles :].tolist(), batch.count[batch.singles :].tolist(), strict=True
         )

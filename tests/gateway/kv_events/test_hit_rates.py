@@ -90,6 +90,7 @@ class Fleet:
         scheduler.submit(0, submit(number, 4, prompt=prompt))
         while scheduler.has_work():
             batch = scheduler.schedule()
+            scheduler.mark_launched(batch)
             scheduler.update_from_output(batch, np.zeros(len(batch.samples), np.int32), None)
         self._index.apply(source, log.take())
 
