@@ -117,7 +117,7 @@ class Engine(Protocol):
         ...
 
     def step(self) -> StepRows:
-        """One iteration: schedule, launch, settle. A stream that cannot be computed fails by itself where that
+        """One iteration: schedule, launch, settle. A stream that cannot be computed fails by itself where it
         can be told. If it raises, the engine is broken and is ended."""
         ...
 
