@@ -42,9 +42,9 @@ class StopMatcher:
         return held
 
 
-def held_back(text: str, tag: str) -> int:
-    """Number of characters at the end of ``text`` that may be the start of ``tag``."""
-    for length in range(min(len(tag) - 1, len(text)), 0, -1):
-        if text.endswith(tag[:length]):
-            return length
-    return 0
+def held_back(text: str, tag: str, start: int = 0) -> int:
+    """Number of characters at the end of ``text``, from ``start`` on, that may be the start of ``tag``."""
+    place = text.find(tag[0], max(start, len(text) - len(tag) + 1))
+    while place >= 0 and not tag.startswith(text[place:]):
+        place = text.find(tag[0], place + 1)
+    return 0 if place < 0 else len(text) - place

@@ -88,8 +88,8 @@ def _json_call(reader: Reader, *, bare: bool) -> Steps[None]:
     """Read one object. ``bare``: only its fields show that it is a call, so it must have arguments."""
     scanner = CallScanner()
     while True:
-        text, started = reader.unread, scanner.started
-        reader.skip(len(text) - len(scanner.push(text)))
+        started = scanner.started
+        reader.at = scanner.read(reader.text, reader.at)
         arguments = scanner.take_arguments()
         if scanner.done and scanner.name is not None and not scanner.started and not bare:
             started, arguments = False, "{}"

@@ -2,54 +2,64 @@
 
 from __future__ import annotations
 
-import json
 import re
+
+from penstock.generation.parsers.escapes import decoded_text
+from penstock.generation.parsers.reader import EndOfOutput, NotACall, Reader, Steps
 
 CUSTOM_INPUT = "input"
 """The only parameter of the function that a custom tool is to the model."""
-_START = re.compile(rf'\s*\{{\s*"{CUSTOM_INPUT}"\s*:\s*"')
-_WHOLE = re.compile(
-    r'((?:[^"\\]|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4}|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|\\[^u])*)'
-)
-"""Characters and whole escapes of a JSON string: what can be decoded whatever follows."""
+_INSIDE = re.compile(r'(?:[^"\\]++|\\.)*+', re.DOTALL)
+"""The text inside a JSON string."""
 
 
 class CustomInput:
     """Reads ``{"input": "…"}`` piece by piece. Arguments of any other form are the input as they are."""
 
-    __slots__ = ("_arguments", "_inside", "_rest", "call")
+    __slots__ = ("_reader", "_steps")
 
-    def __init__(self, call: int = 0) -> None:
-        """``call``: number of the call."""
-        self.call = call
-        self._arguments = ""
-        """All text before the input's first character; all text if there is no input."""
-        self._rest = ""
-        self._inside = False
+    def __init__(self) -> None:
+        self._reader = Reader()
+        self._steps = _read(self._reader)
+        next(self._steps)
 
     def push(self, arguments: str) -> str:
-        """The input's next piece."""
-        if not self._inside:
-            self._arguments += arguments
-            start = _START.match(self._arguments)
-            if start is None:
-                return ""
-            self._inside = True
-            arguments = self._arguments[start.end() :]
-        self._rest += arguments
-        whole = _WHOLE.match(self._rest)
-        assert whole is not None
-        self._rest = self._rest[whole.end() :]
-        return _decoded(whole[1])
+        """The input's next piece. ``arguments`` cut no escape."""
+        return self._reader.feed(arguments, self._steps).content
 
     def finish(self) -> str:
         """The last piece."""
-        return "" if self._inside else self._arguments
+        return self._reader.finish(self._steps, cut=False).content
 
 
-def _decoded(text: str) -> str:
+def _read(reader: Reader) -> Steps[None]:
     try:
-        decoded: str = json.loads(f'"{text}"', strict=False)
-    except ValueError:  # an escape that JSON does not know
-        return text
-    return decoded
+        reader.begin()
+        yield from _opening(reader)
+        reader.settle()
+        yield from _inside(reader)
+        while True:  # what follows is no part of it
+            reader.at = len(reader.text)
+            yield from reader.more()
+    except NotACall:
+        reader.give_up()
+        yield from reader.content(())
+    except EndOfOutput:
+        reader.delta.add_content(reader.undecided())
+
+
+def _opening(reader: Reader) -> Steps[None]:
+    for mark in ("{", f'"{CUSTOM_INPUT}"', ":", '"'):
+        yield from reader.space()
+        yield from reader.expect(mark)
+
+
+def _inside(reader: Reader) -> Steps[None]:
+    while True:
+        inside = _INSIDE.match(reader.text, reader.at)
+        assert inside is not None
+        reader.delta.add_content(decoded_text(inside[0]))
+        reader.at = inside.end()
+        if reader.at < len(reader.text):
+            return
+        yield from reader.more()

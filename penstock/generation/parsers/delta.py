@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import Enum, auto
+from itertools import groupby
 from typing import Protocol
 
 import msgspec
@@ -41,47 +42,42 @@ class Delta:
     """The next pieces of a message, in the order of the output. Neighbours of the same kind (calls: of the
     same index) are one piece."""
 
-    __slots__ = ("pieces",)
+    __slots__ = ("_added", "_pieces")
 
     def __init__(self, *, reasoning: str = "", content: str = "", calls: Iterable[CallDelta] = ()) -> None:
         """In this order."""
-        self.pieces: list[TextDelta | CallDelta] = []
-        if reasoning:
-            self.pieces.append(TextDelta(reasoning, reasoning=True))
-        if content:
-            self.pieces.append(TextDelta(content))
-        for call in calls:
-            self.add_call(call)
+        self._pieces: list[TextDelta | CallDelta] = []
+        self._added: list[TextDelta | CallDelta] = []
+        """What was added since neighbours were joined: joining each would copy a long text again and
+        again."""
+        self.add_reasoning(reasoning)
+        self.add_content(content)
+        self._added.extend(calls)
 
     def add_content(self, text: str) -> None:
-        self._add_text(text, reasoning=False)
+        if text:
+            self._added.append(TextDelta(text))
 
     def add_reasoning(self, text: str) -> None:
-        self._add_text(text, reasoning=True)
-
-    def _add_text(self, text: str, *, reasoning: bool) -> None:
-        if not text:
-            return
-        last = self.pieces[-1] if self.pieces else None
-        if isinstance(last, TextDelta) and last.reasoning == reasoning:
-            last.text += text
-        else:
-            self.pieces.append(TextDelta(text, reasoning))
+        if text:
+            self._added.append(TextDelta(text, reasoning=True))
 
     def add_call(self, call: CallDelta) -> None:
-        last = self.pieces[-1] if self.pieces else None
-        if isinstance(last, CallDelta) and last.index == call.index:
-            last.arguments += call.arguments
-        else:
-            self.pieces.append(call)
+        self._added.append(call)
 
     def add(self, other: Delta) -> None:
         """Append the pieces that follow these."""
-        for piece in other.pieces:
-            if isinstance(piece, CallDelta):
-                self.add_call(piece)
-            else:
-                self._add_text(piece.text, reasoning=piece.reasoning)
+        self._added.extend(other.pieces)
+
+    @property
+    def pieces(self) -> list[TextDelta | CallDelta]:
+        if self._added:
+            added, self._added = self._pieces[-1:] + self._added, []
+            del self._pieces[-1:]
+            if len(added) > 1:
+                added = [_joined(list(run)) for _, run in groupby(added, _kind)]
+            self._pieces += added
+        return self._pieces
 
     @property
     def content(self) -> str:
@@ -105,7 +101,7 @@ class Delta:
 
     def __bool__(self) -> bool:
         """Whether there are any pieces."""
-        return bool(self.pieces)
+        return bool(self._pieces or self._added)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Delta) and self.pieces == other.pieces
@@ -114,6 +110,23 @@ class Delta:
 
     def __repr__(self) -> str:
         return f"Delta({self.pieces})"
+
+
+def _kind(piece: TextDelta | CallDelta) -> int:
+    """Equal for pieces that are one if they are neighbours."""
+    return piece.index if isinstance(piece, CallDelta) else -2 if piece.reasoning else -1
+
+
+def _joined(pieces: list[TextDelta | CallDelta]) -> TextDelta | CallDelta:
+    """One piece of pieces of the same kind."""
+    first = pieces[0]
+    if len(pieces) == 1:
+        return first
+    if isinstance(first, CallDelta):
+        arguments = "".join([piece.arguments for piece in pieces if isinstance(piece, CallDelta)])
+        return CallDelta(first.index, first.name, arguments, first.id, first.custom)
+    text = "".join([piece.text for piece in pieces if isinstance(piece, TextDelta)])
+    return TextDelta(text, first.reasoning)
 
 
 class OutputParser(Protocol):

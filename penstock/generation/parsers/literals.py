@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from penstock.generation.parsers.escapes import without_halves
 from penstock.generation.parsers.reader import NotACall, Reader, Steps
+from penstock.generation.parsers.scanner import Nesting
 from penstock.generation.parsers.value_types import escaped, json_value
 
 MAX_DEPTH = 64
 """Maximum nesting of Python's lists and dictionaries in arguments."""
 MAX_WORD = 1024
 """Maximum characters of a number or word."""
-_STRING_END = re.compile(r'["\\]')
 _WORD_END = re.compile(r"[,)\]}:=\s]")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
@@ -22,35 +23,13 @@ _CLOSING = {"[": "]", "(": ")", "{": "}"}
 def read_json_object(reader: Reader) -> Steps[None]:
     """Read the arguments of the last call as they are, up to the object's end; only brackets and strings are
     checked. The next character is the object's first."""
-    depth = 0
-    quoted = escape = False
+    nesting = Nesting()
     while True:
-        text, place, ended = reader.unread, 0, False
-        while place < len(text) and not ended:
-            if quoted and not escape:
-                found = _STRING_END.search(text, place)
-                if found is None:
-                    break
-                place = found.start()
-            char = text[place]
-            place += 1
-            if escape:
-                escape = False
-            elif quoted:
-                escape = char == "\\"
-                quoted = char != '"'
-            elif char == '"':
-                quoted = True
-            elif char in "{[":
-                depth += 1
-            elif char in "}]":
-                depth -= 1
-                ended = depth == 0
-        read = text[:place] if ended else text
-        if read:
-            reader.arguments(read)
-            reader.skip(len(read))
-        if ended:
+        start = reader.at
+        reader.at = nesting.read(reader.text, start)
+        if reader.at > start:
+            reader.arguments(reader.text[start : reader.at])
+        if nesting.ended:
             return
         yield from reader.more()
 
@@ -82,12 +61,25 @@ def _string(reader: Reader, quote: str, emit: Callable[[str], object]) -> Steps[
         if digits is None:
             add(_ESCAPES.get(char, char if char in "'\"\\" else f"\\{char}"))
             continue
-        code = yield from reader.characters(digits)
-        try:
-            add(chr(int(code, 16)).encode("utf-8", "replace").decode())
-        except (ValueError, OverflowError):
-            add(f"\\{char}{code}")
+        add((yield from _character(reader, char, digits)))
     emit('"')
+
+
+def _character(reader: Reader, char: str, digits: int) -> Steps[str]:
+    """The character that an escape with hexadecimal digits stands for, or the escape if there is none."""
+    code = yield from reader.characters(digits)
+    try:
+        value = chr(int(code, 16))
+    except (ValueError, OverflowError):
+        return f"\\{char}{code}"
+    # A pair is JSON's way to write other characters.
+    while "\ud800" <= value[-1] <= "\udbff" and (yield from reader.either("\\u")):
+        code = yield from reader.characters(_HEX_DIGITS["u"])
+        try:
+            value += chr(int(code, 16))
+        except ValueError:
+            value += f"\\u{code}"
+    return without_halves(value)
 
 
 def _items(reader: Reader, bracket: str, emit: Callable[[str], object], depth: int) -> Steps[None]:
@@ -117,11 +109,12 @@ def _items(reader: Reader, bracket: str, emit: Callable[[str], object], depth: i
 def _word(reader: Reader) -> Steps[str]:
     """A number, or a name such as True."""
     while True:
-        text = reader.unread
-        end = _WORD_END.search(text)
-        if (end and not end.start()) or (end.start() if end else len(text)) > MAX_WORD:
+        start = reader.at
+        found = _WORD_END.search(reader.text, start, start + MAX_WORD + 1)
+        end = found.start() if found else len(reader.text)
+        if (found and end == start) or end - start > MAX_WORD:
             raise NotACall
-        if end:
-            reader.skip(end.start())
-            return text[: end.start()]
+        if found:
+            reader.at = end
+            return reader.text[start:end]
         yield from reader.more()

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from penstock.generation.parsers.custom_input import CustomInput
 from penstock.generation.parsers.delta import CallDelta, Delta, OutputParser, TextDelta, TextKind
+from penstock.generation.parsers.escapes import WholeEscapes
 
 
 def new_call_id() -> str:
@@ -40,6 +41,10 @@ class MessageParser:
         self._reasoning = format.reasoning() if format.reasoning else None
         self._tools = format.tools() if format.tools else None
         self._new_id = new_id
+        self._escapes = WholeEscapes()
+        """Of the last call's arguments."""
+        self._call = -1
+        """Number of the last call."""
         self._input: CustomInput | None = None
         """Of the last call, if it is of a custom tool."""
         self.called = False
@@ -79,7 +84,7 @@ class MessageParser:
         if self._tools is not None and last:
             self._add_calls(delta, self._tools.finish(cut=cut))
         if last:
-            self._end_input(delta)
+            self._end_call(delta)
         return delta
 
     def _add(self, delta: Delta, piece: TextDelta | CallDelta) -> None:
@@ -104,20 +109,25 @@ class MessageParser:
                 self.called = not self._format.named
                 if piece.name is not None:
                     piece.id = piece.id or self._new_id()
-                    self._end_input(delta)
+                    self._end_call(delta)
+                    self._call = piece.index
                     if piece.name in self._format.custom:
-                        self._input = CustomInput(piece.index)
-                if self._input is not None:
-                    piece.custom, piece.arguments = True, self._input.push(piece.arguments)
+                        self._input = CustomInput()
+                piece.custom = self._input is not None
+                piece.arguments = self._passed(self._escapes.push(piece.arguments))
                 if piece.name is not None or piece.arguments:
                     delta.add_call(piece)
             else:
                 delta.add_content(piece.text)
 
-    def _end_input(self, delta: Delta) -> None:
+    def _passed(self, arguments: str) -> str:
+        return arguments if self._input is None else self._input.push(arguments)
+
+    def _end_call(self, delta: Delta) -> None:
         """The last call has ended."""
+        rest = self._passed(self._escapes.finish())
         if self._input is not None:
-            rest = self._input.finish()
-            if rest:
-                delta.add_call(CallDelta(self._input.call, None, rest, custom=True))
-            self._input = None
+            rest += self._input.finish()
+        if rest:
+            delta.add_call(CallDelta(self._call, None, rest, custom=self._input is not None))
+        self._input = None

@@ -2,10 +2,15 @@
 
 A format is read by a generator: where it needs text that has not arrived it yields, and goes on from there
 with the next piece. So formats are written as plain sequences of reads, and no state is kept by hand.
+
+Outputs are long, and their writers not trusted: whatever a text is and however it is cut, each of its
+characters is looked at a bounded number of times. So nothing here copies all that has arrived, or searches it
+again.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
@@ -20,7 +25,9 @@ MAX_NAME = 256
 """Maximum characters of a function's or parameter's name; longer text is no name."""
 MIN_MARKER = 5
 """Characters from which on the beginning of a marker is taken for one, if max_tokens cut the output there."""
-_NOT_IN_NAMES = frozenset(" \t\r\n<>\"'{}[]()=,|｜\\`")
+_NAME_END = re.compile("[ \t\r\n<>\"'{}\\[\\]()=,|｜\\\\`]")
+_SPACE_END = re.compile(r"\S")
+_NOWHERE = -1
 
 
 class EndOfOutput(Exception):
@@ -34,15 +41,32 @@ class NotACall(Exception):
 class Reader:
     """The text of an output, and the delta of what was read of it since the last piece."""
 
-    __slots__ = ("_at", "_begun", "_text", "calls", "cut", "delta", "ended", "idle", "open")
+    __slots__ = (
+        "_begun",
+        "_kept",
+        "_places",
+        "at",
+        "calls",
+        "cut",
+        "delta",
+        "ended",
+        "idle",
+        "open",
+        "text",
+    )
 
     def __init__(self) -> None:
-        self._text = ""
-        """Text that is not read, after text that may become content."""
-        self._at = 0
-        """Where reading goes on in the text."""
+        self.text = ""
+        """The latest piece, after what was not read of earlier ones."""
+        self.at = 0
+        """Where reading goes on in the text. A read that waits leaves no more than a mark or a name unread,
+        which the next piece follows."""
         self._begun: int | None = None
-        """Where the text begins that may become content; None: there is none."""
+        """Where in the text that begins which may become content; None: there is none."""
+        self._kept: list[str] = []
+        """What of it came in earlier pieces and was read."""
+        self._places: dict[str, tuple[int, int]] = {}
+        """Of marks: from where on the text was searched, and where it has the next one, or _NOWHERE."""
         self.calls = 0
         """Calls that have started."""
         self.ended = self.cut = False
@@ -55,13 +79,13 @@ class Reader:
 
     def feed(self, text: str, steps: Steps[None]) -> Delta:
         """The delta of the next piece of text; ``steps`` read it."""
-        if self._begun is None:
-            self._text = self._text[self._at :] + text if self._at < len(self._text) else text
-            self._at = 0
-        else:
-            self._text = self._text[self._begun :] + text
-            self._at -= self._begun
+        if self._begun is not None:
+            if self._begun < self.at:
+                self._kept.append(self.text[self._begun : self.at])
             self._begun = 0
+        self.text = self.text[self.at :] + text if self.at < len(self.text) else text
+        self.at = 0
+        self._places.clear()
         self.open = None
         next(steps, None)
         delta, self.delta = self.delta, Delta()
@@ -76,13 +100,13 @@ class Reader:
 
     # -- reading
 
-    @property
-    def unread(self) -> str:
-        return self._text[self._at :] if self._at else self._text
+    def ahead(self, count: int) -> str:
+        """At most so many of the next characters, as far as they have arrived."""
+        return self.text[self.at : self.at + count]
 
     def skip(self, count: int) -> None:
-        """The next characters are read."""
-        self._at += count
+        """The next characters are read. Below 0: the last ones, of the same text, are not."""
+        self.at += count
 
     def more(self) -> Steps[None]:
         """Wait for text."""
@@ -93,22 +117,22 @@ class Reader:
     def space(self) -> Steps[str]:
         """Read white space, if any; the next character, which is not read."""
         while True:
-            text = self.unread
-            rest = text.lstrip()
-            self.skip(len(text) - len(rest))
-            if rest:
-                return rest[0]
+            found = _SPACE_END.search(self.text, self.at)
+            if found:
+                self.at = found.start()
+                return found[0]
+            self.at = len(self.text)
             yield from self.more()
 
     def either(self, *marks: str) -> Steps[str]:
         """Read one of ``marks``, of which none starts another; empty if none follows."""
         while True:
-            text = self.unread
             for mark in marks:
-                if mark and text.startswith(mark):
-                    self.skip(len(mark))
+                if mark and self.text.startswith(mark, self.at):
+                    self.at += len(mark)
                     return mark
-            if not any(mark.startswith(text) for mark in marks if mark):
+            rest = len(self.text) - self.at
+            if not any(rest < len(mark) and mark.startswith(self.ahead(rest)) for mark in marks):
                 return ""
             yield from self.more()
 
@@ -120,66 +144,94 @@ class Reader:
     def name(self) -> Steps[str]:
         """Read a name. Raises NotACall if none follows."""
         while True:
-            text = self.unread
-            end = next((place for place, char in enumerate(text) if char in _NOT_IN_NAMES), None)
-            if end == 0 or (end or len(text)) > MAX_NAME:
+            start = self.at
+            found = _NAME_END.search(self.text, start, start + MAX_NAME + 1)
+            end = found.start() if found else len(self.text)
+            if (found and end == start) or end - start > MAX_NAME:
                 raise NotACall
-            if end is not None:
-                self.skip(end)
-                return text[:end]
+            if found:
+                self.at = end
+                return self.text[start:end]
             yield from self.more()
 
     def characters(self, count: int) -> Steps[str]:
         """Read a number of characters."""
-        while len(self.unread) < count:
+        while len(self.text) - self.at < count:
             yield from self.more()
-        text = self.unread[:count]
-        self.skip(count)
+        text = self.ahead(count)
+        self.at += count
         return text
+
+    def find(self, *marks: str) -> tuple[int, str]:
+        """The place in the text of the first of ``marks`` that follows, and the mark; empty without any."""
+        best, first = len(self.text), ""
+        for mark in marks:
+            place = self._place(mark)
+            if place >= 0 and (place, mark) < (best, first):
+                best, first = place, mark
+        return best, first
+
+    def _place(self, mark: str) -> int:
+        """Where the text has the next ``mark``, or _NOWHERE. A text is searched once for each mark."""
+        at = self.at
+        start, place = self._places.get(mark, (len(self.text), _NOWHERE))
+        if at < start:  # nothing was searched, or what was read is read again
+            near = self.text.find(mark, at, start + len(mark) - 1)
+            place = near if near >= 0 else place
+        elif place < at and place != _NOWHERE:
+            place = self.text.find(mark, at)
+        else:
+            return place
+        self._places[mark] = at, place
+        return place
 
     def until(self, *marks: str, emit: Callable[[str], object], kind: TextKind | None = None) -> Steps[str]:
         """Read up to one of ``marks``, and the mark, which is returned; what precedes it is emitted as it
         arrives. ``kind``: what that is; None: neither content nor reasoning. At the end of the output all is
         emitted, but for the beginning of a mark if max_tokens cut it."""
         while True:
-            text = self.unread
-            found = [(place, mark) for mark in marks if (place := text.find(mark)) >= 0]
-            if found:
-                place, mark = min(found)
-                emit(text[:place])
-                self.skip(place + len(mark))
+            end, mark = self.find(*marks)
+            if mark:
+                emit(self.text[self.at : end])
+                self.at = end + len(mark)
                 return mark
-            held = max([held_back(text, mark) for mark in marks])
+            held = self._held(marks)
             if self.ended and not (self.cut and held >= MIN_MARKER):
                 held = 0
-            safe = len(text) - held
-            if safe:
-                emit(text[:safe])
-                self.skip(safe)
-            self.open = kind if safe == len(text) else None
+            end -= held
+            if end > self.at:
+                emit(self.text[self.at : end])
+                self.at = end
+            self.open = None if held else kind
             yield from self.more()
+
+    def _held(self, marks: tuple[str, ...]) -> int:
+        """Characters at the end of the text that may begin a mark."""
+        return max([held_back(self.text, mark, self.at) for mark in marks], default=0)
 
     def line(self, mark: str) -> Steps[str]:
         """Read a short text up to ``mark``, and the mark. Raises NotACall if it does not come soon."""
         while True:
-            text = self.unread
-            place = text.find(mark)
-            if place > MAX_NAME or (place < 0 and len(text) > MAX_NAME + len(mark)):
+            start, last = self.at, self.at + MAX_NAME + len(mark)
+            place = self.text.find(mark, start, last)
+            if place < 0 and len(self.text) > last:
                 raise NotACall
             if place >= 0:
-                self.skip(place + len(mark))
-                return text[:place]
+                self.at = place + len(mark)
+                return self.text[start:place]
             yield from self.more()
 
     # -- what was read
 
     def begin(self) -> None:
         """What is read from here on may become content."""
-        self._begun = self._at
+        self._begun = self.at
+        self._kept.clear()
 
     def settle(self) -> None:
         """What was read since :meth:`begin` is a call, or belongs to one."""
         self._begun = None
+        self._kept.clear()
 
     def closing(self, *marks: str) -> Steps[None]:
         """Read ``marks`` after a call, of which each may be absent."""
@@ -192,18 +244,33 @@ class Reader:
 
     def undecided(self) -> str:
         """What was read since :meth:`begin`, and all that is unread."""
-        return "" if self._begun is None else self._text[self._begun :]
+        return "" if self._begun is None else self._since_begin(len(self.text))
+
+    def _since_begin(self, end: int) -> str:
+        self._kept.append(self.text[self._begun : end])
+        return "".join(self._kept)
 
     def give_up(self) -> None:
         """What was read since :meth:`begin` is no call. White space after a call is read again."""
         if self._begun is None:
             return
-        text = self._text[self._begun : self._at]
+        text = self._since_begin(self.at)
         if text.strip():
             self.delta.add_content(text)
+            self.settle()
         else:
-            self._at = self._begun
-        self._begun = None
+            self._kept.pop()
+            self.back()
+
+    def back(self) -> None:
+        """What was read since :meth:`begin` is to be read again."""
+        assert self._begun is not None
+        self.at = self._begun
+        if self._kept:
+            assert not self.at, "it was kept when this text came"
+            self.text = "".join((*self._kept, self.text))
+            self._places.clear()  # at most once for each piece
+        self.settle()
 
     # -- the delta
 
@@ -222,25 +289,38 @@ class Reader:
         """Read content up to one of ``marks``. White space before it, and the mark, are not content unless
         no call follows (:meth:`begin`). Without marks all that follows is content."""
         while True:
-            text = self.unread
-            found = [(place, mark) for mark in marks if (place := text.find(mark)) >= 0]
-            held = max([held_back(text, mark) for mark in marks], default=0)
-            safe = min(found)[0] if found else len(text) - held
-            safe = len(text[:safe].rstrip()) if marks else safe
-            self.delta.add_content(text[:safe])
-            self.skip(safe)
-            if found:
-                self.begin()
-                self.skip(min(found)[0] - safe)
+            end, mark = self.find(*marks)
+            held = 0 if mark else self._held(marks)
+            end -= held
+            safe = self.at + len(self.text[self.at : end].rstrip()) if marks else end
+            if safe > self.at:
+                self._add_content(safe)
+            if mark or safe < end:
+                if self._begun is None:
+                    self.begin()
+                self.at = end
+            if mark:
                 return
             if self.ended:
-                self._end_content(text[safe:], held)
+                self._end_content(held)
             self.idle = not marks
-            self.open = TextKind.CONTENT if safe == len(text) else None
+            self.open = None if held or self._begun is not None else TextKind.CONTENT
             yield from self.more()
 
-    def _end_content(self, held: str, marker: int) -> None:
-        if (self.calls and not held.strip()) or (self.cut and marker >= MIN_MARKER):
+    def _add_content(self, end: int) -> None:
+        """What was read since :meth:`begin`, and what follows up to ``end``, is content."""
+        text = self.text[self.at : end] if self._begun is None else self._since_begin(end)
+        self.delta.add_content(text)
+        self.at = end
+        self.settle()
+
+    def _end_content(self, marker: int) -> None:
+        """``marker``: characters of the beginning of a mark."""
+        if self._begun is None:
+            self.begin()
+        text = self.undecided()
+        self.at = len(self.text)
+        self.settle()
+        if (self.calls and not text.strip()) or (self.cut and marker >= MIN_MARKER):
             return
-        self.delta.add_content(held)
-        self.skip(len(held))
+        self.delta.add_content(text)

@@ -2,16 +2,60 @@
 
 from __future__ import annotations
 
-import json
 import re
 from enum import Enum, auto
+
+from penstock.generation.parsers.escapes import decoded_literal
 
 _SPACE = " \t\r\n"
 ARGUMENTS = frozenset(("arguments", "parameters"))
 """Keys under which models write a call's arguments."""
 
-
 _STRING_END = re.compile(r'["\\]')
+_BRACKET = re.compile(r'["{}\[\]]')
+_SCALAR_END = re.compile(rf"[,}}{_SPACE}]")
+_SPACE_END = re.compile(rf"[^{_SPACE}]")
+
+
+class Nesting:
+    """Finds the end of an object or array in text that arrives in pieces; checks only brackets and
+    strings."""
+
+    __slots__ = ("_depth", "_escaped", "_quoted")
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._escaped = self._quoted = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether its last bracket was read, once the first one was."""
+        return self._depth == 0
+
+    def read(self, text: str, at: int) -> int:
+        """Read on at ``at``, where the first bracket is at first. Returns where the value or the text ends."""
+        end = len(text)
+        while at < end:
+            if self._escaped:
+                self._escaped = False
+                at += 1
+                continue
+            found = (_STRING_END if self._quoted else _BRACKET).search(text, at)
+            if found is None:
+                return end
+            at = found.end()
+            match found[0]:
+                case '"':
+                    self._quoted = not self._quoted
+                case "\\":
+                    self._escaped = True
+                case "{" | "[":
+                    self._depth += 1
+                case _:
+                    self._depth -= 1
+                    if self._depth == 0:
+                        return at
+        return at
 
 
 class _State(Enum):
@@ -37,11 +81,11 @@ class CallScanner:
         """Whether this is a call: it has a name, and its arguments have begun."""
         self._state = _State.START
         self._key = ""
-        self._value = ""
+        self._value: list[str] = []
+        """Of the key or value that is read, if it matters, what was read of it."""
         self._escaped = False
-        self._quoted = False
-        self._depth = 0
-        self._ready = ""
+        self._nesting = Nesting()
+        self._ready: list[str] = []
         self._has_arguments = False
 
     @property
@@ -54,53 +98,38 @@ class CallScanner:
         """Whether the text is no such object; the first wrong character was not read."""
         return self._state is _State.BROKEN
 
-    def push(self, text: str) -> str:
-        """Read on. Returns the rest of ``text`` if the object is done or broken, otherwise nothing."""
-        place, end = 0, len(text)
-        while place < end:
-            if self._quoted and self._state is _State.IN_NESTED and not self._escaped:
-                place = self._skip_string(text, place)
-                if place == end:
-                    break
-            self._read(text[place])
-            if self._state is _State.BROKEN:
-                return text[place:]
-            place += 1
-            if self._state is _State.DONE:
-                return text[place:]
-        return ""
-
-    def _skip_string(self, text: str, place: int) -> int:
-        """Read on within a nested string, up to what may end it."""
-        found = _STRING_END.search(text, place)
-        end = len(text) if found is None else found.start()
-        if self._key in ARGUMENTS:
-            self._ready += text[place:end]
-        return end
+    def read(self, text: str, at: int) -> int:
+        """Read on at ``at``. Returns where the object is done or broken, otherwise the end of ``text``."""
+        end = len(text)
+        while at < end and self._state not in (_State.DONE, _State.BROKEN):
+            match self._state:
+                case _State.IN_NESTED:
+                    at = self._read_nested(text, at)
+                case _State.IN_STRING | _State.IN_KEY:
+                    at = self._read_string(text, at)
+                case _State.IN_SCALAR:
+                    at = self._read_scalar(text, at)
+                case _:
+                    found = _SPACE_END.search(text, at)
+                    if found is None:
+                        return end
+                    at = found.start()
+                    self._read_mark(found[0])
+                    at += self._state is not _State.BROKEN
+        return at
 
     def take_arguments(self) -> str:
         """The text of the arguments since the last call."""
         if not self.started:
             return ""
-        ready, self._ready = self._ready, ""
+        ready = "".join(self._ready)
+        self._ready.clear()
         return ready
 
-    # -- one character
+    # -- what stands between keys and values
 
-    def _read(self, char: str) -> None:
+    def _read_mark(self, char: str) -> None:
         match self._state:
-            case _State.IN_NESTED:
-                self._read_nested(char)
-            case _State.IN_STRING | _State.IN_KEY:
-                self._read_string(char)
-            case _State.IN_SCALAR if char not in ",}" + _SPACE:
-                self._value += char
-            case _State.IN_SCALAR:
-                self._end_value()
-                if not self.broken:
-                    self._read(char)
-            case _ if char in _SPACE:
-                pass
             case _State.START:
                 self._state = _State.KEY if char == "{" else _State.BROKEN
             case _State.KEY:
@@ -112,23 +141,11 @@ class CallScanner:
 
     def _read_before_key(self, char: str) -> None:
         if char == '"':
-            self._state, self._value = _State.IN_KEY, char
+            self._state, self._value = _State.IN_KEY, [char]
         elif char == "}":
             self._state = _State.DONE
         elif char != ",":
             self._state = _State.BROKEN
-
-    def _read_string(self, char: str) -> None:
-        self._value += char
-        if self._escaped:
-            self._escaped = False
-        elif char == "\\":
-            self._escaped = True
-        elif char == '"' and self._state is _State.IN_KEY:
-            self._key = _decoded(self._value) or ""
-            self._state = _State.COLON
-        elif char == '"':
-            self._end_value()
 
     def _begin_value(self, char: str) -> None:
         if (self._has_arguments and self._key in ARGUMENTS) or (self.name and self._key == "name"):
@@ -136,54 +153,76 @@ class CallScanner:
         if self._key in ARGUMENTS:
             self._has_arguments = True
             self.started = self.name is not None
-        self._value = ""
+        self._value = [char]
         if char in "{[":
-            self._state, self._depth, self._quoted = _State.IN_NESTED, 0, False
-            self._read_nested(char)
+            self._state, self._nesting = _State.IN_NESTED, Nesting()
+            self._nesting.read(char, 0)
+            if self._key in ARGUMENTS:
+                self._ready.append(char)
         elif char == '"':
-            self._state, self._value = _State.IN_STRING, char
+            self._state = _State.IN_STRING
         elif char in ",:}]":
             self._state = _State.BROKEN
         else:
-            self._state, self._value = _State.IN_SCALAR, char
+            self._state = _State.IN_SCALAR
 
-    def _read_nested(self, char: str) -> None:
+    # -- keys and values
+
+    def _read_nested(self, text: str, at: int) -> int:
+        end = self._nesting.read(text, at)
         if self._key in ARGUMENTS:
-            self._ready += char
+            self._ready.append(text[at:end])
+        if self._nesting.ended:
+            self._end_value(nested=True)
+        return end
+
+    def _read_string(self, text: str, at: int) -> int:
+        """Read on within a key or a string, up to its end or the next backslash."""
         if self._escaped:
             self._escaped = False
-        elif self._quoted:
-            self._escaped = char == "\\"
-            self._quoted = char != '"'
-        elif char == '"':
-            self._quoted = True
-        elif char in "{[":
-            self._depth += 1
-        elif char in "}]":
-            self._depth -= 1
-            if self._depth == 0:
-                self._end_value()
+            found, end = None, at + 1
+        else:
+            found = _STRING_END.search(text, at)
+            end = found.end() if found else len(text)
+        if self._state is _State.IN_KEY or self._matters:
+            self._value.append(text[at:end])
+        if found is None:
+            return end
+        if found[0] == "\\":
+            self._escaped = True
+        elif self._state is _State.IN_KEY:
+            self._key = decoded_literal("".join(self._value)) or ""
+            self._state = _State.COLON
+        else:
+            self._end_value()
+        return end
 
-    def _end_value(self) -> None:
-        nested = self._state is _State.IN_NESTED
+    def _read_scalar(self, text: str, at: int) -> int:
+        found = _SCALAR_END.search(text, at)
+        end = found.start() if found else len(text)
+        if self._matters:
+            self._value.append(text[at:end])
+        if found:
+            self._end_value()
+        return end
+
+    @property
+    def _matters(self) -> bool:
+        """Whether the value of the key is used."""
+        return self._key == "name" or self._key in ARGUMENTS
+
+    def _end_value(self, *, nested: bool = False) -> None:
         self._state = _State.KEY
+        value, self._value = "".join(self._value), []
         if self._key == "name":
-            self.name = None if nested else _decoded(self._value)
+            self.name = None if nested else decoded_literal(value)
             if not self.name:
                 self._state = _State.BROKEN
             elif self._ready:  # the arguments came first
                 self.started = True
         elif self._key in ARGUMENTS and not nested:
-            # Some models write the object as a string, and null for no arguments.
-            text = _decoded(self._value)
-            self._ready = text if text is not None else "{}" if self._value == "null" else self._value
+            # Some models write the object as a string, and null or an empty string for no arguments.
+            text = decoded_literal(value)
+            text = value if text is None else text
+            self._ready = ["{}" if text.strip() in ("", "null") else text]
             self.started = self.name is not None
-
-
-def _decoded(literal: str) -> str | None:
-    """The value of a JSON string literal; None for anything else."""
-    try:
-        value = json.loads(literal, strict=False)
-    except ValueError:
-        return None
-    return value if isinstance(value, str) else None

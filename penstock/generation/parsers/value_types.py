@@ -94,7 +94,7 @@ class ValueWriter:
         self._type = type
         self._emit = emit
         self._lines = lines
-        self._held = ""
+        self._held: list[str] = []
         """Text whose meaning is open."""
         self._first = True
         """Whether nothing of the text has arrived."""
@@ -105,20 +105,30 @@ class ValueWriter:
         if self._first and self._lines and text:
             text = text.removeprefix("\n")
             self._first = False
-        text = self._held + text
-        if self._type is ValueType.JSON or (
+        if self._type is ValueType.JSON:
+            self._held.append(text)
+            return
+        text = self._take_held() + text
+        if (
             self._type is ValueType.NULLABLE
             and not self._quoted
             and "null".startswith(text.removesuffix("\n"))
         ):
-            self._held = text
+            self._held.append(text)
             return
-        self._held = "\n" if self._lines and text.endswith("\n") else ""
-        self._string(text[: len(text) - len(self._held)])
+        if self._lines and text.endswith("\n"):
+            self._held.append("\n")
+            text = text[:-1]
+        self._string(text)
+
+    def _take_held(self) -> str:
+        text = "".join(self._held)
+        self._held.clear()
+        return text
 
     def end(self) -> None:
         """The whole text has arrived."""
-        text, self._held = self._held, ""
+        text = self._take_held()
         if self._lines:
             text = text.removesuffix("\n")
         if self._quoted:
@@ -130,7 +140,7 @@ class ValueWriter:
     def cut(self) -> None:
         """The rest of the text does not arrive. JSON is sent as the model wrote it."""
         if self._type is ValueType.JSON:
-            self._emit(self._held.strip())
+            self._emit(self._take_held().strip())
 
     def _string(self, text: str) -> None:
         if not self._quoted:

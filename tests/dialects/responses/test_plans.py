@@ -14,7 +14,6 @@ from penstock.dialects.responses.dialect import Responses, ResponsesTokenCounter
 from penstock.dialects.responses.prompts import Found
 from penstock.dialects.responses.reasoning_content import open_reasoning, seal_reasoning
 from penstock.generation.dialect import RequestInfo
-from penstock.generation.parsers.custom_input import CustomInput
 from penstock.generation.plan import RequestPlan
 from penstock.generation.prompt.chat_template import ChatTemplate
 from penstock.generation.request.unseen import unseen
@@ -289,24 +288,6 @@ def test_errors_of_schemas_name_the_tool() -> None:
 )
 def test_tools_that_are_refused(fields: dict[str, Any], param: str) -> None:
     assert error(**fields).param == param
-
-
-@pytest.mark.parametrize("width", [1, 2, 3, 100])
-@pytest.mark.parametrize(
-    ("arguments", "input"),
-    [
-        ('{"input": "a\\n\\"b\\" \\ud83d\\ude00 \\u00e9 é"}', 'a\n"b" 😀 é é'),
-        ('{ "input" : ""}', ""),
-        ('{"input": "cut \\', "cut "),
-        ('{"patch": "x"}', '{"patch": "x"}'),
-        ("plain", "plain"),
-        ('{"input": "line\nbreak \\d"}', "line\nbreak \\d"),
-    ],
-)
-def test_the_input_of_a_custom_tool(arguments: str, input: str, width: int) -> None:
-    reader = CustomInput(0)
-    pieces = [reader.push(arguments[at : at + width]) for at in range(0, len(arguments), width)]
-    assert "".join([*pieces, reader.finish()]) == input
 
 
 # -- other fields
