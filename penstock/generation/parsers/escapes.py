@@ -18,7 +18,7 @@ _ESCAPE = re.compile(
     rf"|(?P<half>{_HIGH}|{_LOW})|u{_HEX}{{4}}|.)",
     re.DOTALL,
 )
-"""An escape; ``open``: the text's end, where more may belong to it; ``half``: of a pair, without the other."""
+"""An escape; ``open``: at the text's end, more may belong to it; ``half``: of a pair, without the other."""
 _HALF_SIZE = len(r"\ud83d")
 REPLACEMENT = "\ufffd"
 

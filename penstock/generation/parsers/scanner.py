@@ -33,7 +33,7 @@ class Nesting:
         return self._depth == 0
 
     def read(self, text: str, at: int) -> int:
-        """Read on at ``at``, where the first bracket is at first. Returns where the value or the text ends."""
+        """Read on at ``at``, at first at the first bracket. Returns where the value or the text ends."""
         end = len(text)
         while at < end:
             if self._escaped:
@@ -115,7 +115,7 @@ class CallScanner:
                         return end
                     at = found.start()
                     self._read_mark(found[0])
-                    at += self._state is not _State.BROKEN
+                    at += not self.broken
         return at
 
     def take_arguments(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from functools import partial
 
@@ -79,7 +80,7 @@ def test_any_escapes_can_be_sent_and_cut(form: str, body: str, cuts: list[int]) 
     text = frame % body
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     whole = calls_of(format, [text])
-    assert calls_of(format, [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]) == whole
+    assert calls_of(format, [text[a:b] for a, b in itertools.pairwise(edges)]) == whole
     assert calls_of(format, list(text)) == whole
 
 
