@@ -127,10 +127,13 @@ def _cut_foreign(argv: list[str], options: tuple[Option, ...]) -> tuple[list[str
     own = flags_of(options)
     names = {token.partition("=")[0].replace("_", "-") for token in argv if token.startswith("-")}
     if names <= own:
-        return argv, []
+        from penstock.config.other_servers.vllm_values import OF_THE_ENGINE, OF_THE_SERVER
+
+        if names.isdisjoint(OF_THE_ENGINE.keys() | OF_THE_SERVER.keys()):
+            return argv, []
     from penstock.config.other_servers.review import cut
 
-    return cut(argv, own)
+    return cut(argv, own, options)
 
 
 def _add(group: argparse._ArgumentGroup, option: Option) -> None:

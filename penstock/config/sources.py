@@ -159,6 +159,8 @@ class _Sources:
         own = {option.name: option for option in self._options}
         for entry in yaml_file.read(path):
             origin = Origin("file", f"{path}:{entry.line}: {entry.key}")
+            if entry.key in own and self._is_foreign(entry.key, origin, entry.value, own[entry.key]):
+                continue
             if entry.key in own:
                 if entry.misfit_line is not None:
                     raise ConfigError(
@@ -209,12 +211,15 @@ class _Sources:
                 raise review.error(self._other_servers.program, self._other_servers.rest, self._options)
             self.remarks += review.notes
 
-    def _is_foreign(self, key: str, origin: Origin, value: str | list[str] | None) -> bool:
+    def _is_foreign(
+        self, key: str, origin: Origin, value: str | list[str] | None, option: Option | None = None
+    ) -> bool:
+        """Whether a key of a file, or the value of ``option`` in it, is another server's."""
         if self._other_servers is None:
             return False
         from penstock.config.other_servers.review import from_file
 
-        given = from_file(key, origin, value)
+        given = from_file(key, origin, value, option)
         if given is not None:
             self._foreign.append(given)
         return given is not None

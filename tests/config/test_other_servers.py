@@ -182,6 +182,95 @@ def test_the_line_that_is_shown_is_accepted(behind: bool) -> None:
     assert config.engine_args == (["-q", "awq"] if behind else None)
 
 
+@pytest.mark.parametrize("dash", ["-", "_"])
+def test_every_flag_serves_or_shows_a_line_that_serves(dash: str) -> None:
+    """A note about it, or one line to write, which is accepted."""
+    for name in lookup.names():
+        spelling = lookup.find(name)
+        assert spelling is not None
+        if name in OWN or name == "--config":
+            continue
+        value = {"0": "", "+": " a=/a b=/b"}.get(spelling.flag.values, " 7")
+        model = "" if name in ("--model", "--model-path") else "m"
+        line = f"{model} --port 9 --device cpu --{name[2:].replace('-', dash)}{value}"
+        try:
+            config = served(line).config
+        except ConfigError as error:
+            _, write, corrected = str(error).partition("\nWrite: penstock serve ")
+            assert write, line
+            assert "\n" not in corrected, line
+            if isinstance(spelling.flag.advice, Here) or spelling.flag.name in OWN:
+                continue  # the option may need another one, or not take this value
+            written = shlex.split(corrected)
+            read = parse(serve.COMMAND, written)
+            config = resolve(
+                ServeConfig, read.arguments, {}, other_servers=OtherServers(read.foreign, read.rest)
+            ).config
+            assert config.engine == "torch" or "--device" not in written, line
+        assert config.port == 9, line
+        assert config.model == (model or "7")
+
+
+MISTRAL = (
+    "mistralai/M --tokenizer_mode mistral --config_format mistral --load_format mistral"
+    " --tool-call-parser mistral --enable-auto-tool-choice --tensor-parallel-size 2"
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "write"),
+    [
+        (MISTRAL, "mistralai/M --tool-call-parser mistral --engine vllm -- --tokenizer_mode mistral"
+            " --config_format mistral --load_format mistral --tensor-parallel-size 2"),
+        ("--model /m --load-format bitsandbytes --max_model_len 2048", "/m --max_model_len 2048 --engine vllm"
+            " -- --load-format bitsandbytes"),
+        ("m --load-format=gguf", "m --engine vllm -- --load-format gguf"),
+        ("m --engine vllm --max-model-len auto", "m --engine vllm -- --max-model-len auto"),
+        ("m --max-model-len -1 --block-size 512", "m --engine vllm -- --max-model-len -1 --block-size 512"),
+        ("m -tp 8 --enable-expert-parallel", "m --engine vllm -- -tp 8 --enable-expert-parallel"),
+        ("m -tp 8 -ep", "m --engine vllm -- -tp 8 -ep"),
+        ("m -ep -dp 2", "m --enable-expert-parallel --data-parallel-size 2"),
+        ("m -tp 2 -cc.mode=3 -O.x=2 -O3", "m --engine vllm -- -tp 2 -cc.mode 3 -O.x 2 -O 3"),
+        ("m --tool-call-parser xlam --port 1", "m --port 1"),
+        ("m --reasoning_parser cohere_command4 -tp 2", "m --engine vllm -- -tp 2"),
+        ("m --generation-config /d", "m"),
+        ("m --middleware a.b --grpc --port 1", "m --port 1"),
+        ("m --device cuda -q awq", "m --engine vllm -- -q awq"),
+    ],
+)  # fmt: skip
+def test_values_of_vllms_alone_show_the_whole_line(line: str, write: str) -> None:
+    text = refusal(line)
+    assert text.partition("\nWrite: penstock serve ")[2] == write
+    assert served(write).config.model == write.split()[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            "--load-format safetensor",
+            "--load-format: 'safetensor' is not valid, it takes auto, safetensors or",
+        ),
+        ("--tool-call-parser hermess", "--tool-call-parser: 'hermess' is not valid"),
+        ("--enable-expert-parallel", "experts are split over the engines of --data-parallel-size"),
+        ("--max-model-len x", "--max-model-len: 'x' is not valid"),
+    ],
+)
+def test_mistakes_are_told_as_such(line: str, message: str) -> None:
+    assert refusal(line).startswith(message) or message in refusal(line)
+
+
+def test_a_value_of_vllms_alone_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "vllm.yaml"
+    file.write_text("model: m\nload-format: tensorizer\ntensor-parallel-size: 2\n")
+    advice = refusal(f"--config {file}").partition("In the file:\n")[2]
+    assert textwrap.dedent(advice) == (
+        'engine: vllm\nengine-args: ["--load-format", "tensorizer", "--tensor-parallel-size", "2"]'
+    )
+    file.write_text("model: m\nload-format: safetensors\n")
+    assert served(f"--config {file}").config.load_format == "safetensors"
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -30,8 +30,11 @@ def find(token: str) -> Spelling | None:
     if level is not None:
         return Spelling(_flags()["--optimization-level"], value=level[1] or None)
     name, equals, value = token.partition("=")
+    name = name.partition(".")[0]
+    if name == "-O":  # -O.mode=3, of earlier versions
+        name = "--compilation-config"
     if name.startswith("--"):
-        name = name.partition(".")[0].replace("_", "-")
+        name = name.replace("_", "-")
     negated = name not in _flags() and name.startswith("--no-")
     flag = _flags().get(name.replace("--no-", "--", 1) if negated else name)
     if flag is None or (negated and flag.values != "0"):
@@ -55,6 +58,8 @@ def _flags() -> dict[str, KnownFlag]:
         name: KnownFlag("vLLM", name, values, advice=advice)
         for name, (values, advice) in vllm_advice.EARLIER.items()
     }
+    for name, (values, advice) in vllm_advice.LATER.items():
+        flags[name] = KnownFlag("vLLM", name, values, engine=advice is None, advice=advice)
     for name, (values, default, of_engine, others) in FLAGS.items():
         engine = of_engine and name not in vllm_advice.OF_THE_SERVER
         flag = KnownFlag("vLLM", name, values, default, engine, vllm_advice.ADVICE.get(name))

@@ -15,7 +15,8 @@ from penstock.config.introspect import Option
 from penstock.config.origins import Origin
 from penstock.config.other_servers.known_flag import Advice, Here, KnownFlag, Unneeded, Unsupported
 from penstock.config.other_servers.lookup import Spelling, find
-from penstock.config.values import LONGEST_SHOWN
+from penstock.config.other_servers.vllm_values import OF_THE_SERVER, is_vllms
+from penstock.config.values import LONGEST_SHOWN, convert
 
 SECRET = frozenset({"--hf-token"})
 """Flags of other servers whose values no message shows."""
@@ -26,16 +27,21 @@ _NUMBER = re.compile(r"-[0-9.]+")
 
 _COORDINATOR = {"--data-parallel-address": "127.0.0.1", "--data-parallel-rpc-port": "29550"}
 """The two flags that make up --coordinator, with vLLM's defaults."""
+_EXPERTS = "--enable-expert-parallel"
+_OWN_ENGINES = ("--engine", "--device")
+"""Options that a line for vLLM's engine does not keep; earlier versions of vLLM had the second one."""
 
 
 class GivenFlag(msgspec.Struct, frozen=True):
-    """A flag of another server with its values. ``written``: its first token, without a value."""
+    """A flag of another server with its values. ``written``: its first token, without a value. ``shared``: a
+    flag of Penstock's as well, with a value that is vLLM's alone."""
 
     origin: Origin
     written: str
     flag: KnownFlag
     negated: bool = False
     values: tuple[str, ...] = ()
+    shared: bool = False
 
     def __str__(self) -> str:
         """As messages show it: ``--dtype half``, ``serve.yaml:3: dtype half``."""
@@ -60,10 +66,13 @@ class GivenFlag(msgspec.Struct, frozen=True):
         return len(self.values) == 1 and self.values[0] == str(default)
 
 
-def cut(argv: Sequence[str], own: Collection[str]) -> tuple[list[str], list[GivenFlag]]:
-    """``argv`` without flags of other servers, and these; ``own`` are Penstock's flags. A flag takes the
-    tokens after it that are no flags, as many as it has values; nothing after ``--`` is touched. Raises
-    ConfigError for a missing value."""
+def cut(
+    argv: Sequence[str], own: Collection[str], options: Iterable[Option]
+) -> tuple[list[str], list[GivenFlag]]:
+    """``argv`` without flags of other servers, and these; ``own`` are Penstock's flags, of ``options``. A
+    flag takes the tokens after it that are no flags, as many as it has values; nothing after ``--`` is
+    touched. Raises ConfigError for a missing value."""
+    by_flag = {option.flag: option for option in options}
     kept: list[str] = []
     given: list[GivenFlag] = []
     end = argv.index("--") if "--" in argv else len(argv)
@@ -71,8 +80,9 @@ def cut(argv: Sequence[str], own: Collection[str]) -> tuple[list[str], list[Give
     while at < end:
         token, at = argv[at], at + 1
         name = token.partition("=")[0].replace("_", "-")
-        spelling = find(token) if token.startswith("-") and name not in own else None
-        if spelling is None:
+        shared = token.startswith("-") and name in own
+        spelling = find(token) if token.startswith("-") else None
+        if spelling is None or (shared and name not in by_flag):
             kept.append(token)
             continue
         first = at
@@ -80,25 +90,63 @@ def cut(argv: Sequence[str], own: Collection[str]) -> tuple[list[str], list[Give
         if spelling.value is None and not spelling.negated:
             while at < end and at - first < most and (argv[at][:1] != "-" or _NUMBER.fullmatch(argv[at])):
                 at += 1
-        given.append(_given(token, spelling, argv[first:at]))
-    return kept + list(argv[end:]), given
+        values = argv[first:at] if spelling.value is None else [spelling.value]
+        if shared and not _is_vllms_alone(by_flag[name], values):
+            kept.append(token)
+            at = first
+            continue
+        given.append(_given(token, spelling, argv[first:at], shared=shared))
+    return _move_experts(kept, given) + list(argv[end:]), given
 
 
-def _given(token: str, spelling: Spelling, values: Sequence[str]) -> GivenFlag:
+def _is_vllms_alone(option: Option, values: Sequence[str]) -> bool:
+    """Whether the value of an option is one of vLLM's that Penstock does not have."""
+    if len(values) != 1 or not is_vllms(option.flag, values[0]):
+        return False
+    try:
+        convert(option, Origin("command line", option.flag), values[0])
+    except ConfigError:
+        return True
+    return False
+
+
+def _move_experts(kept: list[str], given: list[GivenFlag]) -> list[str]:
+    """``kept`` without --enable-expert-parallel where it is vLLM's: beside its flags, for one engine, which
+    splits the experts over its devices."""
+    names = [token.partition("=")[0].replace("_", "-") for token in kept]
+    alone = not {"--data-parallel-size", "--config"}.intersection(names) and all(
+        each.flag.name != "--data-parallel-size" for each in given
+    )
+    given[:] = [
+        msgspec.structs.replace(each, shared=alone) if each.flag.name == _EXPERTS else each for each in given
+    ]
+    if not (alone and given and _EXPERTS in names):
+        return kept
+    token = kept[names.index(_EXPERTS)]
+    spelling = find(token)
+    assert spelling is not None
+    given.append(_given(token, spelling, (), shared=True))
+    return [each for each, name in zip(kept, names, strict=True) if name != _EXPERTS]
+
+
+def _given(token: str, spelling: Spelling, values: Sequence[str], *, shared: bool) -> GivenFlag:
     written = token.partition("=")[0]
     if spelling.value is not None:
         values = [spelling.value]
-        written = "-O" if written.startswith("-O") else written
+        written = "-O" if written.startswith("-O") and "." not in written else written
     origin = Origin("command line", written)
     if spelling.flag.values == "1" and not values:
         raise ConfigError(f"{written}: expected one argument")
-    return GivenFlag(origin, written, spelling.flag, spelling.negated, tuple(values))
+    return GivenFlag(origin, written, spelling.flag, spelling.negated, tuple(values), shared)
 
 
-def from_file(key: str, origin: Origin, value: str | list[str] | None) -> GivenFlag | None:
-    """The flag of another server that a key of an option file names; None if there is none."""
+def from_file(
+    key: str, origin: Origin, value: str | list[str] | None, option: Option | None = None
+) -> GivenFlag | None:
+    """The flag of another server that a key of an option file names; None if there is none. ``option``:
+    Penstock's of that name."""
     spelling = find(f"--{key}")
-    if spelling is None:
+    if spelling is None or (option and not (isinstance(value, str) and _is_vllms_alone(option, [value]))):
         return None
     negated = spelling.negated
     values = tuple(value) if isinstance(value, list) else () if value is None else (value,)
@@ -107,7 +155,8 @@ def from_file(key: str, origin: Origin, value: str | list[str] | None) -> GivenF
             negated = not negated
         values = ()
     name = key.removeprefix("no-") if spelling.negated else key
-    return GivenFlag(origin, f"--no-{name}" if negated else f"--{name}", spelling.flag, negated, values)
+    written = f"--no-{name}" if negated else f"--{name}"
+    return GivenFlag(origin, written, spelling.flag, negated, values, option is not None)
 
 
 class Review:
@@ -126,6 +175,7 @@ class Review:
         self._model: list[str] = []
         self._coordinator: dict[str, str] = {}
         self._moves = False
+        self._leaves_out = False
         # What vLLM's engine takes, on the command line and in files; of use if one of them must move there.
         self._behind: list[str] = []
         self._keys: list[str] = []
@@ -143,7 +193,8 @@ class Review:
         if self._moves and self._keys:
             text += "\nIn the file:" + ("\n  engine: vllm" if self._engine != "vllm" else "")
             text += f"\n  engine-args: {json.dumps(self._keys)}"
-        if self._renamed or self._coordinator or self._model or (self._moves and self._behind):
+        moves = self._moves and bool(self._behind)
+        if self._renamed or self._coordinator or self._model or moves or self._leaves_out:
             text += f"\nWrite: {self._corrected(program, without_secrets(argv, options))}"
         return ConfigError(text)
 
@@ -153,7 +204,7 @@ class Review:
         if self._moves:
             behind = [*behind, *self._behind]
             if self._engine != "vllm":
-                before = [*_without_engine(before), "--engine", "vllm"]
+                before = [*_for_any_engine(before), "--engine", "vllm"]
         line = [*program.split(), *self._model, *before, *self._renamed]
         if self._coordinator:
             host, port = (self._coordinator.get(name, default) for name, default in _COORDINATOR.items())
@@ -162,10 +213,12 @@ class Review:
 
     def _judge(self, each: GivenFlag) -> None:
         flag = each.flag
-        advice = Here(flag.name) if flag.name in self._own else flag.advice
+        advice = Here(flag.name) if flag.name in self._own and not each.shared else flag.advice
         unneeded = isinstance(advice, Unneeded) and not (each.negated and flag.default is None)
         if isinstance(advice, Here):
             self._rename(each, advice)
+        elif each.shared and flag.name in OF_THE_SERVER:
+            self._leave_out(each, f": {OF_THE_SERVER[flag.name][1]}")
         elif each.is_default:
             self.notes.append(f"note: {each} has no effect: it is {flag.server}'s default")
         elif flag.engine:
@@ -174,7 +227,11 @@ class Review:
         elif unneeded:
             self.notes.append(f"note: {each} has no effect: {_why(advice)}")
         else:
-            self.problems.append(f"{each}: {flag.server}'s, not supported{_reason(advice)}")
+            self._leave_out(each, _reason(advice))
+
+    def _leave_out(self, each: GivenFlag, reason: str) -> None:
+        self._leaves_out = self._leaves_out or each.origin.source != "file"
+        self.problems.append(f"{each}: {each.flag.server}'s, not supported{reason}")
 
     def _rename(self, each: GivenFlag, here: Here) -> None:
         if self._attached and each.flag.name in _COORDINATOR:
@@ -197,18 +254,19 @@ class Review:
         self._moves = True
         problem = f"{each}: an option of vLLM's engine, it goes behind --"
         if self._engine != "vllm":
-            problem += f" with --engine vllm; the {self._engine} engine has none like it{_reason(advice)}"
+            lacks = "does not take this value" if each.shared and each.values else "has none like it"
+            problem += f" with --engine vllm; the {self._engine} engine {lacks}{_reason(advice)}"
         self.problems.append(problem)
 
 
-def _without_engine(argv: Sequence[str]) -> list[str]:
-    """``argv`` without ``--engine``."""
+def _for_any_engine(argv: Sequence[str]) -> list[str]:
+    """``argv`` without the options of Penstock's own engines."""
     kept: list[str] = []
     after = False
     for token in argv:
-        if not after and token.partition("=")[0] != "--engine":
+        if not after and token.partition("=")[0] not in _OWN_ENGINES:
             kept.append(token)
-        after = token == "--engine"
+        after = token in _OWN_ENGINES
     return kept
 
 

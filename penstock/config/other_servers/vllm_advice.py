@@ -18,6 +18,7 @@ _SPECULATIVE = (
     "for vLLM's methods ngram, suffix and draft_model it has --speculative-method ngram, suffix and draft, "
     "with --speculative-tokens and --draft-model; other methods are vLLM's alone"
 )
+_NO_MORE = "it is of earlier versions"
 _NO_CODE = "Penstock's server runs no code of its operator's; put a proxy in front"
 
 ADVICE: dict[str, Advice] = {
@@ -148,7 +149,43 @@ EARLIER: dict[str, tuple[str, Advice]] = {
     "--enable-lora-bias": ("0", Unsupported("adapters have no biases")),
     "--long-lora-scaling-factors": ("+", Unsupported("adapters do not change the context length")),
     "--num-lookahead-slots": ("1", Unsupported("the scheduler reserves what drafts need")),
+    "--override-pooler-config": ("1", Unsupported(_GENERATES)),
+    "--qlora-adapter-name-or-path": ("1", Unsupported("adapters are those of --lora-modules")),
+    "--enable-prompt-adapter": ("0", Unsupported("there are no prompt adapters")),
+    "--prompt-adapters": ("+", Unsupported("there are no prompt adapters")),
+    "--max-prompt-adapters": ("1", Unsupported("there are no prompt adapters")),
+    "--max-prompt-adapter-token": ("1", Unsupported("there are no prompt adapters")),
+    "--ngram-prompt-lookup-max": ("1", Unsupported(_SPECULATIVE)),
+    "--ngram-prompt-lookup-min": ("1", Unsupported(_SPECULATIVE)),
+    "--speculative-max-model-len": ("1", Unsupported(_SPECULATIVE)),
+    "--speculative-draft-tensor-parallel-size": ("1", Unsupported(_SPECULATIVE)),
+    "--speculative-disable-by-batch-size": ("1", Unsupported(_SPECULATIVE)),
+    "--speculative-disable-mqa-scorer": ("0", Unsupported(_SPECULATIVE)),
+    "--speculative-model-quantization": ("1", Unsupported(_SPECULATIVE)),
+    "--spec-decoding-acceptance-method": ("1", Unsupported(_SPECULATIVE)),
+    "--scheduler-delay-factor": ("1", Unneeded(_NO_MORE)),
+    "--max-num-partial-prefills": ("1", Unneeded(_NO_MORE)),
+    "--max-long-partial-prefills": ("1", Unneeded(_NO_MORE)),
+    "--max-paddings": ("1", Unneeded(_NO_MORE)),
+    "--tokenizer-pool-size": ("1", Unneeded(_NO_MORE)),
+    "--tokenizer-pool-type": ("1", Unneeded(_NO_MORE)),
+    "--tokenizer-pool-extra-config": ("1", Unneeded(_NO_MORE)),
+    "--disable-logprobs-during-spec-decoding": ("0", Unneeded(_NO_MORE)),
+    "--disable-mm-preprocessor-cache": ("0", Unneeded(_NO_MORE)),
+    "--calculate-kv-scales": ("0", Unneeded(_NO_MORE)),
+    "--quantization-param-path": ("1", Unneeded(_NO_MORE)),
+    "--full-cuda-graph": ("0", Unneeded(_NO_MORE)),
+    "--num-redundant-experts": ("1", Unneeded(_NO_MORE)),
+    "--logits-processor-pattern": ("1", Unsupported(_NO_CODE)),
     "--speculative-model": ("1", Unsupported(_SPECULATIVE)),
     "--num-speculative-tokens": ("1", Unsupported(_SPECULATIVE)),
 }
 """Flags of earlier versions that old command lines still have: number of values, and advice."""
+
+LATER: dict[str, tuple[str, Advice | None]] = {
+    "--monokernel": ("0", None),
+    "--sleep-mode-backend": ("1", None),
+    "--watchdog-config": ("1", None),
+    "--reasoning-effort-map": ("1", Unsupported("set the values in a copy of the chat template")),
+}
+"""The same for flags of later versions; without advice they are the engine's."""

@@ -1,8 +1,9 @@
-"""Values of vLLM's that an option of the same name calls otherwise."""
+"""Values of vLLM's for options of the same name: those with another name here, and those of its alone."""
 
 from __future__ import annotations
 
 import json
+import re
 
 VALUES: dict[tuple[str, str], str] = {
     ("--dtype", "half"): "float16",
@@ -21,6 +22,39 @@ VALUES: dict[tuple[str, str], str] = {
 
 JSON_LISTS = frozenset({"--allowed-origins", "--allowed-methods", "--allowed-headers"})
 """Options whose list vLLM takes as one JSON text."""
+
+OF_THE_ENGINE = {
+    "--load-format": (
+        "hf|pt|npcache|tensorizer|runai_streamer|runai_streamer_sharded|sharded_state|fastsafetensors|instanttensor"
+        "|ipc_cache|modelexpress|bitsandbytes|gguf|mistral"
+    ),
+    "--max-model-len": "auto|-1",
+    "--block-size": "[0-9]+",
+}
+"""Patterns of values that vLLM's engine has and Penstock's engines have not, by flag."""
+
+_FORMAT = "the format follows from the chat template, or is one that {} takes"
+OF_THE_SERVER = {
+    "--generation-config": (".+", "put its generation_config.json beside the model"),
+    "--tool-call-parser": (
+        "apertus|beam|cohere_command[34]|deepseek_v3[12]?|deepseek_v41?|dots|functiongemma|gemma4|gigachat3|hf|hy_v[34]"
+        "|inkling|internlm|jamba|k2_horizon|kimi_k3|ling3|minicpm5|minimax|minimax_m[123]|muse|muse_glimmer"
+        "|musespark1x|plamo3|poolside_v1|qwen3_json|step5|xlam",
+        _FORMAT.format("--tool-call-parser"),
+    ),
+    "--reasoning-parser": (
+        "beam|cohere_command[34]|deepseek_v41?|gemma4|granite_thinking_parser|hf|hy_v[34]|inkling|k2_horizon|kimi_k3"
+        "|ling3|minicpmv|minimax_m2_append_think|minimax_m3|muse|muse_glimmer|musespark1x|plamo3|poolside_v1|step5",
+        _FORMAT.format("--reasoning-parser"),
+    ),
+}
+"""Patterns of values that only vLLM's server has, and what to do instead, by flag."""
+
+
+def is_vllms(flag: str, value: str) -> bool:
+    """Whether a value that Penstock's option of the same name does not take is one of vLLM's."""
+    pattern = OF_THE_ENGINE.get(flag) or OF_THE_SERVER.get(flag, ("",))[0]
+    return bool(pattern) and re.fullmatch(pattern, value) is not None
 
 
 def translated(flag: str, given: str | list[str] | None) -> str | list[str] | None:
