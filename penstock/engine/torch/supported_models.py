@@ -63,12 +63,15 @@ def check_supported(model_dir: Path, *, with_experts: bool = False) -> None:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: {error}") from None
     if not isinstance(described, dict) or "model_type" not in described:
-        raise ConfigError(f"{path}: states no model_type")
+        raise ConfigError(
+            f"{path}: states no model_type, as the config.json of a Hugging Face model does; "
+            "if vLLM reads this model, take --engine vllm"
+        )
     kind = described["model_type"]
     if kind not in SUPPORTED_MODELS:
         raise ConfigError(
             f"{path}: model_type {kind!r} is not supported by the torch engine; it runs "
-            + ", ".join(SUPPORTED_MODELS)
+            f"{', '.join(SUPPORTED_MODELS)}; for a model that vLLM has, take --engine vllm"
         )
     if quantization := described.get("quantization_config"):
         method = quantization.get("quant_method") if isinstance(quantization, dict) else None

@@ -16,6 +16,7 @@ from penstock.distribution import pip_install
 from penstock.engine.torch.supported_models import check_supported
 from penstock.generation.model_aliases import check_aliases
 from penstock.supervisor.startup.model_download import download_model
+from penstock.supervisor.startup.other_formats import other_format
 from penstock.supervisor.startup.tokenizer_conversion import ensure_tokenizer_json
 from penstock.wire.messages import Adapter
 
@@ -150,6 +151,8 @@ def _draft_directory(config: ServeConfig) -> Path:
 
 def _local_directory(option: str, name: str) -> Path | None:
     """The directory ``name``, absolute; None: it is a hub id. Raises ConfigError when it is neither."""
+    if instead := other_format(name):
+        raise ConfigError(f"{option} {name}: {instead}")
     path = Path(name).expanduser()
     if path.is_dir():
         return path.absolute()
@@ -163,6 +166,8 @@ def _local_directory(option: str, name: str) -> Path | None:
 def _tokenizer_directory(config: ServeConfig, model_dir: Path, run_dir: str) -> Path:
     if config.tokenizer is None:
         return ensure_tokenizer_json(model_dir, run_dir)
+    if instead := other_format(config.tokenizer):
+        raise ConfigError(f"--tokenizer {config.tokenizer}: {instead}")
     path = Path(config.tokenizer).expanduser().absolute()
     if not path.is_dir():
         raise ConfigError(f"--tokenizer {config.tokenizer}: no such directory")

@@ -129,7 +129,9 @@ def test_an_architecture_that_the_torch_engine_lacks_is_refused_before_anything_
     directory: Path,
 ) -> None:
     (directory / "config.json").write_text('{"model_type": "mamba"}')
-    with pytest.raises(ConfigError, match="'mamba' is not supported by the torch engine; it runs bloom"):
+    with pytest.raises(
+        ConfigError, match=r"'mamba' is not supported by the torch engine; it runs bloom.* --engine vllm"
+    ):
         resolve_model(ServeConfig(model=str(directory)), "/run")
     assert resolve_model(ServeConfig(model=str(directory), engine="synthetic"), "/run")
 
@@ -155,3 +157,59 @@ def test_a_hub_id_is_downloaded_with_weights_when_they_are_used(
     assert asked == [("acme/tiny-1.5", "v2", weights)]
     assert found.served_names == ["acme/tiny-1.5"]
     assert found.model_dir == str(directory)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "unsloth/Qwen3-0.6B-GGUF:Q4_K_M",
+            "owner/name-gguf",
+            "owner/name_GGUF:latest",
+            "owner/name:UD-IQ2_XXS",
+        ),
+        *("hf.co/owner/name:Q8_0", "owner/name:BF16", "owner/name/model-Q8_0.gguf", "/no/such/model.GGUF"),
+        *("https://huggingface.co/owner/name-GGUF/resolve/main/model.gguf", "~/m-00001-of-00003.gguf"),
+        *("{files}/model-Q4_K_M.gguf", "{files}/blob", "{files}", "{files}/"),
+    ],
+)
+@pytest.mark.parametrize("engine", ["torch", "vllm", "synthetic"])
+@pytest.mark.usefixtures("importable")
+def test_gguf_is_told_by_its_name(
+    name: str, engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_resolution, "_check_software", lambda config: None)
+    (tmp_path / "model-Q4_K_M.gguf").write_bytes(b"GGUF\3")
+    (tmp_path / "blob").write_bytes(b"GGUF\3")
+    with pytest.raises(ConfigError, match=r": it is of GGUF, .* with safetensors"):
+        resolve_model(ServeConfig(model=name.format(files=tmp_path), engine=engine), "/run")
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("llama3:8b", "give llama3, and a branch"),
+        ("owner/name:main", "give owner/name, and a branch or a commit with --revision"),
+        ("https://huggingface.co/owner/name", "the model's hub id is owner/name"),
+        ("hf.co/owner/name/tree/main", "the model's hub id is owner/name"),
+    ],
+)
+@pytest.mark.usefixtures("importable")
+def test_names_that_other_programs_take(name: str, instead: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve_model(ServeConfig(model=name), "/run")
+    assert instead in str(caught.value)
+
+
+@pytest.mark.usefixtures("importable")
+def test_a_directory_of_another_kind(directory: Path, tmp_path: Path) -> None:
+    (directory / "model.safetensors").touch()
+    (directory / "extra.gguf").write_bytes(b"GGUF")
+    assert resolve_model(ServeConfig(model=str(directory)), "/run").model_dir == str(directory)
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="is a LoRA adapter: give its base model"):
+        resolve_model(ServeConfig(model=str(adapter)), "/run")
+    with pytest.raises(ConfigError, match=r"--tokenizer .*: it is of GGUF"):
+        resolve_model(ServeConfig(model=str(directory), tokenizer="a/b.gguf"), "/run")
