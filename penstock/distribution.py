@@ -1,7 +1,7 @@
 """The distribution that holds this package.
 
-The command and the import package are called penstock; on PyPI that is another project. Every message that
-tells to install something gets the name here.
+The command and the import package are called penstock; on PyPI that name is another project's. Every message
+that tells to install something gets its command here.
 """
 
 from __future__ import annotations
@@ -11,6 +11,14 @@ DISTRIBUTION = "penstock-llm"
 instead of installed has none, and its error messages are as much in need of the right name."""
 
 
+PUBLISHED = False
+"""Whether PyPI has it. Until then a clone of the repository is what is installed, and no page or message says
+otherwise; a test holds this."""
+
+
 def pip_install(*extras: str) -> str:
     """The command that installs this distribution with ``extras``."""
-    return f'pip install "{DISTRIBUTION}[{",".join(extras)}]"'
+    listed = ",".join(extras)
+    if PUBLISHED:
+        return f'pip install "{DISTRIBUTION}[{listed}]"'
+    return f'.venv/bin/pip install ".[{listed}]" in a clone of Penstock'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -20,3 +21,52 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_the_architecture_fits_on_a_page() -> None:
     assert len((ROOT / "docs" / "architecture.md").read_text().splitlines()) <= 90
+
+
+PINS = "".join((ROOT / f"requirements-clients{name}.txt").read_text() for name in ("", "-openai2"))
+PACKAGES: dict[str, str] = {
+    name: version
+    for kind in ("clients/node", "agents")
+    for name, version in json.loads((ROOT / "tests" / kind / "package.json").read_text())[
+        "dependencies"
+    ].items()
+}
+CLIENTS = {
+    "openai (Python)": "openai",
+    "LangChain (`langchain-openai`)": "langchain-openai",
+    "LiteLLM": "litellm",
+    "pydantic-ai": "pydantic-ai-slim",
+    "OpenAI Agents SDK": "openai-agents",
+    "instructor": "instructor",
+    "llama-index": "llama-index-core",
+    "DSPy": "dspy",
+    "`llm`": "llm",
+    "AI SDK (`ai`, Node)": "node: ai",
+    "openai (Node)": "node: openai",
+    "[Codex](#codex)": "node: @openai/codex",
+    "[Claude Code](#claude-code)": "node: @anthropic-ai/claude-code",
+    "[openai](#openai)": "openai",
+    "[anthropic](#anthropic)": "anthropic",
+    "[OpenAI Agents SDK](#openai-agents-sdk)": "openai-agents",
+    "[LangChain](#langchain)": "langchain-openai",
+    "[pydantic-ai](#pydantic-ai)": "pydantic-ai-slim",
+    "[LiteLLM](#litellm)": "litellm",
+    "[AI SDK](#ai-sdk)": "node: ai",
+}
+"""The packages of the clients in the tables of versions."""
+
+
+@pytest.mark.parametrize("page", ["compatibility", "agents"])
+def test_versions_of_clients_are_those_that_are_tested(page: str) -> None:
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    rows = re.findall(r"^\| ([^|]+) \| (?:[a-z-]+ )?([0-9][0-9., ]*) \|", text, re.MULTILINE)
+    rows = [(client, versions) for client, versions in rows if client in CLIENTS]
+    assert len(rows) > 8
+    for client, versions in rows:
+        package = CLIENTS[client]
+        if package.startswith("node: "):
+            pinned = {PACKAGES[package.removeprefix("node: ")]}
+        else:
+            pinned = set(re.findall(rf"^{package}==([0-9.]+)", PINS, re.MULTILINE))
+        for version in versions.split(", "):
+            assert any(f"{pin}.".startswith(f"{version}.") for pin in pinned), (client, version, pinned)

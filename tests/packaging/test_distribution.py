@@ -12,8 +12,8 @@ from zipfile import ZipFile
 
 import pytest
 
-from penstock import __version__
-from penstock.distribution import DISTRIBUTION, pip_install
+from penstock import __version__, distribution
+from penstock.distribution import DISTRIBUTION, PUBLISHED, pip_install
 from tests.packaging.conftest import ROOT, Built
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -32,7 +32,10 @@ def written() -> list[Path]:
     return [
         path
         for path in (*ROOT.glob("[!.]*"), *inside)
-        if path.is_file() and path.suffix in WRITTEN and path.stat().st_size < 1_000_000
+        if path.is_file()
+        and path.suffix in WRITTEN
+        and "node_modules" not in path.parts
+        and path.stat().st_size < 1_000_000
     ]
 
 
@@ -42,9 +45,26 @@ def metadata(wheel: Path) -> Message:
         return Parser().parsestr(archive.read(name).decode())
 
 
-def test_one_name() -> None:
+def test_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert PROJECT["name"] == DISTRIBUTION != "penstock"
+    monkeypatch.setattr(distribution, "PUBLISHED", True)
     assert pip_install("torch", "otel") == f'pip install "{DISTRIBUTION}[torch,otel]"'
+    monkeypatch.setattr(distribution, "PUBLISHED", False)
+    assert pip_install("torch") == '.venv/bin/pip install ".[torch]" in a clone of Penstock'
+
+
+@pytest.mark.skipif(PUBLISHED, reason="it is on PyPI")
+def test_nothing_tells_to_install_what_is_not_published() -> None:
+    told = re.compile(
+        rf"(pip3? install|uv add)\b.*{DISTRIBUTION}|{DISTRIBUTION}\[|pypi\.org/project/penstock"
+    )
+    own = (Path(__file__), ROOT / "penstock" / "distribution.py")
+    wrong = [
+        f"{path.relative_to(ROOT)}: {found.group()}"
+        for path in written()
+        if path not in own and (found := told.search(path.read_text(errors="replace")))
+    ]
+    assert not wrong
 
 
 @pytest.mark.parametrize(
@@ -79,7 +99,6 @@ def test_the_metadata_of_the_wheel(built: Built) -> None:
     assert found["Requires-Python"] == ">=3.11"
     classifiers = found.get_all("Classifier", [])
     assert {f"Programming Language :: Python :: 3.{minor}" for minor in range(11, 15)} <= {*classifiers}
-    assert found.get_all("Project-URL")
     assert found["License-Expression"] == "Apache-2.0"
     assert {*found.get_all("Provides-Extra", [])} == PROJECT["optional-dependencies"].keys()
     assert built.wheel.name == f"{DISTRIBUTION.replace('-', '_')}-{__version__}-py3-none-any.whl"

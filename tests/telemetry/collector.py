@@ -13,7 +13,7 @@ import pytest
 
 from tests.gateway.processes import eventually
 
-otel = pytest.mark.skipif(find_spec("opentelemetry") is None, reason="needs penstock-llm[otel]")
+otel = pytest.mark.skipif(find_spec("opentelemetry") is None, reason="needs the extra otel")
 
 
 class Collector:

@@ -218,8 +218,8 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     ] = None
     user: Annotated[str | None, about("Not used: your end user.")] = None
     safety_identifier: Annotated[str | None, about("Not used: your end user.")] = None
-    store: Annotated[bool | None, about("Not used: replies are never stored.")] = None
-    metadata: Annotated[JsonObject | None, about("Not used: replies are never stored.")] = None
+    store: Annotated[bool | None, about("Not used: these replies are not stored.")] = None
+    metadata: Annotated[JsonObject | None, about("Not used: these replies are not stored.")] = None
     service_tier: Annotated[
         str | None, about("Not used: the reply's service_tier is default if the request has one.")
     ] = None

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-pytest.importorskip("kubernetes", reason="pip install penstock-llm[kubernetes]")
+pytest.importorskip("kubernetes", reason="needs the extra kubernetes")
 
 from penstock.config.errors import ConfigError
 from penstock.config.gateway import GatewayConfig

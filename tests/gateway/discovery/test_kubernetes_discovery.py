@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("kubernetes", reason="pip install penstock-llm[kubernetes]")
+pytest.importorskip("kubernetes", reason="needs the extra kubernetes")
 
 from kubernetes.aio.config import incluster_config
 

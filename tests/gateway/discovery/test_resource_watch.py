@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("kubernetes", reason="pip install penstock-llm[kubernetes]")
+pytest.importorskip("kubernetes", reason="needs the extra kubernetes")
 
 import aiohttp
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from penstock.distribution import pip_install
 from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.responses.request_record import FailedAttempt, RequestRecord
 from penstock.gateway.responses.response_observer import Observation
@@ -233,4 +234,4 @@ def test_without_the_libraries_the_error_names_the_extra() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=WAIT_S)
     assert done.returncode != 0
-    assert 'pip install "penstock-llm[otel]"' in done.stderr
+    assert pip_install("otel") in done.stderr

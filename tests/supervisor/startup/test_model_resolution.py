@@ -9,6 +9,7 @@ import pytest
 
 from penstock.config.errors import ConfigError
 from penstock.config.serve import ServeConfig
+from penstock.distribution import pip_install
 from penstock.supervisor.startup import model_resolution
 from penstock.supervisor.startup.model_resolution import DEMO_NAME, resolve_model
 
@@ -86,7 +87,7 @@ def test_torch_that_is_not_installed(directory: Path, importable: set[str], abse
     with pytest.raises(ConfigError) as caught:
         resolve_model(ServeConfig(model=str(directory)), "/run")
     assert f"--engine torch: {absent} cannot be imported" in str(caught.value)
-    assert 'pip install "penstock-llm[torch]"' in str(caught.value)
+    assert f"run {pip_install('torch')}, or" in str(caught.value)
     assert "--engine synthetic" in str(caught.value)
     # The synthetic engine does without.
     assert resolve_model(ServeConfig(model=str(directory), engine="synthetic"), "/run").served_names
