@@ -28,6 +28,7 @@ _INPUT_SCHEMA: dict[str, Any] = {
     "required": [CUSTOM_INPUT],
     "additionalProperties": False,
 }
+_FORCED = JsonCalls(key="parameters")
 MAX_MARKER = 64
 """Characters at a prompt's end that may be a marker of reasoning and white space."""
 _RULES = r"""
@@ -92,7 +93,7 @@ def forced_grammar(tools: Sequence[CalledTool], *, named: bool, one_call: bool) 
     builder = _Builder(TokenIds({}, (), ()))
     if named:
         return builder.whole(f"start: {_arguments(tools[0], builder)}")
-    calls = _one_of([_json_call("parameters", tool, builder) for tool in tools])
+    calls = _one_of([_json_call(_FORCED, tool, builder) for tool in tools])
     more = "" if one_call else ' ("," " "? call)*'
     return builder.whole(f'start: "[" call{more} "]"\ncall: {calls}')
 
@@ -197,7 +198,7 @@ def _one_of(options: Sequence[str]) -> str:
 def _body(section: Section, tools: Sequence[CalledTool], builder: _Builder) -> str:
     """What follows the opening of a section, to its end."""
     if isinstance(section, JsonCalls):
-        calls = _one_of([_json_call(section.key, tool, builder) for tool in tools])
+        calls = _one_of([_json_call(section, tool, builder) for tool in tools])
         if section.listed:
             builder._rules.append(f"call: {calls}")
             calls = '"[" call ("," " "? call)* "]"'
@@ -221,9 +222,13 @@ def _arguments(tool: CalledTool, builder: _Builder) -> str:
     return f"%json {json.dumps(schema)}"
 
 
-def _json_call(key: str, tool: CalledTool, builder: _Builder) -> str:
+def _json_call(section: JsonCalls, tool: CalledTool, builder: _Builder) -> str:
+    def key(text: str) -> str:
+        return f'{_quoted(json.dumps(text) + ":")} " "?'
+
+    id = f'({key(section.id)} "\\"" /[0-9]{{1,6}}/ "\\"," " "?)? ' if section.id else ""
     name = _quoted(json.dumps(tool.name, ensure_ascii=False) + ",")
-    start = f'"{{\\"name\\":" " "? {name} " "? {_quoted(json.dumps(key) + ":")} " "?'
+    start = f'"{{" {id}{key(section.name)} {name} " "? {key(section.key)}'
     return f'{start} {_arguments(tool, builder)} "}}"'
 
 
@@ -266,7 +271,7 @@ def _xml_parameter(
     section: XmlCalls, tool: CalledTool, schema: dict[str, Any], key: str, value: Any, builder: _Builder
 ) -> str:
     type = Parameters({"": schema}).type_of("", key)
-    said = section.other if type is ValueType.JSON else section.string
+    said = section.string if type.is_text else section.other
     name = f"{section.quote}{key}{section.quote}{said}"
     start = builder.text(section.parameter + name + section.parameter_end)
     if section.value:
@@ -275,7 +280,7 @@ def _xml_parameter(
     end = builder.text(section.value_end)
     if tool.input is not None and tool.input.syntax != "text":
         return f"{start}{line}{builder.input(tool, escaped=False)}{line}{end}"
-    if type is ValueType.JSON and isinstance(value, dict) and value:
+    if not type.is_text and isinstance(value, dict) and value:
         options = {name: schema[name] for name in ("$defs", "definitions", "x-guidance") if name in schema}
         return f"{start}{line}%json {json.dumps({**value, **options})}{line}{end}"
     texts = value.get("enum") if isinstance(value, dict) else None

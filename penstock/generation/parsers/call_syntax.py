@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 
 import msgspec
 
-from penstock.generation.parsers.literals import read_json_object, read_python
+from penstock.generation.parsers.literals import MAX_DEPTH, closed, read_json_object, read_key, read_python
 from penstock.generation.parsers.reader import MAX_NAME, EndOfOutput, NotACall, Reader, Steps
 from penstock.generation.parsers.scanner import CallScanner
-from penstock.generation.parsers.value_types import Parameters, ValueType, ValueWriter
+from penstock.generation.parsers.value_types import Parameters, Schema, ValueType, ValueWriter
 
 SEPARATORS = ",;"
 """What may stand between calls, besides white space."""
-SPECIAL = re.compile(r"｜DSML｜|<[|｜][^>]*[|｜]>|\[[A-Z_]+\]|</?[\w:]+>")
+SPECIAL = re.compile(r"｜DSML｜|\]<\]minimax\[>\[|<[|｜][^>]*[|｜]>|\[[A-Z_]+\]|</?[\w:]+>|<\|\w+>|<\w+\|>")
 """Texts that may be tokens."""
 
 
@@ -27,6 +28,8 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
 
     opens: tuple[str, ...] = ()
     """Texts that open it. None: an output that does not begin with a call is all content."""
+    begun: bool = False
+    """Whether the prompt has opened the first one. Its name must be one of a function then."""
     close: str = ""
     """Text that closes it, if the model writes one."""
     optional: str = ""
@@ -43,10 +46,10 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
         return "".join(sorted({each[0] for each in self.opens}))
 
     def texts(self) -> list[str]:
-        """All texts of the format."""
+        """All texts of the format, but for JSON's keys."""
         fields = [getattr(self, name) for name in self.__struct_fields__]
         listed = [each for field in fields for each in (field if isinstance(field, tuple) else (field,))]
-        return [text for text in listed if isinstance(text, str) and text]
+        return [text for text in listed if isinstance(text, str) and text and not text.isidentifier()]
 
     def markers(self) -> tuple[str, ...]:
         """Those that may be special tokens."""
@@ -60,6 +63,9 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
 class JsonCalls(Section, frozen=True, kw_only=True):
     """``{"name": …, "arguments": {…}}``, one or several, or a list."""
 
+    name: str = "name"
+    id: str = ""
+    """Key of an id before the name."""
     key: str = "arguments"
     """Under which the model writes the arguments; others are read, too."""
     listed: bool = False
@@ -71,7 +77,8 @@ class JsonCalls(Section, frozen=True, kw_only=True):
             reader.skip(1)
         while True:
             yield from reader.space()
-            yield from _json_call(reader, bare=not self.opens)
+            bare = not self.opens
+            yield from _json_call(reader, parameters if bare and not reader.calls else None, bare=bare)
             while (char := (yield from reader.space())) != "{":
                 if char == "]" and listed:
                     listed = False
@@ -84,8 +91,9 @@ class JsonCalls(Section, frozen=True, kw_only=True):
                     raise NotACall
 
 
-def _json_call(reader: Reader, *, bare: bool) -> Steps[None]:
-    """Read one object. ``bare``: only its fields show that it is a call, so it must have arguments."""
+def _json_call(reader: Reader, parameters: Parameters | None, *, bare: bool) -> Steps[None]:
+    """Read one object. ``parameters``: of the functions of which it must call one. ``bare``: only its fields
+    show that it is a call, so it must have arguments."""
     scanner = CallScanner()
     while True:
         started = scanner.started
@@ -94,6 +102,8 @@ def _json_call(reader: Reader, *, bare: bool) -> Steps[None]:
         if scanner.done and scanner.name is not None and not scanner.started and not bare:
             started, arguments = False, "{}"
         elif (scanner.done or scanner.broken) and not scanner.started:
+            raise NotACall
+        if parameters and scanner.name is not None and not parameters.has(scanner.name):
             raise NotACall
         if not started and (scanner.started or arguments):
             assert scanner.name is not None
@@ -131,7 +141,8 @@ class TaggedCalls(Section, frozen=True, kw_only=True):
             yield from JsonCalls(opens=self.opens, close=self.close).read(reader, parameters)
             return
         while True:
-            yield from reader.space()
+            while (yield from reader.space()) in SEPARATORS:
+                reader.skip(1)
             if self.call and (yield from self._closed(reader)):
                 return
             yield from reader.expect(self.call)
@@ -143,7 +154,8 @@ class TaggedCalls(Section, frozen=True, kw_only=True):
         yield from reader.space()
         name, id = yield from self._name(reader, parameters)
         if name == self.content:
-            yield from reader.closing(self.before)
+            yield from reader.either("\n")
+            reader.settle()
             return
         marked = False
         for mark in (self.id, self.before, self.fence[0]):
@@ -164,7 +176,7 @@ class TaggedCalls(Section, frozen=True, kw_only=True):
         """The name and the model's id."""
         if not self.prefix:
             name = yield from reader.name()
-            if not self.opens and not parameters.has(name):
+            if self.begun and name != self.content and not parameters.has(name):
                 raise NotACall
             return name, None
         id = yield from reader.name()
@@ -309,8 +321,78 @@ class XmlCalls(Section, frozen=True, kw_only=True):
         writer.end()
 
 
+class ElementCalls(Section, frozen=True, kw_only=True):
+    """XML with a mark before each tag, whose parameters are elements named as they are. Elements within them
+    are the fields of an object, or the items of an array if the schema says so."""
+
+    mark: str
+    item: str
+    """The name of an array's items, where no schema tells that it is one."""
+
+    def read(self, reader: Reader, parameters: Parameters) -> Steps[None]:
+        while True:
+            yield from reader.space()
+            if (yield from self._closed(reader)):
+                return
+            yield from reader.expect(self.call)
+            name, _ = _tag((yield from reader.line(">")))
+            reader.start_call(name)
+            yield from self._elements(reader, parameters.schema(name), array=False, depth=0)
+            reader.begin()
+
+    def _elements(
+        self, reader: Reader, schema: Schema, *, array: bool, depth: int, first: str = ""
+    ) -> Steps[None]:
+        """Read elements up to the tag that closes them. ``first``: the name of the first one, whose tag was
+        read."""
+        emit, separator = reader.arguments, ""
+        if depth > MAX_DEPTH:
+            emit("null")
+            raise NotACall
+        emit("[" if array else "{")
+        with closed(reader, emit, "]" if array else "}"):
+            while True:
+                name = first or (yield from self._next(reader))
+                if name.startswith("/"):
+                    return
+                first = ""
+                emit(separator if array else f"{separator}{json.dumps(name, ensure_ascii=False)}: ")
+                separator = ", "
+                yield from self._element(reader, name, schema.item() if array else schema.field(name), depth)
+
+    def _next(self, reader: Reader, emit: Callable[[str], object] = len) -> Steps[str]:
+        """The name in the next tag; what precedes it is emitted."""
+        yield from reader.until(self.mark + "<", emit=emit)
+        return (yield from reader.line(">")).strip()
+
+    def _element(self, reader: Reader, name: str, schema: Schema, depth: int) -> Steps[None]:
+        """Read the value of an element, and the tag that closes it."""
+        writer = ValueWriter(schema.type(), reader.arguments)
+        try:
+            if schema.type() is ValueType.STRING:
+                yield from reader.until(f"{self.mark}</{name}>", emit=writer.add)
+                tag = "/"
+            else:
+                tag = yield from self._next(reader, writer.add)
+        except (EndOfOutput, NotACall):
+            writer.cut() if reader.cut else writer.end()
+            raise
+        if not tag.startswith("/"):
+            array = schema.holds("array") or (not schema.known and tag == self.item)
+            yield from self._elements(reader, schema, array=array, depth=depth + 1, first=tag)
+        elif writer.empty and (schema.holds("array") or schema.holds("object")):
+            reader.arguments("[]" if schema.holds("array") else "{}")
+        else:
+            writer.end()
+
+
 class PythonCalls(Section, frozen=True, kw_only=True):
-    """``[f(a=1, b="x"), g()]``, or one call per line."""
+    """``[f(a=1, b="x"), g()]``, or one call per line; or ``call:f{a:1,b:QUOTExQUOTE}``."""
+
+    before: tuple[str, ...] = ()
+    """Texts of which one may precede each call."""
+    quote: str = ""
+    """Delimits strings, in which nothing is escaped. The arguments are in braces then."""
 
     def read(self, reader: Reader, parameters: Parameters) -> Steps[None]:
         listed = (yield from reader.space()) == "["
@@ -330,27 +412,46 @@ class PythonCalls(Section, frozen=True, kw_only=True):
             elif (yield from self._closed(reader)):
                 return
             else:
-                yield from self._call(reader)
+                yield from self._call(reader, parameters)
 
-    def _call(self, reader: Reader) -> Steps[None]:
+    def _call(self, reader: Reader, parameters: Parameters) -> Steps[None]:
+        yield from reader.either(*self.before)
         name = yield from reader.name()
-        yield from reader.expect("(")
+        if not self.opens and not reader.calls and not parameters.has(name):
+            raise NotACall
+        end = ")" if (yield from reader.either("(", "{" if self.quote else "")) == "(" else "}"
+        if end == "}" and not self.quote:
+            raise NotACall
         opening = "{"
-        while (yield from reader.space()) != ")":
-            if opening != "{":
-                yield from reader.expect(",")
-                if (yield from reader.space()) == ")":
-                    break
-            key = yield from reader.name()
-            yield from reader.space()
-            yield from reader.expect("=")
-            if opening == "{":
-                reader.start_call(name)
-            reader.arguments(f"{opening}{json.dumps(key)}: ")
-            opening = ", "
-            yield from read_python(reader, reader.arguments)
-        reader.skip(1)
+        try:
+            while (yield from reader.space()) != end:
+                if opening != "{":
+                    yield from reader.expect(",")
+                    if (yield from reader.space()) == end:
+                        break
+                key = yield from self._key(reader)
+                if opening == "{":
+                    reader.start_call(name)
+                reader.arguments(f"{opening}{key}: ")
+                opening = ", "
+                type = parameters.type_of(name, json.loads(key))
+                yield from read_python(reader, reader.arguments, type, quote=self.quote)
+            reader.skip(1)
+        except (NotACall, EndOfOutput):
+            if opening != "{" and not reader.cut:
+                reader.arguments("}")
+            raise
         if opening == "{":
             reader.start_call(name)
         reader.arguments("{}" if opening == "{" else "}")
         reader.begin()
+
+    def _key(self, reader: Reader) -> Steps[str]:
+        """The argument's name, as a JSON string, and what separates it from the value."""
+        if self.quote:
+            key, _ = yield from read_key(reader, self.quote)
+            return key
+        name = yield from reader.name()
+        yield from reader.space()
+        yield from reader.expect("=")
+        return json.dumps(name)

@@ -64,9 +64,10 @@ class RequiredCallsParser:
 def _read(reader: Reader, section: Section, parameters: Parameters) -> Steps[None]:
     """Read an output."""
     try:
-        if not section.opens:
+        if not section.opens or section.begun:
             reader.begin()
-            yield from _section(reader, section, parameters)
+            yield from _section(reader, section, parameters, opened=True)
+        if not section.opens:
             yield from reader.content(())
         while True:
             yield from reader.content(section.opens)
@@ -75,11 +76,13 @@ def _read(reader: Reader, section: Section, parameters: Parameters) -> Steps[Non
         pass
 
 
-def _section(reader: Reader, section: Section, parameters: Parameters) -> Steps[None]:
-    """Read a section with its opening. Text that is no call is content."""
+def _section(
+    reader: Reader, section: Section, parameters: Parameters, *, opened: bool = False
+) -> Steps[None]:
+    """Read a section, and its opening unless it is ``opened``. Text that is no call is content."""
     before = reader.calls
     try:
-        if section.opens:
+        if not opened:
             mark = yield from reader.either(*section.opens)
             if mark == section.call:
                 reader.skip(-len(mark))
@@ -87,7 +90,7 @@ def _section(reader: Reader, section: Section, parameters: Parameters) -> Steps[
             yield from reader.space()
             yield from reader.either(section.optional)
         yield from section.read(reader, parameters)
-        if reader.calls == before:
+        if reader.calls == before and not section.begun:
             raise NotACall
         reader.settle()
     except NotACall:

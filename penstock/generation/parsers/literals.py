@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from penstock.generation.parsers.escapes import without_halves
-from penstock.generation.parsers.reader import NotACall, Reader, Steps
+from penstock.generation.parsers.reader import EndOfOutput, NotACall, Reader, Steps
 from penstock.generation.parsers.scanner import Nesting
-from penstock.generation.parsers.value_types import escaped, json_value
+from penstock.generation.parsers.value_types import ValueType, escaped, json_value
 
 MAX_DEPTH = 64
 """Maximum nesting of Python's lists and dictionaries in arguments."""
 MAX_WORD = 1024
 """Maximum characters of a number or word."""
 _WORD_END = re.compile(r"[,)\]}:=\s]")
+_RAW_END = re.compile(r"[,\]}]")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
+_STARTS = frozenset("'\"[({")
 
 
 def read_json_object(reader: Reader) -> Steps[None]:
@@ -34,19 +37,53 @@ def read_json_object(reader: Reader) -> Steps[None]:
         yield from reader.more()
 
 
-def read_python(reader: Reader, emit: Callable[[str], object], depth: int = 0) -> Steps[None]:
-    """Read one of Python's literals. Raises NotACall for text that is none."""
-    char = yield from reader.space()
-    if char in "'\"":
+@contextmanager
+def closed(reader: Reader, emit: Callable[[str], object], closing: str) -> Iterator[None]:
+    """Emits ``closing`` after what is read within, even if that ends early; not if max_tokens cut it."""
+    try:
+        yield
+    except (NotACall, EndOfOutput):
+        if not reader.cut:
+            emit(closing)
+        raise
+    emit(closing)
+
+
+def read_python(
+    reader: Reader,
+    emit: Callable[[str], object],
+    type: ValueType = ValueType.JSON,
+    *,
+    quote: str = "",
+    depth: int = 0,
+) -> Steps[None]:
+    """Read one of Python's literals. Raises NotACall for text that is none.
+
+    ``type``: of a word. ``quote``: delimits strings, in which nothing is escaped; keys and words have no
+    quotes then.
+    """
+    word = ""
+    try:
+        char = yield from reader.space()
+        raw = bool(quote) and char == quote[0] and bool((yield from reader.either(quote)))
+        if char in _CLOSING and depth == MAX_DEPTH:
+            raise NotACall
+        if not raw and char not in _STARTS:
+            word = yield from _word(reader, raw=bool(quote))
+    except (NotACall, EndOfOutput):
+        if not reader.cut:
+            emit("null")
+        raise
+    if raw:
+        yield from _raw_string(reader, quote, emit)
+    elif char not in _STARTS:
+        emit(json_value(word, type))
+    elif char in _CLOSING:
+        reader.skip(1)
+        yield from _items(reader, char, emit, quote, depth + 1)
+    else:
         reader.skip(1)
         yield from _string(reader, char, emit)
-    elif char in _CLOSING:
-        if depth == MAX_DEPTH:
-            raise NotACall
-        reader.skip(1)
-        yield from _items(reader, char, emit, depth + 1)
-    else:
-        emit(json_value((yield from _word(reader))))
 
 
 def _string(reader: Reader, quote: str, emit: Callable[[str], object]) -> Steps[None]:
@@ -55,14 +92,20 @@ def _string(reader: Reader, quote: str, emit: Callable[[str], object]) -> Steps[
             emit(escaped(text))
 
     emit('"')
-    while (yield from reader.until(quote, "\\", emit=add)) == "\\":
-        char = yield from reader.characters(1)
-        digits = _HEX_DIGITS.get(char)
-        if digits is None:
-            add(_ESCAPES.get(char, char if char in "'\"\\" else f"\\{char}"))
-            continue
-        add((yield from _character(reader, char, digits)))
+    with closed(reader, emit, '"'):
+        while (yield from reader.until(quote, "\\", emit=add)) == "\\":
+            char = yield from reader.characters(1)
+            digits = _HEX_DIGITS.get(char)
+            if digits is None:
+                add(_ESCAPES.get(char, char if char in "'\"\\" else f"\\{char}"))
+                continue
+            add((yield from _character(reader, char, digits)))
+
+
+def _raw_string(reader: Reader, quote: str, emit: Callable[[str], object]) -> Steps[None]:
     emit('"')
+    with closed(reader, emit, '"'):
+        yield from reader.until(quote, emit=lambda text: emit(escaped(text)))
 
 
 def _character(reader: Reader, char: str, digits: int) -> Steps[str]:
@@ -82,37 +125,61 @@ def _character(reader: Reader, char: str, digits: int) -> Steps[str]:
     return without_halves(value)
 
 
-def _items(reader: Reader, bracket: str, emit: Callable[[str], object], depth: int) -> Steps[None]:
-    """The items of a list, tuple or dictionary, whose opening bracket was read."""
-    named = bracket == "{"
+def _items(
+    reader: Reader, bracket: str, emit: Callable[[str], object], quote: str, depth: int
+) -> Steps[None]:
+    """The items of a list, tuple, dictionary or set, whose opening bracket was read."""
+    end, named, key, more = _CLOSING[bracket], bracket == "{", "", False
+    try:
+        if named and (yield from reader.space()) != end:
+            key, named = yield from read_key(reader, quote, depth)
+    except (NotACall, EndOfOutput):
+        if not reader.cut:
+            emit("{}")
+        raise
     emit("{" if named else "[")
-    first = True
-    while (yield from reader.space()) != _CLOSING[bracket]:
-        if not first:
-            yield from reader.expect(",")
-            if (yield from reader.space()) == _CLOSING[bracket]:
-                break
-            emit(", ")
-        first = False
-        if named:
-            if (yield from reader.space()) not in "'\"":
-                raise NotACall
-            yield from read_python(reader, emit, depth)
-            yield from reader.space()
-            yield from reader.expect(":")
-            emit(": ")
-        yield from read_python(reader, emit, depth)
+    with closed(reader, emit, "}" if named else "]"):
+        while key or (yield from reader.space()) != end:
+            if more:
+                yield from reader.expect(",")
+                if (yield from reader.space()) == end:
+                    break
+                emit(", ")
+                if named:
+                    key, _ = yield from read_key(reader, quote, depth)
+            emit(f"{key}: " if named else key)
+            if named or not key:
+                yield from read_python(reader, emit, quote=quote, depth=depth)
+            key, more = "", True
+        reader.skip(1)
+
+
+def read_key(reader: Reader, quote: str, depth: int = 0) -> Steps[tuple[str, bool]]:
+    """Read a dictionary's key as a JSON string, and the colon after it; or the first item of a set, as JSON,
+    and False. ``quote``: see :func:`read_python`."""
+    held: list[str] = []
+    if quote and not ((yield from reader.space()) == quote[0] and (yield from reader.either(quote))):
+        return json_value((yield from reader.line(":")).strip(), ValueType.STRING), True
+    if quote:
+        yield from _raw_string(reader, quote, held.append)
+    else:
+        yield from read_python(reader, held.append, depth=depth)
+    key = "".join(held)
+    if (yield from reader.space()) != ":":
+        return key, False
+    if key[0] in "[{":
+        raise NotACall
     reader.skip(1)
-    emit("}" if named else "]")
+    return key if key[0] == '"' else f'"{key}"', True
 
 
-def _word(reader: Reader) -> Steps[str]:
-    """A number, or a name such as True."""
+def _word(reader: Reader, *, raw: bool) -> Steps[str]:
+    """A number, or a name such as True. ``raw``: any text, to the next item's."""
     while True:
         start = reader.at
-        found = _WORD_END.search(reader.text, start, start + MAX_WORD + 1)
+        found = (_RAW_END if raw else _WORD_END).search(reader.text, start, start + MAX_WORD + 1)
         end = found.start() if found else len(reader.text)
-        if (found and end == start) or end - start > MAX_WORD:
+        if (found and end == start and not raw) or end - start > MAX_WORD:
             raise NotACall
         if found:
             reader.at = end

@@ -16,14 +16,16 @@ class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
     closes: tuple[str, ...] = ("</think>",)
     ends: tuple[str, ...] = ()
     """Openings of tool calls that end it, too."""
+    tags: tuple[str, ...] = ()
+    """Texts around answers, which are no content; nor is white space beside them."""
 
     def markers(self) -> tuple[str, ...]:
         """The texts that may be special tokens."""
-        return (*self.opens, *self.closes, *self.ends)
+        return (*self.opens, *self.closes, *self.ends, *self.tags)
 
     def guard(self) -> str:
-        """The characters with which what ends it begins."""
-        return "".join(sorted({mark[0] for mark in (*self.closes, *self.ends)}))
+        """The characters with which what ends it, or a tag, begins."""
+        return "".join(sorted({mark[0] for mark in (*self.closes, *self.ends, *self.tags)}))
 
 
 THINK = Reasoning()
@@ -36,7 +38,7 @@ class ReasoningParser:
         """``prompt``: the text before the output."""
         self.guard = format.guard()
         self._reader = Reader()
-        inside = prompt[-64:].rstrip().endswith(format.opens)
+        inside = prompt[-64:].rstrip().endswith(tuple(each.rstrip() for each in format.opens))
         self._steps = _read(self._reader, format, inside=inside)
         next(self._steps)
 
@@ -76,6 +78,10 @@ def _read(reader: Reader, format: Reasoning, *, inside: bool) -> Steps[None]:
             )
             if mark in format.ends:
                 reader.skip(-len(mark))
-        yield from reader.content(())
+        while True:
+            yield from reader.content(format.tags)
+            yield from reader.either(*format.tags)
+            reader.settle()
+            yield from reader.space()
     except EndOfOutput:
         reader.delta.add_content(reader.undecided())

@@ -8,7 +8,7 @@ from functools import partial
 import msgspec
 
 from penstock.generation.parsers import harmony
-from penstock.generation.parsers.call_syntax import Section
+from penstock.generation.parsers.call_syntax import SPECIAL, Section
 from penstock.generation.parsers.calls import CallParser
 from penstock.generation.parsers.delta import OutputParser
 from penstock.generation.parsers.formats import (
@@ -48,7 +48,8 @@ class OutputFormat(msgspec.Struct, frozen=True):
         if self.harmony:
             return harmony.MARKERS
         tools = self.tools.markers() if self.tools else ()
-        return (*tools, *(self.reasoning.markers() if self.reasoning else ()))
+        reasoning = self.reasoning.markers() if self.reasoning else ()
+        return (*tools, *reasoning, *(token for text in reasoning for token in SPECIAL.findall(text)))
 
     def reasoning_parser(self, prompt: str, *, calls: bool) -> Callable[[], OutputParser] | None:
         """Makes the parser of the reasoning after ``prompt``; in harmony that of calls too, if the request

@@ -8,6 +8,8 @@ from enum import Enum, auto
 from penstock.generation.parsers.escapes import decoded_literal
 
 _SPACE = " \t\r\n"
+NAMES = frozenset(("name", "tool_name"))
+"""Keys under which models write a call's name."""
 ARGUMENTS = frozenset(("arguments", "parameters"))
 """Keys under which models write a call's arguments."""
 
@@ -148,7 +150,7 @@ class CallScanner:
             self._state = _State.BROKEN
 
     def _begin_value(self, char: str) -> None:
-        if (self._has_arguments and self._key in ARGUMENTS) or (self.name and self._key == "name"):
+        if (self._has_arguments and self._key in ARGUMENTS) or (self.name and self._key in NAMES):
             self._key = ""  # a repeated key: the first one's value may be sent already
         if self._key in ARGUMENTS:
             self._has_arguments = True
@@ -209,12 +211,12 @@ class CallScanner:
     @property
     def _matters(self) -> bool:
         """Whether the value of the key is used."""
-        return self._key == "name" or self._key in ARGUMENTS
+        return self._key in NAMES or self._key in ARGUMENTS
 
     def _end_value(self, *, nested: bool = False) -> None:
         self._state = _State.KEY
         value, self._value = "".join(self._value), []
-        if self._key == "name":
+        if self._key in NAMES:
             self.name = None if nested else decoded_literal(value)
             if not self.name:
                 self._state = _State.BROKEN

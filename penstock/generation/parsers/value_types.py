@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
-from typing import Any
+from typing import Any, NamedTuple
 
 MAX_REFERENCES = 16
 """Maximum references that lead from a parameter to its type."""
@@ -22,6 +22,12 @@ class ValueType(Enum):
     """It is a string, unless it is ``null``."""
     JSON = auto()
     """It is JSON; other text is a string."""
+    NUMBER = auto()
+    """The same; zeros before a number are dropped."""
+
+    @property
+    def is_text(self) -> bool:
+        return self in (ValueType.STRING, ValueType.NULLABLE)
 
 
 class Parameters:
@@ -49,17 +55,82 @@ class Parameters:
         found = re.fullmatch(rf"(?:{re.escape(prefix)}\.)?([^\s:]+)\s*:\s*\d+", id)
         return found[1] if found else None
 
+    def schema(self, function: str) -> Schema:
+        """The schema of a function's arguments."""
+        root = self._schemas.get(function)
+        return Schema(root, root)
+
     def type_of(self, function: str, parameter: str, said: ValueType = ValueType.JSON) -> ValueType:
         """The type of a function's parameter; what the model ``said`` if the schema leaves it open."""
-        root = self._schemas.get(function)
-        properties = root.get("properties") if isinstance(root, dict) else None
-        schema = properties.get(parameter) if isinstance(properties, dict) else None
-        names = _types(schema, root, MAX_REFERENCES)
+        return self.schema(function).field(parameter).type(said)
+
+
+class Schema(NamedTuple):
+    """What is known about a value."""
+
+    schema: Any
+    root: Any
+    """Where its references lead."""
+
+    @property
+    def known(self) -> bool:
+        return bool(_types(self.schema, self.root, MAX_REFERENCES))
+
+    def holds(self, type: str) -> bool:
+        """Whether the value may be of the JSON type, and may not be a string."""
+        names = _types(self.schema, self.root, MAX_REFERENCES)
+        return type in names and "string" not in names
+
+    def type(self, said: ValueType = ValueType.JSON) -> ValueType:
+        """How its text becomes JSON; as ``said`` if the schema leaves it open."""
+        names = _types(self.schema, self.root, MAX_REFERENCES)
         if names == {"string"}:
             return ValueType.STRING
         if not names or ("string" in names and said is ValueType.STRING):
             return said
-        return ValueType.NULLABLE if names == {"string", "null"} else ValueType.JSON
+        if names == {"string", "null"}:
+            return ValueType.NULLABLE
+        return ValueType.NUMBER if names <= {"integer", "number"} else ValueType.JSON
+
+    def field(self, name: str) -> Schema:
+        """The schema of an object's field."""
+        properties = self._part("properties")
+        known = properties.get(name) if isinstance(properties, dict) else None
+        return Schema(self._part("additionalProperties") if known is None else known, self.root)
+
+    def item(self) -> Schema:
+        """The schema of an array's items."""
+        return Schema(self._part("items"), self.root)
+
+    def _part(self, key: str) -> Any:
+        """The keyword's value in the schema, or in the first of its alternatives that has it."""
+        found = [self.schema]
+        for _ in range(MAX_REFERENCES):
+            if not found:
+                break
+            schema = found.pop(0)
+            if isinstance(schema, dict):
+                if key in schema:
+                    return schema[key]
+                found += [_target(schema["$ref"], self.root)] if "$ref" in schema else []
+                found += [each for name in _CHOICES for each in _listed(schema.get(name))]
+        return None
+
+
+_CHOICES = ("anyOf", "oneOf", "allOf")
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _target(reference: Any, root: Any) -> Any:
+    """What a reference within the schema refers to; None: nothing."""
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return None
+    for step in reference[2:].split("/"):
+        root = root.get(step) if isinstance(root, dict) else None
+    return root
 
 
 def _types(schema: Any, root: Any, references: int) -> set[str]:
@@ -68,17 +139,17 @@ def _types(schema: Any, root: Any, references: int) -> set[str]:
         return set()
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference.startswith("#/") and references:
-        target = root
-        for step in reference[2:].split("/"):
-            target = target.get(step) if isinstance(target, dict) else None
-        return _types(target, root, references - 1)
+        return _types(_target(reference, root), root, references - 1)
     named = schema.get("type")
     if named is not None:
         return {each for each in (named if isinstance(named, list) else [named]) if isinstance(each, str)}
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(values, list):
         return {"null" if each is None else "string" if isinstance(each, str) else "json" for each in values}
-    for key in ("anyOf", "oneOf", "allOf"):
+    for key, type in (("properties", "object"), ("items", "array")):
+        if key in schema:
+            return {type}
+    for key in _CHOICES:
         options = schema.get(key)
         if isinstance(options, list) and references:
             found = [_types(each, root, references - 1) for each in options]
@@ -105,7 +176,7 @@ class ValueWriter:
         if self._first and self._lines and text:
             text = text.removeprefix("\n")
             self._first = False
-        if self._type is ValueType.JSON:
+        if not self._type.is_text:
             self._held.append(text)
             return
         text = self._take_held() + text
@@ -126,6 +197,11 @@ class ValueWriter:
         self._held.clear()
         return text
 
+    @property
+    def empty(self) -> bool:
+        """Whether the text is white space so far, of which nothing was emitted."""
+        return not self._quoted and not any(text.strip() for text in self._held)
+
     def end(self) -> None:
         """The whole text has arrived."""
         text = self._take_held()
@@ -139,7 +215,7 @@ class ValueWriter:
 
     def cut(self) -> None:
         """The rest of the text does not arrive. JSON is sent as the model wrote it."""
-        if self._type is ValueType.JSON:
+        if not self._type.is_text:
             self._emit(self._take_held().strip())
 
     def _string(self, text: str) -> None:
@@ -155,6 +231,7 @@ def escaped(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
+_ZEROS = re.compile(r"^(-?)0+(?=\d)")
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
@@ -162,7 +239,9 @@ def json_value(text: str, type: ValueType = ValueType.JSON) -> str:
     """The JSON of an argument's text."""
     plain = text.strip()
     plain = _PYTHON_WORDS.get(plain, plain)
-    if type is ValueType.JSON or (type is ValueType.NULLABLE and plain == "null"):
+    if type is ValueType.NUMBER:
+        plain = _ZEROS.sub(r"\1", plain)
+    if not type.is_text or (type is ValueType.NULLABLE and plain == "null"):
         try:
             json.loads(plain, parse_constant=_no_json)
         except (ValueError, RecursionError):

@@ -264,4 +264,175 @@ OUTPUTS = (
         "",
         [("write", WRITE), ("now", "{}"), ("now", "{}")],
     ),
+    Output(
+        "deepseek_v4",
+        'I will.\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name="write">\n<｜DSML｜parameter name="path" '
+        'string="true">12</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>',
+        "I will.",
+        [("write", '{"path": "12"}')],
+    ),
+    Output(
+        "deepseek_v41",
+        '<｜DSML｜ calls>\n<｜DSML｜ invoke name="write">\n<｜DSML｜ parameter name="other" '
+        'string="false">[1]</｜DSML｜ parameter>\n</｜DSML｜ invoke>\n</｜DSML｜ calls>',
+        "",
+        [("write", '{"other": [1]}')],
+    ),
+    Output(
+        "gemma4",
+        'I will.<|tool_call>call:write{path:<|"|>a, "b"\n{c}<|"|>,line:012,tags:[<|"|>x<|"|>,<|"|>]<|"|>],'
+        'other:{<|"|>k<|"|>:true,l:[null,-1.5]},text:New York}<tool_call|><|tool_call>call:now{}'
+        "<tool_call|> Done.",
+        "I will. Done.",
+        [
+            (
+                "write",
+                '{"path": "a, \\"b\\"\\n{c}", "line": 12, "tags": ["x", "]"], "other": {"k": true, "l": '
+                '[null, -1.5]}, "text": "New York"}',
+            ),
+            ("now", "{}"),
+        ],
+    ),
+    Output(
+        "functiongemma",
+        "<start_function_call>call:write{path:<escape>a<escape>,line:3}<end_function_call>",
+        "",
+        [("write", '{"path": "a", "line": 3}')],
+    ),
+    Output(
+        "kimi_k3",
+        'I will.<|open|>tools<|sep|><|open|>call tool="write" index="1"<|sep|><|open|>argument key="path" '
+        'type="string"<|sep|>12<|close|>argument<|sep|><|open|>argument key="a&quot;&amp;" type="array"'
+        '<|sep|>[1]<|close|>argument<|sep|><|close|>call<|sep|><|open|>call tool="now" index="2"<|sep|>'
+        "<|close|>call<|sep|><|close|>tools<|sep|>",
+        "I will.",
+        [("write", '{"path": "12", "a\\"&": [1]}'), ("now", "{}")],
+    ),
+    Output(
+        "minimax_m3",
+        'I will.\n]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="write">]<]minimax[>[<path>a <b>'
+        "]<]minimax[>[</path>]<]minimax[>[<line>012]<]minimax[>[</line>]<]minimax[>[<tags>]<]minimax[>[<item>1"
+        "]<]minimax[>[</item>]<]minimax[>[<item>y]<]minimax[>[</item>]<]minimax[>[</tags>]<]minimax[>[<other>"
+        "]<]minimax[>[<k>true]<]minimax[>[</k>]<]minimax[>[<l>]<]minimax[>[<item>1]<]minimax[>[</item>"
+        ']<]minimax[>[</l>]<]minimax[>[</other>]<]minimax[>[</invoke>\n]<]minimax[>[<invoke name="now">'
+        "]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>",
+        "I will.",
+        [
+            ("write", '{"path": "a <b>", "line": 12, "tags": ["1", "y"], "other": {"k": true, "l": [1]}}'),
+            ("now", "{}"),
+        ],
+    ),
+    Output(
+        "minimax_m3",
+        '\n]<]minimax[>[<tool_call>]<]minimax[>[<invoke name="write">]<]minimax[>[<tags>]<]minimax[>[</tags>'
+        "]<]minimax[>[</invoke>]<]minimax[>[</tool_call>",
+        "",
+        [("write", '{"tags": []}')],
+    ),
+    Output(
+        "cohere_command3",
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "write", "parameters": '
+        f'{WRITE}}},\n    {{"tool_call_id": "1", "tool_name": "now", "parameters": {{}}}}\n]<|END_ACTION|>',
+        "",
+        [("write", WRITE), ("now", "{}")],
+    ),
+    Output(
+        "command_r",
+        f'Action: ```json\n[\n    {{\n        "tool_name": "write",\n        "parameters": {WRITE}\n    }}'
+        "\n]```",
+        "",
+        [("write", WRITE)],
+    ),
+    Output(
+        "functionary_v31",
+        f"I will.\n<function=write>{WRITE}</function><function=now>{{}}</function>",
+        "I will.",
+        [("write", WRITE), ("now", "{}")],
+    ),
+    Output(
+        "functionary_v32",
+        f"all\n>>> x = 1>>>write\n{WRITE}>>>now\n{{}}",
+        ">>> x = 1",
+        [("write", WRITE), ("now", "{}")],
+    ),
+    Output("functionary_v32", f"write\n{WRITE}", "", [("write", WRITE)]),
+    Output("functionary_v32", "all\nYes.", "Yes.", []),
+    Output("glm4", f"write\n{WRITE}<|assistant|>now\n{{}}", "", [("write", WRITE), ("now", "{}")]),
+    Output("glm4", '\nnews\n{"a": 1}', '\nnews\n{"a": 1}', []),
+    Output(
+        "gigachat3",
+        f'I will.<|message_sep|>\n\nfunction call<|role_sep|>\n{{"name": "write", "arguments": {WRITE}}}',
+        "I will.",
+        [("write", WRITE)],
+    ),
+    Output(
+        "hy_v3",
+        "I will.<tool_calls>\n<tool_call>write<tool_sep>\n<arg_key>path</arg_key>\n<arg_value>a</arg_value>\n"
+        "</tool_call>\n<tool_call>now<tool_sep>\n</tool_call>\n</tool_calls>",
+        "I will.",
+        [("write", '{"path": "a"}'), ("now", "{}")],
+    ),
+    Output(
+        "hy_v3_opensource",
+        "<tool_calls:opensource>\n<tool_call:opensource>write<tool_sep:opensource>\n<arg_key:opensource>path"
+        "</arg_key:opensource>\n<arg_value:opensource>a</arg_value:opensource>\n</tool_call:opensource>\n"
+        "</tool_calls:opensource>",
+        "",
+        [("write", '{"path": "a"}')],
+    ),
+    Output(
+        "apertus",
+        f'I will.<|tools_prefix|>[{{"write": {WRITE}}}, {{"now": {{}}}}]<|tools_suffix|>',
+        "I will.",
+        [("write", WRITE), ("now", "{}")],
+    ),
+    Output(
+        "plamo3",
+        "<|plamo:begin_tool_requests:plamo|><|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>"
+        "write<|plamo:end_tool_name:plamo|><|plamo:begin_tool_arguments:plamo|><|plamo:constrain|>json"
+        f"<|plamo:msg|>{WRITE}<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>"
+        "<|plamo:end_tool_requests:plamo|>",
+        "",
+        [("write", WRITE)],
+    ),
+    Output(
+        "minicpm5",
+        'I will.<function name="write"><param name="path">a</param><param name="line">1</param></function>'
+        '<function name="now"></function>',
+        "I will.",
+        [("write", '{"path": "a", "line": 1}'), ("now", "{}")],
+    ),
+    Output(
+        "muse_glimmer",
+        '<atem:function_calls>\n<atem:invoke name="write">\n<atem:parameter name="path">a</atem:parameter>\n'
+        "</atem:invoke>\n</atem:function_calls>",
+        "",
+        [("write", '{"path": "a"}')],
+    ),
+    Output(
+        "dots",
+        '<dots_function_call>\n<invoke name="write">\n<parameter name="path">a</parameter>\n</invoke>\n'
+        "</dots_function_call>",
+        "",
+        [("write", '{"path": "a"}')],
+    ),
+    Output(  # Python's sets, keys that are no strings, words of other schemas
+        "pythonic",
+        'write(tags={"x", 1}, other={1: (2, {"a": None})}, line=007, path=5)',
+        'write(tags={"x", 1}, other={1: (2, {"a": None})}, line=007, path=5)',
+        [],
+    ),
+    Output(
+        "pythonic",
+        '[write(tags={"x", 1}, other={1: (2, {"a": None})}, line=007, path=5)]',
+        "",
+        [("write", '{"tags": ["x", 1], "other": {"1": [2, {"a": null}]}, "line": 7, "path": "5"}')],
+    ),
+    Output("pythonic", '[unknown(path="a")]', '[unknown(path="a")]', []),
+    Output(
+        "llama3_json",
+        '{"name": "Ada", "parameters": {"born": 1815}}',
+        '{"name": "Ada", "parameters": {"born": 1815}}',
+        [],
+    ),
 )
