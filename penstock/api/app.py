@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from penstock import __version__
@@ -80,7 +80,7 @@ class App:
     """Whether a shutdown has been announced: requests are still served, but ``/ready`` answers 503."""
 
     def __post_init__(self) -> None:
-        self._keys = Keys(self.config.api_key or (), self.config.admin_api_key or ())
+        self.set_keys(self.config.api_key or (), self.config.admin_api_key or ())
         self._cors = Cors(self.config)
         self._access_log = AccessLog(self.config.access_log)
         self._on_end = self._end_detached  # one bound method for all requests
@@ -91,6 +91,10 @@ class App:
         self._page = Page(self.config.root_path) if self.config.web_page else None
         self._page_paths = self._page.paths if self._page is not None else frozenset()
         self._routes = self._make_routes()
+
+    def set_keys(self, keys: Iterable[str], admin_keys: Iterable[str]) -> None:
+        """Requests need these keys from here on."""
+        self._keys = Keys(keys, admin_keys)
 
     def _make_routes(self) -> dict[str, dict[str, Handler]]:
         """Handlers by path and method."""

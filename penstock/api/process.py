@@ -73,6 +73,7 @@ from penstock.wire.control import (
     AcceptConnections,
     AgreedStates,
     AnnounceDrain,
+    ApiKeys,
     Drain,
     EnableThroughputLog,
     EnginesDraining,
@@ -497,6 +498,8 @@ class _Server:
                     self._engine_client.board.offer(decode_snapshot(command.snapshot), command.snapshot)
                 case AgreedStates():
                     self._two_phase_commit.on_agreed_states(command)
+                case ApiKeys():
+                    self._app.set_keys(command.api_key, command.admin_api_key)
                 case EnableThroughputLog():
                     self._logs_throughput = True
 

@@ -194,22 +194,22 @@ class _Gateway:
             ends.close()
             raise
 
-    def _read_options(self) -> bool:
-        """SIGHUP: reads the options again, for the workers that replace the others; False if they are bad."""
+    def _read_options(self) -> tuple[()] | None:
+        """SIGHUP: reads the options again, for the workers that replace the others; None if they are bad."""
         try:
             config, origins = self.read_again()
             config = load_api_keys(config, origins)
             _check_certificates(config)
         except ConfigError as error:
             log.error("SIGHUP: %s; the gateway goes on with the options that it has", error)
-            return False
+            return None
         fixed = {name: getattr(self.config, name) for name in FIXED_OPTIONS}
         for name, value in fixed.items():
             if getattr(config, name) != value:
                 flag = f"--{name.replace('_', '-')}"
                 log.warning("SIGHUP: %s stays %s until the gateway is started again", flag, value)
         self.config_before, self.config = self.config, msgspec.structs.replace(config, **fixed)
-        return True
+        return ()
 
     def _restore_options(self) -> None:
         """No worker could start with the options as they are now."""

@@ -41,6 +41,22 @@ def load_api_keys(config: Config, origins: Origins) -> Config:
     )
 
 
+def reload_api_keys(given: Config, before: Config) -> Config | None:
+    """``before`` with the keys of the files as they are now; ``given`` has those of the options themselves.
+    What has changed is logged, in numbers. None: the files are bad, which is logged."""
+    try:
+        loaded = load_api_keys(given, {})
+    except ConfigError as error:
+        log.error("SIGHUP: %s; the keys stay as they are, and nothing is restarted", error)
+        return None
+    for option in ("api_key", "admin_api_key"):
+        if getattr(given, f"{option}_file") is not None:
+            old, new = (set(getattr(config, option) or ()) for config in (before, loaded))
+            flag, numbers = f"--{option.replace('_', '-')}-file", (len(new), len(new - old), len(old - new))
+            log.info("SIGHUP: %s: %d keys are in effect, %d added, %d removed", flag, *numbers)
+    return msgspec.structs.replace(before, api_key=loaded.api_key, admin_api_key=loaded.admin_api_key)
+
+
 def _load(option: str, given: list[str] | None, path: str | None, origins: Origins) -> dict[str, str]:
     """Keys by where they were given. Raises ConfigError."""
     keys = {f"{option}: key {number}": key for number, key in enumerate(given or (), 1)}

@@ -8,7 +8,7 @@ import math
 import selectors
 import socket
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from penstock.logging_setup import RateLimitedLog
 from penstock.metrics.gc_policy import GarbageCollector
@@ -34,7 +34,7 @@ from penstock.supervisor.signals import SignalReceiver, SignalRequest
 from penstock.supervisor.startup.progress_display import ProgressDisplay
 from penstock.supervisor.startup.startup_status import STOPPING, StartupStatus
 from penstock.wire.channel import ChildGone
-from penstock.wire.control import ControlError, Info, SupervisorCommand, SupervisorMetrics
+from penstock.wire.control import SERVER_ROLES, ControlError, Info, SupervisorCommand, SupervisorMetrics
 
 log = logging.getLogger(__name__)
 
@@ -68,11 +68,12 @@ class Supervisor:
         announce: OnAllReady,
         collector: GarbageCollector,
         acceptor_failure: socket.socket | None = None,
-        prepare_replacement: Callable[[], bool] = lambda: True,
+        prepare_replacement: Callable[[], Sequence[SupervisorCommand] | None] = lambda: (),
         on_nothing_replaced: Callable[[], None] = lambda: None,
     ) -> None:
         """``acceptor_failure`` becomes readable when no connection is accepted any more.
-        ``prepare_replacement`` is called before servers are replaced: whether they should be.
+        ``prepare_replacement`` is called before servers are replaced: what those that serve are told first,
+        or None if they should not be.
         ``on_nothing_replaced`` is called when the first of them could not be."""
         self._manager = manager
         self._start = start
@@ -179,8 +180,14 @@ class Supervisor:
             self._reap()
 
     def _replace_servers(self) -> None:
-        if not self._manager.may_replace or self._prepare_replacement():
-            self._execute(self._manager.start_rolling_restart(self._clock.now()))
+        if self._manager.may_replace:
+            commands = self._prepare_replacement()
+            if commands is None:
+                return
+            for name in (name for name in self._processes if name.role in SERVER_ROLES):
+                for command in commands:
+                    self._send(name, command)
+        self._execute(self._manager.start_rolling_restart(self._clock.now()))
 
     def _on_channel(self, name: ProcessName, events: int) -> None:
         process = self._processes.get(name)

@@ -22,7 +22,7 @@ from penstock.config.secret_files import warn_if_open_to_others
 from penstock.config.serve import ServeConfig
 from penstock.engine.vllm.engine_command import engine_commands
 from penstock.exit_codes import EXIT_FAILED, StartupError, exit_code_of
-from penstock.http.api_key_file import load_api_keys
+from penstock.http.api_key_file import load_api_keys, reload_api_keys
 from penstock.http.sockets.listener import ListenSocket, open_listener
 from penstock.http.tls import server_context
 from penstock.metrics.gc_policy import GarbageCollector
@@ -58,7 +58,7 @@ from penstock.supervisor.startup.run_directory import RunDirectory
 from penstock.supervisor.startup.startup_status import SERVING, STARTING, StartupStatus
 from penstock.supervisor.startup.synthetic_script import spelled_script
 from penstock.telemetry.spans import check_tracing_libraries
-from penstock.wire.control import Info, Launch
+from penstock.wire.control import ApiKeys, Info, Launch, SupervisorCommand
 from penstock.wire.scripted import ScriptedRule
 from penstock.wire.sockets import coordinator_address, new_incarnation
 from penstock.wire.vllm.addresses import bind_address, split_address
@@ -95,6 +95,7 @@ def serve(
     if not local_api_servers:
         _check_without_servers(config, origins or {})
     tls = None
+    given_config = config
     if not config.headless:
         config = load_api_keys(config, origins or {})
         tls = server_context(config)  # API servers make their own; errors are reported here, once
@@ -128,6 +129,7 @@ def serve(
                 acceptor = owned.enter_context(Acceptor(listener.socket))
             service = _Service(
                 config=config,
+                given_config=given_config,
                 given=sorted(origins or {}),
                 listener=listener,
                 loading_server=loading_server,
@@ -153,11 +155,14 @@ def serve(
         return exit_code_of(interruption.signum)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Service:
     """Everything that is prepared before the processes start."""
 
+    # With the keys as they were read last.
     config: ServeConfig
+    # Without those of files.
+    given_config: ServeConfig
     # Fields of config that the operator has set.
     given: list[str]
     # None on a host without API servers.
@@ -210,9 +215,19 @@ class _Service:
                 announce=self._announce,
                 collector=collector,
                 acceptor_failure=None if self.acceptor is None else self.acceptor.failure,
+                prepare_replacement=self._read_keys,
             )
             self.status.set_phase(STARTING)
             return supervisor.run()
+
+    def _read_keys(self) -> list[SupervisorCommand] | None:
+        """SIGHUP: reads files with keys again, for the API servers that run and those that replace them; None
+        if they are bad."""
+        config = reload_api_keys(self.given_config, self.config)
+        if config is None or config == self.config:
+            return None if config is None else []
+        self.config = config
+        return [ApiKeys(api_key=config.api_key or [], admin_api_key=config.admin_api_key or [])]
 
     @property
     def _coordinator(self) -> str | None:

@@ -14,6 +14,7 @@ Stop                 supervisor               any child   none; the process exit
 EnginesDraining      supervisor               API server  none
 AgreedStates         supervisor               API server  StatesAdopted
 EnableThroughputLog  supervisor               API server  none
+ApiKeys              supervisor               API server  none
 SupervisorMetrics    supervisor               API server  none
 Progress             child                    supervisor  none
 Ready                child                    supervisor  none
@@ -271,6 +272,13 @@ class EnableThroughputLog(_Message, frozen=True, tag="speak"):
     """Write the throughput log from here on. Goes to one API server of the fleet."""
 
 
+class ApiKeys(_Message, frozen=True, tag="api-keys"):
+    """Requests need these keys from here on, also on connections that are open; running ones go on."""
+
+    api_key: list[str]
+    admin_api_key: list[str]
+
+
 class SupervisorMetrics(_Message, frozen=True, tag="supervisor-metrics"):
     """The supervisor's metrics, about once a second."""
 
@@ -287,6 +295,7 @@ SupervisorCommand = (
     | AgreedStates
     | EnableThroughputLog
     | SupervisorMetrics
+    | ApiKeys
 )
 ChildReport = Progress | Ready | ProcessFailed | Heartbeat | DrainEngine | ProposeState | StatesAdopted
 

@@ -10,7 +10,7 @@ from penstock.config.errors import ConfigError
 from penstock.config.gateway import GatewayConfig
 from penstock.config.origins import Origin
 from penstock.config.serve import ServeConfig
-from penstock.http.api_key_file import load_api_keys
+from penstock.http.api_key_file import load_api_keys, reload_api_keys
 
 
 def write(directory: Path, text: str, mode: int = 0o600) -> str:
@@ -77,3 +77,24 @@ def test_places_that_others_can_read_are_warned_of(tmp_path: Path, caplog: pytes
     assert "topsecret" not in caplog.text
     assert "every user of this machine" in caplog.text
     assert "chmod o-r" in caplog.text
+
+
+def test_files_are_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The log has numbers, and no key."""
+    path = write(tmp_path, "leaked\nkept\n")
+    given = ServeConfig(api_key=["own"], api_key_file=path, admin_api_key=["admin"])
+    before = load_api_keys(given, {})
+    write(tmp_path, "kept\nsecond\nthird\n")
+    with caplog.at_level(logging.INFO):
+        after = reload_api_keys(given, before)
+    assert after is not None
+    assert (after.api_key, after.admin_api_key) == (["own", "kept", "second", "third"], ["admin"])
+    assert caplog.messages == [
+        "SIGHUP: --api-key-file: 4 keys are in effect, 2 added, 1 removed",
+    ]
+    caplog.clear()
+    write(tmp_path, "# none\n")
+    assert reload_api_keys(given, after) is None
+    assert "there is no key in it" in caplog.text
+    assert "the keys stay as they are" in caplog.text
+    assert reload_api_keys(ServeConfig(), ServeConfig()) == ServeConfig()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
+import httpx
 import openai
 import psutil
 import pytest
 
-from tests.integration.server import SYNTHETIC, Server
+from tests.integration.server import SYNTHETIC, Server, wait_until
 
 
 def test_keys_of_file_and_environment_guard_every_route_and_stay_secret(tmp_path: Path) -> None:
@@ -48,6 +50,42 @@ def test_keys_of_file_and_environment_guard_every_route_and_stay_secret(tmp_path
     for text in (*shown, server.log):
         assert "key-of" not in text
         assert "another-key" not in text
+
+
+def test_a_key_is_revoked_by_sighup_also_on_open_connections(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+
+    def write(keys: str) -> None:
+        path.write_text(keys)
+        path.chmod(0o600)
+
+    def status(key: str) -> int:
+        return held.get("/v1/models", headers={"authorization": f"Bearer {key}"}).status_code
+
+    write("leaked-key\nkept-key\n")
+    options = ("--api-key-file", str(path), "--api-server-count", "2")
+    with (
+        Server(*SYNTHETIC, *options, directory=tmp_path) as server,
+        httpx.Client(base_url=server.url) as held,
+    ):
+        assert (status("leaked-key"), status("further-key")) == (200, 401)
+        engines = server.children("engine")
+        write("kept-key\nfurther-key\n")
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: status("leaked-key") == 401, 30, "the end of the key")
+        assert "SIGHUP: --api-key-file: 2 keys are in effect, 1 added, 1 removed" in server.log
+        wait_until(lambda: server.log.count("has served all it had") == 2, 90, "the end of both old ones")
+        for _ in range(4):  # either of the new ones
+            with httpx.Client(base_url=server.url) as held:
+                found = [status(f"{which}-key") for which in ("leaked", "kept", "further")]
+                assert found == [401, 200, 200]
+        assert server.children("engine") == engines
+        write("\n")
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: "there is no key in it" in server.log, 30, "the refusal of an empty file")
+        with httpx.Client(base_url=server.url) as held:
+            assert [status("kept-key"), status("leaked-key")] == [200, 401]
+    assert "-key\n" not in server.log
 
 
 def processes(server: Server) -> list[psutil.Process]:

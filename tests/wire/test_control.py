@@ -10,6 +10,7 @@ from penstock.wire.control import (
     MAX_LINE_BYTES,
     AgreedState,
     AgreedStates,
+    ApiKeys,
     ChildReport,
     ControlError,
     Drain,
@@ -52,6 +53,10 @@ LAUNCH = launch(
         (Heartbeat(), b'{"type":"beat"}\n'),
         (DrainEngine(rank=1, draining=True), b'{"type":"drain-engine","rank":1,"draining":true}\n'),
         (SupervisorMetrics(snapshot=b"abc"), b'{"type":"supervisor-metrics","snapshot":"YWJj"}\n'),
+        (
+            ApiKeys(api_key=["a"], admin_api_key=[]),
+            b'{"type":"api-keys","api_key":["a"],"admin_api_key":[]}\n',
+        ),
         (EnginesDraining(ranks=[0, 2]), b'{"type":"engines-draining","ranks":[0,2]}\n'),
         (
             ProposeState(name="sleep", key="k", base=2, arguments={"level": 1}),
