@@ -17,6 +17,7 @@ from penstock.gateway.relay.write_batch import WriteBatch
 from penstock.gateway.requests.apis import error_body, has_messages_errors, rejection_reason
 from penstock.gateway.requests.bounded_name import bounded_name
 from penstock.gateway.requests.incoming_request import IncomingRequest
+from penstock.gateway.requests.via import Via
 from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.responses.request_record import RequestRecord
 from penstock.gateway.telemetry.metrics import GatewayMetrics
@@ -65,6 +66,7 @@ class GatewayApp:
         clock: Callable[[], float],
         burst: BurstWriter,
         expose: Callable[[], Awaitable[bytes]],
+        via: Via,
         loopback_administers: bool = False,
     ) -> None:
         """``expose`` makes the text of ``/metrics``. ``loopback_administers``: without keys, administrative
@@ -81,6 +83,7 @@ class GatewayApp:
         self._tracing = tracing
         self._collector = collector
         self._clock = clock
+        self._via = via
         self._write_batch = WriteBatch(burst)
         self._loopback_administers = loopback_administers
         self._exposition = SharedExposition(expose)
@@ -191,6 +194,7 @@ class GatewayApp:
             raise unavailable("The gateway is shutting down.", "draining")
         intake, headers = self._intake, scope["headers"]
         record.sender = intake.authorize(record.method, record.path, headers, _address_of(scope))
+        self._via.check(headers)
         _check_upgrade(scope)
         if intake.generates(record.method, record.path):
             check_coding(scope)
@@ -210,7 +214,7 @@ class GatewayApp:
         headers = [(name, value) for name, value in headers if name != REQUEST_ID]
         headers.append((REQUEST_ID, record.request_id.encode("latin-1")))
         # Tells model servers that the client is remote, even when the gateway runs on their own machine.
-        headers.append((b"via", b"%b penstock" % scope["http_version"].encode()))
+        headers.append(self._via.entry(scope["http_version"]))
         return inject_trace_context(headers, record.trace)
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from penstock.config.errors import ConfigError
@@ -33,6 +31,7 @@ from penstock.gateway.relay.plain_events import PlainEvents
 from penstock.gateway.relay.relay import Relay
 from penstock.gateway.relay.retry_policy import RetryPolicy
 from penstock.gateway.requests.relayed_routes import RelayedRoutes
+from penstock.gateway.requests.via import Via, gateway_id
 from penstock.gateway.responses.request_record import RequestRecord
 from penstock.gateway.routing.endpoint_places import EndpointPlaces
 from penstock.gateway.routing.endpoint_pool import EndpointPool
@@ -197,6 +196,7 @@ def assemble(
         clock=clock,
         burst=burst,
         expose=exposition.text,
+        via=Via(f"penstock-{gateway_id(exchange.run_dir)}"),
         loopback_administers=config.allow_loopback_admin,
     )
     routed_requests, envoy, log_forwarding = make_external_processor(
@@ -274,13 +274,12 @@ def _make_budget_store(config: GatewayConfig, clock: Callable[[], float], exchan
         return SharedBudgetStore(exchange, clock)
     from penstock.gateway.admission.redis_budget_store import Place, RedisBudgetStore
 
-    gateway = blake2b(f"{socket.gethostname()}:{exchange.run_dir}".encode(), digest_size=8).hexdigest()
     try:
         return RedisBudgetStore(
             config.budget_store,
             timeout_s=config.budget_store_timeout,
             longest_request_s=config.queue_timeout + config.request_timeout,
-            place=Place(gateway, str(exchange.own), exchange.first_epochs),
+            place=Place(gateway_id(exchange.run_dir), str(exchange.own), exchange.first_epochs),
         )
     except ModuleNotFoundError as error:
         raise ConfigError(f"--budget-store needs the package {error.name}: {pip_install('redis')}") from None

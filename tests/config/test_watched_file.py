@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,44 @@ def test_an_invalid_file_is_read_once_and_one_line_tells_of_its_end(
     assert "'two'" in bad
     assert bad.endswith("; 1 keys stay in effect")
     assert good == f"--digits {file.path}: 3 keys are in effect again"
+
+
+@pytest.mark.parametrize(
+    ("before", "cut", "problem"),
+    [
+        ("12\n", "", "it is empty"),
+        ("12\n", " \n# 7\n", "it is empty"),
+        ("12\n", "1", "its last line has no end, as if it were cut there"),
+        ("12\n", "34", "its last line has no end, as if it were cut there"),
+        ("12", "1", "its last line has no end, as if it were cut there"),
+    ],
+)
+def test_a_file_that_is_not_complete(
+    file: File, caplog: pytest.LogCaptureFixture, before: str, cut: str, problem: str
+) -> None:
+    file.write(before)
+    assert file.watched.latest() == 12
+    caplog.clear()
+    file.write(cut)
+    assert [file.watched.latest() for _ in range(3)] == [12, 12, 12]
+    assert caplog.messages == [f"--digits {file.path}: {problem}; 12 keys stay in effect"]
+    file.write("5\n")
+    assert file.watched.latest() == 5
+
+
+def test_a_file_that_is_being_written_is_read_at_its_end(file: File) -> None:
+    """One that was moved to its place is there at once."""
+    soon = time.time() + 3600
+    for text in ("2\n", "23\n", "234\n"):
+        file.path.write_text(text)
+        os.utime(file.path, (soon, soon))
+        soon += 1
+        assert file.watched.latest() == 1
+    assert file.watched.latest() == 234
+    moved = file.path.with_name("new")
+    moved.write_text("5\n")
+    moved.rename(file.path)
+    assert file.watched.latest() == 5
 
 
 def test_a_file_that_is_away_for_a_while(file: File, caplog: pytest.LogCaptureFixture) -> None:

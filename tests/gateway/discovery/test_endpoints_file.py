@@ -215,6 +215,30 @@ def test_a_file_is_read_again_when_it_changes(tmp_path: Path, caplog: pytest.Log
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "urls"),
+    [
+        ("", ["http://a:1", "http://b:8000"]),
+        ("# all of them\n", ["http://a:1", "http://b:8000"]),
+        ("http://a:1\nhttp://b:80", ["http://a:1", "http://b:8000"]),
+        ("http://a:1\nhttp://b:8", ["http://a:1", "http://b:8000"]),
+        ("http://a:1\n", ["http://a:1"]),
+        ("endpoints: []\n", []),
+        ("[]\n", []),
+    ],
+)
+@pytest.mark.parametrize("end", ["\n", ""])
+def test_a_file_that_is_cut_takes_no_endpoint_away(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str, urls: list[str], end: str
+) -> None:
+    path = tmp_path / "endpoints"
+    write(path, f"http://a:1\nhttp://b:8000{end}", at=1)
+    file = endpoints_file(str(path))
+    write(path, text, at=2)
+    assert file.latest().urls() == urls
+    assert ("2 endpoints, 0 pools and 0 names of models stay in effect" in caplog.text) == (len(urls) == 2)
+
+
 def test_a_first_file_must_be_good(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--endpoints-file .*No such file"):
         endpoints_file(str(tmp_path / "none"))
