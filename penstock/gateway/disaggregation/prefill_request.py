@@ -8,8 +8,12 @@ them. What they hold is the connector's affair; they are handed on as they are.
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import msgspec
+
+from penstock.gateway.responses.error_kind import error_kind
+from penstock.gateway.responses.event_reader import read_reply
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 PATHS = frozenset({CHAT, COMPLETIONS})
@@ -39,11 +43,23 @@ _decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
 
 
+class _Choice(msgspec.Struct):
+    finish_reason: Any = None
+
+
 class _Reply(msgspec.Struct):
+    kv_transfer_params: dict[str, msgspec.Raw] | None = None
+    choices: list[_Choice] | None = None
+
+
+class _Params(msgspec.Struct):
     kv_transfer_params: msgspec.Raw = msgspec.Raw(b"null")
 
 
 _decode_reply = msgspec.json.Decoder(_Reply).decode
+_decode_params = msgspec.json.Decoder(_Params).decode
+_FAILED = ("error", "abort")
+"""Reasons for which a choice has ended in vain."""
 
 
 def prefill_body(path: str, raw: bytes) -> bytes | None:
@@ -78,9 +94,18 @@ def _count_prompts(prompt: msgspec.Raw) -> int:
 
 def transfer_params(reply: bytes) -> bytes | None:
     """The ``kv_transfer_params`` of a reply, JSON; None: there are none, so the blocks are in a store that
-    endpoints share, if anywhere. Raises ValueError for what is no reply."""
+    endpoints share, if anywhere. Raises ValueError for what is no reply, or an error."""
+    parsed = read_reply(reply)
+    if parsed.error is not None:
+        raise ValueError(f"an error {error_kind(parsed.error)}".rstrip())
     try:
-        params = bytes(_decode_reply(reply).kv_transfer_params)
+        said = _decode_reply(reply)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(str(error)) from None
-    return params if params.startswith(b"{") else None
+    if said.choices is None and not said.kv_transfer_params:
+        raise ValueError("a reply without choices")
+    if any(choice.finish_reason in _FAILED for choice in said.choices or ()):
+        raise ValueError("a choice that ended with an error")
+    if not said.kv_transfer_params:
+        return None
+    return bytes(_decode_params(reply).kv_transfer_params)

@@ -43,9 +43,7 @@ class Via:
         names = [hop[1] for hop in hops if len(hop) > 1]
         if self.name in names:
             way = " → ".join(names[names.index(self.name) :])
-            what = (
-                f"The request came back to this gateway, {self.name}, by {shown(way)}: an endpoint leads here"
-            )
+            what = f"The request came back to {self.name}, by {way[:MOST_SHOWN]}: an endpoint leads here"
         elif len(names) > MOST_HOPS:
             way = " → ".join(names[-MOST_HOPS:])
             what = (

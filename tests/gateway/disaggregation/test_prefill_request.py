@@ -92,13 +92,33 @@ def test_other_apis_and_malformed_bodies_are_left_alone() -> None:
         (b'{"choices":[],"kv_transfer_params":{"remote_host":"h"}}', b'{"remote_host":"h"}'),
         (b'{"choices":[],"kv_transfer_params":null}', None),
         (b'{"choices":[]}', None),
+        (b'{"choices":[],"kv_transfer_params":{}}', None),
+        (b'{"choices":[{"finish_reason":"length"}],"error":null}', None),
+        (b'{"kv_transfer_params":{"a":1}}', b'{"a":1}'),
     ],
 )
 def test_what_the_connector_says_is_handed_on_as_it_is(reply: bytes, params: bytes | None) -> None:
     assert transfer_params(reply) == params
 
 
-@pytest.mark.parametrize("reply", [b"", b"<html>", b"[]"])
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"",
+        b"<html>",
+        b"[]",
+        b"{}",
+        b'{"detail":"CUDA error"}',
+        b'{"error":{"message":"CUDA error","code":500}}',
+        b'{"error":"out of memory","choices":[],"kv_transfer_params":{"remote_host":"h"}}',
+        b'{"object":"error","message":"CUDA error","type":"InternalServerError"}',
+        b'{"choices":[],"kv_transfer_params":[1]}',
+        b'{"choices":[],"kv_transfer_params":"h"}',
+        b'{"choices":[],"kv_transfer_params":true}',
+        b'{"choices":[{"finish_reason":"error"}],"kv_transfer_params":{"remote_host":"h"}}',
+        b'{"choices":{}}',
+    ],
+)
 def test_what_is_no_reply_is_refused(reply: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         transfer_params(reply)

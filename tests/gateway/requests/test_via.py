@@ -27,7 +27,7 @@ def test_what_comes_back_is_refused_with_the_names_of_its_way(values: list[bytes
     with pytest.raises(ApiError) as refusal:
         OWN.check([(b"via", value) for value in values])
     assert (refusal.value.status, refusal.value.code) == (508, "loop_detected")
-    assert "penstock-a, by penstock-a" in refusal.value.message
+    assert "came back to penstock-a, by penstock-a" in refusal.value.message
 
 
 def test_so_is_what_too_many_have_relayed() -> None:
