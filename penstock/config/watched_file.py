@@ -23,6 +23,8 @@ Stamp = tuple[int, int, int]
 SETTLE_S = 1.0
 """A file that was written in place is read when it has not changed for so long, or from one look to the next:
 another part may follow. One that takes its name by a move is complete."""
+_ENDS = ("\n", "]", "}", '"', "'")
+"""Of a text that is not cut within a word; what was cut within brackets or quotes is not valid."""
 _says_something = re.compile(r"^[ \t]*[^#\s]", re.MULTILINE).search
 
 
@@ -83,7 +85,7 @@ class WatchedFile(Generic[T]):
         text = self._path.read_text(encoding="utf-8")
         if not _says_something(text):
             raise ValueError("it is empty")
-        ends_as_before = text.endswith("\n") or not self._text.endswith("\n")
+        ends_as_before = text.endswith(_ENDS) or not self._text.endswith("\n")
         if not ends_as_before or _is_cut(text, self._text):
             raise ValueError("its last line has no end, as if it were cut there")
         value = self._read(text)

@@ -1,17 +1,63 @@
 """Fair shares of tokens: how much each flow has been served, by weight.
 
-This is weighted start-time fair queueing with tokens as the unit, as the virtual token counter of Sheng et
-al., "Fairness in Serving Large Language Models" (OSDI 2024): a request is charged with an estimate when it is
-sent, and with the difference to its real tokens when it has ended. A flow that was idle starts where the
-others are, so that nobody saves up a share.
+This is weighted fair queueing with tokens as the unit, as the virtual token counter of Sheng et al.,
+"Fairness in Serving Large Language Models" (OSDI 2024): a request is charged with an estimate when it is
+sent, and with its real tokens instead when it has ended. A flow that has not waited starts where the others
+are, so that nobody saves up a share.
+
+Estimates may be many times too high: then whoever has a request that runs would always be the last, whatever
+its weight. So they are corrected by what those of the flow were wrong before, and what flows start from is
+what has been settled.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass, field
 
 MOST_FLOWS = 1 << 14
-"""Flows remembered; the least recently used one is forgotten, and starts like one that was idle."""
+"""Flows remembered; the least recently used one that does not wait is forgotten, and starts like one that was
+idle."""
+
+
+DECAY = 0.8
+"""Weight of what was before, with each request that ends."""
+LEAST_RATIO = 0.01
+"""Of real tokens to estimated ones."""
+
+
+@dataclass(slots=True)
+class _Ratio:
+    """Real tokens per estimated one, of the latest requests."""
+
+    real: float = 0.0
+    estimated: float = 0.0
+
+    def learn(self, real: float, estimated: float) -> None:
+        self.real = DECAY * self.real + real
+        self.estimated = DECAY * self.estimated + estimated
+
+    @property
+    def value(self) -> float | None:
+        """None: nothing has ended."""
+        return max(self.real / self.estimated, LEAST_RATIO) if self.estimated else None
+
+
+@dataclass(slots=True)
+class _Flow:
+    """Tokens are divided by the weight."""
+
+    served: float = 0.0
+    """Tokens of its requests, what is expected of those that run."""
+    expected: float = 0.0
+    """The latter among them."""
+    ratio: _Ratio = field(default_factory=_Ratio)
+    waiting: int = 0
+    """Its requests that wait."""
+
+    @property
+    def settled(self) -> float:
+        return self.served - self.expected
 
 
 class FairShares:
@@ -19,24 +65,63 @@ class FairShares:
 
     def __init__(self, most_flows: int = MOST_FLOWS) -> None:
         self._most_flows = most_flows
-        self._served: OrderedDict[str, float] = OrderedDict()
+        self._flows: OrderedDict[str, _Flow] = OrderedDict()
+        self._waiting: dict[str, _Flow] = {}
         self._now = 0.0
-        """Virtual time at which the latest request began."""
+        """Where flows start when nobody waits."""
+        self._ratio = _Ratio()
+        """Of all flows."""
 
     def start_of(self, flow: str) -> float:
-        """Virtual time at which the next request of ``flow`` may begin: the smallest is served first."""
-        return max(self._now, self._served.get(flow, 0.0))
+        """Virtual time at which the next request of a flow that waits may begin: the smallest is first."""
+        return self._flows[flow].served
 
-    def begin(self, flow: str, tokens: float, weight: float) -> None:
-        """A request of ``flow`` is sent, whose tokens are estimated."""
-        start = self.start_of(flow)
-        self._now = max(self._now, start)
-        self._served[flow] = start + tokens / weight
-        self._served.move_to_end(flow)
-        if len(self._served) > self._most_flows:
-            self._served.popitem(last=False)
+    def wait(self, flow: str) -> None:
+        """A request of ``flow`` waits from now on."""
+        found = self._enter(flow)
+        found.waiting += 1
+        self._waiting[flow] = found
 
-    def correct(self, flow: str, tokens: float, weight: float) -> None:
-        """A request had so many tokens more than estimated; negative: fewer."""
-        if (served := self._served.get(flow)) is not None:
-            self._served[flow] = served + tokens / weight
+    def wait_no_more(self, flow: str) -> None:
+        """It does not, whether it has its turn or has gone."""
+        found = self._flows[flow]
+        found.waiting -= 1
+        if not found.waiting:
+            del self._waiting[flow]
+            self._now = found.settled
+
+    def begin(self, flow: str, tokens: float, weight: float) -> float:
+        """A request of ``flow`` is sent, whose tokens are estimated. Returns what is expected instead."""
+        found = self._enter(flow)
+        if not self._waiting:
+            self._now = found.settled
+        expected = tokens * (found.ratio.value or self._ratio.value or 1.0)
+        found.served += expected / weight
+        found.expected += expected / weight
+        return expected
+
+    def end(self, flow: str, expected: float, tokens: float, weight: float, estimated: float = 0.0) -> None:
+        """A request of which so many tokens were expected has ended with ``tokens``; ``estimated``: what
+        :meth:`begin` got, 0 if nothing is to be learned of it."""
+        if estimated:
+            self._ratio.learn(tokens, estimated)
+        if (found := self._flows.get(flow)) is not None:
+            found.served += (tokens - expected) / weight
+            found.expected = max(0.0, found.expected - expected / weight)
+            if estimated:
+                found.ratio.learn(tokens, estimated)
+
+    def _enter(self, flow: str) -> _Flow:
+        """The flow; one that does not wait starts where those are that do."""
+        found = self._flows.get(flow)
+        if found is None:
+            found = self._flows[flow] = _Flow()
+        self._flows.move_to_end(flow)
+        if not found.waiting:
+            now = min((each.settled for each in self._waiting.values()), default=self._now)
+            found.served = max(found.served, now + found.expected)
+        if len(self._flows) > self._most_flows:
+            oldest = next((name for name, each in self._flows.items() if not each.waiting), flow)
+            if oldest != flow:
+                del self._flows[oldest]
+        return found

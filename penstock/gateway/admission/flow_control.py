@@ -61,6 +61,8 @@ class FlowRequest:
     """When the request has to have ended, reply included."""
     promised_by: Gate | None = None
     """The gate that has granted it a place, until an endpoint counts it."""
+    expected: float = 0.0
+    """Tokens with which its flow was charged."""
     queued_s: float = 0.0
     """How long it has waited."""
 
@@ -131,7 +133,7 @@ class FlowControl:
             self._withdraw(waiter, gate)
             raise ClientGone
         waiter.granted.result()
-        request.promised_by = gate
+        request.promised_by, request.expected = gate, waiter.expected
 
     def sent(self, request: FlowRequest) -> None:
         """An endpoint counts the request from now on."""
@@ -142,8 +144,9 @@ class FlowControl:
     def ended(self, request: FlowRequest, tokens: float | None) -> None:
         """The request has ended, with so many tokens; None: unknown. It need not have been sent."""
         self.sent(request)
-        if tokens is not None:
-            self._shares.correct(request.flow, tokens - request.tokens, request.weight)
+        used = request.expected if tokens is None else tokens
+        estimated = 0.0 if tokens is None else request.tokens
+        self._shares.end(request.flow, request.expected, used, request.weight, estimated)
         if (self.waiting or self._others.are_waiting) and not self._fills_soon:
             self._fills_soon = True
             asyncio.get_running_loop().call_soon(self._fill_after_ends)
@@ -177,11 +180,11 @@ class FlowControl:
             if waiter.deadline <= now:
                 self._refuse_late(waiter, gate, now)
                 continue
+            waiter.expected = self._shares.begin(waiter.flow, waiter.tokens, waiter.weight)
             self._remove(waiter, gate)
             gate.rate.add(now)
             gate.promise(1)
             granted += 1
-            self._shares.begin(waiter.flow, waiter.tokens, waiter.weight)
             waiter.granted.set_result(None)
         return granted
 
@@ -206,7 +209,7 @@ class FlowControl:
     def _grant(self, request: FlowRequest, gate: Gate) -> None:
         gate.promise(1)
         request.promised_by = gate
-        self._shares.begin(request.flow, request.tokens, request.weight)
+        request.expected = self._shares.begin(request.flow, request.tokens, request.weight)
 
     def _check(self) -> None:
         """Called regularly while requests wait."""
@@ -256,7 +259,7 @@ class FlowControl:
             self._remove(waiter, gate)
         elif waiter.granted.exception() is None:
             gate.promise(-1)
-            self._shares.correct(waiter.flow, -waiter.tokens, waiter.weight)
+            self._shares.end(waiter.flow, waiter.expected, 0.0, waiter.weight)
             self.fill_places()
 
     def _queue(self, waiter: Waiter, gate: Gate, now: float) -> None:

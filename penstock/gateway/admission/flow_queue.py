@@ -26,6 +26,8 @@ class Waiter:
     deadline: float
     granted: asyncio.Future[None]
     """Done when it may be sent; an exception when it may not."""
+    expected: float = 0.0
+    """Tokens with which its flow was charged."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,10 +62,12 @@ class FlowQueue:
 
     def add(self, waiter: Waiter) -> None:
         self._all[waiter] = None
+        self._shares.wait(waiter.flow)
         self._bands.setdefault(waiter.priority, {}).setdefault(waiter.flow, {})[waiter] = None
 
     def remove(self, waiter: Waiter) -> None:
         del self._all[waiter]
+        self._shares.wait_no_more(waiter.flow)
         flows = self._bands[waiter.priority]
         del flows[waiter.flow][waiter]
         if not flows[waiter.flow]:

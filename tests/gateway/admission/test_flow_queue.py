@@ -9,7 +9,7 @@ from penstock.gateway.admission.flow_queue import FlowQueue, Waiter
 
 
 class Served:
-    """A queue whose waiters are sent one after the other."""
+    """A queue whose waiters are sent one after the other, each when the one before has ended."""
 
     def __init__(self) -> None:
         self.shares = FairShares()
@@ -33,15 +33,22 @@ class Served:
                 )
             )
 
-    def send(self, count: int) -> str:
-        """The flows of the next requests."""
+    def send(self, count: int, **tokens: float) -> str:
+        """The flows of the next requests; ``tokens`` of those that have others than estimated."""
         flows = []
         for _ in range(count):
-            waiter = self.queue.next()
-            self.queue.remove(waiter)
-            self.shares.begin(waiter.flow, waiter.tokens, waiter.weight)
+            waiter = self.begin()
+            used = tokens.get(waiter.flow, waiter.tokens)
+            self.shares.end(waiter.flow, waiter.expected, used, waiter.weight, waiter.tokens)
             flows.append(waiter.flow)
         return "".join(flows)
+
+    def begin(self) -> Waiter:
+        """The next request is sent."""
+        waiter = self.queue.next()
+        waiter.expected = self.shares.begin(waiter.flow, waiter.tokens, waiter.weight)
+        self.queue.remove(waiter)
+        return waiter
 
 
 def served() -> Served:
@@ -87,9 +94,35 @@ def test_what_a_reply_really_had_counts() -> None:
     queue = served()
     queue.add("a", 9)
     queue.add("b", 9)
-    assert queue.send(2) == "ab"
-    queue.shares.correct("a", 100.0, 1.0)
+    assert queue.send(2, a=110.0) == "ab"
     assert queue.send(9) == "bbbbbbbba"  # b has no more
+
+
+def test_estimates_that_are_too_high_take_no_share_from_who_waits() -> None:
+    """Two at a time, of 2 tokens instead of 256: the flow of weight 3 has its share from the first."""
+    queue = served()
+    running = []
+    queue.add("a", 60, tokens=256.0)
+    running += [queue.begin(), queue.begin()]
+    queue.add("b", 60, tokens=256.0, weight=3.0)
+    sent = []
+    for _ in range(60):
+        ended = running.pop(0)
+        queue.shares.end(ended.flow, ended.expected, 2.0, ended.weight, ended.tokens)
+        running.append(queue.begin())
+        sent.append(running[-1].flow)
+    assert 42 <= sent.count("b") <= 48
+    assert 6 <= sent[:10].count("b") <= 9
+
+
+def test_who_comes_later_waits_for_no_estimates() -> None:
+    """Nor do estimates of those that run keep others from their turns."""
+    queue = served()
+    queue.add("a", 100, tokens=256.0)
+    for _ in range(20):
+        queue.begin()
+    queue.add("b", 100, tokens=2.0)
+    assert "b" in queue.send(2, a=2.0)
 
 
 def test_an_idle_flow_saves_nothing_up() -> None:
@@ -138,9 +171,15 @@ def test_the_longest_flow_and_late_waiters() -> None:
 
 
 def test_flows_that_are_remembered_are_bounded() -> None:
+    """Not of those that wait."""
     shares = FairShares(most_flows=2)
-    for flow in "abc":
+    shares.wait("a")
+    for flow in "bcd":
         shares.begin(flow, 10.0, 1.0)
-    assert [shares.start_of(flow) for flow in "abc"] == [0.0, 10.0, 10.0]
-    shares.correct("a", 10.0, 1.0)
+        shares.end(flow, 10.0, 30.0, 1.0)
+    assert list(shares._flows) == ["a", "d"]
+    shares.end("b", 10.0, 30.0, 1.0)
     assert shares.start_of("a") == 0.0
+    shares.wait("b")
+    assert shares.start_of("b") == 0.0
+    assert list(shares._flows) == ["a", "b"]
