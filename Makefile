@@ -15,6 +15,7 @@ TEST_PROCESSES ?= 3
 RAY_VENV := .venv-ray
 # vLLM pins other versions of what the engines share.
 VLLM_VENV := .venv-vllm
+TEMPLATES_VENV := .venv-templates
 # Clients exclude each other's versions: those of the openai package 3, and those of 2.
 CLIENTS_VENV := .venv-clients
 OPENAI2_VENV := .venv-clients-openai2
@@ -23,7 +24,7 @@ AGENTS := tests/agents
 # What clients leave open, and warn of, is theirs.
 CLIENT_TESTS := -m pytest -W ignore -p no:unraisableexception tests/clients
 
-.PHONY: install install-dev serve test test-slow test-pythons test-ray test-vllm test-clients test-agents check format bench clean
+.PHONY: install install-dev serve test test-slow test-pythons test-ray test-vllm test-templates test-clients test-agents check format bench clean
 
 install: $(VENV)/.installed  ## What serving needs.
 install-dev: $(VENV)/.installed-dev  ## What tests, linters and every optional part need.
@@ -67,6 +68,18 @@ $(VLLM_VENV)/.installed: requirements-vllm.txt pyproject.toml
 	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-vllm.txt -e .
 	touch $@
 
+# Conversations under the chat templates of real models, by this server and by transformers.
+test-templates: $(TEMPLATES_VENV)/.installed
+	$(TEMPLATES_VENV)/bin/python -m pytest tests/templates $(ARGS)
+
+$(TEMPLATES_VENV)/.installed: requirements-templates.txt pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(TEMPLATES_VENV)
+	$(TEMPLATES_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . \
+		transformers hypothesis pytest pytest-timeout trustme
+	$(TEMPLATES_VENV)/bin/python -m pip download --quiet --disable-pip-version-check --no-deps \
+		--no-binary llama_cpp_python --dest $(TEMPLATES_VENV)/packages -r requirements-templates.txt
+	touch $@
+
 # LLM frameworks and SDKs against the demo model, directly and through a gateway; with node also those of npm.
 test-clients: install $(CLIENTS_VENV)/.installed $(OPENAI2_VENV)/.installed $(NODE)/node_modules
 	$(CLIENTS_VENV)/bin/python $(CLIENT_TESTS) $(ARGS)
@@ -103,4 +116,4 @@ bench: install  ## Host cost per token of an API server; see docs/benchmarks.md.
 	$(BIN)/penstock bench host $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(RAY_VENV) $(VLLM_VENV) $(CLIENTS_VENV) $(OPENAI2_VENV) $(NODE)/node_modules $(AGENTS)/node_modules build dist *.egg-info .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(RAY_VENV) $(VLLM_VENV) $(TEMPLATES_VENV) $(CLIENTS_VENV) $(OPENAI2_VENV) $(NODE)/node_modules $(AGENTS)/node_modules build dist *.egg-info .mypy_cache .ruff_cache

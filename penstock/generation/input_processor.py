@@ -6,10 +6,8 @@ values that cannot be served. The caller tokenizes prompts, long ones in a threa
 
 from __future__ import annotations
 
-import contextlib
 import random
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -22,13 +20,10 @@ from penstock.generation.model_info import ModelInfo
 from penstock.generation.parsers.registry import OutputFormat, output_format
 from penstock.generation.plan import RequestPlan, constrain
 from penstock.generation.prompt.chat_template import RESERVED, ChatTemplate
-from penstock.generation.prompt.conversation import (
-    conversation,
-    has_text_arguments,
-    shorten_call_ids,
-)
+from penstock.generation.prompt.conversation import message_text, reasoning_of
 from penstock.generation.prompt.prompts import truncation
-from penstock.generation.prompt.system_turns import TurnRules, place_system_turns, turn_rules
+from penstock.generation.prompt.renderer import ConversationRenderer
+from penstock.generation.prompt.template_rules import TemplateRules
 from penstock.generation.prompt.tokenizer import ESTIMATED_ABOVE, Tokenizer
 from penstock.generation.replies.stream_interval import EVERY_TOKEN, IntervalPolicy
 from penstock.generation.request import validation
@@ -84,9 +79,7 @@ class InputProcessor:
         """Most tokens of prompt and output together that context and KV caches hold."""
         self._max_tokens = min(info.max_model_len, info.defaults.max_new_tokens or info.max_model_len)
         self._tokenizer = tokenizer
-        self._template = template
-        self._turn_rules: dict[bool, TurnRules] = {}
-        """By whether there are tools; filled at the first conversation."""
+        self._renderer = None if template is None else ConversationRenderer(template)
         self._draw = random.Random().getrandbits
 
     def limit_total(self, kv_cache_tokens: int) -> None:
@@ -266,28 +259,22 @@ class InputProcessor:
             plan.kept, plan.n = plan.n, best_of
             plan.base = msgspec.structs.replace(plan.base, logprobs=max(0, plan.base.logprobs))
 
-    def place_system_turns(self, messages: Sequence[Message], *, tools: bool) -> list[Message]:
-        """The messages, with system text where it leaves the beginning of the prompt as it is from turn to
-        turn. ``tools``: whether they are rendered with tools."""
-        template = self._template
-        if template is None:  # which render refuses
-            return list(messages)
-        rules = self._turn_rules.get(tools)
-        if rules is None:
-            rules = self._turn_rules[tools] = turn_rules(partial(_rendered_turns, template, tools=tools))
-        return place_system_turns(messages, rules)
-
     def set_output_format(
         self,
         plan: RequestPlan,
         choice: ToolChoice,
         prompt: str,
         *,
+        continued: Message | None = None,
         show_reasoning: bool = True,
         one_call: bool = False,
     ) -> None:
         """Set the parsers of a conversation's outputs, and add tool choice and reasoning to the plan's
-        constraint. ``prompt``: the text before the output. The others: see MessageFormat."""
+        constraint. ``prompt``: the text before the output; ``continued``: the message that it ends with, if
+        the output continues that. The others: see MessageFormat."""
+        if continued is not None:
+            text, thought = message_text(continued), reasoning_of(continued) or ""
+            prompt = self.output_format.before_continued(prompt, text, thought)
         constraint = plan.constraint
         calls = choice.may_call and constraint is None  # the grammar leaves other text free
         if choice.constraint is not None and (calls or not choice.may_call):
@@ -319,10 +306,12 @@ class InputProcessor:
         tools: list[Tool] | None = None,
         documents: list[dict[str, Any]] | None = None,
         variables: dict[str, Any] | None = None,
+        stable: bool = False,
     ) -> str:
-        """The prompt of a conversation. Raises ApiError."""
-        template = self._template
-        if template is None:
+        """The prompt of a conversation. ``stable``: system text may not change what precedes it, so that the
+        prompt's beginning is the same from turn to turn. Raises ApiError."""
+        renderer = self._renderer
+        if renderer is None:
             raise ApiError(
                 400,
                 "The model has no chat template: start the server with --chat-template FILE, or use "
@@ -342,34 +331,24 @@ class InputProcessor:
                 f"chat_template_kwargs cannot set {name!r}, which is a field of requests.",
                 param="chat_template_kwargs",
             )
-        parts = template.wants_parts(tools=bool(tools))
-        plain = conversation(messages, parts=parts)
-        render = partial(
-            template.render,
+        if continue_final_message:
+            messages = [*messages[:-1], self._continued(messages[-1], renderer.rules(tools=bool(tools)))]
+        return renderer.render(
+            messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-            tools=msgspec.to_builtins(tools) if tools else None,
+            tools=tools,
             documents=documents,
             variables=variables,
+            stable=stable,
         )
-        try:
-            return render(plain)
-        except ApiError as refusal:
-            wrap = has_text_arguments(plain)  # templates that loop over the arguments' fields want an object
-            for short_ids in (False, True) if wrap else (True,):
-                plain = conversation(messages, parts=parts, wrap_arguments=wrap)
-                if short_ids and not shorten_call_ids(plain):
-                    break
-                with contextlib.suppress(ApiError):
-                    return render(plain)
-            raise refusal
 
-
-def _rendered_turns(template: ChatTemplate, messages: list[Message], *, tools: bool) -> str:
-    """Messages without the start of the assistant's turn. Raises ApiError."""
-    known = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-    plain = conversation(messages, parts=template.wants_parts(tools=tools))
-    return template.render(plain, add_generation_prompt=False, tools=known if tools else None)
+    def _continued(self, message: Message, rules: TemplateRules) -> Message:
+        """The message with its reasoning as text, where the template does not show reasoning."""
+        format, thought = self.output_format.reasoning, reasoning_of(message)
+        if format is None or not thought or rules.shows_reasoning or message_text(message):
+            return message
+        return msgspec.structs.replace(message, content=f"{format.opens[0]}\n{thought}")
 
 
 def _token_ids(format: OutputFormat, tokenizer: Tokenizer, info: ModelInfo) -> TokenIds:

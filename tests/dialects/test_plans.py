@@ -473,7 +473,10 @@ def test_the_template_gets_tools_documents_and_variables() -> None:
     assert plan.prompts == [json.dumps([tool]) + '[{"text": "d"}]calmlow']
 
 
-CALLS = "{% for message in messages %}{% for call in message.tool_calls %}CALL{% endfor %}{% endfor %}"
+CALLS = (
+    "{% for message in messages %}{{ message.content }}{% for call in message.tool_calls %}CALL{% endfor %}"
+    "{% endfor %}"
+)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from penstock.dialects.chat.tools import parse_tools
 from penstock.generation.dialect import NO_INFO, Dialect, RequestInfo
 from penstock.generation.input_processor import InputProcessor, opens_turn
 from penstock.generation.plan import RequestPlan
+from penstock.generation.prompt.conversation import message_text
 from penstock.generation.request import validation
 from penstock.generation.request.reasoning_effort import reasoning_variables
 from penstock.generation.request.schemas import Message
@@ -78,6 +79,7 @@ class ChatCompletions(Dialect):
             plan,
             choice,
             text,
+            continued=request.messages[-1] if request.continue_final_message else None,
             show_reasoning=request.include_reasoning is not False,
             one_call=request.parallel_tool_calls is False,
         )
@@ -102,8 +104,4 @@ class ChatCompletions(Dialect):
 
 def _text_to_echo(message: Message, role: str) -> str:
     """The text of ``message`` if a reply of the same ``role`` continues it."""
-    if message.role != role or message.content is None:
-        return ""
-    if isinstance(message.content, str):
-        return message.content
-    return "\n".join(part if isinstance(part, str) else part.value() or "" for part in message.content)
+    return message_text(message) if message.role == role and message.content is not None else ""

@@ -20,7 +20,7 @@ from penstock.generation.dialect import NO_INFO, CountedPrompt, Dialect, Request
 from penstock.generation.input_processor import InputProcessor
 from penstock.generation.plan import ASSISTANT, RequestPlan, constrain
 from penstock.generation.request import validation
-from penstock.generation.request.schemas import GenerateRequest
+from penstock.generation.request.schemas import GenerateRequest, Message
 from penstock.generation.request.structured_output import Constraint, SchemaPart, json_constraint
 from penstock.generation.request.tool_choice import ToolChoice, parse_tool_choice
 from penstock.http.errors import ApiError, refused
@@ -37,6 +37,8 @@ class _Conversation(NamedTuple):
     one_call: bool
     thinking: Thinking
     warning: str | None
+    continued: Message | None
+    """The message that the output continues."""
 
 
 class Messages(Dialect):
@@ -76,6 +78,7 @@ class Messages(Dialect):
             plan,
             choice,
             conversation.text,
+            continued=conversation.continued,
             show_reasoning=conversation.thinking.shown,
             one_call=conversation.one_call,
         )
@@ -140,16 +143,17 @@ def _conversation(processor: InputProcessor, request: CountTokensRequest) -> _Co
     texts = BlockTexts()
     messages = convert_messages(request, texts)
     continued = messages[-1].role == ASSISTANT
-    messages = processor.place_system_turns(messages, tools=bool(choice.tools))
     text = processor.render(
         messages,
         add_generation_prompt=not continued,
         continue_final_message=continued,
         tools=choice.tools,
         variables=thinking.variables,
+        stable=True,
     )
     warnings = [choice.warning, texts.unseen.warning("messages")]
-    return _Conversation(text, choice, one_call, thinking, "; ".join(filter(None, warnings)) or None)
+    warning = "; ".join(filter(None, warnings)) or None
+    return _Conversation(text, choice, one_call, thinking, warning, messages[-1] if continued else None)
 
 
 def _named_here(constraint: Constraint | None) -> Constraint | None:

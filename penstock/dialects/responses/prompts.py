@@ -141,11 +141,12 @@ class ResponsePrompts:
         def render(messages: list[Message]) -> str:
             try:
                 return processor.render(
-                    processor.place_system_turns(messages, tools=bool(choice.tools)),
+                    messages,
                     add_generation_prompt=True,
                     continue_final_message=False,
                     tools=choice.tools,
                     variables=variables,
+                    stable=True,
                 )
             except ApiError as error:
                 if error.param == "messages":  # what the chat template refuses

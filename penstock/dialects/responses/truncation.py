@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock.generation.prompt.system_turns import SYSTEM_ROLES
+from penstock.generation.prompt.template_rules import SYSTEM_ROLES
 from penstock.generation.request.schemas import Message
 
 

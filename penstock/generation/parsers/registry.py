@@ -51,6 +51,17 @@ class OutputFormat(msgspec.Struct, frozen=True):
         reasoning = self.reasoning.markers() if self.reasoning else ()
         return (*tools, *reasoning, *(token for text in reasoning for token in SPECIAL.findall(text)))
 
+    def before_continued(self, prompt: str, text: str, reasoning: str) -> str:
+        """What stands for the text before the output in a prompt that ends with the beginning of a reply:
+        ``text``, or ``reasoning`` if there is no text."""
+        if self.harmony:
+            return prompt.removesuffix((text or reasoning).rstrip())
+        if self.reasoning is None or not (text or reasoning):
+            return prompt
+        opened = max(text.rfind(mark) for mark in self.reasoning.opens)
+        closed = max(text.rfind(mark) for mark in self.reasoning.closes)
+        return self.reasoning.opens[0] if not text or opened > closed else self.reasoning.closes[0]
+
     def reasoning_parser(self, prompt: str, *, calls: bool) -> Callable[[], OutputParser] | None:
         """Makes the parser of the reasoning after ``prompt``; in harmony that of calls too, if the request
         allows ``calls``."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+from collections.abc import Sequence
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
@@ -20,9 +21,10 @@ import jinja2.parser
 import jinja2.sandbox
 import msgspec
 
+from penstock.generation.prompt.template_files import DEFAULT, read_template_files
+from penstock.generation.prompt.template_rules import REASONING_NAMES
 from penstock.http.errors import ApiError
 
-DEFAULT = "default"
 WITH_TOOLS = "tool_use"
 """Name of the template for requests with tools, if a model has several templates."""
 RESERVED = frozenset(
@@ -46,15 +48,12 @@ class ChatTemplate:
         self._sources = sources
         environment = _environment()
         self._templates: dict[str, jinja2.Template] = {}
-        self._wants_parts: dict[str, bool] = {}
         for name, source in sources.items():
             try:
-                tree = environment.parse(source)
-                self._templates[name] = template = environment.from_string(tree, globals=special_tokens)
+                self._templates[name] = template = environment.from_string(source, globals=special_tokens)
             except jinja2.TemplateSyntaxError as error:
                 raise ValueError(f"line {error.lineno}: {error.message}") from None
             template.globals = dict(template.globals)  # a ChainMap, which is copied for every rendering
-            self._wants_parts[name] = _iterates_content(tree)
 
     @classmethod
     def load(
@@ -64,19 +63,13 @@ class ChatTemplate:
 
         Raises ValueError naming the file if the template cannot be read or compiled.
         """
-        directory = Path(directory)
-        config = _json_object(directory / "tokenizer_config.json")
-        if override_file is not None:
-            origin, sources = Path(override_file), {DEFAULT: _text(Path(override_file))}
-        else:
-            origin, sources = _model_template(directory, config)
-        if not sources:
+        files = read_template_files(Path(directory), None if override_file is None else Path(override_file))
+        if not files.sources:
             return None
-        tokens = _special_tokens(_json_object(directory / "special_tokens_map.json") | config)
         try:
-            return cls(sources, tokens)
+            return cls(files.sources, files.special_tokens)
         except ValueError as error:
-            raise ValueError(f"chat template in {origin}: {error}") from None
+            raise ValueError(f"chat template in {files.origin}: {error}") from None
 
     @property
     def source(self) -> str:
@@ -88,17 +81,13 @@ class ChatTemplate:
         """The text of the template for requests without tools."""
         return self._sources[self._name(tools=False)]
 
-    def wants_parts(self, *, tools: bool) -> bool:
-        """Whether the template (that for tools, if ``tools``) expects content as a list of parts."""
-        return self._wants_parts[self._name(tools)]
-
     def render(
         self,
         messages: list[dict[str, Any]],
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        tools: list[dict[str, Any]] | None = None,
+        tools: Sequence[dict[str, Any]] | None = None,
         documents: list[dict[str, Any]] | None = None,
         variables: dict[str, Any] | None = None,
     ) -> str:
@@ -162,11 +151,17 @@ def _rendered(template: jinja2.Template, variables: dict[str, Any]) -> str:
 
 
 def _append_mark(message: dict[str, Any]) -> None:
-    content = message["content"]
-    if isinstance(content, str):
+    """Mark the end of a message: of its text, or of its reasoning if there is no text."""
+    content = message.get("content")
+    thoughts = [name for name in REASONING_NAMES if message.get(name)]
+    if isinstance(content, list) and content:
+        part = content[-1]
+        part[part["type"]] += f"{_MARK} "
+    elif isinstance(content, str) and (content or not thoughts):
         message["content"] = f"{content}{_MARK} "
-    elif content:
-        content[-1]["text"] += f"{_MARK} "
+    elif thoughts:
+        for name in thoughts:
+            message[name] += f"{_MARK} "
     else:
         raise ApiError(
             400, "continue_final_message: the final message has no text.", param="continue_final_message"
@@ -261,82 +256,3 @@ def _environment() -> jinja2.Environment:
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
-
-
-def _iterates_content(tree: jinja2.nodes.Template) -> bool:
-    """Whether a template loops over a message's content, and so expects a list of parts."""
-    names = {
-        assign.target.name
-        for assign in tree.find_all(jinja2.nodes.Assign)
-        if isinstance(assign.target, jinja2.nodes.Name) and _is_content(assign.node, frozenset())
-    }
-    return any(_is_content(loop.iter, names) for loop in tree.find_all(jinja2.nodes.For))
-
-
-def _is_content(node: jinja2.nodes.Node | None, names: set[str] | frozenset[str]) -> bool:
-    while isinstance(node, jinja2.nodes.Filter):
-        node = node.node
-    match node:
-        case jinja2.nodes.Getattr():
-            return node.attr == "content"
-        case jinja2.nodes.Getitem(arg=jinja2.nodes.Const(value="content")):
-            return True
-        case jinja2.nodes.Name():
-            return node.name in names
-    return False
-
-
-# -- files
-
-
-def _model_template(directory: Path, config: dict[str, Any]) -> tuple[Path, dict[str, str]]:
-    """The file with a model's template, and its texts by name; chat_template.jinja takes precedence."""
-    path = directory / "chat_template.jinja"
-    if path.is_file():
-        return path, {DEFAULT: _text(path)}
-    path = directory / "tokenizer_config.json"
-    template = config.get("chat_template")
-    if template is None:
-        path = directory / "chat_template.json"
-        template = _json_object(path).get("chat_template")
-    if template is None:
-        return path, {}
-    if isinstance(template, str):
-        return path, {DEFAULT: template}
-    try:
-        named = msgspec.convert(template, list[_Named])
-    except msgspec.ValidationError as error:
-        raise ValueError(f"{path}: chat_template must be a text or a list of named ones: {error}") from None
-    return path, {each.name: each.template for each in named}
-
-
-class _Named(msgspec.Struct):
-    name: str
-    template: str
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"chat template {path}: {error}") from None
-
-
-def _json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty if there is no such file."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except FileNotFoundError:
-        return {}
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: {error}") from None
-
-
-def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """Every ``…_token`` of a tokenizer's configuration: a string, or an object with the field content."""
-    tokens = {}
-    for name, token in config.items():
-        text = token.get("content") if isinstance(token, dict) else token
-        if name.endswith("_token") and isinstance(text, str):
-            tokens[name] = text
-    return tokens

@@ -1,15 +1,26 @@
-"""Converts a request's messages to the dictionaries that chat templates read."""
+"""Spells a request's messages as its chat template reads them: dictionaries."""
 
 from __future__ import annotations
 
+import re
+import secrets
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from penstock.generation.parsers.custom_input import CUSTOM_INPUT
+from penstock.generation.prompt.template_rules import (
+    CALLS,
+    FUNCTION_FIELDS,
+    THINKING_PART,
+    PlainMessage,
+    TemplateRules,
+)
 from penstock.generation.request.body_decoder import check_parts
-from penstock.generation.request.schemas import Message, Part, ToolCall
+from penstock.generation.request.schemas import Message, Part, Tool, ToolCall
 from penstock.http.errors import ApiError
 
 _SHORT_ID = 9
@@ -17,78 +28,166 @@ _SHORT_ID = 9
 _decode = msgspec.json.Decoder().decode
 
 
+_PLACE = f"\ue000{secrets.token_hex(8)}\ue002"
+"""Marks a function's name whose call text is to stand before."""
+
+
 def conversation(
-    messages: list[Message], *, parts: bool, wrap_arguments: bool = False
-) -> list[dict[str, Any]]:
-    """``messages`` as dictionaries.
-
-    ``parts``: content becomes a list of ``{"type": "text", "text": …}``; otherwise one string, parts joined
-    by line breaks as in vLLM. ``wrap_arguments``: tool call arguments that are not a JSON object become one
-    with the field ``arguments``; otherwise the template gets their text as it is. Raises ApiError for parts
-    that are not text.
-    """
-    return [_message(message, number, parts, wrap_arguments) for number, message in enumerate(messages)]
-
-
-def has_text_arguments(messages: list[dict[str, Any]]) -> bool:
-    """Whether a tool call of a conversation has a text for arguments: a model wrote no JSON object."""
-    return any(
-        isinstance(call["function"]["arguments"], str)
-        for message in messages
-        for call in message.get("tool_calls", ())
-    )
+    messages: Sequence[Message], rules: TemplateRules, before_calls: list[str] | None = None
+) -> list[PlainMessage]:
+    """``messages`` as dictionaries. Texts beside calls that the template does not show are appended to
+    ``before_calls``, for :func:`put_before_calls`. Raises ApiError for parts that are not text, and what else
+    a message cannot have."""
+    plain = [_message(message, f"messages[{number}]", rules) for number, message in enumerate(messages)]
+    _name_results(messages, plain)
+    if rules.before_calls is not None and before_calls is not None:
+        for message in plain:
+            if message.get("tool_calls"):
+                _mark_call(message, before_calls, rules)
+    return plain
 
 
-def shorten_call_ids(messages: list[dict[str, Any]]) -> bool:
-    """Replace the ids of calls by others of nine characters, as templates of Mistral's models want them.
-    False: all have nine."""
-    replaced = False
-    for message in messages:
-        calls = [(call, "id") for call in message.get("tool_calls", ())]
-        for owner, field in [(message, "tool_call_id"), *calls]:
-            id = owner.get(field)
-            if id is not None and len(id) != _SHORT_ID:
-                owner[field] = blake2b(id.encode(), digest_size=_SHORT_ID).hexdigest()[:_SHORT_ID]
-                replaced = True
-    return replaced
+def put_before_calls(prompt: str, texts: list[str], rules: TemplateRules) -> str:
+    """The prompt with each text before the calls of its message."""
+    if not texts or rules.before_calls is None:
+        return prompt
+    lead, start = rules.before_calls
+    for number, text in enumerate(texts):
+        prompt = prompt.replace(f"{start}{_PLACE}{number};", f"{lead}{text}{start}", 1)
+    return re.sub(f"{_PLACE}[0-9]+;", "", prompt)
 
 
-def _message(message: Message, number: int, parts: bool, wrap_arguments: bool) -> dict[str, Any]:
+def _mark_call(message: PlainMessage, texts: list[str], rules: TemplateRules) -> None:
+    content = message.get("content")
+    said = content if isinstance(content, str) else "".join(part.get("text", "") for part in content or ())
+    if said:
+        function = message["tool_calls"][0]["function"]
+        function["name"] = f"{_PLACE}{len(texts)};{function['name']}"
+        texts.append(said)
+        message["content"] = rules.absent[0]
+        if message["content"] is UNSET:
+            del message["content"]
+
+
+def plain_tools(tools: list[Tool], rules: TemplateRules) -> list[dict[str, Any]]:
+    """The tools as templates read them."""
+    plain: list[dict[str, Any]] = msgspec.to_builtins(tools)
+    for name in rules.function_fields:
+        for tool in plain:
+            tool["function"].setdefault(name, FUNCTION_FIELDS[name])
+    return plain
+
+
+def kind_of(message: Message) -> str:
+    """The kind of a message, as :class:`TemplateRules` has them."""
+    return CALLS if message.tool_calls else message.role
+
+
+def texts_of(message: Message, field: str) -> list[str]:
+    """The texts of a message's content. ``field``: the path of the message. Raises ApiError."""
     content = message.refusal if message.content is None else message.content
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [content]
+    texts = (_text(part, f"{field}.content[{place}]") for place, part in enumerate(content))
+    return [text for text in texts if text is not None]
+
+
+def message_text(message: Message, field: str = "messages") -> str:
+    """The text of a message, its parts joined by line breaks. Raises ApiError."""
+    return "\n".join(texts_of(message, field))
+
+
+def reasoning_of(message: Message) -> str | None:
+    """The reasoning of a message, under whatever name it has come; None: it has none."""
+    for named in (message.reasoning_content, message.reasoning, message.thinking, message.thought):
+        if named is not None:
+            return named
+    if not isinstance(message.content, list):
+        return None
+    thoughts = [part.thought() for part in message.content if isinstance(part, Part)]
+    return "\n".join(filter(None, thoughts)) or None
+
+
+def arguments_of(call: ToolCall, field: str) -> tuple[str, dict[str, Any] | str]:
+    """Name and arguments of a call; a custom tool is a function to the model. ``field``: the path of the
+    call. Arguments are a text if that is no JSON object. Raises ApiError."""
+    if call.custom is not None:
+        return call.custom.name, {CUSTOM_INPUT: call.custom.input}
+    if call.function is None:
+        raise ApiError(400, f"{field}.function is missing.", param=f"{field}.function")
+    given = call.function.arguments
+    if isinstance(given, str):
+        return call.function.name, _arguments(given, f"{field}.function.arguments")
+    return call.function.name, given or {}
+
+
+def _message(message: Message, field: str, rules: TemplateRules) -> PlainMessage:
     if message.function_call or message.audio:
-        field = "function_call" if message.function_call else "audio"
-        param = f"messages[{number}].{field}"
+        param = f"{field}.{'function_call' if message.function_call else 'audio'}"
         raise ApiError(
             400, f"{param} is not supported; calls are sent as tool_calls, text as content.", param=param
         )
-    if isinstance(content, list):
-        texts = [_text(part, f"messages[{number}].content[{place}]") for place, part in enumerate(content)]
-    else:
-        texts = [] if content is None else [content]
-    plain: dict[str, Any] = {"role": message.role}
-    plain["content"] = [{"type": "text", "text": text} for text in texts] if parts else "\n".join(texts)
+    plain: PlainMessage = {"role": message.role}
+    content = _content(message, texts_of(message, field), rules)
+    if content is not UNSET:
+        plain["content"] = content
     if message.name is not None:
         plain["name"] = message.name
     if message.tool_calls:
         plain["tool_calls"] = [
-            _tool_call(call, f"messages[{number}].tool_calls[{place}]", wrap_arguments)
+            _tool_call(call, f"{field}.tool_calls[{place}]", rules)
             for place, call in enumerate(message.tool_calls)
         ]
     if message.tool_call_id is not None:
-        plain["tool_call_id"] = message.tool_call_id
-    reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
+        plain["tool_call_id"] = _id(message.tool_call_id, rules)
+    reasoning = reasoning_of(message)
     if reasoning is not None:
-        plain["reasoning"] = plain["reasoning_content"] = reasoning
+        think(plain, reasoning, rules)
     return plain
 
 
-def _text(part: str | Part, where: str) -> str:
+def think(message: PlainMessage, text: str, rules: TemplateRules) -> None:
+    """Give a message reasoning."""
+    if rules.reasoning != (THINKING_PART,):
+        message |= dict.fromkeys(rules.reasoning, text)
+        return
+    content = message.get("content") or []
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    message["content"] = [{"type": "thinking", "thinking": text}, *parts]
+
+
+def _content(message: Message, texts: list[str], rules: TemplateRules) -> Any:
+    """Content as the client has it where the template takes that: as text, as parts, or as neither."""
+    kind = kind_of(message)
+    if kind == CALLS and not any(texts):
+        return _absent(message, rules)
+    if kind in rules.as_part:
+        return [{"type": "text", "text": "\n".join(texts)}]
+    if kind in rules.as_parts and (kind not in rules.as_text or isinstance(message.content, list)):
+        return [{"type": "text", "text": text} for text in texts or [""]]
+    return "\n".join(texts)
+
+
+def _absent(message: Message, rules: TemplateRules) -> Any:
+    """No content beside calls: as the client has it, or else as the template takes it."""
+    given = message.content
+    if given == "" and "" in rules.absent:
+        return ""
+    return rules.absent[0]
+
+
+def _text(part: str | Part, where: str) -> str | None:
+    """The text of a part; None for reasoning."""
     if isinstance(part, str):
         return part
+    if part.thought() is not None:
+        return None
     if part.type not in ("text", "refusal"):
         raise ApiError(
             400,
-            f"{where}: parts of type {part.type[:60]!r} are not supported, only text and refusal.",
+            f"{where}: parts of type {part.type[:60]!r} are not supported, only text, refusal and thinking.",
             param=where,
         )
     text = part.value()
@@ -99,25 +198,33 @@ def _text(part: str | Part, where: str) -> str:
     return text
 
 
-def _tool_call(call: ToolCall, field: str, wrap: bool) -> dict[str, Any]:
-    """``field``: the path of the call in the request. A custom tool is a function to the model."""
-    arguments: Any
-    if call.custom is not None:
-        name, arguments = call.custom.name, {CUSTOM_INPUT: call.custom.input}
-    elif call.function is not None:
-        name, given = call.function.name, call.function.arguments
-        arguments = (
-            _arguments(given, f"{field}.function.arguments") if isinstance(given, str) else given or {}
-        )
-    else:
-        raise ApiError(400, f"{field}.function is missing.", param=f"{field}.function")
-    if wrap and isinstance(arguments, str):
+# -- calls
+
+
+def _tool_call(call: ToolCall, field: str, rules: TemplateRules) -> dict[str, Any]:
+    name, arguments = arguments_of(call, field)
+    if not rules.object_arguments:
+        arguments = _argument_text(call, arguments)
+    elif isinstance(arguments, str) and not rules.text_arguments:
         arguments = {"arguments": arguments}
     plain: dict[str, Any] = {"type": "function"}
     if call.id is not None:
-        plain["id"] = call.id
+        plain["id"] = _id(call.id, rules)
     plain["function"] = {"name": name, "arguments": arguments}
     return plain
+
+
+def _argument_text(call: ToolCall, arguments: dict[str, Any] | str) -> str:
+    """The text that the model wrote, if it has been kept."""
+    given = None if call.function is None else call.function.arguments
+    if isinstance(given, str) and given.strip():
+        return given
+    return arguments if isinstance(arguments, str) else json_text(arguments)
+
+
+def json_text(value: Any) -> str:
+    """JSON on one line, with spaces after commas and colons, as models write it."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=0).decode()
 
 
 def _arguments(text: str, field: str) -> dict[str, Any] | str:
@@ -135,3 +242,22 @@ def _arguments(text: str, field: str) -> dict[str, Any] | str:
     except (msgspec.MsgspecError, RecursionError):
         return text
     return arguments if isinstance(arguments, dict) else text
+
+
+def _id(id: str, rules: TemplateRules) -> str:
+    """The id of a call; a short one where the template, as Mistral's, wants nine characters."""
+    if rules.long_ids or len(id) == _SHORT_ID:
+        return id
+    return blake2b(id.encode(), digest_size=_SHORT_ID).hexdigest()[:_SHORT_ID]
+
+
+def _name_results(messages: Sequence[Message], plain: list[PlainMessage]) -> None:
+    """Give each result the name of the called function: some templates show it, and few clients send it."""
+    names: dict[str, str] = {}
+    for message, spelled in zip(messages, plain, strict=True):
+        for call in message.tool_calls or ():
+            called = call.custom or call.function
+            if call.id is not None and called is not None:
+                names[call.id] = called.name
+        if message.role == "tool" and message.name is None and message.tool_call_id in names:
+            spelled["name"] = names[message.tool_call_id]

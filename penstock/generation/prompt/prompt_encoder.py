@@ -8,6 +8,7 @@ checked when it is loaded (:func:`segment_marker`); otherwise prompts are encode
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections import OrderedDict
 from itertools import pairwise
@@ -96,7 +97,7 @@ class PromptEncoder:
 
 # -- the marker
 
-_PROBE: tuple[tuple[str, str], ...] = (("user", "a"), ("assistant", "b"), ("user", "c"))
+_PROBE: tuple[tuple[str, str], ...] = (("user", "first"), ("assistant", "second"), ("user", "third"))
 """Roles and texts that every chat template accepts."""
 
 
@@ -115,14 +116,16 @@ def segment_marker(tokenizer: Tokenizer, template: ChatTemplate | None) -> str |
 
 def _probe(template: ChatTemplate) -> str:
     """A conversation as the template renders it; empty if it cannot."""
-    messages: list[dict[str, Any]] = []
-    for role, text in _PROBE:
-        content = [{"type": "text", "text": text}] if template.wants_parts(tools=False) else text
-        messages.append({"role": role, "content": content})
-    try:
-        return template.render(messages)
-    except ApiError:
-        return ""
+    for as_parts in (False, True):
+        messages: list[dict[str, Any]] = [
+            {"role": role, "content": [{"type": "text", "text": text}] if as_parts else text}
+            for role, text in _PROBE
+        ]
+        with contextlib.suppress(ApiError):
+            prompt = template.render(messages)
+            if all(text in prompt for _, text in _PROBE):
+                return prompt
+    return ""
 
 
 def _boundaries(tokenizer: Tokenizer) -> list[str]:

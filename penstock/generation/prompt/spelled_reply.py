@@ -15,11 +15,12 @@ from penstock.generation.parsers.message import MessageFormat, MessageParser
 from penstock.generation.parsers.registry import OutputFormat
 from penstock.generation.parsers.value_types import Parameters
 from penstock.generation.prompt.chat_template import ChatTemplate
+from penstock.generation.prompt.renderer import ConversationRenderer
+from penstock.generation.request.schemas import Function, FunctionCall, Message, Tool, ToolCall
 from penstock.http.errors import ApiError
 
 Calls = Sequence[tuple[str, dict[str, Any] | str]]
 """Name and arguments of each call."""
-_ASKED = {"role": "user", "content": "?"}
 _PROBE = "probe of the end"
 
 
@@ -31,7 +32,7 @@ class ReplySpeller:
     """Spells replies for one model."""
 
     def __init__(self, template: ChatTemplate | None, format: OutputFormat) -> None:
-        self._template = template
+        self._renderer = None if template is None else ConversationRenderer(template)
         self._format = format
 
     def outputs(self, text: str, reasoning: str, calls: Calls) -> list[str]:
@@ -51,7 +52,7 @@ class ReplySpeller:
             listed = [{"name": name, "parameters": arguments} for name, arguments in parsed]
             forced = [_json(listed), _json(parsed[0][1])]
         found = []
-        if self._template is not None and self._format.reasoning is not None:
+        if self._renderer is not None and self._format.reasoning is not None:
             prompt = self._prompt(calls)
             found = [
                 self._with_reasoning(prompt, each, output) for output in forced for each in (reasoning, "")
@@ -65,7 +66,7 @@ class ReplySpeller:
             raise CannotSpell(f"the chat template refuses it: {error}") from None
 
     def _spell(self, text: str, reasoning: str, calls: Calls) -> str:
-        if self._template is None:
+        if self._renderer is None:
             if reasoning or calls:
                 raise CannotSpell("the model has no chat template")
             return text
@@ -97,11 +98,11 @@ class ReplySpeller:
             return output
         return f"{'' if inside else opening}{reasoning}{closing}{output}"
 
-    def _render(self, reply: list[dict[str, Any]], calls: Calls) -> str:
-        assert self._template is not None
-        tools = [{"type": "function", "function": {"name": name, "parameters": {}}} for name, _ in calls]
-        return self._template.render(
-            [dict(_ASKED), *reply], add_generation_prompt=not reply, tools=tools or None
+    def _render(self, reply: list[Message], calls: Calls) -> str:
+        assert self._renderer is not None
+        tools = [Tool(function=Function(name=name, parameters={})) for name, _ in calls]
+        return self._renderer.render(
+            [Message("user", "?"), *reply], add_generation_prompt=not reply, tools=tools or None
         )
 
     def _reply(self, prompt: str, text: str, calls: Calls) -> str:
@@ -111,7 +112,12 @@ class ReplySpeller:
         before, _, after = plain.rpartition(_PROBE)
         same = (pair[0] == pair[1] for pair in zip(prompt, before, strict=False))
         start = next((at for at, equal in enumerate(same) if not equal), min(len(prompt), len(before)))
-        return shown[start:].removesuffix(after)
+        output = shown[start:].removesuffix(after)
+        for number, (_, arguments) in enumerate(calls):
+            if isinstance(arguments, str):
+                place = _written(number)
+                output = output.replace(f'"{place}"', arguments).replace(place, arguments)
+        return output
 
     def _check(self, prompt: str, output: str, calls: Calls) -> None:
         """Raises CannotSpell if the API servers would not read the calls back."""
@@ -123,18 +129,18 @@ class ReplySpeller:
             raise CannotSpell(f"the chat template spells it as {output[:200]!r}, which has the calls {names}")
 
 
-def _message(text: str, calls: Calls) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": text}
-    if calls:
-        message["tool_calls"] = [
-            {
-                "id": f"call{number:05}",  # Mistral's templates take ids of nine letters and digits
-                "type": "function",
-                "function": {"name": name, "arguments": arguments},
-            }
-            for number, (name, arguments) in enumerate(calls)
-        ]
-    return message
+def _message(text: str, calls: Calls) -> Message:
+    made = []
+    for number, (name, arguments) in enumerate(calls):
+        given = _written(number) if isinstance(arguments, str) else arguments
+        # Mistral's templates take ids of nine characters.
+        made.append(ToolCall(FunctionCall(name, given), f"call{number:05}"))
+    return Message("assistant", text, tool_calls=made or None)
+
+
+def _written(number: int) -> str:
+    """Stands for arguments that are a text, which is taken as it is, in a prompt."""
+    return f"\ue000arguments {number}\ue001"
 
 
 def _json(value: Any) -> str:

@@ -32,10 +32,14 @@ class Part(msgspec.Struct, gc=False):
     """A part of a message's content."""
 
     type: Annotated[
-        str, about("text or refusal, or what the model cannot see: image_url, input_audio, file …")
+        str, about("text, refusal, thinking, reasoning, or what the model cannot see: image_url, file …")
     ]
     text: str | None = None
     refusal: Annotated[str | None, about("The text of a part of type refusal.")] = None
+    thinking: Annotated[
+        str | list[JsonObject] | None, about("Reasoning, in a part of type thinking: a text, or parts.")
+    ] = None
+    reasoning: Annotated[str | None, about("Reasoning, in a part of type reasoning.")] = None
     image_url: Annotated[Any, about("Not used: the model is told that it cannot see the image.")] = None
     input_audio: Annotated[Any, about("Not used, likewise.")] = None
     audio_url: Annotated[Any, about("Not used, likewise.")] = None
@@ -45,6 +49,15 @@ class Part(msgspec.Struct, gc=False):
     def value(self) -> str | None:
         """The text, which is in the field of the part's type."""
         return self.refusal if self.type == "refusal" else self.text
+
+    def thought(self) -> str | None:
+        """The reasoning of a part of type thinking or reasoning; None: it is of another type."""
+        if self.type == "reasoning":
+            return self.reasoning or ""
+        if self.type != "thinking":
+            return None
+        given = self.thinking or ""
+        return given if isinstance(given, str) else "".join(str(part.get("text", "")) for part in given)
 
 
 class FunctionCall(msgspec.Struct, gc=False):
@@ -74,6 +87,8 @@ class Message(msgspec.Struct):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: Annotated[str | None, about("Another name of reasoning_content.")] = None
+    thinking: Annotated[str | None, about("Another name of reasoning_content.")] = None
+    thought: Annotated[str | None, about("Another name of reasoning_content.")] = None
     refusal: Annotated[str | None, about("The text of a message without content.")] = None
     annotations: Annotated[Any, about("Not used.")] = None
     audio: Annotated[Any, about("Not supported.")] = None

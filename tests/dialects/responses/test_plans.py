@@ -442,7 +442,7 @@ def test_a_response_is_continued() -> None:
 
 def test_an_item_is_referred_to() -> None:
     data = body([{"type": "item_reference", "id": "msg_1"}, {"role": "user", "content": "Again."}])
-    assert "<user>First.\nAgain." in str(looked_up(make_dialect(STORE), data).prompts[0])
+    assert "<user>First.\n<user>Again." in str(looked_up(make_dialect(STORE), data).prompts[0])
     unknown = body([{"type": "item_reference", "id": "msg_9"}])
     with pytest.raises(ApiError, match="msg_9") as raised:
         looked_up(make_dialect(STORE), unknown)

@@ -208,26 +208,6 @@ def test_variables_of_the_request() -> None:
     assert rendered("{{ enable_thinking }}", variables={"enable_thinking": False}) == "False"
 
 
-# -- content as parts
-
-
-@pytest.mark.parametrize(
-    ("source", "parts"),
-    [
-        ("{% for m in messages %}{{ m['content'] }}{% endfor %}", False),
-        (
-            "{% for m in messages %}{% for part in m['content'] %}{{ part.text }}{% endfor %}{% endfor %}",
-            True,
-        ),
-        ("{% for m in messages %}{% for p in m.content | list %}{{ p.text }}{% endfor %}{% endfor %}", True),
-        ("{% set c = messages[0].content %}{% for p in c %}{{ p.text }}{% endfor %}", True),
-        ("{% for t in m.tool_calls %}{{ t }}{% endfor %}{{ m.content | trim }}", False),
-    ],
-)
-def test_templates_that_loop_over_content_want_parts(source: str, parts: bool) -> None:
-    assert template(source).wants_parts(tools=False) is parts
-
-
 # -- continuing the final message
 
 TRIMS = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</{{ m.role }}>\n{% endfor %}"

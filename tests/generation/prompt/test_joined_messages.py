@@ -9,21 +9,22 @@ import pytest
 
 from penstock.dialects.responses.items import Conversation
 from penstock.dialects.responses.request_schema import InputItem
-from penstock.generation.prompt.system_turns import TurnRules, place_system_turns
+from penstock.generation.prompt.template_rules import TemplateRules
+from penstock.generation.prompt.turns import arranged
 from penstock.generation.request.schemas import Message
 
 TEXT = "x" * 2000
-RULES = TurnRules(system_anywhere=True, user_after_tool=True)
+RULES = TemplateRules(follows=frozenset({("system", "start")}))
 
 
 def join_users(count: int) -> str:
-    [message] = place_system_turns([Message("user", TEXT)] * count, RULES)
+    [message] = arranged([Message("user", TEXT)] * count, RULES)
     assert isinstance(message.content, str)
     return message.content
 
 
 def join_systems(count: int) -> str:
-    [message] = place_system_turns([Message("system", TEXT)] * count, RULES)
+    [message] = arranged([Message("system", TEXT)] * count, RULES)
     assert isinstance(message.content, str)
     return message.content
 

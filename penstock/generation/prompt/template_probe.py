@@ -1,0 +1,381 @@
+"""Finds what a chat template takes, by rendering short conversations."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import product
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from penstock.generation.prompt.template_rules import (
+    CALLS,
+    FUNCTION_FIELDS,
+    PLACES,
+    REASONING_NAMES,
+    START,
+    SYSTEM_ROLES,
+    THINKING_PART,
+    BeforeCalls,
+    PlainMessage,
+    TemplateRules,
+)
+from penstock.http.errors import ApiError
+
+Render = Callable[[list[PlainMessage], list[dict[str, Any]] | None], str]
+"""Messages and tools to a prompt without the start of the assistant's turn. Raises ApiError."""
+
+
+def probe(render: Render, *, tools: bool) -> TemplateRules:
+    """The rules of a template. ``tools``: whether the conversations have tools. Takes some 100 renderings."""
+    if tools:
+        return _Probe(render, [_tool(description="x", parameters=_SCHEMA)]).rules() or TemplateRules()
+    plain = _Probe(render, None).rules()
+    if plain is None:
+        plain = _Probe(render, []).rules()
+        plain = None if plain is None else msgspec.structs.replace(plain, no_tools=())
+    return plain or TemplateRules()
+
+
+_TAILS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "user": ((), ("assistant", "user")),
+    "tool": ((), ("assistant", "user")),
+    "assistant": (("user",),),
+    "system": (("user",),),
+    START: (("user",),),
+}
+"""Kinds of messages that come after one that follows the key."""
+_FUNCTION, _OTHER, _KEY, _ID = "probef", "probeg", "probek", "probe0001"
+_SCHEMA = {"type": "object", "properties": {_KEY: {"type": "string", "description": "x"}}}
+
+
+class _Probe:
+    """Renders conversations of one template, and remembers how messages of each kind are spelled."""
+
+    def __init__(self, render: Render, tools: list[dict[str, Any]] | None) -> None:
+        self._render = render
+        self._tools = tools
+        self._forms: dict[str, tuple[bool, bool, bool]] = {}
+        """By kind, whether content may be a text, may be parts, and must be one part."""
+        self._call: PlainMessage = {}
+        self._call_word = _FUNCTION
+        """By which a call is found in a prompt."""
+        self._named_before = 0
+        """How often the function's name is in a prompt without calls."""
+        self._words = 0
+
+    def rules(self) -> TemplateRules | None:
+        """None: the template shows no user's message."""
+        if not self._has_form("user", lambda content: [{"role": "user", "content": content}]):
+            return None
+        user, more = self._say("user"), self._say("user")
+        self._has_form("assistant", lambda content: [user, {"role": "assistant", "content": content}, more])
+        found: dict[str, Any] = {"function_fields": self._function_fields()}
+        found["calls"] = self._find_call()
+        found["results"] = found["calls"] and self._has_form(
+            "tool", lambda content: [user, self._call, _result(content)]
+        )
+        found["reasoning"] = self._reasoning()
+        if found["calls"]:
+            found |= self._call_rules(found["reasoning"])
+        for role in sorted(SYSTEM_ROLES):
+            self._has_form(role, partial(_said_first, role, user))
+        found["head_always"] = self._head_always()
+        return TemplateRules(
+            **found,
+            as_text=frozenset(kind for kind, form in self._forms.items() if form[0] or not any(form)),
+            as_parts=frozenset(kind for kind, form in self._forms.items() if form[1]),
+            as_part=frozenset(kind for kind, form in self._forms.items() if form[2]),
+            follows=frozenset(place for place in PLACES if self._may_follow(*place)),
+            stable=frozenset(
+                ("system", before) for before in ("user", "assistant", "tool") if self._stays(before)
+            ),
+        )
+
+    # -- renderings
+
+    def _prompt(self, messages: Sequence[PlainMessage]) -> str:
+        """Empty if the template refuses."""
+        try:
+            return self._render(list(messages), self._tools)
+        except ApiError:
+            return ""
+
+    def _shows(self, messages: Sequence[PlainMessage], *words: str) -> bool:
+        prompt = self._prompt(messages)
+        return all(word in prompt for word in words)
+
+    def _word(self) -> str:
+        self._words += 1
+        return f"probe{self._words:03}x"
+
+    def _say(self, kind: str) -> PlainMessage:
+        """A message with a word of its own."""
+        if kind == CALLS:
+            return self._call
+        word = self._word()
+        content = self._spelled(kind, word)
+        return _result(content) if kind == "tool" else {"role": kind, "content": content}
+
+    def _takes(self, kind: str) -> bool:
+        """Whether messages of a kind are shown."""
+        return any(self._forms.get(kind, ()))
+
+    # -- content
+
+    def _spelled(self, kind: str, text: str) -> Any:
+        as_text, *as_list = self._forms.get(kind, (True, False, False))
+        return text if as_text or not any(as_list) else [_part(text)]
+
+    def _has_form(self, kind: str, conversation: Callable[[Any], list[PlainMessage]]) -> bool:
+        """Find how content of one kind of message is spelled; whether it is shown at all."""
+        one, two = self._word(), self._word()
+        text = self._shows(conversation(one), one)
+        prompt = self._prompt(conversation([_part(one), _part(two)]))
+        parts = one in prompt and two in prompt and not re.search(f"[\"']text[\"']: ?[\"']{one}", prompt)
+        part = not text and not parts and self._shows(conversation([_part(one)]), one)
+        self._forms[kind] = text, parts, part
+        return text or parts or part
+
+    # -- calls
+
+    def _find_call(self) -> bool:
+        """Find a message with a call that the template shows: with its arguments, or else its name or id."""
+        user, word = self._say("user"), self._word()
+        self._named_before = self._prompt([user]).count(_FUNCTION)
+        for self._call_word in (word, _FUNCTION, _ID):
+            id = _ID if self._call_word != _ID else "probe0002"
+            ends = [[_result("result", id)], [_result([_part("result")], id)], []]
+            for end, arguments, absent in product(ends, ({_KEY: word}, json.dumps({_KEY: word})), _ABSENT):
+                message = _calling(absent, arguments)
+                prompt = self._prompt([user, message, *end])
+                odd = f"'{_KEY}'" if isinstance(arguments, dict) else f'\\"{_KEY}'
+                if self._calls_in(prompt) and odd not in prompt and ": None" not in prompt:
+                    self._call = message
+                    return True
+        return False
+
+    def _calls_in(self, prompt: str) -> int:
+        """How many calls a prompt shows."""
+        before = self._named_before if self._call_word == _FUNCTION else 0
+        return prompt.count(self._call_word) - before if prompt else 0
+
+    def _call_rules(self, reasoning: tuple[str, ...]) -> dict[str, Any]:
+        user, word = self._say("user"), self._word()
+        arguments = self._call["tool_calls"][0]["function"]["arguments"]
+        as_object = isinstance(arguments, dict)
+
+        def end(*ids: str) -> list[PlainMessage]:
+            if not self._takes("tool"):
+                return []
+            return [self._say("tool") | {"tool_call_id": id} for id in ids]
+
+        prompts = [self._prompt([user, _calling(each, arguments), *end(_ID)]) for each in _ABSENT]
+        least = min(prompt.count("None") for prompt in prompts if prompt)
+        absent = [
+            each
+            for each, prompt in zip(_ABSENT, prompts, strict=True)
+            if self._calls_in(prompt) and prompt.count("None") == least
+        ]
+        kept = self._has_form(CALLS, lambda content: [user, _calling(content, arguments), *end(_ID)])
+        beside = kept and self._keeps_text(reasoning, end)
+        nothing = absent[0] if absent else ""
+        pair, long = _calling(nothing, arguments), _calling(nothing, arguments)
+        pair["tool_calls"] = [*pair["tool_calls"], _tool_call(arguments, "probe0002", _OTHER)]
+        long["tool_calls"] = [_tool_call(arguments, _LONG_ID)]
+        results = end(_ID, "probe0002")
+        odd = [user, _calling(nothing, f"{word} {{"), *end(_ID)]
+        return {
+            "absent": tuple(absent) or ("",),
+            "object_arguments": as_object,
+            "text_arguments": self._shows(odd, word),
+            "parallel": self._shows([user, pair, *results], _OTHER, *map(_word_of, results)),
+            "beside": beside,
+            "before_calls": None if beside else self._before_calls(end),
+            "long_ids": self._shows([user, long, *end(_LONG_ID)], _FUNCTION),
+        }
+
+    def _keeps_text(self, reasoning: tuple[str, ...], end: Callable[[str], list[PlainMessage]]) -> bool:
+        """Whether text beside calls is shown: with reasoning, in a second round, and before an answer."""
+        user, said, thought = self._say("user"), self._word(), self._word()
+        message = self._call | {"content": self._spelled(CALLS, said)}
+        answered = [user, message, *end(_ID)]
+        conversations = (
+            (answered, 1),
+            ([*answered, self._say("assistant"), self._say("user")], 1),
+            ([user, self._call, *end(_ID), *answered[1:]], 2),
+            ([user, _thinking(message, reasoning, thought), *end(_ID)], 1),
+        )
+        prompts = [(self._prompt(each), calls) for each, calls in conversations]
+        return all(said in prompt and self._calls_in(prompt) == calls for prompt, calls in prompts)
+
+    def _before_calls(self, end: Callable[[str], list[PlainMessage]]) -> BeforeCalls | None:
+        """What the template writes before a call, if text may stand before that as the model writes it."""
+        user, answer = self._say("user"), self._say("assistant")
+        called = [user, self._call, *end(_ID)]
+        call, again = self._prompt(called), self._prompt([*called, *called[1:]])
+        answered, text = self._prompt([user, answer]), _word_of(answer)
+        pairs = enumerate(zip(call, answered, strict=False))
+        at = next((at for at, pair in pairs if pair[0] != pair[1]), 0)
+        lead, found, _ = answered[at:].partition(text)
+        start = call[at:].partition(_FUNCTION)[0]
+        if not found or lead.strip() or not start:
+            return None
+        twice = again.count(start + _FUNCTION) == 2
+        return BeforeCalls(lead, start) if twice else None
+
+    # -- reasoning
+
+    def _reasoning(self) -> tuple[str, ...]:
+        user, word = self._say("user"), self._word()
+        answer = self._say("assistant")
+        for name in (*REASONING_NAMES, THINKING_PART):
+            endings = [[_thinking(answer, (name,), word)], [_thinking(answer, (name,), word), user]]
+            if self._call:
+                endings.append([_thinking(self._call, (name,), word), self._say("tool")])
+            if any(self._is_thought([user, *ending], word) for ending in endings):
+                return (name,)
+        return REASONING_NAMES[:2]
+
+    def _is_thought(self, messages: list[PlainMessage], word: str) -> bool:
+        prompt = self._prompt(messages)
+        return word in prompt and not re.search(f"[\"']thinking[\"']: ?[\"']{word}", prompt)
+
+    # -- tools
+
+    def _function_fields(self) -> tuple[str, ...]:
+        if not self._tools:
+            return ()
+        whole, user = self._prompt([self._say("user")]), self._say("user")
+        if _FUNCTION not in whole:
+            return ()
+        for names in ((), ("parameters",), ("description",), ("description", "parameters")):
+            fields = {name: FUNCTION_FIELDS[name] for name in names}
+            try:
+                prompt = self._render([user], [_tool(**fields)])
+            except ApiError:
+                continue
+            if prompt.count("None") <= whole.count("None"):
+                return names
+        return ()
+
+    # -- places
+
+    def _context(self, before: str) -> list[PlainMessage] | None:
+        """The conversation that a message follows; None: there is none."""
+        if before != START and not self._takes(before):
+            return None
+        kinds: dict[str, tuple[str, ...]] = {
+            START: (),
+            "assistant": ("user", "assistant"),
+            "tool": ("user", CALLS, "tool"),
+        }
+        return [self._say(kind) for kind in kinds.get(before, (before,))]
+
+    def _may_follow(self, kind: str, before: str) -> bool:
+        context = self._context(before)
+        if context is None or (kind == CALLS and not self._call):
+            return False
+        if not self._takes("tool" if kind == CALLS else kind):
+            return False
+        tails = _TAILS[before] if kind != CALLS else (("tool",), ("tool", "assistant", "user"))
+        message = self._say(kind)
+        words = [_word_of(each) for each in [*context[-1:], message] if each is not self._call]
+        conversations = [[*context, message, *map(self._say, tail)] for tail in tails]
+        if kind in SYSTEM_ROLES and before not in (START, "system") and self._takes("system"):
+            head = self._say("system")
+            if self._shows([head, *context, self._say("user")], _word_of(head)):
+                words.append(_word_of(head))
+                conversations = [[head, *each] for each in conversations]
+        for each in conversations:
+            prompt = self._prompt(each)
+            if not all(word in prompt for word in words):
+                return False
+            if kind == CALLS and self._calls_in(prompt) != each.count(self._call):
+                return False
+        return True
+
+    def _head_always(self) -> bool:
+        head, user = self._say("system"), self._say("user")
+        ends = [[user, self._say("assistant")]]
+        if self._takes("tool"):
+            ends.append([user, self._call, self._say("tool")])
+        return all(self._shows([head, *end], _word_of(head)) for end in ends)
+
+    def _stays(self, before: str) -> bool:
+        """Whether a system message after such a message stays there, and leaves what precedes it as it is."""
+        context = self._context(before)
+        if context is None or not self._takes("system"):
+            return False
+        head, later = self._say("system"), self._say("system")
+        tails = [[*map(self._say, tail)] for tail in _TAILS[before]]
+        return all(
+            self._in_order([*start, *context, later, *tail])
+            and self._leaves([*start, *context], [*start, *context, later, *tail])
+            for start in ([], [head])
+            for tail in tails
+        )
+
+    def _in_order(self, messages: list[PlainMessage]) -> bool:
+        prompt, end = self._prompt(messages), 0
+        for message in messages:
+            if message is not self._call:
+                end = prompt.find(_word_of(message), end)
+                if end < 0:
+                    return False
+        return True
+
+    def _leaves(self, first: list[PlainMessage], whole: list[PlainMessage]) -> bool:
+        before, after = self._prompt(first), self._prompt(whole)
+        word = _word_of(first[-1])
+        end = before.rfind(word) + len(word)
+        return bool(before) and after[:end] == before[:end]
+
+
+_ABSENT: tuple[Any, ...] = (None, UNSET, "", [], [{"type": "text", "text": ""}])
+_LONG_ID = "call_" + "0123456789abcdef"
+
+
+def _said_first(role: str, user: PlainMessage, content: Any) -> list[PlainMessage]:
+    return [{"role": role, "content": content}, user]
+
+
+def _part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+def _word_of(message: PlainMessage) -> str:
+    content = message["content"]
+    return str(content if isinstance(content, str) else content[0]["text"])
+
+
+def _result(content: Any, id: str = _ID) -> PlainMessage:
+    return {"role": "tool", "name": _FUNCTION, "tool_call_id": id, "content": content}
+
+
+def _calling(content: Any, arguments: Any) -> PlainMessage:
+    message = {"role": "assistant", "content": content, "tool_calls": [_tool_call(arguments, _ID)]}
+    if content is UNSET:
+        del message["content"]
+    return message
+
+
+def _tool_call(arguments: Any, id: str, name: str = _FUNCTION) -> dict[str, Any]:
+    return {"type": "function", "id": id, "function": {"name": name, "arguments": arguments}}
+
+
+def _tool(**fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": _FUNCTION, **fields}}
+
+
+def _thinking(message: PlainMessage, names: tuple[str, ...], text: str) -> PlainMessage:
+    """The message with reasoning."""
+    if names != (THINKING_PART,):
+        return message | dict.fromkeys(names, text)
+    content = message.get("content") or []
+    parts = [_part(content)] if isinstance(content, str) else content
+    return message | {"content": [{"type": "thinking", "thinking": text}, *parts]}

@@ -1,0 +1,95 @@
+"""What a chat template takes.
+
+Templates differ in how they want a message's fields: content as a text or as a list of parts, arguments as an
+object or as JSON, reasoning under one of several names; and in what they drop or refuse. A conversation that
+is spelled by these rules is rendered without loss, wherever its template can express it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+CALLS = "calls"
+"""The kind of an assistant's message with tool calls; the kind of any other message is its role."""
+START = "start"
+"""What the first message of a conversation follows."""
+SYSTEM_ROLES = frozenset({"system", "developer"})
+THINKING_PART = "thinking part"
+REASONING_NAMES = ("reasoning_content", "reasoning", "thinking", "thought")
+"""Fields that templates read reasoning from. Some read parts of the type thinking instead."""
+
+PlainMessage = dict[str, Any]
+"""A message as templates read it."""
+
+
+class BeforeCalls(NamedTuple):
+    """What a template writes before the name of a message's first call."""
+
+    lead: str
+    """White space between the beginning of the assistant's turn and text."""
+    start: str
+    """What is between the beginning of the assistant's turn and the name."""
+
+
+class TemplateRules(msgspec.Struct, frozen=True, kw_only=True):
+    """The defaults are those of a template that cannot be told: it renders none of the conversations."""
+
+    as_text: frozenset[str] = frozenset({"system", "developer", "user", "assistant", CALLS, "tool"})
+    """Kinds of messages whose content may be a text."""
+    as_parts: frozenset[str] = frozenset()
+    """Those whose content may be a list of several parts."""
+    as_part: frozenset[str] = frozenset()
+    """Those whose content must be a list of one part."""
+    absent: tuple[Any, ...] = ("",)
+    """What may stand for no content beside calls: None, UNSET (no such field), a text or a list."""
+    calls: bool = True
+    """Whether calls are shown."""
+    object_arguments: bool = True
+    """Whether arguments are objects; otherwise they are the text of JSON objects."""
+    text_arguments: bool = True
+    """Whether arguments may be a text that is no JSON object."""
+    parallel: bool = True
+    """Whether a message may have several calls."""
+    beside: bool = True
+    """Whether text beside calls is shown."""
+    before_calls: BeforeCalls | None = None
+    """Where text beside calls is not shown: what it can be written before."""
+    results: bool = True
+    """Whether messages of tools are shown."""
+    long_ids: bool = True
+    """Whether ids of calls may be longer than nine characters."""
+    reasoning: tuple[str, ...] = REASONING_NAMES[:2]
+    """The fields for reasoning, or THINKING_PART."""
+    no_tools: tuple[()] | None = None
+    """What stands for no tools: None, or an empty list for templates that loop over them anyway."""
+    function_fields: tuple[str, ...] = ()
+    """Fields that a function must have besides its name."""
+    head_always: bool = True
+    """Whether a system message at the start is shown whatever the last message is; otherwise only before a
+    user's."""
+    follows: frozenset[tuple[str, str]] | None = None
+    """Kinds of messages, each with what it may follow without loss; of those in PLACES. None: all."""
+    stable: frozenset[tuple[str, str]] = frozenset()
+    """The same for system messages that, besides, leave the prompt before them as it is."""
+
+    @property
+    def shows_reasoning(self) -> bool:
+        """Whether reasoning was found in a prompt."""
+        return len(self.reasoning) == 1
+
+    def may_follow(self, kind: str, before: str) -> bool:
+        """Whether a message may follow another one."""
+        return self.follows is None or (kind, before) in self.follows or (kind, before) not in PLACES
+
+
+PLACES = frozenset(
+    [(kind, before) for kind in SYSTEM_ROLES for before in (START, "system", "user", "assistant", "tool")]
+    + [("user", before) for before in ("user", "tool")]
+    + [("assistant", "assistant"), (CALLS, "assistant"), (CALLS, "tool")]
+)
+"""Kinds of messages, each with what it follows, that templates may refuse."""
+
+FUNCTION_FIELDS: dict[str, Any] = {"description": "", "parameters": {"type": "object", "properties": {}}}
+"""What stands for an absent field of a function where a template needs it."""

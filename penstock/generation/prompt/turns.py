@@ -1,0 +1,213 @@
+"""Arranges the turns of a conversation so that its chat template shows all of them.
+
+What a template takes stays as it is. Of the rest, system text that comes where the template has no place for
+it goes into the turn before it, between ``<system>`` and ``</system>``; messages that must alternate are
+joined; a message with several calls becomes one for each; and calls and results that a template does not know
+become text.
+
+Where a prompt's beginning is to stay the same from turn to turn, so that its cached prefix is used, system
+text also moves where the template would put it at the head of the prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from msgspec.structs import replace
+
+from penstock.generation.prompt.conversation import (
+    arguments_of,
+    conversation,
+    json_text,
+    kind_of,
+    message_text,
+    reasoning_of,
+)
+from penstock.generation.prompt.template_rules import CALLS, START, SYSTEM_ROLES, TemplateRules
+from penstock.generation.request.schemas import Message
+
+
+def arranged(messages: Sequence[Message], rules: TemplateRules, *, stable: bool = False) -> Sequence[Message]:
+    """The turns as the template takes them. ``stable``: system text may not change what precedes it; at the
+    start of a conversation it is one message. Raises ApiError."""
+    if not _needs_arrangement(messages, rules, stable):
+        return messages
+    conversation(messages, rules)  # raises errors, which name fields by their places in the request
+    head = rules.head_always or (not stable and messages[-1].role == "user")
+    turns = _Turns(rules, stable, head)
+    for message in _calls_arranged(messages, rules):
+        turns.add(message)
+    return turns.joined()
+
+
+def _needs_arrangement(messages: Sequence[Message], rules: TemplateRules, stable: bool) -> bool:
+    """False: the template takes the messages as they are."""
+    before = START
+    for message in messages:
+        kind = kind_of(message)
+        if kind in SYSTEM_ROLES and (before != START or kind != "system" or stable):
+            return True
+        if not rules.may_follow(kind, before) or (kind == "system" and not rules.head_always):
+            return True
+        if kind == CALLS and not (rules.calls and rules.results and rules.beside and rules.parallel):
+            return True
+        if kind == "tool" and not rules.results:
+            return True
+        before = kind
+    return False
+
+
+class _Turns:
+    """Messages that follow each other as the rules allow."""
+
+    def __init__(self, rules: TemplateRules, stable: bool, head: bool) -> None:
+        self._rules = rules
+        self._head = head
+        self._stable = stable
+        self._placed: list[Message] = []
+        self._added: list[list[str]] = []
+        """Texts that belong to each message besides its own; they are joined once: there may be thousands."""
+        self._waiting: list[str] = []
+        """System text for the user's first message."""
+
+    def add(self, message: Message) -> None:
+        if message.role in SYSTEM_ROLES:
+            self._add_system(message)
+            return
+        last = self._placed[-1] if self._placed else None
+        if self._waiting:
+            self._take_waiting(message)
+        elif last is not None and self._joins(last, message):
+            self._added[-1].append(message_text(message))
+        else:
+            self._place(message)
+
+    def joined(self) -> list[Message]:
+        if self._waiting:
+            self._place(Message("user", "\n".join(self._waiting)))
+        return [
+            replace(message, content="\n".join([message_text(message), *texts])) if texts else message
+            for message, texts in zip(self._placed, self._added, strict=True)
+        ]
+
+    def _place(self, message: Message) -> None:
+        self._placed.append(message)
+        self._added.append([])
+
+    def _take_waiting(self, message: Message) -> None:
+        texts = [*self._waiting, message_text(message)] if message.role == "user" else self._waiting
+        self._place(Message("user", "\n".join(texts), name=message.name))
+        self._waiting = []
+        if message.role != "user":
+            self._place(message)
+
+    def _joins(self, last: Message, message: Message) -> bool:
+        """Whether a message becomes part of the one before it."""
+        before, kind = kind_of(last), kind_of(message)
+        if self._rules.may_follow(kind, before):
+            return False
+        return (kind == "user" and (before == "tool" or last.name == message.name)) or (
+            kind == before == "assistant"
+        )
+
+    def _add_system(self, message: Message) -> None:
+        last = self._placed[-1] if self._placed else None
+        before = START if last is None else "system" if last.role in SYSTEM_ROLES else kind_of(last)
+        for role in ("system",) if self._stable else (message.role, "system"):
+            if self._takes(role, before):
+                content = message_text(message) if self._stable else message.content
+                self._place(replace(message, role=role, content=content))
+                return
+        text = message_text(message)
+        if last is None:
+            self._waiting.append(_marked(text))
+        elif last.role in ("system", "user", "tool"):
+            self._added[-1].append(text if last.role == "system" else _marked(text))
+        else:
+            self._place(Message("user", _marked(text)))
+
+    def _takes(self, role: str, before: str) -> bool:
+        rules = self._rules
+        if before == START and not self._head:
+            return False
+        if self._stable and before not in (START, "system"):
+            return rules.follows is None or (role, before) in rules.stable
+        if self._stable and before == "system":
+            return False
+        return rules.may_follow(role, before)
+
+
+# -- calls
+
+
+def _calls_arranged(messages: Sequence[Message], rules: TemplateRules) -> Iterable[Message]:
+    """The messages, with calls and results as the template takes them."""
+    if not any(message.tool_calls or message.role == "tool" for message in messages):
+        return messages
+    if not rules.calls or not rules.results:
+        return _as_text(messages, rules)
+    if not rules.beside and rules.before_calls is None:
+        messages = list(_text_apart(messages, rules))
+    return messages if rules.parallel else _one_by_one(messages)
+
+
+def _text_apart(messages: Iterable[Message], rules: TemplateRules) -> Iterator[Message]:
+    """Text beside calls becomes a message of its own, before that of the calls."""
+    for message in messages:
+        if message.tool_calls and rules.may_follow(CALLS, "assistant"):
+            text = message_text(message)
+            if text:
+                yield Message("assistant", text, name=message.name)
+                message = replace(message, content=None, refusal=None, reasoning=reasoning_of(message))
+        yield message
+
+
+def _one_by_one(messages: Iterable[Message]) -> Iterator[Message]:
+    """Several calls of a message become a message each, followed by its result."""
+    waiting = list(messages)
+    at = 0
+    while at < len(waiting):
+        message = waiting[at]
+        at += 1
+        calls = message.tool_calls or []
+        if len(calls) < 2:
+            yield message
+            continue
+        results: dict[str | None, list[Message]] = {}
+        while at < len(waiting) and waiting[at].role == "tool":
+            results.setdefault(waiting[at].tool_call_id, []).append(waiting[at])
+            at += 1
+        for call in calls:
+            yield replace(message, tool_calls=[call])
+            message = Message("assistant")
+            yield from results.pop(call.id, ())
+        for rest in results.values():
+            yield from rest
+
+
+def _as_text(messages: Iterable[Message], rules: TemplateRules) -> Iterator[Message]:
+    """Calls as the model writes them where it is made to call tools, results as text of the user."""
+    names: dict[str | None, str] = {}
+    for number, message in enumerate(messages):
+        if message.tool_calls:
+            field = f"messages[{number}].tool_calls"
+            calls = [arguments_of(call, f"{field}[{at}]") for at, call in enumerate(message.tool_calls)]
+            for call, (name, _) in zip(message.tool_calls, calls, strict=True):
+                names[call.id] = name
+            if not rules.calls:
+                text = json_text([{"name": name, "parameters": arguments} for name, arguments in calls])
+                text = "\n".join(filter(None, (message_text(message), text)))
+                message = Message("assistant", text, message.name, reasoning=reasoning_of(message))
+        elif message.role == "tool":
+            name = message.name or names.get(message.tool_call_id, "")
+            message = Message("user", _result(message_text(message), name))
+        yield message
+
+
+def _result(text: str, name: str) -> str:
+    named = f' name="{name}"' if name else ""
+    return f"<tool_response{named}>\n{text}\n</tool_response>"
+
+
+def _marked(text: str) -> str:
+    return f"<system>\n{text}\n</system>"

@@ -1,0 +1,206 @@
+"""How turns are arranged for templates of several kinds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.generation.prompt.chat_template import ChatTemplate
+from penstock.generation.prompt.renderer import ConversationRenderer
+from penstock.generation.prompt.template_rules import TemplateRules
+from penstock.generation.prompt.turns import arranged
+from penstock.generation.request.schemas import FunctionCall, Message, Part, ToolCall
+from tests.generation.planning import error_of
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<call>{{ c.function.name }}</call>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""Takes any role anywhere, as Qwen's and Llama's do."""
+FIRST_ONLY = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('System message must be at the beginning.') }}{% endif %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""As later ones of Qwen's."""
+ALTERNATE = (
+    "{% set ns = namespace(user=true) %}{% set head = messages[0].role == 'system' %}"
+    "{% if head %}[SYS]{{ messages[0].content }}[/SYS]{% endif %}"
+    "{% for m in messages[1 if head else 0:] %}"
+    "{% if m.role == 'user' or (m.role == 'assistant' and not m.tool_calls) %}"
+    "{% if (m.role == 'user') != ns.user %}{{ raise_exception('Roles must alternate') }}{% endif %}"
+    "{% set ns.user = not ns.user %}{% endif %}"
+    "{% if m.role == 'user' %}[INST]{{ m.content }}[/INST]"
+    "{% elif m.role == 'tool' %}[RESULT]{{ m.content }}[/RESULT]"
+    "{% elif m.role == 'assistant' %}{{ m.content }}{% for c in m.tool_calls or [] %}[CALL]{% endfor %}</s>"
+    "{% else %}{{ raise_exception('Only user and assistant roles are supported') }}{% endif %}{% endfor %}"
+)
+"""As Mistral's."""
+HOISTING = (
+    "{% for m in messages if m.role == 'system' %}{{ m.content }}\n{% endfor %}"
+    "{% for m in messages if m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+"""Puts all system text at the start, as DeepSeek's."""
+TEMPLATES = {"chatml": CHATML, "first only": FIRST_ONLY, "alternate": ALTERNATE, "hoisting": HOISTING}
+STABLE = {"chatml": {"user", "assistant"}, "first only": set(), "alternate": set(), "hoisting": set()}
+"""After which turns each has a place for system text."""
+
+
+def renderer(kind: str) -> ConversationRenderer:
+    return ConversationRenderer(ChatTemplate({"default": TEMPLATES[kind]}, {}))
+
+
+def rendered(kind: str, messages: list[Message], **options: Any) -> str:
+    return renderer(kind).render(messages, stable=True, **options)
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_where_a_template_has_a_place_for_system_text(kind: str) -> None:
+    rules = renderer(kind).rules(tools=False)
+    assert {before for role, before in rules.stable} - {"tool"} == STABLE[kind]
+    assert rules.may_follow("user", "user") == (kind != "alternate")
+
+
+def test_a_template_that_refuses_answered_conversations_has_rules() -> None:
+    refuses = "{% if messages[-1].role == 'assistant' %}{{ raise_exception('Nothing to answer') }}{% endif %}"
+    template = ChatTemplate({"default": refuses + CHATML}, {})
+    assert ("system", "user") in ConversationRenderer(template).rules(tools=False).stable
+
+
+def turns(count: int) -> list[Message]:
+    """A session as agents have it: every turn appends system text, and some call tools."""
+    messages = [Message("system", "You are an agent."), Message("developer", "Be brief.")]
+    for number in range(count):
+        messages.append(Message("user", f"Question {number}"))
+        messages.append(Message("system", f"It is {number} o'clock."))
+        if number % 2:
+            call = ToolCall(FunctionCall("f", {}), "123456789")
+            messages.append(Message("assistant", "", tool_calls=[call]))
+            messages.append(Message("tool", f"Result {number}", tool_call_id="123456789"))
+            messages.append(Message("system", f"{number} files changed."))
+        messages.append(Message("assistant", f"Answer {number}"))
+    return messages
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_a_turn_begins_with_the_one_before(kind: str) -> None:
+    messages = turns(5)
+    last = ""
+    for end in range(1, len(messages)):
+        if messages[end].role == "assistant":  # a request ends before each
+            prompt = rendered(kind, messages[:end], add_generation_prompt=False)
+            assert prompt.startswith(last.removesuffix("[/INST]").removesuffix("[/RESULT]"))
+            last = prompt
+    whole = rendered(kind, messages)
+    places = [whole.index(f"It is {number} o'clock.") for number in range(5)]
+    questions = [whole.index(f"Question {number}") for number in range(5)]
+    assert sorted([*places, *questions]) == [
+        place for both in zip(questions, places, strict=True) for place in both
+    ]
+    assert whole.index("You are an agent.\nBe brief.") < questions[0]
+
+
+NO_PLACES = TemplateRules(follows=frozenset({("system", "start")}))
+"""Of a template that takes system text at the start alone, and whose turns alternate."""
+
+
+def test_text_without_a_turn_of_its_own_is_marked() -> None:
+    messages = [
+        Message("user", "A"),
+        Message("system", "S"),
+        Message("assistant", "B"),
+        Message("system", "T"),
+        Message("user", "C"),
+        Message("tool", "D", tool_call_id="1"),
+        Message("user", "E"),
+    ]
+    assert shown(arranged(messages, NO_PLACES)) == [
+        ("user", "A\n<system>\nS\n</system>"),
+        ("assistant", "B"),
+        ("user", "<system>\nT\n</system>\nC"),
+        ("tool", "D\nE"),
+    ]
+    assert messages[0].content == "A"
+
+
+def shown(messages: Any) -> list[tuple[str, object]]:
+    return [(message.role, message.content) for message in messages]
+
+
+def test_messages_that_a_template_takes_are_not_touched() -> None:
+    messages = turns(3)
+    assert arranged(messages[2:], TemplateRules()) is not messages
+    plain = [Message("system", "S"), Message("user", "A"), Message("assistant", "B"), Message("user", "C")]
+    assert arranged(plain, TemplateRules()) is plain
+
+
+def test_a_developers_message_is_a_system_message_where_the_role_is_unknown() -> None:
+    messages = [Message("developer", "D"), Message("user", "A")]
+    assert shown(arranged(messages, NO_PLACES)) == [("system", "D"), ("user", "A")]
+    assert shown(arranged(messages, TemplateRules())) == [("developer", "D"), ("user", "A")]
+
+
+def test_a_template_without_system_messages_gets_their_text_from_the_user() -> None:
+    rules = TemplateRules(follows=frozenset())
+    messages = [Message("system", "S"), Message("developer", "D"), Message("user", "A")]
+    assert shown(arranged(messages, rules)) == [
+        ("user", "<system>\nS\n</system>\n<system>\nD\n</system>\nA"),
+    ]
+    assert shown(arranged(messages[:1], rules)) == [("user", "<system>\nS\n</system>")]
+
+
+def test_a_head_that_is_only_shown_before_a_user() -> None:
+    rules = TemplateRules(head_always=False)
+    messages = [Message("system", "S"), Message("user", "A"), Message("assistant", "B")]
+    assert shown(arranged(messages[:2], rules)) == [("system", "S"), ("user", "A")]
+    assert shown(arranged(messages, rules))[0] == ("user", "<system>\nS\n</system>\nA")
+    assert shown(arranged(messages[:2], rules, stable=True))[0] == ("user", "<system>\nS\n</system>\nA")
+
+
+CALLED = [
+    Message("user", "A"),
+    Message(
+        "assistant",
+        "B",
+        tool_calls=[ToolCall(FunctionCall("f", '{"x": 1}'), "1"), ToolCall(FunctionCall("g", {}), "2")],
+        reasoning="R",
+    ),
+    Message("tool", "G", tool_call_id="2"),
+    Message("tool", "F", tool_call_id="1"),
+]
+
+
+def test_calls_and_results_that_a_template_does_not_know_are_text() -> None:
+    asked, called, results = arranged(CALLED, TemplateRules(calls=False, results=False, follows=frozenset()))
+    assert asked.content == "A"
+    assert called.content == 'B\n[{"name": "f", "parameters": {"x": 1}}, {"name": "g", "parameters": {}}]'
+    assert (called.tool_calls, called.reasoning) == (None, "R")
+    assert results.content == (
+        '<tool_response name="g">\nG\n</tool_response>\n<tool_response name="f">\nF\n</tool_response>'
+    )
+
+
+def test_calls_that_a_template_takes_one_by_one() -> None:
+    _, first, result, second, other = arranged(CALLED, TemplateRules(parallel=False))
+    for message, name in ((first, "f"), (second, "g")):
+        assert [call.function.name for call in message.tool_calls or () if call.function] == [name]
+    assert (first.content, first.reasoning) == ("B", "R")
+    assert (second.content, second.reasoning) == (None, None)
+    assert (result.content, other.content) == ("F", "G")
+
+
+def test_text_beside_calls_that_a_template_drops_is_a_message_before() -> None:
+    rules = TemplateRules(beside=False)
+    messages = arranged(CALLED, rules)
+    assert shown(messages)[:3] == [("user", "A"), ("assistant", "B"), ("assistant", None)]
+    assert messages[2].reasoning == "R"
+
+
+def test_errors_name_the_place_in_the_request() -> None:
+    bad = Message("user", [Part(type="image_url")])
+    error = error_of(lambda: arranged([Message("developer", "D"), Message("system", "S"), bad], NO_PLACES))
+    assert error.param == "messages[2].content[0]"
