@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -16,6 +17,7 @@ from penstock.config.serve import ServeConfig
 from penstock.dialects.chat.dialect import ChatCompletions
 from penstock.dialects.completions.dialect import Completions
 from penstock.dispatch.adapter_registry import AdapterRegistry
+from penstock.generation.grammars.checker import GrammarChecker
 from penstock.generation.input_processor import InputProcessor
 from penstock.generation.model_info import ModelInfo, SamplingDefaults
 from penstock.generation.prompt.chat_template import ChatTemplate
@@ -115,6 +117,18 @@ def error_or_none(plan: Callable[..., object], *arguments: object) -> ApiError |
     except ApiError as error:
         return error
     return None
+
+
+def refusal_of(plan_of: Callable[[bytes], Any], made: bytes) -> ApiError:
+    """The error of a request that is refused when it is planned, or when its grammar is checked."""
+    checker = GrammarChecker()
+    try:
+        asyncio.run(checker.check(plan_of(made).constraint))
+    except ApiError as error:
+        return error
+    finally:
+        checker.close()
+    raise AssertionError("the request is not refused")
 
 
 def error_of(plan: Callable[..., object], *arguments: object) -> ApiError:

@@ -65,7 +65,7 @@ LEXER_BYTES_PER_TOKEN, MAX_LEXER_BYTES = 8 << 10, 32 << 20
 """Estimate of what a lexer grows by while streams generate tokens, and of how much in all: usual grammars
 5 MB, long bounded strings 20 kB per token up to 70 MB."""
 
-_LIMITS = LLParserLimits(
+LIMITS = LLParserLimits(
     verbose_errors=False,
     max_lexer_states=MAX_LEXER_STATES,
     step_max_items=MAX_STEP_ITEMS,
@@ -427,7 +427,7 @@ class GrammarCompiler:
         """The matcher, its first mask, and the CPU time of that."""
         try:
             check_multiples(grammar)
-            matcher = LLMatcher(self._load(), grammar, log_level=0, limits=_LIMITS)
+            matcher = LLMatcher(self._load(), grammar, log_level=0, limits=LIMITS)
             began = time.thread_time()
             first = np.frombuffer(matcher.compute_bitmask(), np.uint8) if not matcher.is_error() else None
             if matcher.is_error() or first is None:

@@ -17,6 +17,8 @@ from penstock.http.admission import overloaded
 
 KNOWN_GRAMMARS = 4096
 """Maximum number of valid grammars that are remembered, by a digest of 16 bytes each."""
+KNOWN_BYTES = 16 << 20
+"""Maximum size of what they were rewritten to."""
 QUICK_CPU_LIMIT_S = 0.25
 """CPU time for the first attempt at a grammar; most take less than 0.05 s."""
 CPU_LIMIT_S = 3.0
@@ -29,15 +31,17 @@ class GrammarChecker:
     """The validator of one API server."""
 
     def __init__(self) -> None:
-        self._valid: OrderedDict[bytes, None] = OrderedDict()
+        self._valid: OrderedDict[bytes, str] = OrderedDict()
+        """By digest, what the grammar was rewritten to; empty: it stays as it is."""
+        self._valid_bytes = 0
         self._quick = Lane(QUICK_CPU_LIMIT_S)
         self._patient = Lane(CPU_LIMIT_S)
         """Of grammars that took too long for the other lane, where they would delay others."""
         self._waiting_bytes = 0
 
     async def check(self, constraint: Constraint, client: str = "") -> Constraint:
-        """The constraint, with its grammar translated if it was GBNF, and without the patterns of its loose
-        parts that cannot be enforced. ``client``: who sent it.
+        """The constraint with its grammar as engines take it: GBNF is translated, JSON schemas are rewritten.
+        ``client``: who sent it.
 
         Raises ApiError with the field and the reason if the grammar is invalid or takes too long to check,
         and 429 if too many wait to be checked.
@@ -48,9 +52,10 @@ class GrammarChecker:
             raise constraint.fault(too_large(size))
         loose = constraint.loose()
         digest = blake2b(text.encode() + repr((constraint.kind, loose)).encode(), digest_size=16).digest()
-        if digest in self._valid:
+        known = self._valid.get(digest)
+        if known is not None:
             self._valid.move_to_end(digest)
-            return constraint
+            return _as_taken(constraint, known)
         if self._waiting_bytes + size > MAX_WAITING_BYTES:
             raise overloaded("Too many grammars of other requests wait to be checked.")
         self._waiting_bytes += size
@@ -60,12 +65,14 @@ class GrammarChecker:
             self._waiting_bytes -= size
         if verdict.problem:
             raise constraint.fault(verdict.problem, verdict.path)
-        if verdict.grammar:  # not remembered, as its translation would have to be
-            return constraint._replace(grammar=verdict.grammar, kind="llguidance")
-        self._valid[digest] = None
-        if len(self._valid) > KNOWN_GRAMMARS:
-            self._valid.popitem(last=False)
-        return constraint
+        self._remember(digest, verdict.grammar)
+        return _as_taken(constraint, verdict.grammar)
+
+    def _remember(self, digest: bytes, rewritten: str) -> None:
+        self._valid_bytes += len(rewritten) - len(self._valid.pop(digest, ""))
+        self._valid[digest] = rewritten
+        while len(self._valid) > KNOWN_GRAMMARS or self._valid_bytes > KNOWN_BYTES:
+            self._valid_bytes -= len(self._valid.popitem(last=False)[1])
 
     async def _validate(self, question: Question, client: str) -> Verdict:
         for lane in (self._quick, self._patient):
@@ -78,3 +85,7 @@ class GrammarChecker:
         """Ends the child processes."""
         self._quick.close()
         self._patient.close()
+
+
+def _as_taken(constraint: Constraint, rewritten: str) -> Constraint:
+    return constraint._replace(grammar=rewritten, kind="llguidance") if rewritten else constraint

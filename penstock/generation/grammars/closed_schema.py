@@ -1,4 +1,4 @@
-"""Closes the objects of a JSON schema: they have no properties but those that the schema names.
+"""Which objects of a JSON schema are closed: they have no properties but those that the schema names.
 
 Schemas made from classes and functions rarely say so, but no class or function takes others, and a small
 model goes on inventing them until its tokens are used up. vLLM's default grammars close them as well.
@@ -6,56 +6,111 @@ model goes on inventing them until its tokens are used up. vLLM's default gramma
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from typing import Any
 
-from penstock.generation.grammars.schema_parts import objects
+from penstock.generation.grammars.schema_parts import at, parts, referred
 
-_NAMES = ("properties", "patternProperties")
-_JOINED = frozenset(("$ref", "anyOf", "oneOf", "dependentSchemas"))
-"""Keywords whose schemas apply beside the properties of their own object."""
-_TURNED = frozenset(("not", "if", "contains"))
+_NAMES = frozenset(("properties", "patternProperties", "additionalProperties", "unevaluatedProperties"))
+_ALL = ("allOf",)
+_ANY = ("anyOf", "oneOf")
+_SINGLE = ("if", "then", "else")
+_TURNED = frozenset(("not", "if", "contains", "propertyNames"))
 """Keywords under which a schema that allows less makes the whole allow more."""
+_SEVERAL = 2
 
 
-def closed(schema: Any) -> Any:
-    """``schema`` with ``additionalProperties: false`` in objects that name properties and do not set it.
+class Closing:
+    """The objects of one schema that are closed: each is named in one place alone. Where the properties of
+    one object stand in several places, closing one place would forbid those of the others."""
 
-    A schema in which the properties of one object stand in several places stays as it is: closed, each place
-    would forbid those of the others.
-    """
-    opened = False
-    for part in objects(schema):
-        if _is_composed(part):
-            return schema
-        opened = opened or _is_open(part)
-    if not opened:
-        return schema
-    schema = json.loads(json.dumps(schema))  # the caller's own is also the chat template's
-    for part in objects(schema):
-        if _is_open(part):
+    def __init__(self, schema: Any) -> None:
+        self._schema = schema
+        self._places: dict[int, int] = {}
+        self._joined: set[int] = set()
+        self._closed: dict[int, dict[str, Any]] = {}
+        met = list(_unturned(schema))
+        for part in met:
+            if self._count(part) >= _SEVERAL:
+                self._join(part)
+        for part in met:
+            if id(part) not in self._joined and _is_open(part):
+                self._closed[id(part)] = part
+
+    def __contains__(self, part: dict[str, Any]) -> bool:
+        """Whether ``part``, one of the schema's own objects, has no properties but those that it names."""
+        return id(part) in self._closed or part.get("additionalProperties") is False
+
+    def apply(self) -> bool:
+        """Write ``additionalProperties: false``; whether there was anything to write."""
+        for part in self._closed.values():
             part["additionalProperties"] = False
-    return schema
+        return bool(self._closed)
+
+    def _count(self, part: Any) -> int:
+        """The places at which properties of the object that ``part`` describes stand, up to 2."""
+        if not isinstance(part, dict):
+            return 0
+        known = self._places.get(id(part))
+        if known is None:
+            self._places[id(part)] = _SEVERAL  # for a circle of references
+            known = int(_names_properties(part))
+            for key, *schemas in self._beside(part):
+                counts = [self._count(each) for each in schemas]
+                known += max(counts, default=0) if key in _ANY else sum(counts)
+            known = self._places[id(part)] = min(known, _SEVERAL)
+        return known
+
+    def _join(self, part: Any) -> None:
+        waiting = [part]
+        while waiting:
+            part = waiting.pop()
+            if isinstance(part, dict) and id(part) not in self._joined:
+                self._joined.add(id(part))
+                for _, *schemas in self._beside(part):
+                    waiting += schemas
+
+    def _beside(self, part: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
+        """Keywords whose schemas apply to the same object as ``part``, with these schemas."""
+        for key in (*_ALL, *_ANY):
+            if isinstance(part.get(key), list):
+                yield key, *part[key]
+        for key in _SINGLE:
+            if key in part:
+                yield key, part[key]
+        for key in ("dependentSchemas", "dependencies"):
+            if isinstance(part.get(key), dict):
+                yield key, *part[key].values()
+        if "$ref" in part and (path := referred(self._schema, part["$ref"])) is not None:
+            yield "$ref", at(self._schema, path)
 
 
-def _is_composed(part: dict[str, Any]) -> bool:
-    joined = part.get("allOf")
-    several = isinstance(joined, list) and len(joined) > 1
-    named = any(key in part for key in _NAMES)
-    return (
-        several
-        or not _TURNED.isdisjoint(part)
-        or (named and ("allOf" in part or not _JOINED.isdisjoint(part)))
-    )
+def _unturned(schema: Any) -> Iterator[dict[str, Any]]:
+    waiting = [schema]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            yield part
+            waiting += [at(part, step) for step in parts(part) if step[0] not in _TURNED]
+
+
+def _names_properties(part: dict[str, Any]) -> bool:
+    if part.get("required") or not _NAMES.isdisjoint(part):
+        return True
+    values = part.get("enum")
+    values = [part.get("const"), *(values if isinstance(values, list) else ())]
+    return any(isinstance(value, dict) for value in values)
 
 
 def _is_open(part: dict[str, Any]) -> bool:
-    """Whether the object names properties, and all those that it requires, but allows others."""
+    """Whether the object names properties, and all those that it must have, but allows others."""
     if "additionalProperties" in part or "unevaluatedProperties" in part:
         return False
-    if "patternProperties" in part:
-        return True
-    named, required = part.get("properties"), part.get("required", [])
+    named, required = part.get("properties", {}), part.get("required", [])
     if not isinstance(named, dict) or not isinstance(required, list):
         return False
+    if "patternProperties" not in part:
+        fewest = part.get("minProperties", 0)
+        if "properties" not in part or not isinstance(fewest, int) or fewest > len(named):
+            return False
     return all(isinstance(name, str) and name in named for name in required)

@@ -1,82 +1,184 @@
-"""Rewrites what llguidance refuses in a JSON schema to what it takes and means the same.
+"""Rewrites a JSON schema for llguidance: what it refuses, or enforces only roughly, to what it takes.
 
-- A keyword that JSON Schema does not have asserts nothing (2020-12, core, 4.3.1), but next to a ``$ref`` of a
-  recursive schema llguidance takes it for an assertion. pydantic writes ``discriminator``, for example.
-- ``oneOf`` whose alternatives cannot hold at once is ``anyOf``; llguidance does not see that of alternatives
-  that are recursive.
-- ``propertyNames`` that are any text, as zod writes them, are those of every object.
+What matches the result matches the schema. Where a schema has what no rewriting can enforce, it is refused,
+or loses that where the client allows it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from penstock.generation.grammars.schema_parts import at, objects, referred
+from penstock.generation.grammars.closed_schema import Closing
+from penstock.generation.grammars.enforceable_pattern import enforceable
+from penstock.generation.grammars.exact_numbers import Inexact, fit
+from penstock.generation.grammars.exclusive import Exclusive, Overlap
+from penstock.generation.grammars.pattern_syntax import Unenforceable
+from penstock.generation.grammars.schema_parts import Path, reference_to, referred, walk
 
 _KEYWORDS = frozenset(
     """$anchor $comment $defs $dynamicAnchor $dynamicRef $id $recursiveAnchor $recursiveRef $ref $schema
     additionalItems additionalProperties allOf anyOf const contains definitions dependencies dependentRequired
-    dependentSchemas description else enum exclusiveMaximum exclusiveMinimum format id if items maxContains
-    maxItems maxLength maxProperties maximum minContains minItems minLength minProperties minimum multipleOf
-    not oneOf pattern patternProperties prefixItems properties propertyNames required then title type
-    unevaluatedItems unevaluatedProperties uniqueItems x-guidance""".split()  # noqa: SIM905
+    dependentSchemas else enum exclusiveMaximum exclusiveMinimum format id if items maxContains maxItems
+    maxLength maxProperties maximum minContains minItems minLength minProperties minimum multipleOf not oneOf
+    pattern patternProperties prefixItems properties propertyNames required then type unevaluatedItems
+    unevaluatedProperties uniqueItems x-guidance""".split()  # noqa: SIM905
 )
-"""Of all versions of JSON Schema, and the one of llguidance's options."""
-_ANY_NAME: tuple[Any, ...] = ({"type": "string"}, {}, True)
-MAX_REFERENCES = 16
-"""Maximum references to follow from one alternative; more make a circle, or nothing to rely on."""
+"""Of all versions of JSON Schema that assert anything, and the one of llguidance's options. Others assert
+nothing (2020-12, core, 4.3.1), but next to a ``$ref`` of a recursive schema llguidance takes them for
+assertions. pydantic writes ``discriminator``, for example."""
+_ANY: tuple[Any, ...] = ({}, True)
+_WITHOUT_EFFECT: dict[str, Callable[[dict[str, Any]], bool]] = {
+    # zod writes ``propertyNames`` that are any text.
+    "propertyNames": lambda part: part["propertyNames"] in ({"type": "string"}, *_ANY),
+    "uniqueItems": lambda part: part["uniqueItems"] is False or part.get("maxItems") in (0, 1),
+    "if": lambda part: "then" not in part and "else" not in part,
+    "then": lambda part: "if" not in part,
+    "else": lambda part: "if" not in part,
+    "minContains": lambda part: "contains" not in part,
+    "maxContains": lambda part: "contains" not in part,
+    "not": lambda part: part["not"] is False,
+    "dependentRequired": lambda part: not part["dependentRequired"],
+    "unevaluatedItems": lambda part: part["unevaluatedItems"] in _ANY,
+    "unevaluatedProperties": lambda part: part["unevaluatedProperties"] in _ANY,
+}
+_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+_DATE = (
+    "(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    "|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+    "|(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29)"
+)
+_TIME = (
+    r"(?:(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]+)?(?:[zZ]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+    r"|23:59:60(?:\.[0-9]+)?(?:[zZ]|[+-]00:00))"
+)
+_FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}[tT]{_TIME}$"}
+"""Of RFC 3339, with leap days and leap seconds where they can be."""
 
 
-def simplify(schema: Any) -> bool:
-    """Rewrite ``schema`` in place; whether anything was changed."""
-    changed = False
-    for part in objects(schema):
-        for keyword in part.keys() - _KEYWORDS:
-            del part[keyword]
-            changed = True
-        if part.get("propertyNames") in _ANY_NAME:
-            del part["propertyNames"]
-            changed = True
-        if "oneOf" in part and "anyOf" not in part and _exclude_each_other(schema, part["oneOf"]):
-            part["anyOf"] = part.pop("oneOf")
-            changed = True
-    return changed
+class Unfit(ValueError):
+    """A part cannot be enforced. The message says why."""
+
+    def __init__(self, problem: str, path: Path) -> None:
+        super().__init__(problem)
+        self.path = path
 
 
-def _exclude_each_other(schema: Any, alternatives: Any) -> bool:
-    """Whether all are objects that one required property tells apart."""
-    if not isinstance(alternatives, list) or not alternatives:
-        return False
-    tags = [_tags(schema, alternative) for alternative in alternatives]
-    return any(
-        len(frozenset().union(*(each[name] for each in tags))) == sum(len(each[name]) for each in tags)
-        for name in tags[0]
-        if all(name in each for each in tags)
-    )
+def rewrite(schema: Any, is_loose: Callable[[Path], bool], *, close: bool = True) -> None:
+    """Rewrite ``schema`` in place. ``is_loose``: whether the part at a path may lose what cannot be enforced;
+    ``close``: whether objects that name properties have no others. Raises Unfit."""
+    resource = any(path and _is_address(part.get("$id")) for path, part in walk(schema))
+    foreign = any(not str(part.get("$ref", "#")).startswith("#") for _, part in walk(schema))
+    if not foreign and isinstance(schema, dict):  # an address that nothing uses need not be a valid one
+        for key in ("$id", "id"):
+            if isinstance(schema.get(key), str):
+                del schema[key]
+    written = []
+    for path, part in walk(schema):
+        try:
+            written.append((part, *_rewritten(part, strict=not is_loose(path))))
+        except Inexact as error:
+            raise Unfit(str(error), path) from None
+        except Unenforceable as error:
+            raise Unfit(f"{error}: the keyword 'pattern' cannot be enforced", path) from None
+        target = None if resource else referred(schema, part.get("$ref"))
+        if target is not None:
+            part["$ref"] = reference_to(target)
+    for part, patterns, names in written:
+        _write(part, patterns, names)
+    closing = Closing(schema if close else None)
+    _choose(schema, closing, is_loose)
+    closing.apply()
 
 
-def _tags(schema: Any, alternative: Any) -> dict[str, frozenset[str]]:
-    """The texts that each required property of an object may have, of those that have a list of them."""
-    part = _resolved(schema, alternative)
-    if part.get("type") != "object" or not isinstance(part.get("properties"), dict):
-        return {}
-    required = part.get("required")
-    found = {}
-    for name in required if isinstance(required, list) else ():
-        value = _resolved(schema, part["properties"].get(name)) if isinstance(name, str) else {}
-        allowed = [value["const"]] if "const" in value else value.get("enum")
-        if isinstance(allowed, list) and all(isinstance(each, str) for each in allowed):
-            found[name] = frozenset(allowed)
+def _is_address(value: Any) -> bool:
+    return isinstance(value, str) and not value.startswith("#")
+
+
+def _rewritten(part: dict[str, Any], *, strict: bool) -> tuple[list[str], dict[str, Any] | None]:
+    """Rewrite one schema but for its patterns. Returns those of its text, which are no longer in it, and its
+    ``patternProperties``. Raises Inexact and Unenforceable."""
+    for keyword in part.keys() - _KEYWORDS:
+        del part[keyword]
+    for keyword in [key for key, is_idle in _WITHOUT_EFFECT.items() if key in part and is_idle(part)]:
+        del part[keyword]
+    for keyword in _COUNTS:
+        count = part.get(keyword)
+        if isinstance(count, float) and count.is_integer():
+            part[keyword] = int(count)
+    fit(part, strict=strict)
+    return list(_patterns(part, strict=strict)), _names(part, strict=strict)
+
+
+def _patterns(part: dict[str, Any], *, strict: bool) -> Iterator[str]:
+    format = part.get("format")
+    if isinstance(format, str) and format in _FORMATS:
+        del part["format"]
+        yield _FORMATS[format]
+    if isinstance(part.get("pattern"), str):
+        try:
+            yield from enforceable(part.pop("pattern"))
+        except Unenforceable:
+            if strict:
+                raise
+
+
+def _names(part: dict[str, Any], *, strict: bool) -> dict[str, Any] | None:
+    """Without a pattern that cannot be enforced, all names are allowed."""
+    given = part.get("patternProperties")
+    if not isinstance(given, dict):
+        return None
+    found: dict[str, Any] = {}
+    for pattern, schema in given.items():
+        try:
+            first, *others = enforceable(pattern)
+            if others:
+                raise Unenforceable("look-ahead in the pattern of a name")
+            found[first] = schema
+        except Unenforceable:
+            if strict:
+                raise
+            part["additionalProperties"] = True
     return found
 
 
-def _resolved(schema: Any, part: Any) -> dict[str, Any]:
-    """``part`` or what it refers to; empty if that is no object."""
-    for _ in range(MAX_REFERENCES):
-        if not isinstance(part, dict):
-            return {}
-        path = referred(schema, part.get("$ref"))
-        if path is None:
-            return part
-        part = at(schema, path)
-    return {}
+def _write(part: dict[str, Any], patterns: list[str], names: dict[str, Any] | None) -> None:
+    if patterns:
+        part["pattern"] = patterns.pop()
+    if patterns:
+        _join(part, *({"pattern": each} for each in patterns))
+    if names is not None:
+        part["patternProperties"] = names
+
+
+def _join(part: dict[str, Any], *schemas: dict[str, Any]) -> None:
+    joined = part.get("allOf")
+    part["allOf"] = [*(joined if isinstance(joined, list) else ()), *schemas]
+
+
+def _choose(schema: Any, closing: Closing, is_loose: Callable[[Path], bool]) -> None:
+    """Write ``anyOf`` for ``oneOf``."""
+    exclusive = Exclusive(schema, closing)
+    around: dict[int, list[dict[str, Any]]] = {}
+    chosen = []
+    for path, part in walk(schema):
+        beside = around.get(id(part), [])
+        joined = part.get("allOf")
+        for each in joined if isinstance(joined, list) else ():
+            around[id(each)] = [part, *beside]
+        if isinstance(part.get("oneOf"), list):
+            try:
+                options = exclusive.alternatives(part, beside)
+            except Overlap as error:
+                if not is_loose(path):
+                    raise Unfit(f"{error}: the keyword 'oneOf' cannot be enforced", path) from None
+                options = part["oneOf"]
+            chosen.append((part, options))
+    for part, options in chosen:  # all are judged as the client wrote them
+        items = list(part.items())
+        if "anyOf" in part:
+            del part["oneOf"]
+            _join(part, {"anyOf": options})
+            continue
+        part.clear()
+        part.update(("anyOf", options) if key == "oneOf" else (key, value) for key, value in items)

@@ -18,8 +18,10 @@ from typing import IO, Literal
 import msgspec
 from llguidance import LLMatcher, grammar_from
 
-from penstock.generation.grammars.schema_check import LIMITS, Verdict, check_schema
+from penstock.generation.grammars.embedded_schemas import rewritten_grammar
+from penstock.generation.grammars.schema_check import Verdict, check_schema
 from penstock.generation.grammars.schema_parts import Path
+from penstock.generation.grammars.text_match import LIMITS
 
 GrammarKind = Literal["llguidance", "gbnf", "json_schema"]
 """How a grammar is validated; GBNF is translated, which takes long."""
@@ -147,9 +149,12 @@ def _validated(question: Question) -> Verdict:
     try:
         if question.kind == "json_schema":
             return check_schema(question.grammar, question.loose)
-        translated = grammar_from("grammar", question.grammar) if question.kind == "gbnf" else ""
-        problem = LLMatcher.validate_grammar(translated or question.grammar, limits=LIMITS)
-        return Verdict(translated, problem.strip())
+        given = question.grammar
+        grammar = grammar_from("grammar", given) if question.kind == "gbnf" else rewritten_grammar(given)
+        problem = LLMatcher.validate_grammar(grammar, limits=LIMITS)
+        return Verdict("" if grammar == given else grammar, problem.strip())
+    except RecursionError:
+        return Verdict(problem=TOO_COMPLEX)
     except (ValueError, RuntimeError, MemoryError) as error:
         return Verdict(problem=str(error) or "it needs too much memory")
 

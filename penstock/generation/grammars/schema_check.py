@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLMatcher
 
-from penstock.generation.grammars.equivalent_schema import simplify
+from penstock.generation.grammars.equivalent_schema import Unfit, rewrite
 from penstock.generation.grammars.schema_parts import Path, at, objects, parts, put, referred
+from penstock.generation.grammars.text_match import LIMITS
 
-LIMITS = LLParserLimits(verbose_errors=False)
 SEARCH_S = 1.0
 """CPU time to find the place of a fault; a part that contains it is named if that takes longer."""
 
@@ -27,7 +27,8 @@ _ROOT: Path = ("grammars", 0, "json_schema")
 """Where the schema is in the text of its grammar."""
 _DEFINITIONS = frozenset(("$defs", "definitions"))
 _UNKNOWN_FORMAT = "Unknown format: "
-_BAD_PATTERN = "regex parse error"
+_BAD_PATTERN = "regex"
+_UNSATISFIABLE = "Unsatisfiable"
 _UNIMPLEMENTED = re.compile(r"Unimplemented keys: \[(.*)\]", re.DOTALL)
 
 
@@ -43,35 +44,64 @@ class Verdict(msgspec.Struct, array_like=True):
 
 
 def check_schema(grammar: str, loose: Sequence[Path]) -> Verdict:
-    """Validate the grammar of a JSON schema, made with ``lenient``.
+    """Validate the grammar of a JSON schema, made with ``lenient``, and rewrite it for llguidance.
 
     ``loose``: parts of the schema that may have keywords and patterns that cannot be enforced; they are
     dropped. Elsewhere they are a problem. Raises llguidance's errors.
     """
-    changed = ""
-    fault, warnings = _validated(grammar)
-    if fault or warnings:
-        document = json.loads(grammar)
-        if simplify(at(document, _ROOT)):
-            changed = grammar = json.dumps(document)
-            fault, warnings = _validated(grammar)
-    if _BAD_PATTERN in fault and loose:
-        document = json.loads(grammar)
+    try:
+        changed = _rewritten(grammar, loose, close=True)
+        fault, warnings = _validated(changed)
+        if fault.startswith(_UNSATISFIABLE):
+            opened = _rewritten(grammar, loose, close=False)
+            if not _validated(opened)[0]:
+                changed, (fault, warnings) = opened, _validated(opened)
+    except Unfit as unfit:
+        return Verdict("", str(unfit), _as_given(grammar, unfit.path))
+    if _BAD_PATTERN in fault.lower() and loose:
+        document = json.loads(changed)
         for path in loose:
             _drop_bad_patterns(at(document, _ROOT + path))
-        changed = grammar = json.dumps(document)
-        fault, warnings = _validated(grammar)
+        changed = _text(document)
+        fault, warnings = _validated(changed)
     if fault:
-        search = _Search(json.loads(grammar), lambda text: _validated(text)[0])
-        return Verdict("", _explained(search.problem), search.path)
+        search = _Search(json.loads(changed), lambda text: _validated(text)[0], _impossible)
+        return Verdict("", _explained(search.problem), _as_given(grammar, search.path))
     if warnings and () not in loose:
-        document = json.loads(grammar)
+        document = json.loads(changed)
         for path in loose:
             put(document, _ROOT + path, {})
-        if any(_validated(json.dumps(document))[1]):
-            search = _Search(document, _first_problem)
-            return Verdict("", _explained(search.problem), search.path)
-    return Verdict(changed)
+        if any(_validated(_text(document))[1]):
+            search = _Search(document, _first_problem, lambda _: {})
+            return Verdict("", _explained(search.problem), _as_given(grammar, search.path))
+    return Verdict("" if changed == grammar else changed)
+
+
+def _rewritten(grammar: str, loose: Sequence[Path], *, close: bool) -> str:
+    """Raises Unfit."""
+    document = json.loads(grammar)
+    rewrite(at(document, _ROOT), lambda path: any(path[: len(each)] == each for each in loose), close=close)
+    return _text(document)
+
+
+def _text(document: Any) -> str:
+    return json.dumps(document, ensure_ascii=False)
+
+
+def _as_given(grammar: str, path: Path) -> Path:
+    """``path`` in the schema as the client wrote it."""
+    value = at(json.loads(grammar), _ROOT)
+    found: Path = ()
+    for step in path:
+        known = step
+        if step == "anyOf" and isinstance(value, dict) and step not in value:
+            known = "oneOf"
+        try:
+            value = value[known]
+        except (LookupError, TypeError):
+            break  # what is further inside stands only in the rewritten schema
+        found += (known,)
+    return found
 
 
 def _validated(grammar: str) -> tuple[str, list[str]]:
@@ -97,10 +127,10 @@ def _explained(problem: str) -> str:
     return f"{what} cannot be enforced"
 
 
-def _blank(part: Path) -> dict[str, Any]:
+def _impossible(part: Path) -> dict[str, Any]:
     """A schema without faults for the place of ``part``: an alternative that allows anything would make
-    llguidance skip the others, and two equal ones of ``oneOf`` exclude each other."""
-    return {"const": part[1]} if part[0] in ("anyOf", "oneOf") else {}
+    llguidance skip the others."""
+    return {"const": part[1]} if part[0] == "anyOf" else {}
 
 
 def _drop_bad_patterns(schema: Any) -> None:
@@ -125,10 +155,14 @@ class _OutOfTime(Exception):
 class _Search:
     """Finds the innermost part of a schema that has a problem even without the parts inside it."""
 
-    def __init__(self, document: Any, problem_of: Callable[[str], str]) -> None:
-        """``document``: the grammar, parsed; it is changed. ``problem_of``: says what is wrong with one."""
+    def __init__(
+        self, document: Any, problem_of: Callable[[str], str], blank: Callable[[Path], dict[str, Any]]
+    ) -> None:
+        """``document``: the grammar, parsed; it is changed. ``problem_of``: says what is wrong with one.
+        ``blank``: makes a schema without a problem for the place of a part."""
         self._document = document
         self._problem_of = problem_of
+        self._blank = blank
         self._end = time.process_time() + SEARCH_S
         self._path = _ROOT
         self.problem = problem_of(json.dumps(document))
@@ -159,7 +193,7 @@ class _Search:
 
         def keep(paths: Sequence[Path]) -> None:
             for path, original in originals.items():
-                put(schema, path, original if path in paths else _blank(path))
+                put(schema, path, original if path in paths else self._blank(path))
 
         keep(())
         if self._has_problem():

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote, unquote
 
 Path = tuple[str | int, ...]
 """Keys and indexes that lead to a part of a JSON text."""
 
 _NAMED = frozenset(("properties", "patternProperties", "dependentSchemas", "$defs", "definitions"))
 _LISTED = frozenset(("anyOf", "allOf", "oneOf", "prefixItems", "items"))
+_PLAIN = "~!$&'()*+,;=:@-._"
+"""Characters that need no encoding in the fragment of a URI (RFC 3986, 3.5), besides letters and digits."""
 _SINGLE = frozenset(
     (
         "additionalItems",
@@ -57,36 +60,48 @@ def parts(schema: dict[str, Any]) -> Iterator[Path]:
             yield (key,)
 
 
+def walk(schema: Any, path: Path = ()) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """``schema`` and every schema within it that is an object, each with its path; one before those in it."""
+    waiting = [(path, schema)]
+    while waiting:
+        path, part = waiting.pop()
+        if isinstance(part, dict):
+            yield path, part
+            waiting += [(path + step, at(part, step)) for step in parts(part)]
+
+
 def objects(schema: Any) -> Iterator[dict[str, Any]]:
     """``schema`` and every schema within it that is an object."""
-    waiting = [schema]
-    while waiting:
-        part = waiting.pop()
-        if not isinstance(part, dict):
-            continue
-        yield part
-        for key, value in part.items():
-            if isinstance(value, dict):
-                if key in _NAMED:
-                    waiting += value.values()
-                elif key in _SINGLE:
-                    waiting.append(value)
-            elif isinstance(value, list) and key in _LISTED:
-                waiting += value
+    return (part for _, part in walk(schema))
 
 
 def referred(schema: Any, reference: Any) -> Path | None:
     """The path of what ``reference``, a value of ``$ref``, refers to within the whole ``schema``."""
+    if reference == "#":
+        return ()
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return None
-    path: Path = ()
+    steps = reference[2:].split("/")
+    # RFC 6901, 6: the fragment is percent-encoded. Many generators write the names as they are.
+    decoded = _followed(schema, [unquote(step) for step in steps])
+    return decoded if decoded is not None or "%" not in reference else _followed(schema, steps)
+
+
+def _followed(schema: Any, steps: list[str]) -> Path | None:
+    path: list[str | int] = []
     value = schema
-    for step in reference[2:].split("/"):
+    for step in steps:
         name = step.replace("~1", "/").replace("~0", "~")
         try:
             key: str | int = int(name) if isinstance(value, list) else name
             value = value[key]
         except (LookupError, TypeError, ValueError):
             return None
-        path += (key,)
-    return path
+        path.append(key)
+    return tuple(path)
+
+
+def reference_to(path: Path) -> str:
+    """The value of ``$ref`` that refers to ``path``."""
+    names = (str(step).replace("~", "~0").replace("/", "~1") for step in path)
+    return "".join(["#", *("/" + quote(name, safe=_PLAIN) for name in names)])

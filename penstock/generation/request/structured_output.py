@@ -12,9 +12,8 @@ from llguidance import LLMatcher, grammar_from
 from llguidance.gbnf_to_lark import is_lark_syntax
 
 from penstock.generation.grammars.call_grammar import preceded
-from penstock.generation.grammars.closed_schema import closed
 from penstock.generation.grammars.process import GrammarKind
-from penstock.generation.grammars.schema_parts import Path, at, replaced
+from penstock.generation.grammars.schema_parts import Path
 from penstock.generation.request.schemas import GenerateRequest, ResponseFormat, StructuredOutputs
 from penstock.http.errors import ApiError, shown
 
@@ -193,11 +192,13 @@ def json_constraint(
             if wanted.disable_additional_properties:
                 schema = _closed(schema)
         parts = parts or (SchemaPart((), field),)
-        for part in parts:
-            schema = replaced(schema, part.path, closed(at(schema, part.path)))
-        text = _checked(field, json.dumps(schema))
+        given = schema.get("x-guidance", {})
+        if not isinstance(given, dict):
+            raise invalid_constraint(field, "x-guidance must be an object")
         # What is not enforced becomes a warning, which the checker judges.
-        grammar = LLMatcher.grammar_from_json_schema(text, defaults=options, overrides={"lenient": True})
+        schema = {**schema, "x-guidance": {**options, **given, "lenient": True}}
+        # llguidance would round the numbers.
+        grammar = _checked(field, json.dumps({"grammars": [{"name": "json_schema", "json_schema": schema}]}))
         return Constraint(field, grammar, "json_schema", parts)
     except (RecursionError, ValueError) as error:
         raise invalid_constraint(field, str(error)) from None

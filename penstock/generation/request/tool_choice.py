@@ -14,7 +14,6 @@ from penstock.generation.grammars.call_grammar import (
     call_grammar,
     forced_grammar,
 )
-from penstock.generation.grammars.closed_schema import closed
 from penstock.generation.grammars.lark_in_json import NotEmbeddable
 from penstock.generation.grammars.schema_parts import Path
 from penstock.generation.parsers.call_syntax import Section
@@ -195,10 +194,7 @@ def _called_tool(function: Function, whitespace: str, inputs: Inputs, *, lazy: b
         return CalledTool(function.name, None, inputs[function.name])
     if lazy and not function.strict:
         return CalledTool(function.name, None)
-    try:
-        schema = closed(_arguments(function))
-    except (RecursionError, ValueError) as error:
-        raise invalid_constraint("tools", str(error), function.name) from None
+    schema = _arguments(function)
     options = {**JSON_WHITESPACE[whitespace], "lenient": not function.strict}
     return CalledTool(function.name, {**schema, "x-guidance": options})
 

@@ -223,7 +223,7 @@ def test_a_long_bounded_text_is_within_the_lexers_limits() -> None:
 
 def test_the_lexer_may_take_for_a_token_what_its_library_allows() -> None:
     """With 128,000 tokens a bounded string needs 20 times as many expressions as with 4,096."""
-    assert grammar_compiler._LIMITS.step_lexer_fuel >= LLParserLimits().step_lexer_fuel
+    assert grammar_compiler.LIMITS.step_lexer_fuel >= LLParserLimits().step_lexer_fuel
 
 
 def test_a_grammar_that_is_not_valid_is_compiled_once(compiler: FakeCompiler) -> None:

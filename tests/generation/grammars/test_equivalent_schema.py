@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 from typing import Annotated, Any, Literal
+from urllib.parse import quote
 
 import pytest
-from llguidance import LLMatcher, LLTokenizer
 from pydantic import BaseModel, Field
 
-from penstock.generation.grammars.equivalent_schema import simplify
-from penstock.generation.grammars.schema_check import check_schema
-
-TOKENIZER = LLTokenizer("byte")
+from tests.generation.grammars.admission import admits as matches
+from tests.generation.grammars.admission import checked
 
 
 class Leaf(BaseModel):
@@ -22,15 +20,6 @@ class Leaf(BaseModel):
 class Branch(BaseModel):
     kind: Literal["branch", "twig"]
     left: Annotated[Leaf | Branch, Field(discriminator="kind")]
-
-
-def matches(schema: dict[str, Any], text: str) -> bool:
-    """Whether the checked grammar of ``schema`` allows ``text`` as a whole."""
-    given = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides={"lenient": True})
-    verdict = check_schema(given, ())
-    assert verdict.problem == ""
-    matcher = LLMatcher(TOKENIZER, verdict.grammar or given, log_level=0)
-    return matcher.consume_tokens(TOKENIZER.tokenize_str(text)) and matcher.is_accepting()
 
 
 def test_a_recursive_union_that_a_property_tells_apart() -> None:
@@ -56,38 +45,8 @@ def test_an_annotation_beside_a_recursive_reference(keyword: str) -> None:
 
 def test_a_property_may_have_the_name_of_an_annotation() -> None:
     schema = {"type": "object", "properties": {"discriminator": {"type": "null", "example": 1}}}
-    assert simplify(schema)
-    assert schema == {"type": "object", "properties": {"discriminator": {"type": "null"}}}
-
-
-TAGGED = [
-    {"type": "object", "properties": {"kind": {"const": name}}, "required": ["kind"]} for name in ("a", "b")
-]
-
-
-@pytest.mark.parametrize(
-    "second",
-    [
-        TAGGED[0],
-        TAGGED[1] | {"required": []},
-        TAGGED[1] | {"type": ["object", "null"]},
-        TAGGED[1] | {"properties": {"kind": {"enum": ["a", "b"]}}},
-        TAGGED[1] | {"properties": {"kind": {"type": "string"}}},
-        TAGGED[1] | {"properties": {"kind": {"const": 1}}},
-        {"$ref": "#/oneOf/1"},
-        {"$ref": "#/nowhere"},
-        True,
-    ],
-    ids=str,
-)
-def test_alternatives_that_may_hold_at_once_stay(second: Any) -> None:
-    schema = {"oneOf": [TAGGED[0], second]}
-    assert not simplify(schema)
-    assert schema == {"oneOf": [TAGGED[0], second]}
-
-
-def test_a_choice_beside_another_one_stays() -> None:
-    assert not simplify({"oneOf": TAGGED, "anyOf": [True]})
+    assert matches(schema, '{"discriminator": null}')
+    assert not matches(schema, '{"discriminator": 1}')
 
 
 @pytest.mark.parametrize("names", [{"type": "string"}, {}, True], ids=str)
@@ -95,3 +54,73 @@ def test_names_that_are_any_text(names: Any) -> None:
     schema = {"type": "object", "propertyNames": names, "additionalProperties": {"type": "boolean"}}
     assert matches(schema, '{"a": true}')
     assert not matches(schema, '{"a": 1}')
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Größe",
+        "用户",
+        "Foo<Bar>",
+        "Foo[Bar]",
+        "a b",
+        "a/b",
+        "a~b",
+        "a%b",
+        "a%3Cb",
+        "{x}",
+        "a^b",
+        'a"b',
+        "a#b",
+        "a?b",
+        "",
+    ],
+)
+@pytest.mark.parametrize("encoded", [True, False])
+def test_a_reference_to_any_name(name: str, encoded: bool) -> None:
+    step = name.replace("~", "~0").replace("/", "~1")
+    reference = "#/$defs/" + (quote(step, safe="~") if encoded else step)
+    schema = {"$ref": reference, "$defs": {name: {"type": "null"}}}
+    assert matches(schema, "null")
+    assert not matches(schema, "1")
+
+
+@pytest.mark.parametrize("address", ["my schema", "Größe", "https://example.com/a"])
+def test_an_address_that_nothing_refers_to(address: str) -> None:
+    schema = {"$id": address, "properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"type": "null"}}}
+    assert matches(schema, '{"a": null}')
+    assert not matches(schema, '{"a": 1}')
+
+
+def test_keywords_without_effect() -> None:
+    schema = {
+        "type": "array",
+        "items": {"type": "string", "maxLength": 2.0},
+        "uniqueItems": False,
+        "then": {"maxItems": 0},
+        "minContains": 5,
+        "unevaluatedItems": True,
+    }
+    assert matches(schema, '["aa", "aa"]')
+    assert not matches(schema, '["aaa"]')
+
+
+@pytest.mark.parametrize(
+    ("format", "valid", "invalid"),
+    [
+        ("date", ["2024-02-29", "2000-02-29", "2023-12-31"], ["2023-02-29", "1900-02-29", "2023-04-31"]),
+        ("time", ["23:59:60Z", "12:00:00.5+01:30"], ["22:59:60Z", "24:00:00Z", "12:00:00"]),
+        ("date-time", ["1998-12-31T23:59:60Z"], ["1998-12-31T23:58:60Z", "2023-02-29T00:00:00Z"]),
+    ],
+)
+def test_days_and_seconds_that_exist(format: str, valid: list[str], invalid: list[str]) -> None:
+    schema = {"type": "string", "format": format, "pattern": "[0-9]"}
+    assert [each for each in valid if not matches(schema, json.dumps(each))] == []
+    assert [each for each in invalid if matches(schema, json.dumps(each))] == []
+
+
+def test_a_place_is_named_as_the_client_wrote_it() -> None:
+    wrong = {"type": "object", "properties": {"k": {"const": "b"}, "x": {"type": "strin"}}, "required": ["k"]}
+    right = {"type": "object", "properties": {"k": {"const": "a"}}, "required": ["k"]}
+    _, verdict = checked({"oneOf": [right, wrong]})
+    assert verdict.path == ("oneOf", 1, "properties", "x")

@@ -24,7 +24,6 @@ UNENFORCED: dict[str, Any] = {
     "contains": {"type": "string"},
     "dependentRequired": {"a": ["b"]},
     "dependentSchemas": {"a": {"required": ["b"]}},
-    "if": {"required": ["a"]},
     "not": {"required": ["a"]},
     "propertyNames": {"pattern": "^a"},
     "unevaluatedProperties": False,

