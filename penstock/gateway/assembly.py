@@ -167,9 +167,9 @@ def assemble(
         )
     options = MetricsOptions(config.metrics_compat, config.metrics_max_models, name_of_pool(config))
     kubernetes = make_kubernetes_discovery(config)
-    metrics = GatewayMetrics(lambda: pool.endpoints, options)
+    metrics = GatewayMetrics(lambda: pool.endpoints, options, directory.listed_name)
     metrics.sources += [admission.figures, prefill.figures, shadows.figures]
-    metrics.sources.append(lambda: model_figures(directory, metrics.in_flight, config.metrics_max_models))
+    metrics.sources.append(lambda: model_figures(directory, metrics.in_flight))
     metrics.sources += [each.figures for each in (caches, kubernetes) if each is not None]
     if spans is not None:
         counts = spans.counts

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from itertools import accumulate
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate, islice
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import (
@@ -21,15 +21,29 @@ from penstock.metrics.snapshot import Distribution, Labels, Value
 CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 
 
-def exposition(totals: Totals) -> bytes:
+SERIES_AT_ONCE = 32
+"""Series of a piece: a histogram's has up to 40 lines, of which each takes some microseconds."""
+_HEADER_LINES = 2
+
+
+def exposition(totals: Totals) -> Iterator[bytes]:
     """All families of :mod:`.families`, including those without a value."""
     return render((family, totals.get(family.name, {})) for family in METRIC_FAMILIES.values())
 
 
-def render(families: Iterable[tuple[MetricFamily, Mapping[Labels, Value]]]) -> bytes:
-    """Renders families with their values by labels."""
+def render(families: Iterable[tuple[MetricFamily, Mapping[Labels, Value]]]) -> Iterator[bytes]:
+    """Renders families with their values by labels, in pieces of :data:`SERIES_AT_ONCE` series at most:
+    an event loop has others to serve."""
+    for family, values in families:
+        rest = iter(sorted(values.items()))
+        yield _text(family, dict(islice(rest, SERIES_AT_ONCE)))
+        while more := dict(islice(rest, SERIES_AT_ONCE)):
+            yield _text(family, more).split(b"\n", _HEADER_LINES)[_HEADER_LINES]
+
+
+def _text(family: MetricFamily, values: Mapping[Labels, Value]) -> bytes:
     registry = CollectorRegistry()
-    registry.register(_Metrics([_metric(family, values) for family, values in families]))
+    registry.register(_Metrics([_metric(family, values)]))
     return generate_latest(registry)
 
 
@@ -46,14 +60,14 @@ def _metric(family: MetricFamily, values: Mapping[Labels, Value]) -> Metric:
     if family.kind is MetricKind.HISTOGRAM:
         metric = HistogramMetricFamily(family.name, family.help, labels=family.labels)
         bounds = [*(repr(bound) for bound in family.bounds), "+Inf"]
-        for labels, value in sorted(values.items()):
+        for labels, value in values.items():
             assert isinstance(value, Distribution)
             cumulative = map(float, accumulate(value.counts))
             metric.add_metric(labels, list(zip(bounds, cumulative, strict=True)), value.total)
         return metric
     kind = CounterMetricFamily if family.kind is MetricKind.COUNTER else GaugeMetricFamily
     metric = kind(family.name, family.help, labels=family.labels)
-    for labels, value in sorted(values.items()):
+    for labels, value in values.items():
         assert not isinstance(value, Distribution)
         metric.add_metric(labels, value)
     return metric

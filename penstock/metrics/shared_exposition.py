@@ -4,10 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
 
 MIN_INTERVAL_S = 0.05
 """Between two texts: each takes some milliseconds of the event loop, and clients may ask in a flood."""
+SLICE_S = 0.005
+"""Time after which the event loop has a turn."""
+T = TypeVar("T")
+
+
+async def in_slices(
+    made: Iterable[T], clock: Callable[[], float] = time.monotonic, slice_s: float = SLICE_S
+) -> list[T]:
+    """All that ``made`` makes; between two of them others have a turn when a slice is over."""
+    found, until = [], clock() + slice_s
+    for each in made:
+        found.append(each)
+        if clock() >= until:
+            await asyncio.sleep(0)
+            until = clock() + slice_s
+    return found
 
 
 class SharedExposition:

@@ -50,7 +50,9 @@ def exposed() -> dict[str, set[str]]:
     of_key.sender, of_key.fell_back = Sender("search", "search"), True
     metrics.request_ended(of_key)
     found: dict[str, set[str]] = {}
-    for name, labels in re.findall(r"^(\w+)(?:\{(.*)\})? ", metrics.exposition().decode(), re.MULTILINE):
+    for name, labels in re.findall(
+        r"^(\w+)(?:\{(.*)\})? ", b"".join(metrics.exposition()).decode(), re.MULTILINE
+    ):
         found.setdefault(name, set()).update(re.findall(r'(\w+)="', labels))
     return found
 

@@ -1,49 +1,48 @@
-"""A flood of scrapes makes few texts, and none is older than its request."""
+"""What takes long is made in slices."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
-import pytest
-
-from penstock.metrics.shared_exposition import MIN_INTERVAL_S, SharedExposition
-
-
-class Maker:
-    def __init__(self) -> None:
-        self.begun = self.running = 0
-        self.has_begun, self.go_on = asyncio.Event(), asyncio.Event()
-
-    async def make(self) -> bytes:
-        self.begun += 1
-        number = self.begun
-        self.has_begun.set()
-        self.running += 1
-        assert self.running == 1
-        await self.go_on.wait()
-        self.running -= 1
-        if number == 3:
-            raise ValueError("a fault")
-        return b"%d" % number
+from penstock.metrics.shared_exposition import SharedExposition, in_slices
 
 
-def test_requests_share_a_text_that_begins_after_them() -> None:
+def test_others_have_a_turn_after_each_slice() -> None:
+    now, order = 0.0, list[str]()
+
+    def made() -> Iterator[int]:
+        nonlocal now
+        for number in range(6):
+            now += 2.0
+            order.append(str(number))
+            yield number
+
+    async def other() -> None:
+        for _ in range(4):
+            order.append("other")
+            await asyncio.sleep(0)
+
     async def run() -> None:
-        maker = Maker()
-        shared = SharedExposition(maker.make)
-        first = [asyncio.ensure_future(shared.get()) for _ in range(100)]
-        await maker.has_begun.wait()
-        later = [asyncio.ensure_future(shared.get()) for _ in range(100)]
-        await asyncio.sleep(0)
-        gone = later.pop()
-        gone.cancel()
-        began = asyncio.get_running_loop().time()
-        maker.go_on.set()
-        assert set(await asyncio.gather(*first)) == {b"1"}
-        assert set(await asyncio.gather(*later)) == {b"2"}
-        assert asyncio.get_running_loop().time() - began > MIN_INTERVAL_S / 2
-        with pytest.raises(ValueError, match="a fault"):
-            await shared.get()
-        assert await shared.get() == b"4"
+        beside = asyncio.ensure_future(other())
+        assert await in_slices(made(), lambda: now, slice_s=4.0) == list(range(6))
+        await beside
+
+    asyncio.run(run())
+    assert order == ["0", "1", "other", "2", "3", "other", "4", "5", "other", "other"]
+
+
+def test_who_waits_gets_one_text_that_begins_later() -> None:
+    made = 0
+
+    async def make() -> bytes:
+        nonlocal made
+        made += 1
+        return str(made).encode()
+
+    async def run() -> None:
+        shared = SharedExposition(make)
+        assert await asyncio.gather(*(shared.get() for _ in range(5))) == [b"1"] * 5
+        assert await shared.get() == b"2"
 
     asyncio.run(run())

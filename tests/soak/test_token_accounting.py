@@ -80,8 +80,8 @@ def test_figures_from_an_exposition() -> None:
             "penstock:requests": {("0", "stop"): 2.0, ("1", "length"): 3.0, ("1", "cut"): 1.0},
             "penstock:streams": {("0",): 1.0},
         }
-    ).decode()
-    found = ServerCounts.from_exposition(text)
+    )
+    found = ServerCounts.from_exposition(b"".join(text).decode())
     assert (found.generated, found.delivered, found.discarded, found.engines_up) == (11, 10, 1, 1)
     assert (found.completed, found.cut, found.failed) == (5, 1, 0)
     assert not found.idle

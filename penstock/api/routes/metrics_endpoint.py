@@ -15,7 +15,7 @@ from penstock.metrics.api_server_metrics import ApiServerMetrics
 from penstock.metrics.exposition import CONTENT_TYPE, exposition
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.metrics.merge import Totals
-from penstock.metrics.shared_exposition import SharedExposition
+from penstock.metrics.shared_exposition import SharedExposition, in_slices
 from penstock.metrics.snapshot import Distribution, Labels, Series, Snapshot, process_name, process_series
 from penstock.streaming.engine_faults import FAULTS
 from penstock.streaming.output_processor import OutputProcessor
@@ -129,7 +129,7 @@ class MetricsEndpoint:
         await send_json(exchange.send, await self._status.get())
 
     async def _expose(self) -> bytes:
-        return exposition(await self._shared_totals())
+        return b"".join(await in_slices(exposition(await self._shared_totals())))
 
     async def _show_status(self) -> bytes:
         totals = await self._shared_totals()

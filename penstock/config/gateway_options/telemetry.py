@@ -23,8 +23,8 @@ class TelemetryOptions(RelayingOptions, frozen=True, kw_only=True, forbid_unknow
     metrics_max_models: Annotated[
         int,
         option(
-            "Maximum models with metrics of their own, besides those of --model-rewrite and its like; others "
-            "count as 'other'.",
+            "Maximum models with metrics of their own, besides those that endpoints list, and those of "
+            "--model-rewrite and its like; others count as 'other'.",
             "Metrics",
             ge=0,
         ),

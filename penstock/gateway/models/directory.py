@@ -102,6 +102,8 @@ class ModelDirectory:
         self._undecided: tuple[Endpoint, ...] | None = None
         """Endpoints for models that no endpoint lists; empty: there are none; None: to be found."""
         self._by_model: dict[tuple[str, str], tuple[Endpoint, ...]] | None = None
+        self._names: tuple[frozenset[str], list[tuple[re.Pattern[str], str]]] | None = None
+        """Names of models that are listed or configured, and patterns."""
 
     # -- changes
 
@@ -149,7 +151,7 @@ class ModelDirectory:
     def _forget(self) -> None:
         self._steps.clear()
         self._undecided = None
-        self._by_model = None
+        self._by_model = self._names = None
 
     def unserved(self) -> list[str] | None:
         """Names of targets, fallbacks and shadows that nobody serves, in words; None: that is not known until
@@ -196,6 +198,21 @@ class ModelDirectory:
                 for model, endpoints in pool.by_model(self._listings)
             }
         return self._by_model
+
+    def listed_name(self, model: str) -> str | None:
+        """The name or pattern by which a model is configured, or listed by an endpoint; empty: others are,
+        and it is not; None: there are no names at all."""
+        if self._names is None:
+            names = {*self._routes.all, *(name for name, _ in self.by_model()), *self._pools} - {""}
+            self._names = (
+                frozenset(name for name in names if WILDCARDS.isdisjoint(name)),
+                [(re.compile(translate(name)), name) for name in names if not WILDCARDS.isdisjoint(name)],
+            )
+        exact, patterns = self._names
+        if model in exact:
+            return model
+        found = next((name for pattern, name in patterns if pattern.match(model)), None)
+        return found or ("" if exact else None)
 
     # -- answers
 

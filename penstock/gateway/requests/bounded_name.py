@@ -9,9 +9,9 @@ MOST_NAME = 256
 _DIGITS = 16
 
 
-def bounded_name(name: str) -> str:
+def bounded_name(name: str, most: int = MOST_NAME) -> str:
     """``name``, or if it is long its begin and a hash of it all, so that other names stay others."""
-    if len(name) <= MOST_NAME:
+    if len(name) <= most:
         return name
     digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()
-    return f"{name[: MOST_NAME - _DIGITS - 1]}~{digest[:_DIGITS]}"
+    return f"{name[: most - _DIGITS - 1]}~{digest[:_DIGITS]}"

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from penstock.gateway import metric_definitions
 from penstock.gateway.metric_definitions import Figure, Metric, MetricsDialect
+from penstock.gateway.requests.bounded_name import bounded_name
 from penstock.gateway.responses.outcome import SUCCESSFUL, Outcome
 from penstock.gateway.responses.request_record import RequestRecord
 from penstock.gateway.routing.endpoint import Endpoint
@@ -24,6 +25,11 @@ from penstock.metrics.histogram import Histogram
 from penstock.metrics.snapshot import Distribution, Labels, Series, Value
 
 OTHER = "other"
+MOST_LABEL = 128
+"""Characters of a label's value."""
+MOST_LISTED = 1024
+"""Pairs of models that endpoints list: an endpoint that lists ever more of them is bounded, too."""
+Families = Iterable[tuple[Metric, MetricFamily, Mapping[Labels, Value]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +96,10 @@ class GatewayMetrics:
         self,
         endpoints: Callable[[], list[Endpoint]],
         options: MetricsOptions | None = None,
+        listed_name: Callable[[str], str | None] = lambda name: None,
     ) -> None:
+        """``listed_name``: the name or pattern by which a model is configured, or listed by endpoints; empty:
+        others are, and it is not; None: none is."""
         self.sources: list[Callable[[], Iterable[Figure]]] = []
         """Parts of the gateway that count for themselves."""
         self._endpoints = endpoints
@@ -98,7 +107,10 @@ class GatewayMetrics:
         self._dialects: list[MetricsDialect] = ["own"]
         if self._options.compat != "none":
             self._dialects.append(self._options.compat)
+        self._listed_name = listed_name
         self._models = {(OTHER, OTHER)}
+        self._listed: set[tuple[str, str]] = set()
+        """Those among them that endpoints list."""
         self._most_models = len(self._models) + self._options.most_models
         self._running: set[RequestRecord] = set()
         self._requests: Counter[RequestLabels] = Counter()
@@ -218,33 +230,50 @@ class GatewayMetrics:
         return histogram
 
     def _model_labels(self, record: RequestRecord) -> tuple[str, str]:
-        """Model and rewritten model, or :data:`OTHER` twice."""
-        pair = record.model, record.target_model
-        if pair in self._models:
+        """Model and rewritten model, or :data:`OTHER` twice. Who names models that nobody lists takes no
+        series of those that somebody does."""
+        if (pair := self._known_pair(record)) is not None:
             return pair
-        if record.outcome not in SUCCESSFUL or len(self._models) >= self._most_models:
-            return OTHER, OTHER  # an unknown model, or too many models
+        too_many = len(self._models) >= self._most_models
+        unlisted = "" in map(self._listed_name, filter(None, (record.model, record.target_model)))
+        if record.outcome not in SUCCESSFUL or too_many or unlisted:
+            return OTHER, OTHER
+        pair = record.model, record.target_model
         self._models.add(pair)
         return pair
 
+    def _known_pair(self, record: RequestRecord) -> tuple[str, str] | None:
+        """Model and rewritten model, as they are listed; None: they have no series."""
+        pair = record.model, record.target_model
+        model, target = map(self._listed_name, pair)
+        if model and target:
+            pair = model, target
+            if pair not in self._models and len(self._listed) < MOST_LISTED:
+                self.add_models([pair])
+                self._listed.add(pair)
+        return pair if pair in self._models else None
+
     # -- exposition
 
-    def exposition(self, others: Iterable[WorkerMetrics] = ()) -> bytes:
-        """The text of ``/metrics``, with the metrics of ``others`` added."""
+    def exposition(
+        self, others: Iterable[WorkerMetrics] = (), families: Families | None = None
+    ) -> Iterator[bytes]:
+        """The text of ``/metrics`` in pieces, with the metrics of ``others`` added. ``families``: those of
+        :meth:`families`."""
         further: dict[str, list[Series]] = defaultdict(list)
         for worker in others:
             for each in (*worker.counted, *worker.gauges):
                 further[each.family].append(each)
         return render(
             (family, values if metric.of_host else summed(values, further[family.name]))
-            for metric, family, values in self._families()
+            for metric, family, values in families or self.families()
         )
 
-    def shared(self) -> WorkerMetrics:
+    def shared(self, families: Families | None = None) -> WorkerMetrics:
         """What other workers add to theirs."""
         counted: list[Series] = []
         gauges: list[Series] = []
-        for metric, family, values in self._families():
+        for metric, family, values in families or self.families():
             if not metric.of_host:
                 series = gauges if metric.kind is MetricKind.GAUGE else counted
                 series += [Series(family.name, labels, value) for labels, value in values.items()]
@@ -255,7 +284,8 @@ class GatewayMetrics:
         """Requests that have ended."""
         return self._requests.total()
 
-    def _families(self) -> Iterator[tuple[Metric, MetricFamily, Mapping[Labels, Value]]]:
+    def families(self) -> Iterator[tuple[Metric, MetricFamily, Mapping[Labels, Value]]]:
+        """All metrics as they are now, one after the other."""
         values = _Values(self._options.pool)
         self._export_requests(values)
         self._export_endpoints(values)
@@ -277,10 +307,7 @@ class GatewayMetrics:
             values.add(metric_definitions.REQUESTS, count, key.label_values())
             if key.outcome not in SUCCESSFUL:
                 values.add(metric_definitions.ERRORS, count, key.label_values())
-        pairs = Counter(
-            (pair if (pair := (each.model, each.target_model)) in self._models else (OTHER, OTHER))
-            for each in self._running
-        )
+        pairs = Counter(self._known_pair(each) or (OTHER, OTHER) for each in self._running)
         for model, target_model in sorted(self._models):
             label_values = {"model": model, "target_model": target_model, "priority": "0"}
             values.add(metric_definitions.RUNNING, pairs[model, target_model], label_values)
@@ -354,4 +381,5 @@ def _distributions(
 
 
 def _labels(labels: tuple[str, ...], label_values: Mapping[str, Any]) -> Labels:
-    return tuple(label_values[metric_definitions.LABEL_ALIASES.get(label, label)] for label in labels)
+    found = (label_values[metric_definitions.LABEL_ALIASES.get(label, label)] for label in labels)
+    return tuple(bounded_name(str(value), MOST_LABEL) for value in found)

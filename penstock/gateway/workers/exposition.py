@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import time
 
-from penstock.gateway.telemetry.metrics import GatewayMetrics
+from penstock.gateway.telemetry.metrics import Families, GatewayMetrics
 from penstock.gateway.workers.exchange import Exchange, WorkerName
 from penstock.gateway.workers.metric_files import MetricFiles
+from penstock.metrics.shared_exposition import in_slices
 
 WAIT_S = 1.0
 """Longest wait for the other workers; of one that hangs the latest metrics are shown."""
@@ -47,14 +48,16 @@ class WorkerExposition:
                 while self._awaited & self._exchange.siblings:
                     await self._answered.wait()
                     self._answered.clear()
-        self.write()  # what a scraper has seen stays
-        return self._metrics.exposition(self._files.read_others(self._exchange.own))
+        families = await in_slices(self._metrics.families())
+        self.write(families)  # what a scraper has seen stays
+        others = self._files.read_others(self._exchange.own)
+        return b"".join(await in_slices(self._metrics.exposition(others, families)))
 
-    def write(self) -> None:
+    def write(self, families: Families | None = None) -> None:
         """Writes this worker's metrics to its file."""
         began = time.monotonic()
         self._written = self._metrics.ended
-        self._files.write(self._exchange.own, self._metrics.shared())
+        self._files.write(self._exchange.own, self._metrics.shared(families))
         now = time.monotonic()
         self._next_at = now + max(INTERVAL_S, (now - began) / MAX_SHARE)
 

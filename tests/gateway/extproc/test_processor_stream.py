@@ -94,7 +94,7 @@ class World:
     def counts(self) -> dict[str, float]:
         """Outcome to requests."""
         found: dict[str, float] = {}
-        for line in self.metrics.exposition().decode().splitlines():
+        for line in b"".join(self.metrics.exposition()).decode().splitlines():
             if line.startswith("penstock_gateway_request_total{"):
                 outcome = line.split('outcome="')[1].split('"')[0]
                 found[outcome] = found.get(outcome, 0.0) + float(line.rsplit(" ", 1)[1])

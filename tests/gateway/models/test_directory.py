@@ -72,7 +72,7 @@ def test_endpoints_by_model() -> None:
     records = [RequestRecord("", target_model=model, waits=model == "m") for model in ("m", "claude-1", "x")]
     figures = [
         (each.metric.names["own"].name.removeprefix("penstock_gateway_"), each.value, each.labels)
-        for each in model_figures(fleet.directory, records, 3)
+        for each in model_figures(fleet.directory, records)
     ]
     assert figures == [
         ("model_endpoints", 1, {"model": "*"}),
@@ -81,15 +81,39 @@ def test_endpoints_by_model() -> None:
         ("model_ready_endpoints", 1, {"model": "big", "pool": "large"}),
         ("model_endpoints", 1, {"model": "claude-*", "pool": "large"}),
         ("model_ready_endpoints", 1, {"model": "claude-*", "pool": "large"}),
-        ("model_requests_in_flight", 2, {"model": "*"}),
-        ("model_queued_requests", 1, {"model": "*"}),
+        ("model_endpoints", 0, {"model": "e", "pool": "empty"}),
+        ("model_ready_endpoints", 0, {"model": "e", "pool": "empty"}),
+        ("model_endpoints", 2, {"model": "m", "pool": "small"}),
+        ("model_ready_endpoints", 2, {"model": "m", "pool": "small"}),
+        ("model_requests_in_flight", 1, {"model": "*"}),
+        ("model_queued_requests", 0, {"model": "*"}),
         ("model_requests_in_flight", 0, {"model": "big"}),
         ("model_queued_requests", 0, {"model": "big"}),
         ("model_requests_in_flight", 1, {"model": "claude-*"}),
         ("model_queued_requests", 0, {"model": "claude-*"}),
+        ("model_requests_in_flight", 0, {"model": "e"}),
+        ("model_queued_requests", 0, {"model": "e"}),
+        ("model_requests_in_flight", 1, {"model": "m"}),
+        ("model_queued_requests", 1, {"model": "m"}),
         ("model_requests_in_flight", 0, {"model": "other"}),
         ("model_queued_requests", 0, {"model": "other"}),
     ]
+
+
+def test_listed_names() -> None:
+    """Or patterns. Names that nobody lists are told from those that nobody could list."""
+    fleet = Fleet("x")
+    assert fleet.directory.listed_name("m") is None
+    fleet = Fleet("x", "large/y", pools=(Pool(name="large", models=["claude-*"]),))
+    assert [fleet.directory.listed_name(name) for name in ("claude-1", "claude-*", "large")] == [
+        "claude-*",
+        "claude-*",
+        "large",
+    ]
+    fleet.lists("x", "m")
+    fleet.route({"chat": ModelRoute(targets={"m": 1})})
+    names = [fleet.directory.listed_name(name) for name in ("m", "chat", "claude-1", "invented", "")]
+    assert names == ["m", "chat", "claude-*", "", ""]
 
 
 def test_names_that_nobody_serves() -> None:

@@ -121,7 +121,7 @@ def test_nothing_that_is_said_is_written(
     RequestRecorder(metrics, "errors", log_content=log_content).finish(record)
     [line] = lines(caplog)
     assert (SECRET in line.pop("content", "")) is log_content
-    for written in (json.dumps(line), repr(span_data(record)), metrics.exposition().decode()):
+    for written in (json.dumps(line), repr(span_data(record)), b"".join(metrics.exposition()).decode()):
         assert "hunter2" not in written
 
 
@@ -135,7 +135,7 @@ def test_names_are_bounded_and_stay_apart() -> None:
         metrics.request_started(record)
         metrics.request_ended(record)
         assert len(record.model) == len(record.target_model) == 256
-    page = metrics.exposition().decode()
+    page = b"".join(metrics.exposition()).decode()
     assert len(page) < 20_000_000
     assert len(re.findall(r'^penstock_gateway_request_total{.*,model="mmm', page, re.M)) == 64
 
@@ -156,7 +156,7 @@ def test_a_server_that_makes_statuses_up_makes_no_series() -> None:
     metrics = GatewayMetrics(list)
     for status in range(100, 1000):
         metrics.request_ended(RequestRecord(PATH, outcome=Outcome.MODEL_SERVER_ERROR, status=status))
-    page = metrics.exposition().decode()
+    page = b"".join(metrics.exposition()).decode()
     assert page.count("penstock_gateway_request_total{") < 80
     assert 'status="503"' in page
     assert 'status="999"' not in page
@@ -168,6 +168,6 @@ def test_a_count_that_is_none_is_not_added(count: Any) -> None:
     record = RequestRecord(PATH, seen=stream(usage).seen, outcome=Outcome.OK, status=200)
     metrics = GatewayMetrics(list)
     metrics.request_ended(record)
-    page = metrics.exposition().decode()
+    page = b"".join(metrics.exposition()).decode()
     assert 'kind="input"' not in page
     assert page.count('kind="output"') == 1

@@ -18,7 +18,7 @@ from penstock.gateway.responses.request_record import RequestRecord
 from penstock.gateway.responses.response_observer import Observation, StreamObserver
 from penstock.gateway.responses.token_usage import TokenUsage
 from penstock.gateway.routing.endpoint import Endpoint, EndpointLoad
-from penstock.gateway.telemetry.metrics import OTHER, GatewayMetrics, MetricsOptions
+from penstock.gateway.telemetry.metrics import MOST_LABEL, OTHER, GatewayMetrics, MetricsOptions
 from penstock.metrics.families import MetricKind
 
 PAGE = Path(penstock.__file__).parents[1] / "docs" / "gateway-metrics.md"
@@ -52,7 +52,7 @@ def samples(told: GatewayMetrics, name: str, /, **labels: str) -> dict[tuple[str
     API and the pool are left out."""
     found = {}
     hidden = {*labels, "api", "pool"}
-    for family in text_string_to_metric_families(told.exposition().decode()):
+    for family in text_string_to_metric_families(b"".join(told.exposition()).decode()):
         for sample in family.samples:
             if sample.name == name and labels.items() <= sample.labels.items():
                 rest = tuple(value for label, value in sorted(sample.labels.items()) if label not in hidden)
@@ -132,7 +132,7 @@ def test_what_is_told_is_what_the_table_says(compat: Compat) -> None:
     }
     told = {
         family.name: (family.type, {label for sample in family.samples for label in sample.labels} - {"le"})
-        for family in text_string_to_metric_families(busy(compat).exposition().decode())
+        for family in text_string_to_metric_families(b"".join(busy(compat).exposition()).decode())
     }
     assert told == expected
 
@@ -271,6 +271,35 @@ def test_models_that_the_operator_names_always_have_series() -> None:
     }
 
 
+def test_models_that_endpoints_list_have_series_whatever_names_are_invented() -> None:
+    """An endpoint may answer for any name."""
+    listed = [f"real-{number}" for number in range(5)]
+    told = GatewayMetrics(list, MetricsOptions(most_models=2), lambda name: name if name in listed else "")
+    for number in range(100):
+        told.request_ended(record(model=f"invented-{number}", target_model=f"invented-{number}"))
+    for name in listed:
+        told.request_started(record(model=name, target_model=name))
+        told.request_ended(record(model=name, target_model=name))
+    told.request_ended(record(model="real-0", target_model="real-0", outcome=Outcome.CLIENT_ERROR))
+    found = samples(told, "penstock_gateway_request_total")
+    assert found.pop((OTHER, "ok", OTHER)) == 100
+    assert found.pop(("real-0", "client_error", "real-0")) == 1
+    assert found == {(name, "ok", name): 1 for name in listed}
+    running = samples(told, "penstock_gateway_requests_in_flight")
+    assert running == {**{(name, name): 1 for name in listed}, (OTHER, OTHER): 0}
+
+
+def test_labels_are_short() -> None:
+    """A client's name, and a server's URL; other names stay others."""
+    told = GatewayMetrics(lambda: [Endpoint(f"http://{'e' * 300}:1")])
+    for end in "ab":
+        told.request_ended(record(model="x" * 200 + end, target_model="y" * 200))
+    page = b"".join(told.exposition()).decode()
+    values = re.findall(r'="([^"]*)"', page)
+    assert max(map(len, values)) == MOST_LABEL
+    assert len({value for value in values if value.startswith("xxx")}) == 2
+
+
 def test_running_requests_are_those_that_have_not_ended() -> None:
     told = metrics()
     told.request_ended(record())
@@ -292,7 +321,7 @@ def test_pools_are_told_apart() -> None:
     told.set_pools(["a", "empty"])
     told.request_ended(record(pool="a"))
     told.request_ended(record())
-    text = told.exposition().decode()
+    text = b"".join(told.exposition()).decode()
     for name, ready in (("a", 1), ("empty", 0), ("rest", 1)):
         assert f'penstock_gateway_ready_endpoints{{pool="{name}"}} {ready}.0' in text
         assert f'llm_d_epp_ready_endpoints{{name="{name}"}} {ready}.0' in text
@@ -316,7 +345,7 @@ def test_a_load_that_nobody_tells_is_none() -> None:
     assert samples(told, "penstock_gateway_ready_endpoints") == {(): 2}
     assert len(samples(told, "penstock_gateway_endpoint_in_flight")) == 3
     alone = GatewayMetrics(lambda: [silent])
-    assert "penstock_gateway_average_waiting{" not in alone.exposition().decode()
+    assert "penstock_gateway_average_waiting{" not in b"".join(alone.exposition()).decode()
 
 
 def test_the_pool() -> None:
