@@ -21,10 +21,13 @@ CLIENTS_VENV := .venv-clients
 OPENAI2_VENV := .venv-clients-openai2
 NODE := tests/clients/node
 AGENTS := tests/agents
+# Every target with tests of its own, for test-all: the one that needs most is the last.
+ALL_TESTS := test test-pythons test-templates test-ray test-clients test-agents test-vllm
+
 # What clients leave open, and warn of, is theirs.
 CLIENT_TESTS := -m pytest -W ignore -p no:unraisableexception tests/clients
 
-.PHONY: install install-dev serve test test-slow test-pythons test-ray test-vllm test-templates test-clients test-agents check format bench clean
+.PHONY: install install-dev serve test test-slow test-all test-pythons test-ray test-vllm test-templates test-clients test-agents check format bench clean
 
 install: $(VENV)/.installed  ## What serving needs.
 install-dev: $(VENV)/.installed-dev  ## What tests, linters and every optional part need.
@@ -45,6 +48,10 @@ test: install-dev  ## All tests but the slow ones.
 
 test-slow: install-dev
 	$(BIN)/python -m pytest --slow $(ARGS)
+
+# Goes on after a failure, and prints a table.
+test-all:
+	$(PYTHON) scripts/test_all.py $(ALL_TESTS)
 
 test-pythons: install-dev  ## The wheel in a clean environment of every supported Python that is found.
 	$(BIN)/python -m pytest --slow tests/packaging/test_interpreters.py $(ARGS)
