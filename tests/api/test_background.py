@@ -87,7 +87,7 @@ def with_bench(directory: Path, work: Callable[[Bench], Coroutine[Any, Any, None
         with opened(directory) as store:
             await work(Bench(store))
 
-    asyncio.run(asyncio.wait_for(run(), 20))
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -69,4 +69,4 @@ def test_few_conversations_are_looked_up_at_the_same_time() -> None:
         bodies = [message["body"] for message in sent if message["type"] == "http.response.body"]
         assert bodies == [b"%d" % len(count)] * len(asked)
 
-    asyncio.run(asyncio.wait_for(run(), 20))
+    asyncio.run(asyncio.wait_for(run(), 60))

@@ -56,7 +56,7 @@ def with_follower(directory: Path, work: Callable[[Follower], Coroutine[Any, Any
         with opened(directory) as store:
             await work(Follower(store))
 
-    asyncio.run(asyncio.wait_for(run(), 20))
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def test_it_ends_with_the_response(tmp_path: Path) -> None:

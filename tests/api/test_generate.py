@@ -252,7 +252,7 @@ def test_a_refused_background_response_does_not_count_as_running(
             await routes.drain()
             assert routes._logprob_bytes == 0
 
-    asyncio.run(asyncio.wait_for(run(), 20))
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def test_a_background_response_is_told_at_once_and_stays_queued_until_it_begins(tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_a_background_response_is_told_at_once_and_stays_queued_until_it_begins(
             assert told[2] == "response.in_progress"
             assert begun == "in_progress"
 
-    asyncio.run(asyncio.wait_for(run(), 20))
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 async def followed(store: ResponseStore, id: str, *, until: int) -> tuple[list[str], str]:

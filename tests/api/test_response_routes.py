@@ -49,7 +49,7 @@ def test_few_are_read_at_the_same_time(path: str) -> None:
         assert [error.status for error in errors if isinstance(error, ApiError)] == [404] * len(asked)
         assert (store.now, store.most) == (0, MAX_READS)
 
-    asyncio.run(asyncio.wait_for(run(), 20))
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def test_a_name_that_is_no_id_is_no_response() -> None:
@@ -71,4 +71,4 @@ def test_a_query_may_have_many_fields() -> None:
             await handlers["GET"](cast(Any, exchange))
         assert error.value.status == 404
 
-    asyncio.run(asyncio.wait_for(run(), 20))
+    asyncio.run(asyncio.wait_for(run(), 60))

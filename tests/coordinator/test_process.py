@@ -36,7 +36,7 @@ from penstock.wire.sockets import (
 )
 from tests.launches import launch
 
-WAIT_S = 30.0
+WAIT_S = 90.0
 JOIN = encode(EngineJoin(COORDINATOR_PROTOCOL_VERSION, 0, 0, traits=dict.fromkeys(ENGINE_TRAITS, "x")))
 
 

@@ -22,7 +22,7 @@ import httpx
 import msgspec
 import psutil
 
-WAIT_S = 30.0
+WAIT_S = 90.0
 
 
 @dataclass
@@ -190,6 +190,16 @@ class Gateway:
     def complete(self, *, stream: bool = True, **fields: Any) -> httpx.Response:
         body = {"model": "m", "prompt": "p", "stream": stream, **fields}
         return self.client.post("/v1/completions", json=body)
+
+    @contextlib.contextmanager
+    def left(self, **fields: Any) -> Iterator[None]:
+        """A streamed completion whose client leaves at the end of the context."""
+        body = msgspec.json.encode({"model": "m", "prompt": "p", "stream": True, **fields})
+        url = httpx.URL(self.url)
+        with socket.create_connection((url.host, url.port or 80), timeout=WAIT_S) as connection:
+            head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
+            connection.sendall(f"{head}content-type: application/json\r\n\r\n".encode() + body)
+            yield
 
     @property
     def workers(self) -> list[psutil.Process]:

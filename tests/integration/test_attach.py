@@ -98,7 +98,7 @@ def test_api_servers_are_replaced_and_killed(undisturbed: list[str], tmp_path: P
             streams.until_all_ended()
         assert len(streams.failures) < len(BODIES)  # only those of the killed one
         wait_until(
-            lambda: attached.server.metric("vllm:num_requests_running") == 0, 30, "dropping the lost streams"
+            lambda: attached.server.metric("vllm:num_requests_running") == 0, 90, "dropping the lost streams"
         )
         assert texts_of(attached.server.url, BODIES) == undisturbed
 

@@ -16,7 +16,7 @@ from tests.integration.server import SYNTHETIC, Server, wait_until
 def test_every_process_reports_its_garbage(tmp_path: Path) -> None:
     options = ("--data-parallel-size", "2", "--gc-pause-budget-ms", "2")
     with Server(*SYNTHETIC, *options, directory=tmp_path) as server:
-        wait_until(lambda: not report(server)["failed"], 30, "connecting to both engines")
+        wait_until(lambda: not report(server)["failed"], 90, "connecting to both engines")
         server.complete(max_tokens=5)
         found = report(server)
         assert found["failed"] == {}
@@ -45,8 +45,8 @@ def test_clients_that_leave_leave_no_garbage(tmp_path: Path, streamed: bool) -> 
         for _ in range(count):
             with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as client:
                 client.sendall(head.encode() + b"content-type: application/json\r\n\r\n" + content)
-                wait_until(lambda: server.metric("penstock:streams") == 1, 30, "starting the stream")
-            wait_until(lambda: server.metric("penstock:streams") == 0, 30, "freeing the stream")
+                wait_until(lambda: server.metric("penstock:streams") == 1, 90, "starting the stream")
+            wait_until(lambda: server.metric("penstock:streams") == 0, 90, "freeing the stream")
         grown = {
             each["type"]: each["growth"] for each in report(server)["processes"]["api-server 0"]["types"]
         }

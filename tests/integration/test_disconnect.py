@@ -179,7 +179,7 @@ def test_clients_that_leave_while_they_wait_for_a_slot(tmp_path: Path) -> None:
         assert running.recv(1)
         streamed = open_streams(server, 3)
         whole = open_streams(server, 3, stream=False)
-        wait_until(lambda: server.metric("vllm:num_requests_waiting") == 6, 30, "queueing six streams")
+        wait_until(lambda: server.metric("vllm:num_requests_waiting") == 6, 90, "queueing six streams")
         for connection in (*streamed, *whole):
             connection.close()
         wait_until(lambda: server.metric("penstock:streams") == 1, FREE_WITHIN_S, "freeing the handles")
@@ -195,7 +195,7 @@ def test_clients_that_leave_while_their_prompt_is_tokenized(paced: Server) -> No
     connections = open_streams(paced, 4, prompt=text, truncate_prompt_tokens=100)
     for connection in connections:
         connection.close()
-    wait_until(lambda: paced.complete(max_tokens=1)["choices"], 30, "serving others meanwhile")
+    wait_until(lambda: paced.complete(max_tokens=1)["choices"], 90, "serving others meanwhile")
     wait_until(lambda: paced.metric("penstock:streams") == 0, FREE_WITHIN_S, "freeing the handles")
     wait_until(lambda: paced.metric("vllm:num_requests_running") == 0, FREE_WITHIN_S, "freeing the slots")
     assert "ERROR" not in paced.log

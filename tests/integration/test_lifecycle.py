@@ -35,7 +35,7 @@ def drained(server: Server, directory: Path, count: int) -> None:
     with Server(*arguments, directory=directory) as pair, Streams(pair.url, bodies) as streams:
         streams.until_each_has(1)
         pair.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: pair.get("/ready").status_code == 503, 30, "refusing work")
+        wait_until(lambda: pair.get("/ready").status_code == 503, 90, "refusing work")
         refused = pair.post("/v1/completions", BODY)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         assert refused.headers["connection"] == "close"
@@ -63,7 +63,7 @@ def test_a_second_signal_ends_streams_truthfully(server: Server, tmp_path: Path)
         with Streams(alone.url, bodies) as streams:
             streams.until_each_has(1)
             alone.process.send_signal(signal.SIGTERM)
-            wait_until(lambda: "SIGTERM: shutting down" in alone.log, 30, "noticing the signal")
+            wait_until(lambda: "SIGTERM: shutting down" in alone.log, 90, "noticing the signal")
             threading.Event().wait(3 * SIGNAL_DEBOUNCE_S)  # what comes sooner is taken for the same signal
             alone.process.send_signal(signal.SIGTERM)
             streams.until_all_ended()
@@ -164,7 +164,7 @@ def test_drained_engines_finish_what_they_run_and_get_nothing_new(server: Server
             pair.post("/admin/engines/1/drain", {}).raise_for_status()
             # The API server that answered knows at once, the other one soon.
             wait_until(
-                lambda: all(pair.get("/ready").status_code == 503 for _ in range(20)), 30, "both to know"
+                lambda: all(pair.get("/ready").status_code == 503 for _ in range(20)), 90, "both to know"
             )
             refused = pair.post("/v1/completions", BODY)
             assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
@@ -172,7 +172,7 @@ def test_drained_engines_finish_what_they_run_and_get_nothing_new(server: Server
             streams.until_all_ended()
         assert (streams.failures, streams.texts) == ([], undisturbed)
         assert pair.post("/admin/engines/1/resume", {}).json()["draining"] is False
-        wait_until(lambda: all(pair.get("/ready").status_code == 200 for _ in range(20)), 30, "both to know")
+        wait_until(lambda: all(pair.get("/ready").status_code == 200 for _ in range(20)), 90, "both to know")
         assert pair.complete(max_tokens=3)["usage"]["completion_tokens"] == 3
 
 

@@ -68,7 +68,7 @@ def test_a_server_without_engines_lives_and_one_that_leaves_serves(tmp_path: Pat
         assert reply.json()["phase"] == "waiting for an engine"
         server.post("/admin/engines/0/resume", {}).raise_for_status()
         server.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: server.get("/ready").status_code == 503, 30, "leaving")
+        wait_until(lambda: server.get("/ready").status_code == 503, 90, "leaving")
         reply = server.get("/ready")
         assert (reply.json()["phase"], reply.json()["error"]["code"]) == ("draining", "draining")
         assert "connection" not in reply.headers

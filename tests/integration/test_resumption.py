@@ -63,7 +63,7 @@ def test_a_client_may_leave_while_its_stream_waits(tmp_path: Path) -> None:
         with Streams(server.url, [LONG] * 2) as streams:
             streams.until_each_has(3)
             engine.kill()
-        wait_until(lambda: server.metric("penstock:streams") == 0, 30, "forgetting the stream")
+        wait_until(lambda: server.metric("penstock:streams") == 0, 90, "forgetting the stream")
         engines_up(server, 1)
         assert server.complete(**LONG)["usage"]["completion_tokens"] == LONG["max_tokens"]
 
@@ -73,7 +73,7 @@ def test_streams_that_wait_too_long_end_truthfully(server: Server, tmp_path: Pat
     with Server(*PACED, "--resume-timeout", "0.01", directory=tmp_path) as alone:
         with ThreadPoolExecutor() as pool, Streams(alone.url, [LONG] * 2) as streams:
             waiting = pool.submit(alone.post, "/v1/completions", LONG | {"max_tokens": 1900})
-            wait_until(lambda: alone.metric("penstock:streams") == 3, 30, "starting all streams")
+            wait_until(lambda: alone.metric("penstock:streams") == 3, 90, "starting all streams")
             streams.until_each_has(3)
             (engine,) = alone.children("engine")
             engine.kill()
@@ -155,12 +155,12 @@ def test_streams_that_wait_in_a_full_queue_outlive_the_loss_of_engines(tmp_path:
         Server(*SYNTHETIC, "--synthetic-step-ms", "40", *limits, directory=tmp_path) as pair,
         Streams(pair.url, bodies) as streams,
     ):
-        wait_until(lambda: pair.metric("penstock:streams") == len(bodies), 30, "accepting all streams")
+        wait_until(lambda: pair.metric("penstock:streams") == len(bodies), 90, "accepting all streams")
         for _ in range(3):
             engines_up(pair, 2)
             # the older one: the other was killed before, so its streams are here
             min(pair.children("engine"), key=psutil.Process.create_time).kill()
-            wait_until(lambda: pair.metric("penstock:engine_up") < 2, 30, "losing an engine")
+            wait_until(lambda: pair.metric("penstock:engine_up") < 2, 90, "losing an engine")
         streams.until_all_ended()
         assert streams.failures == []
         assert interrupted(pair, "given_up") == 0

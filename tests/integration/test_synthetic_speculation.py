@@ -60,7 +60,7 @@ def test_drafts_are_counted_over_all_engines(fleet: Server, capsys: pytest.Captu
         each = [fleet.metric(f"{SPEC}_accepted_tokens_per_pos_total", position=place) for place in positions]
         return accepted > 0 and sum(each) == accepted and each == sorted(each, reverse=True)
 
-    wait_until(counted, 30, "counting accepted tokens")
+    wait_until(counted, 90, "counting accepted tokens")
     drafts, drafted = (fleet.metric(f"{SPEC}_{name}_total") for name in ("drafts", "draft_tokens"))
     assert drafts < drafted <= (MOST - 1) * drafts
     assert all(fleet.metric(f"{SPEC}_drafts_total", engine=engine) > 0 for engine in "01")
@@ -69,7 +69,7 @@ def test_drafts_are_counted_over_all_engines(fleet: Server, capsys: pytest.Captu
     assert 0.1 < status["acceptance"] < 0.6
     assert 1.5 < status["tokens_per_step"] < MOST
     assert len([each for each in status["engines"] if "acceptance" in each]) == 2
-    wait_until(lambda: "% of drafts, " in fleet.log, 30, "a line in the log")
+    wait_until(lambda: "% of drafts, " in fleet.log, 90, "a line in the log")
 
 
 def test_without_speculation_nothing_is_said_of_it(

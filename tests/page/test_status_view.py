@@ -110,7 +110,7 @@ def test_the_route_is_as_described(fleet: Server) -> None:
         replies = [status_of(fleet)["api_servers"] for _ in range(4)]
         return all(len(rows) == 2 and sum(row["tokens"] for row in rows) >= 5 for rows in replies)
 
-    wait_until(seen_by_all, 10, "the report of every API server")
+    wait_until(seen_by_all, 90, "the report of every API server")
     status = status_of(fleet)
     for body, name in (
         (status, "Status"),

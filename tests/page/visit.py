@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page, Route
 
 KEY = "key-of-the-page"
-WAIT_MS = 15_000
+WAIT_MS = 60_000
 
 
 class Visit:

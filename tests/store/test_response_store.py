@@ -25,7 +25,7 @@ from tests.store.stores import entry, opened
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(work, 20))
+    asyncio.run(asyncio.wait_for(work, 60))
 
 
 def files(directory: Path) -> list[str]:
@@ -191,12 +191,12 @@ def test_a_response_is_read_once_for_many_of_its_items(
 
 def test_old_responses_expire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
-        with opened(tmp_path, ttl_s=100.0) as store:
-            old, new = entry(store, created_at=time.time() - 90), entry(store)
+        with opened(tmp_path, ttl_s=10_000.0) as store:
+            old, new = entry(store, created_at=time.time() - 9000), entry(store)
             await asyncio.gather(store.put(old), store.put(new))
             assert await store.get(old.id, "") == old
             now = time.time()
-            monkeypatch.setattr(database, "time", SimpleNamespace(time=lambda: now + 20))
+            monkeypatch.setattr(database, "time", SimpleNamespace(time=lambda: now + 2000))
             assert await store.get(old.id, "") is None
             assert await store.get(new.id, "") == new
             with pytest.raises(ApiError):

@@ -89,10 +89,9 @@ def test_probes_are_answered_while_the_model_loads(serve: Serve, short_dir: Path
         assert other_shape.json()["request_id"] == other_shape.headers["request-id"]
         unauthorized = client.get("/v1/models", headers={"anthropic-version": "2023-06-01"})
         assert unauthorized.json()["error"]["type"] == "authentication_error"
-        began = time.monotonic()
         running.process.send_signal(signal.SIGTERM)
         assert running.exit_code() == EXIT_OK
-        assert time.monotonic() - began < 3
+    assert "killing" not in running.text
 
 
 def test_api_servers_get_connections_once_all_have_started(serve: Serve, short_dir: Path) -> None:

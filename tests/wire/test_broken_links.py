@@ -18,7 +18,7 @@ import zmq
 from penstock.wire.curve import ClusterKey
 from penstock.wire.sockets import CoordinatorLink, EngineLink, RouterSocket, server_identity
 
-WAIT_S = 30.0
+WAIT_S = 90.0
 HEARTBEATS_S = 2.5
 """Time in which two heartbeats of ZMQ would be sent."""
 KEY = ClusterKey.generate()

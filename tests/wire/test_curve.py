@@ -15,7 +15,7 @@ import zmq
 from penstock.wire.curve import HANDSHAKE_FAILURES, ClusterKey
 from penstock.wire.sockets import CoordinatorLink, EngineLink, RouterSocket, host_and_port, server_identity
 
-WAIT_S = 30.0
+WAIT_S = 90.0
 KEY, OTHER = ClusterKey.generate(), ClusterKey.generate()
 ME = server_identity(0, 0)
 

@@ -12,7 +12,7 @@ from penstock.bench.load.messages import LoadPlan
 from penstock.bench.load.slow_readers import READ_BYTES, TURN_S, WINDOW_BYTES, SlowReaders
 from tests.bench.load.http2_server import HEAD, Scripted2
 
-PATIENCE_S = 30.0
+PATIENCE_S = 90.0
 
 
 def plan_for(listener: socket.socket) -> LoadPlan:

@@ -33,7 +33,7 @@ from penstock.engine.sampling.grammar_compiler import (
 from penstock.supervisor.startup.model_resolution import DEMO_DIR
 from tests.engine.support import Clock
 
-READY_S = 30.0
+READY_S = 90.0
 LARGE = "x" * (SMALL_GRAMMAR + 1)
 
 

@@ -213,7 +213,7 @@ async def test_without_a_ready_endpoint_nothing_waits() -> None:
     """The picker says why there is none."""
     fleet = Fleet()
     fleet.endpoints.clear()
-    await asyncio.wait_for(fleet.flow.enter(FlowRequest("a"), "all", fleet.places["all"].have_free), 1)
+    await asyncio.wait_for(fleet.flow.enter(FlowRequest("a"), "all", fleet.places["all"].have_free), 60)
 
 
 @on_loop

@@ -19,7 +19,7 @@ import msgspec
 
 from tests.certificates import Certificates
 
-WAIT_S = 10.0
+WAIT_S = 90.0
 Json = dict[str, Any]
 
 

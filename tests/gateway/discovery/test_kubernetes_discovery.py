@@ -36,7 +36,7 @@ from tests.gateway.discovery.objects import (
     rewrite,
 )
 
-WAIT_S = 10.0
+WAIT_S = 90.0
 
 
 @pytest.fixture

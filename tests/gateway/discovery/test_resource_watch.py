@@ -21,7 +21,7 @@ from tests.gateway.discovery import objects
 from tests.gateway.discovery.api_server import ApiServer
 from tests.gateway.discovery.objects import kubeconfig, pod, pool
 
-WAIT_S = 10.0
+WAIT_S = 90.0
 
 
 @pytest.fixture

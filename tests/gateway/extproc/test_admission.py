@@ -146,7 +146,7 @@ def test_requests_wait_for_places(world: Gateway) -> None:
         assert world.flow.waiting == 1
         world.now += 1.0
         world.logged("1")
-        _, [sent] = await asyncio.wait_for(stayer, 5)
+        _, [sent] = await asyncio.wait_for(stayer, 60)
         assert isinstance(sent, CommonResponse)
         assert world.counts() == {"ok_without_usage": 1.0, "client_disconnect": 1.0}
         world.logged("2")
@@ -169,7 +169,7 @@ def test_requests_whose_log_entries_are_lost_hold_nothing(world: Gateway) -> Non
         assert world.flow.waiting == 1
         world.now += 1.0
         world.requests.on_entries_lost()
-        await asyncio.wait_for(waiting, 5)
+        await asyncio.wait_for(waiting, 60)
         _, [sent] = await world.ask("sk-narrow", "5")
         assert isinstance(sent, CommonResponse)
         for request_id in "1245":

@@ -27,7 +27,7 @@ from penstock.wire.kv_events import (
     encode_batch,
 )
 
-WAIT_S = 20.0
+WAIT_S = 90.0
 PROMPT = np.arange(65, dtype=np.int32).tobytes()
 
 

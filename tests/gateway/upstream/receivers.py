@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from penstock.gateway.upstream.exchange import Failure, Headers
 
-WAIT_S = 30.0
+WAIT_S = 90.0
 
 
 @dataclass

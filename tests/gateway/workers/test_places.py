@@ -176,7 +176,7 @@ def test_a_place_goes_to_the_request_that_is_first_of_all_workers(tmp_path: Path
                 (there, older, newer),
             ):
                 worker.end(ends)
-                await asyncio.wait_for(follows, 5)
+                await asyncio.wait_for(follows, 60)
                 assert here.endpoint.own_in_flight + there.endpoint.own_in_flight == 1
             assert here.shared.in_flight_elsewhere(here.endpoint) == 0
 
@@ -195,7 +195,7 @@ def test_a_place_that_another_worker_leaves_is_taken(tmp_path: Path, monkeypatch
             here.end(running)
             assert not await is_done(newer)
             clock[0] += 2 * MOST_YIELD_S
-            await asyncio.wait_for(newer, 5)
+            await asyncio.wait_for(newer, 60)
             assert not older.done()
 
     asyncio.run(run())
@@ -212,7 +212,7 @@ def test_figures_of_a_killed_worker_are_forgotten(tmp_path: Path) -> None:
             there.kill()
             clock[0] += 1.0
             here.exchange.send("hello", b"")
-            await asyncio.wait_for(waiting, 5)
+            await asyncio.wait_for(waiting, 60)
             assert sorted(os.listdir(tmp_path)) == ["places.0.0", "worker-0.0"]
 
     asyncio.run(run())

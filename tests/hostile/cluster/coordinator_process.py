@@ -28,7 +28,7 @@ from penstock.wire.curve import ClusterKey
 from penstock.wire.messages import encode
 from penstock.wire.sockets import CoordinatorLink, engine_identity, server_identity
 
-WAIT_S = 20.0
+WAIT_S = 90.0
 KEY = ClusterKey.generate()
 HEAD = 77
 """The head's incarnation."""

@@ -10,7 +10,7 @@ import pytest
 from tests.integration.hosts import Hosts, up
 from tests.integration.server import wait_until
 
-PATIENCE_S = 30.0
+PATIENCE_S = 90.0
 CLOCK = """
 import time
 real = time.time_ns

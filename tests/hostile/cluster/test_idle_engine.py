@@ -34,7 +34,7 @@ from penstock.wire.sockets import EngineLink, RouterSocket, server_identity
 from tests.engine.conftest import model_dir  # noqa: F401 - a fixture
 from tests.engine.support import Received, submit
 
-WAIT_S = 20.0
+WAIT_S = 90.0
 KEY = ClusterKey.generate()
 
 

@@ -22,7 +22,7 @@ from penstock.wire.handshakes import MAX_HANDSHAKES
 from penstock.wire.parts import PIECE_BYTES
 from penstock.wire.sockets import HANDSHAKE_MS, EngineLink, host_and_port, server_identity
 
-WAIT_S = 30.0
+WAIT_S = 90.0
 KEY = ClusterKey.generate()
 ME = server_identity(0, 0)
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)

