@@ -21,8 +21,8 @@ CLIENTS_VENV := .venv-clients
 OPENAI2_VENV := .venv-clients-openai2
 NODE := tests/clients/node
 AGENTS := tests/agents
-# Every target with tests of its own, for test-all: the one that needs most is the last.
-ALL_TESTS := test test-pythons test-templates test-ray test-clients test-agents test-vllm
+# Every target with tests of its own, for test-all.
+ALL_TESTS := $(filter-out test-slow test-all,$(filter test test-%,$(shell grep '^.PHONY:' Makefile)))
 
 # What clients leave open, and warn of, is theirs.
 CLIENT_TESTS := -m pytest -W ignore -p no:unraisableexception tests/clients
