@@ -183,12 +183,15 @@ def _event_fields(object: str, created: int, model: str, show_tier: bool) -> byt
 def usage_field(usage: TokenUsage) -> dict[str, Any]:
     """The usage object of an event."""
     details = None if usage.cached_tokens is None else {"cached_tokens": usage.cached_tokens}
-    return {
+    fields: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "completion_tokens": usage.completion_tokens,
         "prompt_tokens_details": details,
     }
+    if usage.reasoning_tokens is not None:
+        fields["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
+    return fields
 
 
 def whole_usage_field(usage: TokenUsage) -> dict[str, Any]:
@@ -196,4 +199,5 @@ def whole_usage_field(usage: TokenUsage) -> dict[str, Any]:
     fields = usage_field(usage)
     if fields["prompt_tokens_details"] is not None:
         fields["prompt_tokens_details"] |= {"created_cache_tokens": None, "multimodal_tokens": None}
-    return fields | {"completion_tokens_details": None}
+    fields.setdefault("completion_tokens_details", None)
+    return fields

@@ -84,6 +84,9 @@ class ReplyFormat(ABC):
     """Whether a choice's text belongs to blocks, which :meth:`event` opens and closes: ``head`` then differs
     from block to block, and the format makes the first event and the last one of a choice."""
 
+    collects: ClassVar[bool] = False
+    """Whether the events of a reply that is not streamed are made, and dropped: so its rows are formatted as
+    they arrive, and :meth:`keep` and :meth:`whole` have little to do."""
     usage_first: ClassVar[bool] = False
     """Whether the opening event of a choice has the usage."""
     keep_alive: ClassVar[bytes] = b": keep-alive\n\n"

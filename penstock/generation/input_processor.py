@@ -117,13 +117,6 @@ class InputProcessor:
             return max(most + 1, len(prompt) // ESTIMATED_ABOVE)
         return self._tokenizer.encode_bytes(prompt, False)[1]
 
-    def estimate_tokens(self, text: str) -> int:
-        """Number of tokens of a text. Of a long one most are estimated, as this takes time."""
-        known = text[: self._tokenizer.inline_characters[False]]
-        if not known:
-            return 0
-        return round(len(self._tokenizer.encode(known, False)) * len(text) / len(known))
-
     # -- a request
 
     def check_model(self, name: str | None) -> None:

@@ -32,12 +32,13 @@ class Detokenizer:
     Token ids must not be negative. Unknown ids add nothing.
     """
 
-    __slots__ = ("_held", "_table", "_tokens", "_window", "pending")
+    __slots__ = ("_held", "_run", "_table", "_tokens", "_window", "pending")
 
     def __init__(self, table: TokenTable) -> None:
         plan = table.plan
         self._table = table
-        self._held = b""  # BYTES: an unfinished character; TEXT: a run of byte tokens
+        self._held = b""  # BYTES: an unfinished character
+        self._run = bytearray()  # TEXT: a run of byte tokens
         self.pending = plan.mode is DecoderMode.PAIR or plan.mode is DecoderMode.WHOLE
         if self.pending:
             self._window = [plan.context]  # PAIR: the previous token
@@ -48,14 +49,15 @@ class Detokenizer:
         mode = self._table.plan.mode
         if mode is DecoderMode.BYTES:
             text = self._push_bytes(tokens)
+            self.pending = bool(self._held)
         elif mode is DecoderMode.TEXT:
             text = self._push_text(tokens)
+            self.pending = bool(self._run)
         elif mode is DecoderMode.PAIR:
             return self._push_pair(tokens)
         else:
             self._tokens += tokens
             return ""
-        self.pending = bool(self._held)
         return text
 
     def finish(self) -> str:
@@ -65,7 +67,7 @@ class Detokenizer:
             case DecoderMode.BYTES:
                 return self._held.decode(errors="replace")
             case DecoderMode.TEXT:
-                return self._end_run().decode() if self._held else ""
+                return self._end_run().decode() if self._run else ""
             case DecoderMode.PAIR:
                 return ""
             case DecoderMode.WHOLE:
@@ -90,15 +92,16 @@ class Detokenizer:
             if piece is None:
                 continue
             if isinstance(piece, int):
-                self._held += piece.to_bytes()
+                self._run.append(piece)
             else:
-                if self._held:
+                if self._run:
                     out.append(self._end_run())
                 out.append(piece)
         return b"".join(out).decode()
 
     def _end_run(self) -> bytes:
-        run, self._held = self._held, b""
+        run = bytes(self._run)
+        self._run.clear()
         return self._table.run_text(run)
 
     def _push_pair(self, tokens: Sequence[int]) -> str:

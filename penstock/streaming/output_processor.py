@@ -426,7 +426,8 @@ class OutputProcessor:
         logprobs: Logprobs | None,
     ) -> None:
         """The slow path."""
-        if not (self._written[stream.handle] and self._wide.add(stream, tokens, finish, cached, logprobs)):
+        written = bool(self._written[stream.handle])
+        if not self._wide.add(stream, tokens, finish, cached, logprobs, written=written):
             self._handle_row_now(stream, tokens, finish, cached, logprobs)
 
     def _handle_row_now(

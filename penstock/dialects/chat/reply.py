@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from penstock.dialects.openai_reply import OpenAIReply, usage_field
+from penstock.generation.dialect import EventContent
 from penstock.generation.parsers.delta import CallDelta, Delta
 from penstock.generation.replies.logprobs import TokenLogprobs
 from penstock.generation.replies.reply import Choice
@@ -35,6 +36,15 @@ class ChatReply(OpenAIReply):
             % (self._prefix, index, escape_json(self.role), extra)
         )
 
+    def event(self, index: int, content: EventContent) -> bytes:
+        """One event for each kind of delta; the last one has all that is not text."""
+        parts = [] if content.delta is None else content.delta.by_kind()
+        if len(parts) < 2:
+            return super().event(index, content)
+        *firsts, content.delta = parts
+        events = [super(ChatReply, self).event(index, EventContent(delta=each)) for each in firsts]
+        return b"".join([*events, super().event(index, content)])
+
     def content(self, index: int, text: bytes, delta: Delta | None) -> bytes:
         if text:
             return b"".join((self.head(index), text, self.text_end))
@@ -47,8 +57,9 @@ class ChatReply(OpenAIReply):
         yield b"}"
 
     def choice_content(self, choice: Choice) -> dict[str, Any]:
-        text = choice.prompt.echo + choice.text.decode()
-        delta = Delta(content=text) if choice.parser is None else choice.parse(text)
+        delta = choice.take_delta()
+        if delta is None:
+            delta = Delta(content=choice.prompt.echo + choice.text.decode())
         return {"message": {"role": self.role, **message_fields(delta)}}
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -142,20 +143,22 @@ class MessagesReply(ReplyFormat):
 
     def whole(self, reply: CollectedReply) -> Iterator[bytes]:
         choice = reply.choices[0]
-        text = choice.text.decode()
-        blocks, parser = self._blocks, choice.parser
-        steps = blocks.text(Kind.TEXT, text) if parser is None else blocks.push(choice.parse(text))
-        content = _joined([*steps, *blocks.finish()])
+        blocks, delta = self._blocks, choice.take_delta()
+        steps = blocks.text(Kind.TEXT, choice.text.decode()) if delta is None else blocks.push(delta)
+        separator = b'{"id":%b,"type":"message","role":"assistant","model":%b,"content":[' % (
+            encode_json(self.id),
+            encode_json(self._plan.model),
+        )
+        for block in _joined(chain(steps, blocks.finish())):
+            yield separator + encode_json(block)
+            separator = b","
+        if separator != b",":  # there is no block
+            yield separator
         self._finish(choice.finish_reason, choice.stop_reason)
         usage = reply.usage()
         uncached, cached, generated = _counts(usage)
-        yield encode_json(
+        ending = encode_json(
             {
-                "id": self.id,
-                "type": "message",
-                "role": "assistant",
-                "model": self._plan.model,
-                "content": content,
                 "stop_reason": self._stop_reason(usage),
                 "stop_sequence": self._stop_sequence,
                 "usage": {
@@ -167,6 +170,7 @@ class MessagesReply(ReplyFormat):
                 },
             }
         )
+        yield b"]," + ending[1:]
 
 
 def _counts(usage: TokenUsage) -> tuple[int, int, int]:
@@ -175,25 +179,25 @@ def _counts(usage: TokenUsage) -> tuple[int, int, int]:
     return usage.prompt_tokens - cached, cached, usage.completion_tokens
 
 
-def _joined(steps: Sequence[Step]) -> list[dict[str, Any]]:
+def _joined(steps: Iterable[Step]) -> Iterator[dict[str, Any]]:
     """The blocks of a whole reply."""
-    blocks: list[dict[str, Any]] = []
+    block: dict[str, Any] = {}
     texts: list[str] = []
     for step in steps:
         if isinstance(step, Start):
-            blocks.append(start_fields(step))
+            block = start_fields(step)
             texts.clear()
         elif isinstance(step, Piece):
             texts.append(step.text)
         else:
-            block, text = blocks[-1], "".join(texts)
+            text = "".join(texts)
             if step.kind is Kind.TOOL_USE:
                 block["input"] = _input(text)
             else:
                 block[step.kind.value] = text
             if step.signature:
                 block["signature"] = step.signature
-    return blocks
+            yield block
 
 
 def _input(text: str) -> dict[str, Any]:

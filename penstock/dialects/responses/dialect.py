@@ -88,7 +88,7 @@ class Responses(Dialect):
         return plan
 
     def reply_format(self, plan: RequestPlan, request_id: str) -> ResponsesReply:
-        return ResponsesReply(plan.dialect_fields, plan.model, self._store, self._processor.estimate_tokens)
+        return ResponsesReply(plan.dialect_fields, plan.model, self._store)
 
     def error_body(self, error: ApiError, request_id: str) -> bytes:
         if error.param == "input_tokens":  # the prompt is longer than the context

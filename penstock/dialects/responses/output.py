@@ -20,7 +20,6 @@ from penstock.dialects.responses.output_items import (
     OutputItem,
     ReasoningItem,
     SummaryItem,
-    unescape_json,
 )
 from penstock.dialects.responses.text_logprobs import TextLogprobs
 from penstock.dialects.responses.tools import CalledTool
@@ -44,7 +43,7 @@ class OutputOptions(NamedTuple):
 class Output:
     """The items of one response. All methods that return bytes return events."""
 
-    __slots__ = ("_id", "_logprobs", "_options", "_record", "closed", "open", "reasoning")
+    __slots__ = ("_id", "_logprobs", "_options", "_record", "closed", "open")
 
     def __init__(self, response_id: str, record: EventRecord, options: OutputOptions) -> None:
         """``record`` numbers all events, and has the text of the open item."""
@@ -55,8 +54,6 @@ class Output:
         self.closed: list[bytes] = []
         """Items as JSON."""
         self.open: OutputItem | None = None
-        self.reasoning: list[str] = []
-        """Texts of closed reasoning items."""
 
     def add(self, delta: Delta, logprobs: TokenLogprobs | None = None) -> bytes:
         events = []
@@ -161,8 +158,6 @@ class Output:
         events.append(self.event(item.done_event, b"%b,%b" % (item.where, item.done_fields(text))))
         if item.part_events is not None:
             events.append(self._part_event(item.part_events[1], item, text))
-        if isinstance(item, ReasoningItem):
-            self.reasoning.append(unescape_json(text))
         self._record.text.clear()
         self.open = None
         self.closed.append(item.json(status, text))

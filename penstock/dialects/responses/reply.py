@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -14,14 +14,13 @@ from penstock.dialects.responses.output_items import MessageItem, ReasoningItem
 from penstock.generation.dialect import EventContent, ReplyFormat
 from penstock.generation.parsers.delta import TextKind
 from penstock.generation.replies.collected import CollectedReply
-from penstock.generation.replies.reply import Choice, RequestReply
+from penstock.generation.replies.reply import RequestReply
 from penstock.generation.replies.token_usage import TokenUsage
 from penstock.http.asgi import encode_json
 from penstock.store.response_store import ResponseStore
 from penstock.store.stored_response import StoredResponse
 from penstock.streaming.rows.event_record import EventRecord
 from penstock.streaming.stream import StreamError
-from penstock.streaming.token_table import escape_json
 from penstock.wire.messages import KVTransferParams
 
 LENGTH = b"length"
@@ -48,7 +47,6 @@ class ResponsesReply(ReplyFormat):
     """One response."""
 
     __slots__ = (
-        "_count_tokens",
         "_created_at",
         "_fields",
         "_final",
@@ -63,21 +61,19 @@ class ResponsesReply(ReplyFormat):
     api = "responses"
 
     blocks = True
+    collects = True
 
     def __init__(
         self,
         fields: ResponseFields,
         model: str,
         store: ResponseStore | None,
-        count_tokens: Callable[[str], int],
     ) -> None:
-        """``count_tokens``: of reasoning, for the usage."""
         self.id = fields.id
         self.model = model
         self.record = EventRecord()
         self._fields = fields
         self._store = store if fields.stored else None
-        self._count_tokens = count_tokens
         self._created_at = int(time.time())
         self._output = Output(fields.id, self.record, fields.options)
         self._started = False
@@ -133,8 +129,6 @@ class ResponsesReply(ReplyFormat):
 
     def keep(self, reply: RequestReply) -> asyncio.Future[None] | None:
         [choice] = reply.choices
-        if isinstance(reply, CollectedReply):
-            self._collect(choice)
         cut = choice.finish_reason == LENGTH
         status = b"incomplete" if cut else b"completed"
         response = self._object(
@@ -146,15 +140,6 @@ class ResponsesReply(ReplyFormat):
         )
         self._final = b"response." + status, response
         return None if self._fields.background else self._put(status, response)
-
-    def _collect(self, choice: Choice) -> None:
-        text = choice.text.decode()
-        logprobs = None if choice.logprobs is None else choice.logprobs.take()
-        delta = None if choice.parser is None else choice.parse(text)  # it may change the finish reason
-        content = EventContent(delta=delta, logprobs=logprobs, finish_reason=choice.finish_reason)
-        if delta is None:
-            content.text = escape_json(text)
-        self.event(0, content)
 
     def whole(self, reply: CollectedReply) -> Iterator[bytes]:
         assert self._final is not None, "keep comes first"
@@ -214,12 +199,11 @@ class ResponsesReply(ReplyFormat):
         )
 
     def _usage_field(self, usage: TokenUsage) -> dict[str, Any]:
-        reasoning = sum(map(self._count_tokens, self._output.reasoning))
         return {
             "input_tokens": usage.prompt_tokens,
             "input_tokens_details": {"cached_tokens": usage.cached_tokens or 0},
             "output_tokens": usage.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": min(reasoning, usage.completion_tokens)},
+            "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens or 0},
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         }
 

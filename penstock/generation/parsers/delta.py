@@ -79,6 +79,14 @@ class Delta:
             self._pieces += added
         return self._pieces
 
+    def by_kind(self) -> list[Delta]:
+        """The same in parts, each of reasoning, of content or of calls alone."""
+        parts = []
+        for _, run in groupby(self.pieces, lambda piece: min(_kind(piece), 0)):
+            parts.append(Delta())
+            parts[-1]._pieces = list(run)
+        return parts
+
     @property
     def content(self) -> str:
         return self._text(reasoning=False)
@@ -155,4 +163,12 @@ class OutputParser(Protocol):
     @property
     def guard(self) -> str:
         """The characters with which a marker may begin while the parser is open."""
+        ...
+
+
+class TurnParser(OutputParser, Protocol):
+    """A parser that also tells where reasoning begins and ends in the text of all pieces."""
+
+    def take_turns(self) -> tuple[list[int], int]:
+        """Those places, by turns, since the last call; and from where on there may be others."""
         ...

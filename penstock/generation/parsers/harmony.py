@@ -45,6 +45,9 @@ class HarmonyParser:
     def push(self, text: str) -> Delta:
         return self._reader.feed(text, self._steps)
 
+    def take_turns(self) -> tuple[list[int], int]:
+        return self._reader.take_turns()
+
     def finish(self, *, cut: bool) -> Delta:
         return self._reader.finish(self._steps, cut=cut)
 
@@ -95,7 +98,14 @@ def _message(reader: Reader, header: str, *, calls: bool) -> Steps[None]:
         else:
             reader.delta.add_content(text)
 
-    yield from _text(reader, emit, TextKind.REASONING if reasons else TextKind.CONTENT)
+    if not reasons:
+        yield from _text(reader, emit, TextKind.CONTENT)
+        return
+    reader.turn()
+    mark = yield from _text(reader, emit, TextKind.REASONING)
+    reader.skip(-len(mark))
+    reader.turn()
+    reader.skip(len(mark))
 
 
 def _call(reader: Reader, name: str) -> Steps[None]:
@@ -114,7 +124,10 @@ def _call(reader: Reader, name: str) -> Steps[None]:
             emit("{}")
 
 
-def _text(reader: Reader, emit: Callable[[str], object], kind: TextKind | None = None) -> Steps[None]:
+def _text(reader: Reader, emit: Callable[[str], object], kind: TextKind | None = None) -> Steps[str]:
+    """Read a text and what ends it, which is returned; empty if that belongs to the next message."""
     mark = yield from reader.until(*_ENDS, emit=emit, kind=kind)
     if mark in (START, CHANNEL):
         reader.skip(-len(mark))
+        return ""
+    return mark

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from penstock.generation.parsers.custom_input import CustomInput
-from penstock.generation.parsers.delta import CallDelta, Delta, OutputParser, TextDelta, TextKind
+from penstock.generation.parsers.delta import CallDelta, Delta, OutputParser, TextDelta, TextKind, TurnParser
 from penstock.generation.parsers.escapes import WholeEscapes
+from penstock.streaming.stop_strings import StopMatcher
 
 
 def new_call_id() -> str:
@@ -19,7 +20,7 @@ def new_call_id() -> str:
 class MessageFormat(NamedTuple):
     """Which parsers the outputs of one request need; the same for all of its choices."""
 
-    reasoning: Callable[[], OutputParser] | None = None
+    reasoning: Callable[[], TurnParser] | None = None
     """Makes the parser of reasoning; None: there is no reasoning."""
     tools: Callable[[], OutputParser] | None = None
     """Makes the parser of tool calls; None: there are no calls."""
@@ -36,7 +37,13 @@ class MessageFormat(NamedTuple):
 class MessageParser:
     """Runs the parsers of a request over one choice: the content of the first one is input of the second."""
 
-    def __init__(self, format: MessageFormat, new_id: Callable[[], str] = new_call_id) -> None:
+    def __init__(
+        self,
+        format: MessageFormat,
+        new_id: Callable[[], str] = new_call_id,
+        stops: StopMatcher | None = None,
+    ) -> None:
+        """``stops``: what ends the message if its content has it. Reasoning and calls are not searched."""
         self._format = format
         self._reasoning = format.reasoning() if format.reasoning else None
         self._tools = format.tools() if format.tools else None
@@ -49,6 +56,9 @@ class MessageParser:
         """Of the last call, if it is of a custom tool."""
         self.called = False
         """Whether the model has decided to call a tool."""
+        self._stops = stops
+        self.stop: str | None = None
+        """The stop string that has ended the message; what follows it is dropped."""
 
     @property
     def idle(self) -> bool:
@@ -65,60 +75,97 @@ class MessageParser:
         return kind if kind is None or self._tools is None else self._tools.open
 
     @property
+    def reasons(self) -> bool:
+        """Whether reasoning is parsed."""
+        return self._reasoning is not None
+
+    def take_turns(self) -> tuple[list[int], int]:
+        """Where in the text of all pieces reasoning has begun and ended by turns, since the last call; and
+        from where on it may still begin or end."""
+        assert self._reasoning is not None
+        return self._reasoning.take_turns()
+
+    @property
     def guard(self) -> str:
         """The characters with which a marker may begin while the parser is open."""
         return (self._reasoning.guard if self._reasoning else "") + (self._tools.guard if self._tools else "")
 
-    def push(self, text: str, *, last: bool, cut: bool = False) -> Delta:
+    def push(self, text: str, *, last: bool, cut: bool = False, exempt: bool = False) -> Delta:
         """The delta of the next piece of the output. ``last``: it is the final one; ``cut``: as max_tokens
-        ended the output."""
-        if self._reasoning is None:
-            read = Delta(content=text)
-        else:
-            read = self._reasoning.push(text)
-            if last:
-                read.add(self._reasoning.finish(cut=cut))
+        ended the output; ``exempt``: it is not searched for stop strings."""
+        stops = self._stops
+        if exempt:
+            self._stops = None
         delta = Delta()
-        for piece in read.pieces:
-            self._add(delta, piece)
+        if self._reasoning is None:
+            self._add(delta, TextDelta(text))
+        else:
+            self._add_all(delta, self._reasoning.push(text))
+            if last:
+                self._add_all(delta, self._reasoning.finish(cut=cut))
         if self._tools is not None and last:
             self._add_calls(delta, self._tools.finish(cut=cut))
-        if last:
+        if last or self.stop is not None:
             self._end_call(delta)
+            self._end_content(delta)
+        self._stops = stops
         return delta
+
+    def _add_all(self, delta: Delta, read: Delta) -> None:
+        for piece in read.pieces:
+            self._add(delta, piece)
 
     def _add(self, delta: Delta, piece: TextDelta | CallDelta) -> None:
         """Add what the parser of reasoning has read, which may have calls; its content is input of the parser
         of tool calls."""
+        if self.stop is not None:
+            return
         if isinstance(piece, CallDelta):
-            self._add_calls(delta, Delta(calls=[piece]))
+            self._add_call(delta, piece)
         elif piece.reasoning:
             if self._format.show_reasoning:
+                self._end_content(delta)
                 delta.add_reasoning(piece.text)
         elif self._tools is None:
-            delta.add_content(piece.text)
+            self._add_content(delta, piece.text)
         else:
             self._add_calls(delta, self._tools.push(piece.text))
+
+    def _add_content(self, delta: Delta, text: str) -> None:
+        if self.stop is None and self._stops is not None:
+            text, self.stop = self._stops.push(text)
+        delta.add_content(text)
+
+    def _end_content(self, delta: Delta) -> None:
+        """Something else follows: a stop string has no more text."""
+        if self._stops is not None:
+            delta.add_content(self._stops.finish())
 
     def _add_calls(self, delta: Delta, read: Delta) -> None:
         """Add content and calls, without surplus calls. New ones get their ids."""
         for piece in read.pieces:
+            if self.stop is not None:
+                return
             if isinstance(piece, CallDelta):
-                if piece.index and self._format.one_call:
-                    continue
-                self.called = not self._format.named
-                if piece.name is not None:
-                    piece.id = piece.id or self._new_id()
-                    self._end_call(delta)
-                    self._call = piece.index
-                    if piece.name in self._format.custom:
-                        self._input = CustomInput()
-                piece.custom = self._input is not None
-                piece.arguments = self._passed(self._escapes.push(piece.arguments))
-                if piece.name is not None or piece.arguments:
-                    delta.add_call(piece)
+                self._add_call(delta, piece)
             else:
-                delta.add_content(piece.text)
+                self._add_content(delta, piece.text)
+
+    def _add_call(self, delta: Delta, piece: CallDelta) -> None:
+        if piece.index and self._format.one_call:
+            return
+        self.called = not self._format.named
+        if piece.name is not None:
+            piece.id = piece.id or self._new_id()
+            self._end_call(delta)
+            self._end_content(delta)
+            self._call = piece.index
+            if piece.name in self._format.custom:
+                self._input = CustomInput()
+        piece.custom = self._input is not None
+        piece.arguments = self._passed(self._escapes.push(piece.arguments))
+        if piece.name is not None or piece.arguments:
+            delta.add_call(piece)
 
     def _passed(self, arguments: str) -> str:
         return arguments if self._input is None else self._input.push(arguments)

@@ -42,9 +42,12 @@ class Reader:
     """The text of an output, and the delta of what was read of it since the last piece."""
 
     __slots__ = (
+        "_before",
         "_begun",
         "_kept",
+        "_kept_size",
         "_places",
+        "_turns",
         "at",
         "calls",
         "cut",
@@ -61,10 +64,16 @@ class Reader:
         self.at = 0
         """Where reading goes on in the text. A read that waits leaves no more than a mark or a name unread,
         which the next piece follows."""
+        self._before = 0
+        """Characters of the output before the text."""
+        self._turns: list[int] = []
+        """Where in the output reasoning begins and ends, by turns."""
         self._begun: int | None = None
         """Where in the text that begins which may become content; None: there is none."""
         self._kept: list[str] = []
         """What of it came in earlier pieces and was read."""
+        self._kept_size = 0
+        """Characters of that."""
         self._places: dict[str, tuple[int, int]] = {}
         """Of marks: from where on the text was searched, and where it has the next one, or _NOWHERE."""
         self.calls = 0
@@ -82,7 +91,9 @@ class Reader:
         if self._begun is not None:
             if self._begun < self.at:
                 self._kept.append(self.text[self._begun : self.at])
+                self._kept_size += self.at - self._begun
             self._begun = 0
+        self._before += self.at
         self.text = self.text[self.at :] + text if self.at < len(self.text) else text
         self.at = 0
         self._places.clear()
@@ -225,13 +236,15 @@ class Reader:
 
     def begin(self) -> None:
         """What is read from here on may become content."""
+        self.settle()
         self._begun = self.at
-        self._kept.clear()
 
     def settle(self) -> None:
         """What was read since :meth:`begin` is a call, or belongs to one."""
         self._begun = None
-        self._kept.clear()
+        if self._kept_size:
+            self._kept.clear()
+            self._kept_size = 0
 
     def closing(self, *marks: str) -> Steps[None]:
         """Read ``marks`` after a call, of which each may be absent."""
@@ -247,8 +260,7 @@ class Reader:
         return "" if self._begun is None else self._since_begin(len(self.text))
 
     def _since_begin(self, end: int) -> str:
-        self._kept.append(self.text[self._begun : end])
-        return "".join(self._kept)
+        return "".join((*self._kept, self.text[self._begun : end]))
 
     def give_up(self) -> None:
         """What was read since :meth:`begin` is no call. White space after a call is read again."""
@@ -259,7 +271,6 @@ class Reader:
             self.delta.add_content(text)
             self.settle()
         else:
-            self._kept.pop()
             self.back()
 
     def back(self) -> None:
@@ -269,8 +280,22 @@ class Reader:
         if self._kept:
             assert not self.at, "it was kept when this text came"
             self.text = "".join((*self._kept, self.text))
+            self._before -= self._kept_size
             self._places.clear()  # at most once for each piece
         self.settle()
+
+    # -- where reasoning is
+
+    def turn(self) -> None:
+        """Reasoning begins or ends here."""
+        self._turns.append(self._before + self.at)
+
+    def take_turns(self) -> tuple[list[int], int]:
+        """The turns since the last call, and from where on there may be others."""
+        turns, self._turns = self._turns, []
+        if self._begun is None:
+            return turns, self._before + self.at
+        return turns, self._before + self._begun - self._kept_size
 
     # -- the delta
 

@@ -55,6 +55,9 @@ class ReasoningParser:
             return Delta(content=text)
         return self._reader.feed(text, self._steps)
 
+    def take_turns(self) -> tuple[list[int], int]:
+        return self._reader.take_turns()
+
     def finish(self, *, cut: bool) -> Delta:
         return self._reader.finish(self._steps, cut=cut)
 
@@ -70,14 +73,17 @@ def _read(reader: Reader, format: Reasoning, *, inside: bool) -> Steps[None]:
             else:
                 reader.give_up()
         if inside:
+            reader.turn()
             mark = yield from reader.until(
                 *format.closes,
                 *format.ends,
                 emit=lambda text: reader.delta.add_reasoning(text),
                 kind=TextKind.REASONING,
             )
-            if mark in format.ends:
-                reader.skip(-len(mark))
+            reader.skip(-len(mark))
+            reader.turn()
+            if mark not in format.ends:
+                reader.skip(len(mark))
         while True:
             yield from reader.content(format.tags)
             yield from reader.either(*format.tags)

@@ -10,7 +10,7 @@ import msgspec
 from penstock.generation.parsers import harmony
 from penstock.generation.parsers.call_syntax import SPECIAL, Section
 from penstock.generation.parsers.calls import CallParser
-from penstock.generation.parsers.delta import OutputParser
+from penstock.generation.parsers.delta import OutputParser, TurnParser
 from penstock.generation.parsers.formats import (
     HARMONY_MARKS,
     MODEL_TYPES,
@@ -62,7 +62,7 @@ class OutputFormat(msgspec.Struct, frozen=True):
         closed = max(text.rfind(mark) for mark in self.reasoning.closes)
         return self.reasoning.opens[0] if not text or opened > closed else self.reasoning.closes[0]
 
-    def reasoning_parser(self, prompt: str, *, calls: bool) -> Callable[[], OutputParser] | None:
+    def reasoning_parser(self, prompt: str, *, calls: bool) -> Callable[[], TurnParser] | None:
         """Makes the parser of the reasoning after ``prompt``; in harmony that of calls too, if the request
         allows ``calls``."""
         if self.harmony:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from penstock.generation.dialect import ReplyFormat
+from penstock.generation.dialect import EventContent, ReplyFormat
 from penstock.generation.plan import RequestPlan
 from penstock.generation.replies.reply import Choice, RequestContext, RequestReply
 from penstock.streaming.stream import Stream, StreamError
+from penstock.streaming.token_table import escape_json
 from penstock.wire.logprobs import Logprobs
 
 
@@ -31,10 +32,13 @@ class CollectedReply(RequestReply):
     def _extend(
         self, choice: Choice, stream: Stream, text: str, tokens: Sequence[int], logprobs: Logprobs | None
     ) -> None:
-        choice.text += text.encode()
         choice.tokens.extend(tokens)
         if choice.logprobs is not None:
             choice.logprobs.add(tokens, logprobs)
+        if self.format.collects:
+            self.format.event(stream.index, _content(choice, text))
+        else:
+            choice.text += text.encode()
         if self.plan.kept is not None and logprobs is not None:
             own = (logprobs.token < len(tokens)) & ~logprobs.continues()
             choice.cumulative_logprob += float(logprobs.values[own, 0].sum())
@@ -74,6 +78,17 @@ class CollectedReply(RequestReply):
 
     def on_resume(self) -> None:
         pass
+
+
+def _content(choice: Choice, text: str) -> EventContent:
+    """What a row has added."""
+    return EventContent(
+        text=escape_json(text),
+        delta=choice.take_delta(),
+        finish_reason=choice.finish_reason or None,
+        stop_reason=choice.stop_reason,
+        logprobs=None if choice.logprobs is None else choice.logprobs.take(),
+    )
 
 
 def _no_write(data: bytes) -> None:

@@ -18,7 +18,7 @@ import tokenizers
 from penstock.dispatch.engine_client import EngineClient
 from penstock.generation.dialect import ReplyFormat
 from penstock.generation.parsers.delta import Delta, TextKind
-from penstock.generation.parsers.message import MessageParser
+from penstock.generation.parsers.message import MessageFormat, MessageParser
 from penstock.generation.plan import RequestPlan
 from penstock.generation.replies.logprobs import (
     MAX_NAMES,
@@ -27,11 +27,13 @@ from penstock.generation.replies.logprobs import (
     TokenIdNames,
     TokenNames,
 )
+from penstock.generation.replies.parsed_output import ParsedOutput
 from penstock.generation.replies.token_usage import TokenUsage, count_usage
 from penstock.streaming.assembler import Assembler, TextDelta
 from penstock.streaming.engine_faults import INVALID_LOGPROBS, INVALID_TRANSFER, InvalidOutputError
 from penstock.streaming.output_processor import OutputProcessor
 from penstock.streaming.request_states import ReplyEvent, ReplyState, next_reply_state
+from penstock.streaming.stop_strings import StopMatcher
 from penstock.streaming.stream import Stream, StreamError
 from penstock.streaming.token_table import TokenTable
 from penstock.wire.frames import FinishReason
@@ -126,8 +128,8 @@ class Choice:
     text: bytearray = field(default_factory=bytearray)
     """The text of the same tokens, as UTF-8."""
     logprobs: LogprobCollector | None = None
-    parser: MessageParser | None = None
-    """Splits tool calls and reasoning from the text; None if there are none."""
+    parsed: ParsedOutput | None = None
+    """The message with calls and reasoning, in place of ``text``; None if the output is text alone."""
     generated: int = 0
     """Number of output tokens, set at the end."""
     cumulative_logprob: float = 0.0
@@ -145,24 +147,31 @@ class Choice:
         parser that is not idle, guarded tokens are still its own."""
         if self.assembler is not None and self.assembler.pending:
             return None
-        return TextKind.CONTENT if self.parser is None or self.parser.idle else self.parser.open
+        parser = None if self.parsed is None else self.parsed.parser
+        return TextKind.CONTENT if parser is None or parser.idle else parser.open
 
     @property
     def guarded(self) -> bool:
         """Whether a parser must see guarded tokens."""
-        return self.parser is not None and not self.parser.idle
+        return self.parsed is not None and not self.parsed.parser.idle
 
-    def parse(self, text: str) -> Delta:
-        """What the next piece of text adds to the message; the last piece if the stream has ended.
+    @property
+    def held(self) -> bool:
+        """Whether there is text or a part of a message that was not sent."""
+        return bool(self.text or self.parsed)
 
-        Requires a parser. Sets the finish reason ``tool_calls`` where the output has called a tool.
-        """
-        assert self.parser is not None
-        ended = self.stream is None
-        delta = self.parser.push(text, last=ended, cut=ended and self.finish_reason == b"length")
-        if self.parser.called and self.finish_reason == b"stop":
-            self.finish_reason = b"tool_calls"
-        return delta
+    def reasoning_tokens(self, total: int) -> int | None:
+        """Those of its first ``total`` tokens; None if reasoning is not parsed."""
+        return None if self.parsed is None else self.parsed.reasoning_tokens(total)
+
+    def take_delta(self) -> Delta | None:
+        """What was added to the message; None if the output is text."""
+        return None if self.parsed is None else self.parsed.take()
+
+    def finish(self, reason: bytes) -> None:
+        """The output has ended; an output that has called a tool has its own reason."""
+        called = self.parsed is not None and self.parsed.parser.called
+        self.finish_reason = b"tool_calls" if called and reason == b"stop" else reason
 
 
 @dataclass(slots=True)
@@ -223,7 +232,8 @@ class RequestReply(ABC):
                 begin_shown=echo is None or _shows_begin(prompt, tables),
             )
         if plan.format is not None:
-            choice.parser = MessageParser(plan.format)
+            choice.parsed = self._parsed_output(plan.format)
+            choice.parsed.begin(prompt.echo)
         if not self.choices:
             self.first_rank = rank
         stream = self._make_stream(index, rank)
@@ -287,7 +297,12 @@ class RequestReply(ABC):
             tokens, finish, logprobs = (), FinishReason.LENGTH, None
         if choice.assembler is None:
             choice.assembler = self._assembler()
-        piece = assemble(choice.assembler, self._finished_text(tokens, finish), finish)
+        text = self._finished_text(tokens, finish)
+        if choice.parsed is None:
+            piece = assemble(choice.assembler, text, finish)
+        else:
+            position = self.context.streams.num_delivered(stream) - len(tokens)
+            piece = choice.parsed.add(choice.assembler, position, text, finish)
         self._check_finished(choice, stream, piece, tokens, finish)
         counted = tokens[: piece.tokens_used] if piece.stop is not None else tokens
         self._extend(choice, stream, piece.text, counted, logprobs)
@@ -305,7 +320,16 @@ class RequestReply(ABC):
     def _assembler(self) -> Assembler:
         plan = self.plan
         table = self.context.tables.table_for(plan)
+        if plan.format is not None:
+            return Assembler(table)
         return Assembler(table, plan.stop, include_stop=plan.include_stop_str, exempt=plan.base.min_tokens)
+
+    def _parsed_output(self, format: MessageFormat) -> ParsedOutput:
+        plan = self.plan
+        stops = StopMatcher(plan.stop, include=plan.include_stop_str) if plan.stop else None
+        parser = MessageParser(format, stops=stops)
+        table = self.context.tables.table_for(plan)
+        return ParsedOutput(parser, table, searched=stops is not None, exempt=plan.base.min_tokens)
 
     def on_prompt(self, stream: Stream, logprobs: PromptLogprobs) -> None:
         prompt = self.choices[stream.index].prompt
@@ -334,7 +358,8 @@ class RequestReply(ABC):
     ) -> None:
         """End the choice if this row ends it. A stop string outranks the engine's reason."""
         if piece.stop is not None:
-            choice.finish_reason, choice.stop_reason = b"stop", piece.stop
+            choice.finish(b"stop")
+            choice.stop_reason = piece.stop
             surplus = len(tokens) - piece.tokens_used
             self.context.streams.discard_tokens(surplus)
             choice.generated = self.context.streams.num_delivered(stream) - surplus
@@ -348,7 +373,7 @@ class RequestReply(ABC):
 
     def _finish_choice(self, choice: Choice, stream: Stream, finish: FinishReason) -> None:
         """The engine has ended the choice's stream."""
-        choice.finish_reason = _REASON[finish]
+        choice.finish(_REASON[finish])
         choice.generated = self.context.streams.num_delivered(stream) if self.plan.max_tokens != 0 else 0
         choice.stream = None
 

@@ -76,7 +76,7 @@ class StreamedReply(RequestReply):
 
     def add(self, prompt: Prompt, rank: int) -> Stream:
         stream = super().add(prompt, rank)
-        if prompt.echo:
+        if prompt.echo and self.plan.format is None:
             self.choices[-1].text += prompt.echo.encode()
         return stream
 
@@ -99,7 +99,7 @@ class StreamedReply(RequestReply):
         logprobs: Logprobs | None,
     ) -> None:
         choice = self.choices[stream.index]
-        held = choice.text or not choice.plain or choice.parser is not None  # a parser must see the end
+        held = choice.text or not choice.plain or choice.parsed is not None  # a parser must see the end
         if held or self._paused or not self._plain or finish not in _WITH_TEXT:
             super().on_row(stream, tokens, finish, cached, logprobs)
             return
@@ -157,6 +157,8 @@ class StreamedReply(RequestReply):
 
     def _hold(self, choice: Choice, text: str, tokens: Sequence[int], logprobs: Logprobs | None) -> None:
         """Keep a row's text, tokens and logprobs for the choice's next event."""
+        if choice.parsed is not None:
+            self._backlog += choice.parsed.size
         encoded = text.encode()
         choice.text += encoded
         self._backlog += len(encoded)
@@ -174,7 +176,7 @@ class StreamedReply(RequestReply):
             return
         kind, format, index = choice.plain, self.format, stream.index
         if kind is not None and format.text_open(index, kind):
-            if format.blocks or choice.parser is not None:
+            if format.blocks or choice.parsed is not None:
                 stream.set_event(format.head(index, kind), format.tail(kind))
             path = self.sink.row_path if len(self.choices) == 1 else None
             stream.write_plain_rows(path, guarded=choice.guarded)
@@ -202,10 +204,8 @@ class StreamedReply(RequestReply):
             opening = format.first(index, prompt_ids, self._first_usage(choice))
             if opening:
                 choice.begun, prompt_ids = True, None
-        text, delta = choice.text.decode(), None
+        text, delta = choice.text.decode(), choice.take_delta()
         choice.text.clear()
-        if choice.parser is not None:
-            delta, text = choice.parse(text), ""
         if not (text or delta or ended or failed):
             return opening
         tokens, choice.tokens = choice.tokens, []
@@ -237,7 +237,9 @@ class StreamedReply(RequestReply):
 
     def _usage(self, choice: Choice, generated: int) -> TokenUsage | None:
         """The usage of one event, if the request asks for it in every event."""
-        return TokenUsage(choice.prompt.length, generated, None) if self.plan.continuous_usage else None
+        if not self.plan.continuous_usage:
+            return None
+        return TokenUsage(choice.prompt.length, generated, None, choice.reasoning_tokens(generated))
 
     # -- writing
 
@@ -351,7 +353,9 @@ class StreamedReply(RequestReply):
         """The events of all that a choice still holds when its stream fails; none if what it holds is the
         cause."""
         try:
-            if choice.assembler is not None:
+            if choice.assembler is not None and choice.parsed is not None:
+                choice.parsed.end(choice.assembler)
+            elif choice.assembler is not None:
                 choice.text += choice.assembler.finish().text.encode()
             return self._event(choice, stream, failed=True)
         except Exception:  # noqa: BLE001 - this reply ends

@@ -13,8 +13,8 @@ import pytest
 
 from penstock.dispatch.periodic_timer import PeriodicTimer
 from penstock.generation.dialect import ReplyFormat
-from penstock.generation.parsers.message import MessageParser
 from penstock.generation.replies.keep_alive import KeepAlive
+from penstock.generation.replies.parsed_output import ParsedOutput
 from penstock.generation.replies.reply import TextTables
 from penstock.generation.replies.streamed import StreamedReply
 from penstock.streaming.rows.row_path import RowPath
@@ -37,11 +37,19 @@ def broken(*arguments: object, **fields: object) -> Any:
     raise RuntimeError("a fault of ours")
 
 
-class BrokenParser:
-    """Whatever it is given, also the text that a failed stream still holds."""
+class BrokenMessage:
+    """Whatever it is given or asked for, also the text that a failed stream still holds."""
 
     called = idle = False
-    push = staticmethod(broken)
+    size = 0
+    add = take = end = staticmethod(broken)
+
+    @property
+    def parser(self) -> BrokenMessage:
+        return self
+
+    def reasoning_tokens(self, total: int) -> None:
+        return None
 
 
 class BrokenFormat:
@@ -105,7 +113,7 @@ def test_a_row_that_raises_ends_the_request_before_plain_rows_follow(n: int) -> 
         bench = Broken(n)
         bench.rows(PLAIN, PLAIN)  # the next ones would be written without the reply
         first = bench.streams[0]
-        bench.reply.choices[0].parser = cast(MessageParser, BrokenParser())
+        bench.reply.choices[0].parsed = cast(ParsedOutput, BrokenMessage())
         first.stop_plain_rows()
         bench.desk.deliver(bench.desk.rows(first.handle, [PLAIN]))
         assert bench.sink.events()[-1]["error"]["code"] == "internal_error"
@@ -158,7 +166,7 @@ def test_a_reply_that_raises_when_its_client_reads_again_ends() -> None:
     bench.rows(PLAIN)
     bench.reply.on_pause()
     bench.rows(PLAIN)
-    bench.reply.choices[1].parser = cast(MessageParser, BrokenParser())
+    bench.reply.choices[1].parsed = cast(ParsedOutput, BrokenMessage())
     bench.reply.on_resume()
     assert bench.sink.events()[-1]["error"]["code"] == "internal_error"
     bench.check(ended="finish")
