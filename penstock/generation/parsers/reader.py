@@ -206,7 +206,7 @@ class Reader:
                 emit(self.text[self.at : end])
                 self.at = end + len(mark)
                 return mark
-            held = self._held(marks)
+            held = self.held(marks)
             if self.ended and not (self.cut and held >= MIN_MARKER):
                 held = 0
             end -= held
@@ -216,7 +216,7 @@ class Reader:
             self.open = None if held else kind
             yield from self.more()
 
-    def _held(self, marks: tuple[str, ...]) -> int:
+    def held(self, marks: tuple[str, ...]) -> int:
         """Characters at the end of the text that may begin a mark."""
         return max([held_back(self.text, mark, self.at) for mark in marks], default=0)
 
@@ -286,6 +286,15 @@ class Reader:
 
     # -- where reasoning is
 
+    def reason(self, *, less: int, at_least: int) -> None:
+        """What was read since :meth:`begin` is reasoning, but for the last ``less`` characters, which are
+        read again."""
+        text = self._since_begin(self.at)
+        count = max(len(text) - less, at_least)
+        self.delta.add_reasoning(text[:count])
+        self.back()
+        self.at += count
+
     def turn(self) -> None:
         """Reasoning begins or ends here."""
         self._turns.append(self._before + self.at)
@@ -315,7 +324,7 @@ class Reader:
         no call follows (:meth:`begin`). Without marks all that follows is content."""
         while True:
             end, mark = self.find(*marks)
-            held = 0 if mark else self._held(marks)
+            held = 0 if mark else self.held(marks)
             end -= held
             safe = self.at + len(self.text[self.at : end].rstrip()) if marks else end
             if safe > self.at:

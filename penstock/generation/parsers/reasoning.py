@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.generation.parsers.call_start import CallStart
 from penstock.generation.parsers.delta import Delta, TextKind
 from penstock.generation.parsers.reader import EndOfOutput, Reader, Steps
 
@@ -32,14 +33,15 @@ THINK = Reasoning()
 
 
 class ReasoningParser:
-    """Reasoning starts with the output, or with the end of the prompt; what follows is content."""
+    """Reasoning starts with the output, or with the end of the prompt; what follows is content, as is a call
+    with which the model ends its reasoning."""
 
-    def __init__(self, prompt: str, format: Reasoning = THINK) -> None:
-        """``prompt``: the text before the output."""
-        self.guard = format.guard()
+    def __init__(self, prompt: str, format: Reasoning = THINK, call: CallStart | None = None) -> None:
+        """``prompt``: the text before the output. ``call``: how calls start; None: there are none."""
+        self.guard = format.guard() + ("" if call is None else call.section.guard())
         self._reader = Reader()
         inside = prompt[-64:].rstrip().endswith(tuple(each.rstrip() for each in format.opens))
-        self._steps = _read(self._reader, format, inside=inside)
+        self._steps = _read(self._reader, format, call, inside=inside)
         next(self._steps)
 
     @property
@@ -62,7 +64,7 @@ class ReasoningParser:
         return self._reader.finish(self._steps, cut=cut)
 
 
-def _read(reader: Reader, format: Reasoning, *, inside: bool) -> Steps[None]:
+def _read(reader: Reader, format: Reasoning, call: CallStart | None, *, inside: bool) -> Steps[None]:
     try:
         if not inside:
             reader.begin()
@@ -74,16 +76,9 @@ def _read(reader: Reader, format: Reasoning, *, inside: bool) -> Steps[None]:
                 reader.give_up()
         if inside:
             reader.turn()
-            mark = yield from reader.until(
-                *format.closes,
-                *format.ends,
-                emit=lambda text: reader.delta.add_reasoning(text),
-                kind=TextKind.REASONING,
-            )
-            reader.skip(-len(mark))
+            mark = yield from _reasoning(reader, format, call)
             reader.turn()
-            if mark not in format.ends:
-                reader.skip(len(mark))
+            reader.skip(len(mark))
         while True:
             yield from reader.content(format.tags)
             yield from reader.either(*format.tags)
@@ -91,3 +86,22 @@ def _read(reader: Reader, format: Reasoning, *, inside: bool) -> Steps[None]:
             yield from reader.space()
     except EndOfOutput:
         reader.delta.add_content(reader.undecided())
+
+
+def _reasoning(reader: Reader, format: Reasoning, call: CallStart | None) -> Steps[str]:
+    """Read reasoning. Returns the mark that closes it, which comes next; empty if a call does."""
+    marks = (*format.closes, *format.ends, *(() if call is None else call.section.opens))
+
+    def emit(text: str) -> None:
+        reader.delta.add_reasoning(text)
+
+    while True:
+        mark = yield from reader.until(*marks, emit=emit, kind=TextKind.REASONING)
+        reader.skip(-len(mark))
+        if mark in format.closes:
+            return mark
+        if mark in format.ends:
+            return ""
+        assert call is not None, "it has the other marks"
+        if (yield from call.follows(reader, mark, format.closes)):
+            return ""
