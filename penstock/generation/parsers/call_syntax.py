@@ -166,7 +166,7 @@ class TaggedCalls(Section, frozen=True, kw_only=True):
                     id = (yield from reader.name()) if mark == self.id else id
         if not (yield from self._empty(reader, marked=marked)):
             reader.start_call(name, id)
-            yield from read_json_object(reader)
+            yield from read_json_object(reader, self.end if self.end.startswith("<") else "")
         else:
             reader.start_call(name, id)
             reader.arguments("{}")
@@ -235,6 +235,8 @@ class XmlCalls(Section, frozen=True, kw_only=True):
     """The same attribute of other parameters."""
     value: str = ""
     """Precedes the value."""
+    raw: tuple[str, str] = ("", "")
+    """Texts that may be around the value, in which nothing else ends it."""
     value_end: str
     end: str
     """Closes the call."""
@@ -304,12 +306,11 @@ class XmlCalls(Section, frozen=True, kw_only=True):
 
     def _value(self, reader: Reader, type: ValueType) -> Steps[None]:
         writer = ValueWriter(type, reader.arguments, lines=self.lines)
+        ends = [each for each in (self.value_end, self.parameter, self.end, self.close) if each]
         try:
-            mark = yield from reader.until(
-                self.value_end,
-                *(each for each in (self.parameter, self.end, self.close) if each),
-                emit=writer.add,
-            )
+            if (yield from reader.either(self.raw[0])):
+                yield from reader.until(self.raw[1], emit=writer.add)
+            mark = yield from reader.until(*ends, emit=writer.add)
         except EndOfOutput:
             if reader.cut:
                 writer.cut()
@@ -419,10 +420,15 @@ class PythonCalls(Section, frozen=True, kw_only=True):
         name = yield from reader.name()
         if not self.opens and not reader.calls and not parameters.has(name):
             raise NotACall
-        end = ")" if (yield from reader.either("(", "{" if self.quote else "")) == "(" else "}"
-        if end == "}" and not self.quote:
+        bracket = yield from reader.either("(", "{" if self.quote else "")
+        if not bracket and self.quote and (yield from reader.space()) and (yield from self._closed(reader)):
+            reader.start_call(name)
+            reader.arguments("{}")
+            reader.begin()
+            return
+        if not bracket:
             raise NotACall
-        opening = "{"
+        opening, end = "{", ")" if bracket == "(" else "}"
         try:
             while (yield from reader.space()) != end:
                 if opening != "{":

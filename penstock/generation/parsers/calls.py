@@ -76,13 +76,6 @@ def _read(reader: Reader, section: Section, parameters: Parameters) -> Steps[Non
         pass
 
 
-def read_opening(reader: Reader, section: Section) -> Steps[None]:
-    """Read what opens a section, which follows."""
-    mark = yield from reader.either(*section.opens)
-    if mark == section.call:
-        reader.skip(-len(mark))
-
-
 def _section(
     reader: Reader, section: Section, parameters: Parameters, *, opened: bool = False
 ) -> Steps[None]:
@@ -90,7 +83,9 @@ def _section(
     before = reader.calls
     try:
         if not opened:
-            yield from read_opening(reader, section)
+            mark = yield from reader.either(*section.opens)
+            if mark == section.call:
+                reader.skip(-len(mark))
         elif section.optional:
             yield from reader.space()
             yield from reader.either(section.optional)

@@ -48,14 +48,14 @@ _MINIMAX = XmlCalls(
     end="</invoke>",
 )
 _DEEPSEEK_V3 = TaggedCalls(
-    opens=("<｜tool▁calls▁begin｜>",),
+    opens=("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>"),
     close="<｜tool▁calls▁end｜>",
     call="<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
     fence=("```json", "```"),
     end="<｜tool▁call▁end｜>",
 )
 _DEEPSEEK_V31 = TaggedCalls(
-    opens=("<｜tool▁calls▁begin｜>",),
+    opens=("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
     close="<｜tool▁calls▁end｜>",
     call="<｜tool▁call▁begin｜>",
     before="<｜tool▁sep｜>",
@@ -67,7 +67,7 @@ def _dsml(calls: str, *, others: tuple[str, ...] = (), space: str = "") -> XmlCa
     """DeepSeek's XML, in an element ``calls``; ``others``: what models at times call it."""
     mark = f"｜DSML｜{space}"
     return XmlCalls(
-        opens=tuple(f"<{mark}{each}>" for each in (calls, *others)),
+        opens=(*(f"<{mark}{each}>" for each in (calls, *others)), f"<{mark}invoke name="),
         close=f"</{mark}{calls}>",
         call=f"<{mark}invoke name=",
         call_end=">",
@@ -82,7 +82,7 @@ def _dsml(calls: str, *, others: tuple[str, ...] = (), space: str = "") -> XmlCa
 
 
 _KIMI = TaggedCalls(
-    opens=("<|tool_calls_section_begin|>",),
+    opens=("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
     close="<|tool_calls_section_end|>",
     call="<|tool_call_begin|>",
     prefix="functions",
@@ -206,6 +206,7 @@ TOOL_FORMATS: dict[str, Section] = {
         quote='"',
         parameter="<param name=",
         parameter_end=">",
+        raw=("<![CDATA[", "]]>"),
         value_end="</param>",
         end="</function>",
     ),
@@ -286,14 +287,16 @@ REASONING_FORMATS: dict[str, Reasoning] = {
         ),
     ),
     "ernie45": Reasoning(tags=("<response>", "</response>")),
-    "gemma4": Reasoning(opens=("<|channel>thought\n",), closes=("<channel|>",), ends=("<|tool_call>",)),
+    "gemma4": Reasoning(
+        opens=("<|channel>",), label="thought\n", closes=("<channel|>",), ends=("<|tool_call>",)
+    ),
     "granite": Reasoning(
         opens=("Here is my thought process:", "Here's my thought process:"),
         closes=("Here is my response:", "Here's my response:"),
     ),
     "hunyuan_a13b": Reasoning(tags=("<answer>", "</answer>")),
     "hy_v3": Reasoning(opens=("<think>", "<think:opensource>"), closes=("</think>", "</think:opensource>")),
-    "kimi_k2": Reasoning(ends=_KIMI.opens),
+    "kimi_k2": Reasoning(ends=_KIMI.opens[:1]),
     "kimi_k3": Reasoning(
         opens=("<|open|>think<|sep|>",),
         closes=("<|close|>think<|sep|>",),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from penstock.generation.parsers.escapes import without_halves
-from penstock.generation.parsers.reader import EndOfOutput, NotACall, Reader, Steps
+from penstock.generation.parsers.reader import MIN_MARKER, EndOfOutput, NotACall, Reader, Steps
 from penstock.generation.parsers.scanner import Nesting
 from penstock.generation.parsers.value_types import ValueType, escaped, json_value
 
@@ -23,18 +23,27 @@ _CLOSING = {"[": "]", "(": ")", "{": "}"}
 _STARTS = frozenset("'\"[({")
 
 
-def read_json_object(reader: Reader) -> Steps[None]:
-    """Read the arguments of the last call as they are, up to the object's end; only brackets and strings are
-    checked. The next character is the object's first."""
+def read_json_object(reader: Reader, end: str = "") -> Steps[None]:
+    """Read the arguments of the last call as they are, up to the object's end or, outside its strings,
+    ``end``, which is not read; only brackets and strings are checked. The next character is the object's
+    first."""
     nesting = Nesting()
+    marks = (end,) if end else ()
     while True:
         start = reader.at
-        reader.at = nesting.read(reader.text, start)
+        limit, mark = reader.find(*marks)
+        held = 0 if mark else reader.held(marks)
+        if not reader.ended or (reader.cut and held >= MIN_MARKER):
+            limit -= held
+        reader.at = nesting.read(reader.text, start, limit)
+        if mark and nesting.quoted:
+            reader.at = nesting.read(reader.text, limit, limit + len(mark))
         if reader.at > start:
             reader.arguments(reader.text[start : reader.at])
-        if nesting.ended:
+        if nesting.ended or (mark and reader.at == limit):
             return
-        yield from reader.more()
+        if not mark:
+            yield from reader.more()
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.generation.parsers.call_start import CallStart
 from penstock.generation.parsers.delta import Delta, TextKind
 from penstock.generation.parsers.reader import EndOfOutput, Reader, Steps
 
@@ -14,6 +13,8 @@ class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
 
     opens: tuple[str, ...] = ("<think>",)
     """Texts that open it; some templates put one at the end of the prompt."""
+    label: str = ""
+    """May follow the opening."""
     closes: tuple[str, ...] = ("</think>",)
     ends: tuple[str, ...] = ()
     """Openings of tool calls that end it, too."""
@@ -33,15 +34,15 @@ THINK = Reasoning()
 
 
 class ReasoningParser:
-    """Reasoning starts with the output, or with the end of the prompt; what follows is content, as is a call
-    with which the model ends its reasoning."""
+    """Reasoning starts with the output, or with the end of the prompt; what follows is content."""
 
-    def __init__(self, prompt: str, format: Reasoning = THINK, call: CallStart | None = None) -> None:
-        """``prompt``: the text before the output. ``call``: how calls start; None: there are none."""
-        self.guard = format.guard() + ("" if call is None else call.section.guard())
+    def __init__(self, prompt: str, format: Reasoning = THINK) -> None:
+        """``prompt``: the text before the output."""
+        self.guard = format.guard()
         self._reader = Reader()
-        inside = prompt[-64:].rstrip().endswith(tuple(each.rstrip() for each in format.opens))
-        self._steps = _read(self._reader, format, call, inside=inside)
+        openings = [f"{each}{label}".rstrip() for each in format.opens for label in ("", format.label)]
+        inside = prompt[-64:].rstrip().endswith(tuple(openings))
+        self._steps = _read(self._reader, format, inside=inside)
         next(self._steps)
 
     @property
@@ -64,44 +65,41 @@ class ReasoningParser:
         return self._reader.finish(self._steps, cut=cut)
 
 
-def _read(reader: Reader, format: Reasoning, call: CallStart | None, *, inside: bool) -> Steps[None]:
+def _read(reader: Reader, format: Reasoning, *, inside: bool) -> Steps[None]:
     try:
-        if not inside:
+        reader.begin()
+        yield from reader.space()
+        # Models open what the prompt has opened, and close what it has closed.
+        mark = yield from reader.either(*format.opens, *(() if inside else format.closes))
+        inside = inside or mark in format.opens
+        if mark:
+            reader.settle()
+        else:
+            reader.give_up()
+        if inside and format.label:
             reader.begin()
-            yield from reader.space()
-            inside = bool((yield from reader.either(*format.opens)))
-            if inside:
-                reader.settle()
-            else:
-                reader.give_up()
+            yield from reader.either(format.label)
+            reader.settle()
         if inside:
             reader.turn()
-            mark = yield from _reasoning(reader, format, call)
+            mark = yield from reader.until(
+                *format.closes,
+                *format.ends,
+                emit=lambda text: reader.delta.add_reasoning(text),
+                kind=TextKind.REASONING,
+            )
+            reader.skip(-len(mark))
             reader.turn()
-            reader.skip(len(mark))
+            if mark not in format.ends:
+                reader.skip(len(mark))
+            inside = False
         while True:
             yield from reader.content(format.tags)
             yield from reader.either(*format.tags)
             reader.settle()
             yield from reader.space()
     except EndOfOutput:
-        reader.delta.add_content(reader.undecided())
-
-
-def _reasoning(reader: Reader, format: Reasoning, call: CallStart | None) -> Steps[str]:
-    """Read reasoning. Returns the mark that closes it, which comes next; empty if a call does."""
-    marks = (*format.closes, *format.ends, *(() if call is None else call.section.opens))
-
-    def emit(text: str) -> None:
-        reader.delta.add_reasoning(text)
-
-    while True:
-        mark = yield from reader.until(*marks, emit=emit, kind=TextKind.REASONING)
-        reader.skip(-len(mark))
-        if mark in format.closes:
-            return mark
-        if mark in format.ends:
-            return ""
-        assert call is not None, "it has the other marks"
-        if (yield from call.follows(reader, mark, format.closes)):
-            return ""
+        if inside:
+            reader.delta.add_reasoning(reader.undecided())
+        else:
+            reader.delta.add_content(reader.undecided())

@@ -34,15 +34,21 @@ class Nesting:
         """Whether its last bracket was read, once the first one was."""
         return self._depth == 0
 
-    def read(self, text: str, at: int) -> int:
-        """Read on at ``at``, at first at the first bracket. Returns where the value or the text ends."""
-        end = len(text)
+    @property
+    def quoted(self) -> bool:
+        """Whether this is within a string."""
+        return self._quoted
+
+    def read(self, text: str, at: int, end: int | None = None) -> int:
+        """Read on at ``at``, at first at the first bracket, up to ``end`` or the text's. Returns that, or
+        where the value ends."""
+        end = len(text) if end is None else end
         while at < end:
             if self._escaped:
                 self._escaped = False
                 at += 1
                 continue
-            found = (_STRING_END if self._quoted else _BRACKET).search(text, at)
+            found = (_STRING_END if self._quoted else _BRACKET).search(text, at, end)
             if found is None:
                 return end
             at = found.end()

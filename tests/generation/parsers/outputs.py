@@ -435,4 +435,18 @@ OUTPUTS = (
         '{"name": "Ada", "parameters": {"born": 1815}}',
         [],
     ),
+    Output(  # without the element around the calls
+        "deepseek_v4",
+        '<｜DSML｜invoke name="write">\n<｜DSML｜parameter name="path" string="true">a</｜DSML｜parameter>\n'
+        "</｜DSML｜invoke>",
+        "",
+        [("write", '{"path": "a"}')],
+    ),
+    Output("gemma4", "<|tool_call>call:now<tool_call|>", "", [("now", "{}")]),
+    Output(
+        "minicpm5",
+        '<function name="write"><param name="path"><![CDATA[</param> ]]></param></function>',
+        "",
+        [("write", '{"path": "</param> "}')],
+    ),
 )

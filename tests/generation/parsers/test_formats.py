@@ -11,6 +11,7 @@ import pytest
 from penstock.dialects.chat.reply import delta_fields, message_fields
 from penstock.generation.parsers.calls import CallParser
 from penstock.generation.parsers.delta import CallDelta, Delta
+from penstock.generation.parsers.formats import REASONING_FORMATS
 from penstock.generation.parsers.message import MessageFormat, MessageParser
 from penstock.generation.parsers.named_call import NamedCallParser
 from penstock.generation.parsers.reasoning import ReasoningParser
@@ -87,10 +88,31 @@ def test_json_calls(text: str, content: str, calls: list[tuple[str, str]]) -> No
         ("", "Yes. <think>no</think>", "", "Yes. <think>no</think>"),
         ("", "<think>cut off </thi", "cut off </thi", ""),
         ("", " <thi", "", " <thi"),
+        ("<think>\n", "<think>\nhm</think>Yes.", "\nhm", "Yes."),
+        ("<think>", " <thi", " <thi", ""),
+        ("<think>\n\n</think>\n\n", "\n</think>\n\nYes.", "", "\n\nYes."),
     ],
 )
 def test_think(prompt: str, text: str, reasoning: str, content: str) -> None:
-    assert whole(ReasoningParser(prompt), list(text)) == Delta(content=content, reasoning=reasoning)
+    for pieces in (list(text), [text]):
+        assert whole(ReasoningParser(prompt), pieces) == Delta(content=content, reasoning=reasoning)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "reasoning", "content"),
+    [
+        ("", "<|channel>thought\nhm<channel|>Yes.", "hm", "Yes."),
+        ("", "<|channel>thousands<channel|>Yes.", "thousands", "Yes."),
+        ("", "<|channel>thou", "thou", ""),
+        ("<|channel>thought\n", "hm<|tool_call>", "hm", "<|tool_call>"),
+        ("<|channel>", "thought\nhm", "hm", ""),
+        ("<|channel>thought\n<channel|>", "Yes.", "", "Yes."),
+    ],
+)
+def test_the_label_of_a_channel_is_no_reasoning(prompt: str, text: str, reasoning: str, content: str) -> None:
+    for pieces in (list(text), [text]):
+        delta = whole(ReasoningParser(prompt, REASONING_FORMATS["gemma4"]), pieces)
+        assert delta == Delta(content=content, reasoning=reasoning)
 
 
 @pytest.mark.parametrize(

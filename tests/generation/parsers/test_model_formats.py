@@ -218,6 +218,19 @@ def test_an_id_calls_the_tool_it_names(id: str, name: str | None) -> None:
     assert delta.content == ("" if name else output)
 
 
+def test_a_missing_brace_takes_nothing_but_itself() -> None:
+    broken = '{"path": "<|tool_call_end|>", "other": {}'
+    text = (
+        f"<|tool_calls_section_begin|><|tool_call_begin|>functions.write:0<|tool_call_argument_begin|>{broken}"
+        "<|tool_call_end|><|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+        "<|tool_calls_section_end|>"
+    )
+    for place in range(len(text)):
+        delta = whole(maker("kimi_k2")(), [text[:place], text[place:]])
+        assert [(call.name, call.arguments) for call in delta.calls] == [("write", broken), ("now", "{}")]
+        assert not delta.content
+
+
 def test_strings_are_sent_as_they_come() -> None:
     parser = maker("qwen3_coder")()
     parser.push("<tool_call>\n<function=write>\n<parameter=path>\n")

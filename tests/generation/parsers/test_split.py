@@ -169,7 +169,10 @@ def test_parsers_open_after_reasoning_and_calls() -> None:
     assert not parser.open, "white space may precede a call"
     parser.push('<tool_call>{"name": "f"}</tool_call>', last=False)
     assert parser.open
-    assert MessageParser(MessageFormat(partial(ReasoningParser, "<think>"))).open is TextKind.REASONING
+    opened = MessageParser(MessageFormat(partial(ReasoningParser, "<think>")))
+    assert opened.open is None, "the model may open it again"
+    opened.push("a", last=False)
+    assert opened.open is TextKind.REASONING
     hidden = MessageParser(MessageFormat(partial(ReasoningParser, "<think>"), show_reasoning=False))
     hidden.push("a", last=False)
     assert hidden.open is None, "reasoning that is not shown must be dropped"
