@@ -23,7 +23,7 @@ def api_servers(supervisor: psutil.Process) -> set[int]:
 supervisor = psutil.Process(int(Path(sys.argv[1]).read_text()))
 before = api_servers(supervisor)
 supervisor.send_signal(signal.SIGHUP)
-until = time.monotonic() + 60
+until = time.monotonic() + 240
 while before & api_servers(supervisor) or not api_servers(supervisor):
     assert time.monotonic() < until, "the API servers are not replaced"
     time.sleep(0.05)

@@ -120,7 +120,18 @@ class Server:
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric's samples, those with these labels."""
-        return total(self.get("/metrics").raise_for_status().text, name, **labels)
+        return total(self.metrics(), name, **labels)
+
+    def metrics(self, **headers: str) -> str:
+        """The text of /metrics. A server answers 503 while it loads, each of several hosts by itself."""
+        replies: list[httpx.Response] = []
+
+        def loaded() -> bool:
+            replies.append(self.get("/metrics", **headers))
+            return replies[-1].status_code != 503 or '"loading"' not in replies[-1].text
+
+        wait_until(loaded, START_S, "the end of the loading")
+        return replies[-1].raise_for_status().text
 
     # -- requests
 

@@ -132,7 +132,7 @@ def test_heads_up_to_the_limit(server: Server) -> None:
     assert b"--max-header-bytes" in refused
     wait_until(lambda: "status=431 refused=" in server.log, 90, "the line of the access log")
     counted = re.compile(r'requests_rejected_total{.*status="431".*} [1-9]')
-    wait_until(lambda: counted.search(server.get("/metrics", **KEY).text), 90, "counting the refusal")
+    wait_until(lambda: counted.search(server.metrics(**KEY)), 90, "counting the refusal")
 
 
 @pytest.mark.parametrize("start", [b"GET /", b"GET / HTTP/1.1\r\nX: ", b"GET / HTTP/1.1\r\nX: y\r\n"])

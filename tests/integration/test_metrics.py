@@ -22,7 +22,7 @@ ROW = re.compile(r"^\| `((?:vllm|penstock):\w+)` \| (\w+) \| ([^|]+) \| ([^|]*) 
 
 def test_the_page_has_every_family_of_a_running_server(server: Server) -> None:
     server.complete(max_tokens=3)
-    text = server.get("/metrics").text
+    text = server.metrics()
     served = {family.name: family for family in text_string_to_metric_families(text)}
     documented = {name: rest for name, *rest in ROW.findall(PAGE.read_text())}
     assert list(documented) == list(served)

@@ -74,7 +74,7 @@ def test_a_server_without_engines_lives_and_one_that_leaves_serves(tmp_path: Pat
         assert "connection" not in reply.headers
         assert server.get("/health").status_code == 200
         assert server.post("/v1/completions", BODY).status_code == 200
-        assert "penstock:requests_refused_total" in server.get("/metrics").text
+        assert "penstock:requests_refused_total" in server.metrics()
         assert server.metric("penstock:requests_refused_total") == 0, "probes are no requests"
         threading.Event().wait(2 * SIGNAL_DEBOUNCE_S)  # what comes sooner is taken for the same signal
         server.process.send_signal(signal.SIGTERM)

@@ -93,7 +93,7 @@ def agreed(fleet: Server) -> float:
     """
 
     def known() -> set[float]:
-        text = fleet.get("/metrics").raise_for_status().text
+        text = fleet.metrics()
         return {
             total(text, "penstock:requests_total", outcome="length"),
             total(text, "vllm:request_success_total", finished_reason="length"),

@@ -108,7 +108,7 @@ def per(text: str, metric: str, label: str) -> Counter[str]:
 
 def counts(fleet: Server) -> tuple[Counter[str], Counter[str]]:
     """Requests per API server and per engine, as one API server knows them at one time."""
-    text = fleet.get("/metrics").raise_for_status().text
+    text = fleet.metrics()
     servers = per(text, "penstock:requests_total", "server")
     return servers, per(text, "vllm:request_success_total", "engine")
 
@@ -130,7 +130,7 @@ def settle(fleet: Server, connections: int = 0) -> None:
     Each of them may count the one on which its metrics were asked for."""
     wait_until(
         lambda: all(
-            per(fleet.get("/metrics").text, "penstock:connections", "server").total() <= connections + SERVERS
+            per(fleet.metrics(), "penstock:connections", "server").total() <= connections + SERVERS
             for _ in range(SERVERS)
         ),
         WAIT_S,

@@ -208,7 +208,7 @@ def test_a_background_response_is_cancelled_at_the_other_api_server(fleet: Serve
 
 def running(fleet: Server) -> float:
     """Background responses and streams that run."""
-    text = fleet.get("/metrics", **MINE).text
+    text = fleet.metrics(**MINE)
     lines = [line.split() for line in text.splitlines()]
     names = ("penstock:background_responses{", "penstock:streams{")
     return sum(float(line[1]) for line in lines if line and line[0].startswith(names))
@@ -321,11 +321,11 @@ def test_many_sessions_leave_nothing_behind(tmp_path: Path) -> None:
         assert (done, left) == (SESSIONS * TURNS * 9 // 10, SESSIONS * TURNS // 10)
 
         def settled() -> bool:
-            text = server.get("/metrics").text
+            text = server.metrics()
             return total(text, "penstock:streams") == 0 and total(text, "penstock:connections") == 1
 
         wait_until(settled, WAIT_S, "the end of all streams")
-        text = server.get("/metrics").text
+        text = server.metrics()
         stored = total(text, "penstock:responses_stored_total")
         ended = total(text, "penstock:requests_total", outcome="length")
         aborted = total(text, "penstock:requests_total", outcome="abort")

@@ -43,11 +43,11 @@ def ask(server: Server, request_id: str, expected: int = 200, **body: Any) -> An
 
 
 def up(server: Server) -> float:
-    return total(server.get("/metrics", authorization="Bearer swordfish").text, "penstock:engine_up")
+    return total(server.metrics(authorization="Bearer swordfish"), "penstock:engine_up")
 
 
 def running(server: Server) -> list[float]:
-    text = server.get("/metrics", authorization="Bearer swordfish").text
+    text = server.metrics(authorization="Bearer swordfish")
     return [total(text, "vllm:num_requests_running", engine=str(rank)) for rank in (0, 1)]
 
 

@@ -130,7 +130,7 @@ def test_gateways_see_which_adapter_runs(server: Server) -> None:
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as reply:
         chunks = reply.iter_bytes()  # which closes the connection when it is gone
         next(chunks)
-        text = server.get("/metrics").text
+        text = server.metrics()
     assert read_load(text.encode()).adapters == {"tuned"}
     assert total(text, "penstock:adapter_streams", adapter="tuned", state="running") == 1
     wait_until(lambda: reported().adapters == set(), 60, "the end of the stream that its client has left")

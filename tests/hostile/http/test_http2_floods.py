@@ -74,5 +74,5 @@ def test_a_flood_ends_its_connection_alone(server: Server, flood: str) -> None:
 
 
 def _streams(server: Server) -> float:
-    text = server.get("/metrics", authorization=f"Bearer {KEY}").raise_for_status().text
+    text = server.metrics(authorization=f"Bearer {KEY}")
     return total(text, "penstock:streams")
