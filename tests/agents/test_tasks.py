@@ -14,7 +14,7 @@ from tests.agents.conftest import BIN, CONFIG, LONG_REPORT, Agent, metric
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(not BIN.exists(), reason="make test-agents installs the agents"),
 ]
 
