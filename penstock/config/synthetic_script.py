@@ -60,6 +60,17 @@ class _Loader(yaml.SafeLoader):
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
+        """JSON writes some characters as pairs of escapes, of which YAML makes two halves."""
+        value = super().construct_scalar(node)
+        if not isinstance(value, str) or value.isascii():
+            return value
+        try:
+            return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
+        except UnicodeDecodeError:
+            half = "half of a surrogate pair, which is no character"
+            raise yaml.constructor.ConstructorError(None, None, half, node.start_mark) from None
+
 
 def read_script(path: str) -> Script:
     """The script in a YAML or JSON file. Raises ConfigError with the file, the line and the field."""

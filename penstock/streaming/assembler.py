@@ -24,12 +24,14 @@ class TextDelta(NamedTuple):
 class Assembler:
     """Detokenizer and stop strings of one stream whose tokens continue a prompt."""
 
-    __slots__ = ("_detokenizer", "_exempt", "_matcher")
+    __slots__ = ("_detokenizer", "_exempt", "_matcher", "characters")
 
     def __init__(
         self, table: TokenTable, stops: Sequence[str] = (), *, include_stop: bool = False, exempt: int = 0
     ) -> None:
         """``exempt``: number of first tokens whose text is not searched for stop strings."""
+        self.characters = 0
+        """Of all text that was final."""
         self._exempt = exempt
         self._detokenizer = Detokenizer(table)
         self._matcher = StopMatcher(stops, include=include_stop) if stops else None
@@ -41,6 +43,11 @@ class Assembler:
 
     def push(self, tokens: Sequence[int]) -> TextDelta:
         """Takes the stream's next tokens."""
+        delta = self._push(tokens)
+        self.characters += len(delta.text)
+        return delta
+
+    def _push(self, tokens: Sequence[int]) -> TextDelta:
         if self._matcher is None:
             return TextDelta(self._detokenizer.push(tokens), len(tokens), None)
         text = ""
@@ -62,4 +69,6 @@ class Assembler:
         if self._matcher is None:
             return TextDelta(rest, 0, None)
         text, stop = self._matcher.push(rest)
-        return TextDelta(text if stop is not None else text + self._matcher.finish(), 0, stop)
+        text = text if stop is not None else text + self._matcher.finish()
+        self.characters += len(text)
+        return TextDelta(text, 0, stop)

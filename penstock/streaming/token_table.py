@@ -96,6 +96,15 @@ class TokenTable:
             log.warning("the tokenizer's decoder cannot be streamed: text is sent when a stream ends")
         return table
 
+    def bytes_of(self, token: int) -> bytes | None:
+        """The token's own bytes, which may be a part of a character; None if its decoder does not tell."""
+        if self.plan.mode is DecoderMode.BYTES:
+            return self.raw[token] if token < len(self.raw) else b""
+        if self.plan.mode is not DecoderMode.TEXT:
+            return None
+        piece = self.pieces[token] if token < len(self.pieces) else None
+        return piece.to_bytes() if isinstance(piece, int) else piece or b""
+
     # ---- for detokenizers ----
 
     def run_text(self, run: bytes) -> bytes:

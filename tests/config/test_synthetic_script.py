@@ -40,6 +40,13 @@ def test_every_key() -> None:
     assert (last.reply.output, last.end) == ("<raw>", "stop")
 
 
+def test_characters_that_json_writes_as_pairs_of_escapes() -> None:
+    text = '{"rules": [{"reply": {"text": "ok \\ud83d\\ude00", "calls": []}}]}'
+    assert parse_script(text, "f").rules[0].reply.text == "ok \U0001f600"
+    with pytest.raises(ConfigError, match="f:1: not valid YAML: half of a surrogate pair"):
+        parse_script(text.replace("\\ude00", ""), "f")
+
+
 def test_json_is_yaml() -> None:
     (rule,) = parse_script('{"rules": [{"match": {"text": "a\\u00e9"}, "reply": {"text": "b"}}]}', "f").rules
     assert (rule.match.text, rule.reply.text) == ("aé", "b")

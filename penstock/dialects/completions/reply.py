@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import accumulate, islice
+from itertools import islice
 from typing import Any
 
 from penstock.dialects.openai_reply import OpenAIReply
@@ -34,8 +34,11 @@ class CompletionReply(OpenAIReply):
     def logprobs(self, logprobs: TokenLogprobs) -> Iterator[bytes]:
         """One list per field, with an entry per token."""
         names = logprobs.names
-        offsets = accumulate(logprobs.characters()[:-1], initial=logprobs.text_offset)
-        yield b'{"text_offset":%b,"token_logprobs":[' % encode_json(list(offsets))
+        separator = b'{"text_offset":['
+        for offsets in logprobs.text_offsets():
+            yield separator + encode_json(offsets)[1:-1]
+            separator = b","
+        yield b'],"token_logprobs":['
         unscored = [] if logprobs.unscored is None else [logprobs.unscored]
         nulls, spelled = [b"null"] * len(unscored), [names[token].quoted for token in unscored]
         own = nulls

@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.generation.replies.text_places import TextPlaces
 from penstock.http.asgi import encode_json
 from penstock.streaming.detokenizer import Detokenizer
 from penstock.streaming.engine_faults import INVALID_LOGPROBS, InvalidOutputError
@@ -41,9 +42,7 @@ class TokenName(NamedTuple):
     head: bytes
     """An object with the text, up to the logprob."""
     tail: bytes
-    """The rest of the object: the text's bytes."""
-    length: int
-    """Characters of the text."""
+    """The rest of the object: the token's bytes, which may be a part of a character."""
 
 
 class TokenNames:
@@ -67,12 +66,17 @@ class TokenNames:
         """For the text of consecutive tokens, special ones included."""
         return Detokenizer(self._table)
 
+    def places(self) -> TextPlaces:
+        """Of consecutive tokens, special ones included."""
+        return TextPlaces(self._table)
+
     def _spell(self, token: int) -> TokenName:
         detokenizer = self.detokenizer()
         text = detokenizer.push((token,)) + detokenizer.finish()
         quoted = encode_json(text)
-        tail = b',"bytes":%b}' % encode_json(list(text.encode()))
-        return TokenName(quoted, b'{"token":%b,"logprob":' % quoted, tail, len(text))
+        own = self._table.bytes_of(token)
+        tail = b',"bytes":%b}' % encode_json(list(text.encode() if own is None else own))
+        return TokenName(quoted, b'{"token":%b,"logprob":' % quoted, tail)
 
 
 class TokenIdNames(TokenNames):
@@ -236,12 +240,10 @@ class TokenLogprobs(NamedTuple):
     """int32[L, W]: per token its own id and the best alternatives, which may include it."""
     values: F32
     """float32[L, W]"""
-    text_offset: int
-    """Number of characters of all tokens before the first one."""
+    places: TextPlaces
+    """Of the choice's next tokens; they are asked for once, in order, if at all."""
     unscored: int | None = None
     """A token before those in the columns, which has no logprobs: the first one of an echoed prompt."""
-    begin_shown: bool = True
-    """Whether the text has that token."""
 
     def pieces(self) -> Iterator[Iterator[Candidates]]:
         """The rows of the columns, in pieces."""
@@ -295,20 +297,19 @@ class TokenLogprobs(NamedTuple):
                 separator = b","
         yield b"]}"
 
-    def characters(self) -> list[int]:
-        """Number of characters of each token."""
-        names = self.names
-        lengths = [names[token].length for token in self.ids[:, 0].tolist()]
+    def text_offsets(self) -> Iterator[list[int]]:
+        """Where in the choice's text each token begins, in characters, in pieces."""
         if self.unscored is not None:
-            lengths.insert(0, names[self.unscored].length if self.begin_shown else 0)
-        return lengths
+            yield self.places.next((self.unscored,))
+        for start in range(0, len(self.ids), PIECE_CANDIDATES):
+            yield self.places.next(self.ids[start : start + PIECE_CANDIDATES, 0].tolist())
 
 
 class LogprobCollector:
     """Logprobs of one choice that were not sent yet. ``alternatives``: number of candidates per token in
     addition to the sampled one."""
 
-    __slots__ = ("_alternatives", "_begin_shown", "_columns", "_echo", "_names", "_offset")
+    __slots__ = ("_alternatives", "_columns", "_echo", "_names", "places")
 
     def __init__(
         self,
@@ -316,15 +317,14 @@ class LogprobCollector:
         echo: PromptLogprobFormatter | None = None,
         *,
         alternatives: int,
-        begin_shown: bool = True,
+        places: TextPlaces | None = None,
     ) -> None:
-        """``echo``: the prompt whose tokens precede those of the output; ``begin_shown``: whether the text
-        has the first of them."""
+        """``echo``: the prompt whose tokens precede those of the output. ``places``: of all tokens in the
+        text, by default one in which every token is spelled."""
         self._names = names
         self._echo = echo
         self._alternatives = alternatives
-        self._begin_shown = begin_shown
-        self._offset = 0
+        self.places = places or names.places()
         self._columns = _Columns(1 + alternatives)
 
     def add(self, tokens: Sequence[int], logprobs: Logprobs | None) -> None:
@@ -350,9 +350,7 @@ class LogprobCollector:
             unscored, prompt_ids, prompt_values = self._echo.echoed(self._alternatives)
             ids, values = np.concatenate((prompt_ids, ids)), np.concatenate((prompt_values, values))
             self._echo = None
-        taken = TokenLogprobs(self._names, ids, values, self._offset, unscored, self._begin_shown)
-        self._offset += sum(taken.characters())
-        return taken
+        return TokenLogprobs(self._names, ids, values, self.places, unscored)
 
 
 def _joined(ids: I32, values: F32, token: I32, width: int) -> tuple[I32, F32]:

@@ -28,6 +28,7 @@ from penstock.generation.replies.logprobs import (
     TokenNames,
 )
 from penstock.generation.replies.parsed_output import ParsedOutput
+from penstock.generation.replies.text_places import TextPlaces
 from penstock.generation.replies.token_usage import TokenUsage, count_usage
 from penstock.streaming.assembler import Assembler, TextDelta
 from penstock.streaming.engine_faults import INVALID_LOGPROBS, INVALID_TRANSFER, InvalidOutputError
@@ -229,7 +230,7 @@ class RequestReply(ABC):
                 names,
                 echo,
                 alternatives=plan.logprobs,
-                begin_shown=echo is None or _shows_begin(prompt, tables),
+                places=_text_places(prompt if plan.echo else None, tables.table_for(plan), tables.full),
             )
         if plan.format is not None:
             choice.parsed = self._parsed_output(plan.format)
@@ -360,6 +361,9 @@ class RequestReply(ABC):
         if piece.stop is not None:
             choice.finish(b"stop")
             choice.stop_reason = piece.stop
+            if choice.logprobs is not None and choice.assembler is not None:
+                echo = len(choice.prompt.echo) if self.plan.echo else 0
+                choice.logprobs.places.end = echo + choice.assembler.characters
             surplus = len(tokens) - piece.tokens_used
             self.context.streams.discard_tokens(surplus)
             choice.generated = self.context.streams.num_delivered(stream) - surplus
@@ -445,11 +449,15 @@ def assemble(assembler: Assembler, tokens: Sequence[int], finish: FinishReason) 
     return piece
 
 
-def _shows_begin(prompt: Prompt, tables: TextTables) -> bool:
-    """Whether the echoed text of a prompt has the text of its first token: not if the tokenizer added it."""
-    first = memoryview(prompt.ids).cast("i")[0]
-    special = tables.table.text[first] == b""
-    return not special or prompt.echo.encode().startswith(tables.full.text[first] or b"")
+def _text_places(echoed: Prompt | None, table: TokenTable, full: TokenTable) -> TextPlaces:
+    """Of a choice's tokens in its text. ``table``: for its output; ``full``: with the text of special
+    tokens."""
+    if echoed is None:
+        return TextPlaces(table)
+    first = memoryview(echoed.ids).cast("i")[0]
+    begin = (full.text[first] or b"").decode() if table.text[first] == b"" else ""
+    # The tokenizer may have added it.
+    return TextPlaces(table, echoed.echo, begin if echoed.echo.startswith(begin) else "")
 
 
 def prompt_token_ids(prompt: Prompt) -> list[int]:

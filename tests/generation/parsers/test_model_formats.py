@@ -153,7 +153,7 @@ def test_harmony() -> None:
     assert whole(HarmonyParser(""), ["Hello <b>"]) == Delta(content="Hello <b>")
     early = "<|start|>assistant to=functions.now<|channel|>commentary json<|message|><|call|>"
     assert whole(HarmonyParser(""), [early]) == Delta(calls=[CallDelta(0, "now", "{}")])
-    assert whole(HarmonyParser("", calls=False), [early]) == Delta()
+    assert whole(HarmonyParser("", None), [early]) == Delta()
     python = "<|channel|>analysis to=python code<|message|>print(1)<|call|>"
     assert whole(HarmonyParser(""), [python]) == Delta(reasoning="print(1)")
 
