@@ -19,6 +19,8 @@ TEMPLATES_VENV := .venv-templates
 # Clients exclude each other's versions: those of the openai package 3, and those of 2.
 CLIENTS_VENV := .venv-clients
 OPENAI2_VENV := .venv-clients-openai2
+# The reference validator of JSON Schema and collections of schemas, beside the environment of development.
+SCHEMAS := .venv-schemas
 NODE := tests/clients/node
 AGENTS := tests/agents
 # Every target with tests of its own, for test-all.
@@ -29,7 +31,7 @@ VLLM_CASES := .venv-vllm-cases
 # What clients leave open, and warn of, is theirs.
 CLIENT_TESTS := -m pytest -W ignore -p no:unraisableexception tests/clients
 
-.PHONY: install install-dev serve test test-slow test-all test-pythons test-ray test-vllm test-parsers test-templates test-clients test-agents check format bench clean
+.PHONY: install install-dev serve test test-slow test-all test-pythons test-ray test-vllm test-parsers test-templates test-clients test-agents test-schemas check format bench clean
 
 install: $(VENV)/.installed  ## What serving needs.
 install-dev: $(VENV)/.installed-dev  ## What tests, linters and every optional part need.
@@ -121,6 +123,17 @@ $(AGENTS)/node_modules: $(AGENTS)/package-lock.json
 	npm ci --prefix $(AGENTS) --silent
 	touch $@
 
+test-schemas: install-dev $(SCHEMAS)/.installed  ## Grammars of other people's schemas against a reference validator.
+	PYTHONPATH=$(SCHEMAS) $(BIN)/python -m pytest tests/schemas $(ARGS)
+
+# The sources of jsonschema carry the JSON Schema Test Suite.
+$(SCHEMAS)/.installed: requirements-schemas.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(SCHEMAS) -r $<
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary jsonschema \
+		--dest $(SCHEMAS)/sources $$(grep ^jsonschema== $<)
+	tar -xzf $(SCHEMAS)/sources/jsonschema-*.tar.gz -C $(SCHEMAS)/sources --strip-components=1
+	touch $@
+
 check: install-dev  ## Format, lint, types; import order and generated docs are among the tests.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -134,4 +147,4 @@ bench: install  ## Host cost per token of an API server; see docs/benchmarks.md.
 	$(BIN)/penstock bench host $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(RAY_VENV) $(VLLM_VENV) $(VLLM_CASES) $(TEMPLATES_VENV) $(CLIENTS_VENV) $(OPENAI2_VENV) $(NODE)/node_modules $(AGENTS)/node_modules build dist *.egg-info .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(RAY_VENV) $(VLLM_VENV) $(VLLM_CASES) $(TEMPLATES_VENV) $(CLIENTS_VENV) $(OPENAI2_VENV) $(SCHEMAS) $(NODE)/node_modules $(AGENTS)/node_modules build dist *.egg-info .mypy_cache .ruff_cache

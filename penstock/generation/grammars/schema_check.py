@@ -17,7 +17,7 @@ import msgspec
 from llguidance import LLMatcher
 
 from penstock.generation.grammars.equivalent_schema import Unfit, rewrite
-from penstock.generation.grammars.schema_parts import Path, at, objects, parts, put, referred
+from penstock.generation.grammars.schema_parts import Path, at, parts, put, referred
 from penstock.generation.grammars.text_match import LIMITS
 
 SEARCH_S = 1.0
@@ -27,7 +27,12 @@ _ROOT: Path = ("grammars", 0, "json_schema")
 """Where the schema is in the text of its grammar."""
 _DEFINITIONS = frozenset(("$defs", "definitions"))
 _UNKNOWN_FORMAT = "Unknown format: "
-_BAD_PATTERN = "regex"
+_PATTERN_FAULT = re.compile("regex|disjoint|lookaround", re.IGNORECASE)
+"""Messages on patterns that llguidance cannot compile, or not together."""
+MAX_DROPPED = 8
+"""Parts of a schema that may lose their patterns."""
+_KIND = 10
+"""Characters that tell kinds of llguidance's faults apart."""
 _UNSATISFIABLE = "Unsatisfiable"
 _UNIMPLEMENTED = re.compile(r"Unimplemented keys: \[(.*)\]", re.DOTALL)
 
@@ -58,15 +63,18 @@ def check_schema(grammar: str, loose: Sequence[Path]) -> Verdict:
                 changed, (fault, warnings) = opened, _validated(opened)
     except Unfit as unfit:
         return Verdict("", str(unfit), _as_given(grammar, unfit.path))
-    if _BAD_PATTERN in fault.lower() and loose:
+    for _ in range(MAX_DROPPED):
+        if not fault:
+            break
+        search = _Search(json.loads(changed), _same_fault(fault), _impossible)
+        if not any(search.path[: len(each)] == each for each in loose) or not _PATTERN_FAULT.search(fault):
+            return Verdict("", _explained(search.problem), _as_given(grammar, search.path))
         document = json.loads(changed)
-        for path in loose:
-            _drop_bad_patterns(at(document, _ROOT + path))
+        _drop_patterns(at(document, _ROOT + search.path))
         changed = _text(document)
         fault, warnings = _validated(changed)
     if fault:
-        search = _Search(json.loads(changed), lambda text: _validated(text)[0], _impossible)
-        return Verdict("", _explained(search.problem), _as_given(grammar, search.path))
+        return Verdict("", fault)
     if warnings and () not in loose:
         document = json.loads(changed)
         for path in loose:
@@ -112,6 +120,17 @@ def _validated(grammar: str) -> tuple[str, list[str]]:
     return "", [each for each in messages if not each.startswith(_UNKNOWN_FORMAT)]
 
 
+def _same_fault(fault: str) -> Callable[[str], str]:
+    """Says what is wrong with a grammar, if it is like ``fault``: leaving parts out makes other faults."""
+    kind = fault[:_KIND]
+
+    def problem_of(grammar: str) -> str:
+        found = _validated(grammar)[0]
+        return found if found.startswith(kind) else ""
+
+    return problem_of
+
+
 def _first_problem(grammar: str) -> str:
     fault, warnings = _validated(grammar)
     return fault or (warnings[0] if warnings else "")
@@ -133,16 +152,19 @@ def _impossible(part: Path) -> dict[str, Any]:
     return {"const": part[1]} if part[0] == "anyOf" else {}
 
 
-def _drop_bad_patterns(schema: Any) -> None:
-    """Remove every ``pattern`` that llguidance cannot compile, such as one with look-ahead."""
-    for part in objects(schema):
-        pattern = part.get("pattern")
-        if isinstance(pattern, str) and _validated(_pattern_grammar(pattern))[0]:
-            del part["pattern"]
-
-
-def _pattern_grammar(pattern: str) -> str:
-    return LLMatcher.grammar_from_json_schema(json.dumps({"type": "string", "pattern": pattern}))
+def _drop_patterns(schema: Any) -> None:
+    """Remove the patterns of what ``schema`` says of one value."""
+    waiting = [schema]
+    while waiting:
+        part = waiting.pop()
+        if not isinstance(part, dict):
+            continue
+        part.pop("pattern", None)
+        if part.pop("patternProperties", None) is not None:
+            part["additionalProperties"] = True
+        for key in ("allOf", "anyOf"):
+            joined = part.get(key)
+            waiting += joined if isinstance(joined, list) else ()
 
 
 # -- the place of a fault
