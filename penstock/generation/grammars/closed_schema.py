@@ -6,10 +6,10 @@ model goes on inventing them until its tokens are used up. vLLM's default gramma
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from penstock.generation.grammars.schema_parts import at, parts, referred
+from penstock.generation.grammars.schema_parts import at, referred, walk
 
 _NAMES = frozenset(("properties", "patternProperties", "additionalProperties", "unevaluatedProperties"))
 _ALL = ("allOf",)
@@ -24,12 +24,14 @@ class Closing:
     """The objects of one schema that are closed: each is named in one place alone. Where the properties of
     one object stand in several places, closing one place would forbid those of the others."""
 
-    def __init__(self, schema: Any) -> None:
+    def __init__(self, schema: Any, parts: Sequence[dict[str, Any]]) -> None:
+        """``parts``: those of ``schema`` that may be closed."""
         self._schema = schema
         self._places: dict[int, int] = {}
         self._joined: set[int] = set()
         self._closed: dict[int, dict[str, Any]] = {}
-        met = list(_unturned(schema))
+        turned = _turned(parts)
+        met = [part for part in parts if id(part) not in turned]
         for part in met:
             if self._count(part) >= _SEVERAL:
                 self._join(part)
@@ -85,13 +87,13 @@ class Closing:
             yield "$ref", at(self._schema, path)
 
 
-def _unturned(schema: Any) -> Iterator[dict[str, Any]]:
-    waiting = [schema]
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, dict):
-            yield part
-            waiting += [at(part, step) for step in parts(part) if step[0] not in _TURNED]
+def _turned(parts: Iterable[dict[str, Any]]) -> set[int]:
+    """The schemas, by id, under keywords that turn their meaning."""
+    found: set[int] = set()
+    for part in parts:
+        for keyword in _TURNED.intersection(part):
+            found.update(id(each) for _, each in walk(part[keyword]))
+    return found
 
 
 def _names_properties(part: dict[str, Any]) -> bool:

@@ -6,6 +6,7 @@ on their two sides; look-ahead at the start becomes a pattern of its own, that t
 
 from __future__ import annotations
 
+from penstock.generation.grammars.negative_look import without
 from penstock.generation.grammars.pattern_syntax import (
     ANYTHING,
     WORD,
@@ -35,28 +36,25 @@ def enforceable(pattern: str) -> list[str]:
         raise Unenforceable(f"it has {len(pattern)} characters, at most {MAX_PATTERN} are rewritten")
     flag = _CASELESS if pattern.startswith(_CASELESS) else ""
     alternatives = parsed(pattern.removeprefix(flag))
-    found = []
+    heads: list[str] = []
     if len(alternatives) == 1:
         heads, rest = _without_look(alternatives[0])
-        found = [[head] for head in heads]
         alternatives = [rest]
-    return [flag + _written(each) for each in (*found, alternatives)]
+    return [flag + each for each in (*heads, _written(alternatives))]
 
 
-def _without_look(sequence: Sequence) -> tuple[list[Sequence], Sequence]:
-    """Sequences for the look-aheads at the start, and the sequence without look-around at its ends."""
+def _without_look(sequence: Sequence) -> tuple[list[str], Sequence]:
+    """Patterns for the look-aheads at the start, and the sequence without look-around at its ends."""
     start = 1 if sequence and _is_edge(sequence[0], _START) else 0
-    heads = []
+    heads: list[str] = []
     rest = sequence[start:]
     while start and rest and _look(rest[0]) in ("=", "!"):
         group = rest.pop(0).part
         assert isinstance(group, Group)
         if group.look == "=":
-            heads.append([sequence[0], Item(Group(group.alternatives))])
-        elif group.alternatives == [[Item(Edge(_END, group.at + 3))]]:
-            heads.append([sequence[0], Item(Char(ANYTHING, None))])  # not empty
+            heads.append(_written([[sequence[0], Item(Group(group.alternatives))]]))
         else:
-            raise Unenforceable(f"the negative look-ahead at character {group.at}")
+            heads += without(group)
     # What a search looks at beyond its own ends may as well belong to it.
     if not start and rest and _look(rest[0]) == "<=":
         rest[0] = _taken(rest[0])

@@ -14,7 +14,7 @@ from penstock.generation.grammars.enforceable_pattern import enforceable
 from penstock.generation.grammars.exact_numbers import Inexact, fit
 from penstock.generation.grammars.exclusive import Exclusive, Overlap
 from penstock.generation.grammars.pattern_syntax import Unenforceable
-from penstock.generation.grammars.schema_parts import Path, reference_to, referred, walk
+from penstock.generation.grammars.schema_parts import Path, reference_to, referred, referred_parts
 
 _KEYWORDS = frozenset(
     """$anchor $comment $defs $dynamicAnchor $dynamicRef $id $recursiveAnchor $recursiveRef $ref $schema
@@ -42,6 +42,10 @@ _WITHOUT_EFFECT: dict[str, Callable[[dict[str, Any]], bool]] = {
     "unevaluatedItems": lambda part: part["unevaluatedItems"] in _ANY,
     "unevaluatedProperties": lambda part: part["unevaluatedProperties"] in _ANY,
 }
+_BESIDE = frozenset(
+    """$dynamicRef $recursiveRef $ref allOf anyOf contains dependencies dependentSchemas else if not oneOf
+    then""".split()  # noqa: SIM905
+)
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _DATE = (
     "(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
@@ -67,27 +71,32 @@ class Unfit(ValueError):
 def rewrite(schema: Any, is_loose: Callable[[Path], bool], *, close: bool = True) -> None:
     """Rewrite ``schema`` in place. ``is_loose``: whether the part at a path may lose what cannot be enforced;
     ``close``: whether objects that name properties have no others. Raises Unfit."""
-    resource = any(path and _is_address(part.get("$id")) for path, part in walk(schema))
-    foreign = any(not str(part.get("$ref", "#")).startswith("#") for _, part in walk(schema))
+    found = referred_parts(schema)
+    resource = any(path and _is_address(part.get("$id")) for path, part in found)
+    foreign = any(not str(part.get("$ref", "#")).startswith("#") for _, part in found)
     if not foreign and isinstance(schema, dict):  # an address that nothing uses need not be a valid one
         for key in ("$id", "id"):
             if isinstance(schema.get(key), str):
                 del schema[key]
+    targets = [None if resource else referred(schema, part.get("$ref")) for _, part in found]
+    held = {target[:depth] for target in targets if target for depth in range(1, len(target))}
     written = []
-    for path, part in walk(schema):
+    for path, part in found:
+        for keyword in [key for key in part if key not in _KEYWORDS and (*path, key) not in held]:
+            del part[keyword]
         try:
             written.append((part, *_rewritten(part, strict=not is_loose(path))))
         except Inexact as error:
             raise Unfit(str(error), path) from None
         except Unenforceable as error:
             raise Unfit(f"{error}: the keyword 'pattern' cannot be enforced", path) from None
-        target = None if resource else referred(schema, part.get("$ref"))
+    for (_, part), target in zip(found, targets, strict=True):
         if target is not None:
             part["$ref"] = reference_to(target)
     for part, patterns, names in written:
         _write(part, patterns, names)
-    closing = Closing(schema if close else None)
-    _choose(schema, closing, is_loose)
+    closing = Closing(schema, [part for _, part in found] if close else [])
+    _choose(schema, found, closing, is_loose)
     closing.apply()
 
 
@@ -98,8 +107,7 @@ def _is_address(value: Any) -> bool:
 def _rewritten(part: dict[str, Any], *, strict: bool) -> tuple[list[str], dict[str, Any] | None]:
     """Rewrite one schema but for its patterns. Returns those of its text, which are no longer in it, and its
     ``patternProperties``. Raises Inexact and Unenforceable."""
-    for keyword in part.keys() - _KEYWORDS:
-        del part[keyword]
+    _name_unevaluated(part)
     for keyword in [key for key, is_idle in _WITHOUT_EFFECT.items() if key in part and is_idle(part)]:
         del part[keyword]
     for keyword in _COUNTS:
@@ -108,6 +116,17 @@ def _rewritten(part: dict[str, Any], *, strict: bool) -> tuple[list[str], dict[s
             part[keyword] = int(count)
     fit(part, strict=strict)
     return list(_patterns(part, strict=strict)), _names(part, strict=strict)
+
+
+def _name_unevaluated(part: dict[str, Any]) -> None:
+    """Where nothing else speaks of the same value, ``unevaluated…`` are those that are not named."""
+    if not _BESIDE.isdisjoint(part):
+        return
+    rest = "additionalItems" if isinstance(part.get("items"), list) else "items"
+    for keyword, other in (("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", rest)):
+        if keyword in part:
+            value = part.pop(keyword)
+            part.setdefault(other, value)
 
 
 def _patterns(part: dict[str, Any], *, strict: bool) -> Iterator[str]:
@@ -156,12 +175,14 @@ def _join(part: dict[str, Any], *schemas: dict[str, Any]) -> None:
     part["allOf"] = [*(joined if isinstance(joined, list) else ()), *schemas]
 
 
-def _choose(schema: Any, closing: Closing, is_loose: Callable[[Path], bool]) -> None:
+def _choose(
+    schema: Any, found: list[tuple[Path, dict[str, Any]]], closing: Closing, is_loose: Callable[[Path], bool]
+) -> None:
     """Write ``anyOf`` for ``oneOf``."""
     exclusive = Exclusive(schema, closing)
     around: dict[int, list[dict[str, Any]]] = {}
     chosen = []
-    for path, part in walk(schema):
+    for path, part in found:
         beside = around.get(id(part), [])
         joined = part.get("allOf")
         for each in joined if isinstance(joined, list) else ():

@@ -34,8 +34,8 @@ _OF_TYPES: dict[str, frozenset[str]] = {
 ``allOf`` refer to is looked at in its own right."""
 MAX_WORK = 200_000
 """Maximum schemas that are looked at for one schema, about 0.3 s; what is left counts as not disjoint."""
-_MATCHER = 1000
-"""The work of a grammar for texts."""
+_MATCHER, _MATCH = 1000, 100
+"""The work of a grammar for texts, and of one text."""
 MAX_DEPTH = 16
 MAX_JOINED = 64
 """Maximum schemas that are taken to apply to one value; leaving out more makes less disjoint."""
@@ -63,6 +63,8 @@ class Exclusive:
         options = part["oneOf"]
         around = [each for each in (part, *beside) if each]
         around = [{key: value for key, value in each.items() if key != "oneOf"} for each in around]
+        if self._told_apart([self._all_of(option) for option in options]):
+            return list(options)
         further: list[list[dict[str, Any]]] = [[] for _ in options]
         for first, second in itertools.permutations(range(len(options)), 2):
             here, there = self._all_of(options[first]), self._all_of(options[second])
@@ -74,16 +76,29 @@ class Exclusive:
             for option, more in zip(options, further, strict=True)
         ]
 
+    def _told_apart(self, options: list[Schemas]) -> bool:
+        """Whether each has values of its own, or such of a required property: a quick look at many."""
+        if not options or not all(options):
+            return False
+        if _all_differ([_values(each) for each in options]):
+            return True
+        names = frozenset(name for name in _required(options[0]) if len(options) > 1)
+        return all(_shared_types(each) <= _OBJECT for each in options) and any(
+            all(name in _required(each) for each in options)
+            and _all_differ([_values(self._property(each, name)) for each in options])
+            for name in names
+        )
+
     def _difference(self, here: Schemas, there: Schemas) -> list[dict[str, Any]]:
         """What keeps values of ``here`` from matching ``there``; _NEVER: nothing that is known."""
         if self._apart(here, there, MAX_DEPTH):
             return []
-        shared = self._shared(here, there)
+        shared = _shared_types([*here, *there])
         # Where neither says anything about a type, its values match both.
         both = frozenset(kind for kind in shared if not _asserts([*here, *there], kind))
         further = []
         if both:
-            types = self._shared(here, here)
+            types = _shared_types(here)
             if types <= both or (both & _NUMBER and not both >= types & _NUMBER):
                 return [_NEVER]  # nothing would be left, or fractions alone, which have no name
             further = [_typed(_TYPES - both)]
@@ -119,7 +134,7 @@ class Exclusive:
         self._left -= len(here) + len(there)
         if depth == 0 or self._left < 0:
             return False
-        shared = self._shared(here, there)
+        shared = _shared_types([*here, *there])
         if not shared or _values_apart(here, there):
             return True
         if shared == _STRING and (self._texts_apart(here, there) or self._texts_apart(there, here)):
@@ -145,14 +160,8 @@ class Exclusive:
         values = _values(here)
         if values is None or _values(there) is not None:
             return False
-        self._left -= _MATCHER + len(values)
+        self._left -= _MATCHER + _MATCH * len(values)
         return self._left > 0 and none_matches((json.loads(each) for each in values if each[0] == '"'), there)
-
-    def _shared(self, here: Schemas, there: Schemas) -> frozenset[str]:
-        shared = _TYPES
-        for part in (*here, *there):
-            shared &= _types(part)
-        return shared
 
     def _objects_apart(self, here: Schemas, there: Schemas, depth: int) -> bool:
         for some, others, closed in (
@@ -177,6 +186,18 @@ class Exclusive:
             if name in (named := _properties(part))
             for each in self._all_of(named[name])
         ]
+
+
+def _shared_types(schemas: Schemas) -> frozenset[str]:
+    shared = _TYPES
+    for part in schemas:
+        shared &= _types(part)
+    return shared
+
+
+def _all_differ(values: list[frozenset[str] | None]) -> bool:
+    known = [each for each in values if each is not None]
+    return len(known) == len(values) and len(frozenset().union(*known)) == sum(map(len, known))
 
 
 def _distinct(schemas: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 WORD = "0-9A-Za-z_"
 ANYTHING = r"[\s\S]"
+ANY_OF_LINE = r"[^\n\r\x{2028}\x{2029}]"
 _SPACE = r"\t-\r \x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}"
 """What is white space to ECMAScript as well as to Python, where they differ."""
 _ODD_SPACE = r"\x{1C}-\x{1F}\x{85}\x{FEFF}"
@@ -125,7 +126,7 @@ class _Reader:
         if char in "^$":
             return Edge(char, start)
         if char == ".":
-            return Char(r"[^\n\r\x{2028}\x{2029}]", None)
+            return Char(ANY_OF_LINE, None)
         if char in "*+?":
             raise Unenforceable(f"the '{char}' at character {start} repeats nothing")
         return _literal(char)

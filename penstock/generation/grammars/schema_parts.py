@@ -70,9 +70,21 @@ def walk(schema: Any, path: Path = ()) -> Iterator[tuple[Path, dict[str, Any]]]:
             waiting += [(path + step, at(part, step)) for step in parts(part)]
 
 
-def objects(schema: Any) -> Iterator[dict[str, Any]]:
-    """``schema`` and every schema within it that is an object."""
-    return (part for _, part in walk(schema))
+def referred_parts(schema: Any) -> list[tuple[Path, dict[str, Any]]]:
+    """Like :func:`walk`, with what is referred to elsewhere: OpenAPI has its schemas in ``components``."""
+    found: list[tuple[Path, dict[str, Any]]] = []
+    seen: set[int] = set()
+    waiting: list[Path] = [()]
+    while waiting:
+        root = waiting.pop()
+        for path, part in walk(at(schema, root), root):
+            if id(part) in seen:
+                continue
+            seen.add(id(part))
+            found.append((path, part))
+            if (target := referred(schema, part.get("$ref"))) is not None:
+                waiting.append(target)
+    return found
 
 
 def referred(schema: Any, reference: Any) -> Path | None:

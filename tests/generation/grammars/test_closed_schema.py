@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.generation.grammars.closed_schema import Closing
+from penstock.generation.grammars.schema_parts import referred_parts
 
 BOOLEAN = {"type": "boolean"}
 OPEN = {"type": "object", "properties": {"a": BOOLEAN}}
@@ -15,7 +16,7 @@ OTHER = {"properties": {"b": BOOLEAN}}
 
 def closed(schema: Any) -> Any:
     made = json.loads(json.dumps(schema))
-    Closing(made).apply()
+    Closing(made, [part for _, part in referred_parts(made)]).apply()
     return made
 
 
@@ -29,6 +30,7 @@ def closed(schema: Any) -> Any:
         ({"$defs": {"A": OPEN}, "$ref": "#/$defs/A"}, {"$defs": {"A": CLOSED}, "$ref": "#/$defs/A"}),
         ({"allOf": [OPEN]}, {"allOf": [CLOSED]}),
         ({"const": OPEN}, {"const": OPEN}),
+        ({"$ref": "#/x/A", "x": {"A": OPEN, "B": OPEN}}, {"$ref": "#/x/A", "x": {"A": CLOSED, "B": OPEN}}),
         (
             {"properties": {"x": {"allOf": [OPEN, OTHER]}, "y": OPEN}, "additionalProperties": False},
             {"properties": {"x": {"allOf": [OPEN, OTHER]}, "y": CLOSED}, "additionalProperties": False},

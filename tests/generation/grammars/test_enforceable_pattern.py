@@ -21,6 +21,12 @@ PATTERNS = [
     r"^(?=.*\d)(?=.*[a-z]).{3,}$",
     r"foo(?=bar)",
     r"(?<=a)b",
+    r"^(?!a)[a-x]",
+    r"^(?!foo|a[b/]$)[a-z/]+$",
+    r"^(?!\.)(?!.*\.\.)[a-z.]+$",
+    r"^(?!.*-b)(?!.*é)\S*$",
+    r"^(?!^[-x.]*$)[-x]?\S*",
+    r"^(?![ab]+$)[ab]*o?$",
     r"^[a-zA-Z-_.]+\d",
     r"^[\s\S]*\w[^\s]\S+",
     r"(?i)^FOO",
@@ -85,7 +91,8 @@ def test_ecma_script_is_what_counts(pattern: str, texts: list[str], others: list
     [
         (r"^(a)\1$", "the back reference at character 4"),
         (r"^ab(?<x>c)\k<x>", "the back reference at character 10"),
-        (r"^(?!a)b", "the negative look-ahead at character 1"),
+        (r"^(?!a*b)c", "the negative look-ahead at character 1"),
+        (r"^a(?!b)c", "the look-around at character 2"),
         (r"a(?=b)c", "the look-around at character 1"),
         (r"a(?<!b)", "the look-around at character 1"),
         (r"(?:a|b\b)+", "the word boundary within the group at character 0"),
@@ -114,6 +121,6 @@ def test_patterns_of_names() -> None:
     schema = {"type": "object", "patternProperties": {r"^\bx\b$": {"type": "integer"}}}
     assert admits(schema, '{"x": 1}')
     assert not admits(schema, '{"y": 1}')
-    refused = {"type": "object", "patternProperties": {"^(?!a)": {"type": "integer"}}}
+    refused = {"type": "object", "patternProperties": {"^(?!a)b": {"type": "integer"}}}
     assert "look-ahead" in checked(refused)[1].problem
     assert admits(refused, '{"y": 1}', strict=False)

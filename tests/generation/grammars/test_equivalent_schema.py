@@ -124,3 +124,42 @@ def test_a_place_is_named_as_the_client_wrote_it() -> None:
     right = {"type": "object", "properties": {"k": {"const": "a"}}, "required": ["k"]}
     _, verdict = checked({"oneOf": [right, wrong]})
     assert verdict.path == ("oneOf", 1, "properties", "x")
+
+
+def test_schemas_that_stand_elsewhere() -> None:
+    """As in OpenAPI; what is referred to is rewritten as well."""
+    pet = {"type": "object", "properties": {"kind": {"type": "string"}}, "required": ["kind"]}
+    cat = {"allOf": [{"$ref": "#/components/schemas/Pet"}, {"properties": {"kind": {"const": "cat"}}}]}
+    dog = {
+        "allOf": [{"$ref": "#/components/schemas/Pet"}, {"properties": {"kind": {"pattern": r"^\bdog\b$"}}}]
+    }
+    schema = {
+        "oneOf": [{"$ref": "#/components/schemas/Cat"}, {"$ref": "#/components/schemas/Dog"}],
+        "discriminator": {"propertyName": "kind"},
+        "components": {"schemas": {"Pet": pet, "Cat": cat, "Dog": dog}},
+    }
+    assert matches(schema, '{"kind": "cat"}')
+    assert matches(schema, '{"kind": "dog"}')
+    assert not matches(schema, '{"kind": "cow"}')
+
+
+@pytest.mark.parametrize(
+    ("schema", "inside", "outside"),
+    [
+        ({"properties": {"a": {}}, "unevaluatedProperties": False}, '{"a": 1}', '{"b": 1}'),
+        ({"unevaluatedProperties": {"type": "null"}}, '{"a": null}', '{"a": 1}'),
+        ({"prefixItems": [{"type": "null"}], "unevaluatedItems": False}, "[null]", "[null, null]"),
+        ({"items": [{"type": "null"}], "unevaluatedItems": False}, "[null]", "[null, null]"),
+        ({"items": {"type": "null"}, "unevaluatedItems": False}, "[null]", "[1]"),
+    ],
+    ids=str,
+)
+def test_what_is_not_evaluated_is_what_is_not_named(schema: Any, inside: str, outside: str) -> None:
+    assert matches(schema, inside)
+    assert not matches(schema, outside)
+
+
+def test_patterns_that_exclude_each_other_are_dropped_where_that_is_allowed() -> None:
+    schema = {"type": "object", "patternProperties": {"^a": {"type": "null"}, "a$": {"type": "integer"}}}
+    assert "not disjoint" in checked(schema)[1].problem
+    assert matches(schema, '{"ba": "x"}', strict=False)

@@ -100,6 +100,13 @@ def test_alternatives_that_may_hold_at_once_are_named(alternatives: list[Any]) -
     assert verdict.problem == ""
 
 
+def test_hundreds_of_alternatives_that_a_property_tells_apart() -> None:
+    names = [f"k{number}" for number in range(400)]
+    schema = {"oneOf": [record("kind", kind={"const": name}) for name in names]}
+    assert admits(schema, '{"kind": "k399"}')
+    assert not admits(schema, '{"kind": "k400"}')
+
+
 def test_choices_within_choices_end_in_time() -> None:
     choices = {"anyOf": [TEXT] * 500}
     some = {name: record(name, **{name: TEXT}, x=choices, y=choices) for name in "AB"}

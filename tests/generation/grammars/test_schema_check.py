@@ -26,11 +26,9 @@ UNENFORCED: dict[str, Any] = {
     "dependentSchemas": {"a": {"required": ["b"]}},
     "not": {"required": ["a"]},
     "propertyNames": {"pattern": "^a"},
-    "unevaluatedProperties": False,
     "uniqueItems": True,
 }
-LOOK_AHEAD = {"type": "string", "format": "email", "pattern": r"^(?!\.)[^@]+@[a-z.]+$"}
-"""As zod 4 writes an email address."""
+LOOK_AHEAD = {"type": "string", "format": "email", "pattern": r"^[^@]+@(?!x)[a-z.]+$"}
 
 
 @pytest.fixture
@@ -166,11 +164,11 @@ def test_a_fault_behind_a_reference_is_named_where_it_is(checker: GrammarChecker
 
 def test_words_of_json_schema_may_be_names_and_values(checker: GrammarChecker) -> None:
     schema = schema_of(
-        format={"type": "string", "default": {"pattern": "(?!a)"}},
-        pattern={"const": {"pattern": "(?!a)", "not": 1}},
+        format={"type": "string", "default": {"pattern": "a(?!a)"}},
+        pattern={"const": {"pattern": "a(?!a)", "not": 1}},
         properties=LOOK_AHEAD,
     )
-    value = '{"format": "x", "pattern": {"pattern": "(?!a)", "not": 1}, "properties": "a@b.c"}'
+    value = '{"format": "x", "pattern": {"pattern": "a(?!a)", "not": 1}, "properties": "a@b.c"}'
     assert accepted(checker, formatted(schema, strict=False), value)
 
 
