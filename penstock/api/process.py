@@ -82,6 +82,7 @@ from penstock.wire.control import (
     Stop,
     SupervisorMetrics,
 )
+from penstock.wire.coordination import BUILD
 from penstock.wire.handover import HandoverReceiver
 from penstock.wire.messages import ENGINE_PROTOCOL_VERSION, EngineInfo, Hello
 from penstock.wire.sockets import engine_address
@@ -176,7 +177,13 @@ class _Server:
         self._engine_client = EngineClient(
             launch.engine_count,
             places,
-            Hello(ENGINE_PROTOCOL_VERSION, launch.index, launch.epoch, launch.incarnation),
+            Hello(
+                ENGINE_PROTOCOL_VERSION,
+                launch.index,
+                launch.epoch,
+                launch.incarnation,
+                build=launch.traits.get(BUILD, ""),
+            ),
             self._on_engine_up,
             key=launch.key,
             lockstep=self._config.enable_expert_parallel,

@@ -16,6 +16,7 @@ from penstock.coordinator.metrics_rounds import MetricsRounds
 from penstock.metrics.board import MetricsBoard, role_and_index
 from penstock.metrics.snapshot import decode_snapshot
 from penstock.wire.coordination import (
+    BUILD,
     COORDINATOR_PROTOCOL_VERSION,
     ENGINE_TRAITS,
     EngineAddress,
@@ -176,8 +177,8 @@ class CoordinatorState:
     # -- members come and go
 
     def _join_server(self, identity: bytes, join: ServerJoin) -> list[Outgoing]:
-        if join.protocol != COORDINATOR_PROTOCOL_VERSION:
-            return [(identity, _other_protocol(join.protocol))]
+        if (refusal := self._other_release(join.protocol, join.build)) is not None:
+            return [(identity, JoinRejected(refusal))]
         if join.server >= MAX_SERVERS:
             return [(identity, JoinRejected(f"API servers are 0 to {MAX_SERVERS - 1}"))]
         if join.incarnation != self.incarnation:
@@ -195,9 +196,8 @@ class CoordinatorState:
         if known is not None and known.join == join:
             known.last_seen = now
             return [JoinAccepted(self.incarnation)]
-        if join.protocol != COORDINATOR_PROTOCOL_VERSION:
-            return [_other_protocol(join.protocol)]
-        refusal = self._trait_mismatch(join) or self._rank_error(join)
+        refusal = self._other_release(join.protocol, join.traits.get(BUILD, ""))
+        refusal = refusal or self._trait_mismatch(join) or self._rank_error(join)
         if refusal is not None:
             return [JoinRejected(refusal[:MAX_REASON])]
         holder = self._engines.get(self._holders.get(join.rank, b""))
@@ -237,6 +237,19 @@ class CoordinatorState:
     def _store_address(self, address: EngineAddress) -> None:
         self.version += 1
         self._addresses[address.rank] = _AddressEntry(address, self.version)
+
+    def _other_release(self, protocol: int, build: str) -> str | None:
+        """How a member differs whose release is another one; None: it is the same, or not known here. What
+        else differs follows from that."""
+        head = self.traits.get(BUILD, "")
+        if head and build and build != head:
+            return f"its {BUILD} is {build}, the fleet's is {head}: install the same one on all hosts"
+        if protocol == COORDINATOR_PROTOCOL_VERSION:
+            return None
+        return (
+            f"it speaks protocol {protocol} of the coordinator, not {COORDINATOR_PROTOCOL_VERSION}; "
+            f"its {BUILD} is {build or 'not told'}, the head's {head or 'not known'}"
+        )
 
     def _trait_mismatch(self, join: EngineJoin) -> str | None:
         """What the engine does not tell, or how it differs from the head and from the engines that have
@@ -349,12 +362,6 @@ def _engine_load(engine: _Engine, report: EngineReport, server: int) -> EngineLo
         kv_used=report.kv_used,
         accepted=accepted.get(server, 0),
         incarnation=engine.join.incarnation,
-    )
-
-
-def _other_protocol(version: int) -> JoinRejected:
-    return JoinRejected(
-        f"it speaks version {version} of the coordinator's protocol, not {COORDINATOR_PROTOCOL_VERSION}"
     )
 
 

@@ -15,6 +15,7 @@ from penstock.metrics.board import Posted
 from penstock.metrics.snapshot import ProcessKey, Snapshot, decode_snapshot, encode_snapshot
 from penstock.wire.control import Launch
 from penstock.wire.coordination import (
+    BUILD,
     COORDINATOR_PROTOCOL_VERSION,
     EngineAddress,
     FleetLoad,
@@ -61,7 +62,8 @@ class CoordinatorClient:
         self._link = CoordinatorLink(
             launch.coordinator, server_identity(index, epoch, incarnation), launch.key
         )
-        self._join = encode(ServerJoin(COORDINATOR_PROTOCOL_VERSION, index, epoch, incarnation))
+        build = launch.traits.get(BUILD, "")
+        self._join = encode(ServerJoin(COORDINATOR_PROTOCOL_VERSION, index, epoch, incarnation, build))
         self._engine_client = engine_client
         self._snapshot: Callable[[], Snapshot] | None = None
         self._timer: asyncio.TimerHandle | None = None

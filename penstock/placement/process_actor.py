@@ -20,6 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.config.errors import ConfigError
+from penstock.distribution import build_id
 from penstock.exit_codes import EXIT_FAILED, EXIT_FATAL, StartupError
 from penstock.http.sockets.listener import listen
 from penstock.http.tls import server_context
@@ -33,6 +34,7 @@ from penstock.supervisor.startup.response_store_directory import response_store_
 from penstock.supervisor.startup.run_directory import RunDirectory
 from penstock.supervisor.startup.startup_status import STARTING, StartupStatus
 from penstock.wire.control import AcceptConnections, Launch, ProcessFailed, decode_for_child, encode
+from penstock.wire.coordination import BUILD
 
 CONCURRENCY = 3
 """Concurrent calls of an actor: a read that waits, a write, and one to spare."""
@@ -120,7 +122,7 @@ class ProcessActor:
             model_dir=model.model_dir,
             tokenizer_dir=model.tokenizer_dir,
             supervisor_pid=os.getpid(),
-            traits=traits_of(launch.config, model) if engine else {},
+            traits=traits_of(launch.config, model) if engine else {BUILD: build_id()},
             response_store_dir=store_dir,
         )
 

@@ -43,6 +43,8 @@ MAX_MEMBER_BYTES = MAX_SNAPSHOT_BYTES + 1024
 MAX_TRAITS = 64
 ENGINE_TRAITS = ("max_model_len", "vocab_size", "dtype")
 """Names of the traits that an engine knows once it has started."""
+BUILD = "build"
+"""Name of the trait that is the process's build, see :func:`penstock.distribution.build_id`."""
 MAX_ACCEPTED = 2 * 1024
 """Maximum numbers in EngineReport.accepted."""
 ProcessName: TypeAlias = Annotated[str, Meta(max_length=64)]
@@ -78,6 +80,8 @@ class ServerJoin(msgspec.Struct, array_like=True, frozen=True, tag=2, gc=False):
     server: Count
     epoch: Count
     incarnation: Incarnation = 0
+    build: Trait = ""
+    """Of an API server of a fleet of several hosts."""
 
 
 class EngineReport(msgspec.Struct, array_like=True, frozen=True, tag=3, gc=False):

@@ -134,6 +134,9 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, gc=False):
 # -- API server → engine
 
 
+Build: TypeAlias = Annotated[str, Meta(max_length=128)]
+
+
 class Hello(msgspec.Struct, array_like=True, frozen=True, tag=1, gc=False):
     """First message of an API server on a connection. ``epoch`` counts the API server's restarts."""
 
@@ -143,6 +146,8 @@ class Hello(msgspec.Struct, array_like=True, frozen=True, tag=1, gc=False):
     incarnation: Incarnation = 0
     connection: Count = 0
     """Number of this connection among those from this API server to this engine."""
+    build: Build = ""
+    """Of an API server of a fleet of several hosts."""
 
 
 class SubmitChoice(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -332,22 +332,37 @@ def test_the_heads_own_ranks_are_no_one_elses() -> None:
 
 
 def test_engines_that_differ_are_refused_by_what_differs() -> None:
-    known = CoordinatorState(traits={"version": "1.2", "--seed": "0"})
-    reason = refusal(known.receive(b"old", remote(0, 7, **{"version": "1.1", "--seed": "5"}), 0.0))
-    assert reason == "its version is 1.1, the fleet's is 1.2; its --seed is 5, the fleet's is 0"
-    head = {"version": "1.2", "--seed": "0"}
+    known = CoordinatorState(traits={"build": "1.2+a", "--seed": "0"})
+    reason = refusal(known.receive(b"old", remote(0, 7, **{"build": "1.2+a", "--seed": "5"}), 0.0))
+    assert reason == "its --seed is 5, the fleet's is 0"
+    head = {"build": "1.2+a", "--seed": "0"}
     assert known.receive(b"first", remote(0, 8, **head), 0.0) == [(b"first", JoinAccepted())]
     reason = refusal(known.receive(b"short", remote(1, 9, max_model_len="512", **head), 0.0))
     assert reason == "its max_model_len is 512, the fleet's is 4096"
 
 
 def test_engines_that_do_not_tell_their_traits_are_refused() -> None:
-    known = CoordinatorState(traits={"version": "1.2"})
+    known = CoordinatorState(traits={"build": "1.2+a"})
     bare = msgspec.structs.replace(remote(0, 7), traits={})
     reason = refusal(known.receive(b"bare", bare, 0.0))
-    assert reason == "it does not tell its version, max_model_len, vocab_size, dtype"
-    assert "version" in refusal(known.receive(b"old", remote(0, 7), 0.0))
-    assert known.receive(b"other", remote(0, 8, version="1.2"), 0.0) == [(b"other", JoinAccepted())]
+    assert reason == "it does not tell its build, max_model_len, vocab_size, dtype"
+    assert "build" in refusal(known.receive(b"old", remote(0, 7), 0.0))
+    assert known.receive(b"other", remote(0, 8, build="1.2+a"), 0.0) == [(b"other", JoinAccepted())]
+
+
+def test_members_of_another_build_are_refused_by_that_name() -> None:
+    """Also where their protocol is another one. What else differs follows from that."""
+    known = CoordinatorState(traits={"build": "1.2+a", "--seed": "0"}, incarnation=7)
+    wrong = "its build is 1.2+b, the fleet's is 1.2+a: install the same one on all hosts"
+    engine = remote(0, 7, **{"build": "1.2+b", "--seed": "5"})
+    assert refusal(known.receive(b"e", engine, 0.0)) == wrong
+    assert refusal(known.receive(b"e", msgspec.structs.replace(engine, protocol=9), 0.0)) == wrong
+    server = ServerJoin(COORDINATOR_PROTOCOL_VERSION, 1, 0, 7, "1.2+b")
+    assert refusal(known.receive(b"s", server, 0.0)) == wrong
+    old = ServerJoin(COORDINATOR_PROTOCOL_VERSION - 1, 1, 0, 7)
+    assert "its build is not told, the head's 1.2+a" in refusal(known.receive(b"s", old, 0.0))
+    same = msgspec.structs.replace(server, build="1.2+a")
+    assert known.receive(b"s", same, 0.0) == [(b"s", JoinAccepted(7))]
 
 
 def test_an_address_is_that_of_an_engine_of_another_host() -> None:

@@ -124,3 +124,21 @@ def test_the_source_distribution_holds_what_the_tests_and_the_reader_need(built:
     missing = {str(path.relative_to(ROOT)) for path in written()} - names
     assert not missing
     assert not [name for name in names if "__pycache__" in name]
+
+
+def test_a_build_is_known_by_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever they are; what Python makes of them does not count."""
+    package = tmp_path / "penstock"
+    (package / "wire" / "__pycache__").mkdir(parents=True)
+    (package / "wire" / "messages.py").write_text("A = 1\n")
+    monkeypatch.setattr(distribution, "__file__", str(package / "distribution.py"))
+    made = distribution.build_id.__wrapped__
+    first = made()
+    assert re.fullmatch(rf"{re.escape(__version__)}\+[0-9a-f]{{16}}", first)
+    (package / "wire" / "__pycache__" / "messages.pyc").write_bytes(b"x")
+    assert made() == first
+    moved = package.rename(tmp_path / "elsewhere")
+    monkeypatch.setattr(distribution, "__file__", str(moved / "distribution.py"))
+    assert made() == first
+    (moved / "wire" / "messages.py").write_text("A = 2\n")
+    assert made() != first

@@ -70,7 +70,7 @@ EVERYTHING_HEX = (
 )
 
 FROM_SERVER: list[tuple[FromServer, str]] = [
-    (Hello(1, 2, 3, 4, 5), "96010102030405"),
+    (Hello(1, 2, 3, 4, 5, "6"), "97010102030405a136"),
     (Submit(5, PROMPT, GREEDY), "9f0205c40801000000ff7f0000" + GREEDY_HEX + "0100c00000c0c090c2a0a0"),
     (
         Submit(5, PROMPT, EVERYTHING, 10, -1, "s", 2, 250, "a", b"{}", resubmitted=True, adapter_digest="d"),

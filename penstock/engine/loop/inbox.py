@@ -57,6 +57,7 @@ class Inbox:
         rank: int,
         epoch: int,
         incarnation: int = 0,
+        build: str = "",
         calls: RpcServer,
         stats: EngineStats,
         clock: Callable[[], float] = time.monotonic,
@@ -66,7 +67,8 @@ class Inbox:
         current_head: Callable[[], int] = lambda: 0,
         probe: Callable[[], None] = lambda: None,
     ) -> None:
-        """``on_metrics_query`` takes the query of an API server. ``refuse_streams`` returns why new streams
+        """``build``: that of this engine, in a fleet of several hosts.
+        ``on_metrics_query`` takes the query of an API server. ``refuse_streams`` returns why new streams
         are refused, None: they are not. ``current_head`` returns the incarnation of the head that this engine
         belongs to, 0: unknown. ``probe`` drops the API servers whose connection has broken."""
         self._engine = engine
@@ -83,6 +85,7 @@ class Inbox:
         self._rank = rank
         self._epoch = epoch
         self._incarnation = incarnation
+        self._build = build
         self._decider = 0
         """Incarnation of the head whose decisions the engine has followed last; 0: none's."""
         self._parts: deque[tuple[bytes, Part]] = deque()
@@ -170,6 +173,8 @@ class Inbox:
             raise WireError(
                 f"its protocol version is {hello.protocol}, this engine speaks {ENGINE_PROTOCOL_VERSION}"
             )
+        if self._build and hello.build and hello.build != self._build:
+            raise WireError(f"its build is {hello.build}, this engine's is {self._build}")
         if identity != server_identity(hello.server, hello.epoch, hello.incarnation, hello.connection):
             raise WireError(f"its Hello, of API server {hello.server}, is not this peer's")
         if self._peers.find(identity) is not None:

@@ -40,6 +40,7 @@ from penstock.telemetry.spans import BatchSpanExporter, make_span_exporter
 from penstock.wire.adapter_list import ADAPTERS, AdapterList
 from penstock.wire.channel import ControlChannel, SupervisorGone
 from penstock.wire.control import HEARTBEAT_INTERVAL_S, Drain, Info, Launch, Stop, SupervisorCommand
+from penstock.wire.coordination import BUILD
 from penstock.wire.messages import Draining, EngineInfo, GoAway
 from penstock.wire.sockets import RouterSocket
 
@@ -112,6 +113,7 @@ def run(control: ControlChannel) -> int:
                     group=group,
                     model=launch.served_model_names[0],
                     incarnation=launch.incarnation,
+                    build=launch.traits.get(BUILD, ""),
                     profile_dir=config.profile_dir,
                     span_exporter=_span_exporter(launch),
                     kv_events=kv_events,
@@ -193,6 +195,7 @@ class EngineLoop:
         group: WaveGroup | None = None,
         model: str = "",
         incarnation: int = 0,
+        build: str = "",
         profile_dir: str | None = None,
         span_exporter: BatchSpanExporter[EndedStream] | None = None,
         kv_events: KVEventPublisher | None = None,
@@ -243,6 +246,7 @@ class EngineLoop:
             rank=rank,
             epoch=epoch,
             incarnation=incarnation,
+            build=build,
             calls=self._calls,
             stats=self._stats,
             spans=self._spans,

@@ -1,4 +1,4 @@
-"""Values that must be the same on all hosts: the release, options that shape replies, the model."""
+"""Values that must be the same on all hosts: the build, options that shape replies, the model."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from pathlib import Path
 
-from penstock import __version__
 from penstock.config.serve import ServeConfig
+from penstock.distribution import build_id
 from penstock.engine.lora.lora_modules import lora_settings
 from penstock.supervisor.startup.model_resolution import ResolvedModel
+from penstock.wire.coordination import BUILD
 
 _ENDS_BYTES = 1 << 16
 """Bytes of a weights file that the digest reads at each end: tensor names, offsets and some values. Whole
@@ -27,7 +28,7 @@ def traits_of(config: ServeConfig, model: ResolvedModel) -> dict[str, str]:
     lora = lora_settings(config)
     limits = {"--max-loras": lora.max_loras, "--max-lora-rank": lora.max_lora_rank}
     return {
-        "version": ".".join(__version__.split(".")[:2]),
+        BUILD: build_id(),
         "--data-parallel-size": str(config.data_parallel_size),
         "--engine": config.engine,
         "--served-model-name": model.served_names[0],

@@ -131,6 +131,7 @@ class Desk:
             self.publisher,
             rank=2,
             epoch=5,
+            build="1.2+a",
             calls=RpcServer(engine.call, {}, self.publisher.send, lambda: 0),
             stats=self.stats,
             refuse_streams=lambda: self.refusal,
@@ -354,6 +355,10 @@ def test_a_defect_in_another_message_ends_its_peer(
         (encode(GoAway("x")), "no message of an API server"),
         (encode(Hello(ENGINE_PROTOCOL_VERSION + 1, 0, 0)), f"this engine speaks {ENGINE_PROTOCOL_VERSION}"),
         (encode(Hello(ENGINE_PROTOCOL_VERSION, 1, 0)), "not this peer's"),
+        (
+            encode(Hello(ENGINE_PROTOCOL_VERSION, 0, 0, build="1.2+b")),
+            "its build is 1.2+b, this engine's is 1.2+a",
+        ),
         (
             encode(Hello(ENGINE_PROTOCOL_VERSION, MAX_SERVERS, 0)),
             "Hello has server 1024: expected int <= 1023",
