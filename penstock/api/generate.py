@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from contextlib import suppress
 from functools import partial
 
 import msgspec
@@ -22,6 +23,7 @@ from penstock.generation.dialect import Dialect, LookedUp, ReplyFormat, RequestI
 from penstock.generation.grammars.checker import GrammarChecker
 from penstock.generation.plan import RequestPlan, constrain
 from penstock.generation.prompt.prompt_encoder import PromptEncoder
+from penstock.generation.prompt.render_limit import RenderTimeout, on_event_loop
 from penstock.generation.prompt.tokenizer import PIECE
 from penstock.generation.replies.collected import CollectedReply
 from penstock.generation.replies.reply import Prompt, RequestContext
@@ -150,10 +152,8 @@ class GenerationRoutes:
             looking = dialect.look_up(body, info)
             if looking is not None:
                 plan, prompts = await self._plan_continued(exchange, dialect, body, info, looking)
-            elif len(body) <= INLINE_BODY:
-                plan, prompts = self._plan(dialect, body, info, None, tokenize=False)
             else:
-                plan, prompts = await self._plan_in_thread(exchange, len(body), dialect, body, info, None)
+                plan, prompts = await self._plan_anywhere(exchange, len(body), dialect, body, info, None)
             del body, looking  # not kept while the reply is generated
             if plan.warning is not None:
                 exchange.add_warning(plan.warning)
@@ -192,7 +192,7 @@ class GenerationRoutes:
             plan.cache_salt = info.tenant + (plan.cache_salt or "")
         return plan, self._tokenize_all(plan) if tokenize else None
 
-    async def _plan_in_thread(
+    async def _plan_anywhere(
         self,
         exchange: Exchange,
         size: int,
@@ -201,7 +201,10 @@ class GenerationRoutes:
         info: RequestInfo,
         found: LookedUp | None,
     ) -> tuple[RequestPlan, list[Prompt] | None]:
-        """The same in a thread; ``size``: bytes that it has to read."""
+        """The same, in a thread if it takes long; ``size``: bytes that there are to read."""
+        if size <= INLINE_BODY:
+            with suppress(RenderTimeout), on_event_loop():
+                return self._plan(dialect, body, info, found, tokenize=False)
         plan = partial(self._plan, dialect, body, info, found, tokenize=True)
         made = await unless_gone(exchange.receive, self._large.run_in_thread(size, plan))
         self._check_open()
@@ -220,9 +223,7 @@ class GenerationRoutes:
             found = await looking
             self._check_open()
             size = len(body) + found.size
-            if size <= INLINE_BODY:
-                return self._plan(dialect, body, info, found, tokenize=False)
-            return await self._plan_in_thread(exchange, size, dialect, body, info, found)
+            return await self._plan_anywhere(exchange, size, dialect, body, info, found)
 
     def _work(
         self,

@@ -21,6 +21,7 @@ import jinja2.parser
 import jinja2.sandbox
 import msgspec
 
+from penstock.generation.prompt.render_limit import within_limit
 from penstock.generation.prompt.template_files import DEFAULT, read_template_files
 from penstock.generation.prompt.template_rules import REASONING_NAMES
 from penstock.http.errors import ApiError
@@ -126,7 +127,8 @@ class ChatTemplate:
 def _rendered(template: jinja2.Template, variables: dict[str, Any]) -> str:
     context = template.new_context(variables)
     try:
-        return "".join(template.root_render_func(context))
+        rendering = template.root_render_func(context)
+        return "".join(within_limit(rendering, len(variables["messages"])))
     except _RaisedByTemplate as error:
         raise ApiError(400, str(error), param="messages") from None
     except (
