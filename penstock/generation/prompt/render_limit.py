@@ -43,8 +43,8 @@ def within_limit(pieces: Iterator[str], messages: int) -> Iterator[str]:
                 raise RenderTimeout
             raise ApiError(
                 400,
-                f"The model's chat template takes more than {RENDER_S:g} s for these {messages} messages: send "
-                "fewer.",
+                f"The model's chat template takes more than {RENDER_S:g} s for these {messages} messages: "
+                "send fewer.",
                 param="messages",
             )
         yield piece
