@@ -25,6 +25,8 @@ _find_output = re.compile(
 ).search
 """Finds a field of :class:`_Delta` or :class:`_Choice` that is not empty."""
 _find_finish = re.compile(rb'"finish_reason"\s*:\s*"[^"]').search
+_find_failure = re.compile(rb'"finish_reason"\s*:\s*"error"').search
+"""Finds a choice that has failed. Texts have their quotes escaped."""
 _replace_numbers = re.compile(rb"(?<=[:,\[ ])(?:NaN|-?Infinity)(?=\s*[,\]}])").sub
 _replace_surrogates = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}").sub
 
@@ -57,12 +59,14 @@ class _Choice(msgspec.Struct, gc=False):
     text: Any = None
     delta: _Delta | None = None
     finish_reason: Any = None
+    error: Any = None
 
 
 class _Response(msgspec.Struct, gc=False):
     """``response`` in an event of the responses API, ``message`` in one of the messages API."""
 
     id: Any = None
+    status: Any = None
     usage: UsageFields | None = None
     error: msgspec.Raw = msgspec.Raw()
 
@@ -73,6 +77,17 @@ class _Block(msgspec.Struct, gc=False):
     type: Any = None
     text: Any = None
     thinking: Any = None
+
+
+class _BareError(msgspec.Struct, gc=False):
+    """Fields of an error that is the event or the reply itself."""
+
+    type: Any = None
+    code: Any = None
+    status_code: Any = None
+    message: Any = None
+    detail: Any = None  # FastAPI
+    errors: Any = None
 
 
 class _Event(msgspec.Struct, gc=False):
@@ -109,6 +124,7 @@ class _Reply(msgspec.Struct, gc=False):
 
     usage: msgspec.Raw = msgspec.Raw()
     error: msgspec.Raw = msgspec.Raw()
+    choices: msgspec.Raw = msgspec.Raw()
     # responses; other APIs may have fields of these names and of any type
     id: Any = None
     object: Any = None
@@ -123,6 +139,10 @@ _delta = msgspec.json.Decoder(_Delta)
 _response = msgspec.json.Decoder(_Response)
 _block = msgspec.json.Decoder(_Block)
 _usage = msgspec.json.Decoder(UsageFields)
+_choices = msgspec.json.Decoder(list[_Choice])
+_bare_error = msgspec.json.Decoder(_BareError)
+_first_of_list = re.compile(rb"\s*\[\s*\{").match
+_errors = msgspec.json.Decoder(list[_Reply])
 Shape = TypeVar("Shape")
 
 
@@ -154,6 +174,9 @@ _TERMINATORS = {
     "response.cancelled",
     "message_stop",
 }
+_FAILURES = {"response.failed", "response.error"}
+_NAMES = ("response.", "message_", "content_block", "ping", "error")
+"""With which the types of events of responses and messages begin."""
 EMPTY_EVENT = ParsedEvent()
 TOKENS_ONLY = ParsedEvent(tokens=True)
 _END = ParsedEvent(end=True)
@@ -161,6 +184,8 @@ _END = ParsedEvent(end=True)
 
 def read_event(data: bytes, name: bytes = b"") -> ParsedEvent:
     """Parse an event with ``data`` and event field ``name``. Raises ContentError."""
+    if name == b"error" and not data.isspace():
+        return ParsedEvent(error=data or b"{}")
     event = None
     if len(data) <= LARGE_BYTES:
         try:
@@ -175,6 +200,8 @@ def read_event(data: bytes, name: bytes = b"") -> ParsedEvent:
     if event is None:
         event = _decode(_read_loosely, data)
     if event.choices is None and (kind := _text(event.type) or name.decode(errors="replace")):
+        if not kind.startswith(_NAMES) and (error := _itself(data)) is not None:
+            return ParsedEvent(error=error)
         return _parse_typed(event, kind, data)
     return _parse_chunk(event, data)
 
@@ -188,8 +215,10 @@ def read_reply(body: bytes) -> ParsedEvent:
         deferred = reply.status in ("queued", "in_progress")
         if error is None and reply.status == "failed":
             error = b'{"status":"failed"}'
-    elif reply.object == "error":
+    elif reply.object == "error" or _have_failed(reply.choices):
         error = error or body
+    elif error is None and not reply.choices:
+        error = _itself(body)
     usage = _shaped(_usage, reply.usage)
     return ParsedEvent(usage=usage, error=error, end=True, response_id=response_id, deferred=deferred)
 
@@ -247,7 +276,8 @@ def _search_choices(raw: bytes) -> list[_Choice] | None:
         return None
     if not raw.strip(b"[] \t\r\n"):
         return []
-    return [_Choice("x" if _find_output(raw) else None, finish_reason=bool(_find_finish(raw)))]
+    finish = "error" if _find_failure(raw) else bool(_find_finish(raw))
+    return [_Choice("x" if _find_output(raw) else None, finish_reason=finish)]
 
 
 def _read_reply(body: bytes) -> _Reply:
@@ -256,7 +286,8 @@ def _read_reply(body: bytes) -> _Reply:
         return _reply.decode(body)
     except msgspec.ValidationError:
         _json.decode(body)
-        return _Reply()
+        replies = _shaped(_errors, msgspec.Raw(body)) if _first_of_list(body) else None  # as Gemini writes it
+        return replies[0] if replies else _Reply()
 
 
 def _shaped(decoder: msgspec.json.Decoder[Shape], raw: msgspec.Raw) -> Shape | None:
@@ -278,8 +309,10 @@ def _parse_chunk(event: _Event, data: bytes) -> ParsedEvent:
         tokens = tokens or _has_tokens(choice)
         finish = finish and bool(choice.finish_reason)
     error = _error(event.error)
-    if error is None and event.object == "error":
+    if error is None and (event.object == "error" or any(map(_has_failed, choices or ()))):
         error = data
+    elif error is None and not choices and event.usage is None:
+        error = _itself(data)
     if event.usage is None and error is None and not finish:
         return TOKENS_ONLY if tokens else EMPTY_EVENT
     return ParsedEvent(
@@ -300,7 +333,9 @@ def _parse_typed(event: _Event, kind: str, data: bytes) -> ParsedEvent:
         usage = message.usage
     if kind == "response.failed" and response is not None:
         error = error or _error(response.error)
-    if kind in ("error", "response.failed"):  # the error of a response may be the event itself
+    if (
+        kind == "error" or kind in _FAILURES or (response is not None and response.status == "failed")
+    ):  # the error of a response may be the event itself
         error = error or data
     tokens = _is_output(kind, event)
     end = kind in _TERMINATORS
@@ -311,6 +346,27 @@ def _parse_typed(event: _Event, kind: str, data: bytes) -> ParsedEvent:
     return ParsedEvent(
         tokens=tokens, usage=usage, error=error, finish=finish, end=end, response_id=response_id
     )
+
+
+def _have_failed(raw: msgspec.Raw) -> bool:
+    """Whether one of the choices of a whole reply has."""
+    if len(raw) > LARGE_BYTES:
+        return _find_failure(raw) is not None
+    return any(map(_has_failed, _shaped(_choices, raw) or ()))
+
+
+def _has_failed(choice: _Choice) -> bool:
+    return choice.finish_reason == "error" or bool(choice.error)
+
+
+def _itself(data: bytes) -> bytes | None:
+    """``data`` if it is nothing but an error, as frameworks and proxies write them."""
+    bare = _shaped(_bare_error, msgspec.Raw(data))
+    if bare is None:
+        return None
+    kinds = (bare.type, bare.code, bare.status_code)
+    says = isinstance(bare.message, str) and any(isinstance(kind, (str, int)) for kind in kinds)
+    return data if says or bare.detail or bare.errors else None
 
 
 def _is_output(kind: str, event: _Event) -> bool:

@@ -76,6 +76,13 @@ def _read(reader: Reader, section: Section, parameters: Parameters) -> Steps[Non
         pass
 
 
+def read_opening(reader: Reader, section: Section) -> Steps[None]:
+    """Read what opens a section, which follows."""
+    mark = yield from reader.either(*section.opens)
+    if mark == section.call:
+        reader.skip(-len(mark))
+
+
 def _section(
     reader: Reader, section: Section, parameters: Parameters, *, opened: bool = False
 ) -> Steps[None]:
@@ -83,9 +90,7 @@ def _section(
     before = reader.calls
     try:
         if not opened:
-            mark = yield from reader.either(*section.opens)
-            if mark == section.call:
-                reader.skip(-len(mark))
+            yield from read_opening(reader, section)
         elif section.optional:
             yield from reader.space()
             yield from reader.either(section.optional)

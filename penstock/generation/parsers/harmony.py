@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from penstock.generation.parsers.calls import NO_PARAMETERS
 from penstock.generation.parsers.delta import Delta, TextKind
 from penstock.generation.parsers.reader import EndOfOutput, NotACall, Reader, Steps
+from penstock.generation.parsers.value_types import Parameters
 
 START = "<|start|>"
 CHANNEL = "<|channel|>"
@@ -19,7 +21,8 @@ _ENDS = ("<|end|>", "<|call|>", "<|return|>", START, CHANNEL)
 GUARD = "<"
 MARKERS = (*_ENDS, MESSAGE, "<|constrain|>")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
-_FUNCTION_NAME = re.compile(r"functions\.(.+)")
+PREFIX = "functions."
+"""Precedes a function's name; models leave it out at times."""
 _NO_HEADER = "final"
 
 
@@ -30,12 +33,12 @@ class HarmonyParser:
     idle = False
     guard = GUARD
 
-    def __init__(self, prompt: str, *, calls: bool = True) -> None:
-        """``prompt``: the text before the output; it may hold a message's beginning. ``calls``: whether calls
-        are parsed; they are content otherwise."""
+    def __init__(self, prompt: str, parameters: Parameters | None = NO_PARAMETERS) -> None:
+        """``prompt``: the text before the output; it may hold a message's beginning. ``parameters``: of the
+        functions that may be called; None: calls are not parsed but content."""
         self._reader = Reader()
         header = prompt.rpartition(START)[2] if prompt.endswith(MESSAGE) else ""
-        self._steps = _read(self._reader, header, calls=calls)
+        self._steps = _read(self._reader, header, parameters)
         next(self._steps)
 
     @property
@@ -52,14 +55,14 @@ class HarmonyParser:
         return self._reader.finish(self._steps, cut=cut)
 
 
-def _read(reader: Reader, header: str, *, calls: bool) -> Steps[None]:
+def _read(reader: Reader, header: str, parameters: Parameters | None) -> Steps[None]:
     between = False
     try:
         while True:
             if not header:
                 header = yield from _header(reader)
             between = False
-            yield from _message(reader, header, calls=calls)
+            yield from _message(reader, header, parameters)
             header, between = "", True
     except EndOfOutput:
         text = reader.undecided()
@@ -83,14 +86,15 @@ def _header(reader: Reader) -> Steps[str]:
     return mark + header
 
 
-def _message(reader: Reader, header: str, *, calls: bool) -> Steps[None]:
+def _message(reader: Reader, header: str, parameters: Parameters | None) -> Steps[None]:
     """Read a message's text and end."""
     recipient = _RECIPIENT.search(header)
-    named = _FUNCTION_NAME.fullmatch(recipient[1]) if recipient else None
-    if calls and named:
-        yield from _call(reader, named[1])
+    to = recipient[1] if recipient else ""
+    name = to.removeprefix(PREFIX)
+    if parameters is not None and name and (name != to or parameters.knows(to)):
+        yield from _call(reader, name)
         return
-    reasons = "analysis" in header or (recipient and not named)
+    reasons = "analysis" in header or (recipient and name == to)
 
     def emit(text: str) -> None:
         if reasons:

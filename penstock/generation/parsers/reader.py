@@ -286,6 +286,15 @@ class Reader:
 
     # -- where reasoning is
 
+    def reason(self, *, less: int, at_least: int) -> None:
+        """What was read since :meth:`begin` is reasoning, but for the last ``less`` characters, which are
+        read again."""
+        text = self._since_begin(self.at)
+        count = max(len(text) - less, at_least)
+        self.delta.add_reasoning(text[:count])
+        self.back()
+        self.at += count
+
     def turn(self) -> None:
         """Reasoning begins or ends here."""
         self._turns.append(self._before + self.at)

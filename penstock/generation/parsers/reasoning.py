@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.generation.parsers.call_start import CallStart
 from penstock.generation.parsers.delta import Delta, TextKind
 from penstock.generation.parsers.reader import EndOfOutput, Reader, Steps
 
@@ -34,15 +35,16 @@ THINK = Reasoning()
 
 
 class ReasoningParser:
-    """Reasoning starts with the output, or with the end of the prompt; what follows is content."""
+    """Reasoning starts with the output, or with the end of the prompt; what follows is content, as is a call
+    with which the model ends its reasoning."""
 
-    def __init__(self, prompt: str, format: Reasoning = THINK) -> None:
-        """``prompt``: the text before the output."""
-        self.guard = format.guard()
+    def __init__(self, prompt: str, format: Reasoning = THINK, call: CallStart | None = None) -> None:
+        """``prompt``: the text before the output. ``call``: how calls start; None: there are none."""
+        self.guard = format.guard() + ("" if call is None else call.section.guard())
         self._reader = Reader()
         openings = [f"{each}{label}".rstrip() for each in format.opens for label in ("", format.label)]
         inside = prompt[-64:].rstrip().endswith(tuple(openings))
-        self._steps = _read(self._reader, format, inside=inside)
+        self._steps = _read(self._reader, format, call, inside=inside)
         next(self._steps)
 
     @property
@@ -65,7 +67,7 @@ class ReasoningParser:
         return self._reader.finish(self._steps, cut=cut)
 
 
-def _read(reader: Reader, format: Reasoning, *, inside: bool) -> Steps[None]:
+def _read(reader: Reader, format: Reasoning, call: CallStart | None, *, inside: bool) -> Steps[None]:
     try:
         reader.begin()
         yield from reader.space()
@@ -82,16 +84,9 @@ def _read(reader: Reader, format: Reasoning, *, inside: bool) -> Steps[None]:
             reader.settle()
         if inside:
             reader.turn()
-            mark = yield from reader.until(
-                *format.closes,
-                *format.ends,
-                emit=lambda text: reader.delta.add_reasoning(text),
-                kind=TextKind.REASONING,
-            )
-            reader.skip(-len(mark))
+            mark = yield from _reasoning(reader, format, call)
             reader.turn()
-            if mark not in format.ends:
-                reader.skip(len(mark))
+            reader.skip(len(mark))
             inside = False
         while True:
             yield from reader.content(format.tags)
@@ -103,3 +98,22 @@ def _read(reader: Reader, format: Reasoning, *, inside: bool) -> Steps[None]:
             reader.delta.add_reasoning(reader.undecided())
         else:
             reader.delta.add_content(reader.undecided())
+
+
+def _reasoning(reader: Reader, format: Reasoning, call: CallStart | None) -> Steps[str]:
+    """Read reasoning. Returns the mark that closes it, which comes next; empty if a call does."""
+    marks = (*format.closes, *format.ends, *(() if call is None else call.section.opens))
+
+    def emit(text: str) -> None:
+        reader.delta.add_reasoning(text)
+
+    while True:
+        mark = yield from reader.until(*marks, emit=emit, kind=TextKind.REASONING)
+        reader.skip(-len(mark))
+        if mark in format.closes:
+            return mark
+        if mark in format.ends:
+            return ""
+        assert call is not None, "it has the other marks"
+        if (yield from call.follows(reader, mark, format.closes)):
+            return ""

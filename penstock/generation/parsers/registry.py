@@ -8,8 +8,9 @@ from functools import partial
 import msgspec
 
 from penstock.generation.parsers import harmony
+from penstock.generation.parsers.call_start import CallStart
 from penstock.generation.parsers.call_syntax import SPECIAL, Section
-from penstock.generation.parsers.calls import CallParser
+from penstock.generation.parsers.calls import NO_PARAMETERS, CallParser
 from penstock.generation.parsers.delta import OutputParser, TurnParser
 from penstock.generation.parsers.formats import (
     HARMONY_MARKS,
@@ -62,12 +63,18 @@ class OutputFormat(msgspec.Struct, frozen=True):
         closed = max(text.rfind(mark) for mark in self.reasoning.closes)
         return self.reasoning.opens[0] if not text or opened > closed else self.reasoning.closes[0]
 
-    def reasoning_parser(self, prompt: str, *, calls: bool) -> Callable[[], TurnParser] | None:
+    def reasoning_parser(
+        self, prompt: str, *, calls: bool, parameters: Parameters = NO_PARAMETERS
+    ) -> Callable[[], TurnParser] | None:
         """Makes the parser of the reasoning after ``prompt``; in harmony that of calls too, if the request
-        allows ``calls``."""
+        allows ``calls``. ``parameters``: of the functions that may be called."""
+        known = parameters if calls else None
         if self.harmony:
-            return partial(harmony.HarmonyParser, prompt, calls=calls)
-        return partial(ReasoningParser, prompt, self.reasoning) if self.reasoning else None
+            return partial(harmony.HarmonyParser, prompt, known)
+        if self.reasoning is None:
+            return None
+        ends = None if self.tools is None or known is None else CallStart(self.tools, known)
+        return partial(ReasoningParser, prompt, self.reasoning, ends)
 
     def call_parser(self, parameters: Parameters) -> Callable[[], OutputParser] | None:
         """Makes the parser of calls, unless that of reasoning parses them."""

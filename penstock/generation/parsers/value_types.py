@@ -42,6 +42,10 @@ class Parameters:
         """Whether the function may be called."""
         return not self._schemas or function in self._schemas
 
+    def knows(self, function: str) -> bool:
+        """Whether the function is one of the request's."""
+        return function in self._schemas
+
     def called(self, id: str, prefix: str) -> str | None:
         """The function of an id ``PREFIX.NAME:NUMBER`` that a model wrote; None: it is no such id. If the
         separators are others, only a name that :meth:`has` can tell what of the id is the name."""

@@ -97,9 +97,9 @@ def message_format(
     ``known``: the model's format; ``prompt``: the text before the output. ``forced``: a grammar applies to
     all that follows the reasoning. The others: see MessageFormat.
     """
-    schemas = {tool.function.name: tool.function.parameters for tool in choice.tools or ()}
-    tools = known.call_parser(Parameters(schemas)) if choice.may_call else choice.parser
-    reasoning = known.reasoning_parser(prompt, calls=choice.may_call)
+    parameters = Parameters({tool.function.name: tool.function.parameters for tool in choice.tools or ()})
+    tools = known.call_parser(parameters) if choice.may_call else choice.parser
+    reasoning = known.reasoning_parser(prompt, calls=choice.may_call, parameters=parameters)
     if forced and known.harmony:  # its channels are not part of such an output
         reasoning = None
     if tools is None and reasoning is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -352,3 +354,83 @@ def test_incomplete_events_beyond_the_bound_of_all_are_relayed_unread(strip_usag
     assert held.held == 66
     first.feed(b"\n\n", 0.0)
     assert held.held == 0
+
+
+BEGUN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
+DONE = b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2}}\n\ndata: [DONE]\n\n'
+
+
+@pytest.mark.parametrize("begun", [b"", BEGUN])
+@pytest.mark.parametrize("pad", [0, 65 << 10])
+@pytest.mark.parametrize(
+    ("event", "kind"),
+    [
+        ('data: {"error":{"message":"x","code":500}PAD}', "500"),
+        ('data: {"error":"x"PAD}', ""),
+        ('data: {"choices":[],"error":{"type":"server_error"}PAD}', "server_error"),
+        ('data: {"object":"error","message":"x","code":40303PAD}', "40303"),
+        ('data: {"message":"x","type":"InternalServerError"PAD}', "InternalServerError"),
+        ('data: {"status_code":500,"message":"x"PAD}', ""),
+        ('data: {"detail":"x"PAD}', ""),
+        ('data: {"errors":[{"message":"x"}]PAD}', ""),
+        ('data: {"choices":[{"index":0,"delta":{},"finish_reason":"error"}]PAD}', ""),
+        ('event: error\ndata: {"message":"x"PAD}', ""),
+        ('event: error\ndata: {"choices":[],"message":"x"PAD}', ""),
+        ("event: error\ndata: out of memory", ""),
+        ('data: {"type":"error","error":{"type":"overloaded_error"}PAD}', "overloaded_error"),
+        ('data: {"type":"error","code":"server_error","message":"m"PAD}', "server_error"),
+        ('data: {"type":"response.failed","response":{"error":{"code":"e"}}PAD}', "e"),
+        ('data: {"type":"response.completed","response":{"status":"failed"}PAD}', "response.completed"),
+    ],
+)
+def test_an_error_in_a_stream_is_an_error(begun: bytes, pad: int, event: str, kind: str) -> None:
+    """In the shape of any API, or of a framework, also where the stream then ends as good ones do."""
+    observer = StreamObserver()
+    padding = f',"pad":"{"x" * pad}"' if pad else ""
+    observer.feed(begun + event.replace("PAD", padding).encode() + b"\n\n" + DONE, 1.0)
+    observer.finish(1.0)
+    outcome = classify_outcome(TransportResult.COMPLETE, 200, observer.seen, "/v1/chat/completions")
+    assert (outcome, observer.seen.error) == (Outcome.MODEL_SERVER_ERROR, kind)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        '{"choices":[],"error":null}',
+        '{"choices":[{"index":0,"delta":{"content":"\\"finish_reason\\":\\"error\\""},"error":null}]}',
+        '{"type":"ping","message":"x"}',
+        '{"choices":[],"prompt_filter_results":[{"message":"x"}]}',
+        '{"object":"chat.completion.chunk","message":"loading"}',
+    ],
+)
+def test_what_is_none_is_not(event: str) -> None:
+    observer = StreamObserver()
+    observer.feed(b"data: %b\n\n" % event.encode() + DONE, 1.0)
+    assert (observer.seen.error, observer.seen.content_problem) == (None, None)
+
+
+@pytest.mark.parametrize("pad", [0, 65 << 10])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"error": {"message": "x"}},
+        {"error": "x", "choices": [{"text": "a"}]},
+        {"type": "error", "error": {"type": "api_error"}},
+        {"type": "error", "message": "x"},
+        {"message": "x", "type": "InternalServerError", "code": 500},
+        {"detail": "x"},
+        {"object": "response", "status": "failed"},
+        {"choices": [{"text": "a"}, {"finish_reason": "error"}]},
+        [{"error": {"code": 500}}],
+    ],
+)
+def test_an_error_in_a_whole_reply_is_an_error(body: Any, pad: int) -> None:
+    if pad and isinstance(body, dict):
+        for choice in body.get("choices", ()):
+            choice["pad"] = "x" * pad
+    observer = ReplyObserver()
+    observer.feed(msgspec.json.encode(body), 1.0)
+    observer.finish(1.0)
+    seen = observer.seen
+    path = "/v1/chat/completions"
+    assert classify_outcome(TransportResult.COMPLETE, 200, seen, path) is Outcome.MODEL_SERVER_ERROR
