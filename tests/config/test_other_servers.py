@@ -170,7 +170,8 @@ def test_another_engine_shows_the_line_for_vllms() -> None:
 def test_an_address_and_a_port_become_one_coordinator(given: str, coordinator: str) -> None:
     text = refusal(f"m {given} --data-parallel-size 4 --data-parallel-size-local 2")
     corrected = " ".join(shlex.split(text.partition("Write: penstock serve ")[2]))
-    assert served(f"{corrected} --cluster-key-file k").config.coordinator == coordinator
+    config = served(corrected).config
+    assert (config.coordinator, config.cluster_key_file) == (coordinator, "FILE")
 
 
 @pytest.mark.parametrize("behind", [True, False])
@@ -231,8 +232,8 @@ MISTRAL = (
         ("m -tp 8 -ep", "m --engine vllm -- -tp 8 -ep"),
         ("m -ep -dp 2", "m --enable-expert-parallel --data-parallel-size 2"),
         ("m -tp 2 -cc.mode=3 -O.x=2 -O3", "m --engine vllm -- -tp 2 -cc.mode 3 -O.x 2 -O 3"),
-        ("m --tool-call-parser xlam --port 1", "m --port 1"),
-        ("m --reasoning_parser cohere_command4 -tp 2", "m --engine vllm -- -tp 2"),
+        ("m --tool-call-parser beam --port 1", "m --port 1"),
+        ("m --reasoning_parser beam -tp 2", "m --engine vllm -- -tp 2"),
         ("m --generation-config /d", "m"),
         ("m --middleware a.b --grpc --port 1", "m --port 1"),
         ("m --device cuda -q awq", "m --engine vllm -- -q awq"),

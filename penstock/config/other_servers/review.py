@@ -209,6 +209,8 @@ class Review:
         if self._coordinator:
             host, port = (self._coordinator.get(name, default) for name, default in _COORDINATOR.items())
             line += ["--coordinator", f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"]
+            if not any(token.replace("_", "-").startswith("--cluster-key-file") for token in before):
+                line += ["--cluster-key-file", "FILE"]
         return shlex.join([*line, *(["--", *behind] if behind else [])])
 
     def _judge(self, each: GivenFlag) -> None:

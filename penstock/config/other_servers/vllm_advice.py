@@ -9,6 +9,7 @@ from __future__ import annotations
 from penstock.config.other_servers.known_flag import Advice, Here, Unneeded, Unsupported
 
 _HOSTS = "engines on other hosts join at --coordinator tcp://HOST:PORT"
+_ONE_ADDRESS = "tcp://HOST:PORT, address and port in one, with a --cluster-key-file that penstock keys makes"
 _BALANCER = "API servers share one address and spread requests over all engines"
 _DOCS = "--no-web-page switches the page off; the API's description needs a key where the API does"
 _NO_TEXTS = "requests and replies are not logged; --access-log all logs one line for each"
@@ -29,8 +30,8 @@ ADVICE: dict[str, Advice] = {
     "--otlp-traces-endpoint": Here("--otlp-endpoint", "http://HOST:4318, OTLP over HTTP"),
     "--shutdown-timeout": Here("--drain-timeout"),
     "--h11-max-incomplete-event-size": Here("--max-header-bytes", "of a request's line and headers"),
-    "--data-parallel-address": Here("--coordinator", "tcp://HOST:PORT, address and port in one"),
-    "--data-parallel-rpc-port": Here("--coordinator", "tcp://HOST:PORT, address and port in one"),
+    "--data-parallel-address": Here("--coordinator", _ONE_ADDRESS),
+    "--data-parallel-rpc-port": Here("--coordinator", _ONE_ADDRESS),
     "--data-parallel-rank": Here("--data-parallel-start-rank", _HOSTS),
     # -- accepted, without effect ----------------------------------------------------------------------
     "--enable-auto-tool-choice": Unneeded("tool calls are parsed wherever the model's format is known"),
