@@ -42,6 +42,8 @@ _WITHOUT_EFFECT: dict[str, Callable[[dict[str, Any]], bool]] = {
     "unevaluatedItems": lambda part: part["unevaluatedItems"] in _ANY,
     "unevaluatedProperties": lambda part: part["unevaluatedProperties"] in _ANY,
 }
+MAX_NAMES = 200
+"""Maximum names of properties that ``propertyNames`` may list."""
 _BESIDE = frozenset(
     """$dynamicRef $recursiveRef $ref allOf anyOf contains dependencies dependentSchemas else if not oneOf
     then""".split()  # noqa: SIM905
@@ -108,6 +110,8 @@ def _rewritten(part: dict[str, Any], *, strict: bool) -> tuple[list[str], dict[s
     """Rewrite one schema but for its patterns. Returns those of its text, which are no longer in it, and its
     ``patternProperties``. Raises Inexact and Unenforceable."""
     _name_unevaluated(part)
+    _name_properties(part)
+    _forbid_required(part)
     for keyword in [key for key, is_idle in _WITHOUT_EFFECT.items() if key in part and is_idle(part)]:
         del part[keyword]
     for keyword in _COUNTS:
@@ -127,6 +131,46 @@ def _name_unevaluated(part: dict[str, Any]) -> None:
         if keyword in part:
             value = part.pop(keyword)
             part.setdefault(other, value)
+
+
+def _name_properties(part: dict[str, Any]) -> None:
+    """``propertyNames`` of an object that names none itself, such as zod's records, as names and patterns."""
+    names = part.get("propertyNames")
+    if not isinstance(names, dict) or not {"properties", "patternProperties"}.isdisjoint(part):
+        return
+    value = part.get("additionalProperties", {})
+    allowed = [names["const"]] if "const" in names else names.get("enum")
+    said = names.keys() - {"type", "title", "description"}
+    if said <= {"const", "enum"} and isinstance(allowed, list) and 0 < len(allowed) <= MAX_NAMES:
+        part["properties"] = {name: value for name in allowed if isinstance(name, str)}
+    elif names.get("type", "string") != "string" or len(said) != 1:
+        return
+    elif isinstance(names.get("pattern"), str):
+        part["patternProperties"] = {names["pattern"]: value}
+    elif said & {"minLength", "maxLength"}:
+        part["patternProperties"] = {
+            f"^[^]{{{names.get('minLength', 0)},{names.get('maxLength', '')}}}$": value
+        }
+    else:
+        return
+    del part["propertyNames"]
+    part["additionalProperties"] = False
+
+
+def _forbid_required(part: dict[str, Any]) -> None:
+    """``not`` with a property that is ``required``: the value is an object, as others have no properties to
+    miss, and goes without it."""
+    if not isinstance(part.get("not"), dict) or part["not"].keys() != {"required"}:
+        return
+    missing, named = part["not"]["required"], part.get("properties", {})
+    if part.get("type", "object") != "object" or not isinstance(named, dict):
+        return
+    if isinstance(missing, list) and len(missing) == 1 and isinstance(missing[0], str):
+        if not named:  # an object that names no others may have them
+            part.setdefault("additionalProperties", True)
+        part["type"] = "object"
+        part["properties"] = {**named, missing[0]: False}
+        del part["not"]
 
 
 def _patterns(part: dict[str, Any], *, strict: bool) -> Iterator[str]:

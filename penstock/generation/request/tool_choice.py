@@ -352,7 +352,7 @@ def _rebased(schema: Any, root: str) -> Any:
         return schema
     moved = {key: _rebased(value, root) for key, value in schema.items()}
     reference = schema.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#"):
+    if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):  # no anchor
         moved["$ref"] = root + reference[1:]
     return moved
 

@@ -163,3 +163,31 @@ def test_patterns_that_exclude_each_other_are_dropped_where_that_is_allowed() ->
     schema = {"type": "object", "patternProperties": {"^a": {"type": "null"}, "a$": {"type": "integer"}}}
     assert "not disjoint" in checked(schema)[1].problem
     assert matches(schema, '{"ba": "x"}', strict=False)
+
+
+NULLS = {"type": "object", "additionalProperties": {"type": "null"}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "inside", "outside"),
+    [
+        (NULLS | {"propertyNames": {"enum": ["a", "b"]}}, '{"a": null}', '{"c": null}'),
+        (NULLS | {"propertyNames": {"const": "a"}, "required": ["a"]}, '{"a": null}', "{}"),
+        (NULLS | {"propertyNames": {"type": "string", "pattern": r"^x\b"}}, '{"x-a": null}', '{"xa": null}'),
+        (NULLS | {"propertyNames": {"maxLength": 2}}, '{"ab": null}', '{"abc": null}'),
+        (NULLS | {"propertyNames": {"minLength": 2}}, '{"ab": null}', '{"ab": 1}'),
+        ({"propertyNames": {"minLength": 2}}, '{"ab": 1}', '{"a": 1}'),
+        ({"properties": {"a": {}, "b": {}}, "not": {"required": ["b"]}}, '{"a": 1}', '{"a": 1, "b": 1}'),
+        ({"type": "object", "not": {"required": ["b"]}}, '{"a": 1}', '{"b": 1}'),
+        ({"not": {"required": ["b"]}}, '{"a": 1}', "1"),
+    ],
+    ids=str,
+)
+def test_names_of_properties(schema: Any, inside: str, outside: str) -> None:
+    assert matches(schema, inside)
+    assert not matches(schema, outside)
+
+
+@pytest.mark.parametrize("names", [{"enum": ["a"], "pattern": "b"}, {"not": {"const": "a"}}, False], ids=str)
+def test_names_of_other_kinds_are_refused(names: Any) -> None:
+    assert "'propertyNames'" in checked({"type": "object", "propertyNames": names})[1].problem

@@ -24,8 +24,8 @@ UNENFORCED: dict[str, Any] = {
     "contains": {"type": "string"},
     "dependentRequired": {"a": ["b"]},
     "dependentSchemas": {"a": {"required": ["b"]}},
-    "not": {"required": ["a"]},
-    "propertyNames": {"pattern": "^a"},
+    "not": {"required": ["a", "b"]},
+    "propertyNames": {"pattern": "^a", "maxLength": 5},
     "uniqueItems": True,
 }
 LOOK_AHEAD = {"type": "string", "format": "email", "pattern": r"^[^@]+@(?!x)[a-z.]+$"}
