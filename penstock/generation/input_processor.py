@@ -14,7 +14,7 @@ import msgspec
 
 from penstock.config.serve import ServeConfig
 from penstock.dispatch.adapter_registry import AdapterRegistry
-from penstock.generation.grammars.call_grammar import TokenIds, reasoning_grammar
+from penstock.generation.grammars.call_grammar import TokenIds, channel_grammar, reasoning_grammar
 from penstock.generation.model_aliases import ModelAliases
 from penstock.generation.model_info import ModelInfo
 from penstock.generation.parsers.registry import OutputFormat, output_format
@@ -275,7 +275,11 @@ class InputProcessor:
         forced = constraint is not None and not calls
         if constraint is not None:
             reasoning = self.output_format.reasoning
-            if forced and reasoning is not None:
+            if forced and self.output_format.harmony:
+                of_calls = choice.constraint is constraint
+                thought = channel_grammar(prompt, self._token_ids, calls=of_calls)
+                constraint = constraint._replace(reasoning=thought)
+            elif forced and reasoning is not None:
                 thought = reasoning_grammar(reasoning, prompt, self._token_ids)
                 constraint = constraint._replace(reasoning=thought)
             constrain(plan, constraint)
@@ -283,7 +287,6 @@ class InputProcessor:
             choice,
             self.output_format,
             prompt,
-            forced=forced,
             show_reasoning=show_reasoning,
             one_call=one_call,
         )

@@ -17,6 +17,7 @@ from penstock.generation.grammars.lark_in_json import (
     regex_in_json_string,
     slashed,
 )
+from penstock.generation.parsers import harmony
 from penstock.generation.parsers.call_syntax import JsonCalls, Section, TaggedCalls, XmlCalls
 from penstock.generation.parsers.custom_input import CUSTOM_INPUT
 from penstock.generation.parsers.reasoning import Reasoning
@@ -109,6 +110,19 @@ def reasoning_grammar(reasoning: Reasoning, prompt: str, ids: TokenIds) -> str:
     if not end.endswith(reasoning.opens):
         thought = f"(SPACE {builder.text(reasoning.opens[0])} {thought})?"
     return builder.whole(f"start: {thought}")
+
+
+def channel_grammar(prompt: str, ids: TokenIds, *, calls: bool) -> str:
+    """The same for harmony: reasoning on its channel, if any, and the header of the text that the constraint
+    holds for. ``calls``: that is calls, otherwise it is the answer."""
+    if prompt.endswith(harmony.MESSAGE):
+        return ""
+    builder = _Builder(ids)
+    analysis = builder.text(f"{harmony.CHANNEL}analysis{harmony.MESSAGE}")
+    thought = f"{analysis} {builder.up_to(harmony.END)} {builder.text(f'{harmony.START}assistant')}"
+    channel = builder.text(harmony.CHANNEL + (harmony.COMMENTARY if calls else harmony.FINAL))
+    json = f'(SPACE {builder.text(harmony.CONSTRAIN)} "json")?'
+    return builder.whole(f"start: ({thought})? {channel} {json} {builder.text(harmony.MESSAGE)}")
 
 
 def preceded(grammar: str, first: str) -> str:

@@ -17,13 +17,25 @@ from penstock.generation.parsers.value_types import Parameters
 START = "<|start|>"
 CHANNEL = "<|channel|>"
 MESSAGE = "<|message|>"
-_ENDS = ("<|end|>", "<|call|>", "<|return|>", START, CHANNEL)
+END = "<|end|>"
+CONSTRAIN = "<|constrain|>"
+_ENDS = (END, "<|call|>", "<|return|>", START, CHANNEL)
+FINAL, COMMENTARY = "final", "commentary"
+"""Channels of answers and of calls."""
 GUARD = "<"
-MARKERS = (*_ENDS, MESSAGE, "<|constrain|>")
+MARKERS = (*_ENDS, MESSAGE, CONSTRAIN)
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 PREFIX = "functions."
 """Precedes a function's name; models leave it out at times."""
-_NO_HEADER = "final"
+_NO_HEADER = FINAL
+
+
+def in_channel(channel: str, text: str, reasoning: str = "") -> str:
+    """An output after the template's ``<|start|>assistant``: ``reasoning``, if any, and a text. ``channel``:
+    empty if the text has its own header."""
+    header = f"{CHANNEL}{channel}{MESSAGE}" if channel else ""
+    thought = f"{CHANNEL}analysis{MESSAGE}{reasoning}{END}{START}assistant" if reasoning else ""
+    return f"{thought}{header}{text}"
 
 
 class HarmonyParser:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.generation.parsers.harmony import CHANNEL
+from penstock.generation.parsers.harmony import CHANNEL, COMMENTARY, FINAL, in_channel
 from penstock.generation.parsers.message import MessageFormat, MessageParser
 from penstock.generation.parsers.registry import OutputFormat
 from penstock.generation.parsers.value_types import Parameters
@@ -52,7 +52,10 @@ class ReplySpeller:
             listed = [{"name": name, "parameters": arguments} for name, arguments in parsed]
             forced = [_json(listed), _json(parsed[0][1])]
         found = []
-        if self._renderer is not None and self._format.reasoning is not None:
+        if self._format.harmony:
+            channel = COMMENTARY if calls else FINAL
+            found = [in_channel(channel, output, each) for output in forced for each in (reasoning, "")]
+        elif self._renderer is not None and self._format.reasoning is not None:
             prompt = self._prompt(calls)
             found = [
                 self._with_reasoning(prompt, each, output) for output in forced for each in (reasoning, "")
@@ -88,12 +91,15 @@ class ReplySpeller:
         if self._format.harmony:
             if not reasoning:
                 return output
-            final = "" if output.lstrip().startswith((CHANNEL, "to=")) else f"{CHANNEL}final<|message|>"
-            return f"{CHANNEL}analysis<|message|>{reasoning}<|end|><|start|>assistant{final}{output}"
+            begun = output.lstrip().startswith((CHANNEL, "to="))
+            return in_channel("" if begun else FINAL, output, reasoning)
         if self._format.reasoning is None:
             return output
         opening, closing = self._format.reasoning.opens[0], self._format.reasoning.closes[0]
         inside = prompt.rstrip().endswith(opening)
+        shown, closed, rest = output.partition(closing)
+        if closed and not shown.replace(opening, "").strip():  # the template shows that there was none
+            output = rest
         if not (reasoning or inside):
             return output
         return f"{'' if inside else opening}{reasoning}{closing}{output}"

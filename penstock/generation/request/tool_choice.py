@@ -88,20 +88,16 @@ def message_format(
     known: OutputFormat,
     prompt: str,
     *,
-    forced: bool = False,
     show_reasoning: bool = True,
     one_call: bool = False,
 ) -> MessageFormat | None:
     """Which parsers an output needs; None if it is all content.
 
-    ``known``: the model's format; ``prompt``: the text before the output. ``forced``: a grammar applies to
-    all that follows the reasoning. The others: see MessageFormat.
+    ``known``: the model's format; ``prompt``: the text before the output. The others: see MessageFormat.
     """
     parameters = Parameters({tool.function.name: tool.function.parameters for tool in choice.tools or ()})
     tools = known.call_parser(parameters) if choice.may_call else choice.parser
     reasoning = known.reasoning_parser(prompt, calls=choice.may_call, parameters=parameters)
-    if forced and known.harmony:  # its channels are not part of such an output
-        reasoning = None
     if tools is None and reasoning is None:
         return None
     return MessageFormat(reasoning, tools, show_reasoning, one_call, choice.named, choice.custom)

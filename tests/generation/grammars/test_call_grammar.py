@@ -14,9 +14,12 @@ from penstock.generation.grammars.call_grammar import (
     InputGrammar,
     TokenIds,
     call_grammar,
+    channel_grammar,
     forced_grammar,
+    preceded,
 )
 from penstock.generation.grammars.lark_in_json import NotEmbeddable
+from penstock.generation.parsers import harmony
 from penstock.generation.parsers.calls import CallParser
 from penstock.generation.parsers.formats import TOOL_FORMATS
 from penstock.generation.parsers.value_types import Parameters
@@ -211,3 +214,28 @@ def test_forced_calls() -> None:
     named = forced_grammar([TOOLS[1]], named=True, one_call=True)
     assert accepts(named, json.dumps({"input": GOOD}, ensure_ascii=False))
     assert not accepts(named, json.dumps({"input": "x"}))
+
+
+@pytest.mark.parametrize("calls", [False, True])
+def test_harmony_keeps_its_channels_under_a_constraint(calls: bool) -> None:
+    markers = tuple(each for each in harmony.MARKERS if each != END)
+    raw, _ = tokenizer(*markers)
+    end = raw.token_to_id("</think>")  # that of a text, in this test
+    known = LLTokenizer(raw.to_str(), eos_token=end)
+    added = tuple(id for id in raw.get_added_tokens_decoder() if id != end)
+    ids = TokenIds({each: raw.token_to_id(each) for each in harmony.MARKERS}, added, (end,))
+    grammar = preceded('start: "{}"', channel_grammar("<|start|>assistant", ids, calls=calls))
+
+    def takes(text: str) -> bool:
+        matcher = LLMatcher(known, grammar)
+        assert not matcher.is_error(), matcher.get_error()
+        tokens = raw.encode(text, add_special_tokens=False).ids
+        return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
+
+    channel = harmony.COMMENTARY if calls else harmony.FINAL
+    for reasoning in ("", "I think of <b>."):
+        assert takes(harmony.in_channel(channel, "{}", reasoning))
+    assert takes(f"<|channel|>{channel} <|constrain|>json<|message|>{{}}")
+    for wrong in ("{}", "<|channel|>analysis<|message|>{}", f"<|channel|>{channel}<|message|>x"):
+        assert not takes(wrong)
+    assert channel_grammar("<|channel|>final<|message|>", ids, calls=calls) == ""
