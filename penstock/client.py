@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import ssl
 import time
 from collections.abc import Generator, Iterator
 from ipaddress import ip_address
@@ -17,6 +16,7 @@ import httpx
 import msgspec
 
 from penstock.config.hidden import hide_credentials
+from penstock.config.tls_problem import tls_problem
 from penstock.streaming.sse_parser import SSEError, SSEParser
 
 CONNECT_TIMEOUT = 10.0
@@ -156,6 +156,7 @@ class Client:
         """Of the server, for those who read it."""
         self.timeout = timeout
         self._local = _is_loopback(self._url)
+        self._answered = False
         try:
             context = httpx.create_ssl_context()
         except OSError as error:  # an SSLError too: a file without certificates
@@ -166,6 +167,7 @@ class Client:
             headers={b"Authorization": f"Bearer {api_key}".encode()} if api_key else {},
             timeout=httpx.Timeout(timeout, connect=CONNECT_TIMEOUT),
             trust_env=not self._local,  # a proxy from the environment cannot reach this machine
+            event_hooks={"response": [self._on_response]},
         )
 
     def __enter__(self) -> Client:
@@ -173,6 +175,9 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self._http.close()
+
+    def _on_response(self, response: httpx.Response) -> None:
+        self._answered = True
 
     def model(self) -> str:
         """The first model that the server lists."""
@@ -233,26 +238,25 @@ class Client:
             raise ClientError(f"the server at {self.url} was silent for {self.timeout:g} s") from None
         except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError) as error:
             reason = f" ({error})" if str(error) else ""
-            raise ClientError(f"the server at {self.url} broke the connection{reason}") from None
+            raise ClientError(
+                f"the server at {self.url} broke the connection{reason}{self._tls_hint}"
+            ) from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ClientError(f"talking to {self.url} failed: {error}") from None
 
+    @property
+    def _tls_hint(self) -> str:
+        """What may be the reason why a server breaks the connection at once."""
+        plain = httpx.URL(self._url).scheme == "http"
+        return "; does it speak TLS: https:// rather than http://?" if plain and not self._answered else ""
+
     def _hint(self, error: httpx.TransportError) -> str:
         """What to do about a failed connection."""
-        if _is_caused_by(error, ssl.SSLCertVerificationError):
-            return "; name a file with the certificate of its authority in SSL_CERT_FILE"
-        if _is_caused_by(error, ssl.SSLError):
-            return "; does it serve http:// rather than https://?"
+        if (problem := tls_problem(error, authority="name a file with it in SSL_CERT_FILE")) is not None:
+            return f"; {problem}"
         port = httpx.URL(self._url).port
         command = f"penstock serve --port {port}" if port and port != DEFAULT_PORT else "penstock serve"
         return f"; start one with: {command}" if self._local else ""
-
-
-def _is_caused_by(error: BaseException, kind: type[BaseException]) -> bool:
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, kind):
-        cause = cause.__cause__ or cause.__context__
-    return cause is not None
 
 
 def _until_done(received: Iterator[bytes]) -> Iterator[bytes]:

@@ -212,7 +212,8 @@ def test_a_certificate_of_a_private_authority(
     with Client(tls_url) as client, pytest.raises(ClientError) as caught:
         client.model()
     assert "CERTIFICATE_VERIFY_FAILED" in str(caught.value)
-    assert str(caught.value).endswith("; name a file with the certificate of its authority in SSL_CERT_FILE")
+    assert "; TLS: the certificate's authority is not trusted: " in str(caught.value)
+    assert str(caught.value).endswith("; name a file with it in SSL_CERT_FILE")
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
     with Client(tls_url) as client:
         assert client.model() == "tiny-llama"
@@ -221,12 +222,19 @@ def test_a_certificate_of_a_private_authority(
         Client(tls_url)
 
 
+def test_a_server_with_tls_is_asked_without(tls_url: str) -> None:
+    with Client(tls_url.replace("https:", "http:")) as client, pytest.raises(ClientError) as caught:
+        client.model()
+    assert "does it speak TLS: https:// rather than http://?" in str(caught.value)
+
+
 def test_a_server_without_tls_is_there(server: FakeServer) -> None:
     url = server.url.replace("http:", "https:")
     with Client(url) as client, pytest.raises(ClientError) as caught:
         client.model()
     assert "start one with" not in str(caught.value)
-    assert str(caught.value).endswith("; does it serve http:// rather than https://?")
+    assert "; TLS: the server does not speak it here" in str(caught.value)
+    assert str(caught.value).endswith(": http:// instead?")
 
 
 @pytest.mark.parametrize("url", ["http://[::1", "http://a:b"])

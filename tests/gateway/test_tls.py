@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import ssl
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,8 +68,20 @@ def test_model_servers_over_tls(locked: Gateway, certificates: Certificates) -> 
         assert front.complete().text.endswith("data: [DONE]\n\n")
         assert front.counts() == {"ok": 1.0}
         assert front.counts("endpoint_up") == {locked.url: 1.0}
-    with gateway(locked.url) as front:
-        assert front.complete().status_code == 502
+    for url, options, problem in (
+        (locked.url, (), "TLS: the certificate's authority is not trusted"),
+        (
+            locked.url,
+            (*trusting, "--upstream-server-name", "a.example"),
+            "TLS: the certificate is not for this name",
+        ),
+        (locked.url.replace("https:", "http:"), (), "a server that speaks TLS wants https://"),
+        (locked.url.replace("https:", "http:"), ("--upstream-http2", "off"), "speaks TLS wants https://"),
+    ):
+        with gateway(url, options=options) as front:
+            reply = front.complete()
+            assert reply.status_code == 502
+            assert problem in reply.json()["error"]["message"]
 
 
 def test_a_certificate_that_is_renewed(locked: Gateway, tmp_path: Path) -> None:
@@ -82,3 +97,33 @@ def test_files_that_cannot_be_used(upstream: Upstream) -> None:
         gateway(upstream, options=("--upstream-ca-file", "/absent")),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "TLS: the server does not speak it here"),
+        (b"", "TLS"),
+    ],
+)
+def test_a_model_server_without_tls(answer: bytes, problem: str) -> None:
+    """One that answers, and one that waits for the end of a line."""
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                held.append(connection)
+                if answer:
+                    connection.recv(4096)
+                    connection.sendall(answer)
+
+    held: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, daemon=True).start()
+        url = f"https://127.0.0.1:{listener.getsockname()[1]}"
+        with gateway(url, options=("--connect-timeout", "0.5")) as front:
+            assert problem in front.complete().json()["error"]["message"]
+        listener.shutdown(socket.SHUT_RDWR)
+    for connection in held:
+        connection.close()

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from penstock.config.tls_problem import tls_problem
 from penstock.gateway.admission.budget_store import (
     MOST_DEBT,
     BudgetStoreError,
@@ -87,6 +88,8 @@ class RedisBudgetStore:
             url, socket_timeout=None, socket_connect_timeout=None, retry=Retry(NoBackoff(), 0)
         )
         self._script = self._client.register_script(SCRIPT)
+        self._heard = False
+        """It has answered."""
         self._asking: deque[_Call] = deque()
         self._unsettled: deque[_Call] = deque()
         self._running: set[str] = set()
@@ -207,9 +210,15 @@ class RedisBudgetStore:
         try:
             if not await is_answered(running, self._timeout_s):
                 raise BudgetStoreError("time-out")
-            return running.result()
+            replies = running.result()
+            self._heard = True
+            return replies
         except self._errors as error:
-            raise BudgetStoreError(str(error) or type(error).__name__) from None
+            tls = tls_problem(error, plain="redis://", authority="?ssl_ca_certs=FILE names it")
+            text = tls or str(error) or type(error).__name__
+            if not self._heard and tls is None:
+                text += "; it has never answered: a server that speaks TLS wants rediss://"
+            raise BudgetStoreError(text) from None
         finally:
             running.cancel()
 

@@ -9,6 +9,7 @@ import math
 from typing import Literal
 from urllib.parse import urlsplit
 
+from penstock.config.tls_problem import tls_problem
 from penstock.gateway.upstream.exchange import IDLE_S, Exchange, UpstreamError, port_of
 from penstock.gateway.upstream.http1_connection import Http1Connection
 from penstock.gateway.upstream.http2_connection import Http2Connection, NotHttp2Error
@@ -72,6 +73,8 @@ class ConnectionPool:
         self._tls = tls or UpstreamTls()
         self._version = Version.HTTP1 if http2 == "off" else Version.UNKNOWN
         self._told = self._version
+        self._heard = False
+        """A server has answered."""
         """The version in the log: one that the server has proven, and only when it is another one."""
         self._ask_again_at = math.inf
         """When a server that did not answer is asked again."""
@@ -196,10 +199,18 @@ class ConnectionPool:
                 )
         except TimeoutError:
             self._forget_version()
-            raise UpstreamError(f"no connection within {self._connect_timeout_s:g} s") from None
+            raise UpstreamError(
+                f"no connection within {self._connect_timeout_s:g} s"
+                + ("; it may not speak TLS: http:// instead?" if self._secure else "")
+            ) from None
         except (OSError, ValueError) as error:  # ValueError: the host is no name
             self._forget_version()
-            raise UpstreamError(f"no connection: {error}") from None
+            tls = tls_problem(
+                error,
+                authority="--upstream-ca-file names it",
+                name="--upstream-server-name names another",
+            )
+            raise UpstreamError(f"no connection: {tls or error}") from None
         return dial.connection
 
     def make_http1(self) -> Http1Connection:
@@ -230,8 +241,16 @@ class ConnectionPool:
 
     def on_answered(self) -> None:
         """A reply over HTTP/1.1 has begun."""
+        self._heard = True
         if self._version is Version.HTTP1:
             self._tell()
+
+    @property
+    def unheard(self) -> str:
+        """What may be the reason why a server sends nothing, as a part of a sentence; empty: it has sent."""
+        if self._heard or self._secure:
+            return ""
+        return "; it has never answered: a server that speaks TLS wants https://"
 
     def on_unanswered(self) -> None:
         """A new connection over HTTP/1.1 got no reply: the server may be another one."""

@@ -12,6 +12,7 @@ from typing import Protocol, cast
 
 import httptools
 
+from penstock.config.tls_problem import ALERT, tls_problem
 from penstock.gateway.upstream.exchange import (
     IDLE_CLOSE_S,
     MAX_OVERHEAD_BYTES,
@@ -40,6 +41,11 @@ class ConnectionOwner(Protocol):
 
     def on_answered(self) -> None:
         """The head of a reply has come."""
+        ...
+
+    @property
+    def unheard(self) -> str:
+        """What may be the reason why a server sends nothing, as a part of a sentence."""
         ...
 
     def on_unanswered(self) -> None:
@@ -130,7 +136,8 @@ class Http1Connection(asyncio.Protocol):
             return
         except httptools.HttpParserError as error:
             if not self._complete:
-                self._break(f"not HTTP/1.1: {error}")
+                tls = ": it speaks TLS, https:// instead?" if piece.startswith(ALERT) else f": {error}"
+                self._break(f"not HTTP/1.1{tls}")
                 return
             self._reusable = False  # bytes that nobody asked for follow the reply
         if self._body:
@@ -175,7 +182,11 @@ class Http1Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._reusable = False
         self._owner.forget(self)
-        self._lost = str(exc) if exc else "the connection was closed before the reply was complete"
+        self._lost = "the connection was closed before the reply was complete"
+        if exc is not None:
+            self._lost = tls_problem(exc) or str(exc)
+        if self._receiver is not None and not self._answered:
+            self._lost += self._owner.unheard
         if not self._unread:
             self._on_lost()
 

@@ -449,6 +449,33 @@ def test_a_store_that_does_not_answer(outage: str, silent: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    ("scheme", "answer", "problem"),
+    [
+        ("rediss", b"-ERR unknown command\r\n", "TLS: the server does not speak it here"),
+        ("redis", b"", "a server that speaks TLS wants rediss://"),
+        ("redis", b"\x15\x03\x03\x00\x02\x02\x28", "a server that speaks TLS wants rediss://"),
+    ],
+)
+def test_a_mistake_of_tls_is_told_as_one(scheme: str, answer: bytes, problem: str) -> None:
+    async def run() -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read(1)
+            writer.write(answer)
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        store = redis_store(f"{scheme}://127.0.0.1:{port}")
+        with pytest.raises(BudgetStoreError) as caught:
+            await store.reserve("a", "r", (), None)
+        assert problem in str(caught.value)
+        await store.close()
+        server.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
     ("seconds", "text"),
     [(0.0, "0ms"), (0.0121, "13ms"), (1.0, "1s"), (1.5, "1.5s"), (360.0, "6m0s"), (3605.0, "1h0m5s")],
 )
