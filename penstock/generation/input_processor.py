@@ -340,7 +340,14 @@ class InputProcessor:
         )
 
     def _continued(self, message: Message, rules: TemplateRules) -> Message:
-        """The message with its reasoning as text, where the template does not show reasoning."""
+        """The message with its reasoning as text, where the template does not show reasoning. Raises
+        ApiError."""
+        if message.tool_calls:
+            raise ApiError(
+                400,
+                "continue_final_message: the final message has tool_calls, after which nothing can follow.",
+                param="continue_final_message",
+            )
         format, thought = self.output_format.reasoning, reasoning_of(message)
         if format is None or not thought or rules.shows_reasoning or message_text(message):
             return message

@@ -18,6 +18,7 @@ from penstock.dispatch.adapter_registry import AdapterRegistry
 from penstock.generation.dialect import RequestInfo
 from penstock.generation.input_processor import InputProcessor
 from penstock.generation.model_info import ModelInfo, SamplingDefaults
+from penstock.generation.parsers.message import MessageParser
 from penstock.generation.prompt.chat_template import ChatTemplate
 from penstock.generation.replies.stream_interval import StreamInterval
 from penstock.generation.request.unseen import unseen
@@ -499,6 +500,68 @@ def test_a_model_sees_the_arguments_that_it_broke_off(shows: str, shown: str) ->
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"city": "Be'}}
     messages = [{"role": "assistant", "content": "", "tool_calls": [call]}]
     assert history.chat(chat_body(messages=messages)).prompts == [shown]
+
+
+THINKS = (
+    "{% for m in messages %}<{{ m.role }}>"
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+BARE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{# <think></think> #}"
+TEXT_AND_CALLS = (
+    "{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
+    "[{{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}"
+)
+CONTINUED = {"continue_final_message": True, "add_generation_prompt": False}
+
+
+@pytest.mark.parametrize(
+    ("template", "last", "end", "inside"),
+    [
+        (THINKS, {"content": "It is"}, "<assistant>It is", False),
+        (THINKS, {"content": None, "reasoning": "I am"}, "<assistant><think>I am", True),
+        (THINKS, {"reasoning": "I am", "content": "It is"}, "<assistant><think>I am</think>It is", False),
+        (THINKS, {"content": "<think>I am"}, "<assistant><think>I am", True),
+        (THINKS, {"content": "<think>I am</think>It"}, "<assistant><think>I am</think>It", False),
+        (BARE, {"content": "", "reasoning": "I am"}, "<assistant><think>\nI am", True),
+        (BARE, {"content": [{"type": "text", "text": "<think>I"}]}, "<assistant><think>I", True),
+    ],
+)
+def test_a_reply_is_continued_where_it_ended(
+    template: str, last: dict[str, Any], end: str, inside: bool
+) -> None:
+    planner = planners(template=ChatTemplate({"default": template}, {}))
+    # what users write opens nothing
+    messages = [{"role": "user", "content": "<think>"}, {"role": "assistant", **last}]
+    plan = planner.chat(chat_body(messages=messages, **CONTINUED))
+    assert str(plan.prompts[0]).endswith(end)
+    assert plan.format is not None
+    delta = MessageParser(plan.format).push(" sure.</think>4", last=True)
+    assert (delta.reasoning, delta.content) == ((" sure.", "4") if inside else ("", " sure.</think>4"))
+
+
+def test_a_message_with_calls_is_not_continued() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A", "tool_calls": [call]}]
+    error = error_of(PLANNER.chat, chat_body(messages=messages, **CONTINUED))
+    assert (error.param, "tool_calls" in error.message) == ("continue_final_message", True)
+
+
+def test_what_a_client_keeps_of_a_reply_is_taken_back() -> None:
+    """As the openai package has it: with every field, most of them null."""
+    reply = {
+        "content": None, "refusal": None, "role": "assistant", "annotations": None, "audio": None,
+        "function_call": None, "reasoning": "R", "index": 0,
+        "tool_calls": [
+            {"id": "c", "function": {"arguments": '{"x": 1}', "name": "f"}, "type": "function", "index": 0}
+        ],
+    }  # fmt: skip
+    planner = planners(
+        template=ChatTemplate({"default": THINKS.replace("{{ m.content }}", TEXT_AND_CALLS)}, {})
+    )
+    result = {"role": "tool", "tool_call_id": "c", "content": "5"}
+    messages = [{"role": "user", "content": "Q"}, reply, result]
+    prompt = planner.chat(chat_body(messages=messages)).prompts[0]
+    assert prompt == '<user>Q<assistant><think>R</think>[f {"x": 1}]<tool>5<assistant>'
 
 
 def test_a_model_without_template_names_the_option() -> None:

@@ -12,6 +12,8 @@ _SYSTEM = "shows one system message, the last: a later one, which would replace 
 _DROPPED = "shows text beside calls until there is an answer: a message of its own keeps it"
 _FIRST = "shows text beside the first call of a conversation alone: it is a message of its own"
 
+_CALL_LAST = "leaves out calls that no result follows"
+
 KNOWN: dict[str, dict[str, str]] = {
     "llama_cpp_python/deepseek-ai-DeepSeek-R1-Distill-Llama-8B": {"different": _SYSTEM},
     "llama_cpp_python/deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": {"different": _SYSTEM},
@@ -20,6 +22,7 @@ KNOWN: dict[str, dict[str, str]] = {
     "trl/deepseek_r1_distill_training": {"different": _SYSTEM},
     "llama_cpp_python/openai-gpt-oss-120b": {"different": _DROPPED},
     "trl/gptoss_training": {"different": _DROPPED},
+    "llama_cpp_python/NVIDIA-Nemotron-Nano-v2": {"lost": _CALL_LAST},
     "trl/deepseekv3": {"different": _FIRST},
     "trl/deepseekv3_training": {"different": _FIRST},
 }

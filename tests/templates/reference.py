@@ -6,7 +6,9 @@ import copy
 import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from transformers.utils.chat_template_utils import render_jinja_template
@@ -26,48 +28,65 @@ Messages = list[dict[str, Any]]
 
 def noise(template: str, talk: Talk, prompt: str) -> str | None:
     """The first such value."""
-    found = _NOISE.search(prompt)
-    if found is None and "None" not in template and talk.shape["arguments"] != "nested":
-        found = re.search(r"\bNone\b", prompt)
-    return None if found is None else prompt[found.start() : found.start() + 40]
+    shape = talk.shape["arguments"]
+    found = [each for each in _NOISE.finditer(prompt) if shape != "broken" or "city" not in each[0]]
+    if not found and "None" not in template and shape != "nested":
+        found = [*re.finditer(r"\bNone\b", prompt)]
+    return prompt[found[0].start() : found[0].start() + 40] if found else None
 
 
 def lost(talk: Talk, prompt: str) -> list[str]:
     """The words of the conversation that the prompt does not have."""
-    return [word for word in talk.words if word not in prompt]
+    return [word for word in talk.words if word not in prompt and word not in talk.forgotten]
 
 
 def references(template: str, talk: Talk) -> Iterator[str]:
     """What transformers makes of the conversation, in each spelling that it renders without loss."""
-    for named in (_named, copy.deepcopy):
-        for spelled in _arguments(named(talk.messages)):
+    spellings = [_named(talk.messages, None), _named(talk.messages, ""), talk.messages]
+    for messages in {json.dumps(each): each for each in spellings}.values():
+        for spelled in _arguments(messages):
             prompt = rendered(template, talk, spelled)
             if prompt is not None and not lost(talk, prompt):
                 yield prompt
 
 
-def _named(messages: Messages) -> Messages:
-    """Results with the name of their function, and reasoning under every name."""
+def _named(messages: Messages, nothing: str | None) -> Messages:
+    """Results with the name of their function, reasoning under the usual name, and empty texts for null."""
     messages = copy.deepcopy(messages)
     names: dict[str, str] = {}
     for message in messages:
         names |= {call["id"]: call["function"]["name"] for call in message.get("tool_calls", ())}
         if message["role"] == "tool":
             message["name"] = names[message["tool_call_id"]]
+        if message.get("content") is None and not message.get("tool_calls") and message is not messages[-1]:
+            message["content"] = ""
+        if message["role"] == "tool":
+            message["content"] = message.get("content") or ""
         if "thought" in message:
             message["reasoning_content"] = message["thought"]
         if isinstance(message.get("content"), list):
             thoughts = [part["thinking"] for part in message["content"] if part["type"] == "thinking"]
-            message["content"] = [part for part in message["content"] if part["type"] != "thinking"] or ""
+            message["content"] = [
+                part for part in message["content"] if part["type"] != "thinking"
+            ] or nothing
             message |= {"reasoning_content": thoughts[0]} if thoughts else {}
     return messages
 
 
-def fuller(talk: Talk, prompt: str, other: str) -> bool:
-    """Whether ``prompt`` has reasoning or calls that ``other`` lacks."""
-    words = [*talk.thoughts, "look_up", "add", "now"]
-    return any(prompt.count(word) > other.count(word) for word in words) or (
-        prompt.count("None") < other.count("None")
+def fuller(template: str, talk: Talk, prompt: str, other: str) -> bool:
+    """Whether ``prompt`` has reasoning or calls that ``other`` lacks, or fewer odd values."""
+    called = Counter(
+        call["function"]["name"] for message in talk.messages for call in message.get("tool_calls", ())
+    )
+    plain = replace(talk, options={})
+    listed = rendered(template, plain, [{"role": "user", "content": "?"}]) or "" if called else ""
+    return (
+        any(prompt.count(word) > other.count(word) for word in talk.thoughts)
+        or any(
+            prompt.count(name) > other.count(name) < count + listed.count(name)
+            for name, count in called.items()
+        )
+        or any(prompt.count(word) < other.count(word) for word in ("None", "\nnull<"))
     )
 
 
@@ -98,7 +117,10 @@ def _arguments(messages: Messages) -> Iterator[Messages]:
 
 
 def _object(arguments: Any) -> Any:
-    return json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
+    try:
+        return json.loads(arguments or "{}") if isinstance(arguments, str) else arguments
+    except ValueError:
+        return arguments
 
 
 def _text(arguments: Any) -> str:

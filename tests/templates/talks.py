@@ -21,11 +21,13 @@ SHAPES: dict[str, tuple[Any, ...]] = {
         "later developer",
         "system and later system",
         "system and later developer",
+        "empty",
+        "greeting",
     ),
     "user": ("text", "part", "parts", "twice"),
     "beside": ("null", "missing", "empty", "text", "part", "parts"),
-    "answer": ("text", "part", "parts"),
-    "arguments": ("text", "object", "empty", "nested", "none at all"),
+    "answer": ("text", "part", "parts", "twice", "reasoning alone", "none"),
+    "arguments": ("text", "object", "empty", "nested", "none at all", "broken"),
     "reasoning": (
         "none",
         "reasoning_content",
@@ -35,9 +37,9 @@ SHAPES: dict[str, tuple[Any, ...]] = {
         "thinking part",
         "both names",
     ),
-    "result": ("text", "part", "parts", "JSON", "empty"),
+    "result": ("text", "part", "parts", "JSON", "empty", "null", "missing"),
     "calls": (0, 1, 2, 3),
-    "order": ("in order", "out of order"),
+    "order": ("in order", "out of order", "one missing"),
     "rounds": (1, 2),
     "turns": (1, 2, 3, 6),
     "tools": ("full", "no description", "no parameters", "bare", "none"),
@@ -60,6 +62,8 @@ class Talk:
     """Unique words of texts, arguments and results."""
     thoughts: list[str] = field(default_factory=list)
     """Those of reasoning."""
+    forgotten: list[str] = field(default_factory=list)
+    """Words that are in no message."""
     options: dict[str, Any] = field(default_factory=dict)
     """add_generation_prompt and continue_final_message."""
 
@@ -97,6 +101,12 @@ def talks(count: int) -> list[Talk]:
     shapes += [USUAL | {"calls": 0, "turns": 2, "reasoning": key} for key in SHAPES["reasoning"]]
     shapes += [USUAL | {"calls": 0, "system": system, "turns": 2} for system in SHAPES["system"]]
     shapes += [USUAL | {"reasoning": "reasoning", "beside": beside} for beside in SHAPES["beside"]]
+    shapes += [
+        USUAL | {"turns": 2, "calls": calls, "answer": answer}
+        for answer in SHAPES["answer"]
+        for calls in (0, 1)
+    ]
+    shapes += [USUAL | {"calls": 2, "order": "one missing", "turns": 2}]
     draw = random.Random(34)
     shapes += [{name: draw.choice(values) for name, values in SHAPES.items()} for _ in range(count)]
     return [made(shape) for shape in {json.dumps(shape): shape for shape in shapes}.values()]
@@ -118,7 +128,7 @@ def made(shape: dict[str, Any]) -> Talk:
             for _ in range(shape["rounds"]):
                 _call(talk, shape)
         if turn < turns - 1 or shape["end"] in ("question", "answer"):
-            said.append(_answer(talk, shape))
+            said += _answers(talk, shape)
     _end(talk, shape["end"])
     talk.tools = _tools(shape["tools"]) if shape["calls"] else None
     return talk
@@ -128,6 +138,10 @@ def _head(talk: Talk, shape: str) -> list[dict[str, Any]]:
     match shape:
         case "none" | "later system" | "later developer":
             return []
+        case "empty":
+            return [{"role": "system", "content": ""}]
+        case "greeting":
+            return [{"role": "assistant", "content": talk.content("text")}]
         case "system and developer":
             return [{"role": role, "content": talk.content("text")} for role in ("system", "developer")]
         case "two systems":
@@ -163,10 +177,20 @@ def _call(talk: Talk, shape: dict[str, Any]) -> None:
         content: Any = ""
         if shape["result"] == "JSON":
             content = json.dumps({"found": talk.word()})
-        elif shape["result"] != "empty":
+        elif shape["result"] == "null":
+            content = None
+        elif shape["result"] not in ("empty", "missing"):
             content = talk.content(shape["result"])
         results.append({"role": "tool", "tool_call_id": call["id"], "content": content})
-    talk.messages += reversed(results) if shape["order"] == "out of order" else results
+        if shape["result"] == "missing":
+            del results[-1]["content"]
+    match shape["order"]:
+        case "out of order":
+            results.reverse()
+        case "one missing":
+            gone = json.dumps(results.pop())
+            talk.forgotten += [word for word in talk.words if word in gone]
+    talk.messages += results
 
 
 def _arguments(talk: Talk, shape: str) -> dict[str, Any]:
@@ -175,14 +199,22 @@ def _arguments(talk: Talk, shape: str) -> dict[str, Any]:
     arguments: dict[str, Any] = {} if shape == "empty" else {"city": talk.word(), "days": 3}
     if shape == "nested":
         arguments["where"] = {"names": [talk.word(), "é"], "exact": True, "near": None}
-    return {"arguments": arguments if shape == "object" else json.dumps(arguments)}
+    text = json.dumps(arguments)
+    if shape == "broken":
+        text = text[: text.index(",")] if "," in text else text[:-1]
+    return {"arguments": arguments if shape == "object" else text}
 
 
-def _answer(talk: Talk, shape: dict[str, Any]) -> dict[str, Any]:
+def _answers(talk: Talk, shape: dict[str, Any]) -> list[dict[str, Any]]:
+    if shape["answer"] == "none":
+        return []
+    if shape["answer"] == "reasoning alone":
+        return [{"role": "assistant", "content": None, "reasoning": talk.thought()}]
     message = {"role": "assistant", "content": talk.content(shape["answer"])}
     _think(talk, message, shape["reasoning"])
     _extra(message, shape["extras"])
-    return message
+    more = {"role": "assistant", "content": talk.content("text")} if shape["answer"] == "twice" else None
+    return [message, more] if more else [message]
 
 
 def _think(talk: Talk, message: dict[str, Any], key: str) -> None:

@@ -67,7 +67,7 @@ def _finding(source: str, talk: Talk, chat: Any) -> Finding | None:
         allowed = not wanted and _cannot_continue(talk, error)
         return None if allowed else Finding("raised", talk.name, error.message)
     prompt = chat(body).prompts[0]
-    wanted = [each for each in wanted if not fuller(talk, prompt, each)]
+    wanted = [each for each in wanted if not fuller(source, talk, prompt, each)]
     if prompt in wanted[:1]:
         return None
     gone, odd = lost(talk, prompt), noise(source, talk, prompt)

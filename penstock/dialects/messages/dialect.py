@@ -142,7 +142,7 @@ def _conversation(processor: InputProcessor, request: CountTokensRequest) -> _Co
     thinking = parse_thinking(request)
     texts = BlockTexts()
     messages = convert_messages(request, texts)
-    continued = messages[-1].role == ASSISTANT
+    continued = messages[-1].role == ASSISTANT and not messages[-1].tool_calls
     text = processor.render(
         messages,
         add_generation_prompt=not continued,

@@ -14,7 +14,9 @@ from msgspec import UNSET
 from penstock.generation.parsers.custom_input import CUSTOM_INPUT
 from penstock.generation.prompt.template_rules import (
     CALLS,
+    EMPTY_SCHEMA,
     FUNCTION_FIELDS,
+    PROPERTIES,
     THINKING_PART,
     PlainMessage,
     TemplateRules,
@@ -72,10 +74,21 @@ def _mark_call(message: PlainMessage, texts: list[str], rules: TemplateRules) ->
 def plain_tools(tools: list[Tool], rules: TemplateRules) -> list[dict[str, Any]]:
     """The tools as templates read them."""
     plain: list[dict[str, Any]] = msgspec.to_builtins(tools)
-    for name in rules.function_fields:
+    if rules.function_fields:
         for tool in plain:
-            tool["function"].setdefault(name, FUNCTION_FIELDS[name])
+            _fill(tool["function"], rules.function_fields)
     return plain
+
+
+def _fill(function: dict[str, Any], needed: tuple[str, ...]) -> None:
+    for name, value in FUNCTION_FIELDS.items():
+        if name in needed:
+            function.setdefault(name, value)
+    parameters = function.get("parameters")
+    if parameters == {} and EMPTY_SCHEMA in needed:
+        function["parameters"] = FUNCTION_FIELDS["parameters"]
+    elif parameters is not None and PROPERTIES in needed:
+        parameters.setdefault("properties", {})
 
 
 def kind_of(message: Message) -> str:

@@ -14,8 +14,10 @@ from msgspec import UNSET
 
 from penstock.generation.prompt.template_rules import (
     CALLS,
+    EMPTY_SCHEMA,
     FUNCTION_FIELDS,
     PLACES,
+    PROPERTIES,
     REASONING_NAMES,
     START,
     SYSTEM_ROLES,
@@ -146,7 +148,8 @@ class _Probe:
     def _find_call(self) -> bool:
         """Find a message with a call that the template shows: with its arguments, or else its name or id."""
         user, word = self._say("user"), self._word()
-        self._named_before = self._prompt([user]).count(_FUNCTION)
+        before = self._prompt([user])
+        self._named_before = before.count(_FUNCTION)
         for self._call_word in (word, _FUNCTION, _ID):
             id = _ID if self._call_word != _ID else "probe0002"
             ends = [[_result("result", id)], [_result([_part("result")], id)], []]
@@ -154,7 +157,8 @@ class _Probe:
                 message = _calling(absent, arguments)
                 prompt = self._prompt([user, message, *end])
                 odd = f"'{_KEY}'" if isinstance(arguments, dict) else f'\\"{_KEY}'
-                if self._calls_in(prompt) and odd not in prompt and ": None" not in prompt:
+                odder = any(prompt.count(mark) > before.count(mark) for mark in (odd, ": None"))
+                if self._calls_in(prompt) and not odder:
                     self._call = message
                     return True
         return False
@@ -253,15 +257,20 @@ class _Probe:
         whole, user = self._prompt([self._say("user")]), self._say("user")
         if _FUNCTION not in whole:
             return ()
-        for names in ((), ("parameters",), ("description",), ("description", "parameters")):
-            fields = {name: FUNCTION_FIELDS[name] for name in names}
+
+        def shows(**fields: Any) -> bool:
             try:
                 prompt = self._render([user], [_tool(**fields)])
             except ApiError:
-                continue
-            if prompt.count("None") <= whole.count("None"):
-                return names
-        return ()
+                return False
+            return prompt.count("None") <= whole.count("None")
+
+        choices: tuple[tuple[str, ...], ...] = ((), ("parameters",), ("description",), (*FUNCTION_FIELDS,))
+        needed = next((each for each in choices if shows(**_filled(each))), ())
+        if shows(**_filled(needed) | {"parameters": {}}):
+            return needed
+        typed = shows(**_filled(needed) | {"parameters": {"type": "object"}})
+        return (*needed, EMPTY_SCHEMA) if typed else (*needed, EMPTY_SCHEMA, PROPERTIES)
 
     # -- places
 
@@ -342,6 +351,10 @@ _LONG_ID = "call_" + "0123456789abcdef"
 
 def _said_first(role: str, user: PlainMessage, content: Any) -> list[PlainMessage]:
     return [{"role": role, "content": content}, user]
+
+
+def _filled(names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: FUNCTION_FIELDS[name] for name in names}
 
 
 def _part(text: str) -> dict[str, str]:

@@ -65,7 +65,7 @@ class TemplateRules(msgspec.Struct, frozen=True, kw_only=True):
     no_tools: tuple[()] | None = None
     """What stands for no tools: None, or an empty list for templates that loop over them anyway."""
     function_fields: tuple[str, ...] = ()
-    """Fields that a function must have besides its name."""
+    """What a function must have besides its name: of FUNCTION_FIELDS, EMPTY_SCHEMA and PROPERTIES."""
     head_always: bool = True
     """Whether a system message at the start is shown whatever the last message is; otherwise only before a
     user's."""
@@ -87,9 +87,14 @@ class TemplateRules(msgspec.Struct, frozen=True, kw_only=True):
 PLACES = frozenset(
     [(kind, before) for kind in SYSTEM_ROLES for before in (START, "system", "user", "assistant", "tool")]
     + [("user", before) for before in ("user", "tool")]
-    + [("assistant", "assistant"), (CALLS, "assistant"), (CALLS, "tool")]
+    + [("assistant", before) for before in (START, "system", "assistant")]
+    + [(CALLS, before) for before in ("assistant", "tool")]
 )
 """Kinds of messages, each with what it follows, that templates may refuse."""
 
 FUNCTION_FIELDS: dict[str, Any] = {"description": "", "parameters": {"type": "object", "properties": {}}}
 """What stands for an absent field of a function where a template needs it."""
+EMPTY_SCHEMA = "empty schema"
+"""Parameters that are an empty object become those of FUNCTION_FIELDS."""
+PROPERTIES = "properties"
+"""Parameters without properties get none."""

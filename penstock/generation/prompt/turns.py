@@ -33,9 +33,17 @@ def arranged(messages: Sequence[Message], rules: TemplateRules, *, stable: bool 
     if not _needs_arrangement(messages, rules, stable):
         return messages
     conversation(messages, rules)  # raises errors, which name fields by their places in the request
-    head = rules.head_always or (not stable and messages[-1].role == "user")
+    turns = [*_calls_arranged(messages, rules)]
+    placed = _placed(turns, rules, stable, head=rules.head_always or not stable)
+    if rules.head_always or placed[-1].role == "user":
+        return placed
+    return _placed(turns, rules, stable, head=False)
+
+
+def _placed(messages: Iterable[Message], rules: TemplateRules, stable: bool, *, head: bool) -> list[Message]:
+    """``head``: whether a system message may stand at the start."""
     turns = _Turns(rules, stable, head)
-    for message in _calls_arranged(messages, rules):
+    for message in messages:
         turns.add(message)
     return turns.joined()
 
@@ -74,12 +82,18 @@ class _Turns:
         if message.role in SYSTEM_ROLES:
             self._add_system(message)
             return
+        if message.role == "user":
+            self._unite_users()
         last = self._placed[-1] if self._placed else None
         if self._waiting:
             self._take_waiting(message)
         elif last is not None and self._joins(last, message):
             self._added[-1].append(message_text(message))
         else:
+            begins = last is None or last.role == "system"
+            before = "system" if last else START
+            if message.role == "assistant" and begins and not self._rules.may_follow("assistant", before):
+                self._place(Message("user", ""))  # before a greeting, in a template whose turns alternate
             self._place(message)
 
     def joined(self) -> list[Message]:
@@ -93,6 +107,14 @@ class _Turns:
     def _place(self, message: Message) -> None:
         self._placed.append(message)
         self._added.append([])
+
+    def _unite_users(self) -> None:
+        """Mark a system message between two of the user's, where these must be one."""
+        if len(self._placed) < 2 or self._rules.may_follow("user", "user"):
+            return
+        if self._placed[-1].role == "system" and self._placed[-2].role == "user":
+            texts = [message_text(self._placed.pop()), *self._added.pop()]
+            self._added[-1].append(_marked("\n".join(texts)))
 
     def _take_waiting(self, message: Message) -> None:
         texts = [*self._waiting, message_text(message)] if message.role == "user" else self._waiting

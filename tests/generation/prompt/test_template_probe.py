@@ -9,7 +9,14 @@ from msgspec import UNSET
 
 from penstock.generation.prompt.chat_template import ChatTemplate
 from penstock.generation.prompt.renderer import ConversationRenderer
-from penstock.generation.prompt.template_rules import CALLS, THINKING_PART, BeforeCalls, TemplateRules
+from penstock.generation.prompt.template_rules import (
+    CALLS,
+    EMPTY_SCHEMA,
+    PROPERTIES,
+    THINKING_PART,
+    BeforeCalls,
+    TemplateRules,
+)
 from penstock.generation.request.schemas import Function, FunctionCall, Message, Tool, ToolCall
 
 LOOP = "{% for m in messages %}<{{ m.role }}>BODY{% endfor %}"
@@ -135,9 +142,12 @@ def test_ids() -> None:
     [
         ("{{ t.function.name }}", ()),
         ("{{ t.function.name + t.function.description }}", ("description",)),
+        ("{{ t.function.name }}{% for k in t.function.parameters['properties'].keys() %}{% endfor %}",
+         ("parameters", EMPTY_SCHEMA, PROPERTIES)),
+        ("{{ t.function.name }}{{ (t.function.parameters or {'type': ''}).type }}", ()),
         ("{{ t.function.name }}{% for k in t.function.parameters.properties %}{% endfor %}", ("parameters",)),
         ("{{ t.function.name }}: {{ t.function.description | string + t.function.parameters.type }}",
-         ("parameters",)),
+         ("parameters", EMPTY_SCHEMA)),
     ],
 )  # fmt: skip
 def test_fields_that_functions_need(shown: str, fields: tuple[str, ...]) -> None:

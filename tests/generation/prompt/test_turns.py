@@ -153,6 +153,24 @@ def test_a_template_without_system_messages_gets_their_text_from_the_user() -> N
     assert shown(arranged(messages[:1], rules)) == [("user", "<system>\nS\n</system>")]
 
 
+def test_system_text_between_a_users_messages_that_must_be_one() -> None:
+    rules = TemplateRules(follows=frozenset({("system", "start"), ("system", "user")}))
+    messages = [Message("user", "A"), Message("system", "S"), Message("user", "B")]
+    assert shown(arranged(messages, rules)) == [("user", "A\n<system>\nS\n</system>\nB")]
+    assert shown(arranged(messages[:2], rules)) == [("user", "A"), ("system", "S")]
+
+
+def test_a_greeting_follows_an_empty_message_where_turns_alternate() -> None:
+    messages = [Message("system", "S"), Message("assistant", "Hello"), Message("user", "A")]
+    assert shown(arranged(messages, NO_PLACES)) == [
+        ("system", "S"),
+        ("user", ""),
+        ("assistant", "Hello"),
+        ("user", "A"),
+    ]
+    assert arranged(messages, TemplateRules()) is messages
+
+
 def test_a_head_that_is_only_shown_before_a_user() -> None:
     rules = TemplateRules(head_always=False)
     messages = [Message("system", "S"), Message("user", "A"), Message("assistant", "B")]
