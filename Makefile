@@ -87,6 +87,7 @@ $(TEMPLATES_VENV)/.installed: requirements-templates.txt pyproject.toml constrai
 	$(PYTHON) -m venv $(TEMPLATES_VENV)
 	$(TEMPLATES_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . \
 		transformers hypothesis pytest pytest-timeout trustme
+	rm -rf $(TEMPLATES_VENV)/packages
 	$(TEMPLATES_VENV)/bin/python -m pip download --quiet --disable-pip-version-check --no-deps \
 		--no-binary llama_cpp_python --dest $(TEMPLATES_VENV)/packages -r requirements-templates.txt
 	touch $@

@@ -504,7 +504,8 @@ def test_a_model_sees_the_arguments_that_it_broke_off(shows: str, shown: str) ->
 
 THINKS = (
     "{% for m in messages %}<{{ m.role }}>"
-    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
+    "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 BARE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{# <think></think> #}"
 TEXT_AND_CALLS = (
