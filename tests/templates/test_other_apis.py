@@ -6,14 +6,16 @@ from collections.abc import Callable
 
 import pytest
 
-pytest.importorskip("transformers")
+from tests.templates.archives import PACKAGES, real_templates
+
+if not PACKAGES.exists():
+    pytest.skip('the packages are missing: run "make test-templates"', allow_module_level=True)
 
 from penstock.config.serve import ServeConfig
 from penstock.dialects.messages.dialect import Messages
 from penstock.dialects.responses.dialect import Responses
 from penstock.generation.prompt.chat_template import ChatTemplate
 from tests.generation.planning import tiny_input_processor
-from tests.templates.archives import real_templates
 from tests.templates.known import KNOWN, SKIPPED
 from tests.templates.other_apis import messages_body, responses_body
 from tests.templates.reference import TOKENS, lost, noise
@@ -22,10 +24,8 @@ from tests.templates.talks import Talk, talks
 TEMPLATES = {name: text for name, text in real_templates().items() if name not in SKIPPED}
 TALKS = [talk for talk in talks(60) if not talk.options]
 
-pytestmark = pytest.mark.skipif(not TEMPLATES, reason='the packages are missing: run "make test-templates"')
 
-
-@pytest.mark.parametrize("name", TEMPLATES or ["none"])
+@pytest.mark.parametrize("name", TEMPLATES)
 def test_responses_and_messages(name: str) -> None:
     source = TEMPLATES[name]
     processor = tiny_input_processor(template=ChatTemplate({"default": source}, TOKENS))

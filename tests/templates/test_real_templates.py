@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
-pytest.importorskip("transformers")
+from tests.templates.archives import PACKAGES, real_templates
+
+if not PACKAGES.exists():
+    pytest.skip('the packages are missing: run "make test-templates"', allow_module_level=True)
 
 from penstock.generation.prompt.chat_template import ChatTemplate
 from penstock.http.errors import ApiError
 from tests.generation.planning import error_or_none, planners
-from tests.templates.archives import real_templates
 from tests.templates.known import KNOWN, SKIPPED
 from tests.templates.reference import TOKENS, fuller, lost, noise, references
 from tests.templates.summary import SUMMARY
@@ -26,8 +28,6 @@ MIXED = 60
 """Conversations with several unusual properties."""
 TEMPLATES = real_templates()
 TALKS = talks(MIXED)
-
-pytestmark = pytest.mark.skipif(not TEMPLATES, reason='the packages are missing: run "make test-templates"')
 
 
 class Finding(NamedTuple):
@@ -40,7 +40,7 @@ class Finding(NamedTuple):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", TEMPLATES or ["none"])
+@pytest.mark.parametrize("name", TEMPLATES)
 def test_a_real_template(name: str) -> None:
     source = TEMPLATES[name]
     chat = planners(template=ChatTemplate({"default": source}, TOKENS)).chat
