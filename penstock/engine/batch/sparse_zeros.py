@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 _SMALL_PAGES: int | None = getattr(mmap, "MADV_NOHUGEPAGE", None)  # Linux has it
+_NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)  # of Linux; Python names it in later versions
 
 
 def sparse_zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
@@ -19,7 +20,7 @@ def sparse_zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     size = math.prod(shape) * np.dtype(dtype).itemsize
     if size < mmap.PAGESIZE or _SMALL_PAGES is None:
         return np.zeros(shape, dtype)
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
     with contextlib.suppress(OSError):  # a kernel without huge pages
         memory.madvise(_SMALL_PAGES)
     return np.frombuffer(memory, dtype).reshape(shape)

@@ -26,6 +26,18 @@ def test_it_is_an_array_of_zeros() -> None:
         assert array.reshape(-1)[-1] == 7
 
 
+def overcommits() -> bool:
+    mode = Path("/proc/sys/vm/overcommit_memory")
+    return mode.exists() and mode.read_text().strip() != "2"
+
+
+@pytest.mark.skipif(not overcommits(), reason="memory is reserved for all that is mapped")
+def test_a_table_may_be_larger_than_memory() -> None:
+    table = sparse_zeros((1 << 10, 1 << 30), np.int32)
+    table[:, 5] = 1
+    assert int(table[:, 5].sum()) == 1 << 10
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_streams_that_begin_commit_little_memory_of_a_long_context() -> None:
     """With huge pages it would be 2 MiB for each: 512 MiB."""

@@ -14,6 +14,14 @@ import transformers
 from penstock.engine.torch.engine import CANNOT_COMPUTE, TorchEngine
 from penstock.wire.frames import FinishReason
 from tests.engine.torch.harness import Driver, generate, make_engine, make_model, run_all, submit
+from tests.engine.torch.test_speculation import (
+    FEW_BLOCKS,
+    MIXES,
+    Family,
+    assert_all_free,
+    assert_same,
+    mixes,
+)
 
 POISON = 77
 OUTPUT = 12
@@ -23,6 +31,11 @@ PROMPTS = [[5, 9, 200, 17], [40 + token for token in range(30)], [3], [250, 251,
 @pytest.fixture
 def llama(tmp_path: Path) -> transformers.PreTrainedModel:
     return make_model("llama", tmp_path)
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory: pytest.TempPathFactory) -> Family:
+    return Family("llama", tmp_path_factory.mktemp("family"))
 
 
 def poison(engine: TorchEngine, is_poison: Callable[[torch.Tensor], bool], model: int = 0) -> list[int]:
@@ -161,3 +174,41 @@ def test_a_draft_model_that_cannot_compute_a_token_costs_drafts_alone(tmp_path: 
         model, [5, 9], OUTPUT
     )
     assert engine.metrics()["spec_decode_draft_tokens_total"] > 0
+
+
+@pytest.mark.parametrize("place", ["before the model", "after the model", "after the penalties"])
+@pytest.mark.parametrize("options", [{}, {"async_scheduling": "on"}, {"kv_cache_memory": FEW_BLOCKS}])
+@pytest.mark.parametrize("method", ["none", "ngram"])
+def test_batches_that_fail_change_no_token(
+    family: Family, method: str, options: dict[str, Any], place: str
+) -> None:
+    """Every fifth batch of several tokens fails: streams with penalties, logprobs, grammars, bans and drafts."""
+    engine = family.engine(method, **options)
+    calls = 0
+
+    def fail(tokens: int) -> None:
+        nonlocal calls
+        calls += tokens > 1
+        if tokens > 1 and calls % 5 == 0:
+            raise RuntimeError("it failed")
+
+    model = engine._models[0]._model
+    if place == "before the model":
+        model.get_input_embeddings().register_forward_pre_hook(lambda module, given: fail(given[0].numel()))
+    elif place == "after the model":
+        model.base_model.norm.register_forward_hook(lambda module, given, out: fail(given[0].shape[1]))
+    else:
+        sampler = engine._runner.sampler
+        choose = sampler._choose
+
+        def choose_or_fail(logits: torch.Tensor, *arguments: Any) -> torch.Tensor:
+            fail(len(logits))
+            return choose(logits, *arguments)
+
+        sampler._choose = choose_or_fail  # type: ignore[method-assign]
+    plain = family.plain(MIXES)
+    outcomes = run_all(engine, mixes(MIXES))
+    assert calls >= 10
+    for stream, outcome in plain.items():
+        assert_same(outcome, outcomes[stream])
+    assert_all_free(engine)
