@@ -182,7 +182,7 @@ def test_a_draft_model_that_cannot_compute_a_token_costs_drafts_alone(tmp_path: 
 def test_batches_that_fail_change_no_token(
     family: Family, method: str, options: dict[str, Any], place: str
 ) -> None:
-    """Every fifth batch of several tokens fails: streams with penalties, logprobs, grammars, bans and drafts."""
+    """Every fifth batch of several tokens fails; streams have penalties, logprobs, grammars, bans, drafts."""
     engine = family.engine(method, **options)
     calls = 0
 
