@@ -107,14 +107,14 @@ class ReasoningParser(_Adapter):
         """The prompt has opened the reasoning, unless ``text``, with which the output begins, does."""
         if self.format not in REASONING_PARSERS:
             raise Internal(self.format)
-        known = output_format("none", self.format, "")
+        known = output_format(CALLS.get(self.format, "none"), self.format, "")
         template = self._options.get("chat_template_kwargs") or {}
         off = False in (template.get("thinking"), template.get("enable_thinking"))
         asked = not OPENING.isdisjoint(each for each in template.values() if isinstance(each, str))
         prompt = ""
         if known.reasoning and (self.format in OPENED or asked) and not off:
             prompt = "" if text.lstrip().startswith(known.reasoning.opens) else known.reasoning.opens[0]
-        return MessageParser(MessageFormat(known.reasoning_parser(prompt, calls=False)))
+        return MessageParser(MessageFormat(known.reasoning_parser(prompt, calls=True)))
 
     def extract_reasoning(self, model_output: str, request: Any = None) -> tuple[str | None, str | None]:
         delta = self._new(model_output).push(model_output, last=True)
@@ -142,6 +142,8 @@ OPENED = REASONING_FORMATS.keys() - {
     "mistral",
 }
 """Formats of models whose template opens the reasoning."""
+CALLS = {"qwen3": "qwen3_coder"}
+"""The formats of calls that end reasoning, in vLLM's cases of it."""
 OPENING = frozenset(("enabled", "high", "low"))
 """Values of a template's variables that make it open the reasoning."""
 

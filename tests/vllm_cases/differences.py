@@ -86,6 +86,9 @@ DIFFERENCES: dict[str, tuple[str, ...]] = {
         *(f"test_step3_tool*{each}[True]" for each in ("simple_args", "data_types", "arguments", "strings")),
         "test_step3_tool*test_surrounding_text[True]",
     ),
+    "a call ends reasoning once it has a name and arguments": (
+        "test_qwen3_reasoning*tool_call_implicit_reasoning_end]",
+    ),
     "a closing tag at the output's start is no content": ("test_holo2*[thinking_disabled_with_close_tag]",),
     "an output of bare JSON is calls only if it begins with one": (
         "test_llama3_json*test_extract_tool_calls_simple",

@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from penstock.generation.grammars.lark_in_json import (
     NotEmbeddable,
     in_json_string,
@@ -73,11 +75,15 @@ def call_grammar(
 ) -> str | None:
     """The grammar of outputs that may call ``tools``; None if the format of calls has none. Raises
     NotEmbeddable for a grammar of an input that the format cannot have."""
-    if not section.opens or not isinstance(section, JsonCalls | TaggedCalls | XmlCalls):
+    if not section.opens or section.begun or not isinstance(section, JsonCalls | TaggedCalls | XmlCalls):
+        return None
+    if isinstance(section, XmlCalls) and section.string and not section.other:  # its types have names
         return None
     opening = section.opens[0]
     if opening not in ids.markers and any(marker in opening for marker in ids.markers):
         return None
+    if section.call == opening:  # each call opens a section of its own
+        section = msgspec.structs.replace(section, call="", close="")
     builder = _Builder(ids)
     count = "?" if one_call else "*"
     rules = (
@@ -224,7 +230,11 @@ def _body(section: Section, tools: Sequence[CalledTool], builder: _Builder) -> s
         calls = _one_of([_xml_call(section, tool, builder) for tool in tools])
     if not section.call:
         return calls
-    return f"(SPACE {calls})+" + (f" SPACE {builder.text(section.close)}" if section.close else "")
+    builder._rules.append(f"call: SPACE {calls}")
+    separator = (
+        f"{_quoted(section.separator)} " if isinstance(section, TaggedCalls) and section.separator else ""
+    )
+    return f"call ({separator}call)*" + (f" SPACE {builder.text(section.close)}" if section.close else "")
 
 
 def _arguments(tool: CalledTool, builder: _Builder) -> str:
@@ -251,7 +261,7 @@ def _tagged_call(section: TaggedCalls, tool: CalledTool, builder: _Builder) -> s
     parts = [builder.text(section.call), _quoted(f"{section.prefix}." * bool(section.prefix) + tool.name)]
     if section.prefix:
         parts.append('":" /[0-9]{1,6}/')
-    parts.append(builder.text(section.before))
+    parts.append(builder.text(section.before) + ' " "?' * section.before.endswith(":"))
     parts.append(f'"\\n" {_quoted(opening)} "\\n"' if opening else "")
     parts.append(_arguments(tool, builder))
     parts.append(f'"\\n" {_quoted(closing)}' if closing else "")

@@ -78,7 +78,7 @@ class JsonCalls(Section, frozen=True, kw_only=True):
         while True:
             yield from reader.space()
             bare = not self.opens
-            yield from _json_call(reader, parameters if bare and not reader.calls else None, bare=bare)
+            yield from _json_call(reader, parameters, bare=bare)
             while (char := (yield from reader.space())) != "{":
                 if char == "]" and listed:
                     listed = False
@@ -91,10 +91,10 @@ class JsonCalls(Section, frozen=True, kw_only=True):
                     raise NotACall
 
 
-def _json_call(reader: Reader, parameters: Parameters | None, *, bare: bool) -> Steps[None]:
-    """Read one object. ``parameters``: of the functions of which it must call one. ``bare``: only its fields
-    show that it is a call, so it must have arguments."""
-    scanner = CallScanner()
+def _json_call(reader: Reader, parameters: Parameters, *, bare: bool) -> Steps[None]:
+    """Read one object. ``bare``: only its fields show that it is a call, so it must have arguments, and the
+    first one the name of a function."""
+    scanner, named = CallScanner(), bare and not reader.calls
     while True:
         started = scanner.started
         reader.at = scanner.read(reader.text, reader.at)
@@ -103,16 +103,14 @@ def _json_call(reader: Reader, parameters: Parameters | None, *, bare: bool) -> 
             started, arguments = False, "{}"
         elif (scanner.done or scanner.broken) and not scanner.started:
             raise NotACall
-        if parameters and scanner.name is not None and not parameters.has(scanner.name):
+        name = parameters.meant(scanner.name or "")
+        if named and name and not parameters.has(name):
             raise NotACall
         if not started and (scanner.started or arguments):
-            assert scanner.name is not None
-            reader.start_call(scanner.name)
+            reader.start_call(name)
         if arguments:
             reader.arguments(arguments)
-        if scanner.broken:
-            raise NotACall
-        if scanner.done:
+        if scanner.done or scanner.broken:  # a brace may be missing
             reader.begin()
             return
         yield from reader.more()
@@ -131,6 +129,8 @@ class TaggedCalls(Section, frozen=True, kw_only=True):
     """Texts around the arguments, such as Markdown's."""
     end: str = ""
     """Follows the arguments."""
+    separator: str = ""
+    """Between calls; others are read, too."""
     or_json: bool = False
     """Whether the section may be JsonCalls instead."""
     content: str = ""
@@ -175,7 +175,7 @@ class TaggedCalls(Section, frozen=True, kw_only=True):
     def _name(self, reader: Reader, parameters: Parameters) -> Steps[tuple[str, str | None]]:
         """The name and the model's id."""
         if not self.prefix:
-            name = yield from reader.name()
+            name = parameters.meant((yield from reader.name()))
             if self.begun and name != self.content and not parameters.has(name):
                 raise NotACall
             return name, None
@@ -266,7 +266,7 @@ class XmlCalls(Section, frozen=True, kw_only=True):
 
     def _call(self, reader: Reader, parameters: Parameters) -> Steps[None]:
         yield from reader.space()
-        name = yield from self._name(reader)
+        name = parameters.meant((yield from self._name(reader)))
         opening = ""
         try:
             while True:
@@ -336,7 +336,7 @@ class ElementCalls(Section, frozen=True, kw_only=True):
             if (yield from self._closed(reader)):
                 return
             yield from reader.expect(self.call)
-            name, _ = _tag((yield from reader.line(">")))
+            name = parameters.meant(_tag((yield from reader.line(">")))[0])
             reader.start_call(name)
             yield from self._elements(reader, parameters.schema(name), array=False, depth=0)
             reader.begin()
@@ -417,7 +417,7 @@ class PythonCalls(Section, frozen=True, kw_only=True):
 
     def _call(self, reader: Reader, parameters: Parameters) -> Steps[None]:
         yield from reader.either(*self.before)
-        name = yield from reader.name()
+        name = parameters.meant((yield from reader.name()))
         if not self.opens and not reader.calls and not parameters.has(name):
             raise NotACall
         bracket = yield from reader.either("(", "{" if self.quote else "")

@@ -142,7 +142,12 @@ _STEP3 = XmlCalls(
 
 TOOL_FORMATS: dict[str, Section] = {
     "apertus": TaggedCalls(
-        opens=("<|tools_prefix|>[",), close="]<|tools_suffix|>", call='{"', before='":', end="}"
+        opens=("<|tools_prefix|>[",),
+        close="]<|tools_suffix|>",
+        call='{"',
+        before='":',
+        end="}",
+        separator=",",
     ),
     "cohere_command3": _COHERE,
     "cohere_command4": _COHERE,

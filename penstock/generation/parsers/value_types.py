@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
+from penstock.generation.parsers.escapes import without_halves
+
+MAX_LITERAL = 16_384
+"""Maximum characters of a list or dictionary in Python's syntax, which is read at once."""
 MAX_REFERENCES = 16
 """Maximum references that lead from a parameter to its type."""
 _JSON_TYPES = ("array", "boolean", "integer", "null", "number", "object")
@@ -45,6 +50,11 @@ class Parameters:
     def knows(self, function: str) -> bool:
         """Whether the function is one of the request's."""
         return function in self._schemas
+
+    def meant(self, name: str) -> str:
+        """The function that a name in a call means: some models put a namespace before it."""
+        plain = name.removeprefix("functions.")
+        return plain if plain in self._schemas and name not in self._schemas else name
 
     def called(self, id: str, prefix: str) -> str | None:
         """The function of an id ``PREFIX.NAME:NUMBER`` that a model wrote; None: it is no such id. If the
@@ -249,10 +259,20 @@ def json_value(text: str, type: ValueType = ValueType.JSON) -> str:
         try:
             json.loads(plain, parse_constant=_no_json)
         except (ValueError, RecursionError):
-            pass
+            if plain[:1] in ("[", "{", "(") and len(plain) <= MAX_LITERAL:
+                return _python_container(plain) or json.dumps(text, ensure_ascii=False)
         else:
             return plain
     return json.dumps(text, ensure_ascii=False)
+
+
+def _python_container(text: str) -> str:
+    """The JSON of Python's lists, tuples, dictionaries and sets; empty for other text."""
+    try:
+        value = ast.literal_eval(text)
+        return without_halves(json.dumps(value, ensure_ascii=False, allow_nan=False, default=list))
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return ""
 
 
 def _no_json(word: str) -> None:

@@ -218,6 +218,24 @@ def test_an_id_calls_the_tool_it_names(id: str, name: str | None) -> None:
     assert delta.content == ("" if name else output)
 
 
+@pytest.mark.parametrize(
+    ("format", "output"),
+    [
+        ("hermes", '<tool_call>{"name": "functions.now", "arguments": {}}</tool_call>'),
+        ("qwen3_coder", "<tool_call>\n<function=functions.now>\n</function>\n</tool_call>"),
+        ("mistral", "[TOOL_CALLS]functions.now[ARGS]{}"),
+        ("pythonic", "[functions.now()]"),
+        ("hermes", '<tool_call>{"name": "now", "arguments": {}</tool_call>'),  # a missing brace
+        ("hermes", '<tool_call>{"name": "now", "arguments": " "}</tool_call>'),
+    ],
+)
+def test_what_a_model_varies_is_understood(format: str, output: str) -> None:
+    for pieces in ([output], list(output)):
+        delta = whole(maker(format)(), pieces)
+        assert [(call.name, call.arguments) for call in delta.calls] == [("now", "{}")]
+        assert not delta.content
+
+
 def test_a_missing_brace_takes_nothing_but_itself() -> None:
     broken = '{"path": "<|tool_call_end|>", "other": {}'
     text = (
@@ -257,6 +275,14 @@ def test_strings_are_sent_as_they_come() -> None:
         ({"type": "number"}, "NaN", "NaN"),
         ({"type": "array"}, "[" * 100_000, "[" * 100_000),
         ({}, "text", "text"),
+        ({}, "{'a': [True, None, (1,)]}", {"a": [True, None, [1]]}),
+        ({"type": "array"}, "['x', \"y's\"]", ["x", "y's"]),
+        ({"type": "array"}, "{'x'}", ["x"]),
+        ({"type": "array"}, "[__import__('os')]", "[__import__('os')]"),
+        ({"type": "array"}, "[1e999, 'a']", "[1e999, 'a']"),
+        ({"type": "string"}, "['x']", "['x']"),
+        ({"type": "integer"}, "007", 7),
+        ({"type": "integer"}, "-0.5", -0.5),
         (True, "5", 5),
     ],
 )
