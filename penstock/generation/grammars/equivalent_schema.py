@@ -42,6 +42,10 @@ _WITHOUT_EFFECT: dict[str, Callable[[dict[str, Any]], bool]] = {
     "unevaluatedItems": lambda part: part["unevaluatedItems"] in _ANY,
     "unevaluatedProperties": lambda part: part["unevaluatedProperties"] in _ANY,
 }
+_NAMING = frozenset(("properties", "patternProperties", "required"))
+_ESCAPES = 'nrbtf"\\'
+"""What may follow a backslash in strings where an object has names beside those that its schema speaks of:
+written as ``\\u0061``, llguidance would take a name for another one."""
 MAX_NAMES = 200
 """Maximum names of properties that ``propertyNames`` may list."""
 _BESIDE = frozenset(
@@ -100,6 +104,12 @@ def rewrite(schema: Any, is_loose: Callable[[Path], bool], *, close: bool = True
     closing = Closing(schema, [part for _, part in found] if close else [])
     _choose(schema, found, closing, is_loose)
     closing.apply()
+    if any(_has_other_names(part) for _, part in found) and isinstance(schema, dict):
+        schema["x-guidance"] = {"json_allowed_escapes": _ESCAPES, **schema.get("x-guidance", {})}
+
+
+def _has_other_names(part: dict[str, Any]) -> bool:
+    return part.get("additionalProperties") is not False and not _NAMING.isdisjoint(part)
 
 
 def _is_address(value: Any) -> bool:
@@ -119,7 +129,18 @@ def _rewritten(part: dict[str, Any], *, strict: bool) -> tuple[list[str], dict[s
         if isinstance(count, float) and count.is_integer():
             part[keyword] = int(count)
     fit(part, strict=strict)
+    if strict and _counts_names(part):
+        raise Inexact("names may repeat: the keyword 'minProperties' cannot be enforced")
     return list(_patterns(part, strict=strict)), _names(part, strict=strict)
+
+
+def _counts_names(part: dict[str, Any]) -> bool:
+    """Whether several properties must be there whose names the schema leaves open: llguidance does not see
+    that they differ."""
+    fewest, required = part.get("minProperties", 0), part.get("required", [])
+    if not isinstance(fewest, int) or not isinstance(required, list):
+        return False
+    return fewest - len(required) > 1 and part.get("additionalProperties") is not False
 
 
 def _name_unevaluated(part: dict[str, Any]) -> None:

@@ -191,3 +191,21 @@ def test_names_of_properties(schema: Any, inside: str, outside: str) -> None:
 @pytest.mark.parametrize("names", [{"enum": ["a"], "pattern": "b"}, {"not": {"const": "a"}}, False], ids=str)
 def test_names_of_other_kinds_are_refused(names: Any) -> None:
     assert "'propertyNames'" in checked({"type": "object", "propertyNames": names})[1].problem
+
+
+def test_an_escaped_name_is_no_other_name() -> None:
+    """JSON reads it as the property that the schema names."""
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": True}
+    assert matches(schema, '{"a": 1, "b": "x"}')
+    assert not matches(schema, r'{"\u0061": "x"}')
+    assert not matches({"patternProperties": {"^a": {}}, "additionalProperties": {}}, r'{"\u0061": 1}')
+    assert matches({"type": "string"}, r'"\u0001"')
+
+
+def test_a_number_of_names_that_may_repeat_is_refused() -> None:
+    assert "'minProperties'" in checked({"type": "object", "minProperties": 2})[1].problem
+    assert matches({"type": "object", "minProperties": 1}, '{"a": 1}')
+    assert matches({"type": "object", "minProperties": 2}, '{"a": 1, "b": 2}', strict=False)
+    one = {"properties": {"a": {}}, "required": ["a"], "minProperties": 2, "additionalProperties": True}
+    assert matches(one, '{"a": 1, "b": 2}')
+    assert not matches(one, '{"a": 1}')
