@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from http import HTTPStatus
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
@@ -372,12 +373,17 @@ def _distributions(
     labels, starts = metric.names[dialect].labels, metric.first_buckets(dialect)
     sums: dict[Labels, tuple[NDArray[np.int64], float]] = {}
     for key, histogram in histograms.items():
-        series = _labels(labels, {**metric_definitions.CONSTANT_LABELS, **key.label_values()})
+        series = _labels_of(labels, key)
         counts, total = np.add.reduceat(histogram.counts, starts), histogram.total
         if (before := sums.get(series)) is not None:
             counts, total = before[0] + counts, before[1] + total
         sums[series] = counts, total
     return {series: Distribution(tuple(counts.tolist()), total) for series, (counts, total) in sums.items()}
+
+
+@lru_cache(1 << 14)
+def _labels_of(labels: tuple[str, ...], key: RequestLabels) -> Labels:
+    return _labels(labels, {**metric_definitions.CONSTANT_LABELS, **key.label_values()})
 
 
 def _labels(labels: tuple[str, ...], label_values: Mapping[str, Any]) -> Labels:
