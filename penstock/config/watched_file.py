@@ -52,6 +52,8 @@ class WatchedFile(Generic[T]):
             self._value = self._read(self._text)
         except (OSError, ValueError) as error:
             raise ConfigError(f"{self._where}: {_reason(error)}") from None
+        if not _says_something(self._text):
+            log.warning("%s is empty: %s until it is not", self._where, describe(self._value))
 
     def latest(self) -> T:
         """The value of the file; the same object until it changes, and while the file is invalid."""

@@ -239,6 +239,17 @@ def test_a_file_that_is_cut_takes_no_endpoint_away(
     assert ("2 endpoints, 0 pools and 0 names of models stay in effect" in caplog.text) == (len(urls) == 2)
 
 
+def test_a_first_file_may_be_empty_and_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "endpoints"
+    write(path, "# soon\n", at=1)
+    file = endpoints_file(str(path))
+    assert f"{path} is empty: 0 endpoints, 0 pools and 0 names of models until it is not" in caplog.text
+    write(path, "http://a:1\n", at=2)
+    assert file.latest().urls() == ["http://a:1"]
+
+
 def test_a_first_file_must_be_good(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--endpoints-file .*No such file"):
         endpoints_file(str(tmp_path / "none"))
