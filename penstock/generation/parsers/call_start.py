@@ -53,7 +53,7 @@ class _Trial:
     def __init__(self, section: Section, parameters: Parameters) -> None:
         self.verdict: bool | None = None
         """Whether it is; None: it is not known."""
-        self._reader = _CallReader(parameters)
+        self._reader = _CallReader(parameters.has)
         self._steps = self._read(section, parameters)
         next(self._steps)
 
@@ -88,13 +88,8 @@ class _Called(Exception):
 class _CallReader(Reader):
     """Reads up to the first call."""
 
-    __slots__ = ("_parameters",)
-
-    def __init__(self, parameters: Parameters) -> None:
-        super().__init__()
-        self._parameters = parameters
+    __slots__ = ()
 
     def start_call(self, name: str, id: str | None = None) -> None:
-        if not self._parameters.has(name):
-            raise NotACall
+        super().start_call(name, id)
         raise _Called

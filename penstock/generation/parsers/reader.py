@@ -46,6 +46,7 @@ class Reader:
         "_begun",
         "_kept",
         "_kept_size",
+        "_may_call",
         "_places",
         "_turns",
         "at",
@@ -58,7 +59,9 @@ class Reader:
         "text",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, may_call: Callable[[str], bool] | None = None) -> None:
+        """``may_call``: whether a function is one of the request's; None: all are."""
+        self._may_call = may_call
         self.text = ""
         """The latest piece, after what was not read of earlier ones."""
         self.at = 0
@@ -309,6 +312,9 @@ class Reader:
     # -- the delta
 
     def start_call(self, name: str, id: str | None = None) -> None:
+        """A call begins. Raises NotACall if its function is none of the request's."""
+        if self._may_call is not None and not self._may_call(name):
+            raise NotACall
         self.settle()
         self.delta.add_call(CallDelta(self.calls, name, "", id))
         self.calls += 1

@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.generation.parsers.calls import CallParser
 from penstock.generation.parsers.delta import Delta
 from penstock.generation.parsers.formats import TOOL_FORMATS
 from penstock.generation.parsers.message import MessageFormat, MessageParser
 from penstock.generation.parsers.registry import output_format
-from tests.generation.parsers.outputs import OUTPUTS, PARAMETERS
+from penstock.generation.parsers.value_types import Parameters
+from tests.generation.parsers.outputs import OUTPUTS, PARAMETERS, Output
 
 OPENING = [
     each for each in OUTPUTS if TOOL_FORMATS[each.format].opens and not TOOL_FORMATS[each.format].begun
@@ -108,3 +110,20 @@ def test_harmony_calls_a_function_of_the_request_by_its_bare_name(to: str) -> No
     assert calls_of(message_of("openai", "", list(text), prompt="")) == [("now", "{}")]
     other = message_of("openai", "", [text.replace("now", "browser.search")], prompt="")
     assert not calls_of(other) or to != "now", "a tool of the model's own is none of the request's"
+
+
+@pytest.mark.parametrize("output", OUTPUTS, ids=lambda output: output.format)
+def test_what_names_another_function_is_content(output: Output) -> None:
+    known = Parameters({"elsewhere": None})
+    for text in (output.text, f"x {output.text}"):
+        parser = CallParser(TOOL_FORMATS[output.format], known)
+        delta = parser.push(text)
+        delta.add(parser.finish(cut=False))
+        assert not delta.calls
+        assert delta.content.split() == text.split() or output.format == "functionary_v32"
+
+
+def test_harmony_calls_no_other_function() -> None:
+    text = "<|channel|>commentary to=functions.invented <|constrain|>json<|message|>{}<|call|>"
+    delta = message_of("openai", "", list(text), prompt="")
+    assert (delta.calls, delta.content) == ([], "{}")

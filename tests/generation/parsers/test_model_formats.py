@@ -120,7 +120,7 @@ def test_whatever_a_model_writes(format: str, data: st.DataObject, cuts: list[in
     assert whole(make(), pieces_of(text, cuts), cut=cut) == expected == whole(make(), list(text), cut=cut)
     assert [call.index for call in expected.calls] == list(range(len(expected.calls)))
     assert all(call.name for call in expected.calls)
-    if not expected.calls and not cut and format != "harmony":
+    if not expected.calls and not cut and format not in ("harmony", "functionary_v32"):  # they mark text
         assert expected.content == text
     parser, twin = make(), make()
     delta, same = parser.push(text), twin.push(text)
@@ -171,12 +171,12 @@ def test_reasoning(name: str) -> None:
 
 
 def test_text_between_calls_keeps_its_place() -> None:
-    text = '<tool_call>{"name": "f"}</tool_call> and <tool_call>{"name": "g"}</tool_call>.'
+    text = '<tool_call>{"name": "now"}</tool_call> and <tool_call>{"name": "write"}</tool_call>.'
     delta = whole(maker("hermes")(), list(text))
     assert delta.pieces == [
-        CallDelta(0, "f", "{}"),
+        CallDelta(0, "now", "{}"),
         TextDelta(" and"),
-        CallDelta(1, "g", "{}"),
+        CallDelta(1, "write", "{}"),
         TextDelta("."),
     ]
 
@@ -202,7 +202,7 @@ def test_ids_of_the_model_are_kept() -> None:
         ("functions_get_time_1", "get_time"),
         ("functionsget_time1", "get_time"),
         ("functions.get_time2:0", "get_time2"),  # the longest name
-        ("functions.other-tool.x:0", "other-tool.x"),  # of no tool, but what the model wrote
+        ("functions.other-tool.x:0", None),  # of no tool
         ("functions.invalid.0", None),
         ("functions other", None),
     ],
