@@ -41,7 +41,8 @@ def conversation(
     ``before_calls``, for :func:`put_before_calls`. Raises ApiError for parts that are not text, and what else
     a message cannot have."""
     plain = [_message(message, f"messages[{number}]", rules) for number, message in enumerate(messages)]
-    _name_results(messages, plain)
+    if any(message.tool_calls for message in messages):
+        _name_results(messages, plain)
     if rules.before_calls is not None and before_calls is not None:
         for message in plain:
             if message.get("tool_calls"):
@@ -54,9 +55,9 @@ def put_before_calls(prompt: str, texts: list[str], rules: TemplateRules) -> str
     if not texts or rules.before_calls is None:
         return prompt
     lead, start = rules.before_calls
-    for number, text in enumerate(texts):
-        prompt = prompt.replace(f"{start}{_PLACE}{number};", f"{lead}{text}{start}", 1)
-    return re.sub(f"{_PLACE}[0-9]+;", "", prompt)
+    place = re.compile(f"({re.escape(start)})?{_PLACE}([0-9]+);")
+    # A template may show the name elsewhere as well.
+    return place.sub(lambda found: f"{lead}{texts[int(found[2])]}{start}" if found[1] else "", prompt)
 
 
 def _mark_call(message: PlainMessage, texts: list[str], rules: TemplateRules) -> None:
@@ -143,7 +144,9 @@ def _message(message: Message, field: str, rules: TemplateRules) -> PlainMessage
             400, f"{param} is not supported; calls are sent as tool_calls, text as content.", param=param
         )
     plain: PlainMessage = {"role": message.role}
-    content = _content(message, texts_of(message, field), rules)
+    content: Any = message.content
+    if type(content) is not str or message.tool_calls or message.role not in rules.as_text:
+        content = _content(message, texts_of(message, field), rules)
     if content is not UNSET:
         plain["content"] = content
     if message.name is not None:
@@ -155,9 +158,10 @@ def _message(message: Message, field: str, rules: TemplateRules) -> PlainMessage
         ]
     if message.tool_call_id is not None:
         plain["tool_call_id"] = _id(message.tool_call_id, rules)
-    reasoning = reasoning_of(message)
-    if reasoning is not None:
-        think(plain, reasoning, rules)
+    if message.role == "assistant":
+        reasoning = reasoning_of(message)
+        if reasoning is not None:
+            think(plain, reasoning, rules)
     return plain
 
 

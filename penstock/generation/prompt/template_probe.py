@@ -92,7 +92,7 @@ class _Probe:
             as_text=frozenset(kind for kind, form in self._forms.items() if form[0] or not any(form)),
             as_parts=frozenset(kind for kind, form in self._forms.items() if form[1]),
             as_part=frozenset(kind for kind, form in self._forms.items() if form[2]),
-            follows=frozenset(place for place in PLACES if self._may_follow(*place)),
+            refused=frozenset(place for place in PLACES if not self._may_follow(*place)),
             stable=frozenset(
                 ("system", before) for before in ("user", "assistant", "tool") if self._stays(before)
             ),

@@ -69,10 +69,11 @@ class TemplateRules(msgspec.Struct, frozen=True, kw_only=True):
     head_always: bool = True
     """Whether a system message at the start is shown whatever the last message is; otherwise only before a
     user's."""
-    follows: frozenset[tuple[str, str]] | None = None
-    """Kinds of messages, each with what it may follow without loss; of those in PLACES. None: all."""
+    refused: frozenset[tuple[str, str]] = frozenset()
+    """Of PLACES, kinds of messages, each with what it may not follow, or not without loss."""
     stable: frozenset[tuple[str, str]] = frozenset()
-    """The same for system messages that, besides, leave the prompt before them as it is."""
+    """Kinds of system messages, each with what it follows, that stay there and leave the prompt before as it
+    is."""
 
     @property
     def shows_reasoning(self) -> bool:
@@ -81,7 +82,7 @@ class TemplateRules(msgspec.Struct, frozen=True, kw_only=True):
 
     def may_follow(self, kind: str, before: str) -> bool:
         """Whether a message may follow another one."""
-        return self.follows is None or (kind, before) in self.follows or (kind, before) not in PLACES
+        return (kind, before) not in self.refused
 
 
 PLACES = frozenset(

@@ -50,16 +50,15 @@ def _placed(messages: Iterable[Message], rules: TemplateRules, stable: bool, *, 
 
 def _needs_arrangement(messages: Sequence[Message], rules: TemplateRules, stable: bool) -> bool:
     """False: the template takes the messages as they are."""
-    before = START
+    before, refused = START, rules.refused
+    takes_calls = rules.calls and rules.results and rules.beside and rules.parallel
     for message in messages:
-        kind = kind_of(message)
-        if kind in SYSTEM_ROLES and (before != START or kind != "system" or stable):
+        kind = CALLS if message.tool_calls else message.role
+        if (kind, before) in refused:
             return True
-        if not rules.may_follow(kind, before) or (kind == "system" and not rules.head_always):
+        if kind in SYSTEM_ROLES and (before != START or kind != "system" or stable or not rules.head_always):
             return True
-        if kind == CALLS and not (rules.calls and rules.results and rules.beside and rules.parallel):
-            return True
-        if kind == "tool" and not rules.results:
+        if (kind == CALLS and not takes_calls) or (kind == "tool" and not rules.results):
             return True
         before = kind
     return False
@@ -153,7 +152,7 @@ class _Turns:
         if before == START and not self._head:
             return False
         if self._stable and before not in (START, "system"):
-            return rules.follows is None or (role, before) in rules.stable
+            return (role, before) in rules.stable
         if self._stable and before == "system":
             return False
         return rules.may_follow(role, before)

@@ -90,8 +90,9 @@ def test_arguments_are_text_where_the_template_joins_it(given: object, text: str
 
 
 def test_the_other_fields_are_kept() -> None:
-    given = {"role": "tool", "content": "5", "name": "f", "tool_call_id": "c1", "reasoning": "hm"}
-    assert conversation(messages(given), TEXT) == [given | {"reasoning_content": "hm"}]
+    result = {"role": "tool", "content": "5", "name": "f", "tool_call_id": "c1"}
+    answer = {"role": "assistant", "content": "5", "name": "x", "reasoning": "hm"}
+    assert conversation(messages(result, answer), TEXT) == [result, answer | {"reasoning_content": "hm"}]
 
 
 @pytest.mark.parametrize("arguments", ['{"city": "Be', "{'city': 'Bern'}", "[1]", "5", "null", "[" * 5000])

@@ -9,12 +9,12 @@ import pytest
 
 from penstock.dialects.responses.items import Conversation
 from penstock.dialects.responses.request_schema import InputItem
-from penstock.generation.prompt.template_rules import TemplateRules
+from penstock.generation.prompt.template_rules import PLACES, TemplateRules
 from penstock.generation.prompt.turns import arranged
 from penstock.generation.request.schemas import Message
 
 TEXT = "x" * 2000
-RULES = TemplateRules(follows=frozenset({("system", "start")}))
+RULES = TemplateRules(refused=PLACES - frozenset({("system", "start")}))
 
 
 def join_users(count: int) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.generation.prompt.chat_template import ChatTemplate
 from penstock.generation.prompt.renderer import ConversationRenderer
-from penstock.generation.prompt.template_rules import TemplateRules
+from penstock.generation.prompt.template_rules import PLACES, TemplateRules
 from penstock.generation.prompt.turns import arranged
 from penstock.generation.request.schemas import FunctionCall, Message, Part, ToolCall
 from tests.generation.planning import error_of
@@ -104,7 +104,7 @@ def test_a_turn_begins_with_the_one_before(kind: str) -> None:
     assert whole.index("You are an agent.\nBe brief.") < questions[0]
 
 
-NO_PLACES = TemplateRules(follows=frozenset({("system", "start")}))
+NO_PLACES = TemplateRules(refused=PLACES - frozenset({("system", "start")}))
 """Of a template that takes system text at the start alone, and whose turns alternate."""
 
 
@@ -145,7 +145,7 @@ def test_a_developers_message_is_a_system_message_where_the_role_is_unknown() ->
 
 
 def test_a_template_without_system_messages_gets_their_text_from_the_user() -> None:
-    rules = TemplateRules(follows=frozenset())
+    rules = TemplateRules(refused=PLACES)
     messages = [Message("system", "S"), Message("developer", "D"), Message("user", "A")]
     assert shown(arranged(messages, rules)) == [
         ("user", "<system>\nS\n</system>\n<system>\nD\n</system>\nA"),
@@ -154,7 +154,7 @@ def test_a_template_without_system_messages_gets_their_text_from_the_user() -> N
 
 
 def test_system_text_between_a_users_messages_that_must_be_one() -> None:
-    rules = TemplateRules(follows=frozenset({("system", "start"), ("system", "user")}))
+    rules = TemplateRules(refused=PLACES - frozenset({("system", "start"), ("system", "user")}))
     messages = [Message("user", "A"), Message("system", "S"), Message("user", "B")]
     assert shown(arranged(messages, rules)) == [("user", "A\n<system>\nS\n</system>\nB")]
     assert shown(arranged(messages[:2], rules)) == [("user", "A"), ("system", "S")]
@@ -193,7 +193,7 @@ CALLED = [
 
 
 def test_calls_and_results_that_a_template_does_not_know_are_text() -> None:
-    asked, called, results = arranged(CALLED, TemplateRules(calls=False, results=False, follows=frozenset()))
+    asked, called, results = arranged(CALLED, TemplateRules(calls=False, results=False, refused=PLACES))
     assert asked.content == "A"
     assert called.content == 'B\n[{"name": "f", "parameters": {"x": 1}}, {"name": "g", "parameters": {}}]'
     assert (called.tool_calls, called.reasoning) == (None, "R")
