@@ -17,7 +17,7 @@ class CallParser:
     def __init__(self, section: Section, parameters: Parameters = NO_PARAMETERS) -> None:
         """``parameters``: of the functions that may be called."""
         self.guard = section.guard()
-        self._reader = Reader(parameters.has)
+        self._reader = Reader()
         self._steps = _read(self._reader, section, parameters)
         next(self._steps)
 

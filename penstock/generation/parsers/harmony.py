@@ -103,8 +103,7 @@ def _message(reader: Reader, header: str, parameters: Parameters | None) -> Step
     recipient = _RECIPIENT.search(header)
     to = recipient[1] if recipient else ""
     name = to.removeprefix(PREFIX)
-    known = parameters is not None and (parameters.has(name) if name != to else parameters.knows(name))
-    if name and known:
+    if parameters is not None and name and (name != to or parameters.knows(to)):
         yield from _call(reader, name)
         return
     reasons = "analysis" in header or (recipient and name == to)

@@ -112,18 +112,21 @@ def test_harmony_calls_a_function_of_the_request_by_its_bare_name(to: str) -> No
     assert not calls_of(other) or to != "now", "a tool of the model's own is none of the request's"
 
 
-@pytest.mark.parametrize("output", OUTPUTS, ids=lambda output: output.format)
-def test_what_names_another_function_is_content(output: Output) -> None:
-    known = Parameters({"elsewhere": None})
-    for text in (output.text, f"x {output.text}"):
-        parser = CallParser(TOOL_FORMATS[output.format], known)
-        delta = parser.push(text)
-        delta.add(parser.finish(cut=False))
-        assert not delta.calls
-        assert delta.content.split() == text.split() or output.format == "functionary_v32"
+@pytest.mark.parametrize(
+    "output", [each for each in OUTPUTS if each not in OPENING], ids=lambda output: output.format
+)
+def test_without_an_opening_what_names_another_function_is_content(output: Output) -> None:
+    parser = CallParser(TOOL_FORMATS[output.format], Parameters({"elsewhere": None}))
+    delta = parser.push(output.text)
+    delta.add(parser.finish(cut=False))
+    assert not delta.calls
+    assert delta.content.split() == output.text.split() or output.format == "functionary_v32"
 
 
-def test_harmony_calls_no_other_function() -> None:
-    text = "<|channel|>commentary to=functions.invented <|constrain|>json<|message|>{}<|call|>"
-    delta = message_of("openai", "", list(text), prompt="")
-    assert (delta.calls, delta.content) == ([], "{}")
+@pytest.mark.parametrize("output", OPENING, ids=lambda output: output.format)
+def test_a_call_has_the_name_that_the_model_wrote(output: Output) -> None:
+    parser = CallParser(TOOL_FORMATS[output.format], Parameters({"elsewhere": None}))
+    delta = parser.push(output.text)
+    delta.add(parser.finish(cut=False))
+    spelled = {name for name, _ in output.calls if name in output.text}
+    assert {call.name for call in delta.calls} <= spelled

@@ -202,7 +202,7 @@ def test_ids_of_the_model_are_kept() -> None:
         ("functions_get_time_1", "get_time"),
         ("functionsget_time1", "get_time"),
         ("functions.get_time2:0", "get_time2"),  # the longest name
-        ("functions.other-tool.x:0", None),  # of no tool
+        ("functions.other-tool.x:0", "other-tool.x"),  # of no tool, but what the model wrote
         ("functions.invalid.0", None),
         ("functions other", None),
     ],
@@ -320,6 +320,28 @@ def test_the_schema_says_what_is_a_string(schema: object, text: str, value: obje
         ("<function_calls>", "olmo3", None),
         ("<tool_calls>[]</tool_calls></think>", "hunyuan_a13b", "think"),
         ("<|function_call_library|>", "granite-20b-fc", None),
+        (
+            "{%- set dsml_token = '｜DSML｜' -%}<' + dsml_token + 'function_calls></think>",
+            "deepseek_v32",
+            "think",
+        ),
+        ("{%- set dsml_token = '｜DSML｜' -%}<' + dsml_token + 'tool_calls></think>", "deepseek_v4", "think"),
+        ("<｜DSML｜ calls></think>", "deepseek_v41", "think"),
+        (
+            "]<]minimax[>[<tool_call>]<]minimax[>[<invoke name=<mm:think></mm:think>",
+            "minimax_m3",
+            "minimax_m3",
+        ),
+        ("<|open|>tools<|sep|><|open|>think<|sep|>", "kimi_k3", "kimi_k3"),
+        ("<|tool_call>call:<tool_call|><|channel>thought<channel|>", "gemma4", "gemma4"),
+        ("<|START_THINKING|><|START_ACTION|><|START_RESPONSE|>", "cohere_command3", "cohere_command3"),
+        ("<|START_THINKING|><|START_ACTION|><|START_TEXT|>", "cohere_command4", "cohere_command4"),
+        ("Write 'Action:' and use the `directly-answer` tool", "command_r", None),
+        ("<{start_tag}={function_name}>{parameters}{end_tag}<|python_tag|>", "functionary_v31", None),
+        (">>>${recipient}", "functionary_v32", None),
+        ("# 可用工具<|observation|>", "glm4", None),
+        ("<tool_calls>[]</tool_calls><|extra_0|><think></think>", "hunyuan_a13b", "hunyuan_a13b"),
+        ("set HYTK = ':opensource'<tool_calls{}></think{}>", "hy_v3_opensource", "hy_v3"),
         ("{{ messages }}", None, None),
     ],
 )
