@@ -13,6 +13,7 @@ from typing import Any, get_type_hints
 
 import pytest
 from openai.types import completion_create_params as openai_completion
+from openai.types.chat import ParsedChatCompletionMessage
 from openai.types.chat import completion_create_params as openai_chat
 
 from penstock.api.routes.models import model_list
@@ -22,6 +23,7 @@ from penstock.dialects.chat.request_schema import ChatCompletionRequest
 from penstock.dialects.completions.request_schema import CompletionRequest
 from penstock.generation.model_info import ModelInfo
 from penstock.generation.parsers.delta import CallDelta, Delta
+from penstock.generation.request.unknown_fields import unknown_fields
 from penstock.http.errors import ApiError
 from tests.generation.delivery import collected_reply
 from tests.generation.planning import body, chat_body, planners
@@ -101,3 +103,11 @@ def test_the_lists_are_those_of_the_installed_vllm(name: str) -> None:
         if (found := getattr(import_module(module), name, None)) is not None and found.__module__ == module
     ]
     assert list(model.model_fields) == FIELDS[name]
+
+
+def test_messages_that_helpers_of_the_openai_package_return_have_no_unknown_fields() -> None:
+    function = {"name": "f", "arguments": "{}", "parsed_arguments": {}}
+    call = {"id": "c", "type": "function", "index": 0, "function": function}
+    message = ParsedChatCompletionMessage.model_validate({"role": "assistant", "tool_calls": [call]})
+    body = json.dumps({"messages": [message.model_dump()]}).encode()
+    assert unknown_fields(body, ChatCompletionRequest) == []

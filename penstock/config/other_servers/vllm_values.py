@@ -37,14 +37,11 @@ _FORMAT = "the format follows from the chat template, or is one that {} takes"
 OF_THE_SERVER = {
     "--generation-config": (".+", "put its generation_config.json beside the model"),
     "--tool-call-parser": (
-        "apertus|beam|cohere_command[34]|deepseek_v3[12]?|deepseek_v41?|dots|functiongemma|gemma4|gigachat3|hf|hy_v[34]"
-        "|inkling|internlm|jamba|k2_horizon|kimi_k3|ling3|minicpm5|minimax|minimax_m[123]|muse|muse_glimmer"
-        "|musespark1x|plamo3|poolside_v1|qwen3_json|step5|xlam",
+        "beam|hf|hy_v4|inkling|k2_horizon|minimax|minimax_m1|muse|musespark1x|xlam",
         _FORMAT.format("--tool-call-parser"),
     ),
     "--reasoning-parser": (
-        "beam|cohere_command[34]|deepseek_v41?|gemma4|granite_thinking_parser|hf|hy_v[34]|inkling|k2_horizon|kimi_k3"
-        "|ling3|minicpmv|minimax_m2_append_think|minimax_m3|muse|muse_glimmer|musespark1x|plamo3|poolside_v1|step5",
+        "beam|hf|hy_v4|inkling|k2_horizon|minimax_m2_append_think|muse|muse_glimmer|musespark1x",
         _FORMAT.format("--reasoning-parser"),
     ),
 }

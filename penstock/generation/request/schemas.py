@@ -23,6 +23,7 @@ MAX_REQUEST_ID = 256
 """Maximum characters of a request id, in the body or in the header X-Request-Id."""
 PromptToken = Annotated[int, Meta(ge=0)]
 JsonObject = dict[str, Any]
+_OF_HELPERS = "Not used; the openai package's helpers add it to messages."
 
 # For /openapi.json only; other code checks it and has its own error messages.
 _TOKEN_KEYS = {"propertyNames": {"pattern": "^[0-9]+$"}}
@@ -63,6 +64,7 @@ class Part(msgspec.Struct, gc=False):
 class FunctionCall(msgspec.Struct, gc=False):
     name: str
     arguments: Annotated[str | JsonObject | None, about("A JSON object, or its text.")] = None
+    parsed_arguments: Annotated[Any, about(_OF_HELPERS)] = None
 
 
 class CustomCall(msgspec.Struct, gc=False):
@@ -75,6 +77,7 @@ class ToolCall(msgspec.Struct, gc=False):
     id: str | None = None
     type: Annotated[str, about("function or custom.")] = "function"
     custom: Annotated[CustomCall | None, about("Of the type custom.")] = None
+    index: Annotated[Any, about(_OF_HELPERS)] = None
 
 
 class Message(msgspec.Struct):
@@ -93,6 +96,7 @@ class Message(msgspec.Struct):
     annotations: Annotated[Any, about("Not used.")] = None
     audio: Annotated[Any, about("Not supported.")] = None
     function_call: Annotated[Any, about("Not supported; send tool_calls.")] = None
+    parsed: Annotated[Any, about(_OF_HELPERS)] = None
 
 
 class Function(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
