@@ -30,6 +30,7 @@ CLEARER_PARAM = {
     "err_min_gt_max": "min_tokens",
     "err_n2_greedy": "n",
     "err_presence_5": "presence_penalty",
+    "err_prompt_exact_len": "input_tokens",
     "err_prompt_empty_list": "prompt",
     "err_prompt_tok_oov": "prompt",
     "err_rep_0": "repetition_penalty",
@@ -41,13 +42,18 @@ CLEARER_MESSAGE = {
         "Requested sample logprobs of 100, which is greater than max allowed: 20 "
         "(parameter=top_logprobs, value=100)"
     ),
+    "err_prompt_exact_len": (
+        "This model's maximum context length is 2048 tokens. However, your prompt contains 2048 input tokens, "
+        "which leaves no room for an output token: it may have 2047. Please reduce the length of the input "
+        "prompt. (parameter=input_tokens, value=2048)"
+    ),
     "err_prompt_null": "prompt must be provided and non-empty. (parameter=prompt)",
     "err_tool_choice_missing_fn": (
         "The tool specified in `tool_choice`, 'zz', does not match any of the specified `tools`: 'f'. "
         "(parameter=tool_choice)"
     ),
 }
-"""Where vLLM's message names a field that is not served, or not what is allowed."""
+"""Where vLLM's message names a field that is not served, or a value that was not sent, or not what is allowed."""
 OPENAIS_CODE = dict.fromkeys(("err_bad_model_comp", "err_bad_model_stream"), "model_not_found")
 
 

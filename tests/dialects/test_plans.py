@@ -184,7 +184,7 @@ def test_a_chat_without_max_tokens_is_held_to_what_the_smallest_kv_cache_holds()
         processor.limit_total(tokens)
     assert planner.chat(chat_body()).sampling(48).max_tokens == 513 - 48
     assert planner.chat(chat_body(max_tokens=2000)).sampling(48).max_tokens == 2000, "the engine refuses it"
-    assert error_of(planner.chat(chat_body()).sampling, 513).param == "max_tokens"
+    assert error_of(planner.chat(chat_body()).sampling, 513).param == "input_tokens"
     kept = planner.chat(chat_body(truncate_prompt_tokens=-1))
     assert kept.sampling(len(kept.truncate(bytes(4 * 2000))) // 4).max_tokens == 1
 
@@ -192,8 +192,14 @@ def test_a_chat_without_max_tokens_is_held_to_what_the_smallest_kv_cache_holds()
 def test_max_tokens_is_held_to_what_the_context_leaves() -> None:
     plan = PLANNER.completion(body(max_tokens=100))
     assert [plan.sampling(length).max_tokens for length in (1, 1948, 1949, 2047)] == [100, 100, 99, 1]
-    assert error_of(plan.sampling, 2048).param == "max_tokens"
     assert error_of(plan.sampling, 2049).param == "input_tokens"
+
+
+@pytest.mark.parametrize("max_tokens", [1, None])
+def test_a_prompt_that_fills_the_context_leaves_no_room(max_tokens: int | None) -> None:
+    error = error_of(PLANNER.completion(body(max_tokens=max_tokens)).sampling, 2048)
+    assert error.param == "input_tokens"
+    assert "contains 2048 input tokens, which leaves no room for an output token: it may have 2047" in error.message
 
 
 def test_min_tokens_must_fit_what_the_context_leaves() -> None:

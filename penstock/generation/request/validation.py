@@ -227,7 +227,13 @@ def check_prompt_len(prompt_len: int, max_model_len: int) -> None:
             least,
         )
     if prompt_len == max_model_len:
-        raise refused("max_tokens must be at least 1, got 0.", "max_tokens", 0)
+        raise refused(
+            f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains "
+            f"{prompt_len} input tokens, which leaves no room for an output token: it may have "
+            f"{max_model_len - 1}. Please reduce the length of the input prompt.",
+            "input_tokens",
+            prompt_len,
+        )
     if prompt_len < 1:
         raise ApiError(400, "The prompt is empty: it has no token.", param="prompt")
 
