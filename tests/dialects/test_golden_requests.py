@@ -53,7 +53,7 @@ CLEARER_MESSAGE = {
         "(parameter=tool_choice)"
     ),
 }
-"""Where vLLM's message names a field that is not served, or a value that was not sent, or not what is allowed."""
+"""Where vLLM's message names a field that is not served, a value nobody sent, or not what is allowed."""
 OPENAIS_CODE = dict.fromkeys(("err_bad_model_comp", "err_bad_model_stream"), "model_not_found")
 
 

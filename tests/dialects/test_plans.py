@@ -199,7 +199,10 @@ def test_max_tokens_is_held_to_what_the_context_leaves() -> None:
 def test_a_prompt_that_fills_the_context_leaves_no_room(max_tokens: int | None) -> None:
     error = error_of(PLANNER.completion(body(max_tokens=max_tokens)).sampling, 2048)
     assert error.param == "input_tokens"
-    assert "contains 2048 input tokens, which leaves no room for an output token: it may have 2047" in error.message
+    assert (
+        "contains 2048 input tokens, which leaves no room for an output token: it may have 2047"
+        in error.message
+    )
 
 
 def test_min_tokens_must_fit_what_the_context_leaves() -> None:

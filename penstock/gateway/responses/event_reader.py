@@ -218,9 +218,18 @@ def read_reply(body: bytes) -> ParsedEvent:
     elif reply.object == "error" or _have_failed(reply.choices):
         error = error or body
     elif error is None and not reply.choices:
-        error = _itself(body)
+        error = _itself(body, reply=True)
     usage = _shaped(_usage, reply.usage)
     return ParsedEvent(usage=usage, error=error, end=True, response_id=response_id, deferred=deferred)
+
+
+def read_error(body: bytes) -> bytes | None:
+    """JSON of the error in a reply that has nothing else of a known shape; None: it says none."""
+    try:
+        reply = _decode(_read_reply, body)
+    except ContentError:
+        return None
+    return _error(reply.error) or (body if reply.object == "error" else None)
 
 
 def _decode(read: Callable[[bytes], Shape], data: bytes) -> Shape:
@@ -359,13 +368,14 @@ def _has_failed(choice: _Choice) -> bool:
     return choice.finish_reason == "error" or bool(choice.error)
 
 
-def _itself(data: bytes) -> bytes | None:
-    """``data`` if it is nothing but an error, as frameworks and proxies write them."""
+def _itself(data: bytes, *, reply: bool = False) -> bytes | None:
+    """``data`` if it is nothing but an error, as frameworks and proxies write them. A whole ``reply`` with a
+    text as its message is one: those of the APIs have choices, output or content instead."""
     bare = _shaped(_bare_error, msgspec.Raw(data))
     if bare is None:
         return None
     kinds = (bare.type, bare.code, bare.status_code)
-    says = isinstance(bare.message, str) and any(isinstance(kind, (str, int)) for kind in kinds)
+    says = isinstance(bare.message, str) and (reply or any(isinstance(kind, (str, int)) for kind in kinds))
     return data if says or bare.detail or bare.errors else None
 
 

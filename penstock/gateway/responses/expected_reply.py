@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from penstock.gateway.requests.named_response import RESPONSES, response_in_path
+from penstock.gateway.requests.relayed_routes import INFERENCE_ROUTES
 from penstock.gateway.requests.request_body import RequestBody
 from penstock.gateway.responses.held_bytes import HeldBytes
 from penstock.gateway.responses.response_observer import ReplyObserver, ResponseCallback, StreamObserver
@@ -13,9 +14,10 @@ from penstock.gateway.upstream.exchange import Headers
 EVENT_STREAM = b"text/event-stream"
 MAX_HEADER = 100
 """Bytes of a header's value that a message has."""
-ExpectedReply = Literal["stream", "background", "json", "replay", "anything"]
+ExpectedReply = Literal["stream", "background", "json", "replay", "result", "anything"]
 """The content that a good reply to the request has: an event stream, also of a response in the background;
-JSON; or a replay, which is a stored response as JSON, or once more as a stream."""
+JSON; or a replay, which is a stored response as JSON, or once more as a stream. A result (embeddings, scores,
+audio) may be of any kind, but is no error."""
 
 
 def expected_reply(body: RequestBody | None, path: str) -> ExpectedReply:
@@ -24,7 +26,9 @@ def expected_reply(body: RequestBody | None, path: str) -> ExpectedReply:
         if not body.stream:
             return "json"
         return "background" if body.background and path == RESPONSES else "stream"
-    return "anything" if response_in_path(path) is None else "replay"
+    if response_in_path(path) is not None:
+        return "replay"
+    return "result" if path in INFERENCE_ROUTES else "anything"
 
 
 def make_observer(
@@ -47,13 +51,15 @@ def make_observer(
     kind, _, parameters = content_type.lower().partition(b";")
     streamed = kind.strip() == EVENT_STREAM
     if streamed:
-        stream = StreamObserver(strip_usage, on_response, known=expects != "anything", held=held)
-        stream.seen.may_stop = expects in ("background", "replay", "anything")
+        stream = StreamObserver(strip_usage, on_response, known=expects not in _UNKNOWN, held=held)
+        stream.seen.may_stop = expects in ("background", "replay", *_UNKNOWN)
         observer = stream
     else:
-        parsed = status == 200 and expects == "json"
-        observer = ReplyObserver(parsed, status >= 400, on_response, held=held)
-    if expects == "anything":
+        good = status == 200
+        observer = ReplyObserver(
+            good and expects == "json", status >= 400, good and expects == "result", on_response, held=held
+        )
+    if expects in _UNKNOWN:
         pass  # audio, for instance
     elif 300 <= status < 400 and expects != "replay":
         observer.seen.note_problem(f"a redirect ({status}) instead of an answer")
@@ -64,6 +70,7 @@ def make_observer(
     return observer
 
 
+_UNKNOWN = ("result", "anything")
 _UTF_8 = (b"utf-8", b"utf8", b"us-ascii")
 
 

@@ -14,6 +14,7 @@ from penstock.gateway.responses.event_reader import (
     TOKENS_ONLY,
     ContentError,
     ParsedEvent,
+    read_error,
     read_event,
     read_reply,
 )
@@ -24,7 +25,7 @@ from penstock.streaming.sse_parser import Event, SSEError, SSEParser
 
 _GAP_BOUNDS = ITL.bounds
 MOST_ERROR_BYTES = 16 << 10
-"""Bytes of an error reply that are read for its type and code."""
+"""Bytes of an error reply that are read for its type and code. What is longer and says 200 is no error."""
 MAX_EXCERPT = 500
 """Bytes of content that are kept of what went wrong, for ``--log-content``."""
 
@@ -283,10 +284,12 @@ class StreamObserver:
 @dataclass(slots=True)
 class ReplyObserver:
     """Observes a body that is not streamed. With ``json`` it must be JSON; it is parsed when complete. Of an
-    ``error`` type and code are read if it has them."""
+    ``error`` type and code are read if it has them. A ``result`` may be of any kind; a short one may turn out
+    to be an error."""
 
     json: bool = True
     error: bool = False
+    result: bool = False
     on_response: ResponseCallback = _ignore
     """Called with the id of the response, in the responses API."""
     max_bytes: int = 64 << 20
@@ -297,8 +300,8 @@ class ReplyObserver:
 
     def feed(self, chunk: bytes, now: float) -> bytes:
         """Observe the next bytes; all of them are passed on."""
-        if self.error:
-            self._body += chunk[: MOST_ERROR_BYTES - len(self._body)]
+        if self.error or self.result:
+            self._body += chunk[: MOST_ERROR_BYTES + 1 - len(self._body)]
         elif self.json and not self.seen.unread:
             if len(self._body) + len(chunk) > self.max_bytes:
                 self._give_up(f"a reply of more than {self.max_bytes} bytes")
@@ -314,7 +317,7 @@ class ReplyObserver:
 
     def close(self) -> None:
         """Nothing more will come."""
-        if not self.error:
+        if self.json:
             self.held.free(len(self._body))
         self._body.clear()
 
@@ -323,6 +326,9 @@ class ReplyObserver:
         seen, body = self.seen, bytes(self._body)
         if self.error:
             seen.note_error(body)
+        elif self.result and len(body) <= MOST_ERROR_BYTES:
+            if (error := read_error(body)) is not None:
+                seen.note_error(error)
         elif self.json and not seen.unread:
             try:
                 self._read(read_reply(body))

@@ -8,10 +8,15 @@ import msgspec
 import pytest
 
 from penstock.gateway.responses.event_reader import LARGE_BYTES
-from penstock.gateway.responses.expected_reply import ExpectedReply, make_observer
+from penstock.gateway.responses.expected_reply import ExpectedReply, expected_reply, make_observer
 from penstock.gateway.responses.held_bytes import HeldBytes
 from penstock.gateway.responses.outcome import SUCCESSFUL, Outcome, TransportResult, classify_outcome
-from penstock.gateway.responses.response_observer import Observation, ReplyObserver, StreamObserver
+from penstock.gateway.responses.response_observer import (
+    MOST_ERROR_BYTES,
+    Observation,
+    ReplyObserver,
+    StreamObserver,
+)
 from penstock.gateway.responses.token_usage import TokenUsage
 from penstock.streaming.sse_parser import MAX_LINES, SSEParser
 from tests.gateway.foreign_streams import STREAMS as FOREIGN
@@ -418,6 +423,7 @@ def test_what_is_none_is_not(event: str) -> None:
         {"type": "error", "error": {"type": "api_error"}},
         {"type": "error", "message": "x"},
         {"message": "x", "type": "InternalServerError", "code": 500},
+        {"message": "Internal Server Error"},
         {"detail": "x"},
         {"object": "response", "status": "failed"},
         {"choices": [{"text": "a"}, {"finish_reason": "error"}]},
@@ -434,3 +440,35 @@ def test_an_error_in_a_whole_reply_is_an_error(body: Any, pad: int) -> None:
     seen = observer.seen
     path = "/v1/chat/completions"
     assert classify_outcome(TransportResult.COMPLETE, 200, seen, path) is Outcome.MODEL_SERVER_ERROR
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/v2/rerank", "/score", "/embed"])
+@pytest.mark.parametrize(
+    ("raw", "outcome", "kind"),
+    [
+        (b'{"error":{"message":"x","code":500}}', Outcome.MODEL_SERVER_ERROR, "500"),
+        (b'{"error":"x"}', Outcome.MODEL_SERVER_ERROR, ""),
+        (b'{"object":"error","message":"x","type":"E"}', Outcome.MODEL_SERVER_ERROR, "E"),
+        (b'[{"error":"x"}]', Outcome.MODEL_SERVER_ERROR, ""),
+        (b'{"object":"list","data":[{"embedding":[0.5]}],"error":null}', Outcome.OK, None),
+        (b'{"code":0,"message":"success","results":[]}', Outcome.OK, None),
+        (b"[[0.5]]", Outcome.OK, None),
+        (b"\xff\xfb audio", Outcome.OK, None),
+        (b"", Outcome.OK, None),
+        (b'{"data":"' + b"x" * MOST_ERROR_BYTES + b'","error":"x"}', Outcome.OK, None),
+    ],
+)
+def test_a_result_may_be_of_any_kind_but_is_no_error(
+    path: str, raw: bytes, outcome: Outcome, kind: str | None
+) -> None:
+    observer = make_observer(
+        200,
+        [],
+        expected_reply(None, path),
+        on_response=lambda id: None,
+        strip_usage=False,
+        held=HeldBytes(0),
+    )
+    assert observer.feed(raw[:5], 1.0) + observer.feed(raw[5:], 1.0) + observer.finish(1.0) == raw
+    assert classify_outcome(TransportResult.COMPLETE, 200, observer.seen, path) is outcome
+    assert (observer.seen.error, observer.seen.unread) == (kind, "")
