@@ -17,6 +17,7 @@ from penstock.config.errors import ConfigError, did_you_mean
 from penstock.config.introspect import Option, options_of
 from penstock.config.origins import Origins
 from penstock.config.sources import OtherServers, resolve
+from penstock.config.watched_file import TextFiles
 from penstock.exit_codes import EXIT_USAGE
 
 
@@ -122,17 +123,21 @@ def _run(argv: list[str]) -> int:
     except SystemExit:  # --help
         return 0
 
+    files = TextFiles()
+
     def read() -> tuple[msgspec.Struct, Origins]:
         resolved = resolve(
             command.config,
             line.arguments,
             os.environ,
             file=line.file,
+            files=files,
             other_options=all_options,
             other_servers=OtherServers(line.foreign, line.rest, words) if command.replaces_servers else None,
         )
         for remark in resolved.remarks:
             print(f"penstock: {remark}", file=sys.stderr)
+        files.started = True
         return resolved.config, resolved.origins
 
     config, origins = read()

@@ -17,6 +17,7 @@ from penstock.config.errors import ConfigError, did_you_mean, nearest
 from penstock.config.introspect import PREFIX, Option, options_of
 from penstock.config.origins import Origin
 from penstock.config.values import Value, convert
+from penstock.config.watched_file import TextFiles
 
 if TYPE_CHECKING:  # imported when there is something of another server's
     from penstock.config.other_servers.review import GivenFlag
@@ -62,12 +63,14 @@ def resolve(
     environ: Mapping[str, str],
     *,
     file: str | None = None,
+    files: TextFiles | None = None,
     other_options: Callable[[], Iterable[Option]] = tuple,
     other_servers: OtherServers | None = None,
 ) -> Resolved[C]:
     """The config from all sources.
 
-    ``arguments`` maps field names to the text of their flags; ``file`` is the path given with ``--config``.
+    ``arguments`` maps field names to the text of their flags; ``file`` is the path given with ``--config``,
+    which ``files`` has read before if it is read again.
     ``other_options`` yields the options of all commands: the environment and the file of ``PENSTOCK_CONFIG``
     may hold options of several commands, and those of other commands are ignored. It is called only for a
     name that ``config`` does not have. ``other_servers``: for a command that replaces other servers.
@@ -76,11 +79,12 @@ def resolve(
     passed over.
     """
     sources = _Sources(config, environ, other_options, other_servers)
+    files = files or TextFiles()
     layers = [sources.environment(), sources.arguments(arguments)]
     if file is not None:
-        layers.insert(0, sources.file(file, tuple))
+        layers.insert(0, sources.file(file, files, tuple))
     elif CONFIG_VARIABLE in environ:
-        layers.insert(0, sources.file(environ[CONFIG_VARIABLE], other_options))
+        layers.insert(0, sources.file(environ[CONFIG_VARIABLE], files, other_options))
     values: dict[str, Value | list[Value] | None] = {}
     origins: dict[str, Origin] = {}
     for layer in layers:
@@ -153,11 +157,13 @@ class _Sources:
             raise ConfigError(text)
         self.remarks.append(f"warning: {text}")
 
-    def file(self, path: str, other_options: Callable[[], Iterable[Option]]) -> Iterator[Given]:
+    def file(
+        self, path: str, files: TextFiles, other_options: Callable[[], Iterable[Option]]
+    ) -> Iterator[Given]:
         from penstock.config import yaml_file
 
         own = {option.name: option for option in self._options}
-        for entry in yaml_file.read(path):
+        for entry in yaml_file.read(path, files):
             origin = Origin("file", f"{path}:{entry.line}: {entry.key}")
             if entry.key in own and self._is_foreign(entry.key, origin, entry.value, own[entry.key]):
                 continue

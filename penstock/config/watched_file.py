@@ -1,13 +1,16 @@
-"""A file of an option that is read again when it has changed.
+"""Files of options that are read again: when they have changed, or on SIGHUP.
 
 Editors and scripts write in place: such a file is empty for a moment, or ends within a line, and a full disk
-leaves it so. Neither is what its owner meant to say, so it changes nothing.
+leaves it so. Neither is what its owner meant to say, so it changes nothing. Nor does a pipe or a device: who
+opens or reads it may wait for ever.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import re
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,12 +23,70 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Stamp = tuple[int, int, int]
 """Time of the last change, size and inode."""
+MOST_CHARACTERS = 16 << 20
+"""Of a file."""
 SETTLE_S = 1.0
 """A file that was written in place is read when it has not changed for so long, or from one look to the next:
 another part may follow. One that takes its name by a move is complete."""
 _ENDS = ("\n", "]", "}", '"', "'")
 """Of a text that is not cut within a word; what was cut within brackets or quotes is not valid."""
+_KINDS = ((stat.S_ISFIFO, "a pipe"), (stat.S_ISDIR, "a directory"), (stat.S_ISCHR, "a device"))
 _says_something = re.compile(r"^[ \t]*[^#\s]", re.MULTILINE).search
+
+
+def check_regular(path: str) -> None:
+    """Raises OSError, and ValueError for what is no regular file."""
+    _check_kind(os.stat(path).st_mode)
+
+
+def read_regular(path: str) -> str:
+    """The text of a regular file. Raises OSError and ValueError."""
+    with open(path, encoding="utf-8", opener=_open_regular) as file:
+        text = file.read(MOST_CHARACTERS + 1)
+    if len(text) > MOST_CHARACTERS:
+        raise ValueError(f"it is longer than {MOST_CHARACTERS} characters")
+    return text
+
+
+def _open_regular(path: str, flags: int) -> int:
+    fd = os.open(path, flags | os.O_NONBLOCK)
+    try:
+        _check_kind(os.fstat(fd).st_mode)
+    except ValueError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _check_kind(mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "something else")
+        raise ValueError(f"it is {kind}, not a file")
+
+
+class TextFiles:
+    """The files that a process reads at its start and on SIGHUP. At the start they may be pipes, such as a
+    shell's ``<(…)``, and end without a line end, as Kubernetes' secrets do."""
+
+    def __init__(self) -> None:
+        self.started = False
+        """Files are read again, or while the process serves."""
+        self._texts: dict[str, str] = {}
+        """By path, as they were read last."""
+
+    def read(self, path: str, ends: tuple[str, ...] = _ENDS) -> str:
+        """The text of a file. ``ends``: see :func:`_check_complete`. Raises OSError, and ValueError
+        for one that is not complete."""
+        if self.started:
+            text = read_regular(path)
+            before = self._texts.get(path, text)
+            if text != before:
+                _check_complete(text, before, ends)
+        else:
+            with open(path, encoding="utf-8") as file:
+                text = file.read()
+        self._texts[path] = text
+        return text
 
 
 class WatchedFile(Generic[T]):
@@ -48,10 +109,10 @@ class WatchedFile(Generic[T]):
         """What the latest look saw."""
         try:
             self._stamp = self._stamp_now()
-            self._text = self._path.read_text(encoding="utf-8")
+            self._text = read_regular(path)
             self._value = self._read(self._text)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{self._where}: {_reason(error)}") from None
+            raise ConfigError(f"{self._where}: {reason(error)}") from None
         if not _says_something(self._text):
             log.warning("%s is empty: %s until it is not", self._where, describe(self._value))
 
@@ -68,7 +129,7 @@ class WatchedFile(Generic[T]):
         except (OSError, ValueError) as error:
             if isinstance(error, OSError):
                 self._stamp = None
-            problem = f"{self._where}: {_reason(error)}"
+            problem = f"{self._where}: {reason(error)}"
             if problem != self._problem:
                 log.error("%s; %s stay in effect", problem, self._describe(self._value))
             self._problem = problem
@@ -84,15 +145,21 @@ class WatchedFile(Generic[T]):
         return moved_here or stamp == before or time.time() - stamp[0] / 1e9 >= SETTLE_S
 
     def _read_now(self) -> T:
-        text = self._path.read_text(encoding="utf-8")
-        if not _says_something(text):
-            raise ValueError("it is empty")
-        ends_as_before = text.endswith(_ENDS) or not self._text.endswith("\n")
-        if not ends_as_before or _is_cut(text, self._text):
-            raise ValueError("its last line has no end, as if it were cut there")
+        text = read_regular(str(self._path))
+        _check_complete(text, self._text, _ENDS)
         value = self._read(text)
         self._text = text
         return value
+
+
+def _check_complete(text: str, before: str, ends: tuple[str, ...]) -> None:
+    """Raises ValueError for a text that says nothing, or ends within a line: not with one of ``ends``, as the
+    text ``before`` it did."""
+    if not _says_something(text):
+        raise ValueError("it is empty")
+    ends_as_before = text.endswith(ends) or not before.endswith("\n")
+    if not ends_as_before or _is_cut(text, before):
+        raise ValueError("its last line has no end, as if it were cut there")
 
 
 def _is_cut(text: str, before: str) -> bool:
@@ -100,5 +167,6 @@ def _is_cut(text: str, before: str) -> bool:
     return text != before and before.startswith(text) and "\n" not in (text[-1], before[len(text)])
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """Why a file cannot be used."""
     return str((isinstance(error, OSError) and error.strerror) or error)

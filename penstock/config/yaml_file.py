@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import yaml
 
 from penstock.config.errors import ConfigError
+from penstock.config.watched_file import TextFiles
 
 NULL = "tag:yaml.org,2002:null"
 MOST_DEPTH = 100
@@ -101,18 +101,20 @@ def _problem(error: yaml.YAMLError) -> tuple[int, str]:
     return (mark.line + 1 if mark else 1), problem
 
 
-def read(path: str) -> list[YamlEntry]:
+def read(path: str, files: TextFiles) -> list[YamlEntry]:
     """The entries of the file, in its order, keys with dashes.
 
     Raises ConfigError, with the line, for a file that cannot be read, is not YAML, is not a mapping or has a
     duplicate key. The error never contains a value.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = files.read(path)
     except OSError as error:
         raise ConfigError(f"cannot read the option file {path or repr(path)}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: the file is not UTF-8 (byte {error.start})") from None
+    except ValueError as error:
+        raise ConfigError(f"cannot read the option file {path}: {error}") from None
     return parse(text, path)
 
 

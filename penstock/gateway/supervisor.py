@@ -25,6 +25,7 @@ from penstock import __version__, logging_setup
 from penstock.config.errors import ConfigError
 from penstock.config.gateway import GatewayConfig
 from penstock.config.origins import Origins
+from penstock.config.watched_file import TextFiles
 from penstock.distribution import pip_install
 from penstock.exit_codes import EXIT_FAILED, StartupError, exit_code_of
 from penstock.gateway.admission.envoy_certificates import certificate_files
@@ -77,7 +78,8 @@ def serve(config: GatewayConfig, origins: Origins, read_again: ReadOptions) -> i
     service_manager = ServiceManager()
     try:
         with handlers_restored(), contextlib.ExitStack() as owned, interruptible():
-            config = load_api_keys(config, origins)
+            key_files = TextFiles()
+            config = load_api_keys(config, origins, key_files)
             _check_certificates(config)
             if config.otlp_endpoint is not None:
                 check_tracing_libraries()
@@ -98,6 +100,7 @@ def serve(config: GatewayConfig, origins: Origins, read_again: ReadOptions) -> i
                 config=config,
                 config_before=config,
                 read_again=read_again,
+                key_files=key_files,
                 listener=listener,
                 acceptor=acceptor,
                 envoy_port=envoy_port,
@@ -135,6 +138,7 @@ class _Gateway:
     config: GatewayConfig
     config_before: GatewayConfig
     read_again: ReadOptions
+    key_files: TextFiles
     listener: ListenSocket
     # None for a single worker, which accepts connections itself.
     acceptor: Acceptor | None
@@ -198,7 +202,7 @@ class _Gateway:
         """SIGHUP: reads the options again, for the workers that replace the others; None if they are bad."""
         try:
             config, origins = self.read_again()
-            config = load_api_keys(config, origins)
+            config = load_api_keys(config, origins, self.key_files)
             _check_certificates(config)
         except ConfigError as error:
             log.error("SIGHUP: %s; the gateway goes on with the options that it has", error)

@@ -14,6 +14,7 @@ from penstock.config.gateway import GatewayConfig
 from penstock.config.origins import Origins
 from penstock.config.secret_files import warn_if_open_to_others
 from penstock.config.serve import ServeConfig
+from penstock.config.watched_file import TextFiles
 
 log = logging.getLogger(__name__)
 
@@ -22,15 +23,16 @@ _KEY = re.compile(KEY_PATTERN)
 Config = TypeVar("Config", ServeConfig, GatewayConfig)
 
 
-def load_api_keys(config: Config, origins: Origins) -> Config:
+def load_api_keys(config: Config, origins: Origins, files: TextFiles) -> Config:
     """``config`` with the keys of --api-key-file added to those of --api-key, without duplicates; and those
-    of administrators in the same way.
+    of administrators in the same way. ``files``: the same object each time that they are read.
 
     Raises ConfigError, whose message shows no key, for a file that cannot be read or has no key, for a key
     that no client could send, and for one of clients and administrators alike.
     """
-    clients = _load("--api-key", config.api_key, config.api_key_file, origins)
-    admins = _load("--admin-api-key", config.admin_api_key, config.admin_api_key_file, origins)
+    clients = _load("--api-key", config.api_key, config.api_key_file, origins, files)
+    admins = _load("--admin-api-key", config.admin_api_key, config.admin_api_key_file, origins, files)
+    files.started = True
     for origin, key in admins.items():
         if key in clients.values():
             raise ConfigError(f"{origin} is a key of clients as well, which would all be administrators")
@@ -41,11 +43,11 @@ def load_api_keys(config: Config, origins: Origins) -> Config:
     )
 
 
-def reload_api_keys(given: Config, before: Config) -> Config | None:
+def reload_api_keys(given: Config, before: Config, files: TextFiles) -> Config | None:
     """``before`` with the keys of the files as they are now; ``given`` has those of the options themselves.
     What has changed is logged, in numbers. None: the files are bad, which is logged."""
     try:
-        loaded = load_api_keys(given, {})
+        loaded = load_api_keys(given, {}, files)
     except ConfigError as error:
         log.error("SIGHUP: %s; the keys stay as they are, and nothing is restarted", error)
         return None
@@ -57,7 +59,9 @@ def reload_api_keys(given: Config, before: Config) -> Config | None:
     return msgspec.structs.replace(before, api_key=loaded.api_key, admin_api_key=loaded.admin_api_key)
 
 
-def _load(option: str, given: list[str] | None, path: str | None, origins: Origins) -> dict[str, str]:
+def _load(
+    option: str, given: list[str] | None, path: str | None, origins: Origins, files: TextFiles
+) -> dict[str, str]:
     """Keys by where they were given. Raises ConfigError."""
     keys = {f"{option}: key {number}": key for number, key in enumerate(given or (), 1)}
     field = option.removeprefix("--").replace("-", "_")
@@ -70,19 +74,18 @@ def _load(option: str, given: list[str] | None, path: str | None, origins: Origi
             field.upper(),
         )
     if path is not None:
-        keys |= _read(f"{option}-file", path)
+        keys |= _read(f"{option}-file", path, files)
     for origin, key in keys.items():
         if not _KEY.fullmatch(key):
             raise ConfigError(f"{origin} has characters other than visible ASCII, no client could send it")
     return keys
 
 
-def _read(option: str, path: str) -> dict[str, str]:
+def _read(option: str, path: str, files: TextFiles) -> dict[str, str]:
     """Origin of each key, such as its line → key. Empty lines and comments (#) are skipped."""
     try:
-        with open(path, encoding="utf-8") as file:
-            lines = [line.strip() for line in file]
-    except (OSError, UnicodeDecodeError) as error:
+        lines = [line.strip() for line in files.read(path, ends=("\n",)).split("\n")]
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{option} {path}: {error}") from error
     warn_if_open_to_others(option, path)
     keys = {

@@ -9,6 +9,7 @@ import ssl
 from typing import NoReturn, Protocol
 
 from penstock.config.errors import ConfigError
+from penstock.config.watched_file import check_regular
 
 log = logging.getLogger(__name__)
 
@@ -57,14 +58,15 @@ def server_context(config: TlsConfig) -> ssl.SSLContext | None:
     if config.ssl_keyfile is not None:
         where += f", --ssl-keyfile {config.ssl_keyfile}"
     try:
-        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, no_password)
+        load_certificate(context, config.ssl_certfile, config.ssl_keyfile)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{where}: {error}") from error
     if config.ssl_ca_certs is not None:
         context.verify_mode = ssl.VerifyMode(config.ssl_cert_reqs)
         try:
+            check_regular(config.ssl_ca_certs)
             context.load_verify_locations(config.ssl_ca_certs)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise ConfigError(f"--ssl-ca-certs {config.ssl_ca_certs}: {error}") from error
     return context
 
@@ -95,7 +97,7 @@ class CertificateWatch:
         try:
             # Another context is tried first: a failed load leaves a context without a key.
             for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self._context):
-                context.load_cert_chain(self._certificate, self._key, no_password)
+                load_certificate(context, self._certificate, self._key)
         except (OSError, ValueError) as error:
             log.error("--ssl-certfile %s: the old certificate stays in use: %s", self._certificate, error)
         else:
@@ -114,6 +116,14 @@ def file_version(path: str) -> tuple[int, int] | None:
     return found.st_ino, found.st_mtime_ns
 
 
-def no_password() -> NoReturn:
+def load_certificate(context: ssl.SSLContext, certificate: str, key: str | None) -> None:
+    """``key``: None if the certificate's file has it. Raises OSError and ValueError."""
+    for path in (certificate, key):
+        if path is not None:
+            check_regular(path)  # OpenSSL would wait for a pipe
+    context.load_cert_chain(certificate, key, _no_password)
+
+
+def _no_password() -> NoReturn:
     """Replaces the prompt at the terminal."""
     raise ValueError("the private key has a password; store it without one, readable by the server alone")

@@ -20,6 +20,7 @@ from penstock.config.options.hosts import HEAD
 from penstock.config.origins import Origins
 from penstock.config.secret_files import warn_if_open_to_others
 from penstock.config.serve import ServeConfig
+from penstock.config.watched_file import TextFiles
 from penstock.engine.vllm.engine_command import engine_commands
 from penstock.exit_codes import EXIT_FAILED, StartupError, exit_code_of
 from penstock.http.api_key_file import load_api_keys, reload_api_keys
@@ -95,9 +96,9 @@ def serve(
     if not local_api_servers:
         _check_without_servers(config, origins or {})
     tls = None
-    given_config = config
+    given_config, key_files = config, TextFiles()
     if not config.headless:
-        config = load_api_keys(config, origins or {})
+        config = load_api_keys(config, origins or {}, key_files)
         tls = server_context(config)  # API servers make their own; errors are reported here, once
         if config.ssl_keyfile is not None:
             warn_if_open_to_others("--ssl-keyfile", config.ssl_keyfile)
@@ -130,6 +131,7 @@ def serve(
             service = _Service(
                 config=config,
                 given_config=given_config,
+                key_files=key_files,
                 given=sorted(origins or {}),
                 listener=listener,
                 loading_server=loading_server,
@@ -163,6 +165,7 @@ class _Service:
     config: ServeConfig
     # Without those of files.
     given_config: ServeConfig
+    key_files: TextFiles
     # Fields of config that the operator has set.
     given: list[str]
     # None on a host without API servers.
@@ -223,7 +226,7 @@ class _Service:
     def _read_keys(self) -> list[SupervisorCommand] | None:
         """SIGHUP: reads files with keys again, for the API servers that run and those that replace them; None
         if they are bad."""
-        config = reload_api_keys(self.given_config, self.config)
+        config = reload_api_keys(self.given_config, self.config, self.key_files)
         if config is None or config == self.config:
             return None if config is None else []
         self.config = config

@@ -3,12 +3,13 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from penstock.config.errors import ConfigError
-from penstock.config.watched_file import WatchedFile
+from penstock.config.watched_file import MOST_CHARACTERS, WatchedFile
 
 
 class File:
@@ -106,6 +107,40 @@ def test_a_file_that_is_away_for_a_while(file: File, caplog: pytest.LogCaptureFi
         f"--digits {file.path}: No such file or directory; 1 keys stay in effect",
         f"--digits {file.path}: 1 keys are in effect again",
     ]
+
+
+def _pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _endless(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def _long(path: Path) -> None:
+    path.write_text("1" * (MOST_CHARACTERS + 1))
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (_pipe, "it is a pipe, not a file"),
+        (_endless, "it is a device, not a file"),
+        (Path.mkdir, "it is a directory, not a file"),
+        (_long, f"it is longer than {MOST_CHARACTERS} characters"),
+    ],
+)
+def test_what_can_not_be_read_to_its_end_stops_nobody(
+    file: File, caplog: pytest.LogCaptureFixture, make: Callable[[Path], None], problem: str
+) -> None:
+    file.path.unlink()
+    make(file.path)
+    if file.path.is_file():
+        os.utime(file.path, (7, 7))
+    assert [file.watched.latest() for _ in range(3)] == [1, 1, 1]
+    assert caplog.messages == [f"--digits {file.path}: {problem}; 1 keys stay in effect"]
+    with pytest.raises(ConfigError, match=problem):
+        WatchedFile("--digits", str(file.path), int, str)
 
 
 def test_a_first_file_must_be_good(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.config.errors import ConfigError
+from penstock.config.watched_file import TextFiles
 from penstock.config.yaml_file import YamlEntry, parse, read
 
 
@@ -88,14 +89,21 @@ def test_errors_never_repeat_a_value(value: str) -> None:
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read the option file .*none\.yaml: No such file"):
-        read(str(tmp_path / "none.yaml"))
+        read(str(tmp_path / "none.yaml"), TextFiles())
     with pytest.raises(ConfigError, match="Is a directory"):
-        read(str(tmp_path))
+        read(str(tmp_path), TextFiles())
     with pytest.raises(ConfigError, match="cannot read the option file ''"):
-        read("")
+        read("", TextFiles())
+    files = TextFiles()
+    (tmp_path / "good.yaml").write_text("drain-timeout: 60\n")
+    assert read(str(tmp_path / "good.yaml"), files)
+    files.started = True
+    (tmp_path / "good.yaml").write_text("drain-timeout: 6")
+    with pytest.raises(ConfigError, match=r"option file .*good\.yaml: its last line has no end"):
+        read(str(tmp_path / "good.yaml"), files)
     (tmp_path / "latin.yaml").write_bytes(b"model: caf\xe9\n")
     with pytest.raises(ConfigError, match=r"latin\.yaml: the file is not UTF-8 \(byte 10\)"):
-        read(str(tmp_path / "latin.yaml"))
+        read(str(tmp_path / "latin.yaml"), TextFiles())
 
 
 @given(st.text() | st.text(alphabet="ab:-[]{},'\"*&!|>#%@?~ \n\t"))

@@ -43,9 +43,9 @@ CLEARER_MESSAGE = {
         "(parameter=top_logprobs, value=100)"
     ),
     "err_prompt_exact_len": (
-        "This model's maximum context length is 2048 tokens. However, your prompt contains 2048 input tokens, "
-        "which leaves no room for an output token: it may have 2047. Please reduce the length of the input "
-        "prompt. (parameter=input_tokens, value=2048)"
+        "This model's maximum context length is 2048 tokens. However, your prompt contains 2048 input "
+        "tokens, which leaves no room for an output token: it may have 2047. Please reduce the length of the "
+        "input prompt. (parameter=input_tokens, value=2048)"
     ),
     "err_prompt_null": "prompt must be provided and non-empty. (parameter=prompt)",
     "err_tool_choice_missing_fn": (

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import ssl
 from pathlib import Path
 
@@ -67,6 +68,14 @@ def test_options_that_cannot_be_served(
     }
     with pytest.raises(ConfigError, match=words):
         server_context(ServeConfig(**filled))
+
+
+@pytest.mark.parametrize("option", ["ssl_certfile", "ssl_keyfile", "ssl_ca_certs"])
+def test_a_pipe_is_not_waited_for(certificates: Certificates, tmp_path: Path, option: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    options = {"ssl_certfile": certificates.both, option: str(tmp_path / "pipe")}
+    with pytest.raises(ConfigError, match="/pipe: it is a pipe, not a file"):
+        server_context(ServeConfig(ssl_cert_reqs=int(option == "ssl_ca_certs"), **options))
 
 
 def test_a_key_with_a_password_is_refused_instead_of_asked_for(

@@ -11,7 +11,8 @@ from typing import NamedTuple
 from penstock.config.errors import ConfigError
 from penstock.config.gateway import GatewayConfig
 from penstock.config.secret_files import warn_if_open_to_others
-from penstock.http.tls import file_version, no_password
+from penstock.config.watched_file import check_regular, reason
+from penstock.http.tls import file_version, load_certificate
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class CertificateFiles:
         chain = _contents("--ext-proc-cert-file", self._cert_file)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
-            context.load_cert_chain(self._cert_file, self._key_file, no_password)
+            load_certificate(context, self._cert_file, self._key_file)
         except (OSError, ValueError) as error:
             where = f"--ext-proc-cert-file {self._cert_file}, --ext-proc-key-file {self._key_file}"
             raise ConfigError(f"{where}: {error}") from error
@@ -110,9 +111,10 @@ def certificate_files(config: GatewayConfig) -> CertificateFiles | None:
 
 def _contents(option: str, path: str) -> bytes:
     try:
+        check_regular(path)
         return Path(path).read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{option} {path}: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{option} {path}: {reason(error)}") from None
 
 
 def _is_loopback(host: str) -> bool:

@@ -8,7 +8,8 @@ import ssl
 
 from penstock.config.errors import ConfigError
 from penstock.config.gateway import GatewayConfig
-from penstock.http.tls import file_version, no_password
+from penstock.config.watched_file import check_regular
+from penstock.http.tls import file_version, load_certificate
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,8 @@ class UpstreamTls:
 
     def _make_context(self, *, with_http2: bool) -> ssl.SSLContext:
         try:
+            if self._ca_file is not None:
+                check_regular(self._ca_file)
             context = _context(self._ca_file, with_http2=with_http2)
         except (OSError, ValueError) as error:
             raise ConfigError(f"--upstream-ca-file {self._ca_file}: {error}") from error
@@ -72,7 +75,7 @@ class UpstreamTls:
             if self._key_file is not None:
                 where += f", --upstream-key-file {self._key_file}"
             try:
-                context.load_cert_chain(self._cert_file, self._key_file, no_password)
+                load_certificate(context, self._cert_file, self._key_file)
             except (OSError, ValueError) as error:
                 raise ConfigError(f"{where}: {error}") from error
         return context
