@@ -17,8 +17,9 @@ from penstock.gateway.routing.router import Router
 from penstock.gateway.upstream.exchange import Headers
 from penstock.http.admission import BEGUN
 
-REFUSALS = frozenset({429, 503, 529})
-"""Statuses of endpoints that take no request now, but may later; 529 is Anthropic's."""
+REFUSALS = frozenset({429, 503, 508, 529})
+"""Statuses of endpoints that take no request now, but may later; 529 is Anthropic's. 508 is that of a gateway
+that has relayed the request before: nothing was done, and an endpoint that leads elsewhere may do it."""
 BAD_GATEWAY = 502
 """After it another endpoint may do better, if the request only reads; 500 is the model server's own
 failure, which a retry repeats."""

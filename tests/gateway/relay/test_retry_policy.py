@@ -65,6 +65,7 @@ def test_only_what_is_safe_is_sent_again(request_: IncomingRequest, allowed: set
         (429, [], AttemptProgress.REFUSED),
         (503, [], AttemptProgress.REFUSED),
         (529, [], AttemptProgress.REFUSED),
+        (508, [], AttemptProgress.REFUSED),
         (503, [BEGUN], AttemptProgress.BEGUN),
         (502, [], AttemptProgress.BEGUN),
         (200, [], None),

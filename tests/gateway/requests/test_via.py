@@ -66,3 +66,16 @@ def test_two_gateways_that_name_each_other(tmp_path: Path) -> None:
             reply = first.complete()
             assert (reply.status_code, reply.json()["error"]["code"]) == (508, "loop_detected")
             assert sum(first.counts().values()) == 3  # the good one, and the other one twice
+
+
+def test_a_gateway_that_names_itself_beside_a_good_endpoint(tmp_path: Path) -> None:
+    """What comes back is sent to the good one, and nothing is sent to itself after a few times."""
+    path = tmp_path / "endpoints"
+    options = ("--models-interval", "0", "--scorers", "queue=1", "--endpoints-file", str(path))
+    with Upstream(good) as upstream:
+        path.write_text(f"{upstream.url}\n")
+        with gateway(options=options) as own:
+            path.write_text(f"{upstream.url}\n{own.url}\n")
+            eventually(lambda: own.url in own.counts("endpoint_up"))
+            assert [own.complete().status_code for _ in range(30)] == [200] * 30
+            assert 0 < sum(own.counts().values()) - 30 < 10
