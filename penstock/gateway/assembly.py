@@ -264,7 +264,8 @@ def make_admission(
         ):
             if given is not None:
                 raise ConfigError(f"{option} {given}: it has an effect only with --flow-control")
-    budgets = Budgets(_make_budget_store(config, clock, exchange), clock, config.budget_store_outage)
+    store = _make_budget_store(config, clock, exchange)
+    budgets = Budgets(store, clock, config.budget_store_outage, share=1.0 / config.workers)
     name = None if header is None else header.lower().encode()
     return Admission(budgets, flow, name, config.request_timeout)
 

@@ -125,6 +125,12 @@ class MemoryBudgetStore:
             debt_s = charge.bounded(self._debt_s(client, charge, now) + charge.seconds)
             self._full_at[client, charge.budget.name] = now + debt_s
 
+    def begin(self, client: str, charges: Sequence[Charge], share: float) -> None:
+        """Of budgets of which nothing is known only ``share`` is left."""
+        now = self._clock()
+        for budget, _ in charges:
+            self._full_at.setdefault((client, budget.name), now + (1.0 - share) * budget.period_s)
+
     def granted_elsewhere(
         self,
         client: str,

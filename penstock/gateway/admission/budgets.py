@@ -47,11 +47,14 @@ class Reserved:
 class Budgets:
     """The budgets of all clients. ``outage``: when the store does not answer, this process counts by itself
     (``local``), or requests get 503 (``refuse``). By itself it starts from what the store told last, and from
-    its own requests, which it counts at all times. ``clock`` gives seconds."""
+    its own requests, which it counts at all times; for a client of which it was told nothing, from ``share``
+    of each budget: others may have granted the rest. ``clock`` gives seconds."""
 
     store: BudgetStore
     clock: Callable[[], float]
     outage: Literal["local", "refuse"] = "local"
+    share: float = 1.0
+    """Of this process among those of a gateway."""
     _local: MemoryBudgetStore = field(init=False)
     _absent_until: float = -math.inf
 
@@ -101,6 +104,7 @@ class Budgets:
                 _log_outage("outage", "the budget store does not answer: %s", error)
         if self.outage == "refuse":
             raise unavailable("The gateway cannot check the budgets of its clients.", "budget_store")
+        self._local.begin(sender.id, charges, self.share)
         found = self._local.reserve_now(sender.id, request, charges, sender.most_concurrent)
         return self._local, found
 

@@ -416,6 +416,33 @@ def test_a_late_event_loop_is_no_silent_store() -> None:
     asyncio.run(run())
 
 
+def test_a_process_that_was_told_nothing_of_a_client_starts_with_its_share() -> None:
+    """It cannot know what others have granted, such as before it was started."""
+
+    async def granted(budgets: Budgets, who: Sender) -> int:
+        for count in range(100):
+            try:
+                await reserve(budgets, who)
+            except ApiError:
+                return count
+        raise AssertionError("it has no limit")
+
+    async def run() -> None:
+        now = 0.0
+        store = FakeStore(lambda: now)
+        store.away = True
+        budgets = Budgets(store, lambda: now, share=0.5)
+        assert await granted(budgets, sender("new", requests=20)) == 10
+        now += SLOW / 4
+        assert await granted(budgets, sender("new", requests=20)) == 5, "it refills as any other"
+        store.away, now = False, now + OUTAGE_S
+        await reserve(budgets, sender("known", requests=20))
+        store.away = True
+        assert await granted(budgets, sender("known", requests=20)) == 19
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("outage", ["local", "refuse"])
 @pytest.mark.parametrize("silent", [False, True])
 def test_a_store_that_does_not_answer(outage: str, silent: bool) -> None:
