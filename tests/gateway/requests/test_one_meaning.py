@@ -39,6 +39,8 @@ def test_all_fields_that_the_gateway_reads_decide() -> None:
         (b'{"Previous_Response_Id":"resp_1"}', "Previous_Response_Id"),
         (b'{"lora_path":"x","lora_path":null}', "lora_path"),
         (b'{"messages":[{"a":"}"}],"messages":[]}', "messages"),
+        (b'{"n": 1, "model": "m", "a": 1, "b": 2, "n":1}', "n"),
+        (b'{"n":2,"model":"m","a":1,"b":2,"n":1}', "n"),
         (b'{"stream_options":{"include_usage":true,"include_usage":false}}', "stream_options.include_usage"),
         (b'{"stream_options":{"Include_Usage":false}}', "stream_options.Include_Usage"),
     ],
@@ -70,6 +72,17 @@ def test_what_may_be_read_otherwise_is_refused_by_name(body: bytes, field: str) 
 )
 def test_what_all_read_alike_is_not(body: bytes) -> None:
     check_meaning(body)
+
+
+def test_a_body_as_python_writes_it_is_not_walked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The usual one of clients. Others are: the same with a name of escapes, or a blank more."""
+    monkeypatch.setattr(one_meaning, "_first", None)
+    body = {"model": "m", "messages": [{"role": "user", "content": "a: b, {"}], "max_tokens": 1, "n": 1}
+    for separators in ((", ", ": "), (",", ":")):
+        check_meaning(json.dumps(body, separators=separators).encode())
+    for walked in (b'{"a\\"": 1, "b": 2}', b'{"a": 1, "b": 2 }'):
+        with pytest.raises(TypeError):
+            check_meaning(walked)
 
 
 def test_too_many_fields_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
