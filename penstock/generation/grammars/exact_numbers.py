@@ -1,24 +1,25 @@
 """Numbers of a JSON schema that llguidance enforces exactly.
 
 llguidance holds numbers of schemas as 64-bit floats and writes integers of 64 bits: others are rounded, or
-refused. A bound between two floats moves to the next one inside the bounds, so that nothing outside of them
-is ever written.
+refused. It reads some floats of 16 and 17 digits as the one beside them. A bound moves to the next float inside
+the bounds that is read as what it is, so that nothing outside of them is ever written.
 """
 
 from __future__ import annotations
 
 import math
+from decimal import Decimal
 from typing import Any, NamedTuple, TypeGuard
 
 LARGEST = 2**63 - 1024
 """The largest float below 2**63. ``maximum`` may also be 2**63 - 1, which llguidance enforces exactly."""
 _LIMIT = 2**63
-_WHOLE = 2**53
-"""From here on not every integer is a float, and exclusive bounds of integers are rounded."""
 _ONE_SIDED = 10**18
 """From here on llguidance takes no bound on one side alone."""
 _TINY = 1e-50
 """Closer to zero, the regular expressions of llguidance are nested too deeply."""
+_LARGEST_POWER = 308
+"""Exponent of the largest power of ten that is a float."""
 MAX_UNITS = 100_000
 """Maximum ``multipleOf``, in units of its last decimal: engines take no larger ones."""
 _BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
@@ -72,7 +73,7 @@ def _first_inexact(values: Any) -> Number | None:
             waiting += value.values()
         elif isinstance(value, list):
             waiting += value
-        elif isinstance(value, int | float) and (abs(value) > LARGEST or float(value) != value):
+        elif isinstance(value, int | float) and (abs(value) > LARGEST or _read(value) != value):
             return value
     return None
 
@@ -85,7 +86,7 @@ def _fit_multiple(part: dict[str, Any], strict: bool) -> None:
     units, decimals = float(min(multiple, 2 * MAX_UNITS)), 0
     while units % 1 and units <= MAX_UNITS:
         units, decimals = units * 10, decimals + 1
-    if units > MAX_UNITS or units / 10**decimals != multiple:
+    if units > MAX_UNITS or units / 10**decimals != multiple or _read(multiple) != multiple:
         if strict:
             raise _inexact("multipleOf", multiple)
         del part["multipleOf"]
@@ -108,22 +109,22 @@ def _fit_bounds(part: dict[str, Any], strict: bool) -> None:
     try:
         fitted_low = _fitted(low, sign=-1, integer=integer, strict=strict)
         fitted_high = _fitted(high, sign=1, integer=integer, strict=strict)
-        if fitted_low and fitted_high and fitted_low.beyond(fitted_high):
+        if fitted_low is not None and fitted_high is not None and fitted_low > fitted_high:
             raise _inexact(keyword, number)
     except Inexact:
         if strict:
             raise
         fitted_low = fitted_high = None
-    if fitted_low and fitted_low.value >= _ONE_SIDED and not fitted_high:
-        fitted_high = _Bound(LARGEST, exclusive=False)
-    if fitted_high and fitted_high.value <= -_ONE_SIDED and not fitted_low:
-        fitted_low = _Bound(-LARGEST, exclusive=False)
+    if fitted_low is not None and fitted_low >= _ONE_SIDED and fitted_high is None:
+        fitted_high = LARGEST
+    if fitted_high is not None and fitted_high <= -_ONE_SIDED and fitted_low is None:
+        fitted_low = -LARGEST
     for key in given:
         del part[key]
-    if fitted_low:
-        part["exclusiveMinimum" if fitted_low.exclusive else "minimum"] = fitted_low.value
-    if fitted_high:
-        part["exclusiveMaximum" if fitted_high.exclusive else "maximum"] = fitted_high.value
+    if fitted_low is not None:
+        part["minimum"] = fitted_low
+    if fitted_high is not None:
+        part["maximum"] = fitted_high
 
 
 class _Bound(NamedTuple):
@@ -158,27 +159,41 @@ def _last_integer(bound: _Bound, sign: int) -> int:
     return last - sign if bound.exclusive and last == bound.value else last
 
 
-def _fitted(bound: _Bound | None, *, sign: int, integer: bool, strict: bool) -> _Bound | None:
-    """The outermost bound inside ``bound`` that llguidance enforces exactly; None: there is none to enforce.
-    Raises Inexact if nothing inside is left."""
+def _fitted(bound: _Bound | None, *, sign: int, integer: bool, strict: bool) -> Number | None:
+    """The outermost inclusive bound inside ``bound`` that llguidance enforces exactly; None: there is none to
+    enforce. Texts between an exclusive bound and the next float would be read as the bound. Raises Inexact if
+    nothing inside is left."""
     if bound is None:
         return None
     value, exclusive = bound
     if sign * value > LARGEST:
         if not strict and sign * value > _LIMIT:
             return None
-        whole = integer and sign > 0 and value >= _LIMIT - 1
-        return _Bound(_LIMIT - 1 if whole else sign * LARGEST, exclusive=False)
+        return _LIMIT - 1 if integer and sign > 0 and value >= _LIMIT - 1 else sign * LARGEST
     if sign * value < -LARGEST:
         raise _inexact("minimum" if sign < 0 else "maximum", value)
     inside = float(value)
-    if inside != value or (exclusive and abs(value) >= _WHOLE):
-        exclusive = False
-        if sign * inside > sign * value or inside == value:
-            inside = math.nextafter(inside, -sign * math.inf)
+    if sign * inside > sign * value or (exclusive and inside == value):
+        inside = math.nextafter(inside, -sign * math.inf)
     if 0 < abs(inside) < _TINY:
-        return _Bound(0 if inside * sign > 0 else -sign * _TINY, exclusive=False)
-    return _Bound(int(inside) if inside.is_integer() else inside, exclusive=exclusive)
+        inside = 0.0 if inside * sign > 0 else -sign * _TINY
+    while not inside.is_integer() and _read(inside) != inside:
+        inside = math.nextafter(inside, -sign * math.inf)
+    return int(inside) if inside.is_integer() else inside
+
+
+def _read(number: Number) -> float:
+    """The float that llguidance reads in the JSON text of ``number``: like serde_json without its feature
+    ``float_roundtrip``, it rounds the digits to a float, and once more when it moves the decimal point."""
+    if isinstance(number, int):
+        return float(number)
+    _, digits, exponent = Decimal(repr(abs(number))).as_tuple()
+    assert isinstance(exponent, int)  # the number is finite
+    value = float("".join(map(str, digits)))
+    while exponent < -_LARGEST_POWER:
+        value, exponent = value / 1e308, exponent + _LARGEST_POWER
+    value = value / float(f"1e{-exponent}") if exponent < 0 else value * float(f"1e{exponent}")
+    return math.copysign(value, number)
 
 
 def _is_number(value: Any) -> TypeGuard[Number]:
