@@ -13,8 +13,10 @@ from penstock.generation.grammars.closed_schema import Closing
 from penstock.generation.grammars.enforceable_pattern import enforceable
 from penstock.generation.grammars.exact_numbers import Inexact, fit
 from penstock.generation.grammars.exclusive import Exclusive, Overlap
+from penstock.generation.grammars.instances import forbid_endless
 from penstock.generation.grammars.pattern_syntax import Unenforceable
-from penstock.generation.grammars.schema_parts import Path, reference_to, referred, referred_parts
+from penstock.generation.grammars.property_names import count_properties, name_properties
+from penstock.generation.grammars.schema_parts import Path, join, reference_to, referred, referred_parts
 
 _KEYWORDS = frozenset(
     """$anchor $comment $defs $dynamicAnchor $dynamicRef $id $recursiveAnchor $recursiveRef $ref $schema
@@ -46,12 +48,6 @@ _NAMING = frozenset(("properties", "patternProperties", "required"))
 _ESCAPES = 'nrbtf"\\'
 """What may follow a backslash in strings where an object has names beside those that its schema speaks of:
 written as ``\\u0061``, llguidance would take a name for another one."""
-MAX_NAMES = 200
-"""Maximum names of properties that ``propertyNames`` may list."""
-_BESIDE = frozenset(
-    """$dynamicRef $recursiveRef $ref allOf anyOf contains dependencies dependentSchemas else if not oneOf
-    then""".split()  # noqa: SIM905
-)
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _DATE = (
     "(?:[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
@@ -90,6 +86,9 @@ def rewrite(schema: Any, is_loose: Callable[[Path], bool], *, close: bool = True
     for path, part in found:
         for keyword in [key for key in part if key not in _KEYWORDS and (*path, key) not in held]:
             del part[keyword]
+    for _, part in found:
+        name_properties(part, schema)
+    for path, part in found:
         try:
             written.append((part, *_rewritten(part, strict=not is_loose(path))))
         except Inexact as error:
@@ -104,6 +103,13 @@ def rewrite(schema: Any, is_loose: Callable[[Path], bool], *, close: bool = True
     closing = Closing(schema, [part for _, part in found] if close else [])
     _choose(schema, found, closing, is_loose)
     closing.apply()
+    for path, part in found:
+        try:
+            count_properties(part, strict=not is_loose(path))
+        except Inexact as error:
+            raise Unfit(str(error), path) from None
+    if (endless := forbid_endless(schema)) is not None:
+        raise Unfit("no value matches it: each would have another one within it, without end", endless)
     if any(_has_other_names(part) for _, part in found) and isinstance(schema, dict):
         schema["x-guidance"] = {"json_allowed_escapes": _ESCAPES, **schema.get("x-guidance", {})}
 
@@ -119,9 +125,6 @@ def _is_address(value: Any) -> bool:
 def _rewritten(part: dict[str, Any], *, strict: bool) -> tuple[list[str], dict[str, Any] | None]:
     """Rewrite one schema but for its patterns. Returns those of its text, which are no longer in it, and its
     ``patternProperties``. Raises Inexact and Unenforceable."""
-    _name_unevaluated(part)
-    _name_properties(part)
-    _forbid_required(part)
     for keyword in [key for key, is_idle in _WITHOUT_EFFECT.items() if key in part and is_idle(part)]:
         del part[keyword]
     for keyword in _COUNTS:
@@ -129,69 +132,7 @@ def _rewritten(part: dict[str, Any], *, strict: bool) -> tuple[list[str], dict[s
         if isinstance(count, float) and count.is_integer():
             part[keyword] = int(count)
     fit(part, strict=strict)
-    if strict and _counts_names(part):
-        raise Inexact("names may repeat: the keyword 'minProperties' cannot be enforced")
     return list(_patterns(part, strict=strict)), _names(part, strict=strict)
-
-
-def _counts_names(part: dict[str, Any]) -> bool:
-    """Whether several properties must be there whose names the schema leaves open: llguidance does not see
-    that they differ."""
-    fewest, required = part.get("minProperties", 0), part.get("required", [])
-    if not isinstance(fewest, int) or not isinstance(required, list):
-        return False
-    return fewest - len(required) > 1 and part.get("additionalProperties") is not False
-
-
-def _name_unevaluated(part: dict[str, Any]) -> None:
-    """Where nothing else speaks of the same value, ``unevaluated…`` are those that are not named."""
-    if not _BESIDE.isdisjoint(part):
-        return
-    rest = "additionalItems" if isinstance(part.get("items"), list) else "items"
-    for keyword, other in (("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", rest)):
-        if keyword in part:
-            value = part.pop(keyword)
-            part.setdefault(other, value)
-
-
-def _name_properties(part: dict[str, Any]) -> None:
-    """``propertyNames`` of an object that names none itself, such as zod's records, as names and patterns."""
-    names = part.get("propertyNames")
-    if not isinstance(names, dict) or not {"properties", "patternProperties"}.isdisjoint(part):
-        return
-    value = part.get("additionalProperties", {})
-    allowed = [names["const"]] if "const" in names else names.get("enum")
-    said = names.keys() - {"type", "title", "description"}
-    if said <= {"const", "enum"} and isinstance(allowed, list) and 0 < len(allowed) <= MAX_NAMES:
-        part["properties"] = {name: value for name in allowed if isinstance(name, str)}
-    elif names.get("type", "string") != "string" or len(said) != 1:
-        return
-    elif isinstance(names.get("pattern"), str):
-        part["patternProperties"] = {names["pattern"]: value}
-    elif said & {"minLength", "maxLength"}:
-        part["patternProperties"] = {
-            f"^[^]{{{names.get('minLength', 0)},{names.get('maxLength', '')}}}$": value
-        }
-    else:
-        return
-    del part["propertyNames"]
-    part["additionalProperties"] = False
-
-
-def _forbid_required(part: dict[str, Any]) -> None:
-    """``not`` with a property that is ``required``: the value is an object, as others have no properties to
-    miss, and goes without it."""
-    if not isinstance(part.get("not"), dict) or part["not"].keys() != {"required"}:
-        return
-    missing, named = part["not"]["required"], part.get("properties", {})
-    if part.get("type", "object") != "object" or not isinstance(named, dict):
-        return
-    if isinstance(missing, list) and len(missing) == 1 and isinstance(missing[0], str):
-        if not named:  # an object that names no others may have them
-            part.setdefault("additionalProperties", True)
-        part["type"] = "object"
-        part["properties"] = {**named, missing[0]: False}
-        del part["not"]
 
 
 def _patterns(part: dict[str, Any], *, strict: bool) -> Iterator[str]:
@@ -230,14 +171,9 @@ def _write(part: dict[str, Any], patterns: list[str], names: dict[str, Any] | No
     if patterns:
         part["pattern"] = patterns.pop()
     if patterns:
-        _join(part, *({"pattern": each} for each in patterns))
+        join(part, *({"pattern": each} for each in patterns))
     if names is not None:
         part["patternProperties"] = names
-
-
-def _join(part: dict[str, Any], *schemas: dict[str, Any]) -> None:
-    joined = part.get("allOf")
-    part["allOf"] = [*(joined if isinstance(joined, list) else ()), *schemas]
 
 
 def _choose(
@@ -264,7 +200,7 @@ def _choose(
         items = list(part.items())
         if "anyOf" in part:
             del part["oneOf"]
-            _join(part, {"anyOf": options})
+            join(part, {"anyOf": options})
             continue
         part.clear()
         part.update(("anyOf", options) if key == "oneOf" else (key, value) for key, value in items)

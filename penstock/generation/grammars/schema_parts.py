@@ -49,6 +49,12 @@ def replaced(value: Any, path: Path, part: Any) -> Any:
     return value
 
 
+def join(part: dict[str, Any], *schemas: dict[str, Any]) -> None:
+    """Let ``schemas`` apply to the values of ``part`` as well."""
+    joined = part.get("allOf")
+    part["allOf"] = [*(joined if isinstance(joined, list) else ()), *schemas]
+
+
 def parts(schema: dict[str, Any]) -> Iterator[Path]:
     """Paths of the schemas directly inside ``schema``."""
     for key, value in schema.items():
