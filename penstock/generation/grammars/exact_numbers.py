@@ -1,8 +1,8 @@
 """Numbers of a JSON schema that llguidance enforces exactly.
 
 llguidance holds numbers of schemas as 64-bit floats and writes integers of 64 bits: others are rounded, or
-refused. It reads some floats of 16 and 17 digits as the one beside them. A bound moves to the next float inside
-the bounds that is read as what it is, so that nothing outside of them is ever written.
+refused. It reads some floats of 16 and 17 digits as the one beside them. A bound moves to the next float
+inside the bounds that is read as what it is, so that nothing outside of them is ever written.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from penstock.generation.grammars.schema_parts import Path, at, parts, put, refe
 
 
 def forbid_endless(schema: Any) -> Path | None:
-    """Write ``false`` for the parts of ``schema`` that no value can match, as a grammar that enters one cannot
-    complete it. Returns the place of such a part if no value matches the whole, None otherwise."""
+    """Write ``false`` for the parts of ``schema`` that no value can match: an output that has begun one would
+    not end. Returns the place of such a part if no value matches the whole, None otherwise."""
     found = referred_parts(schema)
     endless = _endless(schema, [part for _, part in found])
     if id(schema) in endless:

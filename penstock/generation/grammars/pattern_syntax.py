@@ -27,8 +27,8 @@ _ESCAPED = re.compile(
     r"""\\(?:
     u(?P<high>[dD][89abAB][0-9a-fA-F]{2})\\u(?P<low>[dD][c-fC-F][0-9a-fA-F]{2})
     |u\{(?P<long>[0-9a-fA-F]{1,6})\}|u(?P<unit>[0-9a-fA-F]{4})|x(?P<byte>[0-9a-fA-F]{2})
-    |c(?P<control>[A-Za-z])|(?P<property>[pP](?:\{[\w=]+\}|[A-Za-z]))
-    |(?P<reference>[1-9]\d*|k<\w+>)|(?P<other>.)
+    |c(?P<control>[A-Za-z])|(?P<property>[pP]\{[\w=]+\})
+    |(?P<reference>[1-9]\d*|k<\w+>)|(?P<octal>0[0-9]+)|(?P<other>.)
     )""",
     re.VERBOSE | re.DOTALL,
 )
@@ -149,8 +149,8 @@ class _Reader:
         start = self.at
         match = self._escaped()
         other = match["other"]
-        if other is not None and other in "bBAZz":
-            return Edge({"A": "^", "Z": "$", "z": "$"}.get(other, other), start)
+        if other is not None and other in "bB":
+            return Edge(other, start)
         return self._char_of(match, start)
 
     def _escaped(self) -> re.Match[str]:
@@ -163,6 +163,8 @@ class _Reader:
     def _char_of(self, match: re.Match[str], start: int) -> Char:
         if match["reference"]:
             raise Unenforceable(f"the back reference at character {start}")
+        if match["octal"]:
+            raise Unenforceable(f"the octal escape '\\{match['octal'][:3]}' at character {start}")
         if match["high"]:
             high, low = int(match["high"], 16) - 0xD800, int(match["low"], 16) - 0xDC00
             return _literal(chr(0x10000 + (high << 10) + low))

@@ -92,21 +92,18 @@ def count_properties(part: dict[str, Any], *, strict: bool) -> None:
         return
     missing = fewest - len(set(map(str, required)))
     free = [name for name, value in named.items() if value is not False and name not in required]
+    problem = ""
     if part.get("additionalProperties") is not False or part.get("patternProperties"):
-        # One more name is another one than those required.
-        problem = "names may repeat" if missing > 1 else ""
-    elif 0 < missing <= len(free):
-        problem = "there are too many properties to choose from" if comb(len(free), missing) > MAX_CHOICES else ""
-        if not problem:
-            choices = [[*required, *names] for names in combinations(free, missing)]
-            del part["minProperties"]
-            if len(choices) == 1:
-                part["required"] = choices[0]
-            else:
-                join(part, {"anyOf": [{"required": names} for names in choices]})
-    else:
+        if missing <= 1:  # one more name is another one than those required
+            return
+        problem = "names may repeat"
+    elif not 0 < missing <= len(free):
         return
+    elif missing < len(free) and (len(free) > MAX_CHOICES or comb(len(free), missing) > MAX_CHOICES):
+        problem = "there are too many properties to choose from"
     if problem and strict:
         raise Inexact(f"{problem}: the keyword 'minProperties' cannot be enforced")
-    if problem:
-        del part["minProperties"]
+    del part["minProperties"]
+    if not problem:
+        choices = [{"required": [*required, *names]} for names in combinations(free, missing)]
+        join(part, choices[0] if len(choices) == 1 else {"anyOf": choices})

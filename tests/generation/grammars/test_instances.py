@@ -53,7 +53,11 @@ def test_a_part_without_values_is_not_begun() -> None:
     reference = {"$ref": "#/$defs/n"}
     schema = {
         "type": "object",
-        "properties": {"a": {"anyOf": [reference, {"type": "null"}]}, "b": reference, "c": {"items": reference}},
+        "properties": {
+            "a": {"anyOf": [reference, {"type": "null"}]},
+            "b": reference,
+            "c": {"items": reference},
+        },
         "$defs": {"n": ENDLESS},
     }
     assert admits(schema, '{"a": null, "c": []}')

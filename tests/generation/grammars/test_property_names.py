@@ -79,7 +79,9 @@ def test_a_count_of_names_that_cannot_be_enforced_is_refused(schema: dict[str, A
     ],
     ids=str,
 )
-def test_a_count_of_names_that_are_known(schema: dict[str, Any], inside: list[str], outside: list[str]) -> None:
+def test_a_count_of_names_that_are_known(
+    schema: dict[str, Any], inside: list[str], outside: list[str]
+) -> None:
     def text(names: str) -> str:
         return "{" + ", ".join(f'"{name}": 1' for name in names) + "}"
 
