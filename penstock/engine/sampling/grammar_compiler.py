@@ -24,7 +24,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
 from penstock.engine.base import RequestRejected
-from penstock.engine.sampling.grammar_limits import check_multiples
+from penstock.engine.sampling.grammar_limits import check_multiples, in_words
 from penstock.logging_setup import RateLimitedLog
 from penstock.wire.messages import OVERLOADED
 
@@ -452,4 +452,4 @@ def failure_reason(matcher: LLMatcher) -> str:
     error = matcher.get_error()
     if error.startswith("NoExtension"):
         return "the grammar matches no text"
-    return error.removesuffix("<non-verbose/>").strip() or matcher.stop_reason()
+    return in_words(error.removesuffix("<non-verbose/>").strip()) or matcher.stop_reason()

@@ -1,4 +1,4 @@
-"""Refuses grammars whose compilation would take time or memory that llguidance does not bound."""
+"""Limits of grammars: those of llguidance in words, and those of time or memory that it does not have."""
 
 from __future__ import annotations
 
@@ -11,8 +11,24 @@ MAX_MULTIPLE = 100_000
 state for each remainder: 2 seconds and 40 MB for 99,991, tenfold for ten times as much."""
 MAX_EXPONENT = 20
 
+_LIMITS = (
+    ("initial lexer configuration", "the grammar is too large: its texts and patterns together are too long"),
+    ("Current row has", "the grammar is too large: too many alternatives at one place"),
+    ("Too many items", "the grammar is too large or too ambiguous: too many ways to go on at one place"),
+    ("too many expressions", "the grammar is too large: its texts, patterns and lengths need too many steps"),
+)
+"""What stands in llguidance's messages on its limits, and plain words for each."""
+
 _ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
 _MULTIPLE = re.compile(r"multipleOf\\*[\"']?\s*:\s*([0-9.eE+-]+)")
+
+
+def in_words(message: str) -> str:
+    """llguidance's ``message``, with plain words before it if a limit is exceeded."""
+    for part, words in _LIMITS:
+        if part in message:
+            return f"{words} ({message})"
+    return message
 
 
 def check_multiples(grammar: str) -> None:

@@ -15,7 +15,7 @@ from penstock.generation.grammars.exact_numbers import Inexact, fit
 from penstock.generation.grammars.exclusive import Exclusive, Overlap
 from penstock.generation.grammars.instances import forbid_endless
 from penstock.generation.grammars.pattern_syntax import Unenforceable
-from penstock.generation.grammars.property_names import count_properties, name_properties
+from penstock.generation.grammars.property_names import check_optional, count_properties, name_properties
 from penstock.generation.grammars.schema_parts import Path, join, reference_to, referred, referred_parts
 
 _KEYWORDS = frozenset(
@@ -105,6 +105,7 @@ def rewrite(schema: Any, is_loose: Callable[[Path], bool], *, close: bool = True
     closing.apply()
     for path, part in found:
         try:
+            check_optional(part)
             count_properties(part, strict=not is_loose(path))
         except Inexact as error:
             raise Unfit(str(error), path) from None

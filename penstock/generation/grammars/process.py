@@ -18,6 +18,7 @@ from typing import IO, Literal
 import msgspec
 from llguidance import LLMatcher, grammar_from
 
+from penstock.engine.sampling.grammar_limits import in_words
 from penstock.generation.grammars.embedded_schemas import rewritten_grammar
 from penstock.generation.grammars.schema_check import Verdict, check_schema
 from penstock.generation.grammars.schema_parts import Path
@@ -152,7 +153,7 @@ def _validated(question: Question) -> Verdict:
         given = question.grammar
         grammar = grammar_from("grammar", given) if question.kind == "gbnf" else rewritten_grammar(given)
         problem = LLMatcher.validate_grammar(grammar, limits=LIMITS)
-        return Verdict("" if grammar == given else grammar, problem.strip())
+        return Verdict("" if grammar == given else grammar, in_words(problem.strip()))
     except RecursionError:
         return Verdict(problem=TOO_COMPLEX)
     except (ValueError, RuntimeError, MemoryError) as error:

@@ -13,6 +13,9 @@ MAX_NAMES = 200
 """Maximum names of properties that ``propertyNames`` may list."""
 MAX_CHOICES = 32
 """Maximum sets of properties that an object has at least one of, instead of ``minProperties``."""
+MAX_OPTIONAL = 500
+"""Maximum properties one after another that may be left out: llguidance has four items for each at one place,
+and no more than 2,000 items."""
 MAX_REFERENCES = 16
 _BESIDE = frozenset(
     """$dynamicRef $recursiveRef $ref allOf anyOf contains dependencies dependentSchemas else if not oneOf
@@ -81,6 +84,22 @@ def _forbid_required(part: dict[str, Any]) -> None:
         part["type"] = "object"
         part["properties"] = {**named, missing[0]: False}
         del part["not"]
+
+
+def check_optional(part: dict[str, Any]) -> None:
+    """Raises Inexact if too many properties one after another may be left out."""
+    named, required = part.get("properties"), part.get("required")
+    if not isinstance(named, dict) or len(named) <= MAX_OPTIONAL:
+        return
+    needed = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
+    row = 0
+    for name, value in named.items():
+        row = 0 if name in needed else row + (value is not False)
+        if row > MAX_OPTIONAL:
+            raise Inexact(
+                f"the keyword 'properties' is too large: at most {MAX_OPTIONAL} properties one after another "
+                "may be optional"
+            )
 
 
 def count_properties(part: dict[str, Any], *, strict: bool) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from llguidance import LLMatcher
 
+from penstock.engine.sampling.grammar_limits import in_words
 from penstock.generation.grammars.equivalent_schema import Unfit, rewrite
 from penstock.generation.grammars.schema_parts import Path, at, parts, put, referred
 from penstock.generation.grammars.text_match import LIMITS
@@ -74,7 +75,7 @@ def check_schema(grammar: str, loose: Sequence[Path]) -> Verdict:
         changed = _text(document)
         fault, warnings = _validated(changed)
     if fault:
-        return Verdict("", fault)
+        return Verdict("", _explained(fault))
     if warnings and () not in loose:
         document = json.loads(changed)
         for path in loose:
@@ -140,7 +141,7 @@ def _explained(problem: str) -> str:
     """llguidance's message, in the words of JSON Schema where it speaks of its code."""
     match = _UNIMPLEMENTED.fullmatch(problem)
     if match is None:
-        return problem
+        return in_words(problem)
     names = match[1].replace('"', "'")
     what = f"the keywords {names}" if "," in names else f"the keyword {names}"
     return f"{what} cannot be enforced"

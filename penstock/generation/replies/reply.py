@@ -400,7 +400,8 @@ class RequestReply(ABC):
         constraint = self.plan.constraint
         if constraint is None or error.status != 400 or not error.message.startswith(GRAMMAR):
             return error
-        return replace(error, param=constraint.field)
+        message = error.message.replace(f"{GRAMMAR}:", f"{GRAMMAR} ({constraint.field}):", 1)
+        return replace(error, message=message, param=constraint.field)
 
     @staticmethod
     def _unsent_outcome(error: StreamError) -> str:

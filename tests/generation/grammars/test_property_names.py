@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from penstock.generation.grammars.property_names import MAX_OPTIONAL
 from tests.generation.grammars.admission import admits, checked
 
 INTEGER = {"type": "integer"}
@@ -88,6 +89,16 @@ def test_a_count_of_names_that_are_known(
     schema = {"type": "object"} | schema
     assert [each for each in inside if not admits(schema, text(each))] == []
     assert [each for each in outside if admits(schema, text(each))] == []
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_more_optional_properties_than_a_grammar_can_have(strict: bool) -> None:
+    names = [f"p{number}" for number in range(MAX_OPTIONAL + 1)]
+    schema = {"type": "object", "properties": dict.fromkeys(names, INTEGER)}
+    _, verdict = checked({"items": schema}, strict=strict)
+    assert verdict.path == ("items",)
+    assert verdict.problem.startswith(f"the keyword 'properties' is too large: at most {MAX_OPTIONAL} ")
+    assert admits(schema | {"required": names[-2:-1]}, f'{{"{names[-2]}": 1}}')
 
 
 def test_more_properties_than_there_are() -> None:

@@ -64,7 +64,7 @@ def test_grammars_that_break_at_once_are_errors_of_their_requests_alone(server: 
         bystanders.until_each_has(3)
         for reply in pool.map(lambda body: complete(server, **body), hostile):
             assert reply.status_code == 400, reply.text
-            assert "structured output" in reply.json()["error"]["message"]
+            assert "structured_outputs" in reply.json()["error"]["message"]
         bystanders.until_all_ended()
         assert bystanders.failures == []
         assert bystanders.texts == expected
@@ -76,7 +76,7 @@ def test_a_grammar_that_exceeds_a_limit_later_is_the_requests_error(server: Serv
     """A 500 would make a gateway take the server for broken."""
     reply = complete(server, max_tokens=100, structured_outputs={"regex": "(a?){3000}(a){3000}"})
     assert reply.status_code == 400, reply.text
-    assert reply.json()["error"]["message"].startswith("structured output: ")
+    assert reply.json()["error"]["message"].startswith("structured output (structured_outputs.regex): ")
 
 
 def test_contradictions_known_at_the_start_name_both_fields(server: Server) -> None:
@@ -210,7 +210,7 @@ def test_ambiguous_grammars_do_not_hold_up_other_streams(server: Server, grammar
                 server, structured_outputs={"grammar": grammar}, temperature=1.5, max_tokens=60, n=choices
             )
             assert reply.status_code == 400, reply.text
-            assert "structured output: " in reply.json()["error"]["message"]
+            assert "structured output (structured_outputs.grammar): " in reply.json()["error"]["message"]
     gaps = bystander.gaps
     assert not gaps.broken
     assert gaps.worst - gaps.lateness < 1.5, "twice the allowance of a grammar, and a busy machine"
