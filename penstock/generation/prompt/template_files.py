@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from penstock.config.watched_file import read_regular
+
 DEFAULT = "default"
 _ADDITIONAL = "additional_chat_templates"
 """Beside ``chat_template.jinja``: a directory of further templates, each named as its file."""
@@ -64,8 +66,8 @@ class _Named(msgspec.Struct):
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return read_regular(str(path))  # each API server that starts reads it again
+    except (OSError, ValueError) as error:
         raise ValueError(f"chat template {path}: {error}") from None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import weakref
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,9 @@ def test_broken_templates_name_their_file(tmp_path: Path, fields: dict[str, Any]
 def test_a_missing_file_of_the_operators_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="nowhere"):
         ChatTemplate.load(tmp_path, tmp_path / "nowhere")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match=r"chat template .*/pipe: it is a pipe, not a file"):
+        ChatTemplate.load(tmp_path, tmp_path / "pipe")
 
 
 def load(directory: Path) -> ChatTemplate:
