@@ -239,8 +239,16 @@ class _Generation(jinja2.ext.Extension):
 _DICT_ATTRIBUTES = frozenset(dir(dict))
 
 
+_LIST_METHODS = frozenset({"append", "pop"})
+"""Those that add at most one item."""
+
+
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Reads the fields of dictionaries, such as ``message.role``, without raising an exception for each."""
+    """Reads the fields of dictionaries, such as ``message.role``, without raising an exception for each.
+    Lists may be appended to and taken from: Kimi K2's templates queue the ids of calls."""
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        return (type(obj) is list and attr in _LIST_METHODS) or super().is_safe_attribute(obj, attr, value)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         if type(obj) is not dict or attribute in _DICT_ATTRIBUTES:

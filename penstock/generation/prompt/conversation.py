@@ -18,6 +18,7 @@ from penstock.generation.prompt.template_rules import (
     FUNCTION_FIELDS,
     PROPERTIES,
     THINKING_PART,
+    CallIds,
     PlainMessage,
     TemplateRules,
 )
@@ -42,7 +43,7 @@ def conversation(
     a message cannot have."""
     plain = [_message(message, f"messages[{number}]", rules) for number, message in enumerate(messages)]
     if any(message.tool_calls for message in messages):
-        _name_results(messages, plain)
+        _join_results(messages, plain, rules)
     if rules.before_calls is not None and before_calls is not None:
         for message in plain:
             if message.get("tool_calls"):
@@ -157,7 +158,7 @@ def _message(message: Message, field: str, rules: TemplateRules) -> PlainMessage
             for place, call in enumerate(message.tool_calls)
         ]
     if message.tool_call_id is not None:
-        plain["tool_call_id"] = _id(message.tool_call_id, rules)
+        plain["tool_call_id"] = _id(message.tool_call_id, rules.ids)
     if message.role == "assistant":
         reasoning = reasoning_of(message)
         if reasoning is not None:
@@ -226,7 +227,7 @@ def _tool_call(call: ToolCall, field: str, rules: TemplateRules) -> dict[str, An
         arguments = {"arguments": arguments}
     plain: dict[str, Any] = {"type": "function"}
     if call.id is not None:
-        plain["id"] = _id(call.id, rules)
+        plain["id"] = _id(call.id, rules.ids)
     plain["function"] = {"name": name, "arguments": arguments}
     return plain
 
@@ -261,20 +262,33 @@ def _arguments(text: str, field: str) -> dict[str, Any] | str:
     return arguments if isinstance(arguments, dict) else text
 
 
-def _id(id: str, rules: TemplateRules) -> str:
-    """The id of a call; a short one where the template, as Mistral's, wants nine characters."""
-    if rules.long_ids or len(id) == _SHORT_ID:
+def _id(id: str, ids: CallIds) -> str:
+    """The id of a call; a short one where the template wants that."""
+    if ids is not CallIds.SHORT or len(id) == _SHORT_ID:
         return id
     return blake2b(id.encode(), digest_size=_SHORT_ID).hexdigest()[:_SHORT_ID]
 
 
-def _name_results(messages: Sequence[Message], plain: list[PlainMessage]) -> None:
-    """Give each result the name of the called function: some templates show it, and few clients send it."""
-    names: dict[str, str] = {}
+def _join_results(messages: Sequence[Message], plain: list[PlainMessage], rules: TemplateRules) -> None:
+    """Give each result the name of the called function: some templates show it, and few clients send it.
+    Where ids are to have the name, calls and their results get such ids."""
+    calls: dict[str, tuple[str, str]] = {}
+    number = 0
     for message, spelled in zip(messages, plain, strict=True):
-        for call in message.tool_calls or ():
-            called = call.custom or call.function
-            if call.id is not None and called is not None:
-                names[call.id] = called.name
-        if message.role == "tool" and message.name is None and message.tool_call_id in names:
-            spelled["name"] = names[message.tool_call_id]
+        for call, shown in zip(message.tool_calls or (), spelled.get("tool_calls", ()), strict=True):
+            name = shown["function"]["name"]
+            if rules.ids is CallIds.NAMED:
+                shown["id"] = _named_id(call.id, name, number)
+            if call.id is not None:
+                calls[call.id] = name, shown["id"]
+            number += 1
+        if message.role == "tool" and message.tool_call_id in calls:
+            name, spelled["tool_call_id"] = calls[message.tool_call_id]
+            spelled.setdefault("name", name)
+
+
+def _named_id(id: str | None, name: str, number: int) -> str:
+    """The id of a conversation's call of that number, counted from 0; ``id`` if it has the form."""
+    head, found, digits = (id or "").rpartition(":")
+    named = found and head == f"functions.{name}" and digits.isascii() and digits.isdigit()
+    return id if named and id else f"functions.{name}:{number}"

@@ -23,6 +23,7 @@ from penstock.generation.prompt.template_rules import (
     SYSTEM_ROLES,
     THINKING_PART,
     BeforeCalls,
+    CallIds,
     PlainMessage,
     TemplateRules,
 )
@@ -52,6 +53,7 @@ _TAILS: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 """Kinds of messages that come after one that follows the key."""
 _FUNCTION, _OTHER, _KEY, _ID = "probef", "probeg", "probek", "probe0001"
+_NAMED_ID = "functions.{}:{}"
 _SCHEMA = {"type": "object", "properties": {_KEY: {"type": "string", "description": "x"}}}
 
 
@@ -68,6 +70,7 @@ class _Probe:
         """By which a call is found in a prompt."""
         self._named_before = 0
         """How often the function's name is in a prompt without calls."""
+        self._ids = CallIds.ANY
         self._words = 0
 
     def rules(self) -> TemplateRules | None:
@@ -79,7 +82,7 @@ class _Probe:
         found: dict[str, Any] = {"function_fields": self._function_fields()}
         found["calls"] = self._find_call()
         found["results"] = found["calls"] and self._has_form(
-            "tool", lambda content: [user, self._call, _result(content)]
+            "tool", lambda content: [user, self._call, _result(content, self._id())]
         )
         found["reasoning"] = self._reasoning()
         if found["calls"]:
@@ -121,7 +124,7 @@ class _Probe:
             return self._call
         word = self._word()
         content = self._spelled(kind, word)
-        return _result(content) if kind == "tool" else {"role": kind, "content": content}
+        return _result(content, self._id()) if kind == "tool" else {"role": kind, "content": content}
 
     def _takes(self, kind: str) -> bool:
         """Whether messages of a kind are shown."""
@@ -154,14 +157,30 @@ class _Probe:
             id = _ID if self._call_word != _ID else "probe0002"
             ends = [[_result("result", id)], [_result([_part("result")], id)], []]
             for end, arguments, absent in product(ends, ({_KEY: word}, json.dumps({_KEY: word})), _ABSENT):
-                message = _calling(absent, arguments)
+                message = _calling(absent, _tool_call(arguments, _ID))
                 prompt = self._prompt([user, message, *end])
                 odd = f"'{_KEY}'" if isinstance(arguments, dict) else f'\\"{_KEY}'
                 odder = any(prompt.count(mark) > before.count(mark) for mark in (odd, ": None"))
                 if self._calls_in(prompt) and not odder:
+                    if self._is_named_by_id(user, arguments, absent, bool(end)):
+                        self._ids = CallIds.NAMED
+                        message = _calling(absent, _tool_call(arguments, self._id()))
                     self._call = message
                     return True
         return False
+
+    def _is_named_by_id(self, user: PlainMessage, arguments: Any, absent: Any, ends: bool) -> bool:
+        """Whether a call's name is shown if its id has it, and not otherwise."""
+
+        def shows(id: str) -> bool:
+            message = _calling(absent, _tool_call(arguments, id, _OTHER))
+            return self._shows([user, message, *([_result("result", id)] if ends else [])], _OTHER)
+
+        return not shows(_ID) and shows(_NAMED_ID.format(_OTHER, 0))
+
+    def _id(self, name: str = _FUNCTION, number: int = 0) -> str:
+        """The id of a call, as the template takes it."""
+        return _NAMED_ID.format(name, number) if self._ids is CallIds.NAMED else f"probe{number + 1:04}"
 
     def _calls_in(self, prompt: str) -> int:
         """How many calls a prompt shows."""
@@ -173,46 +192,51 @@ class _Probe:
         arguments = self._call["tool_calls"][0]["function"]["arguments"]
         as_object = isinstance(arguments, dict)
 
+        first, second = self._id(), self._id(_OTHER, 1)
+        call = _tool_call(arguments, first)
+
         def end(*ids: str) -> list[PlainMessage]:
             if not self._takes("tool"):
                 return []
-            return [self._say("tool") | {"tool_call_id": id} for id in ids]
+            return [self._say("tool") | {"tool_call_id": id} for id in ids or (first,)]
 
-        prompts = [self._prompt([user, _calling(each, arguments), *end(_ID)]) for each in _ABSENT]
+        prompts = [self._prompt([user, _calling(each, call), *end()]) for each in _ABSENT]
         least = min(prompt.count("None") for prompt in prompts if prompt)
         absent = [
             each
             for each, prompt in zip(_ABSENT, prompts, strict=True)
             if self._calls_in(prompt) and prompt.count("None") == least
         ]
-        kept = self._has_form(CALLS, lambda content: [user, _calling(content, arguments), *end(_ID)])
+        kept = self._has_form(CALLS, lambda content: [user, _calling(content, call), *end()])
         beside = kept and self._keeps_text(reasoning, end)
         nothing = absent[0] if absent else ""
-        pair, long = _calling(nothing, arguments), _calling(nothing, arguments)
-        pair["tool_calls"] = [*pair["tool_calls"], _tool_call(arguments, "probe0002", _OTHER)]
-        long["tool_calls"] = [_tool_call(arguments, _LONG_ID)]
-        results = end(_ID, "probe0002")
-        odd = [user, _calling(nothing, f"{word} {{"), *end(_ID)]
+        pair = _calling(nothing, call, _tool_call(arguments, second, _OTHER))
+        long = _calling(nothing, _tool_call(arguments, _LONG_ID))
+        results = end(first, second)
+        odd = [user, _calling(nothing, _tool_call(f"{word} {{", first)), *end()]
+        if self._ids is CallIds.ANY and not self._shows([user, long, *end(_LONG_ID)], _FUNCTION):
+            self._ids = CallIds.SHORT
+        named = self._ids is CallIds.NAMED
         return {
             "absent": tuple(absent) or ("",),
             "object_arguments": as_object,
             "text_arguments": self._shows(odd, word),
             "parallel": self._shows([user, pair, *results], _OTHER, *map(_word_of, results)),
             "beside": beside,
-            "before_calls": None if beside else self._before_calls(end),
-            "long_ids": self._shows([user, long, *end(_LONG_ID)], _FUNCTION),
+            "before_calls": None if beside or named else self._before_calls(end),
+            "ids": self._ids,
         }
 
     def _keeps_text(self, reasoning: tuple[str, ...], end: Callable[[str], list[PlainMessage]]) -> bool:
         """Whether text beside calls is shown: with reasoning, in a second round, and before an answer."""
         user, said, thought = self._say("user"), self._word(), self._word()
         message = self._call | {"content": self._spelled(CALLS, said)}
-        answered = [user, message, *end(_ID)]
+        answered = [user, message, *end()]
         conversations = (
             (answered, 1),
             ([*answered, self._say("assistant"), self._say("user")], 1),
-            ([user, self._call, *end(_ID), *answered[1:]], 2),
-            ([user, _thinking(message, reasoning, thought), *end(_ID)], 1),
+            ([user, self._call, *end(), *answered[1:]], 2),
+            ([user, _thinking(message, reasoning, thought), *end()], 1),
         )
         prompts = [(self._prompt(each), calls) for each, calls in conversations]
         return all(said in prompt and self._calls_in(prompt) == calls for prompt, calls in prompts)
@@ -220,7 +244,7 @@ class _Probe:
     def _before_calls(self, end: Callable[[str], list[PlainMessage]]) -> BeforeCalls | None:
         """What the template writes before a call, if text may stand before that as the model writes it."""
         user, answer = self._say("user"), self._say("assistant")
-        called = [user, self._call, *end(_ID)]
+        called = [user, self._call, *end()]
         call, again = self._prompt(called), self._prompt([*called, *called[1:]])
         answered, text = self._prompt([user, answer]), _word_of(answer)
         pairs = enumerate(zip(call, answered, strict=False))
@@ -366,12 +390,12 @@ def _word_of(message: PlainMessage) -> str:
     return str(content if isinstance(content, str) else content[0]["text"])
 
 
-def _result(content: Any, id: str = _ID) -> PlainMessage:
+def _result(content: Any, id: str) -> PlainMessage:
     return {"role": "tool", "name": _FUNCTION, "tool_call_id": id, "content": content}
 
 
-def _calling(content: Any, arguments: Any) -> PlainMessage:
-    message = {"role": "assistant", "content": content, "tool_calls": [_tool_call(arguments, _ID)]}
+def _calling(content: Any, *calls: dict[str, Any]) -> PlainMessage:
+    message = {"role": "assistant", "content": content, "tool_calls": [*calls]}
     if content is UNSET:
         del message["content"]
     return message

@@ -7,6 +7,7 @@ is spelled by these rules is rendered without loss, wherever its template can ex
 
 from __future__ import annotations
 
+from enum import Enum, auto
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,6 +23,16 @@ REASONING_NAMES = ("reasoning_content", "reasoning", "thinking", "thought")
 
 PlainMessage = dict[str, Any]
 """A message as templates read it."""
+
+
+class CallIds(Enum):
+    """What ids of calls a template takes."""
+
+    ANY = auto()
+    SHORT = auto()
+    """Nine characters, as Mistral's."""
+    NAMED = auto()
+    """``functions.NAME:NUMBER``, counted over the conversation, as Kimi K2's: nothing else shows the name."""
 
 
 class BeforeCalls(NamedTuple):
@@ -58,8 +69,7 @@ class TemplateRules(msgspec.Struct, frozen=True, kw_only=True):
     """Where text beside calls is not shown: what it can be written before."""
     results: bool = True
     """Whether messages of tools are shown."""
-    long_ids: bool = True
-    """Whether ids of calls may be longer than nine characters."""
+    ids: CallIds = CallIds.ANY
     reasoning: tuple[str, ...] = REASONING_NAMES[:2]
     """The fields for reasoning, or THINKING_PART."""
     no_tools: tuple[()] | None = None

@@ -268,7 +268,7 @@ def test_what_a_template_raises_reaches_the_client() -> None:
         "{{ 1 / 0 }}",
         "{{ undefined_function() }}",
         "{{ messages[0] | tojson(indent={}) }}",
-        "{{ messages.append(1) }}",
+        "{{ messages.insert(0, 1) }}",
         "{{ ''.__class__.__mro__ }}",
         "{{ range(10 ** 9) | list }}",
         "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",

@@ -5,7 +5,13 @@ import pytest
 from msgspec import UNSET
 
 from penstock.generation.prompt.conversation import conversation, plain_tools, put_before_calls
-from penstock.generation.prompt.template_rules import CALLS, THINKING_PART, BeforeCalls, TemplateRules
+from penstock.generation.prompt.template_rules import (
+    CALLS,
+    THINKING_PART,
+    BeforeCalls,
+    CallIds,
+    TemplateRules,
+)
 from penstock.generation.request.schemas import Function, FunctionCall, Message, Tool, ToolCall
 from tests.generation.planning import error_of
 
@@ -141,13 +147,36 @@ def test_a_part_needs_the_field_of_its_type(kind: str) -> None:
 def test_ids_of_calls_are_shortened_alike() -> None:
     call = ToolCall(FunctionCall("f", {}), "call_1234567890")
     messages = [Message("assistant", tool_calls=[call]), Message("tool", "x", tool_call_id=call.id)]
-    plain = conversation(messages, TemplateRules(long_ids=False))
+    plain = conversation(messages, TemplateRules(ids=CallIds.SHORT))
     [id] = [call["id"] for call in plain[0]["tool_calls"]]
     assert id == plain[1]["tool_call_id"]
     assert len(id) == 9
     assert id.isalnum()
     short = [Message("tool", "x", tool_call_id="a23456789")]
-    assert conversation(short, TemplateRules(long_ids=False))[0]["tool_call_id"] == "a23456789"
+    assert conversation(short, TemplateRules(ids=CallIds.SHORT))[0]["tool_call_id"] == "a23456789"
+
+
+def test_ids_have_the_names_of_functions_where_nothing_else_shows_them() -> None:
+    ids = ("call_x", "functions.f:1", "functions_f_2", None)
+    calls = [ToolCall(FunctionCall("f", {}), id) for id in ids]
+    messages = [
+        Message("assistant", tool_calls=calls[:2]),
+        Message("tool", "x", tool_call_id="functions.f:1"),
+        Message("tool", "x", tool_call_id="call_x"),
+        Message("assistant", tool_calls=calls[2:]),
+        Message("tool", "x", tool_call_id="functions_f_2"),
+        Message("tool", "x", tool_call_id="other"),
+    ]
+    plain = conversation(messages, TemplateRules(ids=CallIds.NAMED))
+    assert [call["id"] for each in plain for call in each.get("tool_calls", ())] == [
+        f"functions.f:{number}" for number in range(4)
+    ]
+    assert [each["tool_call_id"] for each in plain if each["role"] == "tool"] == [
+        "functions.f:1",
+        "functions.f:0",
+        "functions.f:2",
+        "other",
+    ]
 
 
 def test_a_result_has_the_name_of_its_function() -> None:

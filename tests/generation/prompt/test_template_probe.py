@@ -15,6 +15,7 @@ from penstock.generation.prompt.template_rules import (
     PROPERTIES,
     THINKING_PART,
     BeforeCalls,
+    CallIds,
     TemplateRules,
 )
 from penstock.generation.request.schemas import Function, FunctionCall, Message, Tool, ToolCall
@@ -38,7 +39,8 @@ def test_a_template_that_takes_everything() -> None:
     found = rules(TEXT + CALL)
     assert found.as_text >= {"system", "developer", "user", "assistant", CALLS, "tool"}
     assert found.as_parts == set()
-    assert (found.calls, found.results, found.parallel, found.beside, found.long_ids) == (True,) * 5
+    assert (found.calls, found.results, found.parallel, found.beside) == (True,) * 4
+    assert found.ids is CallIds.ANY
     assert found.object_arguments
     assert found.may_follow("system", "tool")
 
@@ -134,7 +136,24 @@ def test_text_beside_calls_that_is_dropped() -> None:
 
 def test_ids() -> None:
     nine = "{% for c in m.tool_calls or [] if c.id | length != 9 %}{{ raise_exception('nine') }}{% endfor %}"
-    assert not rules(nine + TEXT + CALL).long_ids
+    assert rules(nine + TEXT + CALL).ids is CallIds.SHORT
+
+
+def test_a_call_whose_id_alone_has_the_name() -> None:
+    id = "{% for c in m.tool_calls or [] %}<{{ c.id }}>{{ c.function.arguments | tojson }}{% endfor %}"
+    result = "{% if m.role == 'tool' %}Return of {{ m.tool_call_id }} {{ m.name }} {% endif %}"
+    for tools in (False, True):
+        found = rules(result + TEXT + id, tools=tools)
+        assert found.ids is CallIds.NAMED
+        assert (found.calls, found.results, found.parallel, found.beside) == (True,) * 4
+
+
+def test_a_template_may_queue_ids() -> None:
+    queue = "{% set q = namespace(ids=[]) %}"
+    call = "{% for c in m.tool_calls or [] %}{% set _ = q.ids.append(c.id) %}{{ c.function }}{% endfor %}"
+    source = queue + LOOP.replace("BODY", TEXT + call + "{{ q.ids.pop(0) if m.role == 'tool' }}")
+    found = renderer(source).rules(tools=False)
+    assert (found.calls, found.results, found.parallel) == (True,) * 3
 
 
 @pytest.mark.parametrize(
