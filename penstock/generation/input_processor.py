@@ -79,7 +79,7 @@ class InputProcessor:
         """Most tokens of prompt and output together that context and KV caches hold."""
         self._max_tokens = min(info.max_model_len, info.defaults.max_new_tokens or info.max_model_len)
         self._tokenizer = tokenizer
-        self._renderer = None if template is None else ConversationRenderer(template)
+        self._renderer = None if template is None else ConversationRenderer(template, tools)
         self._draw = random.Random().getrandbits
 
     def limit_total(self, kv_cache_tokens: int) -> None:

@@ -34,6 +34,8 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
     """Text that closes it, if the model writes one."""
     optional: str = ""
     """Text that may precede the first call of an output without ``opens``."""
+    around: str = ""
+    """The same; between it and ``close`` may stand other text, which calls follow."""
     call: str = ""
     """Precedes each call; empty: a section is one call, or its calls are a list. One of ``opens`` too, if
     models omit the other one."""

@@ -93,7 +93,9 @@ def _section(
             yield from read_opening(reader, section)
         elif section.optional:
             yield from reader.space()
-            yield from reader.either(section.optional)
+            mark = yield from reader.either(section.optional, section.around)
+            if mark and mark == section.around:
+                yield from _text_around(reader, section)
         yield from section.read(reader, parameters)
         if reader.calls == before and not section.begun:
             raise NotACall
@@ -105,6 +107,15 @@ def _section(
         if not _ends_calls(text, reader, section, called=reader.calls > before):
             reader.delta.add_content(text)
         raise
+
+
+def _text_around(reader: Reader, section: Section) -> Steps[None]:
+    """Read text up to the section's close, unless a call may follow."""
+    if (yield from reader.space()) in "{[":
+        return
+    reader.settle()
+    yield from reader.until(section.close, emit=lambda text: reader.delta.add_content(text))
+    reader.begin()
 
 
 def _ends_calls(text: str, reader: Reader, section: Section, *, called: bool) -> bool:

@@ -15,7 +15,9 @@ from penstock.generation.parsers.call_syntax import (
 from penstock.generation.parsers.reasoning import THINK, Reasoning
 
 _HERMES = JsonCalls(opens=("<tool_call>",), close="</tool_call>")
-_LLAMA3 = JsonCalls(optional="<|python_tag|>", key="parameters")
+_LLAMA3 = JsonCalls(
+    optional="<|python_tag|>", around="<|python_start|>", close="<|python_end|>", key="parameters"
+)
 _QWEN_XML = XmlCalls(
     opens=("<tool_call>", "<function="),
     close="</tool_call>",
@@ -398,5 +400,6 @@ MODEL_TYPES: dict[str, tuple[str, str]] = {
     "minimax_m3": ("minimax_m3", "minimax_m3"),
     "mistral": ("mistral", "mistral"),
     "mistral3": ("mistral", "mistral"),
+    "smollm3": ("hermes", "think"),
 }
 """The formats of models by config.json's model_type, where the template does not tell."""

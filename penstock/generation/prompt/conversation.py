@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from penstock.generation.parsers.call_spelling import json_text
 from penstock.generation.parsers.custom_input import CUSTOM_INPUT
 from penstock.generation.prompt.template_rules import (
     CALLS,
@@ -238,11 +239,6 @@ def _argument_text(call: ToolCall, arguments: dict[str, Any] | str) -> str:
     if isinstance(given, str) and given.strip():
         return given
     return arguments if isinstance(arguments, str) else json_text(arguments)
-
-
-def json_text(value: Any) -> str:
-    """JSON on one line, with spaces after commas and colons, as models write it."""
-    return msgspec.json.format(msgspec.json.encode(value), indent=0).decode()
 
 
 def _arguments(text: str, field: str) -> dict[str, Any] | str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from penstock.generation.parsers.call_syntax import Section
 from penstock.generation.prompt.chat_template import ChatTemplate
 from penstock.generation.prompt.conversation import conversation, plain_tools, put_before_calls
 from penstock.generation.prompt.template_probe import probe
@@ -16,8 +17,10 @@ from penstock.generation.request.schemas import Message, Tool
 class ConversationRenderer:
     """A chat template, and what it takes."""
 
-    def __init__(self, template: ChatTemplate) -> None:
+    def __init__(self, template: ChatTemplate, format: Section | None = None) -> None:
+        """``format``: how the model writes calls, if that is known."""
         self.template = template
+        self._format = format
         # At the start: a request would wait for up to 60 ms (the slowest of 164 templates).
         self._rules = {tools: probe(self._probed, tools=tools) for tools in (False, True)}
 
@@ -44,7 +47,7 @@ class ConversationRenderer:
         rules = self.rules(tools=bool(tools))
         before_calls: list[str] = []
         prompt = self.template.render(
-            conversation(arranged(messages, rules, stable=stable), rules, before_calls),
+            conversation(arranged(messages, rules, stable=stable, format=self._format), rules, before_calls),
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             tools=plain_tools(tools, rules) if tools else rules.no_tools,

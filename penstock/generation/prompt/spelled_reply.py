@@ -7,9 +7,9 @@ to the prompt for a message of the assistant.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
+from penstock.generation.parsers.call_spelling import Calls, json_text
 from penstock.generation.parsers.harmony import CHANNEL, COMMENTARY, FINAL, in_channel
 from penstock.generation.parsers.message import MessageFormat, MessageParser
 from penstock.generation.parsers.registry import OutputFormat
@@ -19,9 +19,9 @@ from penstock.generation.prompt.renderer import ConversationRenderer
 from penstock.generation.request.schemas import Function, FunctionCall, Message, Tool, ToolCall
 from penstock.http.errors import ApiError
 
-Calls = Sequence[tuple[str, dict[str, Any] | str]]
-"""Name and arguments of each call."""
 _PROBE = "probe of the end"
+_MARK_STARTS = "<[ \n"
+"""Characters with which a part of what ends a turn may begin."""
 
 
 class CannotSpell(ValueError):
@@ -32,7 +32,7 @@ class ReplySpeller:
     """Spells replies for one model."""
 
     def __init__(self, template: ChatTemplate | None, format: OutputFormat) -> None:
-        self._renderer = None if template is None else ConversationRenderer(template)
+        self._renderer = None if template is None else ConversationRenderer(template, format.tools)
         self._format = format
 
     def outputs(self, text: str, reasoning: str, calls: Calls) -> list[str]:
@@ -50,7 +50,7 @@ class ReplySpeller:
         if calls:
             parsed = [(name, _object(arguments)) for name, arguments in calls]
             listed = [{"name": name, "parameters": arguments} for name, arguments in parsed]
-            forced = [_json(listed), _json(parsed[0][1])]
+            forced = [json_text(listed), json_text(parsed[0][1])]
         found = []
         if self._format.harmony:
             channel = COMMENTARY if calls else FINAL
@@ -118,12 +118,21 @@ class ReplySpeller:
         before, _, after = plain.rpartition(_PROBE)
         same = (pair[0] == pair[1] for pair in zip(prompt, before, strict=False))
         start = next((at for at, equal in enumerate(same) if not equal), min(len(prompt), len(before)))
-        output = shown[start:].removesuffix(after)
+        output = shown[self._mark_at(shown, start) :]
+        ends = (after[at:] for at in range(len(after)) if not at or after[at] in _MARK_STARTS)
+        output = output.removesuffix(next(filter(output.endswith, ends), ""))
         for number, (_, arguments) in enumerate(calls):
             if isinstance(arguments, str):
                 place = _written(number)
                 output = output.replace(f'"{place}"', arguments).replace(place, arguments)
         return output
+
+    def _mark_at(self, shown: str, at: int) -> int:
+        """Where the opening starts that is at this place of a prompt; the place, if none is."""
+        parts = (self._format.tools, self._format.reasoning)
+        marks = [mark for part in parts if part is not None for mark in part.opens]
+        starts = [shown.find(mark, max(0, at - len(mark) + 1), at + len(mark) - 1) for mark in marks]
+        return min([at, *(start for start in starts if start >= 0)])
 
     def _check(self, prompt: str, output: str, calls: Calls) -> None:
         """Raises CannotSpell if the API servers would not read the calls back."""
@@ -147,10 +156,6 @@ def _message(text: str, calls: Calls) -> Message:
 def _written(number: int) -> str:
     """Stands for arguments that are a text, which is taken as it is, in a prompt."""
     return f"\ue000arguments {number}\ue001"
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _object(arguments: dict[str, Any] | str) -> Any:

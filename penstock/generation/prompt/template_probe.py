@@ -227,7 +227,7 @@ class _Probe:
             "ids": self._ids,
         }
 
-    def _keeps_text(self, reasoning: tuple[str, ...], end: Callable[[str], list[PlainMessage]]) -> bool:
+    def _keeps_text(self, reasoning: tuple[str, ...], end: Callable[[], list[PlainMessage]]) -> bool:
         """Whether text beside calls is shown: with reasoning, in a second round, and before an answer."""
         user, said, thought = self._say("user"), self._word(), self._word()
         message = self._call | {"content": self._spelled(CALLS, said)}
@@ -241,7 +241,7 @@ class _Probe:
         prompts = [(self._prompt(each), calls) for each, calls in conversations]
         return all(said in prompt and self._calls_in(prompt) == calls for prompt, calls in prompts)
 
-    def _before_calls(self, end: Callable[[str], list[PlainMessage]]) -> BeforeCalls | None:
+    def _before_calls(self, end: Callable[[], list[PlainMessage]]) -> BeforeCalls | None:
         """What the template writes before a call, if text may stand before that as the model writes it."""
         user, answer = self._say("user"), self._say("assistant")
         called = [user, self._call, *end()]

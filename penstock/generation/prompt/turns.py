@@ -15,10 +15,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
+from penstock.generation.parsers.call_spelling import spelled
+from penstock.generation.parsers.call_syntax import Section
 from penstock.generation.prompt.conversation import (
     arguments_of,
     conversation,
-    json_text,
     kind_of,
     message_text,
     reasoning_of,
@@ -27,13 +28,20 @@ from penstock.generation.prompt.template_rules import CALLS, START, SYSTEM_ROLES
 from penstock.generation.request.schemas import Message
 
 
-def arranged(messages: Sequence[Message], rules: TemplateRules, *, stable: bool = False) -> Sequence[Message]:
+def arranged(
+    messages: Sequence[Message],
+    rules: TemplateRules,
+    *,
+    stable: bool = False,
+    format: Section | None = None,
+) -> Sequence[Message]:
     """The turns as the template takes them. ``stable``: system text may not change what precedes it; at the
-    start of a conversation it is one message. Raises ApiError."""
+    start of a conversation it is one message. ``format``: how the model writes calls, if that is known.
+    Raises ApiError."""
     if not _needs_arrangement(messages, rules, stable):
         return messages
     conversation(messages, rules)  # raises errors, which name fields by their places in the request
-    turns = [*_calls_arranged(messages, rules)]
+    turns = [*_calls_arranged(messages, rules, format)]
     placed = _placed(turns, rules, stable, head=rules.head_always or not stable)
     if rules.head_always or placed[-1].role == "user":
         return placed
@@ -161,12 +169,14 @@ class _Turns:
 # -- calls
 
 
-def _calls_arranged(messages: Sequence[Message], rules: TemplateRules) -> Iterable[Message]:
+def _calls_arranged(
+    messages: Sequence[Message], rules: TemplateRules, format: Section | None
+) -> Iterable[Message]:
     """The messages, with calls and results as the template takes them."""
     if not any(message.tool_calls or message.role == "tool" for message in messages):
         return messages
     if not rules.calls or not rules.results:
-        return _as_text(messages, rules)
+        return _as_text(messages, rules, format)
     if not rules.beside and rules.before_calls is None:
         messages = list(_text_apart(messages, rules))
     return messages if rules.parallel else _one_by_one(messages)
@@ -206,9 +216,10 @@ def _one_by_one(messages: Iterable[Message]) -> Iterator[Message]:
             yield from rest
 
 
-def _as_text(messages: Iterable[Message], rules: TemplateRules) -> Iterator[Message]:
-    """Calls as the model writes them where it is made to call tools, results as text of the user."""
+def _as_text(messages: Iterable[Message], rules: TemplateRules, format: Section | None) -> Iterator[Message]:
+    """Calls as the model writes them, by itself or else where it is made to; results as text of the user."""
     names: dict[str | None, str] = {}
+    before = 0
     for number, message in enumerate(messages):
         if message.tool_calls:
             field = f"messages[{number}].tool_calls"
@@ -216,8 +227,8 @@ def _as_text(messages: Iterable[Message], rules: TemplateRules) -> Iterator[Mess
             for call, (name, _) in zip(message.tool_calls, calls, strict=True):
                 names[call.id] = name
             if not rules.calls:
-                text = json_text([{"name": name, "parameters": arguments} for name, arguments in calls])
-                text = "\n".join(filter(None, (message_text(message), text)))
+                text = "\n".join(filter(None, (message_text(message), spelled(calls, format, before))))
+                before += len(calls)
                 message = Message("assistant", text, message.name, reasoning=reasoning_of(message))
         elif message.role == "tool":
             name = message.name or names.get(message.tool_call_id, "")

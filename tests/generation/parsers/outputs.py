@@ -145,6 +145,27 @@ OUTPUTS = (
         [("write", WRITE), ("now", "{}")],
     ),
     Output(
+        "llama4_json",
+        f'<|python_start|>I will.<|python_end|>{{"name": "write", "parameters": {WRITE}}}'
+        '{"name": "now", "parameters": {}}',
+        "I will.",
+        [("write", WRITE), ("now", "{}")],
+    ),
+    Output(
+        "llama4_json",
+        f'<|python_start|><|python_end|>{{"name": "write", "parameters": {WRITE}}}',
+        "",
+        [("write", WRITE)],
+    ),
+    Output(
+        "llama4_json",
+        f'<|python_start|>{{"name": "write", "parameters": {WRITE}}}<|python_end|> Done.',
+        " Done.",
+        [("write", WRITE)],
+    ),
+    Output("llama4_json", "<|python_start|>1 + 1<|python_end|> Done.", "1 + 1 Done.", []),
+    Output("llama4_json", "<|python_start|>1 + 1", "1 + 1", []),
+    Output(
         "llama4_pythonic",
         "<|python_start|>[write(path='it\\'s \\u00fc', line=-12, tags=[\"x\", (1, 2.5)], text=None), now()]"
         "<|python_end|>",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -120,7 +122,9 @@ def test_without_an_opening_what_names_another_function_is_content(output: Outpu
     delta = parser.push(output.text)
     delta.add(parser.finish(cut=False))
     assert not delta.calls
-    assert delta.content.split() == output.text.split() or output.format == "functionary_v32"
+    marks = re.compile(r"<\|python_(start|end)\|>")  # those around text are no content
+    said, given = (marks.sub("", text).split() for text in (delta.content, output.text))
+    assert said == given or output.format == "functionary_v32"
 
 
 @pytest.mark.parametrize("output", OPENING, ids=lambda output: output.format)

@@ -89,7 +89,10 @@ def test_an_output_cut_anywhere(output: Output) -> None:
                 assert full.arguments.startswith(arguments) or not cut or raw
             if not head.calls and not cut:
                 plain = getattr(TOOL_FORMATS[output.format], "content", "") or "\n"
-                assert head.content in (text[:place], text[:place].removeprefix(plain).removeprefix("\n"))
+                section, given = TOOL_FORMATS[output.format], text[:place]
+                around = given.removeprefix(section.around).replace(section.close, "", 1).lstrip()
+                allowed = (given, given.removeprefix(plain).removeprefix("\n"))
+                assert head.content in (*allowed, *([around] if section.around else []))
 
 
 MARKS = {

@@ -64,4 +64,23 @@ def test_what_cannot_be_spelled() -> None:
             "", "", [("f", {})]
         )
     with pytest.raises(CannotSpell, match="which has the calls"):
-        speller("{{ m.content }}", tools="hermes").outputs("", "", [("f", {})])
+        speller("{{ m.content }}", tools="minimax_m3").outputs("", "", [("f", {})])
+
+
+def test_an_opening_that_begins_as_the_prompt_ends() -> None:
+    body = (
+        "{% if m.tool_calls %}<TOOLCALL>[{% for c in m.tool_calls %}"
+        '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}{% endfor %}]'
+        "</TOOLCALL>{% else %}{{ m.content }}<end_of_text>{% endif %}"
+    )
+    made = speller(body, prompt="<TOOLBOX>", tools="nemotron_json")
+    assert made.outputs("", "", [("f", {})]) == [
+        '<TOOLCALL>[{"name": "f", "arguments": {}}]</TOOLCALL>',
+    ]
+
+
+def test_calls_that_the_template_does_not_show() -> None:
+    assert speller("{{ m.content }}", tools="hermes").outputs("Hi", "", [("f", {}), ("g", '{"a":1}')])[0] == (
+        'Hi\n<tool_call>{"name": "f", "arguments": {}}</tool_call>\n'
+        '<tool_call>{"name": "g", "arguments": {"a":1}}</tool_call>'
+    )
