@@ -148,7 +148,8 @@ def assemble(
     picker = _make_picker(config, weights)
     router = Router(pool, models, picker, clock, config.ttft_slo, admission, places)
     plain_events, retry_policy = PlainEvents(burst, windows), RetryPolicy(router, config.max_attempts)
-    relay = Relay(router, retry_policy, timeouts, plain_events, config.include_usage)
+    has_own_key = config.endpoint_api_key is not None
+    relay = Relay(router, retry_policy, timeouts, plain_events, config.include_usage, has_own_key=has_own_key)
     client_keys = None if config.client_keys_file is None else keys_file(config.client_keys_file)
     router.caches = caches = _follow_caches(config, router)
     router.prefill = prefill = DisaggregatedPrefill(

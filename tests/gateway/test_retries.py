@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import httpx
 import pytest
 
@@ -157,3 +159,57 @@ def test_one_clients_limit_is_not_that_of_others() -> None:
         assert len(server.calls) == 1
         front.client.headers["authorization"] = "Bearer rich"
         assert front.complete().status_code == 200
+
+
+OWN_KEY = ("--endpoint-api-key", "endpoints-secret")
+
+
+def denies(status: int = 401) -> Behaviour:
+    """Refuses the key that it gets."""
+    return lambda call: call.reply(status, b'{"error":{"message":"Bad key.","code":"invalid_api_key"}}')
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_server_that_refuses_the_gateways_own_key_is_replaced(status: int) -> None:
+    with (
+        Upstream(denies(status)) as bad,
+        Upstream(good) as well,
+        gateway(bad, well, options=OWN_KEY) as front,
+    ):
+        assert {reply.status_code for reply in until_called(bad, front)} == {200}
+        well.behaviour = models
+        assert front.client.post("/v1/files", content=b"x").status_code == 200
+        told = [line for line in front.lines if "ERROR" in line]
+        assert len(told) == 1
+        assert f"{bad.url} refuses the key of --endpoint-api-key (status {status})" in told[0]
+
+
+def test_without_another_server_that_is_no_fault_of_the_client() -> None:
+    with Upstream(denies()) as bad, gateway(bad, options=OWN_KEY) as front:
+        for _ in range(3):
+            reply = front.complete()
+            error = reply.json()["error"]
+            assert (reply.status_code, error["code"]) == (502, "upstream_failed")
+            assert "--endpoint-api-key" in error["message"]
+        assert front.counts() == {"model_server_error": 3}
+        assert OWN_KEY[1] not in f"{reply.text}{front.lines}"
+
+
+def test_then_another_pool_stands_in(tmp_path: Path) -> None:
+    with Upstream(denies()) as bad, Upstream(good) as spare:
+        path = tmp_path / "pools.yaml"
+        path.write_text(
+            f"pools:\n- name: main\n  endpoints: [{bad.url}]\n  models: [m]\n  fallback: [spare]\n"
+            f"- name: spare\n  endpoints: [{spare.url}]\n  models: [m]\n"
+        )
+        options = (*OWN_KEY, "--models-interval", "0", "--endpoints-file", str(path))
+        with gateway(options=options) as front:
+            assert front.complete().status_code == 200
+            assert (len(bad.calls), len(spare.calls)) == (1, 1)
+
+
+def test_a_clients_own_key_is_its_own_affair() -> None:
+    with Upstream(denies()) as bad, Upstream(good) as well, gateway(bad, well) as front:
+        *_, refused = until_called(bad, front)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+        assert front.counts()["client_error"] == 1

@@ -300,7 +300,10 @@ class RoutedRequests:
         record.attempts = 0 if is_local else max(1, entry.attempts)
         record.bytes_in, record.bytes_out = entry.bytes_in or record.bytes_in, entry.bytes_out
         record.endpoint = self._url(entry.upstream) or record.endpoint
-        if is_local and ending is TransportResult.COMPLETE:
+        complete = ending is TransportResult.COMPLETE
+        if complete and not is_local and self.relay.is_denied(record.method, entry.status):
+            ending, record.reason = TransportResult.DENIED, self.relay.denial(record.endpoint, entry.status)
+        if is_local and complete:
             record.outcome, record.reason = Outcome.REJECTED, "envoy"
         else:
             record.outcome = classify_outcome(ending, entry.status or None, seen, record.path)
@@ -345,6 +348,8 @@ class RoutedRequests:
             record.seen, record.status = routed.observer.seen, routed.seen_status
         record.endpoint = self._url(routed.served) or routed.endpoints[0].url
         record.attempts = 1
+        if self.relay.is_denied(record.method, record.status):
+            ending, reason = TransportResult.DENIED, self.relay.denial(record.endpoint, record.status)
         record.outcome = classify_outcome(ending, record.status or None, record.seen, record.path)
         record.reason = reason if ending is not TransportResult.COMPLETE else failure_reason(record)
         if routed.observer is None:

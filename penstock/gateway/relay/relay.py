@@ -16,6 +16,7 @@ from penstock.gateway.relay.attempt import RESENT, Attempt, local_reply_headers,
 from penstock.gateway.relay.client_connection import HttpClientConnection
 from penstock.gateway.relay.plain_events import PlainEvents
 from penstock.gateway.relay.retry_policy import (
+    KEY_REFUSALS,
     NOT_FOUND,
     AttemptProgress,
     RetryPolicy,
@@ -39,8 +40,10 @@ from penstock.gateway.upstream.exchange import Exchange, Headers, UpstreamError,
 from penstock.gateway.upstream.timeouts import Timeouts
 from penstock.http.admission import BEGUN, retry_headers
 from penstock.http.errors import ApiError
+from penstock.logging_setup import RateLimitedLog
 
 log = logging.getLogger(__name__)
+_log_denial = RateLimitedLog(log, logging.ERROR)
 
 
 @dataclass(slots=True)
@@ -54,6 +57,8 @@ class Relay:
     include_usage: Literal["auto", "off", "require"] = "auto"
     held: HeldBytes = field(default_factory=HeldBytes)
     """Bytes of replies that are held to read them."""
+    has_own_key: bool = False
+    """Endpoints get a key of the gateway's own, not those of clients."""
     running: set[Attempt] = field(default_factory=set)
 
     @property
@@ -100,6 +105,18 @@ class Relay:
         if self.include_usage == "require":
             return body.include_usage is not True
         return self.include_usage == "auto" and body.include_usage is None and not endpoint.rejects_usage
+
+    def is_denied(self, method: str, status: int | None) -> bool:
+        """Whether an endpoint that answers so refuses the gateway's own key. What it says of a preflight is
+        about the browser's page."""
+        return self.has_own_key and status in KEY_REFUSALS and method != "OPTIONS"
+
+    @staticmethod
+    def denial(url: str, status: int | None) -> str:
+        """What is told of an endpoint that refuses the gateway's own key; logs it."""
+        said = f"refuses the key of --endpoint-api-key (status {status})"
+        _log_denial(url, "%s %s: requests are sent to others, or fail", url, said)
+        return f"the model server {said}"
 
     def stop_asking_for_usage(self, endpoint: Endpoint) -> None:
         log.warning("%s rejects stream_options.include_usage; it is no longer sent there", endpoint.url)
@@ -224,6 +241,9 @@ class _RequestRelay:
             if not with_usage and relay.wants_usage(self._incoming, endpoint) and attempt.status == 200:
                 relay.stop_asking_for_usage(endpoint)
             record.bytes_out = attempt.bytes_out
+            if relay.is_denied(record.method, attempt.status):
+                reason = relay.denial(endpoint.url, attempt.status)
+                return self._finish_attempt(endpoint, TransportResult.DENIED, attempt, reason)
             return self._finish_attempt(endpoint, ending, attempt, attempt.reason)
 
     def _claim_resend(self, attempt: Attempt) -> bool:
@@ -294,6 +314,8 @@ class _RequestRelay:
         relay, request, now = self._relay, self._request, self._relay.clock()
         if status == 400 and with_usage and relay.include_usage == "auto":
             return None
+        if relay.is_denied(self._record.method, status):
+            return None
         progress = progress_of(status, headers)
         if status == NOT_FOUND and relay.router.on_not_found(request, endpoint):
             progress = AttemptProgress.NOT_BEGUN
@@ -327,7 +349,8 @@ class _RequestRelay:
         """Record the outcome of an attempt; returns whether the request has ended."""
         record = self._record
         if attempt is not None:
-            record.seen, record.status = attempt.seen, attempt.status or 0
+            denied = ending is TransportResult.DENIED  # then the client does not get that status
+            record.seen, record.status = attempt.seen, 0 if denied else attempt.status or 0
         status = record.status if attempt is not None else None
         record.outcome = classify_outcome(ending, status or None, record.seen, record.path)
         stopped = record.outcome is Outcome.REJECTED
@@ -346,7 +369,7 @@ class _RequestRelay:
         if ending is TransportResult.COMPLETE:
             record.reason = f"the model server answered with status {status}"
             return False  # the reply was discarded for a retry
-        begun = attempt is not None and ending is not TransportResult.UNPROCESSED
+        begun = attempt is not None and ending not in (TransportResult.UNPROCESSED, TransportResult.DENIED)
         self._progress = AttemptProgress.BEGUN if begun else AttemptProgress.NOT_BEGUN
         if self._claim_retry():
             return False

@@ -30,6 +30,9 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 files."""
 _KEPT = ("/v1/files", "/v1/uploads", "/v1/batches", "/v1/vector_stores", "/v1/conversations", "/v1/videos")
 """Routes by which a server makes or changes what it keeps; a refusal in between may have left something."""
+KEY_REFUSALS = frozenset({401, 403})
+"""Statuses of endpoints that refuse a key. To the gateway's own one they are no answer to the client, who
+cannot mend it, and nothing was done."""
 MOST_REFUSALS = 8
 """Endpoints that may refuse a request until its client is refused, or another model or pool stands in."""
 

@@ -16,11 +16,12 @@ class Outcome(enum.StrEnum):
     OK_WITHOUT_USAGE = "ok_without_usage"
     """A complete reply without token usage."""
     CLIENT_ERROR = "client_error"
-    """The model server answered 4xx."""
+    """The model server answered 4xx, but not to the gateway's own key."""
     CLIENT_DISCONNECT = "client_disconnect"
     """The client disconnected before its reply was complete."""
     MODEL_SERVER_ERROR = "model_server_error"
-    """The model server answered 5xx, or sent an error in a reply with status 200."""
+    """The model server answered 5xx, refused the gateway's own key, or sent an error in a reply with status
+    200."""
     NETWORK_ERROR = "network_error"
     """No connection, a broken connection, a time-out, or a stream without its terminator."""
     CONTENT_ERROR = "content_error"
@@ -48,6 +49,8 @@ class TransportResult(enum.Enum):
     """A connection that was idle broke when it got the request."""
     UNPROCESSED = enum.auto()
     """The server has not processed the request."""
+    DENIED = enum.auto()
+    """The server refuses the gateway's own key."""
     TIMEOUT = enum.auto()
     CLIENT_GONE = enum.auto()
     STOPPED = enum.auto()
@@ -58,6 +61,7 @@ _INCOMPLETE = {
     TransportResult.CLIENT_GONE: Outcome.CLIENT_DISCONNECT,
     TransportResult.STOPPED: Outcome.REJECTED,
     TransportResult.SERVER_FAILED: Outcome.MODEL_SERVER_ERROR,
+    TransportResult.DENIED: Outcome.MODEL_SERVER_ERROR,
 }
 
 

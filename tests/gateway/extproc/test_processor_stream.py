@@ -402,6 +402,15 @@ def test_the_log_names_the_outcome_once(fields: dict[str, Any], outcome: str) ->
     world.logged(**fields)
     world.logged(**fields)
     assert world.counts() == {outcome: 1.0}
+
+
+@pytest.mark.parametrize(("own", "outcome"), [(True, "model_server_error"), (False, "client_error")])
+def test_a_refused_key_is_the_fault_of_whose_it_is(own: bool, outcome: str) -> None:
+    world = World()
+    world.requests.relay.has_own_key = own
+    Stream(world.requests).receive(head(end=True))
+    world.logged(status=401)
+    assert world.counts() == {outcome: 1.0}
     assert world.endpoints[0].in_flight == world.metrics.running == 0
 
 
