@@ -114,7 +114,8 @@ class ReasoningParser(_Adapter):
         prompt = ""
         if known.reasoning and (self.format in OPENED or asked) and not off:
             prompt = "" if text.lstrip().startswith(known.reasoning.opens) else known.reasoning.opens[0]
-        return MessageParser(MessageFormat(known.reasoning_parser(prompt, calls=True)))
+        tags = known.reasoning.tags if known.reasoning else ()
+        return MessageParser(MessageFormat(known.reasoning_parser(prompt, calls=True), tags=tags))
 
     def extract_reasoning(self, model_output: str, request: Any = None) -> tuple[str | None, str | None]:
         delta = self._new(model_output).push(model_output, last=True)

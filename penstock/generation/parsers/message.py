@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable
 from typing import NamedTuple
 
+from penstock.generation.parsers.answer_tags import AnswerTags, Tags
 from penstock.generation.parsers.custom_input import CustomInput
 from penstock.generation.parsers.delta import CallDelta, Delta, OutputParser, TextDelta, TextKind, TurnParser
 from penstock.generation.parsers.escapes import WholeEscapes
@@ -32,6 +33,8 @@ class MessageFormat(NamedTuple):
     """Whether the request names the function to call."""
     custom: frozenset[str] = frozenset()
     """Names of functions that are custom tools: see CallDelta.custom."""
+    tags: Tags = ()
+    """What the model puts around its answer."""
 
 
 class MessageParser:
@@ -47,6 +50,7 @@ class MessageParser:
         self._format = format
         self._reasoning = format.reasoning() if format.reasoning else None
         self._tools = format.tools() if format.tools else None
+        self._answer = AnswerTags(format.tags) if format.tags else None
         self._new_id = new_id
         self._escapes = WholeEscapes()
         """Of the last call's arguments."""
@@ -63,7 +67,7 @@ class MessageParser:
     @property
     def idle(self) -> bool:
         """Whether all text that follows is content."""
-        return (self._reasoning is None or self._reasoning.idle) and (self._tools is None or self._tools.idle)
+        return all(part.idle for part in (self._reasoning, self._tools, self._answer) if part is not None)
 
     @property
     def open(self) -> TextKind | None:
@@ -72,7 +76,9 @@ class MessageParser:
         kind = TextKind.CONTENT if self._reasoning is None else self._reasoning.open
         if kind is TextKind.REASONING:
             return kind if self._format.show_reasoning else None
-        return kind if kind is None or self._tools is None else self._tools.open
+        for part in (self._tools, self._answer):
+            kind = kind if kind is None or part is None else part.open
+        return kind
 
     @property
     def reasons(self) -> bool:
@@ -88,7 +94,9 @@ class MessageParser:
     @property
     def guard(self) -> str:
         """The characters with which a marker may begin while the parser is open."""
-        return (self._reasoning.guard if self._reasoning else "") + (self._tools.guard if self._tools else "")
+        return "".join(
+            part.guard for part in (self._reasoning, self._tools, self._answer) if part is not None
+        )
 
     def push(self, text: str, *, last: bool, cut: bool = False, exempt: bool = False) -> Delta:
         """The delta of the next piece of the output. ``last``: it is the final one; ``cut``: as max_tokens
@@ -107,7 +115,7 @@ class MessageParser:
             self._add_calls(delta, self._tools.finish(cut=cut))
         if last or self.stop is not None:
             self._end_call(delta)
-            self._end_content(delta)
+            self._end_content(delta, cut=cut)
         self._stops = stops
         return delta
 
@@ -132,12 +140,17 @@ class MessageParser:
             self._add_calls(delta, self._tools.push(piece.text))
 
     def _add_content(self, delta: Delta, text: str) -> None:
+        self._add_answer(delta, text if self._answer is None else self._answer.push(text))
+
+    def _add_answer(self, delta: Delta, text: str) -> None:
         if self.stop is None and self._stops is not None:
             text, self.stop = self._stops.push(text)
         delta.add_content(text)
 
-    def _end_content(self, delta: Delta) -> None:
-        """Something else follows: a stop string has no more text."""
+    def _end_content(self, delta: Delta, *, cut: bool = False) -> None:
+        """Something else follows: a tag and a stop string have no more text."""
+        if self._answer is not None:
+            self._add_answer(delta, self._answer.finish(cut=cut))
         if self._stops is not None:
             delta.add_content(self._stops.finish())
 

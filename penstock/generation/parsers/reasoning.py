@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.generation.parsers.answer_tags import Tags
 from penstock.generation.parsers.call_start import CallStart
 from penstock.generation.parsers.delta import Delta, TextKind
 from penstock.generation.parsers.reader import EndOfOutput, Reader, Steps
@@ -19,16 +20,17 @@ class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
     closes: tuple[str, ...] = ("</think>",)
     ends: tuple[str, ...] = ()
     """Openings of tool calls that end it, too."""
-    tags: tuple[str, ...] = ()
-    """Texts around answers, which are no content; nor is white space beside them."""
+    tags: Tags = ()
+    """What the model puts around its answer."""
 
     def markers(self) -> tuple[str, ...]:
         """The texts that may be special tokens."""
-        return (*self.opens, *self.closes, *self.ends, *self.tags)
+        tags = [tag for pair in self.tags for tag in pair if tag]
+        return (*self.opens, *self.closes, *self.ends, *tags)
 
     def guard(self) -> str:
         """The characters with which what ends it, or a tag, begins."""
-        return "".join(sorted({mark[0] for mark in (*self.closes, *self.ends, *self.tags)}))
+        return "".join(sorted({mark[0] for mark in self.markers()}))
 
 
 THINK = Reasoning()
@@ -88,11 +90,7 @@ def _read(reader: Reader, format: Reasoning, call: CallStart | None, *, inside: 
             reader.turn()
             reader.skip(len(mark))
             inside = False
-        while True:
-            yield from reader.content(format.tags)
-            yield from reader.either(*format.tags)
-            reader.settle()
-            yield from reader.space()
+        yield from reader.content(())
     except EndOfOutput:
         if inside:
             reader.delta.add_reasoning(reader.undecided())

@@ -100,7 +100,8 @@ def message_format(
     reasoning = known.reasoning_parser(prompt, calls=choice.may_call, parameters=parameters)
     if tools is None and reasoning is None:
         return None
-    return MessageFormat(reasoning, tools, show_reasoning, one_call, choice.named, choice.custom)
+    tags = known.reasoning.tags if known.reasoning else ()
+    return MessageFormat(reasoning, tools, show_reasoning, one_call, choice.named, choice.custom, tags)
 
 
 Numbered = list[tuple[int, Tool]]

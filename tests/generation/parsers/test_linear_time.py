@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 
+from penstock.generation.parsers.answer_tags import Tags
 from penstock.generation.parsers.call_syntax import Section
 from penstock.generation.parsers.calls import CallParser, RequiredCallsParser
 from penstock.generation.parsers.delta import Delta, OutputParser
@@ -58,10 +59,14 @@ def assert_linear(make: Callable[[], MessageParser], unit: str, size: int, *, he
 
 
 def message(
-    reasoning: Callable[[], OutputParser] | None = None, tools: Callable[[], OutputParser] | None = None
+    reasoning: Callable[[], OutputParser] | None = None,
+    tools: Callable[[], OutputParser] | None = None,
+    tags: Tags = (),
 ) -> Callable[[], MessageParser]:
     custom = frozenset({"write"})
-    return partial(MessageParser, MessageFormat(reasoning, tools, custom=custom), new_id=lambda: "id")
+    return partial(
+        MessageParser, MessageFormat(reasoning, tools, custom=custom, tags=tags), new_id=lambda: "id"
+    )
 
 
 def units(section: Section) -> list[tuple[str, str]]:
@@ -97,14 +102,20 @@ def test_calls(section: Section) -> None:
         assert_linear(message(tools=partial(CallParser, section, PARAMETERS)), unit, SIZE, head=head)
 
 
-@pytest.mark.parametrize("name", ["kimi_k2", "granite", "think", "mistral"])
+@pytest.mark.parametrize("name", ["kimi_k2", "granite", "think", "mistral", "ernie45"])
 def test_reasoning(name: str) -> None:
     format = REASONING_FORMATS[name]
     opening = format.opens[0]
     tools = partial(CallParser, TOOL_FORMATS["hermes"], PARAMETERS)
     for mark in format.markers():
-        for head, unit in (("", mark), (opening, mark), (opening, mark[:-1]), ("", " "), (opening, " ")):
-            assert_linear(message(partial(ReasoningParser, "", format), tools), unit, SIZE, head=head)
+        heads = [("", mark), (opening, mark), (opening, mark[:-1]), ("", " "), (opening, " ")]
+        heads += [
+            (tag, each) for tag, close in format.tags for each in (" ", close, close[:-1], f" {close} ")
+        ]
+        for head, unit in heads:
+            assert_linear(
+                message(partial(ReasoningParser, "", format), tools, format.tags), unit, SIZE, head=head
+            )
 
 
 MESSAGES = (

@@ -18,14 +18,14 @@ from penstock.generation.parsers.calls import CallParser
 from penstock.generation.parsers.delta import CallDelta, Delta, OutputParser, TextDelta
 from penstock.generation.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
 from penstock.generation.parsers.harmony import HarmonyParser
-from penstock.generation.parsers.message import MessageParser
+from penstock.generation.parsers.message import MessageFormat, MessageParser
 from penstock.generation.parsers.reasoning import ReasoningParser
 from penstock.generation.parsers.registry import REASONING_PARSERS, TOOL_PARSERS, output_format
 from penstock.generation.parsers.value_types import Parameters
 from penstock.generation.request.schemas import Function, Tool
 from penstock.generation.request.tool_choice import ToolChoice, message_format
 from tests.generation.parsers.outputs import OUTPUTS, PARAMETERS, Output
-from tests.generation.parsers.test_split import pieces_of, whole
+from tests.generation.parsers.test_split import Message, pieces_of, whole
 
 HARMONY = (
     "<|channel|>analysis<|message|>Let me < see.<|end|><|start|>assistant<|channel|>commentary<|message|>"
@@ -165,12 +165,13 @@ def test_harmony() -> None:
 def test_reasoning(name: str) -> None:
     text = REASONED[name]
     format = REASONING_FORMATS[name]
-    delta = whole(ReasoningParser("", format), [text])
+    make = partial(Message, MessageFormat(partial(ReasoningParser, "", format), tags=format.tags))
+    delta = whole(make(), [text])
     assert "hm" in delta.reasoning
     assert delta.content.strip() in ("Yes.", "<|tool_calls_section_begin|>")
     for place in range(len(text)):
-        assert whole(ReasoningParser("", format), [text[:place], text[place:]]) == delta
-        whole(ReasoningParser("", format), [text[:place]], cut=True)
+        assert whole(make(), [text[:place], text[place:]]) == delta
+        whole(make(), [text[:place]], cut=True)
 
 
 def test_text_between_calls_keeps_its_place() -> None:

@@ -28,11 +28,10 @@ PARSERS: dict[str, Callable[[], OutputParser]] = {
 }
 
 
-class WholeMessage:
+class Message:
     """A message's parsers, as one."""
 
-    def __init__(self) -> None:
-        format = MessageFormat(partial(ReasoningParser, ""), HERMES)
+    def __init__(self, format: MessageFormat) -> None:
         self._parser = MessageParser(format, new_id=lambda: "id")
 
     def push(self, text: str) -> Delta:
@@ -54,12 +53,20 @@ class WholeMessage:
         return self._parser.guard
 
 
-MAKERS: dict[str, Callable[[], OutputParser]] = {**PARSERS, "message": WholeMessage}
+WHOLE = MessageFormat(partial(ReasoningParser, ""), HERMES)
+MAKERS: dict[str, Callable[[], OutputParser]] = {
+    **PARSERS,
+    "message": partial(Message, WHOLE),
+    "tagged message": partial(Message, WHOLE._replace(tags=(("<answer>", "</answer>"), ("", "</end>")))),
+}
 FRAGMENTS = (
     "<tool_call>",
     "</tool_call>",
     "<think>",
     "</think>",
+    "<answer>",
+    "</answer>",
+    "</end>",
     "<|python_tag|>",
     '{"name": "f", "arguments": {"x": [1, {"y": "}\\"<tool_call>"}]}}',
     '{"parameters": {"é": "\\u00e9"}, "name": "g"}',
@@ -98,10 +105,10 @@ def pieces_of(text: str, cuts: list[int]) -> list[str]:
     return [text[start:end] for start, end in itertools.pairwise(edges)]
 
 
-@pytest.mark.parametrize("name", PARSERS)
+@pytest.mark.parametrize("name", MAKERS)
 @given(text=texts, cuts=st.lists(st.integers(0, 1000), max_size=12))
 def test_any_split_gives_what_the_whole_gives(name: str, text: str, cuts: list[int]) -> None:
-    make = PARSERS[name]
+    make = MAKERS[name]
     expected = whole(make(), [text])
     assert whole(make(), pieces_of(text, cuts)) == expected
     assert whole(make(), list(text)) == expected
@@ -138,7 +145,7 @@ def test_a_parser_that_is_idle_passes_everything_on(text: str) -> None:
             assert parser.finish(cut=False) == Delta()
 
 
-@pytest.mark.parametrize("name", [*PARSERS, "message"])
+@pytest.mark.parametrize("name", MAKERS)
 @given(before=texts, plain=st.text(alphabet="<[{}]>( )f\n,é", max_size=12), after=texts)
 def test_text_may_pass_by_an_open_parser(name: str, before: str, plain: str, after: str) -> None:
     parser, twin = MAKERS[name](), MAKERS[name]()
