@@ -48,7 +48,9 @@ _TAILS: dict[str, tuple[tuple[str, ...], ...]] = {
     "user": ((), ("assistant", "user")),
     "tool": ((), ("assistant", "user")),
     "assistant": (("user",),),
+    CALLS: (("user",),),
     "system": (("user",),),
+    "developer": (("user",),),
     START: (("user",),),
 }
 """Kinds of messages that come after one that follows the key."""
@@ -84,6 +86,7 @@ class _Probe:
         found["results"] = found["calls"] and self._has_form(
             "tool", lambda content: [user, self._call, _result(content, self._id())]
         )
+        found["stray_results"] = found["results"] and self._shows_stray_results()
         found["reasoning"] = self._reasoning()
         if found["calls"]:
             found |= self._call_rules(found["reasoning"])
@@ -300,6 +303,8 @@ class _Probe:
 
     def _context(self, before: str) -> list[PlainMessage] | None:
         """The conversation that a message follows; None: there is none."""
+        if before == CALLS:
+            return [self._say("user"), self._call] if self._call else None
         if before != START and not self._takes(before):
             return None
         kinds: dict[str, tuple[str, ...]] = {
@@ -316,6 +321,8 @@ class _Probe:
         if not self._takes("tool" if kind == CALLS else kind):
             return False
         tails = _TAILS[before] if kind != CALLS else (("tool",), ("tool", "assistant", "user"))
+        if kind == "tool":
+            context = [self._say("user"), self._call, *context[-1:]]
         message = self._say(kind)
         words = [_word_of(each) for each in [*context[-1:], message] if each is not self._call]
         conversations = [[*context, message, *map(self._say, tail)] for tail in tails]
@@ -328,9 +335,16 @@ class _Probe:
             prompt = self._prompt(each)
             if not all(word in prompt for word in words):
                 return False
-            if kind == CALLS and self._calls_in(prompt) != each.count(self._call):
+            counted = kind in (CALLS, "tool") or before == CALLS
+            if counted and self._calls_in(prompt) != each.count(self._call):
                 return False
         return True
+
+    def _shows_stray_results(self) -> bool:
+        user, answer, result = map(self._say, ("user", "assistant", "tool"))
+        del result["name"]
+        starts = [user, result], [user, answer, user, result]
+        return all(self._shows(start, _word_of(result)) for start in starts)
 
     def _head_always(self) -> bool:
         head, user = self._say("system"), self._say("user")

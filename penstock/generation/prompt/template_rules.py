@@ -69,6 +69,8 @@ class TemplateRules(msgspec.Struct, frozen=True, kw_only=True):
     """Where text beside calls is not shown: what it can be written before."""
     results: bool = True
     """Whether messages of tools are shown."""
+    stray_results: bool = True
+    """Whether those are shown that no call precedes."""
     ids: CallIds = CallIds.ANY
     reasoning: tuple[str, ...] = REASONING_NAMES[:2]
     """The fields for reasoning, or THINKING_PART."""
@@ -96,10 +98,15 @@ class TemplateRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 PLACES = frozenset(
-    [(kind, before) for kind in SYSTEM_ROLES for before in (START, "system", "user", "assistant", "tool")]
-    + [("user", before) for before in ("user", "tool")]
-    + [("assistant", before) for before in (START, "system", "assistant")]
-    + [(CALLS, before) for before in ("assistant", "tool")]
+    [
+        (kind, before)
+        for kind in SYSTEM_ROLES
+        for before in (START, "system", "user", "assistant", CALLS, "tool")
+    ]
+    + [("user", before) for before in ("user", CALLS, "tool")]
+    + [("assistant", before) for before in (START, "system", "assistant", CALLS)]
+    + [(CALLS, before) for before in ("assistant", CALLS, "tool")]
+    + [("tool", before) for before in ("system", "developer", "user", "assistant")]
 )
 """Kinds of messages, each with what it follows, that templates may refuse."""
 

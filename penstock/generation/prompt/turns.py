@@ -25,7 +25,10 @@ from penstock.generation.prompt.conversation import (
     reasoning_of,
 )
 from penstock.generation.prompt.template_rules import CALLS, START, SYSTEM_ROLES, TemplateRules
-from penstock.generation.request.schemas import Message
+from penstock.generation.request.schemas import Message, ToolCall
+
+NO_RESULT = "(no result)"
+"""The result of a call that has none, where the template needs one."""
 
 
 def arranged(
@@ -58,7 +61,7 @@ def _placed(messages: Iterable[Message], rules: TemplateRules, stable: bool, *, 
 
 def _needs_arrangement(messages: Sequence[Message], rules: TemplateRules, stable: bool) -> bool:
     """False: the template takes the messages as they are."""
-    before, refused = START, rules.refused
+    before, refused, called = START, rules.refused, False
     takes_calls = rules.calls and rules.results and rules.beside and rules.parallel
     for message in messages:
         kind = CALLS if message.tool_calls else message.role
@@ -67,6 +70,9 @@ def _needs_arrangement(messages: Sequence[Message], rules: TemplateRules, stable
         if kind in SYSTEM_ROLES and (before != START or kind != "system" or stable or not rules.head_always):
             return True
         if (kind == CALLS and not takes_calls) or (kind == "tool" and not rules.results):
+            return True
+        called = called or kind == CALLS
+        if kind == "tool" and not called and not rules.stray_results:
             return True
         before = kind
     return False
@@ -92,6 +98,8 @@ class _Turns:
         if message.role == "user":
             self._unite_users()
         last = self._placed[-1] if self._placed else None
+        if last is not None and last.tool_calls and not self._rules.may_follow(kind_of(message), CALLS):
+            last = self._leave_unanswered(last.tool_calls)
         if self._waiting:
             self._take_waiting(message)
         elif last is not None and self._joins(last, message):
@@ -114,6 +122,12 @@ class _Turns:
     def _place(self, message: Message) -> None:
         self._placed.append(message)
         self._added.append([])
+
+    def _leave_unanswered(self, calls: list[ToolCall]) -> Message:
+        """Results of calls that have none. Returns the last."""
+        for call in calls:
+            self._place(Message("tool", NO_RESULT, tool_call_id=call.id))
+        return self._placed[-1]
 
     def _unite_users(self) -> None:
         """Mark a system message between two of the user's, where these must be one."""
@@ -153,7 +167,7 @@ class _Turns:
         elif last.role in ("system", "user", "tool"):
             self._added[-1].append(text if last.role == "system" else _marked(text))
         else:
-            self._place(Message("user", _marked(text)))
+            self.add(Message("user", _marked(text)))
 
     def _takes(self, role: str, before: str) -> bool:
         rules = self._rules
@@ -177,9 +191,39 @@ def _calls_arranged(
         return messages
     if not rules.calls or not rules.results:
         return _as_text(messages, rules, format)
+    messages = list(_results_moved(messages, rules))
     if not rules.beside and rules.before_calls is None:
         messages = list(_text_apart(messages, rules))
     return messages if rules.parallel else _one_by_one(messages)
+
+
+def _results_moved(messages: Iterable[Message], rules: TemplateRules) -> Iterator[Message]:
+    """Results go up to their calls where what stands between would not be shown, or they would not. Those
+    without a call become text of the user where the template does not show them."""
+    groups: list[list[Message]] = []
+    """Each message with calls has its results behind it."""
+    called: dict[str | None, tuple[int, int]] = {}
+    """By the id of a call, its group, and how many places had been refused."""
+    before, refused = START, 0
+    for message in messages:
+        kind = kind_of(message)
+        refused += not rules.may_follow(kind, before)
+        before = kind
+        if kind == "tool":
+            behind_calls = bool(groups and groups[-1][0].tool_calls)
+            group, refused_then = called.get(message.tool_call_id, (-1, refused))
+            if refused_then < refused or (behind_calls and group in (-1, len(groups) - 1)):
+                groups[group].append(message)
+                continue
+            last = kind_of(groups[-1][-1]) if groups else START
+            if not (called or rules.stray_results) or not rules.may_follow(kind, last):
+                message = Message("user", _result(message_text(message), message.name or ""))
+        groups.append([message])
+        if message.tool_calls:
+            ids = [None, *(call.id for call in message.tool_calls)]
+            called |= dict.fromkeys(ids, (len(groups) - 1, refused))
+    for each in groups:
+        yield from each
 
 
 def _text_apart(messages: Iterable[Message], rules: TemplateRules) -> Iterator[Message]:

@@ -115,6 +115,7 @@ def test_text_without_a_turn_of_its_own_is_marked() -> None:
         Message("assistant", "B"),
         Message("system", "T"),
         Message("user", "C"),
+        Message("assistant", tool_calls=[ToolCall(FunctionCall("f", {}), "1")]),
         Message("tool", "D", tool_call_id="1"),
         Message("user", "E"),
     ]
@@ -122,6 +123,7 @@ def test_text_without_a_turn_of_its_own_is_marked() -> None:
         ("user", "A\n<system>\nS\n</system>"),
         ("assistant", "B"),
         ("user", "<system>\nT\n</system>\nC"),
+        ("assistant", None),
         ("tool", "D\nE"),
     ]
     assert messages[0].content == "A"
@@ -222,3 +224,72 @@ def test_errors_name_the_place_in_the_request() -> None:
     bad = Message("user", [Part(type="image_url")])
     error = error_of(lambda: arranged([Message("developer", "D"), Message("system", "S"), bad], NO_PLACES))
     assert error.param == "messages[2].content[0]"
+
+
+SHOWN_CALLS = (
+    "{% for c in m.tool_calls or [] %}[CALL]{{ c.function.name }}{{ c.function.arguments | tojson }}"
+    "{% endfor %}"
+)
+BEHIND_CALLS = (
+    "{% set ns = namespace(calls=false) %}{% for m in messages %}"
+    "{% if m.role == 'tool' %}{{ '[RESULT]' + m.content if ns.calls else '' }}"
+    "{% elif m.role in ['system', 'developer'] %}{{ '' if ns.calls else '[SYS]' + m.content }}"
+    "{% else %}{{ '[' + m.role + ']' + (m.content or '') }}{% endif %}"
+    + SHOWN_CALLS
+    + "{% set ns.calls = m.role == 'tool' and ns.calls or m.tool_calls is defined %}{% endfor %}"
+)
+"""Shows results directly behind calls alone, as Gemma 4's, and no system text there, as Qwen3's."""
+NO_UNANSWERED = (
+    "{% for m in messages %}"
+    "{% if m.role in ['user', 'assistant'] and loop.index0 and messages[loop.index0 - 1].tool_calls %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}"
+    "[{{ m.role }}]{{ m.content or '' }}" + SHOWN_CALLS + "{% endfor %}"
+)
+"""Refuses what is no result after a call, as Mistral's."""
+
+
+def calling(*ids: str) -> Message:
+    return Message("assistant", tool_calls=[ToolCall(FunctionCall("f", {"x": id}), id) for id in ids])
+
+
+def prompt_of(template: str, *messages: Message) -> str:
+    return ConversationRenderer(ChatTemplate({"default": template}, {})).render(
+        [Message("user", "Q"), *messages]
+    )
+
+
+R1, R2 = Message("tool", "R1", tool_call_id="c1"), Message("tool", "R2", tool_call_id="c2")
+
+
+@pytest.mark.parametrize("between", ["user", "assistant", "system", "developer"])
+def test_results_go_up_to_their_calls_where_they_are_shown_there_alone(between: str) -> None:
+    text = Message(between, "T")
+    one = prompt_of(BEHIND_CALLS, calling("c1"), text, R1)
+    assert one.startswith('[user]Q[assistant][CALL]f{"x": "c1"}[RESULT]R1')
+    assert one.replace("[RESULT]", "").count("T") == 1
+    two = prompt_of(BEHIND_CALLS, calling("c1", "c2"), R1, text, R2)
+    assert "[RESULT]R1[RESULT]R2" in two
+
+
+def test_results_stay_where_they_are_shown() -> None:
+    messages = [Message("user", "Q"), calling("c1"), Message("user", "T"), R1]
+    assert arranged(messages, TemplateRules()) is messages
+
+
+def test_results_without_a_call_are_text_where_they_are_not_shown() -> None:
+    assert prompt_of(BEHIND_CALLS, R1) == "[user]Q[user]<tool_response>\nR1\n</tool_response>"
+    later = prompt_of(BEHIND_CALLS, calling("c1"), R1, Message("user", "T"), R2)
+    assert later.endswith("[RESULT]R1[user]T[user]<tool_response>\nR2\n</tool_response>")
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_system_text_after_an_unanswered_call(role: str) -> None:
+    prompt = prompt_of(BEHIND_CALLS, calling("c1"), Message(role, "S"), Message("user", "T"))
+    assert prompt.endswith("[user]<system>\nS\n</system>[user]T")
+
+
+def test_unanswered_calls_get_a_result_where_nothing_else_may_follow_them() -> None:
+    for role in ("user", "assistant"):
+        prompt = prompt_of(NO_UNANSWERED, calling("c1", "c2"), Message(role, "T"))
+        assert prompt.endswith(f"[tool](no result)[tool](no result)[{role}]T")
+    assert prompt_of(NO_UNANSWERED, calling("c1"), Message("user", "T"), R1).endswith("[tool]R1[user]T")
