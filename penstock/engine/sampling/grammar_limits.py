@@ -15,6 +15,7 @@ _LIMITS = (
     ("initial lexer configuration", "the grammar is too large: its texts and patterns together are too long"),
     ("Current row has", "the grammar is too large: too many alternatives at one place"),
     ("Too many items", "the grammar is too large or too ambiguous: too many ways to go on at one place"),
+    ("symbols.len()", "the grammar is too large: too many rules"),
     ("too many expressions", "the grammar is too large: its texts, patterns and lengths need too many steps"),
 )
 """What stands in llguidance's messages on its limits, and plain words for each."""

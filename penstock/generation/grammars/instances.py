@@ -30,10 +30,11 @@ def _endless(schema: Any, found: list[dict[str, Any]]) -> set[int]:
     users: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     known = {id(part) for part in found}
     for part in found:
+        options = [[each for each in group if each is not False] for group in _needs(part, schema)]
         groups = [
             {id(each) for each in group}
-            for group in _needs(part, schema)
-            if all(id(each) in known for each in group)
+            for group in options
+            if group and all(id(each) in known for each in group)
         ]
         needs[id(part)] = set(range(len(groups)))
         for number, group in enumerate(groups):
@@ -58,9 +59,10 @@ def _needs(part: dict[str, Any], schema: Any) -> Iterator[list[Any]]:
     for key in ("anyOf", "oneOf"):
         if isinstance(part.get(key), list):
             yield part[key]
-    required, named = part.get("required"), part.get("properties")
+    required, named = part.get("required"), part.get("properties", {})
     if part.get("type") == "object" and isinstance(required, list) and isinstance(named, dict):
-        yield from ([named[name]] for name in required if isinstance(name, str) and name in named)
+        other = True if "patternProperties" in part else part.get("additionalProperties")
+        yield from ([named.get(name, other)] for name in required if isinstance(name, str))
     fewest = part.get("minItems")
     if part.get("type") == "array" and isinstance(fewest, int):
         first = part.get("prefixItems", part.get("items"))

@@ -7,12 +7,14 @@ from math import comb
 from typing import Any
 
 from penstock.generation.grammars.exact_numbers import Inexact
-from penstock.generation.grammars.schema_parts import at, join, referred
+from penstock.generation.grammars.schema_parts import at, join, referred, walk
 
 MAX_NAMES = 200
 """Maximum names of properties that ``propertyNames`` may list."""
 MAX_CHOICES = 32
-"""Maximum sets of properties that an object has at least one of, instead of ``minProperties``."""
+"""Maximum properties that an object may have some of, where ``minProperties`` says how many."""
+MAX_COPIES = 2000
+"""Maximum schemas that the choice of them makes: ten times as many are more than llguidance takes."""
 MAX_OPTIONAL = 500
 """Maximum properties one after another that may be left out: llguidance has four items for each at one place,
 and no more than 2,000 items."""
@@ -102,6 +104,11 @@ def check_optional(part: dict[str, Any]) -> None:
             )
 
 
+def _copies(part: dict[str, Any], choices: int) -> int:
+    """Schemas that a choice makes of ``part``, which each alternative has a copy of."""
+    return choices * sum(1 for _ in walk(part))
+
+
 def count_properties(part: dict[str, Any], *, strict: bool) -> None:
     """Require properties instead of ``minProperties``, of which llguidance counts neither those that may be
     left out nor repeated names as one. Raises Inexact, or drops it unless ``strict``, where names are open or
@@ -118,7 +125,9 @@ def count_properties(part: dict[str, Any], *, strict: bool) -> None:
         problem = "names may repeat"
     elif not 0 < missing <= len(free):
         return
-    elif missing < len(free) and (len(free) > MAX_CHOICES or comb(len(free), missing) > MAX_CHOICES):
+    elif missing < len(free) and (
+        len(free) > MAX_CHOICES or _copies(part, comb(len(free), missing)) > MAX_COPIES
+    ):
         problem = "there are too many properties to choose from"
     if problem and strict:
         raise Inexact(f"{problem}: the keyword 'minProperties' cannot be enforced")

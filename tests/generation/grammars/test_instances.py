@@ -20,6 +20,11 @@ NODE = {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}, "leaf": {"t
         ({"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/n"}}, ("$defs", "n")),
         ({"type": "array", "minItems": 1, "prefixItems": [{"$ref": "#/$defs/n"}]}, ("$defs", "n")),
         ({"anyOf": [{"$ref": "#/$defs/n"}, ENDLESS]}, ("$defs", "n")),
+        ({"anyOf": [{"$ref": "#/$defs/n"}, False]}, ("$defs", "n")),
+        (
+            {"type": "object", "required": ["a"], "additionalProperties": {"$ref": "#/$defs/n"}},
+            ("$defs", "n"),
+        ),
         ({"allOf": [{"type": "object"}, ENDLESS]}, ("$defs", "n")),
         ({"$ref": "#/$defs/n"}, ()),
         ({"$ref": "#"}, ()),

@@ -56,6 +56,7 @@ def test_names_by_reference(names: dict[str, Any]) -> None:
         {"propertyNames": {"maxLength": 1}, "minProperties": 2},
         {"additionalProperties": INTEGER, "minProperties": 2},
         {"properties": dict.fromkeys("abcdefghijklmnop", INTEGER), "minProperties": 8},
+        {"properties": {name: {"anyOf": [INTEGER] * 40} for name in "abcdefghijklmnop"}, "minProperties": 1},
     ],
     ids=str,
 )
