@@ -17,6 +17,7 @@ from penstock.generation.prompt.template_rules import (
     CALLS,
     EMPTY_SCHEMA,
     FUNCTION_FIELDS,
+    PARAMETER_DESCRIPTIONS,
     PROPERTIES,
     THINKING_PART,
     CallIds,
@@ -92,6 +93,10 @@ def _fill(function: dict[str, Any], needed: tuple[str, ...]) -> None:
         function["parameters"] = FUNCTION_FIELDS["parameters"]
     elif parameters is not None and PROPERTIES in needed:
         parameters.setdefault("properties", {})
+    if PARAMETER_DESCRIPTIONS in needed and isinstance(parameters, dict):
+        for schema in (parameters.get("properties") or {}).values():
+            if isinstance(schema, dict):
+                schema.setdefault("description", "")
 
 
 def kind_of(message: Message) -> str:

@@ -16,6 +16,7 @@ from penstock.generation.prompt.template_rules import (
     CALLS,
     EMPTY_SCHEMA,
     FUNCTION_FIELDS,
+    PARAMETER_DESCRIPTIONS,
     PLACES,
     PROPERTIES,
     REASONING_NAMES,
@@ -93,6 +94,10 @@ class _Probe:
         for role in sorted(SYSTEM_ROLES):
             self._has_form(role, partial(_said_first, role, user))
         found["head_always"] = self._head_always()
+        head = self._say("system")
+        found["head_alone"] = not self._takes("system") or self._shows([head], _word_of(head))
+        empty = {"role": "assistant", "content": self._spelled("assistant", "")}
+        found["empty_answers"] = self._shows([user, empty, more], _word_of(user), _word_of(more))
         return TemplateRules(
             **found,
             as_text=frozenset(kind for kind, form in self._forms.items() if form[0] or not any(form)),
@@ -294,10 +299,13 @@ class _Probe:
 
         choices: tuple[tuple[str, ...], ...] = ((), ("parameters",), ("description",), (*FUNCTION_FIELDS,))
         needed = next((each for each in choices if shows(**_filled(each))), ())
-        if shows(**_filled(needed) | {"parameters": {}}):
-            return needed
-        typed = shows(**_filled(needed) | {"parameters": {"type": "object"}})
-        return (*needed, EMPTY_SCHEMA) if typed else (*needed, EMPTY_SCHEMA, PROPERTIES)
+        parameters: tuple[tuple[dict[str, Any], str], ...] = (
+            ({}, EMPTY_SCHEMA),
+            ({"type": "object"}, PROPERTIES),
+            ({"type": "object", "properties": {_KEY: {"type": "string"}}}, PARAMETER_DESCRIPTIONS),
+        )
+        odd = [name for schema, name in parameters if not shows(**_filled(needed) | {"parameters": schema})]
+        return (*needed, *odd)
 
     # -- places
 

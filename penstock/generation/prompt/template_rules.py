@@ -81,6 +81,10 @@ class TemplateRules(msgspec.Struct, frozen=True, kw_only=True):
     head_always: bool = True
     """Whether a system message at the start is shown whatever the last message is; otherwise only before a
     user's."""
+    head_alone: bool = True
+    """Whether it is shown if there is no other message."""
+    empty_answers: bool = True
+    """Whether the assistant's messages may be empty."""
     refused: frozenset[tuple[str, str]] = frozenset()
     """Of PLACES, kinds of messages, each with what it may not follow, or not without loss."""
     stable: frozenset[tuple[str, str]] = frozenset()
@@ -116,3 +120,5 @@ EMPTY_SCHEMA = "empty schema"
 """Parameters that are an empty object become those of FUNCTION_FIELDS."""
 PROPERTIES = "properties"
 """Parameters without properties get none."""
+PARAMETER_DESCRIPTIONS = "parameter descriptions"
+"""Parameters without a description get an empty one."""

@@ -11,7 +11,7 @@ text also moves where the template would put it at the head of the prompt.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -44,7 +44,11 @@ def arranged(
     if not _needs_arrangement(messages, rules, stable):
         return messages
     conversation(messages, rules)  # raises errors, which name fields by their places in the request
+    if not rules.empty_answers:
+        messages = [*filter(_says, messages[:-1]), messages[-1]]
     turns = [*_calls_arranged(messages, rules, format)]
+    if not rules.head_alone and not any(message.role not in SYSTEM_ROLES for message in turns):
+        return _placed(turns, rules, stable, head=False)
     placed = _placed(turns, rules, stable, head=rules.head_always or not stable)
     if rules.head_always or placed[-1].role == "user":
         return placed
@@ -61,7 +65,8 @@ def _placed(messages: Iterable[Message], rules: TemplateRules, stable: bool, *, 
 
 def _needs_arrangement(messages: Sequence[Message], rules: TemplateRules, stable: bool) -> bool:
     """False: the template takes the messages as they are."""
-    before, refused, called = START, rules.refused, False
+    before, refused = START, rules.refused
+    called: set[str | None] = set()
     takes_calls = rules.calls and rules.results and rules.beside and rules.parallel
     for message in messages:
         kind = CALLS if message.tool_calls else message.role
@@ -71,11 +76,30 @@ def _needs_arrangement(messages: Sequence[Message], rules: TemplateRules, stable
             return True
         if (kind == CALLS and not takes_calls) or (kind == "tool" and not rules.results):
             return True
-        called = called or kind == CALLS
-        if kind == "tool" and not called and not rules.stray_results:
+        if kind == "assistant" and not rules.empty_answers and not _says(message):
+            return True
+        called |= _ids(message)
+        if kind == "tool" and _is_stray(message, called) and not rules.stray_results:
             return True
         before = kind
-    return False
+    return before in SYSTEM_ROLES and not rules.head_alone
+
+
+def _ids(message: Message) -> set[str | None]:
+    """Those of a message's calls; None stands for any."""
+    return {None, *(call.id for call in message.tool_calls)} if message.tool_calls else set()
+
+
+def _is_stray(result: Message, called: Collection[str | None]) -> bool:
+    """Whether a result has no call of that id; one with a name only needs any call."""
+    return (None if result.name else result.tool_call_id) not in called
+
+
+def _says(message: Message) -> bool:
+    """Whether a message has anything, or is no assistant's."""
+    return bool(
+        message.role != "assistant" or message.tool_calls or message_text(message) or reasoning_of(message)
+    )
 
 
 class _Turns:
@@ -88,6 +112,8 @@ class _Turns:
         self._placed: list[Message] = []
         self._added: list[list[str]] = []
         """Texts that belong to each message besides its own; they are joined once: there may be thousands."""
+        self._begun = False
+        """Whether there is any but system messages."""
         self._waiting: list[str] = []
         """System text for the user's first message."""
 
@@ -103,11 +129,14 @@ class _Turns:
         if self._waiting:
             self._take_waiting(message)
         elif last is not None and self._joins(last, message):
-            self._added[-1].append(message_text(message))
+            self._join(last, message)
         else:
-            begins = last is None or last.role == "system"
             before = "system" if last else START
-            if message.role == "assistant" and begins and not self._rules.may_follow("assistant", before):
+            if (
+                message.role == "assistant"
+                and not self._begun
+                and not self._rules.may_follow("assistant", before)
+            ):
                 self._place(Message("user", ""))  # before a greeting, in a template whose turns alternate
             self._place(message)
 
@@ -120,6 +149,7 @@ class _Turns:
         ]
 
     def _place(self, message: Message) -> None:
+        self._begun = self._begun or message.role not in SYSTEM_ROLES
         self._placed.append(message)
         self._added.append([])
 
@@ -149,9 +179,15 @@ class _Turns:
         before, kind = kind_of(last), kind_of(message)
         if self._rules.may_follow(kind, before):
             return False
-        return (kind == "user" and (before == "tool" or last.name == message.name)) or (
-            kind == before == "assistant"
-        )
+        return (kind == "user" and before in ("user", "tool")) or kind == before == "assistant"
+
+    def _join(self, last: Message, message: Message) -> None:
+        text = message_text(message)
+        if last.role == message.role == "user" and last.name != message.name:
+            if last.name:
+                self._placed[-1] = replace(last, content=_named(last), name=None)
+            text = _named(message)
+        self._added[-1].append(text)
 
     def _add_system(self, message: Message) -> None:
         last = self._placed[-1] if self._placed else None
@@ -212,16 +248,15 @@ def _results_moved(messages: Iterable[Message], rules: TemplateRules) -> Iterato
         if kind == "tool":
             behind_calls = bool(groups and groups[-1][0].tool_calls)
             group, refused_then = called.get(message.tool_call_id, (-1, refused))
-            if refused_then < refused or (behind_calls and group in (-1, len(groups) - 1)):
+            stray = not rules.stray_results and _is_stray(message, called)
+            if refused_then < refused or (behind_calls and group in (-1, len(groups) - 1) and not stray):
                 groups[group].append(message)
                 continue
-            last = kind_of(groups[-1][-1]) if groups else START
-            if not (called or rules.stray_results) or not rules.may_follow(kind, last):
+            if stray or not rules.may_follow(kind, kind_of(groups[-1][-1]) if groups else START):
                 message = Message("user", _result(message_text(message), message.name or ""))
         groups.append([message])
         if message.tool_calls:
-            ids = [None, *(call.id for call in message.tool_calls)]
-            called |= dict.fromkeys(ids, (len(groups) - 1, refused))
+            called |= dict.fromkeys(_ids(message), (len(groups) - 1, refused))
     for each in groups:
         yield from each
 
@@ -283,6 +318,11 @@ def _as_text(messages: Iterable[Message], rules: TemplateRules, format: Section 
 def _result(text: str, name: str) -> str:
     named = f' name="{name}"' if name else ""
     return f"<tool_response{named}>\n{text}\n</tool_response>"
+
+
+def _named(message: Message) -> str:
+    text = message_text(message)
+    return f"{message.name}: {text}" if message.name else text
 
 
 def _marked(text: str) -> str:

@@ -12,6 +12,7 @@ from penstock.generation.prompt.renderer import ConversationRenderer
 from penstock.generation.prompt.template_rules import (
     CALLS,
     EMPTY_SCHEMA,
+    PARAMETER_DESCRIPTIONS,
     PROPERTIES,
     THINKING_PART,
     BeforeCalls,
@@ -156,6 +157,18 @@ def test_a_template_may_queue_ids() -> None:
     assert (found.calls, found.results, found.parallel) == (True,) * 3
 
 
+def test_parameters_get_the_description_that_the_template_needs() -> None:
+    tool = "{% for p in t.function.parameters.properties.values() %}{{ '#' + p.description }}{% endfor %}"
+    source = "{% for t in tools or [] %}{{ t.function.name }}" + tool + "{% endfor %}" + LOOP
+    schema = {"type": "object", "properties": {"x": {"type": "string"}, "y": {"description": "Y"}, "z": True}}
+    tools = [Tool(function=Function(name="f", parameters=schema))]
+    source = source.replace("BODY", TEXT).replace(
+        "'#' + p.description", "'#' + p.description if p is mapping"
+    )
+    assert renderer(source).render([Message("user", "A")], tools=tools).startswith("f##Y<user>A")
+    assert "description" not in schema["properties"]["x"]  # type: ignore[index]
+
+
 @pytest.mark.parametrize(
     ("shown", "fields"),
     [
@@ -165,6 +178,8 @@ def test_a_template_may_queue_ids() -> None:
          ("parameters", EMPTY_SCHEMA, PROPERTIES)),
         ("{{ t.function.name }}{{ (t.function.parameters or {'type': ''}).type }}", ()),
         ("{{ t.function.name }}{% for k in t.function.parameters.properties %}{% endfor %}", ("parameters",)),
+        ("{{ t.function.name }}{% for p in ((t.function.parameters or {}).properties or {}).values() %}"
+         "{{ '#' + p.description }}{% endfor %}", (PARAMETER_DESCRIPTIONS,)),
         ("{{ t.function.name }}: {{ t.function.description | string + t.function.parameters.type }}",
          ("parameters", EMPTY_SCHEMA)),
     ],

@@ -293,3 +293,45 @@ def test_unanswered_calls_get_a_result_where_nothing_else_may_follow_them() -> N
         prompt = prompt_of(NO_UNANSWERED, calling("c1", "c2"), Message(role, "T"))
         assert prompt.endswith(f"[tool](no result)[tool](no result)[{role}]T")
     assert prompt_of(NO_UNANSWERED, calling("c1"), Message("user", "T"), R1).endswith("[tool]R1[user]T")
+
+
+def test_what_a_strange_id_answers_is_text_where_results_need_their_call() -> None:
+    assert prompt_of(BEHIND_CALLS, calling("c1"), R2).endswith("[user]<tool_response>\nR2\n</tool_response>")
+    named = Message("tool", "R2", tool_call_id="c2", name="f")
+    assert prompt_of(BEHIND_CALLS, calling("c1"), named).endswith("[RESULT]R2")
+
+
+def test_users_of_different_names_become_one_turn_where_turns_alternate() -> None:
+    messages = [Message("user", text, name=name) for text, name in (("A", "ann"), ("B", "bob"), ("C", None))]
+    (joined,) = arranged(messages, NO_PLACES)
+    assert (joined.content, joined.name) == ("ann: A\nbob: B\nC", None)
+    (same,) = arranged([messages[0], messages[0]], NO_PLACES)
+    assert (same.content, same.name) == ("A\nA", "ann")
+
+
+@pytest.mark.parametrize("content", [None, "", []])
+def test_empty_answers_are_left_out_where_they_are_refused(content: Any) -> None:
+    refuse = "{% if m.role == 'assistant' and not m.content %}{{ raise_exception('empty') }}{% endif %}"
+    template = "{% for m in messages %}" + refuse + "[{{ m.role }}]{{ m.content }}{% endfor %}"
+    empty = Message("assistant", content)
+    assert prompt_of(template, empty, Message("user", "T")) == "[user]Q[user]T"
+    assert "[assistant]" in prompt_of(template.replace(refuse, ""), empty, Message("user", "T"))
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+@pytest.mark.parametrize("stable", [True, False])
+def test_system_text_alone_is_the_users_where_the_template_puts_it_there(role: str, stable: bool) -> None:
+    folding = (
+        "{% set head = messages[0].content if messages[0].role == 'system' else '' %}"
+        "{% for m in messages if m.role == 'user' %}[user]{{ head if loop.first else '' }}{{ m.content }}"
+        "{% endfor %}"
+    )
+    found = ConversationRenderer(ChatTemplate({"default": folding}, {}))
+    assert found.render([Message(role, "S")], stable=stable) == "[user]<system>\nS\n</system>"
+    assert found.render([Message("system", "S"), Message("user", "T")], stable=stable) == "[user]ST"
+
+
+def test_an_answer_after_system_text_within_a_conversation_follows_no_empty_turn() -> None:
+    rules = TemplateRules(refused=frozenset({("assistant", "system"), ("user", "user")}))
+    messages = [Message("user", "A"), Message("system", "S"), Message("assistant", "B")]
+    assert shown(arranged(messages, rules)) == [("user", "A"), ("system", "S"), ("assistant", "B")]
