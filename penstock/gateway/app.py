@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
 
@@ -87,6 +87,10 @@ class GatewayApp:
         self._write_batch = WriteBatch(burst)
         self._loopback_administers = loopback_administers
         self._exposition = SharedExposition(expose)
+
+    def set_keys(self, keys: Iterable[str], admin_keys: Iterable[str]) -> None:
+        """Requests need these keys without a name from here on."""
+        self._intake.keys.set_keys(keys, admin_keys)
 
     def refused(self, error: ApiError) -> None:
         """Count and log a request that the connection answered itself: without complete headers."""

@@ -34,6 +34,7 @@ from penstock.wire.control import (
     HEARTBEAT_INTERVAL_S,
     AcceptConnections,
     AnnounceDrain,
+    ApiKeys,
     Drain,
     GatewayLaunch,
     Info,
@@ -302,6 +303,8 @@ class _Worker:
                     self._accepting.set()
                 case AnnounceDrain():
                     self._parts.app.leaving = True
+                case ApiKeys():
+                    self._parts.app.set_keys(command.api_key, command.admin_api_key)
                 case Drain(replaced=True):
                     self._retire()
                 case Drain():

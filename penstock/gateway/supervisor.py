@@ -50,7 +50,7 @@ from penstock.supervisor.startup.progress_display import LogProgressDisplay
 from penstock.supervisor.startup.run_directory import RunDirectory
 from penstock.supervisor.startup.startup_status import StartupStatus
 from penstock.telemetry.spans import check_tracing_libraries
-from penstock.wire.control import GatewayLaunch, Info
+from penstock.wire.control import ApiKeys, GatewayLaunch, Info, SupervisorCommand
 
 log = logging.getLogger(__name__)
 
@@ -198,8 +198,9 @@ class _Gateway:
             ends.close()
             raise
 
-    def _read_options(self) -> tuple[()] | None:
-        """SIGHUP: reads the options again, for the workers that replace the others; None if they are bad."""
+    def _read_options(self) -> list[SupervisorCommand] | None:
+        """SIGHUP: reads the options again, for the workers that replace the others. Those that run are told
+        the keys. None if the options are bad."""
         try:
             config, origins = self.read_again()
             config = load_api_keys(config, origins, self.key_files)
@@ -213,11 +214,12 @@ class _Gateway:
                 flag = f"--{name.replace('_', '-')}"
                 log.warning("SIGHUP: %s stays %s until the gateway is started again", flag, value)
         self.config_before, self.config = self.config, msgspec.structs.replace(config, **fixed)
-        return ()
+        return [ApiKeys(api_key=config.api_key or [], admin_api_key=config.admin_api_key or [])]
 
     def _restore_options(self) -> None:
-        """No worker could start with the options as they are now."""
-        self.config = self.config_before
+        """No worker could start with the options as they are now. The keys hold: those that run have them."""
+        keys = {name: getattr(self.config, name) for name in ("api_key", "admin_api_key")}
+        self.config = msgspec.structs.replace(self.config_before, **keys)
 
     def _announce(self, pids: Mapping[ProcessName, int], infos: Mapping[ProcessName, Info]) -> None:
         """All workers are ready: shows the banner."""

@@ -25,7 +25,7 @@ ProposeState         API server               supervisor  AgreedStates, to every
 StatesAdopted        API server               supervisor  AgreedStates, once every API server has confirmed
 ===================  =======================  ==========  ==================================================
 
-AcceptConnections, AnnounceDrain and Drain go to the workers of a gateway as they go to API servers; Drain
+AcceptConnections, AnnounceDrain, Drain and ApiKeys go to the workers of a gateway as to API servers; Drain
 also goes to the engines of a host without an API server. Ready, failed and dead (end of file, exit
 code) are three different signals. A child that reads end of file has lost its supervisor and exits at once.
 """

@@ -36,13 +36,17 @@ class ClientKeys:
     ) -> None:
         """``plain``: keys without a name. Those of ``file``, which is read again as it changes, have one.
         ``admin_keys`` open the administrative routes, which take no other key then, and all others."""
-        digests = list(dict.fromkeys(map(key_digest, plain)))
         self._file = file
         self._clock = clock
-        self._read_at = clock()
+        self.set_keys(plain, admin_keys)
+
+    def set_keys(self, plain: Iterable[str], admin_keys: Iterable[str]) -> None:
+        """Requests need these keys from here on, or those of the file."""
+        digests = list(dict.fromkeys(map(key_digest, plain)))
         # A server's only key tells nobody apart: clients are known by their addresses.
-        alone = len(digests) == 1 and file is None
+        alone = len(digests) == 1 and self._file is None
         self._plain = {digest: Sender("" if alone else tenant_of(digest)) for digest in digests}
+        self._read_at = self._clock()
         self._clients = self._all()
         self._admins = AdminKeys(admin_keys)
 

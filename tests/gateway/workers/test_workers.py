@@ -101,6 +101,31 @@ def test_options_that_are_wrong_change_nothing(tmp_path: Path) -> None:
             assert front.complete().status_code == 200
 
 
+def test_a_revoked_key_is_refused_by_workers_that_go_on(tmp_path: Path) -> None:
+    """Also on open connections, and by what is started in the place of such a worker."""
+    keys, options = tmp_path / "keys", tmp_path / "gateway.yaml"
+    keys.write_text("leaked\nkept\n")
+    keys.chmod(0o600)
+    with Upstream(good) as server:
+        given = f"endpoints: [{server.url}]\napi_key_file: {keys}\n"
+        options.write_text(given)
+        with gateway(options=("--config", str(options))) as front:
+
+            def on_open_connection(key: str) -> int:
+                headers = {"authorization": f"Bearer {key}"}
+                return front.client.post("/v1/completions", json=BODY, headers=headers).status_code
+
+            assert on_open_connection("leaked") == 200
+            keys.write_text("kept\n")
+            options.write_text(f"{given}scorers: queu=1\n")  # what no worker can run
+            front.process.send_signal(signal.SIGHUP)
+            eventually(lambda: has_logged(front, "gateway 0 goes on; the rolling restart ends"))
+            assert [on_open_connection(key) for key in ("leaked", "kept")] == [401, 200]
+            front.workers[0].kill()
+            eventually(lambda: has_logged(front, "gateway 0 is ready again"))
+            assert [status(front, key) for key in ("leaked", "kept")] == [401, 200]
+
+
 def test_sighup_while_workers_are_replaced_replaces_them_again(tmp_path: Path) -> None:
     options = tmp_path / "gateway.yaml"
     options.write_text(f"endpoints: [{closed_port()}]\nworkers: 2\n")
