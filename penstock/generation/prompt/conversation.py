@@ -154,6 +154,8 @@ def _message(message: Message, field: str, rules: TemplateRules) -> PlainMessage
     content: Any = message.content
     if type(content) is not str or message.tool_calls or message.role not in rules.as_text:
         content = _content(message, texts_of(message, field), rules)
+    if rules.cut_at and message.role == "assistant":
+        content = _uncut(content, rules)
     if content is not UNSET:
         plain["content"] = content
     if message.name is not None:
@@ -170,6 +172,28 @@ def _message(message: Message, field: str, rules: TemplateRules) -> PlainMessage
         if reasoning is not None:
             think(plain, reasoning, rules)
     return plain
+
+
+def _uncut(content: Any, rules: TemplateRules) -> Any:
+    """Content at whose marks no template cuts it."""
+    if isinstance(content, list):
+        return [part | {"text": _uncut(part["text"], rules)} for part in content]
+    if isinstance(content, str):
+        for opening, closing in rules.cut_at:
+            content = _apart(content, opening, closing)
+    return content
+
+
+def _apart(text: str, opening: str, closing: str) -> str:
+    """The text with a space within each mark, but for those of reasoning at the start."""
+    head = ""
+    if text.lstrip().startswith(opening):
+        last = closing if closing in text else opening
+        head, _, text = text.partition(last)
+        head += last
+    for mark in (opening, closing):
+        text = text.replace(mark, f"{mark[0]} {mark[1:]}")
+    return head + text
 
 
 def think(message: PlainMessage, text: str, rules: TemplateRules) -> None:

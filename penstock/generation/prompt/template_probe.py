@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from penstock.generation.parsers.formats import REASONING_FORMATS
 from penstock.generation.prompt.template_rules import (
     CALLS,
     EMPTY_SCHEMA,
@@ -98,6 +99,7 @@ class _Probe:
         found["head_alone"] = not self._takes("system") or self._shows([head], _word_of(head))
         empty = {"role": "assistant", "content": self._spelled("assistant", "")}
         found["empty_answers"] = self._shows([user, empty, more], _word_of(user), _word_of(more))
+        found["cut_at"] = self._cut_at()
         return TemplateRules(
             **found,
             as_text=frozenset(kind for kind, form in self._forms.items() if form[0] or not any(form)),
@@ -277,6 +279,25 @@ class _Probe:
                 return (name,)
         return REASONING_NAMES[:2]
 
+    def _cut_at(self) -> tuple[tuple[str, str], ...]:
+        marks = [mark for pair in _REASONING_MARKS for mark in pair]
+        if not self._cuts(*marks):
+            return ()
+        return tuple(pair for pair in _REASONING_MARKS if any(map(self._cuts, pair)))
+
+    def _cuts(self, *marks: str) -> bool:
+        """Whether text of the assistant is lost that has such marks."""
+        words = [self._word() for _ in range(len(marks) + 1)]
+        text = words[0] + "".join(f" {mark} {word}" for mark, word in zip(marks, words[1:], strict=True))
+        user, answer = self._say("user"), {"role": "assistant", "content": self._spelled("assistant", text)}
+        conversations = [[user, answer], [user, answer, user], [user, answer, user, self._say("assistant")]]
+        if self._takes(CALLS):
+            conversations.append([user, self._call | {"content": self._spelled(CALLS, text)}])
+            if self._takes("tool"):
+                conversations[-1].append(self._say("tool"))
+        prompts = [prompt for prompt in map(self._prompt, conversations) if any(map(prompt.count, words))]
+        return not all(word in prompt for prompt in prompts for word in words)
+
     def _is_thought(self, messages: list[PlainMessage], word: str) -> bool:
         prompt = self._prompt(messages)
         return word in prompt and not re.search(f"[\"']thinking[\"']: ?[\"']{word}", prompt)
@@ -391,6 +412,9 @@ class _Probe:
         return bool(before) and after[:end] == before[:end]
 
 
+_REASONING_MARKS = sorted(
+    {pair for each in REASONING_FORMATS.values() for pair in zip(each.opens, each.closes, strict=True)}
+)
 _ABSENT: tuple[Any, ...] = (None, UNSET, "", [], [{"type": "text", "text": ""}])
 _LONG_ID = "call_" + "0123456789abcdef"
 

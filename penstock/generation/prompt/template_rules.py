@@ -85,6 +85,8 @@ class TemplateRules(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it is shown if there is no other message."""
     empty_answers: bool = True
     """Whether the assistant's messages may be empty."""
+    cut_at: tuple[tuple[str, str], ...] = ()
+    """Marks around reasoning, as ``<think>`` and ``</think>``, at which text of the assistant is cut."""
     refused: frozenset[tuple[str, str]] = frozenset()
     """Of PLACES, kinds of messages, each with what it may not follow, or not without loss."""
     stable: frozenset[tuple[str, str]] = frozenset()
@@ -109,7 +111,7 @@ PLACES = frozenset(
     ]
     + [("user", before) for before in ("user", CALLS, "tool")]
     + [("assistant", before) for before in (START, "system", "assistant", CALLS)]
-    + [(CALLS, before) for before in ("assistant", CALLS, "tool")]
+    + [(CALLS, before) for before in (START, "system", "assistant", CALLS, "tool")]
     + [("tool", before) for before in ("system", "developer", "user", "assistant")]
 )
 """Kinds of messages, each with what it follows, that templates may refuse."""

@@ -135,7 +135,7 @@ class _Turns:
             if (
                 message.role == "assistant"
                 and not self._begun
-                and not self._rules.may_follow("assistant", before)
+                and not self._rules.may_follow(kind_of(message), before)
             ):
                 self._place(Message("user", ""))  # before a greeting, in a template whose turns alternate
             self._place(message)

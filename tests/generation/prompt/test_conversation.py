@@ -4,7 +4,9 @@ import msgspec
 import pytest
 from msgspec import UNSET
 
+from penstock.generation.prompt.chat_template import ChatTemplate
 from penstock.generation.prompt.conversation import conversation, plain_tools, put_before_calls
+from penstock.generation.prompt.renderer import ConversationRenderer
 from penstock.generation.prompt.template_rules import (
     CALLS,
     THINKING_PART,
@@ -12,7 +14,7 @@ from penstock.generation.prompt.template_rules import (
     CallIds,
     TemplateRules,
 )
-from penstock.generation.request.schemas import Function, FunctionCall, Message, Tool, ToolCall
+from penstock.generation.request.schemas import Function, FunctionCall, Message, Part, Tool, ToolCall
 from tests.generation.planning import error_of
 
 TEXT = TemplateRules()
@@ -227,3 +229,42 @@ def test_a_function_gets_the_fields_that_a_template_needs() -> None:
     plain = plain_tools(tools, TemplateRules(function_fields=("description", "parameters")))
     assert [each["function"]["description"] for each in plain] == ["", "D"]
     assert plain[0]["function"]["parameters"] == {"type": "object", "properties": {}}
+
+
+CUTTING = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' and '</think>' in m.content %}"
+    "{{ m.content.split('</think>')[-1] }}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+)
+"""Takes what is before a mark of the assistant's text for reasoning, as Qwen3's."""
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Write </think> there", "Write < /think> there"),
+        ("<think>r</think>A", "A"),
+        ("<think>r</think></think>A", "< /think>A"),
+        ("<think>alone", "<think>alone"),
+        ("A <think> B", "A < think> B"),
+        ("</think>A", "< /think>A"),
+        ("[/THINK]A", "[/THINK]A"),
+    ],
+)
+def test_text_at_whose_marks_a_template_cuts_it_is_kept(text: str, shown: str) -> None:
+    renderer = ConversationRenderer(ChatTemplate({"default": CUTTING}, {}))
+    assert renderer.rules(tools=False).cut_at == (("<think>", "</think>"),)
+    for content in (text, [Part(type="text", text=text)]):
+        said = [Message("user", "Q"), Message("assistant", content), Message("user", text)]
+        assert renderer.render(said) == f"<user>Q<assistant>{shown}<user>{text}"
+
+
+def test_text_to_be_continued_keeps_what_is_before_a_mark() -> None:
+    renderer = ConversationRenderer(ChatTemplate({"default": CUTTING}, {}))
+    for text, end in (
+        ("B </think> A", "B < /think> A"),
+        ("<think>r", "<think>r"),
+        ("<think>r</think>A", ">A"),
+    ):
+        said = [Message("user", "Q"), Message("assistant", text)]
+        prompt = renderer.render(said, add_generation_prompt=False, continue_final_message=True)
+        assert prompt.endswith(end)
