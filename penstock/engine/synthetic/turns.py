@@ -6,8 +6,8 @@ import re
 from typing import NamedTuple
 
 _FAMILIES = (
-    # ChatML: Qwen, Hermes and many others
-    r"<\|im_start\|>(?P<role>[\w.-]+)[^\n]*\n",
+    # ChatML: Qwen, Hermes and many others; Phi 4
+    r"<\|im_start\|>(?P<role>[\w.-]+)(?:<\|im_sep\|>\n?|[^\n]*\n)",
     # Kimi
     r"<\|im_(?:system|user|assistant)\|>(?P<role>[^<]*)<\|im_middle\|>",
     # Llama 3 and 4
@@ -15,25 +15,33 @@ _FAMILIES = (
     # gpt-oss: a tool's role is its name
     r"<\|start\|>(?P<role>[\w.-]+)[^<]*(?:<\|channel\|>[^<]*)?(?:<\|constrain\|>[^<]*)?(?:<\|message\|>|\Z)",
     # GLM, Phi
-    r"<\|(?P<role>system|developer|user|assistant|observation|tool)\|>\n?",
-    # DeepSeek
-    r"<｜(?P<role>User|Assistant|tool▁outputs?▁begin)｜>",
+    r"<\|(?P<role>system|developer|user|assistant|observation|tool|tool_result)\|>\n?",
+    # DeepSeek: a list of results, or each of them, has marks
+    r"(?:<｜|(?<=<｜end▁of▁sentence｜>\n\n)<(?=function_r)|\n<(?=/function_r))"
+    r"(?P<role>User|Assistant|tool▁outputs?▁(?:begin|end)|/?function_results)｜?>",
     # Granite
     r"<\|start_of_role\|>(?P<role>\w+)[^<]*<\|end_of_role\|>",
     # MiniMax
     r"\]~b\](?P<role>\w+)[^\n]*\n",
+    # Gemma 4: results stand within the model's turn; the mark alone ends its calls
+    r"<(?:\|turn>(?=\w+\n)|\|(?=tool_response>response:)|(?=tool_response\|>))(?P<role>\w+\|?)[\n>]",
     # Gemma
     r"<start_of_turn>(?P<role>\w+)\n",
     # Mistral
     r"\[(?P<role>SYSTEM_PROMPT|AVAILABLE_TOOLS|INST|/INST|TOOL_RESULTS|/TOOL_RESULTS)\]",
 )
 _HEADERS = tuple(re.compile(pattern) for pattern in _FAMILIES)
+_ENDS = (
+    *("/inst", "/tool_results", "/function_results", "tool_response|"),
+    *("tool▁output▁end", "tool▁outputs▁end"),
+)
+"""Marks of the end of a message, after which the model writes or another message follows."""
 _ROLES = {
     "inst": "user",
-    "/inst": "assistant",
-    "/tool_results": "assistant",
+    **dict.fromkeys(_ENDS, "assistant"),
     "tool_results": "tool",
     "available_tools": "system",
+    "tool_declare": "system",
     "system_prompt": "system",
     "developer": "system",
     "observation": "tool",
@@ -42,9 +50,10 @@ _ROLES = {
     "model": "assistant",
 }
 _KNOWN = ("system", "user", "assistant", "tool")
-_RESULT = re.compile(r"\s*<tool_response>")
-"""Qwen's templates show results of tools as turns of the user."""
-_END = re.compile(r"(?:\s|<[|｜][^<>\s]*[|｜]>|</s>|<end_of_turn>|\[e~\[|\[/?[A-Z_]+\])+\Z")
+_RESULT = re.compile(r"\s*<tool_(?:response[ >]|result>)")
+"""Templates of Qwen and DeepSeek show results of tools as turns of the user, as the server does where a
+template has no place for them."""
+_END = re.compile(r"(?:\s|<[|｜][^<>\s]*[|｜]>|</s>|<end_of_turn>|<turn\|>|\[e~\[|\[/?[A-Z_]+\])+\Z")
 """What templates put after a turn's text."""
 
 
@@ -78,6 +87,8 @@ def turns_of(prompt: str) -> list[Turn]:
     reply = before = ""
     for place, mark in enumerate(marks):
         end = marks[place + 1].start() if place + 1 < len(marks) else len(prompt)
+        if mark["role"].lower() in _ENDS and end < len(prompt) and not prompt[mark.end() : end].strip():
+            continue  # the model writes nothing here
         text = _END.sub("", prompt[mark.end() : end])
         role = _role(mark["role"], text)
         if role == "assistant":

@@ -36,6 +36,70 @@ PROMPTS = {
 }
 
 
+TWO_RESULTS = {
+    "deepseek, marks of each": "<｜User｜>Q<｜Assistant｜>call look<｜end▁of▁sentence｜>"
+    "<｜tool▁output▁begin｜>R1<｜tool▁output▁end｜><｜tool▁output▁begin｜>R2<｜tool▁output▁end｜>"
+    "A<｜end▁of▁sentence｜><｜User｜>N<｜Assistant｜>",
+    "deepseek, a list": "<｜User｜>Q<｜Assistant｜>call look<｜end▁of▁sentence｜><｜tool▁outputs▁begin｜>"
+    "<｜tool▁output▁begin｜>R1<｜tool▁output▁end｜>\n<｜tool▁output▁begin｜>R2<｜tool▁output▁end｜>"
+    "<｜tool▁outputs▁end｜>A<｜end▁of▁sentence｜><｜User｜>N<｜Assistant｜>",
+    "gemma 4": "<bos><|turn>user\nQ<turn|>\n<|turn>model\n"
+    "call look<|tool_response>response:look{R1}<tool_response|>"
+    "<|tool_response>response:look{R2}<tool_response|>A<turn|>\n<|turn>user\nN<turn|>\n<|turn>model\n",
+    "mistral": "<s>[INST]Q[/INST]call look</s>[TOOL_RESULTS]R1[/TOOL_RESULTS][TOOL_RESULTS]R2[/TOOL_RESULTS]"
+    "A</s>[INST]N[/INST]",
+    "mistral, results as text": "[INST]Q[/INST]call look</s>[INST]<tool_response>R1</tool_response>[/INST]"
+    "[INST]<tool_response>R2</tool_response>[/INST]A</s>[INST]N[/INST]",
+    "deepseek, tags": "<｜User｜>Q<｜Assistant｜>call look<｜end▁of▁sentence｜>\n\n"
+    "<function_results>\n<result>R1</result>\n"
+    "<result>R2</result>\n</function_results>\n\nA<｜end▁of▁sentence｜><｜User｜>N<｜Assistant｜>",
+    "deepseek, turns of the user": "<｜User｜>Q<｜Assistant｜>call look<｜end▁of▁sentence｜>"
+    "<｜User｜><tool_result>R1</tool_result>\n\n<tool_result>R2</tool_result><｜Assistant｜>"
+    "A<｜end▁of▁sentence｜><｜User｜>N<｜Assistant｜>",
+    "kimi": "<|im_system|>tool_declare<|im_middle|>[T]<|im_end|><|im_user|>user<|im_middle|>Q<|im_end|>"
+    "<|im_assistant|>assistant<|im_middle|>call look<|im_end|><|im_system|>look<|im_middle|>R1<|im_end|>"
+    "<|im_system|>look<|im_middle|>R2<|im_end|><|im_assistant|>assistant<|im_middle|>A<|im_end|>"
+    "<|im_user|>user<|im_middle|>N<|im_end|><|im_assistant|>assistant<|im_middle|>",
+    "phi 4, results as text": "<|im_start|>system<|im_sep|>S<|im_end|><|im_start|>user<|im_sep|>Q<|im_end|>"
+    "<|im_start|>assistant<|im_sep|>call look<|im_end|>"
+    '<|im_start|>user<|im_sep|><tool_response name="look">\nR1\n</tool_response><|im_end|>'
+    '<|im_start|>user<|im_sep|><tool_response name="look">\nR2\n</tool_response><|im_end|>'
+    "<|im_start|>assistant<|im_sep|>A<|im_end|><|im_start|>user<|im_sep|>N<|im_end|><|im_start|>assistant<|im_sep|>",
+}
+
+
+@pytest.mark.parametrize("family", TWO_RESULTS)
+def test_results_are_one_turn_and_the_next_question_another(family: str) -> None:
+    prompt = TWO_RESULTS[family]
+    first, results, last = turns_of(prompt)
+    assert (first.text, first.is_tool) == ("Q", False)
+    assert (results.is_tool, results.reply_before) == (True, "call look")
+    assert "R1" in results.text
+    assert "R2" in results.text
+    assert "A" not in results.text
+    assert (last.text, last.is_tool, last.reply_before.strip()) == ("N", False, "A")
+
+
+@pytest.mark.parametrize("family", TWO_RESULTS)
+def test_a_reply_that_begins_with_the_last_result_is_to_be_written(family: str) -> None:
+    """Some templates open no turn of the model after results."""
+    prompt = TWO_RESULTS[family]
+    _, results = turns_of(prompt[: prompt.index("A", prompt.index("R2"))])
+    assert "R1" in results.text
+    assert "R2" in results.text
+
+
+def test_a_second_call_after_results_is_a_reply() -> None:
+    called = (
+        "call look<｜end▁of▁sentence｜><｜tool▁outputs▁begin｜>"
+        "<｜tool▁output▁begin｜>{}<｜tool▁output▁end｜><｜tool▁outputs▁end｜>"
+    )
+    _, _, last = turns_of(f"<｜User｜>Q<｜Assistant｜>{called.format('R1')}{called.format('R2')}")
+    assert "R1" not in last.text
+    assert "R2" in last.text
+    assert last.reply_before == "call look"
+
+
 @pytest.mark.parametrize("family", PROMPTS)
 def test_every_family(family: str) -> None:
     prompt = PROMPTS[family]
