@@ -27,13 +27,13 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
     """A part of an output that holds calls."""
 
     opens: tuple[str, ...] = ()
-    """Texts that open it. None: an output that does not begin with a call is all content."""
+    """Texts that open it. None: calls may begin the output, and one must name a function of the request."""
     begun: bool = False
     """Whether the prompt has opened the first one. Its name must be one of a function then."""
     close: str = ""
     """Text that closes it, if the model writes one."""
     optional: str = ""
-    """Text that may precede the first call of an output without ``opens``."""
+    """Text that opens a section of a format without ``opens``; the output's first calls may do without it."""
     around: str = ""
     """The same; between it and ``close`` may stand other text, which calls follow."""
     call: str = ""
@@ -45,7 +45,11 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
 
     def guard(self) -> str:
         """The characters with which a section may begin."""
-        return "".join(sorted({each[0] for each in self.opens}))
+        return "".join(sorted({each[0] for each in self.openings()}))
+
+    def openings(self) -> tuple[str, ...]:
+        """All texts that may open a section."""
+        return self.opens or ((self.optional,) if self.optional else ())
 
     def texts(self) -> list[str]:
         """All texts of the format, but for JSON's keys."""
@@ -79,11 +83,15 @@ class JsonCalls(Section, frozen=True, kw_only=True):
             reader.skip(1)
         while True:
             yield from reader.space()
-            bare = not self.opens
-            yield from _json_call(reader, parameters, bare=bare)
+            yield from _json_call(reader, parameters, bare=not self.opens)
+            surplus = False
             while (char := (yield from reader.space())) != "{":
                 if char == "]" and listed:
                     listed = False
+                    reader.skip(1)
+                    reader.begin()
+                elif char == "}" and not surplus:
+                    surplus = True
                     reader.skip(1)
                 elif char in SEPARATORS:
                     reader.skip(1)
@@ -94,9 +102,8 @@ class JsonCalls(Section, frozen=True, kw_only=True):
 
 
 def _json_call(reader: Reader, parameters: Parameters, *, bare: bool) -> Steps[None]:
-    """Read one object. ``bare``: only its fields show that it is a call, so it must have arguments, and the
-    first one the name of a function."""
-    scanner, named = CallScanner(), bare and not reader.calls
+    """Read one object. ``bare``: only its fields show that it is a call, so it must have arguments."""
+    scanner = CallScanner()
     while True:
         started = scanner.started
         reader.at = scanner.read(reader.text, reader.at)
@@ -106,8 +113,6 @@ def _json_call(reader: Reader, parameters: Parameters, *, bare: bool) -> Steps[N
         elif (scanner.done or scanner.broken) and not scanner.started:
             raise NotACall
         name = parameters.meant(scanner.name or "")
-        if named and name and not parameters.has(name):
-            raise NotACall
         if not started and (scanner.started or arguments):
             reader.start_call(name)
         if arguments:
@@ -172,7 +177,21 @@ class TaggedCalls(Section, frozen=True, kw_only=True):
         else:
             reader.start_call(name, id)
             reader.arguments("{}")
+        if self.end != "}":
+            yield from self._surplus(reader)
         yield from reader.closing(self.fence[1], self.end)
+
+    def _surplus(self, reader: Reader) -> Steps[None]:
+        """Read a brace too many, if one follows. Raises NotACall if it is not before the call's end."""
+        reader.begin()
+        if (yield from reader.space()) == "}":
+            reader.skip(1)
+            yield from reader.space()
+            ends = (self.fence[1], self.end, self.close, self.call, *self.opens)
+            mark = yield from reader.either(*ends)
+            if not mark:
+                raise NotACall
+            reader.skip(-len(mark))
 
     def _name(self, reader: Reader, parameters: Parameters) -> Steps[tuple[str, str | None]]:
         """The name and the model's id."""
@@ -313,6 +332,8 @@ class XmlCalls(Section, frozen=True, kw_only=True):
             if (yield from reader.either(self.raw[0])):
                 yield from reader.until(self.raw[1], emit=writer.add)
             mark = yield from reader.until(*ends, emit=writer.add)
+            if mark in (self.end, self.close):
+                mark = yield from self._end_of_value(reader, mark, writer)
         except EndOfOutput:
             if reader.cut:
                 writer.cut()
@@ -322,6 +343,25 @@ class XmlCalls(Section, frozen=True, kw_only=True):
         if mark != self.value_end:
             reader.skip(-len(mark))
         writer.end()
+
+    def _end_of_value(self, reader: Reader, mark: str, writer: ValueWriter) -> Steps[str]:
+        """What ends a value in which the ``mark`` that ends the call or the section was read: it is text if
+        the value's own end follows, rather than another call or the output's end."""
+        reader.skip(-len(mark))
+        reader.begin()
+        reader.skip(len(mark))
+        starts = [each for each in (*self.opens, self.call) if each]
+        try:
+            found = yield from reader.until(self.value_end, self.parameter, *starts, emit=len)
+        except EndOfOutput:
+            found = ""
+        if not found or found in starts:
+            reader.back()
+            reader.skip(len(mark))
+            return mark
+        writer.add(reader.since_begin(less=len(found)))
+        reader.settle()
+        return found
 
 
 class ElementCalls(Section, frozen=True, kw_only=True):
@@ -403,6 +443,7 @@ class PythonCalls(Section, frozen=True, kw_only=True):
             reader.skip(1)
         elif not self.opens:
             raise NotACall
+        before = reader.calls
         while True:
             char = yield from reader.space()
             if char == "]" and listed:
@@ -410,6 +451,8 @@ class PythonCalls(Section, frozen=True, kw_only=True):
                 if not self.close:
                     return
                 listed = False
+                if reader.calls > before:
+                    reader.begin()
             elif char in SEPARATORS:
                 reader.skip(1)
             elif (yield from self._closed(reader)):
@@ -420,8 +463,6 @@ class PythonCalls(Section, frozen=True, kw_only=True):
     def _call(self, reader: Reader, parameters: Parameters) -> Steps[None]:
         yield from reader.either(*self.before)
         name = parameters.meant((yield from reader.name()))
-        if not self.opens and not reader.calls and not parameters.has(name):
-            raise NotACall
         bracket = yield from reader.either("(", "{" if self.quote else "")
         if not bracket and self.quote and (yield from reader.space()) and (yield from self._closed(reader)):
             reader.start_call(name)

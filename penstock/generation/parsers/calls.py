@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from penstock.generation.parsers.call_syntax import SEPARATORS, JsonCalls, Section
 from penstock.generation.parsers.delta import Delta, TextKind
 from penstock.generation.parsers.reader import MIN_MARKER, EndOfOutput, NotACall, Reader, Steps
@@ -67,13 +69,19 @@ def _read(reader: Reader, section: Section, parameters: Parameters) -> Steps[Non
         if not section.opens or section.begun:
             reader.begin()
             yield from _section(reader, section, parameters, opened=True)
-        if not section.opens:
-            yield from reader.content(())
+        later = _marked(section)
         while True:
-            yield from reader.content(section.opens)
-            yield from _section(reader, section, parameters)
+            yield from reader.content(later.opens)
+            yield from _section(reader, later, parameters)
     except EndOfOutput:
         pass
+
+
+def _marked(section: Section) -> Section:
+    """The section where text precedes it, so that it has an opening."""
+    if section.opens or not section.optional:
+        return section
+    return msgspec.structs.replace(section, opens=(section.optional,), optional="", around="")
 
 
 def read_opening(reader: Reader, section: Section) -> Steps[None]:
@@ -91,22 +99,32 @@ def _section(
     try:
         if not opened:
             yield from read_opening(reader, section)
-        elif section.optional:
-            yield from reader.space()
-            mark = yield from reader.either(section.optional, section.around)
-            if mark and mark == section.around:
-                yield from _text_around(reader, section)
+        elif not section.opens:
+            section = yield from _bare(reader, section, parameters)
         yield from section.read(reader, parameters)
-        if reader.calls == before and not section.begun:
+        if (reader.calls == before or reader.supposing) and not section.begun:
             raise NotACall
         reader.settle()
     except NotACall:
         reader.give_up()
     except EndOfOutput:
         text = reader.undecided()
-        if not _ends_calls(text, reader, section, called=reader.calls > before):
+        refused = reader.refuse()
+        if refused or not _ends_calls(text, reader, section, called=reader.calls > before):
             reader.delta.add_content(text)
         raise
+
+
+def _bare(reader: Reader, section: Section, parameters: Parameters) -> Steps[Section]:
+    """Read what opens a section that needs no opening; which one follows."""
+    yield from reader.space()
+    mark = yield from reader.either(section.optional, section.around)
+    if mark and mark == section.optional:
+        return _marked(section)
+    if mark:
+        yield from _text_around(reader, section)
+    reader.suppose(parameters.has)
+    return section
 
 
 def _text_around(reader: Reader, section: Section) -> Steps[None]:
@@ -123,5 +141,5 @@ def _ends_calls(text: str, reader: Reader, section: Section, *, called: bool) ->
     if reader.cut:
         tagged = len(text.lstrip()) >= MIN_MARKER and text.lstrip()[0] in "<["
         return called or bool(section.opens) or tagged or '"name"' in text
-    rest = text.strip(f"{SEPARATORS}] \r\n\t")
+    rest = text.strip(f"{SEPARATORS}}}] \r\n\t")
     return called and (not rest or any(each.startswith(rest) for each in section.texts()))

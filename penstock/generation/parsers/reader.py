@@ -46,8 +46,10 @@ class Reader:
         "_begun",
         "_kept",
         "_kept_size",
+        "_known",
         "_may_call",
         "_places",
+        "_supposed",
         "_turns",
         "at",
         "calls",
@@ -81,6 +83,9 @@ class Reader:
         """Of marks: from where on the text was searched, and where it has the next one, or _NOWHERE."""
         self.calls = 0
         """Calls that have started."""
+        self._supposed: Delta | None = None
+        """Those that are calls only if a ``_known`` function is called, too; None: all are."""
+        self._known: Callable[[str], bool] = bool
         self.ended = self.cut = False
         """Whether no more text comes; whether as max_tokens ended the output."""
         self.idle = False
@@ -240,10 +245,33 @@ class Reader:
     def begin(self) -> None:
         """What is read from here on may become content."""
         self.settle()
-        self._begun = self.at
+        if self._begun is None:
+            self._begun = self.at
+
+    def suppose(self, known: Callable[[str], bool]) -> None:
+        """What follows may become content until a function that is ``known`` is called."""
+        if self._begun is None:
+            self.begin()
+        self._known, self._supposed = known, Delta()
+
+    def refuse(self) -> bool:
+        """None was called: there are no calls. Returns whether there was one to another function."""
+        if self._supposed is None:
+            return False
+        called, self.calls, self._supposed = self.calls > 0, 0, None
+        return called
+
+    @property
+    def supposing(self) -> bool:
+        """Whether what was read may still become content as :meth:`suppose` says."""
+        return self._supposed is not None
 
     def settle(self) -> None:
         """What was read since :meth:`begin` is a call, or belongs to one."""
+        if self._supposed is None:
+            self._forget()
+
+    def _forget(self) -> None:
         self._begun = None
         if self._kept_size:
             self._kept.clear()
@@ -262,11 +290,16 @@ class Reader:
         """What was read since :meth:`begin`, and all that is unread."""
         return "" if self._begun is None else self._since_begin(len(self.text))
 
+    def since_begin(self, *, less: int) -> str:
+        """What was read since :meth:`begin`, without the last ``less`` characters."""
+        return self._since_begin(self.at - less)
+
     def _since_begin(self, end: int) -> str:
         return "".join((*self._kept, self.text[self._begun : end]))
 
     def give_up(self) -> None:
         """What was read since :meth:`begin` is no call. White space after a call is read again."""
+        self.refuse()
         if self._begun is None:
             return
         text = self._since_begin(self.at)
@@ -315,13 +348,19 @@ class Reader:
         """A call begins. Raises NotACall if its function is none of the request's."""
         if self._may_call is not None and not self._may_call(name):
             raise NotACall
+        if self._supposed is not None and self._known(name):
+            self.delta.add(self._supposed)
+            self._supposed = None
         self.settle()
-        self.delta.add_call(CallDelta(self.calls, name, "", id))
+        self._add_call(CallDelta(self.calls, name, "", id))
         self.calls += 1
 
     def arguments(self, text: str) -> None:
         """Add to the arguments of the last call."""
-        self.delta.add_call(CallDelta(self.calls - 1, None, text))
+        self._add_call(CallDelta(self.calls - 1, None, text))
+
+    def _add_call(self, call: CallDelta) -> None:
+        (self.delta if self._supposed is None else self._supposed).add_call(call)
 
     # -- content
 

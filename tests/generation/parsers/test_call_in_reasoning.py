@@ -20,6 +20,8 @@ OPENING = [
     each for each in OUTPUTS if TOOL_FORMATS[each.format].opens and not TOOL_FORMATS[each.format].begun
 ]
 """Those whose calls can follow any text."""
+BARE = [each for each in OUTPUTS if each not in OPENING and not each.text.startswith("<|python_")]
+"""Those of which only the form shows that they are calls."""
 
 
 def message_of(tools: str, reasoning: str, pieces: list[str], *, prompt: str = "<think>\n") -> Delta:
@@ -114,9 +116,7 @@ def test_harmony_calls_a_function_of_the_request_by_its_bare_name(to: str) -> No
     assert not calls_of(other) or to != "now", "a tool of the model's own is none of the request's"
 
 
-@pytest.mark.parametrize(
-    "output", [each for each in OUTPUTS if each not in OPENING], ids=lambda output: output.format
-)
+@pytest.mark.parametrize("output", BARE, ids=lambda output: output.format)
 def test_without_an_opening_what_names_another_function_is_content(output: Output) -> None:
     parser = CallParser(TOOL_FORMATS[output.format], Parameters({"elsewhere": None}))
     delta = parser.push(output.text)

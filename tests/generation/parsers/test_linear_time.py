@@ -88,8 +88,11 @@ def units(section: Section) -> list[tuple[str, str]]:
     if parameter:
         key = parameter + "tags" + getattr(section, "parameter_end", "") + getattr(section, "value", "")
         found += [
-            (start + getattr(section, "call_end", "") + key, each) for each in ("[", "1,", "</", "\n", "null")
+            (start + getattr(section, "call_end", "") + key, each)
+            for each in ("[", "1,", "</", "\n", "null", section.texts()[-1], f"{section.close}a")
         ]
+    if not section.opens:
+        found += [("[", "other(), "), ("", '{"name": "other", "parameters": {}}; ')]
     return found
 
 
