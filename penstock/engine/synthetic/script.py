@@ -107,7 +107,9 @@ class _Conditions:
         self._is_tool = None if last is None else last == "tool"
         self._texts = [match.text] if isinstance(match.text, str) else match.text or []
         self._regex = match.regex and re.compile(match.regex)
-        self._called = match.tool and re.compile(rf"(?<![\w.-]){re.escape(match.tool)}(?![\w.-])")
+        self._called = match.tool and re.compile(
+            rf"(?:(?<![\w.-])|(?<=\bfunctions\.)){re.escape(match.tool)}(?![\w.-])"
+        )
         self._turn = match.turn
         self._prompt = match.prompt and re.compile(match.prompt)
 

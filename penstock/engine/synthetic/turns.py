@@ -53,6 +53,8 @@ _KNOWN = ("system", "user", "assistant", "tool")
 _RESULT = re.compile(r"\s*<tool_(?:response[ >]|result>)")
 """Templates of Qwen and DeepSeek show results of tools as turns of the user, as the server does where a
 template has no place for them."""
+_CALLED = re.compile(r"(?<= to=)functions\.[\w.-]+")
+"""gpt-oss names the tool before the text of a call."""
 _END = re.compile(r"(?:\s|<[|｜][^<>\s]*[|｜]>|</s>|<end_of_turn>|<turn\|>|\[e~\[|\[/?[A-Z_]+\])+\Z")
 """What templates put after a turn's text."""
 
@@ -95,7 +97,8 @@ def turns_of(prompt: str) -> list[Turn]:
             if texts:
                 turns.append(Turn("\n".join(texts), is_tool, before, mark.start()))
                 texts, is_tool, reply = [], False, ""
-            reply += text
+            called = _CALLED.search(mark[0])
+            reply += text if called is None else f"{called[0]} {text}"
         elif role != "system":
             if not texts:
                 before = reply

@@ -104,6 +104,8 @@ def test_the_first_rule_that_matches_answers(model_dir: Path) -> None:
     assert bench.answer(chat(("user", "a three"))) == "else"
     assert bench.answer(chat(("user", "one"), called, ("tool", "x = 1"))) == "tool"
     assert bench.answer(chat(("user", "one"), called, ("tool", "x = 2"))) == "any tool"
+    identified = ("assistant", 'functions.read:0 {"path": "p"}')  # Kimi's ids
+    assert bench.answer(chat(("user", "one"), identified, ("tool", "x = 1"))) == "tool"
     reader = ("assistant", '{"name": "reader"}')
     assert bench.answer(chat(("user", "one"), reader, ("tool", "x = 1"))) == "any tool"
     assert bench.answer(chat(("user", "one"), called, ("user", "a"))) == "second"

@@ -107,7 +107,7 @@ def test_every_family(family: str) -> None:
     assert (first.text, first.is_tool, first.reply_before) == ("A\nB", False, "")
     assert "D" in last.text
     assert "C" not in last.text
-    assert (last.is_tool, last.reply_before) == (True, "C")
+    assert (last.is_tool, last.reply_before) == (True, "functions.f C" if family == "gpt-oss" else "C")
     assert "B" in prompt[: first.end]
     assert "C" not in prompt[: first.end]
     assert "D" in prompt[: last.end]
