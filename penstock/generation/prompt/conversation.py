@@ -154,7 +154,8 @@ def _message(message: Message, field: str, rules: TemplateRules) -> PlainMessage
     content: Any = message.content
     if type(content) is not str or message.tool_calls or message.role not in rules.as_text:
         content = _content(message, texts_of(message, field), rules)
-    if rules.cut_at and message.role == "assistant":
+    cut = rules.cut_at and message.role == "assistant"
+    if cut and (rules.cut_beside_reasoning or not reasoning_of(message)):
         content = _uncut(content, rules)
     if content is not UNSET:
         plain["content"] = content

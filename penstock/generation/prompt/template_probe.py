@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import product
 from typing import Any
 
 import msgspec
@@ -99,7 +99,10 @@ class _Probe:
         found["head_alone"] = not self._takes("system") or self._shows([head], _word_of(head))
         empty = {"role": "assistant", "content": self._spelled("assistant", "")}
         found["empty_answers"] = self._shows([user, empty, more], _word_of(user), _word_of(more))
-        found["cut_at"] = self._cut_at()
+        if self._cuts(*itertools.chain(*_REASONING_MARKS)):
+            found["cut_at"] = tuple(pair for pair in _REASONING_MARKS if self._cuts(*pair))
+            marks = itertools.chain(*found["cut_at"])
+            found["cut_beside_reasoning"] = self._cuts(*marks, reasoning=found["reasoning"])
         return TemplateRules(
             **found,
             as_text=frozenset(kind for kind, form in self._forms.items() if form[0] or not any(form)),
@@ -166,7 +169,9 @@ class _Probe:
         for self._call_word in (word, _FUNCTION, _ID):
             id = _ID if self._call_word != _ID else "probe0002"
             ends = [[_result("result", id)], [_result([_part("result")], id)], []]
-            for end, arguments, absent in product(ends, ({_KEY: word}, json.dumps({_KEY: word})), _ABSENT):
+            for end, arguments, absent in itertools.product(
+                ends, ({_KEY: word}, json.dumps({_KEY: word})), _ABSENT
+            ):
                 message = _calling(absent, _tool_call(arguments, _ID))
                 prompt = self._prompt([user, message, *end])
                 odd = f"'{_KEY}'" if isinstance(arguments, dict) else f'\\"{_KEY}'
@@ -279,20 +284,17 @@ class _Probe:
                 return (name,)
         return REASONING_NAMES[:2]
 
-    def _cut_at(self) -> tuple[tuple[str, str], ...]:
-        marks = [mark for pair in _REASONING_MARKS for mark in pair]
-        if not self._cuts(*marks):
-            return ()
-        return tuple(pair for pair in _REASONING_MARKS if any(map(self._cuts, pair)))
-
-    def _cuts(self, *marks: str) -> bool:
-        """Whether text of the assistant is lost that has such marks."""
+    def _cuts(self, *marks: str, reasoning: tuple[str, ...] = ()) -> bool:
+        """Whether text of the assistant is lost that has such marks. ``reasoning``: the fields of its
+        reasoning."""
         words = [self._word() for _ in range(len(marks) + 1)]
         text = words[0] + "".join(f" {mark} {word}" for mark, word in zip(marks, words[1:], strict=True))
         user, answer = self._say("user"), {"role": "assistant", "content": self._spelled("assistant", text)}
+        answer = _thinking(answer, reasoning, "r")
         conversations = [[user, answer], [user, answer, user], [user, answer, user, self._say("assistant")]]
         if self._takes(CALLS):
-            conversations.append([user, self._call | {"content": self._spelled(CALLS, text)}])
+            called = self._call | {"content": self._spelled(CALLS, text)}
+            conversations.append([user, _thinking(called, reasoning, "r")])
             if self._takes("tool"):
                 conversations[-1].append(self._say("tool"))
         prompts = [prompt for prompt in map(self._prompt, conversations) if any(map(prompt.count, words))]

@@ -87,6 +87,8 @@ class TemplateRules(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the assistant's messages may be empty."""
     cut_at: tuple[tuple[str, str], ...] = ()
     """Marks around reasoning, as ``<think>`` and ``</think>``, at which text of the assistant is cut."""
+    cut_beside_reasoning: bool = False
+    """Whether that is so in messages with reasoning, too."""
     refused: frozenset[tuple[str, str]] = frozenset()
     """Of PLACES, kinds of messages, each with what it may not follow, or not without loss."""
     stable: frozenset[tuple[str, str]] = frozenset()

@@ -268,3 +268,14 @@ def test_text_to_be_continued_keeps_what_is_before_a_mark() -> None:
         said = [Message("user", "Q"), Message("assistant", text)]
         prompt = renderer.render(said, add_generation_prompt=False, continue_final_message=True)
         assert prompt.endswith(end)
+
+
+def test_text_beside_reasoning_keeps_its_marks_where_no_template_cuts_it() -> None:
+    shown = CUTTING.replace("'</think>' in", "not m.reasoning and '</think>' in").replace(
+        "{% if", "{{ m.reasoning }}{% if", 1
+    )
+    said = [Message("user", "Q"), Message("assistant", "A </think> B", reasoning="R")]
+    prompts = [
+        ConversationRenderer(ChatTemplate({"default": each}, {})).render(said) for each in (shown, CUTTING)
+    ]
+    assert prompts == ["<user>Q<assistant>RA </think> B", "<user>Q<assistant>A < /think> B"]
