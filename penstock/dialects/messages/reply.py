@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
@@ -201,9 +203,17 @@ def _joined(steps: Iterable[Step]) -> Iterator[dict[str, Any]]:
 
 
 def _input(text: str) -> dict[str, Any]:
-    """The input of a call; empty if max_tokens has cut its JSON."""
+    """The input of a call, in whose strings may be control characters; empty if its JSON is cut or invalid, or
+    has numbers that are infinite or none."""
     try:
-        value = _decode(text.encode())
-    except (msgspec.MsgspecError, RecursionError):
+        value = json.loads(text, strict=False, parse_float=_finite, parse_constant=_finite)
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is no JSON")
+    return value

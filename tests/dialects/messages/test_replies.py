@@ -209,3 +209,26 @@ def test_the_message_of_an_error_names_the_field() -> None:
     field = "output_config.format.schema"
     assert message(ApiError(400, "It matches no text.", param=field)) == f"{field}: It matches no text."
     assert message(ApiError(400, "stop is empty.", param="stop")) == "stop is empty."
+
+
+@pytest.mark.parametrize(
+    ("arguments", "input"),
+    [
+        ('{"s": "a\n\tb"}', {"s": "a\n\tb"}),
+        ('{"n": 1.5, "i": 12}', {"n": 1.5, "i": 12}),
+        ('{"i": 123456789012345678901234567890}', {"i": 123456789012345678901234567890}),
+        ('{"s": "x",}', {}),
+        ('{"n": 1e400}', {}),
+        ('{"n": NaN}', {}),
+        ('{"n": -Infinity}', {}),
+        ("[1]", {}),
+        ('{"s": "cu', {}),
+        ("[" * 20_000, {}),
+    ],
+)
+def test_arguments_that_are_no_json_are_an_empty_input(arguments: str, input: dict[str, Any]) -> None:
+    choice = {"type": "tool", "name": "weather"}
+    message = collected(
+        plan(tools=[WEATHER], tool_choice=choice), [*tokens_of(arguments), 1], FinishReason.EOS
+    )
+    assert message["content"][0]["input"] == input
