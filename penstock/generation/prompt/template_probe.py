@@ -353,6 +353,7 @@ class _Probe:
             return False
         tails = _TAILS[before] if kind != CALLS else (("tool",), ("tool", "assistant", "user"))
         if kind == "tool":
+            tails = _TAILS[kind]
             context = [self._say("user"), self._call, *context[-1:]]
         message = self._say(kind)
         words = [_word_of(each) for each in [*context[-1:], message] if each is not self._call]

@@ -335,3 +335,9 @@ def test_an_answer_after_system_text_within_a_conversation_follows_no_empty_turn
     rules = TemplateRules(refused=frozenset({("assistant", "system"), ("user", "user")}))
     messages = [Message("user", "A"), Message("system", "S"), Message("assistant", "B")]
     assert shown(arranged(messages, rules)) == [("user", "A"), ("system", "S"), ("assistant", "B")]
+
+
+def test_results_go_up_where_an_answer_could_not_follow_them() -> None:
+    said = [calling("c1"), Message("assistant", "T"), R1, Message("assistant", "A")]
+    uncalled = ALTERNATE.replace("[CALL]", "[CALL]{{ c.function.name }}{{ c.function.arguments | tojson }}")
+    assert prompt_of(uncalled, *said).endswith("</s>[RESULT]R1[/RESULT]T\nA</s>")
