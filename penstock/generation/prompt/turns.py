@@ -126,6 +126,11 @@ class _Turns:
         last = self._placed[-1] if self._placed else None
         if last is not None and last.tool_calls and not self._rules.may_follow(kind_of(message), CALLS):
             last = self._leave_unanswered(last.tool_calls)
+        if last is not None and self._is_beside(last, message):
+            texts = filter(
+                None, [message_text(self._placed.pop()), *self._added.pop(), message_text(message)]
+            )
+            message = replace(message, content="\n".join(texts))
         if self._waiting:
             self._take_waiting(message)
         elif last is not None and self._joins(last, message):
@@ -173,6 +178,12 @@ class _Turns:
         self._waiting = []
         if message.role != "user":
             self._place(message)
+
+    def _is_beside(self, last: Message, message: Message) -> bool:
+        """Whether the message before becomes text beside the calls of a message."""
+        shown = self._rules.beside or self._rules.before_calls is not None
+        refused = not self._rules.may_follow(CALLS, "assistant")
+        return shown and refused and bool(message.tool_calls) and kind_of(last) == "assistant"
 
     def _joins(self, last: Message, message: Message) -> bool:
         """Whether a message becomes part of the one before it."""

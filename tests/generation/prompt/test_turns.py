@@ -8,7 +8,7 @@ import pytest
 
 from penstock.generation.prompt.chat_template import ChatTemplate
 from penstock.generation.prompt.renderer import ConversationRenderer
-from penstock.generation.prompt.template_rules import PLACES, TemplateRules
+from penstock.generation.prompt.template_rules import CALLS, PLACES, TemplateRules
 from penstock.generation.prompt.turns import arranged
 from penstock.generation.request.schemas import FunctionCall, Message, Part, ToolCall
 from tests.generation.planning import error_of
@@ -341,3 +341,9 @@ def test_results_go_up_where_an_answer_could_not_follow_them() -> None:
     said = [calling("c1"), Message("assistant", "T"), R1, Message("assistant", "A")]
     uncalled = ALTERNATE.replace("[CALL]", "[CALL]{{ c.function.name }}{{ c.function.arguments | tojson }}")
     assert prompt_of(uncalled, *said).endswith("</s>[RESULT]R1[/RESULT]T\nA</s>")
+
+
+def test_an_answer_before_calls_is_text_beside_them_where_they_may_not_follow_it() -> None:
+    rules = TemplateRules(refused=frozenset({(CALLS, "assistant")}))
+    _, called = arranged([Message("user", "Q"), Message("assistant", "T"), calling("c1")], rules)
+    assert (called.content, bool(called.tool_calls)) == ("T", True)
