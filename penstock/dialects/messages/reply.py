@@ -203,8 +203,8 @@ def _joined(steps: Iterable[Step]) -> Iterator[dict[str, Any]]:
 
 
 def _input(text: str) -> dict[str, Any]:
-    """The input of a call, in whose strings may be control characters; empty if its JSON is cut or invalid, or
-    has numbers that are infinite or none."""
+    """The input of a call, in whose strings may be control characters; empty if its JSON is cut or
+    invalid, or has numbers that are infinite or none."""
     try:
         value = json.loads(text, strict=False, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError):

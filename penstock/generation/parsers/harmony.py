@@ -22,6 +22,7 @@ CONSTRAIN = "<|constrain|>"
 _ENDS = (END, "<|call|>", "<|return|>", START, CHANNEL)
 FINAL, COMMENTARY = "final", "commentary"
 """Channels of answers and of calls."""
+_CHANNELS = ("analysis", COMMENTARY, FINAL)
 GUARD = "<"
 MARKERS = (*_ENDS, MESSAGE, CONSTRAIN)
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
@@ -142,8 +143,27 @@ def _call(reader: Reader, name: str) -> Steps[None]:
 
 def _text(reader: Reader, emit: Callable[[str], object], kind: TextKind | None = None) -> Steps[str]:
     """Read a text and what ends it, which is returned; empty if that belongs to the next message."""
-    mark = yield from reader.until(*_ENDS, emit=emit, kind=kind)
+    while True:
+        mark = yield from reader.until(*_ENDS, emit=emit, kind=kind)
+        if mark != CHANNEL or (yield from _names_channel(reader, emit)):
+            break
     if mark in (START, CHANNEL):
         reader.skip(-len(mark))
         return ""
     return mark
+
+
+def _names_channel(reader: Reader, emit: Callable[[str], object]) -> Steps[bool]:
+    """Whether a channel follows its mark, which was read; otherwise the mark is text."""
+    reader.skip(-len(CHANNEL))
+    reader.begin()
+    reader.skip(len(CHANNEL))
+    yield from reader.space()
+    named = bool((yield from reader.either(*_CHANNELS, MESSAGE)))
+    if named:
+        reader.back()
+        reader.skip(len(CHANNEL))
+    else:
+        emit(reader.since_begin(less=0))
+        reader.settle()
+    return named

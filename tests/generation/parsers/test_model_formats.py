@@ -161,6 +161,24 @@ def test_harmony() -> None:
     assert whole(HarmonyParser(""), [python]) == Delta(reasoning="print(1)")
 
 
+@pytest.mark.parametrize(
+    ("text", "reasoning", "content"),
+    [
+        (
+            "<|channel|>analysis<|message|>use <|channel|> tag<|end|><|start|>assistant<|channel|>final"
+            "<|message|>Use <|channel|>: it.<|return|>",
+            "use <|channel|> tag",
+            "Use <|channel|>: it.",
+        ),
+        ("<|channel|>analysis<|message|>hm<|channel|>final<|message|>Yes.<|return|>", "hm", "Yes."),
+        ("<|channel|>analysis<|message|>hm<|channel|> final<|message|>Yes.<|return|>", "hm", "Yes."),
+    ],
+)
+def test_a_channel_of_harmony_has_a_known_name(text: str, reasoning: str, content: str) -> None:
+    for pieces in ([text], list(text), *([text[:at], text[at:]] for at in range(len(text)))):
+        assert whole(HarmonyParser(""), pieces) == Delta(content=content, reasoning=reasoning)
+
+
 @pytest.mark.parametrize("name", REASONED)
 def test_reasoning(name: str) -> None:
     text = REASONED[name]
