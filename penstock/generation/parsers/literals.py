@@ -16,11 +16,14 @@ MAX_DEPTH = 64
 MAX_WORD = 1024
 """Maximum characters of a number or word."""
 _WORD_END = re.compile(r"[,)\]}:=\s]")
+_SPACES = re.compile(r"\s*")
 _RAW_END = re.compile(r"[,\]}]")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
 _STARTS = frozenset("'\"[({")
+_STRING_ENDS = frozenset(",)]}")
+"""What may follow a string. After a quote all else shows that it is text: models leave out escapes."""
 
 
 def read_json_object(reader: Reader, end: str = "") -> Steps[None]:
@@ -65,11 +68,12 @@ def read_python(
     *,
     quote: str = "",
     depth: int = 0,
+    key: bool = False,
 ) -> Steps[None]:
     """Read one of Python's literals. Raises NotACall for text that is none.
 
     ``type``: of a word. ``quote``: delimits strings, in which nothing is escaped; keys and words have no
-    quotes then.
+    quotes then. ``key``: whether a colon may follow.
     """
     word = ""
     try:
@@ -92,23 +96,45 @@ def read_python(
         yield from _items(reader, char, emit, quote, depth + 1)
     else:
         reader.skip(1)
-        yield from _string(reader, char, emit)
+        yield from _string(reader, char, emit, key=key)
 
 
-def _string(reader: Reader, quote: str, emit: Callable[[str], object]) -> Steps[None]:
+def _string(reader: Reader, quote: str, emit: Callable[[str], object], *, key: bool) -> Steps[None]:
     def add(text: str) -> None:
         if text:
             emit(escaped(text))
 
     emit('"')
     with closed(reader, emit, '"'):
-        while (yield from reader.until(quote, "\\", emit=add)) == "\\":
+        while True:
+            if (yield from reader.until(quote, "\\", emit=add)) == quote:
+                space = yield from _space_in_string(reader, key=key)
+                if space is None:
+                    return
+                add(quote + space)
+                continue
             char = yield from reader.characters(1)
             digits = _HEX_DIGITS.get(char)
             if digits is None:
                 add(_ESCAPES.get(char, char if char in "'\"\\" else f"\\{char}"))
                 continue
             add((yield from _character(reader, char, digits)))
+
+
+def _space_in_string(reader: Reader, *, key: bool) -> Steps[str | None]:
+    """Read white space after a quote in a string; None if the quote ends the string."""
+    held: list[str] = []
+    while True:
+        found = _SPACES.match(reader.text, reader.at)
+        assert found is not None
+        held.append(found[0])
+        reader.at = found.end()
+        following = reader.ahead(1)
+        if following:
+            return None if following in _STRING_ENDS or (key and following == ":") else "".join(held)
+        if reader.ended and not reader.cut:
+            return None
+        yield from reader.more()
 
 
 def _raw_string(reader: Reader, quote: str, emit: Callable[[str], object]) -> Steps[None]:
@@ -172,7 +198,7 @@ def read_key(reader: Reader, quote: str, depth: int = 0) -> Steps[tuple[str, boo
     if quote:
         yield from _raw_string(reader, quote, held.append)
     else:
-        yield from read_python(reader, held.append, depth=depth)
+        yield from read_python(reader, held.append, depth=depth, key=True)
     key = "".join(held)
     if (yield from reader.space()) != ":":
         return key, False

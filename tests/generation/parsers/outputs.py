@@ -189,6 +189,19 @@ OUTPUTS = (
     ),
     Output(
         "lfm2",
+        "<|tool_call_start|>[write(path='it's 'so', text=\"a \"b\" : c\" , other={'it's': ['x' y', 'z'  ]}), "
+        "now()]<|tool_call_end|>",
+        "",
+        [
+            (
+                "write",
+                '{"path": "it\'s \'so", "text": "a \\"b\\" : c", "other": {"it\'s": ["x\' y", "z"]}}',
+            ),
+            ("now", "{}"),
+        ],
+    ),
+    Output(
+        "lfm2",
         "<|tool_call_start|>[write(path='a')]<|tool_call_end|>I look.",
         "I look.",
         [("write", '{"path": "a"}')],

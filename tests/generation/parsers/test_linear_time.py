@@ -84,6 +84,7 @@ def units(section: Section) -> list[tuple[str, str]]:
         (opening + '{"x": "', "\\n"),
         (opening + '{"x": ', "1"),
     ]
+    found += [(f"{start}(path='", each) for each in ("' ", "'", "'a", "\\'")]
     parameter = getattr(section, "parameter", "")
     if parameter:
         key = parameter + "tags" + getattr(section, "parameter_end", "") + getattr(section, "value", "")

@@ -123,7 +123,8 @@ def test_whatever_a_model_writes(format: str, data: st.DataObject, cuts: list[in
     assert whole(make(), pieces_of(text, cuts), cut=cut) == expected == whole(make(), list(text), cut=cut)
     assert [call.index for call in expected.calls] == list(range(len(expected.calls)))
     assert all(call.name for call in expected.calls)
-    if not expected.calls and not cut and format not in ("harmony", "functionary_v32"):  # they mark text
+    marked = ("harmony", "functionary_v32", "llama4_json")  # their marks around text are no content
+    if not expected.calls and not cut and format not in marked:
         assert expected.content == text
     parser, twin = make(), make()
     delta, same = parser.push(text), twin.push(text)
