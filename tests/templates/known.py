@@ -27,3 +27,14 @@ KNOWN: dict[str, dict[str, str]] = {
     "trl/deepseekv3_training": {"different": _FIRST},
 }
 """By template, the kinds of differences with their reasons."""
+
+TAKES_ONE_CALL = {
+    "axolotl/llama3_2_vision",
+    "llama_cpp_python/meta-llama-Llama-3.1-8B-Instruct",
+    "llama_cpp_python/meta-llama-Llama-3.2-3B-Instruct",
+}
+"""Templates that refuse several calls in a message."""
+SPELLED_OTHERWISE = {
+    "llama_cpp_python/MiniMax-M3": "spells null and empty objects within arguments as empty elements",
+}
+"""Templates whose calls do not say all of their arguments, with the reason."""
