@@ -88,7 +88,8 @@ def _xml(call: tuple[str, Arguments], section: XmlCalls) -> str:
     for key, value in _object(arguments).items():
         kind = section.string if isinstance(value, str) else section.other
         text = value if isinstance(value, str) else json_text(value)
-        if section.raw[0] and section.value_end[0] in text:
+        marks = (section.raw[0], section.value_end, section.parameter, section.end)
+        if section.raw[0] and any(mark in text for mark in marks):
             text = text.join(section.raw)
         written.append(
             f"{section.parameter}{_quoted(key, section.quote)}{kind}{section.parameter_end}"

@@ -96,6 +96,12 @@ def test_spellings(format: str, text: str) -> None:
     assert spelled(given, TOOL_FORMATS[format], 3) == text
 
 
+def test_a_mark_in_a_value() -> None:
+    given = [("write", {"path": "a</param> b"})]
+    delta = whole(CallParser(TOOL_FORMATS["minicpm5"]), [spelled(given, TOOL_FORMATS["minicpm5"])])
+    assert [json.loads(call.arguments) for call in delta.calls] == [{"path": "a</param> b"}]
+
+
 def test_arguments_that_are_no_object() -> None:
     broken: list[tuple[str, Any]] = [("f", '{"a": "x')]
     assert (
