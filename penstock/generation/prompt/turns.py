@@ -123,6 +123,8 @@ class _Turns:
             return
         if message.role == "user":
             self._unite_users()
+        elif message.role == "assistant":
+            self._part_answers()
         last = self._placed[-1] if self._placed else None
         if last is not None and last.tool_calls and not self._rules.may_follow(kind_of(message), CALLS):
             last = self._leave_unanswered(last.tool_calls)
@@ -171,6 +173,14 @@ class _Turns:
         if self._placed[-1].role == "system" and self._placed[-2].role == "user":
             texts = [message_text(self._placed.pop()), *self._added.pop()]
             self._added[-1].append(_marked("\n".join(texts)))
+
+    def _part_answers(self) -> None:
+        """Make a system message between two of the assistant's the user's, where turns alternate."""
+        if len(self._placed) < 2 or self._rules.may_follow("assistant", "assistant"):
+            return
+        if self._placed[-1].role == "system" and self._placed[-2].role == "assistant":
+            texts = [message_text(self._placed.pop()), *self._added.pop()]
+            self.add(Message("user", _marked("\n".join(texts))))
 
     def _take_waiting(self, message: Message) -> None:
         texts = [*self._waiting, message_text(message)] if message.role == "user" else self._waiting

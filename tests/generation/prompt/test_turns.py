@@ -347,3 +347,16 @@ def test_an_answer_before_calls_is_text_beside_them_where_they_may_not_follow_it
     rules = TemplateRules(refused=frozenset({(CALLS, "assistant")}))
     _, called = arranged([Message("user", "Q"), Message("assistant", "T"), calling("c1")], rules)
     assert (called.content, bool(called.tool_calls)) == ("T", True)
+
+
+def test_system_text_between_answers_is_the_users_where_turns_alternate() -> None:
+    rules = TemplateRules(refused=frozenset({("assistant", "assistant"), ("assistant", "system")}))
+    messages = [
+        Message("user", "Q"),
+        *(Message(role, role[0]) for role in ("assistant", "system", "assistant")),
+    ]
+    assert shown(arranged(messages, rules))[1:] == [
+        ("assistant", "a"),
+        ("user", "<system>\ns\n</system>"),
+        ("assistant", "a"),
+    ]
