@@ -24,9 +24,9 @@ SHAPES: dict[str, tuple[Any, ...]] = {
         "empty",
         "greeting",
     ),
-    "user": ("text", "part", "parts", "twice"),
+    "user": ("text", "part", "parts", "twice", "two names"),
     "beside": ("null", "missing", "empty", "text", "part", "parts"),
-    "answer": ("text", "part", "parts", "twice", "reasoning alone", "none"),
+    "answer": ("text", "part", "parts", "twice", "reasoning alone", "none", "mark", "empty"),
     "arguments": ("text", "object", "empty", "nested", "none at all", "broken"),
     "reasoning": (
         "none",
@@ -39,10 +39,11 @@ SHAPES: dict[str, tuple[Any, ...]] = {
     ),
     "result": ("text", "part", "parts", "JSON", "empty", "null", "missing"),
     "calls": (0, 1, 2, 3),
-    "order": ("in order", "out of order", "one missing"),
+    "order": ("in order", "out of order", "one missing", "none"),
+    "between": ("none", "user", "assistant", "system", "developer"),
     "rounds": (1, 2),
     "turns": (1, 2, 3, 6),
-    "tools": ("full", "no description", "no parameters", "bare", "none"),
+    "tools": ("full", "no description", "no parameters", "bare", "brief parameters", "none"),
     "ids": ("long", "nine"),
     "end": ("results", "question", "answer", "continued", "continued part", "continued reasoning"),
     "extras": ("none", "as replied"),
@@ -107,6 +108,11 @@ def talks(count: int) -> list[Talk]:
         for calls in (0, 1)
     ]
     shapes += [USUAL | {"calls": 2, "order": "one missing", "turns": 2}]
+    shapes += [
+        USUAL | {"calls": calls, "order": order, "between": between, "turns": 2}
+        for between in SHAPES["between"]
+        for calls, order in ((1, "in order"), (2, "in order"), (1, "none"))
+    ]
     draw = random.Random(34)
     shapes += [{name: draw.choice(values) for name, values in SHAPES.items()} for _ in range(count)]
     return [made(shape) for shape in {json.dumps(shape): shape for shape in shapes}.values()]
@@ -122,8 +128,10 @@ def made(shape: dict[str, Any]) -> Talk:
         if turn == 1 and "later" in shape["system"]:
             said.append({"role": shape["system"].rpartition(" ")[2], "content": talk.content("text")})
         said.append({"role": "user", "content": talk.content(shape["user"])})
-        if shape["user"] == "twice":
+        if shape["user"] in ("twice", "two names"):
             said.append({"role": "user", "content": talk.content("text")})
+        if shape["user"] == "two names":
+            said[-2]["name"], said[-1]["name"] = "ann", "bob"
         if shape["calls"]:
             for _ in range(shape["rounds"]):
                 _call(talk, shape)
@@ -175,14 +183,16 @@ def _call(talk: Talk, shape: dict[str, Any]) -> None:
     results = []
     for call in calls:
         content: Any = ""
-        if shape["result"] == "JSON":
+        if shape["between"] != "none" and shape["result"] in ("empty", "null", "missing"):
+            content = talk.content("text")
+        elif shape["result"] == "JSON":
             content = json.dumps({"found": talk.word()})
         elif shape["result"] == "null":
             content = None
         elif shape["result"] not in ("empty", "missing"):
             content = talk.content(shape["result"])
         results.append({"role": "tool", "tool_call_id": call["id"], "content": content})
-        if shape["result"] == "missing":
+        if shape["result"] == "missing" and shape["between"] == "none":
             del results[-1]["content"]
     match shape["order"]:
         case "out of order":
@@ -190,6 +200,11 @@ def _call(talk: Talk, shape: dict[str, Any]) -> None:
         case "one missing":
             gone = json.dumps(results.pop())
             talk.forgotten += [word for word in talk.words if word in gone]
+        case "none":
+            talk.forgotten += [word for word in talk.words if word in json.dumps(results)]
+            results = []
+    if shape["between"] != "none":
+        results.insert(len(results) // 2, {"role": shape["between"], "content": talk.content("text")})
     talk.messages += results
 
 
@@ -210,7 +225,11 @@ def _answers(talk: Talk, shape: dict[str, Any]) -> list[dict[str, Any]]:
         return []
     if shape["answer"] == "reasoning alone":
         return [{"role": "assistant", "content": None, "reasoning": talk.thought()}]
+    if shape["answer"] == "empty":
+        return [{"role": "assistant", "content": ""}]
     message = {"role": "assistant", "content": talk.content(shape["answer"])}
+    if shape["answer"] == "mark":
+        message["content"] += f" Not </think> but {talk.word()}."
     _think(talk, message, shape["reasoning"])
     _extra(message, shape["extras"])
     more = {"role": "assistant", "content": talk.content("text")} if shape["answer"] == "twice" else None
@@ -253,7 +272,7 @@ def _end(talk: Talk, shape: str) -> None:
 def _tools(shape: str) -> list[dict[str, Any]] | None:
     if shape == "none":
         return None
-    schema = {
+    schema: dict[str, Any] = {
         "type": "object",
         "properties": {
             "city": {"type": "string", "description": "Where."},
@@ -261,12 +280,14 @@ def _tools(shape: str) -> list[dict[str, Any]] | None:
         },
         "required": ["city"],
     }
+    if shape == "brief parameters":
+        schema["properties"] = {"city": {"type": "string"}, "days": {"type": "integer"}}
     functions = []
     for name in ("look_up", "add", "now"):
         function: dict[str, Any] = {"name": name}
-        if shape in ("full", "no parameters"):
+        if shape in ("full", "no parameters", "brief parameters"):
             function["description"] = f"Does {name}."
-        if shape in ("full", "no description"):
+        if shape in ("full", "no description", "brief parameters"):
             function["parameters"] = schema
         functions.append({"type": "function", "function": function})
     return functions

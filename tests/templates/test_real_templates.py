@@ -76,7 +76,8 @@ def _finding(source: str, talk: Talk, chat: Any) -> Finding | None:
     if odd:
         return Finding("noise", talk.name, odd)
     clean = [each for each in wanted if not noise(source, talk, each)]
-    if clean and prompt != clean[0]:
+    uncut = "< /think>" in prompt  # what is before the mark is no reasoning, as which transformers renders it
+    if clean and not uncut and prompt != clean[0]:
         pairs = enumerate(zip(prompt, clean[0], strict=False))
         at = max(0, next((at for at, pair in pairs if pair[0] != pair[1]), 0) - 40)
         return Finding("different", talk.name, f"{prompt[at : at + 100]!r}, want {clean[0][at : at + 100]!r}")
