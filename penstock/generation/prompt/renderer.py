@@ -21,7 +21,7 @@ class ConversationRenderer:
         """``format``: how the model writes calls, if that is known."""
         self.template = template
         self._format = format
-        # At the start: a request would wait for up to 60 ms (the slowest of 164 templates).
+        # At the start: a request would wait for up to 80 ms (the slowest template).
         self._rules = {tools: probe(self._probed, tools=tools) for tools in (False, True)}
 
     def rules(self, *, tools: bool) -> TemplateRules:

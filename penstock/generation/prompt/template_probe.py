@@ -36,7 +36,7 @@ Render = Callable[[list[PlainMessage], list[dict[str, Any]] | None], str]
 
 
 def probe(render: Render, *, tools: bool) -> TemplateRules:
-    """The rules of a template. ``tools``: whether the conversations have tools. Takes some 100 renderings."""
+    """The rules of a template. ``tools``: whether the conversations have tools. Takes some 150 renderings."""
     if tools:
         return _Probe(render, [_tool(description="x", parameters=_SCHEMA)]).rules() or TemplateRules()
     plain = _Probe(render, None).rules()
