@@ -16,7 +16,7 @@ import httpx
 import msgspec
 
 from penstock.config.hidden import hide_credentials
-from penstock.config.tls_problem import tls_problem
+from penstock.http.tls_problem import tls_problem
 from penstock.streaming.sse_parser import SSEError, SSEParser
 
 CONNECT_TIMEOUT = 10.0

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from penstock.config.tls_problem import tls_problem
 from penstock.gateway.admission.budget_store import (
     MOST_DEBT,
     BudgetStoreError,
@@ -22,6 +21,7 @@ from penstock.gateway.admission.budget_store import (
     is_answered,
 )
 from penstock.gateway.admission.redis_script import SCRIPT
+from penstock.http.tls_problem import tls_problem
 from penstock.logging_setup import RateLimitedLog
 
 log = logging.getLogger(__name__)

@@ -9,11 +9,11 @@ import math
 from typing import Literal
 from urllib.parse import urlsplit
 
-from penstock.config.tls_problem import tls_problem
 from penstock.gateway.upstream.exchange import IDLE_S, Exchange, UpstreamError, port_of
 from penstock.gateway.upstream.http1_connection import Http1Connection
 from penstock.gateway.upstream.http2_connection import Http2Connection, NotHttp2Error
 from penstock.gateway.upstream.tls import UpstreamTls
+from penstock.http.tls_problem import tls_problem
 
 log = logging.getLogger(__name__)
 

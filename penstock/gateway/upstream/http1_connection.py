@@ -12,7 +12,6 @@ from typing import Protocol, cast
 
 import httptools
 
-from penstock.config.tls_problem import ALERT, tls_problem
 from penstock.gateway.upstream.exchange import (
     IDLE_CLOSE_S,
     MAX_OVERHEAD_BYTES,
@@ -26,6 +25,7 @@ from penstock.gateway.upstream.exchange import (
     UpstreamRequest,
 )
 from penstock.gateway.upstream.reply_scanner import Lane, PlainEventRelay
+from penstock.http.tls_problem import ALERT, tls_problem
 
 
 class ConnectionOwner(Protocol):

@@ -6,7 +6,7 @@ import ssl
 
 import pytest
 
-from penstock.config.tls_problem import tls_problem
+from penstock.http.tls_problem import tls_problem
 
 
 def refused(code: int, message: str) -> ssl.SSLError:
