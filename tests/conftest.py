@@ -8,12 +8,15 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from penstock import logging_setup
-from tests.certificates import Certificates, make
+
+if TYPE_CHECKING:
+    from tests.certificates import Certificates
 
 # How long an example takes says more about a loaded machine than about the code.
 settings.register_profile(
@@ -24,6 +27,9 @@ settings.load_profile("untimed")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the slow tests, too")
+    parser.addoption(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="where the torch engine's tests run"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -73,4 +79,6 @@ def stack() -> Iterator[ExitStack]:
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    from tests.certificates import make  # trustme is not installed wherever tests run
+
     return make(tmp_path_factory.mktemp("certificates"))

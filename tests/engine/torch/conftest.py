@@ -1,10 +1,34 @@
-"""These tests need the torch extra."""
+"""These tests need the torch extra. ``--device cuda`` runs them on a GPU, with kernels that are compiled."""
 
 from __future__ import annotations
 
 import os
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    import torch
 
 collect_ignore_glob = [] if find_spec("torch") and find_spec("transformers") else ["test_*.py"]
 
-os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported: kernels run on the CPU
+
+def pytest_configure(config: pytest.Config) -> None:
+    device = config.getoption("--device")
+    os.environ["TEST_DEVICE"] = device  # read by the harness, also in child processes
+    if device == "cpu":
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported: kernels run on the CPU
+        return
+    os.environ.pop("TRITON_INTERPRET", None)
+    import torch
+
+    if not torch.cuda.is_available():
+        raise pytest.UsageError(f"--device {device}: PyTorch {torch.__version__} finds no CUDA device here")
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    from tests.engine.torch.harness import DEVICE
+
+    return DEVICE

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import transformers
 
@@ -17,6 +19,8 @@ from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs
 from penstock.wire.messages import SamplingParams, Submit
 
+DEVICE = torch.device(os.environ.get("TEST_DEVICE", "cpu"))
+"""Where engines and what they are compared with run: that of ``pytest --device``."""
 VOCAB = 320
 _SMALL: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -84,8 +88,13 @@ _OLD_NAMES = {
 }
 
 
+def cpu_only(reason: str) -> pytest.MarkDecorator:
+    """Skips what is about the CPU alone where the tests run on another device."""
+    return pytest.mark.skipif(DEVICE.type != "cpu", reason=reason)
+
+
 def make_model(kind: str, directory: Path, **changes: Any) -> transformers.PreTrainedModel:
-    """A random model of a family, saved to ``directory``; the same for the same arguments."""
+    """A random model of a family, saved to ``directory``; the same for the same arguments on any device."""
     torch.manual_seed(0)
     known = transformers.AutoConfig.for_model(kind)
     options = _SMALL | FAMILIES[kind] | changes
@@ -96,10 +105,16 @@ def make_model(kind: str, directory: Path, **changes: Any) -> transformers.PreTr
     config = type(known)(**options)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     model.save_pretrained(directory)
-    return model
+    return model.to(DEVICE)
 
 
-SMALL_ENGINE: dict[str, Any] = {"max_num_seqs": 64, "kv_cache_memory": 32 << 20, "threads": 1}
+SMALL_ENGINE: dict[str, Any] = {
+    "max_num_seqs": 64,
+    "kv_cache_memory": 32 << 20,
+    "threads": 1,
+    "device": DEVICE.type,
+    "async_scheduling": "off",  # on any device; tests of it set it
+}
 
 
 def make_engine(directory: Path | str, draft_dir: str | None = None, **options: Any) -> TorchEngine:
@@ -193,14 +208,20 @@ def run_all(engine: TorchEngine, requests: Iterable[Submit]) -> dict[int, Outcom
 @torch.inference_mode()
 def top_logprobs(model: transformers.PreTrainedModel, tokens: Sequence[int], most: int) -> Any:
     """[T, most] ids and logprobs of the likeliest tokens after each of ``tokens``, by transformers itself."""
-    logits = model(torch.tensor([list(tokens)])).logits[0].float()
-    return torch.log_softmax(logits, -1).topk(most, -1)
+    return next_logprobs(model, tokens).topk(most, -1)
+
+
+@torch.inference_mode()
+def next_logprobs(model: transformers.PreTrainedModel, tokens: Sequence[int]) -> torch.Tensor:
+    """float32[T, V] on the CPU: logprobs of what follows each of ``tokens``, by transformers itself."""
+    logits = model(torch.tensor([list(tokens)], device=model.device)).logits[0].float()
+    return torch.log_softmax(logits, -1).cpu()
 
 
 @torch.inference_mode()
 def generate(model: transformers.PreTrainedModel, prompt: Sequence[int], tokens: int) -> list[int]:
     """transformers' own greedy continuation, up to ``tokens`` tokens, EOS included."""
-    ids = torch.tensor([list(prompt)])
+    ids = torch.tensor([list(prompt)], device=model.device)
     output = model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False, pad_token_id=2
     )

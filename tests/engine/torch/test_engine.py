@@ -6,12 +6,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 import transformers
 
 from penstock.engine.base import RequestRejected
 from penstock.wire.frames import FinishReason
-from tests.engine.torch.harness import VOCAB, Driver, generate, make_engine, make_model, run_all, submit
+from tests.engine.torch.harness import (
+    VOCAB,
+    Driver,
+    generate,
+    make_engine,
+    make_model,
+    next_logprobs,
+    run_all,
+    submit,
+)
 
 
 @pytest.fixture(scope="module")
@@ -177,8 +185,7 @@ def test_logprobs_are_those_of_the_model(llama: tuple[Path, transformers.PreTrai
     )[0]
     history = list(prompt)
     for token, (ids, values, rank) in zip(outcome.tokens, outcome.logprobs, strict=True):
-        with torch.inference_mode():
-            exact = torch.log_softmax(model(torch.tensor([history])).logits[0, -1].float(), -1)
+        exact = next_logprobs(model, history)[-1]
         assert token == ids[0] == 9
         assert values == pytest.approx(exact[ids].tolist(), abs=1e-4)
         assert rank == int((exact > exact[token]).sum()) + 1

@@ -10,7 +10,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from penstock.config.errors import ConfigError
-from tests.engine.torch.harness import generate, make_engine, make_model, run_all, submit
+from tests.engine.torch.harness import generate, make_engine, make_model, next_logprobs, run_all, submit
 
 PROMPT = [5, 9, 200, 17]
 WEIGHTS = "model.safetensors"
@@ -65,8 +65,7 @@ def test_half_precision_runs_and_keeps_its_cache_in_it(
     assert engine.info.kv_cache_tokens > 1.9 * single.info.kv_cache_tokens
     exact = llama.to(getattr(torch, dtype))
     outcome = run_all(engine, [submit(0, PROMPT, max_tokens=1, logprobs=1)])[0]
-    with torch.inference_mode():
-        expected = torch.log_softmax(exact(torch.tensor([PROMPT])).logits[0, -1].float(), -1)
+    expected = next_logprobs(exact, PROMPT)[-1]
     assert outcome.logprobs[0][1][1] == pytest.approx(float(expected.max()), abs=0.05)
 
 

@@ -7,10 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import transformers
 
-from tests.engine.torch.harness import Driver, Outcome, make_engine, make_model, run_all, submit
+from tests.engine.torch.harness import (
+    Driver,
+    Outcome,
+    make_engine,
+    make_model,
+    next_logprobs,
+    run_all,
+    submit,
+)
 
 Model = tuple[Path, transformers.PreTrainedModel]
 
@@ -25,11 +32,10 @@ def prompt_of(stream: int, length: int) -> list[int]:
     return [3 + (stream * 31 + place * 7) % 300 for place in range(length)]
 
 
-@torch.inference_mode()
 def check(model: transformers.PreTrainedModel, prompt: Sequence[int], most: int, outcome: Outcome) -> None:
     """Every token but the first has its logprob, its rank and the ``most`` best."""
     assert list(outcome.prompt) == list(range(1, len(prompt)))
-    exact = torch.log_softmax(model(torch.tensor([list(prompt)])).logits[0].float(), -1)
+    exact = next_logprobs(model, prompt)
     for place, (ids, values, rank) in outcome.prompt.items():
         expected = exact[place - 1]
         assert ids[0] == prompt[place]
