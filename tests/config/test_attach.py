@@ -106,7 +106,7 @@ def test_what_is_not_the_engines_is_refused_behind_the_dashes(
     [
         (["--data-parallel-rpc-port", "29550"], "it is part of --attach HOST:PORT here, leave it out"),
         (["--data-parallel-address", "h"], "it is part of --attach HOST:PORT here, leave it out"),
-        (["--enforce-eager"], "an option of vLLM's engine, it goes behind --"),
+        (["--enable-sleep-mode"], "an option of vLLM's engine, it goes behind --"),
         (["--tensor-parallel-size", "2"], "an option of vLLM's engine, it goes behind --"),
         (["--engine", "torch"], "--engine torch: does not go with --attach"),
     ],

@@ -112,6 +112,7 @@ def test_the_usual_line_of_vllm_serves() -> None:
         reasoning_parser="qwen3",
         chat_template="f",
         allowed_origins=["*"],
+        enforce_eager=True,
     )
     assert remarks == [
         "note: --dtype half is taken as float16",
@@ -123,7 +124,6 @@ def test_the_usual_line_of_vllm_serves() -> None:
         "note: --disable-log-requests has no effect: requests are not logged",
         "note: --no-enable-log-requests has no effect: it is vLLM's default",
         "note: --pipeline-parallel-size 1 has no effect: it is vLLM's default",
-        "note: --enforce-eager has no effect: the torch engine decides what it records as CUDA graphs",
         "note: -O 3 has no effect: Penstock's own engines compile nothing",
         "note: --max_log_len 5 has no effect: "
         "requests and replies are not logged; --access-log all logs one line for each",
@@ -131,19 +131,19 @@ def test_the_usual_line_of_vllm_serves() -> None:
 
 
 def test_flags_of_the_engine_show_the_line_that_works() -> None:
-    line = "m --engine vllm -tp 2 --port 1 --quantization=fp8 --compilation-config.mode 3 --no-enforce-eager"
+    line = "m --engine vllm -tp 2 --port 1 --quantization=fp8 --compilation-config.mode 3 --no-enable-eplb"
     text = refusal(
-        f"{line} --enforce-eager --lora-target-modules q_proj k --api-key sesame -- --fully-sharded-loras"
+        f"{line} --enable-sleep-mode --lora-target-modules q_proj k --api-key sesame -- --fully-sharded-loras"
     )
     assert text.splitlines() == [
         "5 flags of other servers:",
         "  -tp 2: an option of vLLM's engine, it goes behind --",
         "  --quantization fp8: an option of vLLM's engine, it goes behind --",
         "  --compilation-config.mode 3: an option of vLLM's engine, it goes behind --",
-        "  --enforce-eager: an option of vLLM's engine, it goes behind --",
+        "  --enable-sleep-mode: an option of vLLM's engine, it goes behind --",
         "  --lora-target-modules q_proj k: an option of vLLM's engine, it goes behind --",
         "Write: penstock serve m --engine vllm --port 1 --api-key '***' -- --fully-sharded-loras -tp 2 "
-        "--quantization fp8 --compilation-config.mode 3 --enforce-eager --lora-target-modules q_proj k",
+        "--quantization fp8 --compilation-config.mode 3 --enable-sleep-mode --lora-target-modules q_proj k",
     ]
 
 
@@ -320,17 +320,17 @@ def test_a_file_of_vllms(tmp_path: Path) -> None:
 def test_flags_of_the_engine_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "vllm.yaml"
     file.write_text(
-        "engine: vllm\ntensor-parallel-size: 2\ncompilation-config:\n  mode: 3\nenforce-eager: true\n"
+        "engine: vllm\ntensor-parallel-size: 2\ncompilation-config:\n  mode: 3\nenable-sleep-mode: true\n"
         "sse-keep-alive-interval: 5\n"
     )
     assert refusal(f"--config {file}").splitlines()[1:] == [
         f"  {file}:2: tensor-parallel-size 2: an option of vLLM's engine, it goes behind --",
         f'  {file}:3: compilation-config {{"mode": 3}}: an option of vLLM\'s engine, it goes behind --',
-        f"  {file}:5: enforce-eager: an option of vLLM's engine, it goes behind --",
+        f"  {file}:5: enable-sleep-mode: an option of vLLM's engine, it goes behind --",
         f"  {file}:6: sse-keep-alive-interval 5: it is --sse-keep-alive here",
         "In the file:",
         '  engine-args: ["--tensor-parallel-size", "2", "--compilation-config", '
-        '"{\\"mode\\": 3}", "--enforce-eager"]',
+        '"{\\"mode\\": 3}", "--enable-sleep-mode"]',
     ]
 
 

@@ -101,6 +101,10 @@ class EngineOptions(ResponseStoreOptions, frozen=True, kw_only=True, forbid_unkn
             "Engine",
         ),
     ] = "auto"
+    enforce_eager: Annotated[
+        bool,
+        option("Launch every kernel of a step by itself, and record no CUDA graphs.", "Engine"),
+    ] = False
     batch_invariant: Annotated[
         bool,
         option(

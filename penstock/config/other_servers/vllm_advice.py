@@ -49,7 +49,6 @@ ADVICE: dict[str, Advice] = {
     "--enable-offline-docs": Unneeded("/docs needs nothing of other hosts"),
     "--h11-max-header-count": Unneeded("at most 128 headers are accepted"),
     "--trust-remote-code": Unneeded("Penstock's own engines run no code of a model's"),
-    "--enforce-eager": Unneeded("the torch engine decides what it records as CUDA graphs"),
     "--fail-on-environ-validation": Unneeded("unknown PENSTOCK_ variables are warned about"),
     "--use-tqdm-on-load": Unneeded("progress is shown on a terminal"),
     "--structured-outputs-config": Unneeded("grammars are always those of llguidance"),

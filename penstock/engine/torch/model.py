@@ -120,7 +120,8 @@ class PagedModel:
             batch_invariant=self._config.batch_invariant,
         )
         # ranks that split experts exchange within a forward pass as many tokens as each has
-        capture = find_capture(self._device) if record and self._experts is None else None
+        recorded = record and self._experts is None and not self._config.enforce_eager
+        capture = find_capture(self._device) if recorded else None
         self._graphs = record_graphs(
             self._forward,
             capture,

@@ -21,6 +21,7 @@ SAME_NAME = (
     "scheduling_policy",
     "block_size",
     "enable_prefix_caching",
+    "enforce_eager",
     "gpu_memory_utilization",
 )
 """Options with the same name and meaning in vLLM; passed on when they are set."""

@@ -170,6 +170,13 @@ def test_recorded_decodes_are_those_of_the_usual_path(
     assert recordings.replayed == len(counts)
 
 
+def test_an_eager_engine_records_nothing(tmp_path: Path, recordings: Recordings) -> None:
+    make_model("llama", tmp_path)
+    model = load(tmp_path, enforce_eager=True)
+    assert recordings.recorded == 0
+    assert model.attention.geometry.in_place
+
+
 @torch.inference_mode()
 def test_chunks_drafts_and_large_batches_take_the_usual_path(tmp_path: Path, recordings: Recordings) -> None:
     make_model("llama", tmp_path)

@@ -33,6 +33,7 @@ def test_what_is_set_is_passed_on_even_when_it_equals_the_default() -> None:
 def test_names_and_forms_that_differ() -> None:
     assert given(kv_cache_memory=1 << 20)[4:] == ["--kv-cache-memory-bytes", "1048576"]
     assert given(enable_prefix_caching=False)[4:] == ["--no-enable-prefix-caching"]
+    assert given(enforce_eager=True)[4:] == ["--enforce-eager"]
     assert given(async_scheduling="on")[4:] == ["--async-scheduling"]
     assert given(async_scheduling="off")[4:] == ["--no-async-scheduling"]
     assert given(async_scheduling="auto")[4:] == []
