@@ -107,7 +107,7 @@ class Installer:
         self._log.write_bytes(b"")
         index = self._torch_arguments(torch_index) if "torch" in extras else []
         if "dev" in extras:
-            self._progress.say("tests, linters and every optional part: about 90 MB")
+            self._progress.say("tests, linters and every optional part: about 290 MB")
         # With the build's requirements: then the build needs no environment, and no download, of its own.
         wanted = declared["build-system"]["requires"] + project["dependencies"]
         for extra in extras:

@@ -32,3 +32,11 @@ def device() -> torch.device:
     from tests.engine.torch.harness import DEVICE
 
     return DEVICE
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interpreted_kernels(device: torch.device) -> None:
+    if device.type == "cpu":
+        from tests.engine.torch.interpreter import read_scalars
+
+        read_scalars()
