@@ -88,6 +88,12 @@ _OLD_NAMES = {
 }
 
 
+def finished() -> None:
+    """Waits until the device has done all that was enqueued."""
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize(DEVICE)
+
+
 def cpu_only(reason: str) -> pytest.MarkDecorator:
     """Skips what is about the CPU alone where the tests run on another device."""
     return pytest.mark.skipif(DEVICE.type != "cpu", reason=reason)

@@ -27,7 +27,9 @@ from penstock.engine.torch.supported_models import WITH_EXPERTS
 from penstock.wire.arrays import I32
 from penstock.wire.messages import Submit
 from tests.engine.torch.flips import Lane, Study
-from tests.engine.torch.harness import FAMILIES, make_engine, make_model, run_all, submit
+from tests.engine.torch.harness import FAMILIES, cpu_only, make_engine, make_model, run_all, submit
+
+pytestmark = cpu_only("on a CUDA device --batch-invariant is refused")
 
 DENSE = sorted(FAMILIES.keys() - WITH_EXPERTS)
 Bits = dict[tuple[int, int], bytes]

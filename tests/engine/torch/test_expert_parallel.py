@@ -15,8 +15,10 @@ from penstock.wire.frames import FinishReason
 from penstock.wire.messages import Submit
 from tests.adapters import make_adapter
 from tests.engine.torch.adapters import load, submit_to
-from tests.engine.torch.harness import VOCAB, make_engine, make_model, run_all, submit
+from tests.engine.torch.harness import VOCAB, cpu_only, make_engine, make_model, run_all, submit
 from tests.engine.torch.ranks import Plan, Ranks
+
+pytestmark = cpu_only("ranks need a CUDA device each")
 
 SIZE = 2
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from tests.engine.torch.harness import VOCAB, generate, make_engine, make_model, run_all, submit
+from tests.engine.torch.harness import DEVICE, VOCAB, generate, make_engine, make_model, run_all, submit
 
 TOKENS = 20
 
@@ -29,9 +29,13 @@ def test_greedy_tokens_are_those_of_eager_attention(
     """Random weights make flat logits: if the query is scaled before the product, most outputs of Llama
     differ."""
     make_model(kind, tmp_path, **changes)
-    eager = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path, dtype=torch.bfloat16, attn_implementation="eager"
-    ).eval()
+    eager = (
+        transformers.AutoModelForCausalLM.from_pretrained(
+            tmp_path, dtype=torch.bfloat16, attn_implementation="eager"
+        )
+        .to(DEVICE)
+        .eval()
+    )
     random = np.random.default_rng(3)
     prompts = [random.integers(3, VOCAB, random.integers(5, 80)).tolist() for _ in range(8)]
     outcomes = run_all(

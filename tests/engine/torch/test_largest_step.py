@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from penstock.config.serve import ServeConfig
 from penstock.engine.torch.largest_step import longest_streams, most_streams, run_largest_steps
 from penstock.engine.torch.sampling.sampler import Sampler
-from tests.engine.torch.harness import SMALL_ENGINE, make_engine, make_model, run_all, submit
+from tests.engine.torch.harness import DEVICE, SMALL_ENGINE, make_engine, make_model, run_all, submit
 
 OPTIONS: list[tuple[int, dict[str, Any]]] = [
     (1024, {}),
@@ -53,7 +52,7 @@ def test_they_run_like_a_batch_and_leave_nothing_behind(
     model, sampled, tokens = engine._models[0], list[Tensor](), list[int]()
     monkeypatch.setattr(Sampler, "sample", _noted(sampled, Sampler.sample))
     monkeypatch.setattr(type(model), "hidden", _counted(tokens, type(model).hidden))
-    run_largest_steps(model, ServeConfig(**SMALL_ENGINE), 1024, torch.device("cpu"))
+    run_largest_steps(model, ServeConfig(**SMALL_ENGINE), 1024, DEVICE)
     monkeypatch.undo()
     assert tokens == [2048, 2048]
     assert [len(logits) for logits in sampled] == [64, 3]
@@ -72,7 +71,7 @@ def test_their_sampler_sorts_the_whole_vocabulary(tmp_path: Path, monkeypatch: p
         return sort(values, *arguments, **options)
 
     monkeypatch.setattr(Tensor, "sort", noted)
-    run_largest_steps(model, ServeConfig(**SMALL_ENGINE), 1024, torch.device("cpu"))
+    run_largest_steps(model, ServeConfig(**SMALL_ENGINE), 1024, DEVICE)
     assert (64, 2000) in widths
 
 

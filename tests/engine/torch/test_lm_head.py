@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from penstock.engine.torch.lm_head import CPU_ROWS, LMHead
-
-CPU = torch.device("cpu")
+from tests.engine.torch.harness import DEVICE
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -18,10 +17,10 @@ def test_any_number_of_rows_gives_the_logits_of_the_projection(
     bias: bool, dtype: torch.dtype, rows: int
 ) -> None:
     torch.manual_seed(rows)
-    projection = nn.Linear(24, 77, bias=bias, dtype=dtype)
-    hidden = torch.randn(rows, 24, dtype=dtype)
+    projection = nn.Linear(24, 77, bias=bias, dtype=dtype, device=DEVICE)
+    hidden = torch.randn(rows, 24, dtype=dtype).to(DEVICE)
     with torch.inference_mode():
-        logits = LMHead(projection, 1.0, None, CPU)(hidden)
+        logits = LMHead(projection, 1.0, None, DEVICE)(hidden)
         expected = projection(hidden).float()
     assert logits.dtype == torch.float32
     # in float32 oneDNN and the BLAS add up in different orders, in bfloat16 both are the same operator
@@ -31,9 +30,9 @@ def test_any_number_of_rows_gives_the_logits_of_the_projection(
 
 def test_logits_are_scaled_then_capped() -> None:
     torch.manual_seed(0)
-    projection = nn.Linear(8, 30)
-    hidden = 50 * torch.randn(3, 8)
+    projection = nn.Linear(8, 30, device=DEVICE)
+    hidden = 50 * torch.randn(3, 8, device=DEVICE)
     with torch.inference_mode():
-        logits = LMHead(projection, 0.5, 5.0, CPU)(hidden)
+        logits = LMHead(projection, 0.5, 5.0, DEVICE)(hidden)
         assert logits.abs().max() <= 5
         torch.testing.assert_close(logits, 5 * torch.tanh(projection(hidden) / 10))

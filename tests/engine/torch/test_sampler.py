@@ -23,7 +23,7 @@ from penstock.engine.torch.sampling.sampler import (
 )
 from penstock.engine.torch.transfer import HostCopy
 from penstock.wire.messages import SamplingParams
-from tests.engine.torch.harness import submit
+from tests.engine.torch.harness import DEVICE, finished, submit
 from tests.engine.torch.sampling_reference import any_sampling, distribution, edited
 
 DRAWS = 12_000
@@ -58,7 +58,9 @@ class Bench:
     def sample(self, logits: np.ndarray, slots: list[int] | None = None) -> Any:
         chosen = np.array(self.slots if slots is None else slots, np.intp)
         length = self.table.length[chosen]
-        return self.sampler.sample(torch.from_numpy(logits.copy()), chosen, length).read()
+        output = self.sampler.sample(torch.from_numpy(logits.copy()).to(DEVICE), chosen, length).to_host()
+        finished()
+        return output.read()
 
     def settle(self, tokens: np.ndarray) -> None:
         self.table.append_and_check_stop(np.array(self.slots, np.intp), tokens)
@@ -246,6 +248,7 @@ def test_tokens_without_weight_are_never_picked() -> None:
     weights = torch.zeros((4, 1000))
     weights[:, [3, 127, 128, 640, 999]] = torch.tensor([1e-6, 1.0, 1e-3, 0.3, 1e-7])
     edges = torch.tensor([[0.0], [1 - 2.0**-52], [0.5], [0.99999]], dtype=torch.float64)
+    weights, edges = weights.to(DEVICE), edges.to(DEVICE)
     assert set(sample_from_weights(weights, edges).tolist()) <= {3, 127, 128, 640, 999}
     assert sample_from_weights(weights, edges)[0] == 3
     assert sample_from_weights(weights, edges)[1] == 999
@@ -357,7 +360,7 @@ def test_the_cut_of_a_row_is_the_same_beside_any_rows_and_on_any_device(quantum:
     top_k = rng.choice([1, 5, 40, SOME_CANDIDATES, SOME_CANDIDATES + 1, 2 * SOME_CANDIDATES, vocab], rows)
     top_p = rng.choice([0.1, 0.6, 0.9, 0.999, 2.0], rows)
     together = search_step_by_step(weights, top_k, top_p)
-    assert torch.equal(together, search_at_once(weights, top_k, top_p))
+    assert torch.equal(together, search_at_once(weights.to(DEVICE), top_k, top_p).cpu())
     for row in range(rows):
         own = slice(row, row + 1)
         assert torch.equal(together[own], search_step_by_step(weights[own], top_k[own], top_p[own]))

@@ -15,7 +15,7 @@ from penstock.engine.batch.slots import SlotTable
 from penstock.engine.sampling.metadata import READS_LAST_TOKEN, SamplingMetadata
 from penstock.engine.torch.sampling.sampler import SOME_CANDIDATES, Sampler
 from penstock.wire.logprobs import Logprobs
-from tests.engine.torch.harness import submit
+from tests.engine.torch.harness import DEVICE, finished, submit
 from tests.engine.torch.sampling_reference import any_sampling
 
 MOST_DRAFTS, STEPS, LENGTH = 5, 6, 120
@@ -42,7 +42,7 @@ class Bench:
         self.vocab = vocab
         self.table = SlotTable(slots, LENGTH, [])
         self.columns = SamplingMetadata(self.table, vocab)
-        self.last = torch.zeros(slots, dtype=torch.int64)
+        self.last = torch.zeros(slots, dtype=torch.int64, device=DEVICE)
         self.sampler = Sampler(self.columns, self.last)
 
     def add(self, stream: Stream) -> None:
@@ -75,8 +75,10 @@ class Bench:
         self.table.history[stream.slot, end : end + len(tokens)] = tokens
 
     def sample(self, logits: np.ndarray, slots: np.ndarray, length: np.ndarray) -> list[Row]:
-        given = torch.from_numpy(logits.copy())
-        return rows_of(*self.sampler.sample(given, slots, length.astype(np.int32)).read())
+        given = torch.from_numpy(logits.copy()).to(DEVICE)
+        output = self.sampler.sample(given, slots, length.astype(np.int32)).to_host()
+        finished()
+        return rows_of(*output.read())
 
 
 def rows_of(tokens: np.ndarray, logprobs: Logprobs | None) -> list[Row]:

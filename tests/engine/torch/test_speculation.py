@@ -18,7 +18,16 @@ from penstock.wire.arrays import I32
 from penstock.wire.frames import FinishReason
 from penstock.wire.messages import Submit
 from tests.engine.support import byte_level_tokenizer
-from tests.engine.torch.harness import VOCAB, Driver, Outcome, make_engine, make_model, run_all, submit
+from tests.engine.torch.harness import (
+    DEVICE,
+    VOCAB,
+    Driver,
+    Outcome,
+    make_engine,
+    make_model,
+    run_all,
+    submit,
+)
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -43,9 +52,15 @@ MIXES = 60
 """Of sampling parameters, for each method and family; 500 with ``--slow``."""
 FAMILIES = ("llama", "gemma2")
 METHODS = ("ngram", "suffix", "draft", "oracle")
-ENGINE: dict[str, Any] = {"max_num_seqs": 24, "max_num_batched_tokens": 256, "batch_invariant": True}
+ENGINE: dict[str, Any] = {
+    "max_num_seqs": 24,
+    "max_num_batched_tokens": 256,
+    "batch_invariant": DEVICE.type == "cpu",
+}
 """What is compared does not depend on how many positions are computed together: in float32 about one token in
 20,000 would."""
+ROUNDED = 0.0 if ENGINE["batch_invariant"] else 0.05
+"""Streams that may differ by such a token, of all."""
 
 
 class Oracle:
@@ -185,6 +200,17 @@ def assert_same(plain: Outcome, drafted: Outcome) -> None:
         assert known.tolist() == pytest.approx(others.tolist(), abs=1e-3)
 
 
+def assert_all_same(plain: dict[int, Outcome], drafted: dict[int, Outcome]) -> None:
+    differences = []
+    for stream, outcome in plain.items():
+        try:
+            assert_same(outcome, drafted[stream])
+        except AssertionError as difference:
+            differences.append(difference)
+    if len(differences) > ROUNDED * len(plain):
+        raise differences[0]
+
+
 def texts(outcomes: dict[int, Outcome]) -> dict[int, list[int]]:
     return {stream: outcome.tokens for stream, outcome in outcomes.items()}
 
@@ -206,8 +232,7 @@ def test_streams_get_what_they_get_without(
     options = {} if method == "oracle" else {"speculative_tokens": tokens}
     engine = family.engine(method, texts(plain), **options)
     drafted = run_all(engine, mixes(count))
-    for stream, outcome in plain.items():
-        assert_same(outcome, drafted[stream])
+    assert_all_same(plain, drafted)
     assert_all_free(engine)
     counters = engine.metrics()
     assert counters["spec_decode_accepted_tokens_total"] > 0
@@ -256,8 +281,7 @@ def test_streams_get_the_same_in_every_schedule(family: Family, method: str, opt
         if request.stream % 3:
             driver.step()
     drafted = driver.run()
-    for stream, outcome in plain.items():
-        assert_same(outcome, drafted[stream])
+    assert_all_same(plain, drafted)
     assert_all_free(engine)
     if "kv_cache_memory" in options and "async_scheduling" not in options:
         assert engine.metrics()["preemptions_total"] > 0
@@ -302,8 +326,7 @@ def test_what_a_grammar_forces_is_a_draft(family: Family) -> None:
     while engine.has_work():
         driver.step()
         steps += 1
-    for stream, outcome in plain.items():
-        assert_same(outcome, driver.outcomes[stream])
+    assert_all_same(plain, driver.outcomes)
     counters = engine.metrics()
     # forced are characters, of which some can be told by several tokens
     assert (
