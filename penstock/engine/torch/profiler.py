@@ -15,7 +15,8 @@ class TorchProfiler:
         self._profile: profile | None = None
 
     def start(self) -> None:
-        self._profile = profile(activities=self._activities)
+        # there is one cycle of events; PyTorch 2.11 warns that it forgets those of cycles before
+        self._profile = profile(activities=self._activities, acc_events=True)
         self._profile.start()
 
     def stop(self, stem: str) -> str:

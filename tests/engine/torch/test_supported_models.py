@@ -32,6 +32,7 @@ def prompts() -> list[list[int]]:
 @pytest.mark.parametrize("kind", sorted(SUPPORTED))
 def test_tokens_and_logprobs_equal_those_of_transformers(kind: str, tmp_path: Path) -> None:
     model = make_model(kind, tmp_path)
+    model.set_attn_implementation("eager")  # transformers' faster ones lack soft caps in some versions
     engine = make_engine(tmp_path, max_num_batched_tokens=64)
     requests = [
         submit(stream, prompt, max_tokens=TOKENS, logprobs=5) for stream, prompt in enumerate(prompts())
@@ -82,6 +83,8 @@ def test_what_is_no_supported_architecture_is_refused(tmp_path: Path, text: str,
 
 WITHOUT_LENGTH = {"bloom", "cpmant", "falcon_mamba", "mamba", "mamba2", "recurrent_gemma", "xlnet", "xlstm"}
 """model_types of transformers whose positions have no maximum."""
+ASSISTANTS = {"gemma4_assistant", "gemma4_unified_assistant"}
+"""model_types of drafts, which have the length of the model that they draft for."""
 
 
 def test_the_length_of_every_family_is_read(tmp_path: Path) -> None:
@@ -101,7 +104,7 @@ def test_every_causal_model_of_transformers_states_its_length_under_a_known_name
         read += 1
         if length_field(config.get_text_config(decoder=True).to_dict()) is None:
             unknown.add(config.model_type)
-    assert unknown <= WITHOUT_LENGTH
+    assert unknown <= WITHOUT_LENGTH | ASSISTANTS
     assert read > 100
 
 
