@@ -41,6 +41,8 @@ class BlockTables:
         """int32[slots, blocks per slot]"""
         self.block_counts = np.zeros(slots, np.int32)
         """Blocks in each slot's row."""
+        self.emptied = np.zeros(slots, np.int64)
+        """How often each slot's row has been emptied; until then it only grows."""
         self.idle = 0
         """Blocks that only the prefix cache has."""
         self.evict: Callable[[int], None] = _nothing_idle
@@ -108,6 +110,7 @@ class BlockTables:
         blocks = row.copy()
         row[:] = NULL_BLOCK
         self.block_counts[slot] = 0
+        self.emptied[slot] += 1
         return blocks
 
     def free(self, blocks: I32) -> None:

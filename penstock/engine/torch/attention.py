@@ -1,34 +1,64 @@
 """Paged attention: writes keys and values to the KV cache, and attends over it. CPU and fallback in PyTorch.
 
 It implements the attention interface of transformers' model definitions. Keys and values of all of a step's
-tokens are written to the cache, then each part of the step's layout attends to its streams' histories.
+tokens are written to the cache, then they attend to their streams' histories: by a kernel that reads the
+cache in place, or part by part of the step's layout, over copies of the histories.
 """
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from penstock.engine.schedule.batch import Batch
+from penstock.engine.schedule.block_tables import BlockTables
 from penstock.engine.torch.attention_metadata import (
     AttentionMetadata,
     AttentionPart,
     CacheGeometry,
-    DecodeMetadata,
+    build_attention_metadata,
 )
 from penstock.engine.torch.batch_invariance import Product, attention_product
 from penstock.engine.torch.bloom import alibi_slopes
+from penstock.engine.torch.cuda.paged_layout import DeviceTables, PagedLayout
 from penstock.engine.torch.memory import zeros
 from penstock.engine.torch.model_loader import ModelShape
+from penstock.engine.torch.transfer import to_device
 
-Kernel = Callable[
-    [Tensor, Tensor, Tensor, DecodeMetadata, float, int | None, float | None, Tensor | None], Tensor
-]
-"""Query, keys, values, metadata, scaling, window, softcap and slopes, as :func:`_attend` takes them."""
+Layout = AttentionMetadata | PagedLayout
+
+
+@dataclass(slots=True, frozen=True)
+class Kernel:
+    """Attention that reads the cache in place."""
+
+    attend: Callable[
+        [
+            Tensor,
+            Tensor,
+            Tensor,
+            Tensor,
+            Tensor,
+            PagedLayout,
+            float,
+            int | None,
+            float | None,
+            Tensor | None,
+        ],
+        Tensor,
+    ]
+    """:func:`penstock.engine.torch.cuda.kernels.paged_attention`."""
+    tokens_per_tile: Callable[[int, int, torch.dtype], int]
+    """From query heads per KV head, head size and dtype: tokens of a prompt that are computed together."""
+
 
 CPU_GATHERED = 1 << 20
 """Elements of keys gathered at once: 4 MB in float32, which fit a core's share of the CPU cache."""
@@ -59,25 +89,41 @@ class PagedAttention:
         dtype: torch.dtype,
         device: torch.device,
         kernel: Kernel | None = None,
+        tables: DeviceTables | None = None,
         batch_invariant: bool = False,
     ) -> None:
-        """``kernel`` computes decodes and drafts; None: their keys are gathered, like those of prefills.
+        """``kernel`` reads histories by ``tables``; None: they are gathered.
         ``batch_invariant``: what a token gets has the same bits in any part. Raises ConfigError if this
         machine does not allow that."""
         size = (blocks, shape.kv_heads, block_size, shape.head_size)
         self.keys = [zeros(size, dtype, device) for _ in range(shape.layers)]
         self.values = [zeros(size, dtype, device) for _ in range(shape.layers)]
         gathered = CPU_GATHERED if device.type == "cpu" else DEVICE_GATHERED
+        self.geometry = CacheGeometry(shape.kv_heads, shape.head_size, gathered)
+        self.tables = tables
         self._kernel = kernel
-        self.geometry = CacheGeometry(shape.kv_heads, shape.head_size, gathered, in_place=kernel is not None)
+        group = shape.heads // shape.kv_heads
+        self._tile = kernel.tokens_per_tile(group, shape.head_size, dtype) if kernel is not None else 0
         self._slopes = _slopes(shape, device) if shape.alibi else None
         self._product: Product | None = None
         if batch_invariant:
-            self._product = attention_product(_attend_alone, shape.heads // shape.kv_heads, shape.head_size)
-        self.layout: AttentionMetadata | None = None
+            self._product = attention_product(_attend_alone, group, shape.head_size)
+        self.layout: Layout | None = None
         """Set before each forward pass."""
         self.bounds_rows = False
         """Set before each forward pass: whether some rows may overflow (:func:`_bounded`)."""
+
+    def layout_of(
+        self, batch: Batch, blocks: BlockTables, positions: NDArray[np.int64], device: torch.device
+    ) -> tuple[Tensor, Layout]:
+        """int64[T]: ``positions`` on the device; and the layout of a batch whose parts have blocks for all
+        their tokens."""
+        if self.tables is None:
+            layout = build_attention_metadata(batch, blocks, positions, self.geometry, device)
+            return to_device(positions, device), layout
+        both = np.stack((positions, np.repeat(batch.slots, batch.count)))
+        places, owners = to_device(both, device).unbind()
+        return places, self.tables.layout(batch, owners, places, blocks, self._tile)
 
     def __call__(
         self,
@@ -93,39 +139,26 @@ class PagedAttention:
         **ignored: Any,
     ) -> tuple[Tensor, None]:
         """query [1, H, T, D]; key and value [1, KV heads, T, D]. Returns [1, T, H, D]."""
-        layout = self.layout
-        assert layout is not None
         if self.bounds_rows:
             key, value = _bounded(key), _bounded(value)
-        tokens = len(layout.writes) // key.shape[1]  # others pad the step
-        padding = query.shape[2] - tokens
-        query, key, value = query[:, :, :tokens], key[:, :, :tokens], value[:, :, :tokens]
         layer = int(module.layer_idx)  # type: ignore[arg-type]
         keys, values = self.keys[layer], self.values[layer]
         size = query.shape[-1]
-        keys.view(-1, size).index_copy_(0, layout.writes, key[0].transpose(0, 1).reshape(-1, size))
-        values.view(-1, size).index_copy_(0, layout.writes, value[0].transpose(0, 1).reshape(-1, size))
-        flat = query[0].transpose(0, 1)  # [T, H, D]
         scaling = size**-0.5 if scaling is None else float(scaling)
-        output = torch.empty_like(flat, memory_format=torch.contiguous_format)
-        if layout.decodes is not None:
+        flat, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
+        options = (scaling, sliding_window, softcap, self._slopes)
+        if isinstance(self.layout, PagedLayout):
             assert self._kernel is not None
-            first = flat[: len(layout.decodes.length)]
-            output[: len(first)] = self._kernel(
-                first, keys, values, layout.decodes, scaling, sliding_window, softcap, self._slopes
-            )
+            return self._kernel.attend(flat, key, value, keys, values, self.layout, *options)[None], None
+        layout = self.layout
+        assert layout is not None
+        tokens = len(layout.writes) // key.shape[1]  # others pad the step
+        padding, flat = len(flat) - tokens, flat[:tokens]
+        keys.view(-1, size).index_copy_(0, layout.writes, key[:tokens].reshape(-1, size))
+        values.view(-1, size).index_copy_(0, layout.writes, value[:tokens].reshape(-1, size))
+        output = torch.empty_like(flat, memory_format=torch.contiguous_format)
         for part in layout.parts:
-            attended = _attend(
-                flat[part.tokens],
-                keys,
-                values,
-                part,
-                scaling,
-                sliding_window,
-                softcap,
-                self._slopes,
-                self._product,
-            )
+            attended = _attend(flat[part.tokens], keys, values, part, *options, self._product)
             if part.real is None:
                 output[part.tokens] = attended
             else:
@@ -135,12 +168,12 @@ class PagedAttention:
 
 
 def find_kernel(device: torch.device) -> Kernel | None:
-    """The Triton decode kernel if the device is CUDA and Triton is installed (PyTorch for CUDA has it)."""
+    """The Triton kernels if the device is CUDA and Triton is installed (PyTorch for CUDA has it)."""
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return None
-    from penstock.engine.torch.cuda.kernels import paged_decode
+    from penstock.engine.torch.cuda.kernels import paged_attention, tokens_per_tile
 
-    return paged_decode
+    return Kernel(paged_attention, tokens_per_tile)
 
 
 def _bounded(values: Tensor) -> Tensor:
@@ -187,7 +220,7 @@ def _attend(
     if window is not None:
         hidden |= distance >= window
     # query heads that share a KV head become neighbours: [n, KV heads, G, C, D]
-    grouped = query.view(streams, width, kv_heads, group, size).permute(0, 2, 3, 1, 4)
+    grouped = query.reshape(streams, width, kv_heads, group, size).permute(0, 2, 3, 1, 4)
     by_hand = product is not None or width <= BY_HAND or softcap is not None or slopes is not None
     if by_hand or _is_emulated(query):
         bias = None if slopes is None else -slopes[None, :, :, None, None] * distance
@@ -268,7 +301,7 @@ def _by_hand(
         scores = scores + bias
     scores.masked_fill_(hidden, -torch.inf)
     weights = torch.softmax(scores, -1, dtype=torch.float32).to(value.dtype)
-    return product(weights.view(streams * kv_heads, group * width, -1), value).reshape(query.shape)
+    return product(weights.reshape(streams * kv_heads, group * width, -1), value).reshape(query.shape)
 
 
 def _is_emulated(values: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Attention metadata of a step: cache addresses of its tokens and histories, built once, used by every layer.
+"""Attention metadata of a step whose histories are gathered: cache addresses, which every layer uses.
 
 A step's tokens are one flat sequence [T]: first single tokens (decodes), then decodes with drafts, then
 chunks of prompts. They are computed in parts: streams of similar length, padded to the longest of them, so
@@ -19,7 +19,6 @@ from torch import Tensor
 from penstock.engine.schedule.batch import Batch
 from penstock.engine.schedule.block_tables import NULL_BLOCK, BlockTables
 from penstock.engine.torch.transfer import to_device
-from penstock.wire.arrays import I32
 
 PADDING = 1.25
 """A part ends where the next stream is longer than its shortest one times this factor plus PADDING_SLACK."""
@@ -38,14 +37,12 @@ Ints = NDArray[np.int64]
 
 @dataclass(slots=True, frozen=True)
 class CacheGeometry:
-    """The shape of a layer's cache, and how it is read."""
+    """The shape of a layer's cache, and how much of it is gathered."""
 
     kv_heads: int
     head_size: int
     gathered: int
     """Maximum elements of keys that one part gathers, unless a single stream has more."""
-    in_place: bool = False
-    """Whether a kernel reads the histories of decodes and drafts from the cache without gathering them."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -71,35 +68,16 @@ class AttentionMetadata:
     writes: Tensor
     """int64[T * KV heads]: row of each token's key and value, head by head, in a cache of rows."""
     parts: list[AttentionPart]
-    decodes: DecodeMetadata | None = None
-    """Single tokens and drafts, if a kernel computes them; otherwise they are in ``parts``."""
-
-
-@dataclass(slots=True, frozen=True)
-class DecodeMetadata:
-    """The first N tokens of the flat batch, for a kernel that reads the cache in place.
-
-    A draft is a row of its own: the keys of the tokens before it are in the cache when attention begins.
-    """
-
-    table: Tensor
-    """int32[N, W]: blocks of each token's history; those behind its length are not read."""
-    length: Tensor
-    """int64[N]: length of each token's history, its own included."""
 
 
 def build_attention_metadata(
-    batch: Batch, blocks: BlockTables, geometry: CacheGeometry, device: torch.device
+    batch: Batch, blocks: BlockTables, positions: Ints, geometry: CacheGeometry, device: torch.device
 ) -> AttentionMetadata:
-    """The metadata of a batch whose parts have blocks for all their tokens."""
-    owners, positions = np.repeat(batch.slots, batch.count), token_positions(batch)
-    writes = _to(cache_writes(blocks, geometry, owners, positions), device)
+    """The metadata of a batch whose parts have blocks for all their tokens. ``positions`` int64[T]: of
+    :func:`token_positions`."""
+    owners = np.repeat(batch.slots, batch.count)
+    writes = _to(_cache_writes(blocks, geometry, owners, positions), device)
     maker = _PartMaker(batch, blocks, geometry, device)
-    decoded = int(batch.count[: batch.decodes].sum())
-    if geometry.in_place and decoded:
-        table, length = decode_rows(blocks, owners[:decoded], positions[:decoded])
-        decodes = DecodeMetadata(to_device(table, device), to_device(length, device))
-        return AttentionMetadata(writes, [*maker.prefills()], decodes)
     if _is_one_kind(batch):
         return AttentionMetadata(writes, [*maker.drafts(0), *maker.prefills()])
     parts = [*maker.decodes(), *maker.drafts(batch.singles), *maker.prefills()]
@@ -124,7 +102,7 @@ def dummy_attention_metadata(
     return AttentionMetadata(_to(first * block_size, device), [part])
 
 
-def cache_writes(
+def _cache_writes(
     blocks: BlockTables, geometry: CacheGeometry, owners: NDArray[np.intp], positions: Ints
 ) -> Ints:
     """int64[T * KV heads]: where the keys and values of tokens go, for ``AttentionMetadata.writes``.
@@ -135,12 +113,6 @@ def cache_writes(
     heads = np.arange(geometry.kv_heads)
     writes = (block[:, None] * geometry.kv_heads + heads) * blocks.block_size + offset[:, None]
     return writes.reshape(-1)
-
-
-def decode_rows(blocks: BlockTables, owners: NDArray[np.intp], positions: Ints) -> tuple[I32, Ints]:
-    """int32[N, W] and int64[N]: blocks and length of each token's history, for ``DecodeMetadata``."""
-    length = positions + 1
-    return blocks.table[owners, : blocks.blocks_for(int(length.max()))], length
 
 
 def token_positions(batch: Batch) -> Ints:

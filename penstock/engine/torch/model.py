@@ -14,16 +14,12 @@ from torch.nn.functional import pad
 from penstock.config.serve import ServeConfig
 from penstock.engine.schedule.batch import Batch
 from penstock.engine.schedule.block_tables import BlockTables
-from penstock.engine.torch.attention import PagedAttention, find_kernel
-from penstock.engine.torch.attention_metadata import (
-    AttentionMetadata,
-    build_attention_metadata,
-    dummy_attention_metadata,
-    token_positions,
-)
+from penstock.engine.torch.attention import Layout, PagedAttention, find_kernel
+from penstock.engine.torch.attention_metadata import dummy_attention_metadata, token_positions
 from penstock.engine.torch.batch_invariance import head_rows, make_invariant, refuse_device
 from penstock.engine.torch.bloom import replace_attention
 from penstock.engine.torch.cuda.decode_graphs import DecodeGraphs, find_capture, record_graphs
+from penstock.engine.torch.cuda.paged_layout import FILLING, DeviceTables
 from penstock.engine.torch.expert_parallel import ExpertParallel
 from penstock.engine.torch.lm_head import LMHead
 from penstock.engine.torch.lora.lora_layers import LoraLayers
@@ -110,27 +106,41 @@ class PagedModel:
         includes the null block. ``record``: record decode steps as CUDA graphs where that is possible."""
         self._cache_size = blocks, block_size
         self._graphs = None  # they refer to the cache before
+        longest = self._config.max_model_len or self._shape.max_positions
+        kernel, tables = find_kernel(self._device), None
+        if kernel is not None:
+            tables = DeviceTables(self._config.max_num_seqs, -(-longest // block_size), self._device)
         self._attention = PagedAttention(
             self._shape,
             blocks,
             block_size,
             dtype=self._dtype,
             device=self._device,
-            kernel=find_kernel(self._device),
+            kernel=kernel,
+            tables=tables,
             batch_invariant=self._config.batch_invariant,
         )
+        if not record or tables is None:
+            return
+        self._warm_up(tables, longest)
         # ranks that split experts exchange within a forward pass as many tokens as each has
-        recorded = record and self._experts is None and not self._config.enforce_eager
-        capture = find_capture(self._device) if recorded else None
-        self._graphs = record_graphs(
-            self._forward,
-            capture,
-            self._attention.geometry,
-            max_num_seqs=self._config.max_num_seqs,
-            max_model_len=self._config.max_model_len or self._shape.max_positions,
-            block_size=block_size,
-            device=self._device,
-        )
+        if self._experts is None and not self._config.enforce_eager:
+            self._graphs = record_graphs(
+                self._forward,
+                find_capture(self._device),
+                tables,
+                max_num_seqs=self._config.max_num_seqs,
+                longest=longest,
+                device=self._device,
+            )
+
+    @torch.inference_mode()
+    def _warm_up(self, tables: DeviceTables, longest: int) -> None:
+        """Compile the kernels: those for few tokens, whose histories are shared by programs, and for many."""
+        for count in (1, FILLING + 1):
+            layout = tables.null_layout(count, count, longest)
+            zeros = torch.zeros_like(layout.positions)
+            self.hidden(zeros, zeros, layout, zeros[:1])
 
     # -- sleep
 
@@ -195,16 +205,17 @@ class PagedModel:
         """
         positions = token_positions(batch)
         at = to_device(rows, self._device)
+        attention = self.attention
         if self._graphs is not None and lora is None and self._graphs.takes(batch):
             return self._graphs.run(tokens, batch.slots, positions, blocks).index_select(0, at)
-        layout = build_attention_metadata(batch, blocks, self.attention.geometry, self._device)
-        return self.hidden(tokens, to_device(positions, self._device), layout, at, lora)
+        places, layout = attention.layout_of(batch, blocks, positions, self._device)
+        return self.hidden(tokens, places, layout, at, lora)
 
     def hidden(
         self,
         tokens: Tensor,
         positions: Tensor,
-        layout: AttentionMetadata,
+        layout: Layout,
         rows: Tensor,
         lora: LoraPlan | None = None,
     ) -> Tensor:
@@ -222,7 +233,7 @@ class PagedModel:
         return hidden
 
     def _forward(
-        self, tokens: Tensor, positions: Tensor, layout: AttentionMetadata, lora: LoraPlan | None = None
+        self, tokens: Tensor, positions: Tensor, layout: Layout, lora: LoraPlan | None = None
     ) -> Tensor:
         """[T, H]: the last hidden states of all tokens."""
         self.attention.layout = layout
@@ -237,7 +248,11 @@ class PagedModel:
     def dummy_run(self) -> None:
         """A forward pass for the other ranks' tokens, with one unused token of this rank."""
         attention = self.attention
-        layout = dummy_attention_metadata(attention.keys[0].shape[2], attention.geometry, self._device)
+        if attention.tables is not None:
+            layout: Layout = attention.tables.null_layout(1, 0, 1)
+        else:
+            block_size = attention.keys[0].shape[2]
+            layout = dummy_attention_metadata(block_size, attention.geometry, self._device)
         zero = torch.zeros(1, dtype=torch.int64, device=self._device)
         self.hidden(zero, zero, layout, zero)
 

@@ -111,7 +111,7 @@ class Study:
         hidden = self.model.hidden(
             self.history[torch.from_numpy(np.repeat(slots, width)), torch.from_numpy(positions)],
             torch.from_numpy(positions),
-            build_attention_metadata(batch, self.blocks, lane.cache.geometry, CPU),
+            build_attention_metadata(batch, self.blocks, positions, lane.cache.geometry, CPU),
             torch.arange(len(positions)),
         )
         rows = self.model.head.rows

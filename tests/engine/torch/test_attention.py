@@ -18,13 +18,15 @@ from penstock.engine.torch import attention as attention_module
 from penstock.engine.torch.attention import Kernel, PagedAttention
 from penstock.engine.torch.attention_metadata import (
     TILE,
+    AttentionMetadata,
     CacheGeometry,
-    DecodeMetadata,
     build_attention_metadata,
     token_positions,
 )
 from penstock.engine.torch.bloom import alibi_slopes
+from penstock.engine.torch.cuda.paged_layout import DeviceTables
 from penstock.engine.torch.model_loader import ModelShape
+from tests.engine.torch.plain_kernel import KERNEL
 
 CPU = torch.device("cpu")
 HEADS, KV_HEADS, SIZE = 4, 2, 8
@@ -74,6 +76,11 @@ def make_blocks(batch: Batch, block_size: int) -> BlockTables:
     return blocks
 
 
+def metadata(batch: Batch, blocks: BlockTables, gathered: int = 1 << 20) -> AttentionMetadata:
+    geometry = CacheGeometry(KV_HEADS, SIZE, gathered)
+    return build_attention_metadata(batch, blocks, token_positions(batch), geometry, CPU)
+
+
 parts_of_batches = st.lists(
     st.tuples(st.integers(0, 300), st.sampled_from([1, 1, 1, 2, 7, 33, TILE, TILE + 1, 390])),
     min_size=1,
@@ -88,7 +95,7 @@ def test_every_token_is_in_one_part_which_holds_its_history(
 ) -> None:
     batch = make_batch(parts, drafts)
     blocks = make_blocks(batch, block_size)
-    layout = build_attention_metadata(batch, blocks, CacheGeometry(KV_HEADS, SIZE, gathered), CPU)
+    layout = metadata(batch, blocks, gathered)
     slot = np.repeat(batch.slots, batch.count)
     position = token_positions(batch)
     seen: list[int] = []
@@ -111,9 +118,7 @@ def test_every_token_is_in_one_part_which_holds_its_history(
 
 def test_decodes_of_like_length_are_one_part() -> None:
     batch = make_batch([(500 + slot, 1) for slot in range(SLOTS)])
-    layout = build_attention_metadata(
-        batch, make_blocks(batch, 16), CacheGeometry(KV_HEADS, SIZE, 1 << 20), CPU
-    )
+    layout = metadata(batch, make_blocks(batch, 16))
     assert len(layout.parts) == 1
 
 
@@ -121,54 +126,28 @@ def test_drafts_of_like_width_are_one_part_without_prompt_chunks() -> None:
     """Streams of unlike length are apart, and 2 to 5 tokens from 6 to 9."""
     parts = [(500, 2), (510, 5), (505, 4), (520, 6), (515, 9), (40, 3), (30, 5), (41, 4)]
     batch = make_batch(parts, drafts=7)
-    layout = build_attention_metadata(
-        batch, make_blocks(batch, 16), CacheGeometry(KV_HEADS, SIZE, 1 << 20), CPU
-    )
+    layout = metadata(batch, make_blocks(batch, 16))
     widths = sorted(tuple(part.own.shape) for part in layout.parts)
     assert widths == [(1, 4), (2, 5), (2, 9), (3, 5)]
 
 
-@pytest.mark.parametrize("block_size", [7, 16])
-def test_each_token_of_a_draft_is_a_row_of_the_kernel(block_size: int) -> None:
-    batch = make_batch([(20, 1), (40, 3), (0, 5), (9, 1), (3, 2)], drafts=2)
-    blocks = make_blocks(batch, block_size)
-    geometry = CacheGeometry(KV_HEADS, SIZE, 1 << 20, in_place=True)
-    layout = build_attention_metadata(batch, blocks, geometry, CPU)
-    assert layout.decodes is not None
-    assert layout.decodes.length.tolist() == [10, 21, 1, 2, 3, 4, 5, 41, 42, 43]
-    slots = [3, 0, 2, 2, 2, 2, 2, 1, 1, 1]
-    needed = blocks.blocks_for(43)
-    assert layout.decodes.table.tolist() == blocks.table[slots, :needed].tolist()
-    assert [part.own.tolist() for part in layout.parts] == [[[3, 4]]]
+def make_attention(
+    shape: ModelShape, blocks: BlockTables, kernel: Kernel | None, dtype: torch.dtype = torch.float32
+) -> PagedAttention:
+    tables = None if kernel is None else DeviceTables(SLOTS, blocks.table.shape[1], CPU)
+    return PagedAttention(
+        shape,
+        blocks.blocks + 1,
+        blocks.block_size,
+        dtype=dtype,
+        device=CPU,
+        kernel=kernel,
+        tables=tables,
+    )
 
 
-def decoded(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    decodes: DecodeMetadata,
-    scaling: float,
-    window: int | None,
-    softcap: float | None,
-    slopes: torch.Tensor | None,
-) -> torch.Tensor:
-    """What a kernel has to compute, a token at a time."""
-    rows = []
-    for single, table, length in zip(query, decodes.table, decodes.length.tolist(), strict=True):
-        known, given = (
-            cache[table].transpose(1, 2).flatten(0, 1)[:length].repeat_interleave(HEADS // KV_HEADS, 1)
-            for cache in (keys, values)
-        )
-        scores = torch.einsum("hd,lhd->hl", single, known) * scaling
-        if softcap is not None:
-            scores = torch.tanh(scores / softcap) * softcap
-        distance = torch.arange(length - 1, -1, -1)
-        if slopes is not None:
-            scores -= slopes.view(-1, 1) * distance
-        if window is not None:
-            scores = scores.masked_fill(distance >= window, -torch.inf)
-        rows.append(torch.einsum("hl,lhd->hd", torch.softmax(scores, -1), given))
-    return torch.stack(rows)
+def describe(attention: PagedAttention, batch: Batch, blocks: BlockTables) -> None:
+    _, attention.layout = attention.layout_of(batch, blocks, token_positions(batch), CPU)
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -183,7 +162,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("block_size", [7, 16])
-@pytest.mark.parametrize("kernel", [None, decoded], ids=["gathered", "in-place"])
+@pytest.mark.parametrize("kernel", [None, KERNEL], ids=["gathered", "in-place"])
 def test_each_token_attends_to_its_own_history(
     options: dict[str, Any], block_size: int, kernel: Kernel | None
 ) -> None:
@@ -195,9 +174,7 @@ def test_each_token_attends_to_its_own_history(
     last = make_batch(second)
     blocks = make_blocks(last, block_size)
     shape = dataclasses.replace(SHAPE, alibi="slopes" in options)
-    attention = PagedAttention(
-        shape, blocks.blocks + 1, block_size, dtype=torch.float32, device=CPU, kernel=kernel
-    )
+    attention = make_attention(shape, blocks, kernel)
     given = {name: value for name, value in options.items() if name != "slopes"}
     history = {slot: torch.zeros(2, 0, KV_HEADS, SIZE) for slot in range(SLOTS)}
     for parts, drafts in ((first, 0), (second, 4)):
@@ -205,7 +182,7 @@ def test_each_token_attends_to_its_own_history(
         query, key, value = (
             torch.randn(1, heads, int(batch.count.sum()), SIZE) for heads in (HEADS, KV_HEADS, KV_HEADS)
         )
-        attention.layout = build_attention_metadata(batch, blocks, attention.geometry, CPU)
+        describe(attention, batch, blocks)
         module: Any = SimpleNamespace(layer_idx=0)
         output, _ = attention(module, query, key, value, None, **given)
         entries = torch.stack([key[0], value[0]]).transpose(1, 2)
@@ -224,7 +201,7 @@ def test_few_scores_at_a_time_change_nothing(
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("kernel", [None, decoded], ids=["gathered", "in-place"])
+@pytest.mark.parametrize("kernel", [None, KERNEL], ids=["gathered", "in-place"])
 def test_a_draft_is_computed_like_its_tokens_one_by_one(
     options: dict[str, Any], kernel: Kernel | None
 ) -> None:
@@ -234,16 +211,13 @@ def test_a_draft_is_computed_like_its_tokens_one_by_one(
     blocks = make_blocks(whole, 16)
     given = {name: value for name, value in options.items() if name != "slopes"}
     shape = dataclasses.replace(SHAPE, alibi="slopes" in options)
-    together, alone = (
-        PagedAttention(shape, blocks.blocks + 1, 16, dtype=torch.float32, device=CPU, kernel=kernel)
-        for _ in range(2)
-    )
+    together, alone = (make_attention(shape, blocks, kernel) for _ in range(2))
     together.keys[0][1:] = torch.randn_like(together.keys[0][1:])
     together.values[0][1:] = torch.randn_like(together.values[0][1:])
     alone.keys[0][:], alone.values[0][:] = together.keys[0], together.values[0]
     query, key, value = (torch.randn(1, heads, int(sum(counts)), SIZE) for heads in (HEADS, 2, 2))
     module: Any = SimpleNamespace(layer_idx=0)
-    together.layout = build_attention_metadata(whole, blocks, together.geometry, CPU)
+    describe(together, whole, blocks)
     output, _ = together(module, query, key, value, None, **given)
     first = np.cumsum(whole.count) - whole.count
     for turn in range(max(counts)):
@@ -259,7 +233,7 @@ def test_a_draft_is_computed_like_its_tokens_one_by_one(
         order = np.argsort(single.start, kind="stable")
         single = dataclasses.replace(single, slots=single.slots[order], start=single.start[order])
         rows = torch.from_numpy((first[stays] + turn)[order])
-        alone.layout = build_attention_metadata(single, blocks, alone.geometry, CPU)
+        describe(alone, single, blocks)
         expected, _ = alone(module, query[:, :, rows], key[:, :, rows], value[:, :, rows], None, **given)
         torch.testing.assert_close(output[:, rows], expected, rtol=1e-5, atol=1e-6)
     for cache, other in ((together.keys, alone.keys), (together.values, alone.values)):
@@ -295,12 +269,12 @@ def test_half_precision_rounds_like_eager_attention(dtype: torch.dtype, softcap:
     starts, counts = [0, 90, 150, 0], [70, 1, 5, TILE + 40]
     batch = make_batch(list(zip(starts, counts, strict=True)), drafts=0)
     blocks = make_blocks(batch, 16)
-    attention = PagedAttention(SHAPE, blocks.blocks + 1, 16, dtype=dtype, device=CPU)
+    attention = make_attention(SHAPE, blocks, None, dtype)
     attention.keys[0][1:] = torch.randn_like(attention.keys[0][1:]) * 3
     attention.values[0][1:] = torch.randn_like(attention.values[0][1:])
     tokens = int(sum(counts))
     query, key, value = (torch.randn(1, heads, tokens, SIZE).to(dtype) * 2 for heads in (HEADS, 2, 2))
-    attention.layout = build_attention_metadata(batch, blocks, attention.geometry, CPU)
+    describe(attention, batch, blocks)
     module: Any = SimpleNamespace(layer_idx=0)
     output, _ = attention(module, query, key, value, None, scaling=0.3, softcap=softcap)
     differing = 0

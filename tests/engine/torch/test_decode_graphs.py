@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,13 @@ from penstock.config.serve import ServeConfig
 from penstock.engine.schedule.batch import Batch
 from penstock.engine.schedule.block_tables import NULL_BLOCK, BlockTables
 from penstock.engine.torch import model as model_module
-from penstock.engine.torch.attention_metadata import CacheGeometry, DecodeMetadata
+from penstock.engine.torch.cuda import decode_graphs
 from penstock.engine.torch.cuda.decode_graphs import DecodeBuffers, padded_sizes
+from penstock.engine.torch.cuda.paged_layout import DeviceTables
 from penstock.engine.torch.model import PagedModel
 from penstock.engine.torch.model_loader import read_shape
 from tests.engine.torch.harness import VOCAB, make_engine, make_model, run_all, submit
+from tests.engine.torch.plain_kernel import KERNEL
 
 CPU = torch.device("cpu")
 SLOTS, BLOCK_SIZE, LENGTH = 20, 8, 64
@@ -76,38 +79,11 @@ class Recordings:
         return replay
 
 
-def masked_decode(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    decodes: DecodeMetadata,
-    scaling: float,
-    window: int | None,
-    softcap: float | None,
-    slopes: torch.Tensor | None,
-) -> torch.Tensor:
-    """What a kernel computes, over all blocks of the table; blocks behind a row's length are masked."""
-    heads, kv_heads = query.shape[1], keys.shape[1]
-    known, given = (
-        cache[decodes.table].transpose(1, 2).flatten(2, 3).repeat_interleave(heads // kv_heads, 1)
-        for cache in (keys, values)
-    )
-    scores = torch.einsum("nhd,nhld->nhl", query, known) * scaling
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    distance = decodes.length[:, None] - 1 - torch.arange(known.shape[2])
-    if slopes is not None:
-        scores = scores - slopes.view(1, heads, 1) * distance[:, None]
-    hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
-    weights = torch.softmax(scores.masked_fill(hidden[:, None], -torch.inf), -1)
-    return torch.einsum("nhl,nhld->nhd", weights, given)
-
-
 @pytest.fixture
 def recordings(monkeypatch: pytest.MonkeyPatch) -> Recordings:
     """Models record their decodes, as on a CUDA device."""
     made = Recordings()
-    monkeypatch.setattr(model_module, "find_kernel", lambda device: masked_decode)
+    monkeypatch.setattr(model_module, "find_kernel", lambda device: KERNEL)
     monkeypatch.setattr(model_module, "find_capture", lambda device: made)
     return made
 
@@ -174,15 +150,15 @@ def test_an_eager_engine_records_nothing(tmp_path: Path, recordings: Recordings)
     make_model("llama", tmp_path)
     model = load(tmp_path, enforce_eager=True)
     assert recordings.recorded == 0
-    assert model.attention.geometry.in_place
+    assert model.attention.tables is not None
 
 
 @torch.inference_mode()
-def test_chunks_drafts_and_large_batches_take_the_usual_path(tmp_path: Path, recordings: Recordings) -> None:
+def test_chunks_and_drafts_take_the_usual_path(tmp_path: Path, recordings: Recordings) -> None:
     make_model("llama", tmp_path)
     model = load(tmp_path)
-    blocks = BlockTables(SLOTS + 1, 199, BLOCK_SIZE, LENGTH)
-    for count, drafts in (([1, 3], 0), ([1, 3], 1), ([1] * (SLOTS + 1), 0)):
+    blocks = BlockTables(SLOTS, 199, BLOCK_SIZE, LENGTH)
+    for count, drafts in (([1, 3], 0), ([1, 3], 1)):
         slots = np.arange(len(count), dtype=np.intp)
         batch = Batch(
             slots=slots,
@@ -196,6 +172,21 @@ def test_chunks_drafts_and_large_batches_take_the_usual_path(tmp_path: Path, rec
         blocks.allocate(slots, blocks.missing(slots, batch.start + batch.count))
         model.run(batch, torch.zeros(sum(count), dtype=torch.int64), blocks, slots[:1])
     assert recordings.replayed == 0
+
+
+@torch.inference_mode()
+def test_larger_batches_than_the_largest_size_take_the_usual_path(
+    tmp_path: Path, recordings: Recordings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode_graphs, "MAX_SIZE", 8)
+    make_model("llama", tmp_path)
+    model = load(tmp_path)
+    blocks = BlockTables(SLOTS, 199, BLOCK_SIZE, LENGTH)
+    random = np.random.default_rng(0)
+    for count, replayed in ((9, 0), (8, 1)):
+        batch = decodes(blocks, random, count)
+        model.run(batch, torch.zeros(count, dtype=torch.int64), blocks, np.arange(count))
+        assert recordings.replayed == replayed
 
 
 def test_streams_get_the_same_tokens(tmp_path: Path, recordings: Recordings) -> None:
@@ -231,11 +222,11 @@ def test_streams_get_the_same_tokens(tmp_path: Path, recordings: Recordings) -> 
 def test_a_model_that_cannot_be_recorded_is_served_without(
     tmp_path: Path, recordings: Recordings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def reads_lengths(query: torch.Tensor, *arguments: Any) -> torch.Tensor:
-        assert int(arguments[2].length.max()) > 0
-        return masked_decode(query, *arguments)
+    def reads_positions(*arguments: Any) -> torch.Tensor:
+        assert int(arguments[5].positions.max()) >= 0
+        return KERNEL.attend(*arguments)
 
-    monkeypatch.setattr(model_module, "find_kernel", lambda device: reads_lengths)
+    monkeypatch.setattr(model_module, "find_kernel", lambda device: replace(KERNEL, attend=reads_positions))
     make_model("llama", tmp_path)
     with caplog.at_level(logging.WARNING):
         model = load(tmp_path)
@@ -267,34 +258,24 @@ def test_sizes(most: int, sizes: list[int]) -> None:
 
 def test_sizes_are_few_and_waste_little() -> None:
     sizes = padded_sizes(100_000)
-    assert len(sizes) <= 51
-    assert sizes[-1] == 512
+    assert len(sizes) <= 67
+    assert sizes[-1] == 1024
     assert all(next_size <= 2 * size for size, next_size in pairwise(sizes))
 
 
-def test_padding_writes_to_the_null_block_and_reads_one_position_of_it() -> None:
-    geometry = CacheGeometry(2, 8, 1 << 20, in_place=True)
-    buffers = DecodeBuffers(4, 4, geometry, CPU)
-    blocks = BlockTables(3, 20, BLOCK_SIZE, 32)
-    slots = np.array([0, 2, 1])
-    blocks.allocate(slots, np.array([4, 4, 4], np.int32))
-    everything = np.array([31, 30, 29])
-    buffers.fill(4, torch.tensor([7, 8, 9]), slots, everything, blocks)
+def test_padding_belongs_to_no_stream() -> None:
+    tables = DeviceTables(3, 4, CPU)
+    buffers = DecodeBuffers(4, tables, 32, CPU)
     tokens, positions, layout = buffers.views(2)
-    buffers.fill(2, torch.tensor([5]), slots[1:2], np.array([9]), blocks)
-    assert layout.decodes is not None
-    assert layout.parts == []
+    buffers.fill(4, torch.tensor([7, 8, 9]), np.array([0, 2, 1]), np.array([31, 30, 29]))
+    buffers.fill(2, torch.tensor([5]), np.array([2]), np.array([9]))
     assert tokens[0] == 5
-    assert positions.tolist() == [9, 0]
-    assert layout.decodes.length.tolist() == [10, 1]
-    assert layout.decodes.table[0, :2].tolist() == blocks.table[2, :2].tolist()
-    assert layout.decodes.table[1, 0] == NULL_BLOCK
-    block = int(blocks.table[2, 1])
-    own = [(block * 2 + head) * BLOCK_SIZE + 1 for head in range(2)]
-    assert layout.writes.tolist() == [*own, 0, BLOCK_SIZE]
+    assert positions.tolist() == layout.positions.tolist() == [9, 0]
+    assert layout.owners.tolist() == [2, tables.null_row]
+    assert (layout.singles, layout.tiles, layout.longest) == (2, None, 32)
 
 
 def test_the_buffers_take_the_memory_that_they_state() -> None:
-    buffers = DecodeBuffers(24, 100, CacheGeometry(8, 128, 1, in_place=True), CPU)
+    buffers = DecodeBuffers(24, DeviceTables(24, 100, CPU), 1600, CPU)
     held = [value for value in vars(buffers).values() if isinstance(value, torch.Tensor)]
-    assert sum(tensor.nbytes for tensor in held) == 24 * (24 + 8 * 8 + 4 * 100)
+    assert sum(tensor.nbytes for tensor in held) == 24 * 24

@@ -1,14 +1,75 @@
-"""The Triton kernel, in Triton's interpreter, against attention written out; needs Triton, but no GPU."""
+"""The Triton kernels, in Triton's interpreter on a CPU, against attention written out."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from penstock.engine.torch.attention_metadata import DecodeMetadata
-from tests.engine.torch.test_attention import HEADS, KV_HEADS, decoded, eager
+from penstock.engine.schedule.block_tables import BlockTables
+from penstock.engine.torch.attention_metadata import token_positions
+from penstock.engine.torch.cuda import paged_layout
+from penstock.engine.torch.cuda.paged_layout import DeviceTables, PagedLayout
+from tests.engine.torch.plain_kernel import paged_attention as plain
+from tests.engine.torch.test_attention import make_batch
 
-pytest.importorskip("triton")
+kernels = pytest.importorskip("penstock.engine.torch.cuda.kernels")
+
+CPU = torch.device("cpu")
+LONGEST = 700
+PARTS = [(0, 1), (33, 1), (139, 1), (290, 1), (3, 5), (60, 2), (0, 40), (128, 70), (16, 16), (600, 33)]
+"""Start and count: decodes, drafts, prompts."""
+
+
+class Step:
+    """A step over a cache with random keys and values, and its layout."""
+
+    def __init__(
+        self,
+        parts: list[tuple[int, int]],
+        heads: int,
+        kv_heads: int,
+        size: int,
+        *,
+        block_size: int = 16,
+        dtype: torch.dtype = torch.float32,
+        scale: float = 1.0,
+    ) -> None:
+        torch.manual_seed(0)
+        batch = make_batch(parts, drafts=2)
+        blocks = BlockTables(len(parts), len(parts) * -(-LONGEST // block_size), block_size, LONGEST)
+        order = np.random.default_rng(0).permutation(len(parts))
+        for position in range(0, LONGEST, block_size):  # blocks are scattered over the cache
+            waits = order[(batch.start + batch.count > position)[np.argsort(batch.slots)][order]]
+            blocks.allocate(waits, np.ones(len(waits), np.int32))
+        tables = DeviceTables(len(parts), blocks.table.shape[1], CPU)
+        positions = torch.from_numpy(token_positions(batch))
+        owners = torch.from_numpy(np.repeat(batch.slots, batch.count))
+        tile = kernels.tokens_per_tile(heads // kv_heads, size, dtype)
+        self.layout = tables.layout(batch, owners, positions, blocks, tile)
+        self.cache = torch.randn(2, blocks.blocks + 1, kv_heads, block_size, size).to(dtype)
+        tokens = len(positions)
+        # as a model gives them: heads before tokens, and keys and values in one product
+        self.query = (torch.randn(heads, tokens, size) * scale).to(dtype).transpose(0, 1)
+        self.key, self.value = torch.randn(tokens, 2, kv_heads, size).to(dtype).unbind(1)
+
+    def run(
+        self,
+        kernel: object,
+        window: int | None = None,
+        softcap: float | None = None,
+        slopes: Tensor | None = None,
+        layout: PagedLayout | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The output, and the cache afterwards."""
+        assert callable(kernel)
+        cache = self.cache.clone()
+        tensors = (self.query, self.key, self.value, *cache)
+        scaling = 0.7 * self.query.shape[-1] ** -0.5
+        return kernel(*tensors, layout or self.layout, scaling, window, softcap, slopes), cache
 
 
 @pytest.mark.parametrize("block_size", [7, 16])
@@ -16,67 +77,142 @@ pytest.importorskip("triton")
     ("window", "softcap", "alibi"),
     [(None, None, False), (20, None, False), (None, 3.0, False), (300, 3.0, True)],
 )
-@pytest.mark.parametrize("size", [8, 24, 64])
-def test_decodes_are_what_they_have_to_be(
-    block_size: int,
+def test_a_step_is_what_it_has_to_be(
+    block_size: int, window: int | None, softcap: float | None, alibi: bool
+) -> None:
+    step = Step(PARTS, 4, 2, 24, block_size=block_size)
+    slopes = torch.rand(2, 2) if alibi else None
+    found, cache = step.run(kernels.paged_attention, window, softcap, slopes)
+    expected, written = step.run(plain, window, softcap, slopes)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert torch.equal(cache, written)
+    assert not torch.equal(cache, step.cache)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "size"),
+    [(1, 1, 8), (2, 2, 64), (7, 1, 16), (48, 1, 16), (71, 1, 8), (6, 2, 80), (4, 2, 128), (2, 1, 256)],
+)
+def test_head_sizes_and_groups(heads: int, kv_heads: int, size: int) -> None:
+    step = Step([(290, 1), (3, 5), (60, 40)], heads, kv_heads, size)
+    found, _ = step.run(kernels.paged_attention)
+    torch.testing.assert_close(found, step.run(plain)[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("filling", [1, 512])
+def test_programs_that_share_a_history_give_what_one_does(
+    filling: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A history of 650 positions is shared by two programs where fewer than FILLING have work."""
+    monkeypatch.setattr(kernels, "FILLING", filling)
+    assert (kernels._splits(1, LONGEST) > 1) == (filling > 1)
+    for parts in ([(650, 1), (1, 1)], [(600, 40), (0, 3)], PARTS):
+        step = Step(parts, 4, 2, 16)
+        found, _ = step.run(kernels.paged_attention, window)
+        torch.testing.assert_close(found, step.run(plain, window)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_more_programs_than_a_history_has_positions() -> None:
+    step = Step([(20, 1), (0, 1)], 4, 2, 16)
+    layout = replace(step.layout, longest=1 << 20)
+    assert kernels._splits(4, layout.longest) == 32
+    found, _ = step.run(kernels.paged_attention, layout=layout)
+    torch.testing.assert_close(found, step.run(plain)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_addresses_beyond_32_bits() -> None:
+    """The last block of a cache of more than 2**31 elements, of which only written pages are in memory."""
+    blocks, kv_heads, block_size, size = (1 << 31) // (16 * 64) + 8, 1, 16, 64
+    keys, values = (
+        torch.from_numpy(np.zeros(blocks * block_size * size, np.float16)).view(blocks, kv_heads, 16, size)
+        for _ in range(2)
+    )
+    table = torch.full((3, 2), blocks - 1, dtype=torch.int32)
+    owners, positions = torch.tensor([1]), torch.tensor([3])
+    layout = PagedLayout(table, owners, positions, 1, None, 4)
+    query, key, value = torch.randn(3, 1, 1, size).half().unbind()
+    found = kernels.paged_attention(query, key, value, keys, values, layout, 0.5, 1, None, None)
+    torch.testing.assert_close(found, value)
+    assert torch.equal(keys[blocks - 1, 0, 3], key[0, 0])
+
+
+def test_the_null_layout_reads_one_position_of_the_null_block() -> None:
+    tables = DeviceTables(3, 4, CPU)
+    tables.table[:3] = 9
+    layout = tables.null_layout(2, 3, 500)
+    cache = torch.zeros(2, 1, 2, 16, 8)
+    query, key, value = torch.randn(5, 4, 8), torch.randn(5, 2, 8), torch.randn(5, 2, 8)
+    found = kernels.paged_attention(query, key, value, *cache, layout, 1.0, None, None, None)
+    assert found.isfinite().all()
+    assert cache[0, 0, :, 0].abs().sum() > 0
+    assert cache[:, 0, :, 1:].abs().sum() == 0
+
+
+@pytest.mark.parametrize("softcap", [None, 3.0])
+def test_half_precision_rounds_scores_like_eager_attention(softcap: float | None) -> None:
+    """The rounding of wide scores is most of eager attention's error, and the kernel has the same."""
+    step = Step([(40, 1), (90, 1), (3, 5), (60, 40)], 4, 2, 64, dtype=torch.float16, scale=4.0)
+    found, _ = step.run(kernels.paged_attention, None, softcap)
+    rounded, _ = step.run(_rounding, None, softcap)
+    for name in ("query", "key", "value", "cache"):
+        setattr(step, name, getattr(step, name).float())
+    exact, _ = step.run(plain, None, softcap)
+    assert (found.float() - rounded.float()).abs().mean() < 0.5 * (exact - rounded.float()).abs().mean()
+
+
+def _rounding(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    layout: PagedLayout,
+    scaling: float,
     window: int | None,
     softcap: float | None,
-    alibi: bool,
-    size: int,
-) -> None:
-    from penstock.engine.torch.cuda.kernels import paged_decode
+    slopes: Tensor | None,
+) -> Tensor:
+    """transformers' eager attention, a token at a time."""
+    from tests.engine.torch.test_attention import eager
 
-    torch.manual_seed(0)
-    lengths = [1, block_size, 33, 140]
-    blocks = -(-max(lengths) // block_size)
-    keys, values = torch.randn(2, len(lengths) * blocks, KV_HEADS, block_size, size)
-    table = torch.randperm(len(lengths) * blocks).view(len(lengths), blocks)
-    arguments = (
-        torch.randn(len(lengths), HEADS, size),
-        keys,
-        values,
-        DecodeMetadata(table.int(), torch.tensor(lengths)),
-        0.7 * size**-0.5,
-        window,
-        softcap,
-        torch.rand(KV_HEADS, HEADS // KV_HEADS) if alibi else None,
-    )
-    torch.testing.assert_close(paged_decode(*arguments), decoded(*arguments), rtol=1e-4, atol=1e-5)
+    plain(query, key, value, keys, values, layout, scaling, window, softcap, slopes)
+    rows = []
+    for token, (owner, position) in enumerate(zip(layout.owners, layout.positions.tolist(), strict=True)):
+        history = torch.stack(
+            [
+                cache[layout.table[owner].long()].transpose(0, 1).flatten(1, 2)[:, : position + 1]
+                for cache in (keys, values)
+            ]
+        )
+        rows.append(eager(query[token][:, None], history, position, scaling, softcap)[0])
+    return torch.stack(rows)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("softcap", [None, 3.0])
-def test_half_precision_rounds_scores_like_eager_attention(dtype: torch.dtype, softcap: float | None) -> None:
-    """The rounding of wide scores is most of eager attention's error, and the kernel has the same."""
-    from penstock.engine.torch.cuda.kernels import paged_decode
-
-    torch.manual_seed(0)
-    dtype = torch.float16
-    size, block_size, lengths = 64, 16, [40, 90, 140]
-    keys, values = torch.randn(2, len(lengths) * 9, KV_HEADS, block_size, size).to(dtype)
-    query = (torch.randn(len(lengths), HEADS, size) * 4).to(dtype)
-    table = torch.randperm(len(lengths) * 9).view(len(lengths), 9).int()
-    decodes = DecodeMetadata(table, torch.tensor(lengths))
-    found = paged_decode(query, keys, values, decodes, 0.7, None, softcap, None).float()
-    exact = decoded(query.float(), keys.float(), values.float(), decodes, 0.7, None, softcap, None)
-    rounded = torch.cat(
-        [_eager(query, keys, values, table, row, length, softcap) for row, length in enumerate(lengths)]
-    )
-    assert (found - rounded).abs().mean() < 0.5 * (exact - rounded).abs().mean()
+def test_blocks_are_copied_once_and_again_when_a_row_was_emptied() -> None:
+    blocks = BlockTables(3, 20, 16, 160)
+    tables = DeviceTables(3, 10, CPU)
+    slots = np.array([2, 0])
+    blocks.allocate(slots, np.array([3, 2], np.int32))
+    tables.copy_new(blocks, slots)
+    tables.table[0, 0] = 77  # a mark that a second copy would overwrite
+    blocks.allocate(np.array([0]), np.array([2], np.int32))
+    tables.copy_new(blocks, slots)
+    assert tables.table[0, :4].tolist() == [77, *blocks.table[0, 1:4].tolist()]
+    assert tables.table[2, :3].tolist() == blocks.table[2, :3].tolist()
+    blocks.free(blocks.take(0))
+    blocks.allocate(np.array([0]), np.array([4], np.int32))
+    tables.copy_new(blocks, slots)
+    assert tables.table[0, :4].tolist() == blocks.table[0, :4].tolist()
+    assert tables.table[tables.null_row].tolist() == [0] * 10
 
 
-def _eager(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    table: torch.Tensor,
-    row: int,
-    length: int,
-    softcap: float | None,
-) -> torch.Tensor:
-    """float32[1, H, D] of one token's row."""
-    known, given = (
-        cache[table[row]].transpose(0, 1).flatten(1, 2)[None, :, :length] for cache in (keys, values)
-    )
-    history = torch.cat([known, given])
-    return eager(query[row][:, None], history, length - 1, 0.7, softcap).float()
+def test_tiles_hold_every_token_and_start_with_the_longest_histories() -> None:
+    batch = make_batch(PARTS, drafts=2)
+    tiles = paged_layout.cut_tiles(batch, 16)
+    found = [first + token for first, count in tiles.tolist() for token in range(count)]
+    assert sorted(found) == list(range(batch.singles, int(batch.count.sum())))
+    ends = token_positions(batch)[tiles[:, 0] + tiles[:, 1] - 1]
+    assert (np.diff(ends) <= 0).all()
+    owners = np.repeat(batch.slots, batch.count)
+    assert all((owners[first : first + count] == owners[first]).all() for first, count in tiles.tolist())

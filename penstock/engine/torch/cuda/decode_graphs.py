@@ -19,14 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.engine.schedule.batch import Batch
-from penstock.engine.schedule.block_tables import NULL_BLOCK, BlockTables
-from penstock.engine.torch.attention_metadata import (
-    AttentionMetadata,
-    CacheGeometry,
-    DecodeMetadata,
-    cache_writes,
-    decode_rows,
-)
+from penstock.engine.schedule.block_tables import BlockTables
+from penstock.engine.torch.cuda.paged_layout import DeviceTables, PagedLayout
 from penstock.engine.torch.transfer import to_device
 
 log = logging.getLogger(__name__)
@@ -34,90 +28,52 @@ log = logging.getLogger(__name__)
 Replay = Callable[[], Tensor]
 Capture = Callable[[Replay], Replay]
 """Records the kernels of a call. The result launches them again, and returns the same tensor each time."""
-Forward = Callable[[Tensor, Tensor, AttentionMetadata], Tensor]
-"""Tokens int64[S], positions int64[S] and their metadata → hidden states [S, H]."""
+Forward = Callable[[Tensor, Tensor, PagedLayout], Tensor]
+"""Tokens int64[S], positions int64[S] and their layout → hidden states [S, H]."""
 
-MAX_SIZE = 512
-"""Larger batches are not padded: their kernels take so long that launching them matters little (estimated,
-not measured)."""
+MAX_SIZE = 1024
+"""Larger batches are not recorded: their kernels take longer than launching these (estimated, not
+measured)."""
 
 
 def padded_sizes(max_num_seqs: int) -> list[int]:
-    """Sizes that batches are padded to: 1, 2, 4, then steps of 8 up to 256 and of 16 up to :data:`MAX_SIZE`;
-    at most 51."""
+    """Sizes that batches are padded to: 1, 2, 4, then steps of 8 up to 256, of 16 up to 512 and of 32 up to
+    :data:`MAX_SIZE`; at most 67."""
     most = min(max_num_seqs, MAX_SIZE)
-    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, MAX_SIZE + 1, 16)]
+    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, 512, 16), *range(512, MAX_SIZE + 1, 32)]
     return [size for size in sizes if size < most] + [most]
 
 
 class DecodeBuffers:
-    """The inputs of a decode step on the device, for up to M rows, in tensors that keep their addresses.
+    """The inputs of a decode step on the device, for up to M rows, in tensors that keep their addresses: 24
+    bytes a row."""
 
-    They take M * (24 + 8 * KV heads + 4 * blocks per stream) bytes: 17 MB for 512 rows with 8 KV heads, and
-    131,072 tokens per stream in blocks of 16.
-    """
-
-    def __init__(
-        self, rows: int, blocks_per_stream: int, geometry: CacheGeometry, device: torch.device
-    ) -> None:
-        self._geometry = geometry
+    def __init__(self, rows: int, tables: DeviceTables, longest: int, device: torch.device) -> None:
+        """``longest``: positions of the longest history that a recording may read."""
         self._device = device
+        self._longest = longest
+        self.tables = tables
         self._tokens = torch.zeros(rows, dtype=torch.int64, device=device)
-        # positions, lengths and writes of a size are next to each other, so that one copy fills them
-        self._integers = torch.zeros(rows * (2 + geometry.kv_heads), dtype=torch.int64, device=device)
-        self._table = torch.full((rows, blocks_per_stream), NULL_BLOCK, dtype=torch.int32, device=device)
+        # positions and owners of a size are next to each other, so that one copy fills them
+        self._places = torch.zeros(2 * rows, dtype=torch.int64, device=device)
 
-    def views(self, size: int) -> tuple[Tensor, Tensor, AttentionMetadata]:
-        """The first ``size`` rows: tokens, positions and metadata, which every :meth:`fill` changes."""
-        integers = self._integers[: size * (2 + self._geometry.kv_heads)]
-        positions, length, writes = integers[:size], integers[size : 2 * size], integers[2 * size :]
-        decodes = DecodeMetadata(self._table[:size], length)
-        return self._tokens[:size], positions, AttentionMetadata(writes, [], decodes)
+    def views(self, size: int) -> tuple[Tensor, Tensor, PagedLayout]:
+        """The first ``size`` rows: tokens, positions and layout, which every :meth:`fill` changes."""
+        positions, owners = self._places[: 2 * size].view(2, size).unbind()
+        layout = PagedLayout(self.tables.table, owners, positions, size, None, self._longest)
+        return self._tokens[:size], positions, layout
 
-    def fill(
-        self,
-        size: int,
-        tokens: Tensor,
-        slots: NDArray[np.intp],
-        positions: NDArray[np.int64],
-        blocks: BlockTables,
-    ) -> None:
-        """Enqueue copies of N tokens and their addresses to the first ``size`` rows; the rest is padding.
+    def fill(self, size: int, tokens: Tensor, slots: NDArray[np.intp], positions: NDArray[np.int64]) -> None:
+        """Enqueue copies of N tokens and their places to the first ``size`` rows; the rest is padding.
 
         tokens: int64[N] on the device; slots, positions: of each token.
         """
-        table, length = decode_rows(blocks, slots, positions)
-        writes = cache_writes(blocks, self._geometry, slots, positions)
-        self._tokens[: len(tokens)].copy_(tokens)
-        self._copy(size, positions, length, writes, blocks.block_size)
-        padded = np.full((size, table.shape[1]), NULL_BLOCK, np.int32)
-        padded[: len(table)] = table
-        # blocks behind a row's length are those of another step, and are not read
-        self._table[:size, : table.shape[1]].copy_(to_device(padded, self._device), non_blocking=True)
-
-    def fill_padding(self, size: int, block_size: int) -> None:
-        """Make the first ``size`` rows padding."""
-        none = np.zeros(0, np.int64)
-        self._copy(size, none, none, none, block_size)
-        self._table[:size] = NULL_BLOCK
-
-    def _copy(
-        self,
-        size: int,
-        positions: NDArray[np.int64],
-        length: NDArray[np.int64],
-        writes: NDArray[np.int64],
-        block_size: int,
-    ) -> None:
-        heads = self._geometry.kv_heads
-        integers = np.zeros(size * (2 + heads), np.int64)
-        integers[: len(positions)] = positions
-        integers[size : 2 * size] = 1
-        integers[size : size + len(length)] = length
-        null_rows = (NULL_BLOCK * heads + np.arange(heads)) * block_size
-        integers[2 * size :].reshape(size, heads)[:] = null_rows
-        integers[2 * size : 2 * size + len(writes)] = writes
-        self._integers[: len(integers)].copy_(to_device(integers, self._device), non_blocking=True)
+        count = len(slots)
+        places = np.zeros((2, size), np.int64)
+        places[0, :count] = positions
+        places[1, :count], places[1, count:] = slots, self.tables.null_row
+        self._tokens[:count].copy_(tokens)
+        self._places[: 2 * size].copy_(to_device(places.reshape(-1), self._device), non_blocking=True)
 
 
 class DecodeGraphs:
@@ -132,15 +88,14 @@ class DecodeGraphs:
         capture: Capture,
         buffers: DecodeBuffers,
         sizes: list[int],
-        block_size: int,
     ) -> None:
         """``sizes`` in ascending order; the last one is that of the buffers. Raises what ``capture`` does."""
         self._buffers = buffers
         self._sizes = sizes
         self._replays: dict[int, Replay] = {}
         for size in reversed(sizes):  # the memory of the largest holds what the others compute
-            buffers.fill_padding(size, block_size)
             inputs = buffers.views(size)
+            buffers.fill(size, inputs[0][:0], np.zeros(0, np.intp), np.zeros(0, np.int64))
             self._replays[size] = capture(partial(forward, *inputs))
 
     def takes(self, batch: Batch) -> bool:
@@ -153,7 +108,8 @@ class DecodeGraphs:
         """[N, H]: hidden states of the N tokens of a batch, until the next run. Writes their keys and values
         to the cache."""
         size = self._sizes[bisect_left(self._sizes, len(tokens))]
-        self._buffers.fill(size, tokens, slots, positions, blocks)
+        self._buffers.tables.copy_new(blocks, slots)
+        self._buffers.fill(size, tokens, slots, positions)
         return self._replays[size]()[: len(tokens)]
 
 
@@ -190,21 +146,20 @@ def find_capture(device: torch.device) -> Capture | None:
 def record_graphs(
     forward: Forward,
     capture: Capture | None,
-    geometry: CacheGeometry,
+    tables: DeviceTables,
     *,
     max_num_seqs: int,
-    max_model_len: int,
-    block_size: int,
+    longest: int,
     device: torch.device,
 ) -> DecodeGraphs | None:
-    """The graphs of a model; None without ``capture`` or a kernel that reads the cache in place, and for
-    models whose forward pass cannot be recorded."""
-    if capture is None or not geometry.in_place:
+    """The graphs of a model; None without ``capture``, and for models whose forward pass cannot be recorded.
+    ``longest``: positions of the longest history."""
+    if capture is None:
         return None
     sizes = padded_sizes(max_num_seqs)
-    buffers = DecodeBuffers(sizes[-1], -(-max_model_len // block_size), geometry, device)
+    buffers = DecodeBuffers(sizes[-1], tables, longest, device)
     try:
-        return DecodeGraphs(forward, capture, buffers, sizes, block_size)
+        return DecodeGraphs(forward, capture, buffers, sizes)
     except (RuntimeError, NotImplementedError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         log.warning("decode steps run without CUDA graphs, as the model cannot be recorded: %s", reason)

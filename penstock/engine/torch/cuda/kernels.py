@@ -1,8 +1,10 @@
-"""Triton kernel for decodes and drafts: attention of single tokens over the paged KV cache without gathering.
+"""Triton kernels: write keys and values to the paged cache, and attend over it without gathering it.
 
-Imported only where Triton is installed; the tests run it in Triton's interpreter on a CPU. One program per
-token and KV head walks the blocks of the token's history with an online softmax (Dao: FlashAttention-2), so
-the history is read once.
+Imported only where Triton is installed; the tests run them in Triton's interpreter on a CPU. One program
+computes a tile, some tokens of one stream with the query heads that share a KV head: it walks the blocks of
+the history with an online softmax (Dao: FlashAttention-2), so that a tile reads the history once. A token of
+a decode is a tile by itself. Where a step has too few tiles to fill a device, several programs share the
+history of each, and a second kernel adds up what they found (Dao et al.: Flash-Decoding).
 """
 
 from __future__ import annotations
@@ -12,61 +14,139 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.engine.torch.attention_metadata import DecodeMetadata
+from penstock.engine.torch.cuda.paged_layout import FILLING, PagedLayout
 
-TILE = 64
-"""Positions per iteration of a program's loop."""
 MIN_DOT_ROWS = 16
-"""Minimum rows of a tensor core's product; fewer query heads are padded."""
+"""Minimum rows of a tensor core's product; fewer are padded."""
+POSITION_BYTES = 16 << 10
+"""Bytes of keys that a program reads per iteration; with its values, and a second iteration that is fetched
+meanwhile, four times that are in shared memory, of which GPUs have 64 KiB and more."""
+MOST_POSITIONS, FEWEST_POSITIONS = 64, 16
+MOST_SPLITS = 32
+"""Programs that share a history."""
+MIN_SHARE = 256
+"""Positions below which a history is not worth another program."""
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _decode(  # type: ignore[no-untyped-def]
+@triton.jit(
+    do_not_specialize=["owners", "positions", "width", "key_row", "key_head", "value_row", "value_head"]
+)  # type: ignore[untyped-decorator]
+def _write(  # type: ignore[no-untyped-def]
+    key,
+    value,
+    keys,
+    values,
+    table,
+    owners,
+    positions,
+    width,
+    key_row,
+    key_head,
+    value_row,
+    value_head,
+    KV_HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    SIZE_PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1).to(tl.int64)
+    owner = tl.load(owners + token).to(tl.int64)
+    position = tl.load(positions + token)
+    block = tl.load(table + owner * width + position // BLOCK_SIZE).to(tl.int64)
+    at = ((block * KV_HEADS + head) * BLOCK_SIZE + position % BLOCK_SIZE) * SIZE
+    size = tl.arange(0, SIZE_PADDED)
+    within = size < SIZE
+    k = tl.load(key + token * key_row + head * key_head + size, mask=within)
+    v = tl.load(value + token * value_row + head * value_head + size, mask=within)
+    tl.store(keys + at + size, k, mask=within)
+    tl.store(values + at + size, v, mask=within)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "owners",
+        "positions",
+        "tiles",
+        "scaling",
+        "width",
+        "base",
+        "splits",
+        "query_row",
+        "query_head",
+    ]
+)  # type: ignore[untyped-decorator]
+def _attend(  # type: ignore[no-untyped-def]
     query,
     keys,
     values,
     output,
+    sums_of,
+    bounds_of,
     table,
-    lengths,
+    owners,
+    positions,
+    tiles,
     slopes,
     scaling,
-    table_width,
+    width,
+    base,
+    splits,
+    query_row,
+    query_head,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     GROUP_PADDED: tl.constexpr,
+    TOKENS: tl.constexpr,
     SIZE: tl.constexpr,
     SIZE_PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     ALIBI: tl.constexpr,
-    TILE: tl.constexpr,
+    TILED: tl.constexpr,
+    SPLIT: tl.constexpr,
+    POSITIONS: tl.constexpr,
 ):
-    row = tl.program_id(0)
-    head = tl.program_id(1)
-    length = tl.load(lengths + row)
-    group = tl.arange(0, GROUP_PADDED)
+    tile = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1).to(tl.int64)
+    first, count = tile, 1
+    if TILED:
+        first = tl.load(tiles + 2 * tile).to(tl.int64)
+        count = tl.load(tiles + 2 * tile + 1)
+    start = tl.load(positions + first).to(tl.int32)
+    pages = table + tl.load(owners + first).to(tl.int64) * width
+
+    # a row is a token and a query head; those of one token are next to each other
+    row = tl.arange(0, TOKENS * GROUP_PADDED)
+    token, member = row // GROUP_PADDED, row % GROUP_PADDED
+    own = start + token
+    real = (token < count) & (member < GROUP)
     size = tl.arange(0, SIZE_PADDED)
-    own = (row * KV_HEADS + head).to(tl.int64) * GROUP + group
-    within = (group < GROUP)[:, None] & (size < SIZE)[None, :]
-    q = tl.load(query + own[:, None] * SIZE + size[None, :], mask=within, other=0.0)
+    within = real[:, None] & (size < SIZE)[None, :]
+    heads = head * GROUP + member
+    at = (first + token) * query_row + heads * query_head
+    q = tl.load(query + at[:, None] + size[None, :], mask=within, other=0.0)
     if ALIBI:
-        slope = tl.load(slopes + head * GROUP + group, mask=group < GROUP, other=0.0)
-    most = tl.full((GROUP_PADDED,), float("-inf"), tl.float32)
-    total = tl.zeros((GROUP_PADDED,), tl.float32)
-    sums = tl.zeros((GROUP_PADDED, SIZE_PADDED), tl.float32)
-    first = 0
+        slope = tl.load(slopes + heads, mask=member < GROUP, other=0.0)
+
+    begin, end = 0, start + count
     if WINDOW > 0:
-        first = tl.maximum(length - WINDOW, 0) // TILE * TILE
-    for start in range(first, length, TILE):
-        position = start + tl.arange(0, TILE)
-        seen = position < length
-        if WINDOW > 0:
-            seen = seen & (position >= length - WINDOW)
-        page = tl.load(table + row * table_width + position // BLOCK_SIZE, mask=seen, other=0)
-        at = ((page.to(tl.int64) * KV_HEADS + head) * BLOCK_SIZE + position % BLOCK_SIZE) * SIZE
-        there = seen[:, None] & (size < SIZE)[None, :]
-        k = tl.load(keys + at[:, None] + size[None, :], mask=there, other=0.0)
+        begin = tl.maximum(start - WINDOW + 1, 0) // POSITIONS * POSITIONS
+    if SPLIT:
+        share = tl.cdiv(tl.cdiv(end - begin, POSITIONS), splits) * POSITIONS
+        begin += tl.program_id(2) * share
+        end = tl.minimum(end, begin + share)
+    most = tl.full((TOKENS * GROUP_PADDED,), float("-inf"), tl.float32)
+    total = tl.zeros((TOKENS * GROUP_PADDED,), tl.float32)
+    sums = tl.zeros((TOKENS * GROUP_PADDED, SIZE_PADDED), tl.float32)
+    for beginning in range(begin, end, POSITIONS):
+        position = beginning + tl.arange(0, POSITIONS)
+        known = position < end
+        page = tl.load(pages + position // BLOCK_SIZE, mask=known, other=0)
+        entry = ((page.to(tl.int64) * KV_HEADS + head) * BLOCK_SIZE + position % BLOCK_SIZE) * SIZE
+        there = known[:, None] & (size < SIZE)[None, :]
+        k = tl.load(keys + entry[:, None] + size[None, :], mask=there, other=0.0)
         # rounded like transformers' eager attention, which stores these in the model's dtype
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         if q.dtype == tl.float16:
@@ -77,57 +157,204 @@ def _decode(  # type: ignore[no-untyped-def]
             capped = (scores / SOFTCAP).to(q.dtype).to(tl.float32)
             capped = (1.0 - 2.0 / (tl.exp(2.0 * capped) + 1.0)).to(q.dtype).to(tl.float32)
             scores = (SOFTCAP * capped).to(q.dtype).to(tl.float32)
+        distance = own[:, None] - position[None, :]
         if ALIBI:
-            scores -= slope[:, None] * (length - 1 - position)[None, :]
-        scores = tl.where(seen[None, :], scores, float("-inf"))
+            scores -= slope[:, None] * distance
+        seen = known[None, :] & (distance >= 0)
+        if WINDOW > 0:
+            seen = seen & (distance < WINDOW)
+        scores = tl.where(seen, scores, float("-inf"))
         greater = tl.maximum(most, tl.max(scores, 1))
-        weights = tl.exp(scores - greater[:, None])
-        shrunk = tl.exp(most - greater)
-        v = tl.load(values + at[:, None] + size[None, :], mask=there, other=0.0)
+        # a row that has seen nothing yet has no greatest score to subtract
+        subtracted = tl.where(greater == float("-inf"), 0.0, greater)
+        weights = tl.exp(scores - subtracted[:, None])
+        shrunk = tl.exp(most - subtracted)
+        v = tl.load(values + entry[:, None] + size[None, :], mask=there, other=0.0)
         total = total * shrunk + tl.sum(weights, 1)
         sums = sums * shrunk[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         most = greater
-    tl.store(output + own[:, None] * SIZE + size[None, :], sums / total[:, None], mask=within)
+
+    result = (first + token) * (KV_HEADS * GROUP) + heads
+    if SPLIT:
+        part = (result - base * (KV_HEADS * GROUP)) * splits + tl.program_id(2)
+        tl.store(sums_of + part[:, None] * SIZE + size[None, :], sums, mask=within)
+        tl.store(bounds_of + 2 * part, most, mask=real)
+        tl.store(bounds_of + 2 * part + 1, total, mask=real)
+    else:
+        # rows that are no tokens have a total of 0 and are not stored
+        sums = sums / tl.where(total == 0.0, 1.0, total)[:, None]
+        tl.store(output + result[:, None] * SIZE + size[None, :], sums, mask=within)
 
 
-def paged_decode(
+@triton.jit(do_not_specialize=["base", "splits"])  # type: ignore[untyped-decorator]
+def _add_up(  # type: ignore[no-untyped-def]
+    sums_of,
+    bounds_of,
+    output,
+    base,
+    splits,
+    HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    SIZE_PADDED: tl.constexpr,
+    MOST_SPLITS: tl.constexpr,
+):
+    part = tl.program_id(0).to(tl.int64) * HEADS + tl.program_id(1)
+    split = tl.arange(0, MOST_SPLITS)
+    size = tl.arange(0, SIZE_PADDED)
+    used = split < splits
+    at = part * splits + split
+    most = tl.load(bounds_of + 2 * at, mask=used, other=float("-inf"))
+    total = tl.load(bounds_of + 2 * at + 1, mask=used, other=0.0)
+    within = used[:, None] & (size < SIZE)[None, :]
+    sums = tl.load(sums_of + at[:, None] * SIZE + size[None, :], mask=within, other=0.0)
+    weight = tl.exp(most - tl.max(most, 0))
+    result = tl.sum(sums * weight[:, None], 0) / tl.sum(total * weight, 0)
+    tl.store(output + (base * HEADS + part) * SIZE + size, result, mask=size < SIZE)
+
+
+def paged_attention(
     query: Tensor,
+    key: Tensor,
+    value: Tensor,
     keys: Tensor,
     values: Tensor,
-    decodes: DecodeMetadata,
+    layout: PagedLayout,
     scaling: float,
     window: int | None,
     softcap: float | None,
     slopes: Tensor | None,
 ) -> Tensor:
-    """Attention of query [N, H, D] → [N, H, D]; ``scaling``: factor of the scores.
+    """Write a step's keys and values to the cache, and attend: query [T, H, D] → [T, H, D].
 
-    keys, values [blocks, KV heads, block size, D]; slopes float32[KV heads, H / KV heads] for ALiBi.
+    key, value [T, KV heads, D]; keys, values [blocks, KV heads, block size, D]. ``scaling``: factor of the
+    scores. ``window``: tokens attended to, the query's own included; None: all. ``softcap`` bounds the scores
+    by a tanh. slopes float32[KV heads, H / KV heads] for ALiBi. Any strides, with neighbours in D.
     """
-    rows, heads, size = query.shape
+    query, key, value = (each if each.stride(-1) == 1 else each.contiguous() for each in (query, key, value))
+    tokens, _, size = query.shape
+    _, kv_heads, block_size, _ = keys.shape
+    _write[(tokens, kv_heads)](
+        key,
+        value,
+        keys,
+        values,
+        layout.table,
+        layout.owners,
+        layout.positions,
+        layout.table.stride(0),
+        *key.stride()[:2],
+        *value.stride()[:2],
+        KV_HEADS=kv_heads,
+        SIZE=size,
+        SIZE_PADDED=_padded_size(size),
+        BLOCK_SIZE=block_size,
+        num_warps=1,
+        enable_fp_fusion=True,
+    )
+    output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    options = (scaling, window, softcap, slopes)
+    if layout.singles:
+        _launch(query, keys, values, output, layout, False, *options)
+    if layout.tiles is not None:
+        _launch(query, keys, values, output, layout, True, *options)
+    return output
+
+
+def tokens_per_tile(group: int, size: int, dtype: torch.dtype) -> int:
+    """Tokens of a prompt that one program computes: a power of two. ``group``: query heads that share a KV
+    head; ``size``: of a head.
+
+    The rows of a program, its tokens times its query heads, keep sums of ``size`` float32 in registers.
+    """
+    rows = 32 if dtype == torch.float32 else 128 if size <= 128 else 64
+    return max(1, rows // int(triton.next_power_of_2(group)))
+
+
+def _launch(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    output: Tensor,
+    layout: PagedLayout,
+    tiled: bool,
+    scaling: float,
+    window: int | None,
+    softcap: float | None,
+    slopes: Tensor | None,
+) -> None:
+    """Attend from the tokens that are tiles by themselves, or from those of the tiles."""
+    total, heads, size = query.shape
     _, kv_heads, block_size, _ = keys.shape
     group = heads // kv_heads
-    query = query.contiguous()
-    output = torch.empty_like(query)
-    _decode[(rows, kv_heads)](
+    grouped = triton.next_power_of_2(group)
+    if tiled:
+        assert layout.tiles is not None
+        tiles, base, tokens = len(layout.tiles), layout.singles, tokens_per_tile(group, size, query.dtype)
+    else:
+        tiles, base, tokens = layout.singles, 0, 1
+    if tokens * grouped < MIN_DOT_ROWS:
+        grouped = MIN_DOT_ROWS // tokens
+    rows = total - base if tiled else tiles
+    splits = _splits(tiles * kv_heads, layout.longest)
+    sums = bounds = output  # unused without splits
+    if splits > 1:
+        sums = torch.empty((rows, heads, splits, size), dtype=torch.float32, device=query.device)
+        bounds = torch.empty((rows, heads, splits, 2), dtype=torch.float32, device=query.device)
+    row_bytes = _padded_size(size) * query.element_size()
+    _attend[(tiles, kv_heads, splits)](
         query,
         keys,
         values,
         output,
-        decodes.table,
-        decodes.length,
-        slopes if slopes is not None else decodes.length,  # unused without ALIBI
+        sums,
+        bounds,
+        layout.table,
+        layout.owners,
+        layout.positions,
+        layout.tiles if tiled else layout.owners,
+        slopes if slopes is not None else output,
         scaling,
-        decodes.table.stride(0),
+        layout.table.stride(0),
+        base,
+        splits,
+        *query.stride()[:2],
         KV_HEADS=kv_heads,
         GROUP=group,
-        GROUP_PADDED=max(MIN_DOT_ROWS, triton.next_power_of_2(group)),
+        GROUP_PADDED=grouped,
+        TOKENS=tokens,
         SIZE=size,
-        SIZE_PADDED=max(MIN_DOT_ROWS, triton.next_power_of_2(size)),
+        SIZE_PADDED=_padded_size(size),
         BLOCK_SIZE=block_size,
         WINDOW=window or 0,
         SOFTCAP=softcap or 0.0,
         ALIBI=slopes is not None,
-        TILE=TILE,
+        TILED=tiled,
+        SPLIT=splits > 1,
+        POSITIONS=min(MOST_POSITIONS, max(FEWEST_POSITIONS, POSITION_BYTES // row_bytes)),
+        num_warps=8 if tokens * grouped >= 128 else 4,
+        num_stages=2,
+        enable_fp_fusion=True,  # its default depends on Triton's version
     )
-    return output
+    if splits > 1:
+        _add_up[(rows, heads)](
+            sums,
+            bounds,
+            output,
+            base,
+            splits,
+            HEADS=heads,
+            SIZE=size,
+            SIZE_PADDED=_padded_size(size),
+            MOST_SPLITS=MOST_SPLITS,
+            enable_fp_fusion=True,
+        )
+
+
+def _splits(programs: int, longest: int) -> int:
+    """Programs that share each history, where there are ``programs`` without: a power of two."""
+    wanted = min(FILLING // programs, longest // MIN_SHARE, MOST_SPLITS)
+    return 1 if wanted < 2 else 1 << (wanted.bit_length() - 1)
+
+
+def _padded_size(size: int) -> int:
+    return max(MIN_DOT_ROWS, int(triton.next_power_of_2(size)))
