@@ -18,9 +18,9 @@ MOST_RUNS = 256
 def run_apart(batch: Batch, run: Callable[[Batch], Result]) -> Iterator[tuple[Batch, Result | Exception]]:
     """Run a batch that has failed in halves, those that fail in halves again.
 
-    Yields each batch that ran with its result, and each part that fails by itself with its error. A part is
-    computed once: later batches run after the caller has settled earlier ones. Raises the last error when
-    MOST_RUNS do not suffice.
+    Yields each batch that ran with its result, and each part that fails by itself with its error; when
+    MOST_RUNS do not suffice, also larger ones. A part is computed once: later batches run after the caller
+    has settled earlier ones.
     """
     waiting, runs = _halves(batch), 0
     while waiting:
@@ -28,10 +28,8 @@ def run_apart(batch: Batch, run: Callable[[Batch], Result]) -> Iterator[tuple[Ba
         runs += 1
         try:
             result: Result | Exception = run(part)
-        except Exception as error:
-            if runs >= MOST_RUNS:
-                raise
-            if len(part) > 1:
+        except Exception as error:  # noqa: BLE001 - the caller's to tell what it is
+            if len(part) > 1 and runs < MOST_RUNS:
                 waiting += _halves(part)
                 continue
             result = error

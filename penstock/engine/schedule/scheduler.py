@@ -6,7 +6,8 @@ if it has one (:mod:`penstock.engine.speculation.speculation`); the rest of ``ma
 chunks of prompts. When decodes need more blocks than are free, the least
 important stream, among equals the one admitted last, is preempted: its blocks are freed, it keeps its slot
 and its history, and the history is prefilled again when there is room. Cached prefixes are not recomputed
-(:mod:`penstock.engine.schedule.prefix_cache`). All state is arrays over slots, without tensors.
+(:mod:`penstock.engine.schedule.prefix_cache`). When the device has no memory for a batch, steps are smaller
+for a while (:mod:`penstock.engine.schedule.memory_shortage`). State is arrays over slots, without tensors.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from penstock.engine.schedule.adapter_room import AdapterRoom
 from penstock.engine.schedule.batch import Batch
 from penstock.engine.schedule.block_tables import BlockTables
 from penstock.engine.schedule.cache_scope import CacheScope
+from penstock.engine.schedule.memory_shortage import MemoryShortage
 from penstock.engine.schedule.prefix_cache import Match, Prefix, PrefixCache
 from penstock.engine.schedule.step_cost import StepCost
 from penstock.engine.schedule.submit_checks import check_request
@@ -84,7 +86,7 @@ class Scheduler:
         self.logprobs_buffer = LogprobsBuffer(table)
         self.prefix_cache = PrefixCache(table, blocks, enabled=config.enable_prefix_caching, log=block_log)
         self.step_cost = StepCost(config.max_prefill_delay, blocks.block_size)
-        self.max_batched_tokens = config.max_num_batched_tokens
+        self.shortage = MemoryShortage(config.max_num_batched_tokens)
         self.computed = np.zeros(table.size, np.int32)
         """Tokens of each slot's history whose keys and values are in the KV cache after the last step."""
         self.priority = np.zeros(table.size, np.int64)
@@ -211,6 +213,7 @@ class Scheduler:
             self.adapter_room.end(slot)
         if self.speculation is not None:
             self.speculation.end(slot)
+        self.shortage.forget(slot)
         self.sampling.clear(slot)
 
     def _release_blocks(self, slot: int, *, forever: bool) -> None:
@@ -233,9 +236,15 @@ class Scheduler:
 
     # -- the step: schedule
 
+    @property
+    def max_batched_tokens(self) -> int:
+        """Tokens of a step."""
+        return self.shortage.step_tokens
+
     def schedule(self) -> Batch:
         """Choose a step's tokens and allocate their blocks. They count as computed from here on."""
         self.steps += 1
+        self.shortage.begin_step(self.steps)
         scheduled_at = self._clock()
         self._release_held()
         decodes = self._decodes()
@@ -278,6 +287,8 @@ class Scheduler:
         self.table.in_flight_tokens[batch.slots[batch.samples]] += 1
         for slot in batch.prompts.tolist():
             self.prefix_cache.mark_computed(slot, int(self.computed[slot]))
+        if self.shortage:
+            self.shortage.on_launched(self.computed)
 
     def _ahead(self, slots: Slots) -> I32:
         """int32[n]: length of each history, including tokens that are still on the device only."""
@@ -303,7 +314,7 @@ class Scheduler:
         if not np.count_nonzero(missing):
             return decodes
         while int(missing.sum()) > self.blocks.free_count():
-            victim = self._preempt()
+            victim = self._preempt_last()
             kept = decodes != victim
             decodes, missing = decodes[kept], missing[kept]
         self.blocks.allocate(decodes, missing)
@@ -325,6 +336,8 @@ class Scheduler:
         length = self.table.length[decodes]
         most = np.minimum(self.speculation.limit[decodes], self.table.end[decodes] - length - 1)
         most[self.table.in_flight_tokens[decodes] > 0] = 0
+        if self.shortage:
+            most = np.minimum(most, self.shortage.most_tokens(decodes) - 1)
         budget = self.max_batched_tokens - len(decodes)
         if len(decodes) < len(self._admitted) or (self._queue and self.table.free_count()):
             budget //= 2  # prompts wait
@@ -344,16 +357,19 @@ class Scheduler:
             return None
         return drafts if np.count_nonzero(drafts) else None
 
-    def _preempt(self) -> int:
-        """Free the blocks of the least important stream, among equals of the one admitted last. Returns its
-        slot."""
+    def _preempt_last(self) -> int:
+        """Preempt the least important stream, among equals the one admitted last. Returns its slot."""
         holders = self._admitted[self.blocks.block_counts[self._admitted] > 0]
         victim = int(holders[-1])
-        self._release_blocks(victim, forever=False)
-        self.computed[victim] = 0
-        self.preemptions += 1
-        self.table.note_preemption(victim)
+        self._preempt(victim)
         return victim
+
+    def _preempt(self, slot: int) -> None:
+        """Free the blocks of a stream."""
+        self._release_blocks(slot, forever=False)
+        self.computed[slot] = 0
+        self.preemptions += 1
+        self.table.note_preemption(slot)
 
     def _prefill_budget(self, decodes: int, tokens: int) -> int:
         """Prompt tokens that may be computed beside ``decodes`` decodes, which have ``tokens`` tokens."""
@@ -368,7 +384,8 @@ class Scheduler:
         counts: list[int] = []
         for slot in chain(self._started_prefills(), self._new_prefills()) if budget else ():
             chosen.append(slot)
-            counts.append(min(int(self.table.length[slot] - self.computed[slot]), budget))
+            most = budget if not self.shortage else min(budget, self.shortage.most_tokens_of(slot))
+            counts.append(min(int(self.table.length[slot] - self.computed[slot]), most))
             budget -= counts[-1]
             if not budget:
                 break
@@ -421,7 +438,10 @@ class Scheduler:
     def _candidates(self) -> Iterator[int | WaitingStream]:
         """Slots of preempted streams and, if slots are free, waiting streams, in order of priority."""
         slots = self._admitted
-        without_blocks = (self.blocks.block_counts[slots] == 0) & (self.table.in_flight_tokens[slots] == 0)
+        has_blocks = self.blocks.block_counts[slots] > 0
+        without_blocks = ~has_blocks & (self.table.in_flight_tokens[slots] == 0)
+        if self.shortage and np.count_nonzero(has_blocks):
+            without_blocks &= self.shortage.may_begin(slots, self.steps)
         preempted: list[int] = slots[without_blocks].tolist()
         free = self.table.free_count()
         newcomers = list(islice(self._queue, free + MAX_HELD_PER_STEP)) if free else []
@@ -532,6 +552,18 @@ class Scheduler:
         """End the streams of a batch whose tokens cannot be computed, with rows of those held back."""
         self.computed[part.slots] = part.start
         return self._fail(part.slots, "engine_error", message)
+
+    def set_aside(self, part: Batch, message: str) -> StepRows:
+        """Preempt the streams of a batch for which the device has no memory, for others to advance; end
+        those that were tried often enough."""
+        self.computed[part.slots] = part.start
+        given_up = []
+        for slot, count, start in zip(part.slots.tolist(), part.count, part.start, strict=True):
+            if self.shortage.may_try_again(slot, int(count), int(start + count), self.steps):
+                self._preempt(slot)
+            else:
+                given_up.append(slot)
+        return self._fail(np.array(given_up, np.intp), "engine_error", message)
 
     # -- the step: settle
 

@@ -35,10 +35,17 @@ from penstock.engine.torch.expert_parallel import ExpertParallel
 from penstock.engine.torch.largest_step import run_largest_steps
 from penstock.engine.torch.lora.adapter_reader import AdapterReader
 from penstock.engine.torch.lora.lora_layers import LoraLayers
-from penstock.engine.torch.memory import bytes_per_token, cache_budget, keep_freed_memory, num_cache_blocks
+from penstock.engine.torch.memory import (
+    bytes_per_token,
+    cache_budget,
+    empty_cache,
+    keep_freed_memory,
+    num_cache_blocks,
+)
 from penstock.engine.torch.model import PagedModel
 from penstock.engine.torch.model_loader import ModelShape, pick_dtype, read_shape
 from penstock.engine.torch.model_runner import ModelRunner, PendingOutput
+from penstock.engine.torch.out_of_memory import drop_frames, is_out_of_memory, one_line
 from penstock.engine.torch.process_group import ProcessGroup
 from penstock.engine.torch.profiler import TorchProfiler
 from penstock.engine.vocabulary import read_eos_token_ids
@@ -50,10 +57,13 @@ from penstock.wire.sockets import ProcessGroupSpec, Wakeup
 GRAMMAR_WAIT_S = 0.002
 """Seconds that a step waits for a grammar's compilation when it has nothing to compute."""
 CANNOT_COMPUTE = "The model cannot compute this request:"
-MAX_ERROR = 200
-"""Characters of an exception's text that its stream's client gets."""
+NO_MEMORY = (
+    "The device has no memory to compute this request, even by itself; a lower --gpu-memory-utilization or "
+    "--kv-cache-memory, or fewer --max-num-batched-tokens, leave it more:"
+)
 
 _log_fault = RateLimitedLog(logging.getLogger(__name__), logging.ERROR)
+_log_shortage = RateLimitedLog(logging.getLogger(__name__), logging.WARNING)
 
 
 class TorchEngine:
@@ -87,7 +97,7 @@ class TorchEngine:
         keep_freed_memory()
         torch.set_num_threads(config.threads or max(1, len(os.sched_getaffinity(0)) - 1))
         place = place_rank(config, rank)
-        device = place.device
+        device = self._device = place.device
         if device.type == "cuda":
             torch.cuda.set_device(device)  # kernels, events and pinned memory belong to the current device
         shape = read_shape(model_dir)
@@ -239,13 +249,9 @@ class TorchEngine:
         """Start the forward pass of a batch; of an empty one, only what other ranks or grammars wait for.
         Returns rows only of a batch that fails."""
         if len(batch):
-            try:
-                self._in_flight.append((batch, self._runner.launch(batch)))
-            except Exception:
-                if self._group is not None:  # the other ranks wait within the forward pass
-                    raise
-                _log_fault("batch", "a batch has failed; its streams are computed apart", exc_info=True)
-                return self._run_apart(batch)
+            fault = self._try_launch(batch)
+            if fault is not None:
+                return self._run_apart(batch, lacks_memory=is_out_of_memory(fault))
             self._scheduler.mark_launched(batch)
         elif self._group is not None:
             self._runner.dummy_run()
@@ -253,24 +259,61 @@ class TorchEngine:
             self._sampling.grammars.wait(GRAMMAR_WAIT_S)
         return []
 
-    def _run_apart(self, batch: Batch) -> list[StepRows]:
+    def _try_launch(self, batch: Batch) -> Exception | None:
+        """Returns what the batch fails with."""
+        try:
+            self._in_flight.append((batch, self._runner.launch(batch)))
+        except Exception as error:
+            if self._group is not None:  # the other ranks wait within the forward pass
+                raise
+            if is_out_of_memory(error):
+                tokens = int(batch.count.sum())
+                _log_shortage("memory", "no memory for a step of %d tokens: %s", tokens, one_line(error))
+            else:
+                _log_fault("batch", "a batch has failed; its streams are computed apart", exc_info=True)
+            drop_frames(error)
+            return error
+        return None
+
+    def _run_apart(self, batch: Batch, *, lacks_memory: bool) -> list[StepRows]:
         """Compute the streams of a batch that has failed in smaller ones, and end those that fail by
-        themselves. Raises if the model cannot compute anything: then no stream is the cause."""
+        themselves; those without memory are tried again later, and the next steps are smaller. Raises if the
+        model cannot compute anything: then no stream is the cause."""
         rows = self._settle(0)
+        if lacks_memory:
+            empty_cache(self._device)
         self._runner.check()
+        largest, complete = 0, True
         for part, result in run_apart(self._scheduler.running_parts(batch), self._relaunch):
             if isinstance(result, Exception):
-                self._runner.check()
-                rows.append(self._scheduler.fail(part, f"{CANNOT_COMPUTE} {_one_line(result)}"))
+                complete = False
+                rows.append(self._end_or_set_aside(part, result))
                 continue
             self._in_flight.append((part, result))
             self._scheduler.mark_launched(part)
             rows += self._settle(0)
+            largest = max(largest, int(part.count.sum()))
+        if lacks_memory and complete and largest:
+            self._scheduler.shortage.shrink(largest, self._scheduler.steps)
         return rows
+
+    def _end_or_set_aside(self, part: Batch, fault: Exception) -> StepRows:
+        if is_out_of_memory(fault):
+            empty_cache(self._device)
+            self._runner.check()
+            return self._scheduler.set_aside(part, f"{NO_MEMORY} {one_line(fault)}")
+        self._runner.check()
+        if len(part) > 1:  # too many batches fail
+            raise fault
+        return self._scheduler.fail(part, f"{CANNOT_COMPUTE} {one_line(fault)}")
 
     def _relaunch(self, part: Batch) -> PendingOutput:
         self._sampling.counted[part.slots] = NOT_COUNTED
-        return self._runner.launch(part)
+        try:
+            return self._runner.launch(part)
+        except Exception as error:
+            drop_frames(error)
+            raise
 
     def _settle_after_launch(self, batch: Batch) -> list[StepRows]:
         """Settle all batches but those that may stay in flight. None may when there is nothing to run ahead
@@ -349,10 +392,6 @@ class TorchEngine:
                 for awake in self._models[:index]:
                     awake.sleep(drop_weights=True)
                 raise
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:MAX_ERROR]
 
 
 def _lora_info(config: ServeConfig, layers: LoraLayers) -> LoraInfo:

@@ -44,11 +44,16 @@ def keep_freed_memory() -> None:
     mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
+def empty_cache(device: torch.device) -> None:
+    """Return what PyTorch's allocator keeps for later tensors to the device, for CUDA's own libraries."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def release_memory(device: torch.device) -> None:
     """Return free memory to the system and the device."""
     gc.collect()  # a model's modules form reference cycles
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    empty_cache(device)
     with contextlib.suppress(AttributeError):  # glibc only
         ctypes.CDLL(None).malloc_trim(0)
 
