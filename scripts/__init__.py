@@ -1,0 +1,1 @@
+"""Scripts of the repository: ``python -m scripts.gpu.run``, and files that run by themselves."""

@@ -1,0 +1,85 @@
+"""What the stages share: their options, and measurements that are told as they are made and fail alone."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from scripts.gpu.report import RESULT
+
+MAX_ERROR = 160
+"""Characters of an error in a table."""
+
+
+def tell(table: str, name: str, values: dict[str, Any]) -> None:
+    """A measurement: a row of a table, whose columns are the names of the values, with their units."""
+    print(RESULT + json.dumps({"table": table, "name": name, "values": values}), flush=True)
+
+
+class OutOfTime(Exception):
+    """A measurement took longer than it may."""
+
+
+class Stage:
+    """The process of one stage. ``tiny``: shapes for a rehearsal; ``seconds``: its limit."""
+
+    def __init__(self, *positional: str) -> None:
+        """Reads the command line: ``positional`` are names of arguments, then come the options of all."""
+        parser = argparse.ArgumentParser()
+        for name in positional:
+            parser.add_argument(name)
+        parser.add_argument("--seconds", type=float, required=True)
+        parser.add_argument("--device", choices=("cuda", "cpu"), required=True)
+        parser.add_argument("--report", type=Path, required=True)
+        parser.add_argument("--tiny", action="store_true")
+        self.options = parser.parse_args()
+        self.device: str = self.options.device
+        self.tiny: bool = self.options.tiny
+        self._end = time.monotonic() + float(self.options.seconds)
+        signal.signal(signal.SIGALRM, _out_of_time)
+
+    def left(self) -> float:
+        """Seconds that are left to the stage."""
+        return max(0.0, self._end - time.monotonic())
+
+    @contextlib.contextmanager
+    def measurement(self, table: str, name: str, seconds: float) -> Iterator[dict[str, Any]]:
+        """A measurement of at most ``seconds``, whose values the block fills in.
+
+        What it raises, and the end of its time, is the row's ``error``; the next measurement is made all the
+        same. The values until then are told as well.
+        """
+        values: dict[str, Any] = {}
+        began = time.monotonic()
+        try:
+            signal.setitimer(signal.ITIMER_REAL, max(0.1, min(seconds, self.left())))
+            yield values
+        except Exception as error:  # noqa: BLE001 - the other measurements go on
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            traceback.print_exc(file=sys.stdout)
+            text = " ".join(f"{type(error).__name__}: {error}".split())
+            values["error"] = text[:MAX_ERROR]
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        print(f"{table}: {name}: {time.monotonic() - began:.2f} s", flush=True)
+        if values:
+            tell(table, name, values)
+
+    def told(self, table: str) -> dict[str, dict[str, Any]]:
+        """Values by name of what earlier stages of this run have told of a table."""
+        stages = json.loads(self.options.report.read_text(encoding="utf-8"))["stages"]
+        rows = [each for stage in stages for each in stage["measurements"] if each["table"] == table]
+        return {each["name"]: each["values"] for each in rows}
+
+
+def _out_of_time(number: int, frame: FrameType | None) -> None:
+    raise OutOfTime("the measurement took longer than it may")

@@ -1,0 +1,94 @@
+"""All measurements on one GPU within a few minutes, for a machine without a network.
+
+    python -m scripts.gpu.run --wheels wheels --out report
+
+Runs stages one after the other, each in processes of its own with a time limit. A measurement is printed and
+written as soon as it is made; a stage that fails or hangs costs its own time only. Penstock need not be
+installed: the repository is on the stages' path, and so are the wheels of the folder ``--wheels``
+(``python -m scripts.gpu.fetch_wheels`` fills it). docs/gpu.md describes the results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from scripts.gpu.children import adopt_orphans, end_tree, run_child
+from scripts.gpu.machine import environment, facts, install_wheels
+from scripts.gpu.plan import STAGES, Stage, limit, rehearsed
+from scripts.gpu.report import Report
+
+SPARE_S = 5.0
+"""Kept for the end of processes."""
+LEAST_S = 1.0
+"""A stage with less time is not begun."""
+
+
+def main(arguments: Sequence[str], stages: Sequence[Stage] = STAGES) -> int:
+    """1 when a stage or a measurement failed."""
+    options = _options(arguments, stages)
+    end = time.monotonic() + options.minutes * 60 - SPARE_S
+    adopt_orphans()
+    with Report(options.out, sys.stdout) as report, tempfile.TemporaryDirectory(prefix="gpu-site-") as site:
+        for name, value in facts():
+            report.fact(name, value)
+        try:
+            if options.wheels is not None:
+                report.fact("wheels", install_wheels(options.wheels, Path(site)))
+        except RuntimeError as error:  # the machine may have what they bring
+            report.fact("wheels", str(error))
+        chosen = [stage for stage in stages if any(stage.is_called(name) for name in options.stages)]
+        _run_stages(options, rehearsed(chosen) if options.tiny else chosen, end, report, site)
+        report.say(f"{report.path}: {report.failed} failed")
+        return int(report.failed > 0)
+
+
+def _run_stages(
+    options: argparse.Namespace, stages: Sequence[Stage], end: float, report: Report, site: str
+) -> None:
+    given = environment(Path(site), options.device)
+    for index, stage in enumerate(stages):
+        seconds = limit(end - time.monotonic(), stages[index:])
+        report.begin(stage.letter, stage.name, seconds)
+        if seconds < LEAST_S:
+            report.end("not begun: no time is left", 0.0, [])
+            continue
+        command = [sys.executable, *stage.arguments, f"--seconds={seconds:.1f}", f"--device={options.device}"]
+        command += [f"--report={report.path}", *(["--tiny"] if options.tiny else [])]
+        ended = run_child(command, seconds, report.take, given)
+        end_tree(os.getpid())
+        report.end(ended.status, ended.seconds, ended.tail)
+
+
+def _options(arguments: Sequence[str], stages: Sequence[Stage]) -> argparse.Namespace:
+    letters = list(dict.fromkeys(stage.letter for stage in stages))
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.gpu.run",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--wheels", type=Path, help="folder with the wheels that this Python lacks")
+    parser.add_argument("--out", type=Path, required=True, help="folder for report.json, report.md, log.txt")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--minutes", type=float, default=9.0, help="limit of the whole run")
+    parser.add_argument(
+        "--stages",
+        type=lambda text: text.split(","),
+        default=letters,
+        help=f"letters, or parts of names, such as llama; default: {','.join(letters)}",
+    )
+    parser.add_argument("--tiny", action="store_true", help="tiny shapes: a rehearsal on a CPU")
+    options = parser.parse_args(arguments)
+    for name in options.stages:
+        if not any(stage.is_called(name) for stage in stages):
+            parser.error(f"--stages {name}: no such stage; there are {', '.join(letters)}")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,45 @@
+"""Measurements that fail alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from scripts.gpu.report import RESULT
+
+CODE = """
+import time
+from scripts.gpu.measuring import Stage, tell
+stage = Stage("shape")
+assert stage.options.shape == "small" and stage.device == "cpu" and stage.tiny
+with stage.measurement("t", "late", 0.2) as values:
+    values["steps"] = 3
+    time.sleep(600)
+with stage.measurement("t", "broken", 100) as values:
+    raise ValueError("no\\nsuch shape")
+with stage.measurement("t", "good", 100) as values:
+    values["ms"] = stage.told("before")["row"]["ms"] + 1
+with stage.measurement("t", "nothing", 100):
+    pass
+assert 500 < stage.left() <= 1000
+"""
+
+
+def test_measurements_fail_alone(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    row = {"table": "before", "name": "row", "values": {"ms": 1}}
+    report.write_text(json.dumps({"stages": [{"measurements": [row]}]}))
+    command = [sys.executable, "-c", CODE, "small", "--tiny", "--seconds=1000", "--device=cpu"]
+    ended = subprocess.run(
+        [*command, f"--report={report}"], capture_output=True, text=True, timeout=60, check=True
+    )
+    told = [json.loads(line.removeprefix(RESULT)) for line in ended.stdout.splitlines() if RESULT in line]
+    late = "OutOfTime: the measurement took longer than it may"
+    assert [(each["name"], each["values"]) for each in told] == [
+        ("late", {"steps": 3, "error": late}),
+        ("broken", {"error": "ValueError: no such shape"}),
+        ("good", {"ms": 2}),
+    ]
+    assert "Traceback" in ended.stdout

@@ -1,0 +1,147 @@
+"""The runner of stages, with stages that hang, crash, or are cut off half way."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from scripts.gpu import run
+from scripts.gpu.measuring import tell
+from scripts.gpu.plan import STAGES, Stage, limit, rehearsed
+
+HANGS = "import time; print('hangs', flush=True); time.sleep(1000)"
+CRASHES = "import sys; print('about to crash', flush=True); sys.exit('no such device')"
+ABORTS = "import os; os.abort()"
+HALF = """
+import json, os, subprocess, sys, time
+from scripts.gpu.measuring import tell
+tell("t", "first", {"ms": 1.5})
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
+tell("t", "child", {"pid": child.pid})
+print('measured: {"table": "t", "na', end="", flush=True)
+time.sleep(1000)
+"""
+LEAVES_A_SERVER = """
+import subprocess, sys
+from scripts.gpu.measuring import tell
+command = ["sh", "-c", "sleep 1000 > /dev/null & echo $!"]
+left = subprocess.run(command, start_new_session=True, stdout=subprocess.PIPE, text=True).stdout
+tell("t", "left", {"pid": int(left)})
+"""
+WELL = "from scripts.gpu.measuring import tell; tell('t', 'last', {'tokens/s': 12345.6})"
+
+
+def run_stages(folder: Path, stages: list[Stage], minutes: float = 1.0) -> tuple[int, dict[str, Any], str]:
+    """The exit status, the report and what was printed, of the command in a process of its own."""
+    code = (
+        "import sys\nfrom scripts.gpu import run\nfrom scripts.gpu.plan import Stage\n"
+        f"stages = {stages!r}\n"
+        f"sys.exit(run.main(['--out', {str(folder)!r}, '--device', 'cpu', '--minutes', '{minutes}'], stages))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert ended.stderr == ""
+    return ended.returncode, json.loads((folder / "report.json").read_text()), ended.stdout
+
+
+def stage(letter: str, code: str, seconds: float) -> Stage:
+    return Stage(letter, f"stage {letter}", seconds, ("-c", code))
+
+
+def is_running(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def test_a_stage_that_fails_never_stops_the_next(tmp_path: Path) -> None:
+    """Of 10 minutes, those that hang get 2 and 8 s."""
+    stages = [
+        stage("a", HANGS, 2),
+        stage("b", HALF, 8),
+        stage("c", CRASHES, 200),
+        stage("d", ABORTS, 200),
+        stage("e", WELL, 185),
+    ]
+    status, report, printed = run_stages(tmp_path, stages, minutes=10)
+    hung, half, crashed, aborted, well = report["stages"]
+    assert status == 1
+    assert hung["status"].startswith("killed at its limit of ")
+    assert hung["seconds"] >= hung["limit_s"]
+    assert 1.5 < hung["limit_s"] <= 2.0
+    assert crashed["status"] == "exit status 1"
+    assert crashed["output"] == ["about to crash", "no such device"]
+    assert "   | no such device" in printed.splitlines()
+    assert aborted["status"] == "ended by SIGABRT"
+    assert half["status"].startswith("killed at its limit of ")
+    first, child = half["measurements"]
+    assert first == {"table": "t", "name": "first", "values": {"ms": 1.5}}
+    assert not is_running(child["values"]["pid"])
+    assert well["status"] == "done"
+    assert well["measurements"][0]["values"] == {"tokens/s": 12345.6}
+    page = (tmp_path / "report.md").read_text()
+    assert "| last |  |  | 12,346 |" in page
+    assert "| first | 1.5 |  |  |" in page
+    assert "about to crash\n" in (tmp_path / "log.txt").read_text()
+
+
+def test_what_a_stage_leaves_is_ended(tmp_path: Path) -> None:
+    """Also what runs in a session of its own, and whose parent has ended."""
+    status, report, _ = run_stages(tmp_path, [stage("a", LEAVES_A_SERVER, 1)])
+    assert status == 0
+    assert not is_running(report["stages"][0]["measurements"][0]["values"]["pid"])
+
+
+def test_all_stages_together_keep_the_limit(tmp_path: Path) -> None:
+    """Each of three that hang gets a third of what is left; that of a fourth, which ends, goes to them."""
+    stages = [stage("a", "pass", 1), *(stage(letter, HANGS, 1) for letter in "bcd")]
+    began = time.monotonic()
+    _, report, _ = run_stages(tmp_path, stages, minutes=(run.SPARE_S + 6) / 60)
+    limits = [each["limit_s"] for each in report["stages"]]
+    spent = [each["seconds"] for each in report["stages"]]
+    assert sum(limits[1:]) <= 6.1
+    assert limits[1] > limits[0]
+    assert [each["status"][:6] for each in report["stages"]] == ["done", "killed", "killed", "killed"]
+    assert sum(spent) <= time.monotonic() - began
+
+
+def test_a_run_without_time_begins_no_stage(tmp_path: Path) -> None:
+    _, report, _ = run_stages(tmp_path, [stage("a", HANGS, 1)], minutes=run.SPARE_S / 60)
+    assert [each["status"] for each in report["stages"]] == ["not begun: no time is left"]
+
+
+def test_stages_are_chosen_by_letter_and_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert [each.name for each in STAGES if each.is_called("llama")] == ["serve: llama-8b", "steps: llama-8b"]
+    assert [each.letter for each in STAGES if each.is_called("d")] == ["d"]
+    with pytest.raises(SystemExit):
+        run.main(["--out", str(tmp_path), "--stages", "a,x"])
+    assert "--stages x: no such stage; there are a, b, c, d, e, f" in capsys.readouterr().err
+
+
+def test_the_stages_have_nine_minutes() -> None:
+    assert sum(each.seconds for each in STAGES) <= 9 * 60 - run.SPARE_S
+    assert [each.letter for each in STAGES] == sorted(each.letter for each in STAGES)
+    assert limit(540.0, STAGES) == pytest.approx(540.0 * STAGES[0].seconds / sum(s.seconds for s in STAGES))
+    assert limit(60.0, rehearsed(STAGES)) == pytest.approx(60.0 / len(STAGES))
+
+
+def test_wheels_that_cannot_be_installed_are_told(tmp_path: Path) -> None:
+    (tmp_path / "wheels").mkdir()
+    (tmp_path / "wheels" / "broken-1.0-py3-none-any.whl").write_bytes(b"no archive")
+    command = [sys.executable, "-m", "scripts.gpu.run", "--device=cpu", "--minutes=0.01"]
+    command += [f"--out={tmp_path / 'out'}", f"--wheels={tmp_path / 'wheels'}"]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, cwd=Path(__file__).parents[3], env=os.environ
+    )
+    assert ended.returncode == 1
+    assert "wheels: pip could not install the wheels:" in ended.stdout
+
+
+def test_lines_of_a_stage_are_results(capsys: pytest.CaptureFixture[str]) -> None:
+    tell("t", "n", {"ms": 1})
+    assert capsys.readouterr().out == 'measured: {"table": "t", "name": "n", "values": {"ms": 1}}\n'
