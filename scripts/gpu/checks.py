@@ -12,15 +12,24 @@ from scripts.gpu.measuring import Stage, tell
 
 TOLD_EVERY = 10
 """Tests between two counts."""
-SELECTED = {
-    "engine": ["tests/engine/torch"],
-    "families": ["tests/engine/torch"],
-}
-"""Arguments of pytest."""
-REHEARSED = {
-    "engine": ["tests/engine/torch/test_kernels.py"],
-    "families": ["tests/engine/torch/test_half_precision.py"],
-}
+TESTS = ROOT / "tests" / "engine" / "torch"
+FAMILIES, KERNELS = TESTS / "test_families.py", TESTS / "test_kernels.py"
+TABLES = {"engine": "a. tests of the torch engine", "families": "b. equality with transformers"}
+
+
+def arguments(what: str, device: str, *, tiny: bool) -> list[str]:
+    """Those of pytest: what ``make test-gpu`` runs, in two parts; ``tiny``: a few of these in one process."""
+    given = [f"--rootdir={ROOT}", f"--device={device}", "--tb=short"]
+    if tiny:
+        few = (
+            [FAMILIES, "-k=opt"]
+            if what == "families"
+            else [TESTS / "test_sampler.py", KERNELS, "-k=half or mixed"]
+        )
+        return [*given, *map(str, few)]
+    selected = [FAMILIES] if what == "families" else [TESTS, f"--ignore={FAMILIES}"]
+    # processes compile kernels side by side
+    return [*given, "-m=gpu", "--numprocesses=8", "--dist=worksteal", *map(str, selected)]
 
 
 class Tally:
@@ -57,11 +66,8 @@ class Tally:
 def main() -> int:
     stage = Stage("what")
     what = stage.options.what
-    chosen = (REHEARSED if stage.tiny else SELECTED)[what]
-    table = {"engine": "a. tests of the torch engine", "families": "b. equality with transformers"}[what]
-    tally = Tally(table)
-    arguments = [f"--rootdir={ROOT}", f"--device={stage.device}", "--tb=short", *chosen]
-    status = pytest.main(arguments, plugins=[tally])
+    tally = Tally(TABLES[what])
+    status = pytest.main(arguments(what, stage.device, tiny=stage.tiny), plugins=[tally])
     tally.tell()
     return int(status)
 
