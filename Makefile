@@ -11,6 +11,9 @@ export PYTHONDONTWRITEBYTECODE :=
 # Files of tests that run side by side: on two processors three, as tests wait a third of their time. With more,
 # tests of time limits fail.
 TEST_PROCESSES ?= 3
+# Processes of tests on one GPU: they wait for the compilation of kernels more than for the GPU, whose memory each
+# takes 1 GB of.
+GPU_PROCESSES ?= 8
 
 RAY_VENV := .venv-ray
 # vLLM pins other versions of what the engines share.
@@ -23,15 +26,15 @@ OPENAI2_VENV := .venv-clients-openai2
 SCHEMAS := .venv-schemas
 NODE := tests/clients/node
 AGENTS := tests/agents
-# Every target with tests of its own, for test-all.
-ALL_TESTS := $(filter-out test-slow test-all,$(filter test test-%,$(shell grep '^.PHONY:' Makefile)))
+# Every target with tests of its own, for test-all: test-gpu where there is an NVIDIA GPU.
+ALL_TESTS := $(filter-out test-slow test-all $(if $(wildcard /dev/nvidiactl /dev/dxg),,test-gpu),$(filter test test-%,$(shell grep '^.PHONY:' Makefile)))
 
 # vLLM's tests of its parsers, of which nothing is installed.
 VLLM_CASES := .venv-vllm-cases
 # What clients leave open, and warn of, is theirs.
 CLIENT_TESTS := -m pytest -W ignore -p no:unraisableexception tests/clients
 
-.PHONY: install install-dev serve test test-slow test-all test-pythons test-ray test-vllm test-parsers test-templates test-clients test-agents test-schemas check format bench clean
+.PHONY: install install-dev serve test test-slow test-gpu test-all test-pythons test-ray test-vllm test-parsers test-templates test-clients test-agents test-schemas check format bench clean
 
 install: $(VENV)/.installed  ## What serving needs.
 install-dev: $(VENV)/.installed-dev  ## What tests, linters and every optional part need.
@@ -52,6 +55,9 @@ test: install-dev  ## All tests but the slow ones.
 
 test-slow: install-dev
 	$(BIN)/python -m pytest --slow $(ARGS)
+
+test-gpu: install-dev  ## What a GPU may do otherwise: kernels, CUDA graphs, the engine, equality with transformers.
+	$(BIN)/python -m pytest --device cuda -m gpu --numprocesses $(GPU_PROCESSES) --dist worksteal $(ARGS) tests/engine/torch
 
 # Goes on after a failure, and prints a table.
 test-all:

@@ -24,7 +24,8 @@ def pytest_configure(config: pytest.Config) -> None:
     import torch
 
     if not torch.cuda.is_available():
-        raise pytest.UsageError(f"--device {device}: PyTorch {torch.__version__} finds no CUDA device here")
+        why = "is built without CUDA" if torch.version.cuda is None else "finds no CUDA device here"
+        raise pytest.UsageError(f"--device {device}: PyTorch {torch.__version__} {why}")
 
 
 @pytest.fixture(scope="session")

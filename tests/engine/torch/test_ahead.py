@@ -84,6 +84,7 @@ def same(one: Outcome, other: Outcome) -> None:
         assert values == pytest.approx(other_values, abs=1e-4)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     "kinds",
     [MIXED, MIXED[:6] + 2 * PENALISED, MIXED + PENALISED + READING],
@@ -151,6 +152,7 @@ def test_aborts_at_any_time_leave_a_beginning_and_everything_free(
             same(outcome, ahead[stream])
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("sampling", [{}, *PENALISED], ids=str)
 def test_tokens_are_read_one_step_later(llama: Path, sampling: dict[str, Any]) -> None:
     driver = Driver(make_engine(llama, async_scheduling="on"))

@@ -113,6 +113,7 @@ def test_an_interval_groups_tokens_but_for_the_first_and_the_last(
     assert [ids[0] for ids, _, _ in outcomes[0].logprobs] == outcomes[0].tokens
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_resumed_stream_goes_on_as_it_would_have(
     llama: tuple[Path, transformers.PreTrainedModel], temperature: float
@@ -177,6 +178,7 @@ def test_what_can_never_run_is_refused(
     assert not engine.has_work()
 
 
+@pytest.mark.gpu
 def test_logprobs_are_those_of_the_model(llama: tuple[Path, transformers.PreTrainedModel]) -> None:
     directory, model = llama
     prompt = [11, 12, 13]

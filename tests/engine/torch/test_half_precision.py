@@ -15,6 +15,7 @@ from tests.engine.torch.harness import DEVICE, VOCAB, generate, make_engine, mak
 TOKENS = 20
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [

@@ -9,6 +9,8 @@ from torch import nn
 from penstock.engine.torch.lm_head import CPU_ROWS, LMHead
 from tests.engine.torch.harness import DEVICE
 
+pytestmark = pytest.mark.gpu
+
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -68,6 +68,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 """Changes of PEFT's configuration, by model type; targets are all linear layers otherwise."""
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_tokens_and_logprobs_equal_those_of_peft(kind: str, tmp_path: Path) -> None:
     model = make_model(kind, tmp_path / "model")
@@ -158,6 +159,7 @@ def expected(llama: Path, adapters: dict[str, Path]) -> dict[int, list[int]]:
     return alone(engine_with(llama, adapters), mixed(64, [*adapters, None]))
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     "options",
     [
@@ -185,6 +187,7 @@ def loaded_adapters(engine: TorchEngine) -> list[LoadedAdapter]:
     return [*table._loaded.values()]
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision(llama: Path, adapters: dict[str, Path], dtype: str) -> None:
     engine = engine_with(llama, adapters, dtype=dtype)
@@ -240,6 +243,7 @@ def test_the_cache_holds_finite_values_of_an_adapter_that_overflows(llama: Path,
         assert cached.abs().max() <= MOST_IN_CACHE
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("kind", "dtype"),
     [("mixtral", "float32"), ("bloom", "float32"), ("gemma2", "float32"), ("qwen2", "float16")],
@@ -346,6 +350,7 @@ def test_an_adapter_that_is_removed_leaves_no_blocks(llama: Path, adapters: dict
     assert engine._blocks.free_count() == engine._blocks.blocks
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("level", [1, 2])
 def test_adapters_wake_with_the_model(llama: Path, adapters: dict[str, Path], level: int) -> None:
     engine = engine_with(llama, adapters)

@@ -18,6 +18,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, transformers.
     return directory, make_model("llama", directory)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("block_size", [4, 16])
 def test_greedy_output_is_that_of_transformers(
     llama: tuple[Path, transformers.PreTrainedModel], block_size: int

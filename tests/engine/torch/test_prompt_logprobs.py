@@ -45,6 +45,7 @@ def check(model: transformers.PreTrainedModel, prompt: Sequence[int], most: int,
         assert rank == int((expected > expected[prompt[place]]).sum()) + 1
 
 
+@pytest.mark.gpu
 def test_they_are_the_models_in_chunks_beside_other_streams(llama: Model) -> None:
     directory, model = llama
     engine = make_engine(directory, max_num_batched_tokens=40)

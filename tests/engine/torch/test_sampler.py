@@ -26,6 +26,8 @@ from penstock.wire.messages import SamplingParams
 from tests.engine.torch.harness import DEVICE, finished, submit
 from tests.engine.torch.sampling_reference import any_sampling, distribution, edited
 
+pytestmark = pytest.mark.gpu
+
 DRAWS = 12_000
 LOGITS = np.array([2.0, 1.0, 0.5, 0.0, -0.5, -1.0, 1.5, -3.0], np.float32)
 # The 99.99 % quantile of chi-square with 7 degrees of freedom (fewer tokens: fewer degrees, a lower

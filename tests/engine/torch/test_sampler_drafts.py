@@ -18,6 +18,8 @@ from penstock.wire.logprobs import Logprobs
 from tests.engine.torch.harness import DEVICE, finished, submit
 from tests.engine.torch.sampling_reference import any_sampling
 
+pytestmark = pytest.mark.gpu
+
 MOST_DRAFTS, STEPS, LENGTH = 5, 6, 120
 Row = tuple[int, tuple[Any, ...] | None]
 """A token, and its logprobs: ids, values, rank."""

@@ -13,6 +13,8 @@ import torch
 from penstock.engine.torch import model as paged
 from tests.engine.torch.harness import make_engine, make_model, run_all, submit
 
+pytestmark = pytest.mark.gpu
+
 PROMPT = [5, 6, 7, 8] * 12
 
 
@@ -21,11 +23,11 @@ PROMPT = [5, 6, 7, 8] * 12
 def test_it_wakes_as_it_was(tmp_path: Path, kind: str, level: int) -> None:
     make_model(kind, tmp_path)
     engine = make_engine(tmp_path)
-    before = run_all(engine, [submit(0, PROMPT, max_tokens=12)])[0].tokens
+    before = run_all(engine, [submit(0, PROMPT, max_tokens=12, ignore_eos=True)])[0].tokens
     engine.call("sleep", {"level": level})
     engine.call("wake_up", {})
     assert engine.load().kv_used == 0
-    after = run_all(engine, [submit(1, PROMPT, max_tokens=12)])[1]
+    after = run_all(engine, [submit(1, PROMPT, max_tokens=12, ignore_eos=True)])[1]
     assert after.tokens == before
     assert engine.metrics()["prefix_cache_hits_total"] == 0  # the cache went with its blocks
 

@@ -220,6 +220,7 @@ def assert_all_free(engine: TorchEngine) -> None:
     assert (load.running, load.waiting, load.kv_used) == (0, 0, 0)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("tokens", ["auto", 5])
 @pytest.mark.parametrize("method", METHODS)
 def test_streams_get_what_they_get_without(

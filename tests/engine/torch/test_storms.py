@@ -27,6 +27,7 @@ def prompts(count: int) -> list[list[int]]:
     ]
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize(("requests", "room_for"), [(48, 8), pytest.param(512, 64, marks=pytest.mark.slow)])
 def test_preemptions_change_no_greedy_output(
     llama: tuple[Path, transformers.PreTrainedModel], requests: int, room_for: int

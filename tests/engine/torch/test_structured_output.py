@@ -78,6 +78,7 @@ def check_texts(outcomes: dict[int, Outcome], tokenizer: Tokenizer) -> None:
             assert outcome.finish in (FinishReason.GRAMMAR, FinishReason.EOS)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_output_always_matches_and_others_do_not_notice(
     model: Path, tokenizer: Tokenizer, temperature: float
@@ -175,6 +176,7 @@ def test_a_grammar_that_matches_nothing_is_refused(model: Path, tokenizer: Token
     assert not rows
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("ahead", ["on", "off"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_streams_without_any_allowed_token_end_with_stop(
