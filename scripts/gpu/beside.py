@@ -70,33 +70,40 @@ def run(model: Any, load: Load, prompts: list[list[int]], seconds: float, *, tin
     }
 
 
-def measure(stage: Stage, shape: Shape) -> None:
-    table, model = f"e. transformers: {shape.name}", None
+def start(stage: Stage, shape: Shape) -> Any:
+    """The model; None when it cannot be made, or its version of transformers has no continuous batching."""
+    found = None
+    with (
+        stage.measurement(f"e. transformers: {shape.name}: start", "start", 30) as values,
+        tempfile.TemporaryDirectory(prefix="penstock-gpu-") as folder,
+    ):
+        began = time.perf_counter()
+        model = load_model(shape.write(Path(folder)), stage.device)
+        if not hasattr(model, "continuous_batching_context_manager"):
+            raise RuntimeError("this version of transformers has no continuous batching")
+        values["seconds"] = time.perf_counter() - began
+        found = model
+    return found
+
+
+def measure(stage: Stage, shape: Shape, model: Any, load: Load) -> None:
     own = stage.told(f"c. serve: {shape.name}")
-    with tempfile.TemporaryDirectory(prefix="penstock-gpu-") as folder:
-        with stage.measurement(f"{table}: start", "start", 30) as values:
-            began = time.perf_counter()
-            model = load_model(shape.write(Path(folder)), stage.device)
-            if not hasattr(model, "continuous_batching_context_manager"):
-                raise RuntimeError("this version of transformers has no continuous batching")
-            values["seconds"] = time.perf_counter() - began
-        for number, load in enumerate(loads_of_streams(tiny=stage.tiny)):
-            if model is None or load.interval != 1:
-                continue
-            with stage.measurement(table, load.name, load.seconds) as values:
-                prompts = shape.prompts(load.streams, load.prompt, seed=number)
-                values |= run(model, load, prompts, load.seconds - 6, tiny=stage.tiny)
-                if (served := own.get(load.name, {}).get("tokens/s")) is not None:
-                    values["Penstock tokens/s"] = served
-                    values["Penstock to transformers"] = served / values["tokens/s"]
+    with stage.measurement(f"e. transformers: {shape.name}", load.name, load.seconds) as values:
+        prompts = shape.prompts(load.streams, load.prompt)
+        values |= run(model, load, prompts, load.seconds - 6, tiny=stage.tiny)
+        if (served := own.get(load.name, {}).get("tokens/s")) is not None:
+            values["Penstock tokens/s"] = served
+            values["Penstock to transformers"] = served / values["tokens/s"]
 
 
 def main() -> None:
     stage = Stage()
-    for name in ("opt-125m", "llama-8b"):
-        measure(stage, find_shape(name, tiny=stage.tiny))
-        if stage.device == "cuda":
-            torch.cuda.empty_cache()
+    shapes = [find_shape(name, tiny=stage.tiny) for name in ("llama-8b", "opt-125m")]
+    models = [(shape, start(stage, shape)) for shape in shapes]
+    for load in loads_of_streams(tiny=stage.tiny):
+        for shape, model in models:
+            if model is not None and load.interval == 1:
+                measure(stage, shape, model, load)
 
 
 if __name__ == "__main__":

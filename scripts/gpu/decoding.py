@@ -63,13 +63,22 @@ class SteppedEngine:
                 return time.perf_counter() - began
         raise RuntimeError(f"no first token within {MOST_STEPS} steps")
 
+    def advance(self, steps: int) -> None:
+        """Steps without a look at their rows."""
+        for _ in range(steps):
+            self.engine.step()
+
     def step_ms(self, steps: int, rounds: int) -> float:
-        """Milliseconds of a step, the median of rounds of several steps. What is launched ahead evens out."""
-        times = []
+        """Milliseconds of a step, the median of rounds of several steps; what is launched ahead evens out.
+        Raises RuntimeError when not every stream gets a token in each."""
+        times, streams = [], len(self._running)
         for _ in range(rounds):
             began = time.perf_counter()
             for _ in range(steps):
-                self.engine.step()
+                rows = self.engine.step()
+                if len(rows.stream) != streams or rows.failed:
+                    why = rows.failed[0].message if rows.failed else "the others wait or have ended"
+                    raise RuntimeError(f"a step with {len(rows.stream)} of {streams} streams: {why}")
             times.append((time.perf_counter() - began) * 1000 / steps)
         return statistics.median(times)
 

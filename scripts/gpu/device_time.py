@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 import tempfile
 from collections.abc import Callable
@@ -32,6 +33,18 @@ class DeviceTime:
     def of(self, names: tuple[str, ...]) -> float:
         """Milliseconds per step of kernels whose name contains one of ``names``."""
         return sum(ms for name, ms in self.by_name.items() if any(part in name for part in names))
+
+
+def attention_kernels() -> tuple[str, ...]:
+    """Parts of the names of kernels that attend: PyTorch's, and Penstock's own, which have the names of their
+    functions; not those that write the cache."""
+    own: list[str] = []
+    with contextlib.suppress(ImportError):  # no Triton: the CPU has none of them
+        from penstock.engine.torch.cuda import kernels
+
+        triton = ("JITFunction", "InterpretedFunction")
+        own = [name for name, value in vars(kernels).items() if type(value).__name__ in triton]
+    return ("attention", "flash", "fmha", *(name for name in own if "write" not in name))
 
 
 def record(device: str, steps: int, step: Callable[[], object]) -> DeviceTime:

@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -41,9 +42,10 @@ def _output(*command: str) -> str:
 
 
 def install_wheels(wheels: Path, site: Path) -> str:
-    """Unpacks all wheels of a folder into the folder ``site``, from no index; returns a line about it.
+    """Installs all wheels of a folder into the folder ``site``, from no index; returns a line about it.
 
-    Raises RuntimeError with pip's last words.
+    Where pip fails, which an environment may lack, they are unpacked: these wheels are only files. Raises
+    RuntimeError when there are none.
     """
     found = sorted(wheels.glob("*.whl"))
     if not found:
@@ -51,10 +53,17 @@ def install_wheels(wheels: Path, site: Path) -> str:
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
     command += ["--disable-pip-version-check", "--no-cache-dir", "--root-user-action=ignore"]
     ran = subprocess.run([*command, "--target", str(site), *map(str, found)], capture_output=True, text=True)
-    if ran.returncode:
-        raise RuntimeError(f"pip could not install the wheels:\n{ran.stderr[-1000:]}")
     size = sum(path.stat().st_size for path in found) / 1e6
-    return f"{len(found)}, {size:.1f} MB: {', '.join(path.name.split('-')[0] for path in found)}"
+    told = f"{len(found)}, {size:.1f} MB: {', '.join(path.name.split('-')[0] for path in found)}"
+    if ran.returncode == 0:
+        return told
+    for path in found:
+        try:
+            with zipfile.ZipFile(path) as archive:
+                archive.extractall(site)
+        except zipfile.BadZipFile as error:
+            raise RuntimeError(f"{path.name}: {error}") from None
+    return f"{told}; unpacked, as pip failed: {' '.join(ran.stderr.split())[-200:]}"
 
 
 def environment(site: Path, device: str) -> dict[str, str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.gpu.decoding import SteppedEngine
-from scripts.gpu.device_time import DeviceTime, record
+from scripts.gpu.device_time import DeviceTime, attention_kernels, record
 from scripts.gpu.host_phases import timed_phases
 from scripts.gpu.measuring import Stage, tell
 from scripts.gpu.shapes import Shape, find_shape
@@ -22,8 +22,6 @@ OUTPUT = 4 * (WARM_STEPS + STEPS * ROUNDS + STEPS + PROFILED)
 TURNS = 5
 TOP = 6
 """Kernels of a table."""
-ATTENTION = ("attention", "flash", "fmha", "_decode", "_paged", "_prefill", "_attend")
-"""Parts of the names of kernels that attend: Triton's are named after their functions."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +60,7 @@ class Steps:
 
     def run(self) -> None:
         table = f"c. steps: {self._shape.name}"
+        record(self._stage.device, 1, lambda: None)  # the profiler knows the graphs that are made after it
         with self._stage.measurement(f"{table}: start", "start", 60) as values:
             began = time.perf_counter()
             self._engine = self._start(self._plan.kv_bytes)
@@ -99,7 +98,7 @@ class Steps:
         try:
             seconds = stepped.until_decoding()
             values["prefill tokens/s"] = streams * prompt / seconds
-            stepped.step_ms(WARM_STEPS, 1)
+            stepped.advance(WARM_STEPS)
             values["step ms"] = ms = stepped.step_ms(STEPS, ROUNDS)
             values["tokens/s"] = streams * 1000 / ms
             values["KV bytes"] = (
@@ -112,7 +111,7 @@ class Steps:
             values["device busy ms"] = device.busy_ms
             values["device idle %"] = max(0.0, 100 * (1 - device.busy_ms / ms))
             values["kernels"] = device.kernels
-            values["attention ms"] = device.of(ATTENTION)
+            values["attention ms"] = device.of(attention_kernels())
         finally:
             stepped.end()
         return device
@@ -160,7 +159,7 @@ def _by_turns(
     try:
         for stepped in both.values():
             stepped.until_decoding()
-            stepped.step_ms(WARM_STEPS, 1)
+            stepped.advance(WARM_STEPS)
         times: dict[str, list[float]] = {name: [] for name in both}
         for _ in range(TURNS):
             for name, stepped in both.items():
