@@ -140,8 +140,8 @@ class EngineOptions(ResponseStoreOptions, frozen=True, kw_only=True, forbid_unkn
     gpu_memory_utilization: Annotated[
         float,
         option(
-            "Fraction of a GPU's memory for weights, activations and KV cache. Engines of a host that share "
-            "a GPU divide it.",
+            "Fraction of a GPU's memory for weights, activations, CUDA graphs and KV cache, as far as it is "
+            "free. Engines of a host that share a GPU divide it.",
             "Engine",
             gt=0,
             le=1,

@@ -48,6 +48,7 @@ from penstock.engine.torch.model_runner import ModelRunner, PendingOutput
 from penstock.engine.torch.out_of_memory import drop_frames, is_out_of_memory, one_line
 from penstock.engine.torch.process_group import ProcessGroup
 from penstock.engine.torch.profiler import TorchProfiler
+from penstock.engine.torch.sampling.penalties import TokenCounts
 from penstock.engine.vocabulary import read_eos_token_ids
 from penstock.logging_setup import RateLimitedLog
 from penstock.wire.kv_events import KVCacheEvent
@@ -117,7 +118,13 @@ class TorchEngine:
         if draft_dir is not None and draft_shape is not None:
             self._models.append(load_draft_model(config, draft_dir, draft_shape, dtype, device))
             per_token.append(bytes_per_token(draft_shape, dtype))
-        budget = cache_budget(config, place, lambda: run_largest_steps(model, config, max_model_len, device))
+        budget = cache_budget(
+            config,
+            place,
+            lambda: run_largest_steps(self._models, config, max_model_len, device),
+            lambda memory: sum(each.graph_bytes(memory) for each in self._models),
+            TokenCounts.most_bytes(config.max_num_seqs, shape.vocab_size),
+        )
         blocks = num_cache_blocks(config, per_token, max_model_len, budget)
         for each in self._models:
             each.make_cache(blocks + 1, config.block_size)

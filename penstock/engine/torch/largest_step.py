@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -11,8 +13,9 @@ from penstock.engine.batch.slots import SlotTable
 from penstock.engine.sampling.metadata import SamplingMetadata
 from penstock.engine.schedule.batch import Batch
 from penstock.engine.schedule.block_tables import BlockTables
-from penstock.engine.torch.model import PagedModel
+from penstock.engine.torch.model import LESS_WORK, PagedModel
 from penstock.engine.torch.model_runner import ModelRunner
+from penstock.engine.torch.out_of_memory import stating_shortage
 from penstock.wire.messages import SamplingParams, Submit
 
 UNIFORM = 1e30
@@ -20,17 +23,26 @@ UNIFORM = 1e30
 
 
 def run_largest_steps(
-    model: PagedModel, config: ServeConfig, max_model_len: int, device: torch.device
+    models: Sequence[PagedModel], config: ServeConfig, max_model_len: int, device: torch.device
 ) -> None:
     """Run two steps of ``max_num_batched_tokens`` prompt tokens: as many streams as possible, which have the
-    most logits and sampling, and the longest streams, which have the most attention.
+    most logits and sampling, and the longest streams, which have the most attention. Draft models run them
+    as well, up to the positions that they have; streams have adapters where these are enabled.
 
-    The model gets a cache of the null block alone, which takes all keys and values;
+    Models get a cache of the null block alone, which takes all keys and values;
     :meth:`PagedModel.make_cache` is to be called afterwards. Ranks that share a model's layers all call this.
+    Raises ConfigError when there is no memory for a step.
     """
-    model.make_cache(1, config.block_size, record=False)
-    for start, count in (most_streams(config, max_model_len), longest_streams(config, max_model_len)):
-        _run(model, config, max_model_len, device, start.astype(np.int32), count.astype(np.int32))
+    what = (
+        f"running the largest steps, of --max-num-batched-tokens {config.max_num_batched_tokens} and "
+        f"--max-num-seqs {config.max_num_seqs}"
+    )
+    for model in models:
+        model.make_cache(1, config.block_size, record=False)
+        longest = min(max_model_len, model.max_positions)
+        with stating_shortage(what, LESS_WORK, device):
+            for start, count in (most_streams(config, longest), longest_streams(config, longest)):
+                _run(model, config, longest, device, start.astype(np.int32), count.astype(np.int32))
 
 
 def most_streams(config: ServeConfig, max_model_len: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -79,4 +91,9 @@ def _run(
         generations=table.generation[slots],
     )
     blocks = BlockTables(len(count), 1, config.block_size, max_model_len)
-    ModelRunner(model, blocks, sampling, device).launch(batch).read()
+    if model.lora is None:
+        ModelRunner(model, blocks, sampling, device).launch(batch).read()
+        return
+    places = (slots % config.max_loras).astype(np.int32)
+    with model.lora.filled():
+        ModelRunner(model, blocks, sampling, device, places).launch(batch).read()

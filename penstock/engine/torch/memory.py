@@ -17,6 +17,7 @@ from penstock.config.errors import ConfigError
 from penstock.config.serve import ServeConfig
 from penstock.engine.torch.device import DevicePlace
 from penstock.engine.torch.model_loader import ModelShape
+from penstock.engine.torch.out_of_memory import in_units
 
 CPU_CACHE_BYTES = 4 << 30
 CPU_CACHE_SHARE = 0.4
@@ -80,56 +81,93 @@ def num_cache_blocks(config: ServeConfig, per_token: Sequence[int], max_model_le
 
 
 class DeviceMemory(Protocol):
-    """What :func:`cache_budget` reads of a device; all numbers are bytes."""
+    """What is known of a device's memory; all numbers are bytes."""
 
     def total(self) -> int:
         """Of the device."""
 
+    def free(self) -> int:
+        """What no process has."""
+
+    def in_use(self) -> int:
+        """What has been taken, the driver's part included; where other engines start on the same device,
+        only what this process's allocator has."""
+
+    def reserved(self) -> int:
+        """What this process's allocator has: tensors, and what it keeps for later ones."""
+
+    def allocated(self) -> int:
+        """This process's tensors."""
+
+    def release(self) -> None:
+        """Give back what the allocator keeps for later tensors."""
+
     def watch_peak(self) -> None:
-        """Forget the peak, and free what is cached for later allocations."""
+        """Forget the peak, after :meth:`release`."""
 
     def peak(self) -> int:
-        """The most that tensors of this process took since :meth:`watch_peak`, weights included."""
-
-    def foreign(self) -> int:
-        """In use by others than this process's tensors: its CUDA context and libraries, other processes."""
+        """The most that was :meth:`reserved` since :meth:`watch_peak`."""
 
 
 class CudaMemory:
     """:class:`DeviceMemory` of a CUDA device."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, place: DevicePlace) -> None:
+        self._device = place.device
+        self._shared = place.sharers > 1
 
     def total(self) -> int:
         return int(torch.cuda.mem_get_info(self._device)[1])
 
-    def watch_peak(self) -> None:
+    def free(self) -> int:
+        return int(torch.cuda.mem_get_info(self._device)[0])
+
+    def in_use(self) -> int:
+        if self._shared:
+            return self.reserved()
+        free, total = torch.cuda.mem_get_info(self._device)
+        return int(total - free)
+
+    def reserved(self) -> int:
+        return int(torch.cuda.memory_reserved(self._device))
+
+    def allocated(self) -> int:
+        return int(torch.cuda.memory_allocated(self._device))
+
+    def release(self) -> None:
+        torch.cuda.synchronize(self._device)
         release_memory(self._device)
+
+    def watch_peak(self) -> None:
+        self.release()
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def peak(self) -> int:
         torch.cuda.synchronize(self._device)
-        return int(torch.cuda.max_memory_allocated(self._device))
-
-    def foreign(self) -> int:
-        free, total = torch.cuda.mem_get_info(self._device)
-        return max(0, int(total - free - torch.cuda.memory_reserved(self._device)))
+        return int(torch.cuda.max_memory_reserved(self._device))
 
 
 def cache_budget(
     config: ServeConfig,
     place: DevicePlace,
     run_largest_steps: Callable[[], None],
+    graph_bytes: Callable[[DeviceMemory], int],
+    later: int,
     memory: DeviceMemory | None = None,
 ) -> int:
     """Bytes for the KV cache of an engine whose weights are in memory: ``--kv-cache-memory``, or what is left
     of its part of the device's memory.
 
     On a CUDA device that is ``--gpu-memory-utilization`` of the total, divided evenly among the engines that
-    share it, minus the peak of ``run_largest_steps``: weights, activations and logits. An engine alone also
-    leaves out what is in use by anything else. Engines that share a device start at the same time, so each
-    would count the other's weights; their CUDA contexts must fit into the rest, 1 - utilization.
+    share it, minus the peak of ``run_largest_steps`` (weights, activations and logits), ``graph_bytes`` of
+    CUDA graphs, and the ``later`` bytes of tensors that come with the requests that need them. It is never
+    more than what is free beside these. An engine alone also leaves out what is in use by anything else.
+    Engines that share a device start at the same time, so each would count the other's weights; their CUDA
+    contexts, and what the driver keeps of their graphs, must fit into the rest, 1 - utilization.
+
+    The peak is that of the memory that PyTorch's allocator has, not of the tensors in it. Steps of other
+    shapes find pieces of other sizes; two steps of unlike shapes after each other show what that takes, and
+    what lies between tensors is not the cache's. The difference is some percent of the activations.
 
     On a CPU nothing is run: free memory is a moving number that all processes of the host share, the cache
     takes pages only as it fills, and a share below a half leaves room for activations. Ranks divide it.
@@ -139,22 +177,29 @@ def cache_budget(
     if place.device.type != "cuda":
         share = CPU_CACHE_SHARE * psutil.virtual_memory().available / place.sharers
         return int(min(CPU_CACHE_BYTES, share))
-    memory = CudaMemory(place.device) if memory is None else memory
+    memory = CudaMemory(place) if memory is None else memory
     memory.watch_peak()
     run_largest_steps()
-    used = memory.peak()
-    memory.watch_peak()
-    if place.sharers == 1:
-        used += memory.foreign()
-    part = int(config.gpu_memory_utilization * memory.total() / place.sharers)
-    if used >= part:
+    steps = memory.peak()
+    graphs = graph_bytes(memory)
+    memory.release()
+    free, held, total = memory.free(), memory.reserved(), memory.total()
+    used = steps + graphs + later
+    part = int(config.gpu_memory_utilization * total / place.sharers)
+    others = max(0, total - free - held)
+    budget = part - used - (others if place.sharers == 1 else 0)
+    budget = min(budget, free - (used - held))
+    if budget <= 0:
         shared = "" if place.sharers == 1 else f" divided among {place.sharers} engines"
         raise ConfigError(
-            f"--gpu-memory-utilization {config.gpu_memory_utilization}{shared}: of {part} bytes the model "
-            f"and its largest step take {used}, which leaves nothing for the KV cache; lower "
-            "--max-num-batched-tokens or --max-num-seqs"
+            f"--gpu-memory-utilization {config.gpu_memory_utilization}{shared}: nothing is left for the KV "
+            f"cache. Of {in_units(total)} on {place.device} this engine may take {in_units(part)}; its "
+            f"weights and largest step take {in_units(steps)}, CUDA graphs {in_units(graphs)}, penalties up "
+            f"to {in_units(later)}. CUDA contexts and other processes (nvidia-smi lists them) have "
+            f"{in_units(others)}, which leaves {in_units(free + held)}. Raise it, lower "
+            "--max-num-batched-tokens or --max-num-seqs, or end other processes"
         )
-    return part - used
+    return budget
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -18,15 +18,27 @@ from penstock.engine.torch.attention import Layout, PagedAttention, find_kernel
 from penstock.engine.torch.attention_metadata import dummy_attention_metadata, token_positions
 from penstock.engine.torch.batch_invariance import head_rows, make_invariant, refuse_device
 from penstock.engine.torch.bloom import replace_attention
-from penstock.engine.torch.cuda.decode_graphs import DecodeGraphs, find_capture, record_graphs
+from penstock.engine.torch.cuda.decode_graphs import (
+    Capture,
+    DecodeGraphs,
+    find_capture,
+    padded_sizes,
+    record_graphs,
+)
+from penstock.engine.torch.cuda.graph_memory import measure_graphs
 from penstock.engine.torch.cuda.paged_layout import FILLING, DeviceTables
 from penstock.engine.torch.expert_parallel import ExpertParallel
 from penstock.engine.torch.lm_head import LMHead
 from penstock.engine.torch.lora.lora_layers import LoraLayers
 from penstock.engine.torch.lora.lora_plan import LoraPlan
-from penstock.engine.torch.memory import release_memory
+from penstock.engine.torch.memory import DeviceMemory, release_memory
 from penstock.engine.torch.model_loader import ModelShape, load_model
+from penstock.engine.torch.out_of_memory import stating_shortage
 from penstock.engine.torch.transfer import to_device
+
+LESS_WEIGHTS = "take --dtype bfloat16, a smaller model, or a device with more free memory"
+LESS_CACHE = "lower --kv-cache-memory or --gpu-memory-utilization, or end other processes on the device"
+LESS_WORK = "lower --max-num-batched-tokens or --max-num-seqs, or end other processes on the device"
 
 _instances = itertools.count()
 
@@ -60,6 +72,7 @@ class PagedModel:
         self._cache_size = 0, 0
         self._attention: PagedAttention | None = None
         self._graphs: DecodeGraphs | None = None
+        self._can_record = True
         self._model: Any = None
         self._head: LMHead | None = None
         self.lora: LoraLayers | None = None
@@ -70,6 +83,13 @@ class PagedModel:
 
     def _load_weights(self) -> None:
         """Load the weights to the device, from files or, after sleep level 1, from host memory."""
+        with stating_shortage(f"loading the weights of {self._model_dir}", LESS_WEIGHTS, self._device):
+            self._load()
+        if self.lora is not None:
+            self.lora.allocate()
+        self._head = self._make_head()
+
+    def _load(self) -> None:
         if self._model is None:
             model = load_model(
                 self._model_dir,
@@ -89,9 +109,6 @@ class PagedModel:
                 self._multiple = make_invariant(model)
         else:
             self._model.to(self._device)
-        if self.lora is not None:
-            self.lora.allocate()
-        self._head = self._make_head()
 
     def _make_head(self) -> LMHead:
         shape, projection = self._shape, self._model.get_output_embeddings()
@@ -103,14 +120,30 @@ class PagedModel:
 
     def make_cache(self, blocks: int, block_size: int, *, record: bool = True) -> None:
         """Allocate the KV cache, after the weights are loaded and before the first forward pass. ``blocks``
-        includes the null block. ``record``: record decode steps as CUDA graphs where that is possible."""
+        includes the null block. ``record``: record decode steps as CUDA graphs where that is possible. Raises
+        ConfigError when there is no memory for them."""
         self._cache_size = blocks, block_size
         self._graphs = None  # they refer to the cache before
-        longest = self._config.max_model_len or self._shape.max_positions
+        with stating_shortage(f"allocating a KV cache of {blocks} blocks", LESS_CACHE, self._device):
+            self._attention = self._make_attention(blocks, block_size)
+        tables = self._attention.tables
+        if record and tables is not None:
+            with stating_shortage("recording CUDA graphs", LESS_CACHE, self._device):
+                self._warm_up(tables)
+                capture = self._find_capture()
+                if capture is not None:
+                    self._graphs = self._record(capture, padded_sizes(self._config.max_num_seqs))
+
+    @property
+    def _longest(self) -> int:
+        """Positions of the longest history."""
+        return self._config.max_model_len or self._shape.max_positions
+
+    def _make_attention(self, blocks: int, block_size: int) -> PagedAttention:
         kernel, tables = find_kernel(self._device), None
         if kernel is not None:
-            tables = DeviceTables(self._config.max_num_seqs, -(-longest // block_size), self._device)
-        self._attention = PagedAttention(
+            tables = DeviceTables(self._config.max_num_seqs, -(-self._longest // block_size), self._device)
+        return PagedAttention(
             self._shape,
             blocks,
             block_size,
@@ -120,25 +153,42 @@ class PagedModel:
             tables=tables,
             batch_invariant=self._config.batch_invariant,
         )
-        if not record or tables is None:
-            return
-        self._warm_up(tables, longest)
+
+    # -- CUDA graphs
+
+    def _find_capture(self) -> Capture | None:
+        """None: decode steps are not recorded."""
         # ranks that split experts exchange within a forward pass as many tokens as each has
-        if self._experts is None and not self._config.enforce_eager:
-            self._graphs = record_graphs(
-                self._forward,
-                find_capture(self._device),
-                tables,
-                max_num_seqs=self._config.max_num_seqs,
-                longest=longest,
-                device=self._device,
-            )
+        allowed = self._can_record and self._experts is None and not self._config.enforce_eager
+        return find_capture(self._device) if allowed else None
+
+    def _record(self, capture: Capture, sizes: list[int]) -> DecodeGraphs | None:
+        assert self.attention.tables is not None
+        return record_graphs(
+            self._forward,
+            capture,
+            self.attention.tables,
+            sizes=sizes,
+            longest=self._longest,
+            device=self._device,
+        )
+
+    def graph_bytes(self, memory: DeviceMemory) -> int:
+        """Bytes that the CUDA graphs of :meth:`make_cache` will take. The model has a cache, without any."""
+        tables, capture = self.attention.tables, self._find_capture()
+        if tables is None or capture is None:
+            return 0
+        with stating_shortage("recording CUDA graphs", LESS_WORK, self._device):
+            self._warm_up(tables)
+            size = measure_graphs(self._record, capture, padded_sizes(self._config.max_num_seqs), memory)
+        self._can_record = size is not None
+        return size or 0
 
     @torch.inference_mode()
-    def _warm_up(self, tables: DeviceTables, longest: int) -> None:
+    def _warm_up(self, tables: DeviceTables) -> None:
         """Compile the kernels: those for few tokens, whose histories are shared by programs, and for many."""
         for count in (1, FILLING + 1):
-            layout = tables.null_layout(count, count, longest)
+            layout = tables.null_layout(count, count, self._longest)
             zeros = torch.zeros_like(layout.positions)
             self.hidden(zeros, zeros, layout, zeros[:1])
 
@@ -157,8 +207,8 @@ class PagedModel:
         release_memory(self._device)
 
     def wake_up(self) -> None:
-        """Load the weights and allocate an empty KV cache. Raises ConfigError when the weights cannot be
-        read, and what a lack of memory raises; the model is then asleep as before."""
+        """Load the weights, allocate an empty KV cache and record graphs. Raises ConfigError when the weights
+        cannot be read or there is no memory; the model is then asleep as before."""
         dropped = self._model is None
         try:
             self._load_weights()

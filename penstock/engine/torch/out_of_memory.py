@@ -18,10 +18,24 @@ MAX_ERROR = 200
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the device or the host had no memory for something; later calls may have it."""
+    """Whether the device or the host had no memory for something; later calls may have it.
+
+    So it is when another error follows from that: a capture fails once more where it ends.
+    """
+    return any(_is_shortage(each) for each in _chain(error))
+
+
+def _is_shortage(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _TEXTS)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and what was being handled when it was raised."""
+    while error is not None:
+        yield error
+        error = error.__context__
 
 
 def drop_frames(error: BaseException) -> None:
@@ -29,10 +43,8 @@ def drop_frames(error: BaseException) -> None:
 
     To be called where it is first caught: a generator among its callers that is to go on would be closed.
     """
-    cause: BaseException | None = error
-    while cause is not None:
-        traceback.clear_frames(cause.__traceback__)
-        cause = cause.__context__
+    for each in _chain(error):
+        traceback.clear_frames(each.__traceback__)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from penstock.config.serve import ServeConfig
 from penstock.engine.torch.largest_step import longest_streams, most_streams, run_largest_steps
+from penstock.engine.torch.lora.lora_layers import SharedInput
+from penstock.engine.torch.lora.lora_plan import LoraPlan
+from penstock.engine.torch.model import PagedModel
 from penstock.engine.torch.sampling.sampler import Sampler
 from tests.engine.torch.harness import DEVICE, SMALL_ENGINE, make_engine, make_model, run_all, submit
 
@@ -52,7 +55,7 @@ def test_they_run_like_a_batch_and_leave_nothing_behind(
     model, sampled, tokens = engine._models[0], list[Tensor](), list[int]()
     monkeypatch.setattr(Sampler, "sample", _noted(sampled, Sampler.sample))
     monkeypatch.setattr(type(model), "hidden", _counted(tokens, type(model).hidden))
-    run_largest_steps(model, ServeConfig(**SMALL_ENGINE), 1024, DEVICE)
+    run_largest_steps([model], ServeConfig(**SMALL_ENGINE), 1024, DEVICE)
     monkeypatch.undo()
     assert tokens == [2048, 2048]
     assert [len(logits) for logits in sampled] == [64, 3]
@@ -71,8 +74,35 @@ def test_their_sampler_sorts_the_whole_vocabulary(tmp_path: Path, monkeypatch: p
         return sort(values, *arguments, **options)
 
     monkeypatch.setattr(Tensor, "sort", noted)
-    run_largest_steps(model, ServeConfig(**SMALL_ENGINE), 1024, DEVICE)
+    run_largest_steps([model], ServeConfig(**SMALL_ENGINE), 1024, DEVICE)
     assert (64, 2000) in widths
+
+
+def test_adapters_and_draft_models_run_them_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, draft = tmp_path / "target", tmp_path / "draft"
+    make_model("llama", target)
+    make_model("opt", draft, max_position_embeddings=100)  # a position beyond is an error
+    options: dict[str, Any] = {"enable_lora": True, "max_loras": 3, "max_lora_rank": 8, "lora_modules": []}
+    speculation = {"speculative_method": "draft", "draft_model": str(draft)}
+    engine = make_engine(target, str(draft), **options, **speculation)
+    reduced = []
+    reduce = SharedInput._reduce
+
+    def noted(self: SharedInput, plan: LoraPlan, ranks: list[int], values: Tensor) -> Any:
+        reduced.append((plan.places.tolist(), ranks, len(values)))
+        return reduce(self, plan, ranks, values)
+
+    monkeypatch.setattr(SharedInput, "_reduce", noted)
+    tokens: list[int] = []
+    monkeypatch.setattr(PagedModel, "hidden", _counted(tokens, PagedModel.hidden))
+    config = ServeConfig(**SMALL_ENGINE | options)
+    run_largest_steps(engine._models, config, 1024, DEVICE)
+    assert tokens == [2048, 2048, 2048, 2048]
+    assert reduced[0] == ([0, 1, 2], [8, 8, 8], 2048)
+    lora = engine._models[0].lora
+    assert lora is not None
+    assert lora._ranks == [0, 0, 0]
+    assert not lora._changes.any()
 
 
 def _noted(sampled: list[Tensor], sample: Callable[..., Any]) -> Callable[..., Any]:

@@ -19,7 +19,7 @@ from penstock.engine.torch.memory import bytes_per_token, cache_budget, num_cach
 from tests.engine.torch.test_attention import SHAPE
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
-WEIGHTS, ACTIVATIONS, OTHERS, TOTAL = 300, 250, 40, 1000
+WEIGHTS, ACTIVATIONS, LATER, OTHERS, TOTAL = 300, 250, 7, 40, 1000
 
 SCRIPT = """
 import resource, sys
@@ -44,51 +44,106 @@ def test_a_second_step_finds_the_memory_of_the_first() -> None:
 
 
 class CountingDevice:
-    """A device whose tensors are numbers."""
+    """A device whose tensors are numbers. What the allocator keeps is in use until it is released."""
 
-    def __init__(self, weights: int = WEIGHTS) -> None:
-        self.allocated = weights
-        self.highest = 0
+    def __init__(self, weights: int = WEIGHTS, others: int = OTHERS, shared: bool = False) -> None:
+        self.tensors = weights
+        self.kept = 0
+        self.driver = 0
+        """What this process has taken beside its allocator: CUDA graphs."""
+        self.others = others
+        self.shared = shared
+        self.highest = 900  # while loading
         self.watched = 0
 
     def total(self) -> int:
         return TOTAL
 
+    def free(self) -> int:
+        return TOTAL - self.reserved() - self.driver - self.others
+
+    def in_use(self) -> int:
+        return self.reserved() if self.shared else TOTAL - self.free()
+
+    def reserved(self) -> int:
+        return self.tensors + self.kept
+
+    def allocated(self) -> int:
+        return self.tensors
+
+    def release(self) -> None:
+        self.kept = 0
+
     def watch_peak(self) -> None:
         self.watched += 1
-        self.highest = self.allocated
+        self.release()
+        self.highest = self.reserved()
 
     def peak(self) -> int:
         return self.highest
 
-    def foreign(self) -> int:
-        return OTHERS
-
     def run(self, *activations: int) -> None:
+        """Steps, the first of which leaves pieces that the next one cannot use."""
         for size in activations:
-            self.highest = max(self.highest, self.allocated + size)
+            self.kept = max(self.kept, size)
+            self.highest = max(self.highest, self.reserved())
 
 
-def budget(sharers: int = 1, weights: int = WEIGHTS, **options: object) -> int:
-    device = CountingDevice(weights)
-    device.highest = 900  # while loading
+def budget(
+    sharers: int = 1, weights: int = WEIGHTS, others: int = OTHERS, graphs: int = 0, **options: object
+) -> int:
+    device = CountingDevice(weights, others)
     config = ServeConfig(**options)  # type: ignore[arg-type]
     place = DevicePlace(CUDA, sharers)
-    found = cache_budget(config, place, lambda: device.run(100, ACTIVATIONS, 20), device)
-    assert device.watched == (0 if config.kv_cache_memory else 2), "cached memory is not the cache's"
+    found = cache_budget(
+        config, place, lambda: device.run(100, ACTIVATIONS, 20), lambda memory: graphs, LATER, device
+    )
+    assert device.watched == (0 if config.kv_cache_memory else 1)
+    assert device.kept == 0, "cached memory is not the cache's"
     return found
 
 
 def test_a_cache_leaves_room_for_weights_the_largest_step_and_others() -> None:
-    assert budget() == 900 - WEIGHTS - ACTIVATIONS - OTHERS
-    assert budget(gpu_memory_utilization=0.7) == 700 - WEIGHTS - ACTIVATIONS - OTHERS
+    assert budget() == 900 - WEIGHTS - ACTIVATIONS - LATER - OTHERS
+    assert budget(gpu_memory_utilization=0.7) == 700 - WEIGHTS - ACTIVATIONS - LATER - OTHERS
+
+
+def test_a_cache_leaves_room_for_graphs() -> None:
+    assert budget() - budget(graphs=30) == 30
+    assert budget(sharers=2, weights=100) - budget(sharers=2, weights=100, graphs=30) == 30
 
 
 def test_engines_that_share_a_device_divide_it() -> None:
     # what an engine alone counts as others' is here the other engine
-    assert budget(sharers=2, weights=100) == 450 - 100 - ACTIVATIONS
-    with pytest.raises(ConfigError, match=r"0\.9 divided among 2 engines: of 450 bytes .* take 550"):
+    assert budget(sharers=2, weights=100) == 450 - 100 - ACTIVATIONS - LATER
+    with pytest.raises(
+        ConfigError, match=r"0\.9 divided among 2 engines: nothing is left .* 450 bytes; .* 550"
+    ):
         budget(sharers=2)
+
+
+@pytest.mark.parametrize("sharers", [1, 2])
+def test_a_cache_is_never_more_than_what_is_free_beside_the_largest_step(sharers: int) -> None:
+    """Other processes may have the rest."""
+    others = 610
+    device = CountingDevice(100, others)
+    size = budget(sharers=sharers, weights=100, others=others, graphs=5, gpu_memory_utilization=1.0)
+    device.tensors += size
+    device.run(ACTIVATIONS)
+    assert device.free() == 5 + LATER
+
+
+def test_a_full_device_is_an_error_that_says_who_has_it() -> None:
+    with pytest.raises(ConfigError) as raised:
+        budget(others=640, graphs=30)
+    text = str(raised.value)
+    assert text.startswith(
+        "--gpu-memory-utilization 0.9: nothing is left for the KV cache. Of 1000 bytes on cuda:0 "
+    )
+    assert "this engine may take 900 bytes" in text
+    assert f"its weights and largest step take {WEIGHTS + ACTIVATIONS} bytes, CUDA graphs 30 bytes" in text
+    assert "other processes (nvidia-smi lists them) have 640 bytes, which leaves 360 bytes" in text
+    assert "--max-num-batched-tokens or --max-num-seqs, or end other processes" in text
 
 
 def test_a_size_in_bytes_is_taken_without_a_measurement() -> None:
@@ -96,14 +151,17 @@ def test_a_size_in_bytes_is_taken_without_a_measurement() -> None:
 
 
 def test_a_cpu_runs_nothing_and_its_ranks_divide_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> None:
+    def refuse(*arguments: object) -> int:
         raise AssertionError("a step ran")
 
+    def found(sharers: int) -> int:
+        return cache_budget(ServeConfig(), DevicePlace(CPU, sharers), lambda: None, refuse, 1 << 40)
+
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1 << 30))
-    alone, shared = (cache_budget(ServeConfig(), DevicePlace(CPU, sharers), refuse) for sharers in (1, 4))
+    alone, shared = found(1), found(4)
     assert (alone, shared) == (int(0.4 * (1 << 30)), int(0.1 * (1 << 30)))
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1 << 40))
-    assert cache_budget(ServeConfig(), DevicePlace(CPU, 4), refuse) == 4 << 30
+    assert found(4) == 4 << 30
 
 
 def test_a_block_holds_its_tokens_of_all_models() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from penstock.config.errors import ConfigError
 from penstock.engine.torch import model as paged
 from tests.engine.torch.harness import make_engine, make_model, run_all, submit
 
@@ -58,7 +59,7 @@ def test_without_room_it_stays_asleep(tmp_path: Path, monkeypatch: pytest.Monkey
             raise torch.OutOfMemoryError("no room")
 
         patch.setattr(paged, "PagedAttention", no_room)
-        with pytest.raises(torch.OutOfMemoryError):
+        with pytest.raises(ConfigError, match=r"out of memory while allocating a KV cache .*: no room"):
             engine.call("wake_up", {})
     assert engine._models[0]._model is None
     engine.call("wake_up", {})

@@ -21,6 +21,7 @@ from torch import Tensor
 from penstock.engine.schedule.batch import Batch
 from penstock.engine.schedule.block_tables import BlockTables
 from penstock.engine.torch.cuda.paged_layout import DeviceTables, PagedLayout
+from penstock.engine.torch.out_of_memory import is_out_of_memory
 from penstock.engine.torch.transfer import to_device
 
 log = logging.getLogger(__name__)
@@ -148,19 +149,20 @@ def record_graphs(
     capture: Capture | None,
     tables: DeviceTables,
     *,
-    max_num_seqs: int,
+    sizes: list[int],
     longest: int,
     device: torch.device,
 ) -> DecodeGraphs | None:
-    """The graphs of a model; None without ``capture``, and for models whose forward pass cannot be recorded.
-    ``longest``: positions of the longest history."""
+    """The graphs of a model for ``sizes``; None without ``capture``, and for models whose forward pass cannot
+    be recorded. ``longest``: positions of the longest history. Raises what a lack of memory raises."""
     if capture is None:
         return None
-    sizes = padded_sizes(max_num_seqs)
     buffers = DecodeBuffers(sizes[-1], tables, longest, device)
     try:
         return DecodeGraphs(forward, capture, buffers, sizes)
     except (RuntimeError, NotImplementedError) as error:
+        if is_out_of_memory(error):
+            raise
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         log.warning("decode steps run without CUDA graphs, as the model cannot be recorded: %s", reason)
         return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -163,6 +164,19 @@ class LoraLayers:
             shared.put(place, weights, self._ranks[place])
         self._ranks[place] = weights.rank
         self._changes[place] = [path in weights.layers for path in self._layers]
+
+    @contextmanager
+    def filled(self) -> Iterator[None]:
+        """As if every place had an adapter of the largest rank that changes all layers, of zeros.
+        No place may have an adapter."""
+        places, rank = self._most
+        self._ranks = [rank] * places
+        self._changes[:] = True
+        try:
+            yield
+        finally:
+            self._ranks = [0] * places
+            self._changes[:] = False
 
     def begin(self, plan: LoraPlan | None) -> None:
         """Set the plan of the next forward pass."""

@@ -36,6 +36,12 @@ class TokenCounts:
     step adds the tokens since the last one; what it costs is bounded by the distinct tokens.
     """
 
+    @staticmethod
+    def most_bytes(slots: int, vocab_size: int) -> int:
+        """Bytes on the device when every slot has had a penalised stream with a long history. While the
+        tensors grow, the smaller ones exist beside them; a step's activations are larger and gone by then."""
+        return slots * (2 * vocab_size + 8 * (vocab_size // LISTED_SHARE + 1) + 8)
+
     def __init__(self, metadata: SamplingMetadata, last: Tensor | None = None) -> None:
         """``last`` int64[slots], on the device: each slot's last sampled token, for tokens in flight. None:
         there are none."""
@@ -132,7 +138,7 @@ class TokenCounts:
         if rows >= self._rows and width >= wanted:
             return
         counts, tokens, listed = self._counts, self._tokens, self._listed
-        height = _doubled(max(rows, MIN_ROWS), self._rows)
+        height = min(_doubled(max(rows, MIN_ROWS), self._rows), len(self._row))
         wider = min(_doubled(max(width, MIN_WIDTH), wanted), self._most_listed)
         self._counts = torch.zeros((height, self._metadata.vocab_size), dtype=torch.int16, device=device)
         self._tokens = torch.zeros((height, wider + 1), dtype=torch.int64, device=device)
