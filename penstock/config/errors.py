@@ -15,6 +15,11 @@ class ConfigError(Exception):
         super().__init__(hide_credentials(message))
 
 
+def one_line(error: BaseException) -> str:
+    """The text of an error, or its type where it has none, without line breaks."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def did_you_mean(name: str, valid: Iterable[str], prefix: str = "") -> str:
     """``; did you mean X?`` for the valid name that ``name`` is a misspelling of; empty when there is none.
 

@@ -8,6 +8,7 @@ cache in place, or part by part of the step's layout, over copies of the histori
 from __future__ import annotations
 
 import importlib.util
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from penstock.config.errors import ConfigError, one_line
 from penstock.engine.schedule.batch import Batch
 from penstock.engine.schedule.block_tables import BlockTables
 from penstock.engine.torch.attention_metadata import (
@@ -32,6 +34,8 @@ from penstock.engine.torch.cuda.paged_layout import DeviceTables, PagedLayout
 from penstock.engine.torch.memory import zeros
 from penstock.engine.torch.model_loader import ModelShape
 from penstock.engine.torch.transfer import to_device
+
+log = logging.getLogger(__name__)
 
 Layout = AttentionMetadata | PagedLayout
 
@@ -70,6 +74,8 @@ heads that share it. In float32 on a CPU, 8 streams of 64 tokens with 2 KV heads
 8 KV heads of 4: 7.7 ms against 13.2, 25 against 36, 41 against 49; 256 tokens take twice as long."""
 MOST_SCORES = 1 << 25
 """Scores held at once, unless a single query of each stream has more: 128 MB in float32."""
+OLDEST_CAPABILITY = (8, 0)
+"""Compute capability of GPUs that have the shared memory and the bfloat16 of the kernels."""
 MOST_IN_CACHE = 1e15
 """Keys and values of an adapter's rows are bounded by it; a key's product with any sane query is finite."""
 
@@ -168,11 +174,28 @@ class PagedAttention:
 
 
 def find_kernel(device: torch.device) -> Kernel | None:
-    """The Triton kernels if the device is CUDA and Triton is installed (PyTorch for CUDA has it)."""
+    """The Triton kernels, on a CUDA device that has what they need; PyTorch for CUDA brings Triton. Raises
+    ConfigError when they cannot be compiled here."""
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return None
-    from penstock.engine.torch.cuda.kernels import paged_attention, tokens_per_tile
+    capability = torch.cuda.get_device_capability(device)
+    if capability < OLDEST_CAPABILITY:
+        log.warning(
+            "attention runs without kernels, many times slower: this GPU has compute capability %d.%d, and "
+            "they need %d.%d",
+            *capability,
+            *OLDEST_CAPABILITY,
+        )
+        return None
+    from penstock.engine.torch.cuda.kernels import paged_attention, probe, tokens_per_tile
 
+    try:
+        probe(device)
+    except Exception as error:
+        raise ConfigError(
+            f"--device cuda: the attention kernels cannot be compiled here; Triton needs a C compiler, "
+            f"Python's headers and a directory for its cache: {one_line(error)}"
+        ) from error
     return Kernel(paged_attention, tokens_per_tile)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from penstock.config.errors import ConfigError
+from penstock.config.errors import ConfigError, one_line
 from penstock.config.serve import ServeConfig
 from penstock.engine.torch.expert_parallel import IMPLEMENTATION, ExpertParallel
 from penstock.engine.torch.supported_models import check_supported
@@ -80,7 +80,7 @@ def _read_config(model_dir: str) -> Any:
     try:
         return AutoConfig.from_pretrained(model_dir, local_files_only=True)
     except (OSError, ValueError, TypeError, KeyError, StrictDataclassError) as error:
-        raise ConfigError(f"{model_dir}/config.json: {_one_line(error)}") from None
+        raise ConfigError(f"{model_dir}/config.json: {one_line(error)}") from None
 
 
 def _max_positions(described: dict[str, Any]) -> int:
@@ -155,7 +155,7 @@ def _read_model(
             **options,
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ConfigError(f"model {model_dir}: cannot read the weights: {_one_line(error)}") from None
+        raise ConfigError(f"model {model_dir}: cannot read the weights: {one_line(error)}") from None
     mismatched = [
         f"{name} is {list(found)}, not {list(wanted)}"
         for name, found, wanted in sorted(report["mismatched_keys"])
@@ -169,7 +169,3 @@ def _read_model(
             shown = ", ".join(names[:NAMES_SHOWN]) + (", …" if len(names) > NAMES_SHOWN else "")
             raise ConfigError(f"model {model_dir}: {what} ({len(names)}): {shown}")
     return model
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from penstock.config.errors import ConfigError
 from penstock.engine.schedule.block_tables import BlockTables
+from penstock.engine.torch import model as model_module
+from penstock.engine.torch.attention import Kernel, find_kernel
 from penstock.engine.torch.attention_metadata import token_positions
 from penstock.engine.torch.cuda import paged_layout
 from penstock.engine.torch.cuda.paged_layout import DeviceTables, PagedLayout
+from tests.engine.torch.harness import VOCAB, make_engine, make_model, run_all, submit
 from tests.engine.torch.plain_kernel import paged_attention as plain
 from tests.engine.torch.test_attention import make_batch
 
@@ -216,3 +222,70 @@ def test_tiles_hold_every_token_and_start_with_the_longest_histories() -> None:
     assert (np.diff(ends) <= 0).all()
     owners = np.repeat(batch.slots, batch.count)
     assert all((owners[first : first + count] == owners[first]).all() for first, count in tiles.tolist())
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("llama", {}),
+        ("gemma2", {}),  # windows and soft caps
+        ("bloom", {}),  # ALiBi
+        ("gpt_bigcode", {}),  # one KV head
+        ("llama", {"speculative_method": "ngram", "async_scheduling": "off"}),
+        ("llama", {"async_scheduling": "on", "max_num_seqs": 2}),
+    ],
+    ids=str,
+)
+def test_an_engine_with_kernels_gives_the_tokens_of_one_without(
+    kind: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts in chunks beside decodes, cached prefixes, slots that streams leave to others."""
+    make_model(kind, tmp_path)
+    random = np.random.default_rng(3)
+    prefix = random.integers(3, VOCAB, 20).tolist()
+    prompts = [prefix + random.integers(3, VOCAB, length).tolist() for length in (1, 7, 30)] + [
+        prefix[:5] * 4
+    ]
+    requests = [submit(stream, prompt, max_tokens=7) for stream, prompt in enumerate(prompts)]
+    options = {"max_num_seqs": 3, "max_num_batched_tokens": 24, "max_model_len": 96} | options
+    usual = run_all(make_engine(tmp_path, **options), requests)
+    used = []
+
+    def attend(*arguments: Any) -> Tensor:
+        used.append(arguments)
+        return kernels.paged_attention(*arguments)
+
+    found = Kernel(attend, kernels.tokens_per_tile)
+    monkeypatch.setattr(model_module, "find_kernel", lambda device: found)
+    monkeypatch.setattr(model_module, "FILLING", 0)  # the interpreter compiles nothing
+    engine = make_engine(tmp_path, **options)
+    warmed = len(used)
+    outcomes = run_all(engine, requests)
+    assert len(used) > warmed > 0
+    assert {stream: each.tokens for stream, each in outcomes.items()} == {
+        stream: each.tokens for stream, each in usual.items()
+    }
+
+
+def test_kernels_that_cannot_be_compiled_are_a_mistake_of_the_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(device: torch.device) -> None:
+        raise RuntimeError("Failed to find C compiler.\nPlease specify")
+
+    monkeypatch.setattr(kernels, "probe", fail)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    with pytest.raises(ConfigError, match=r"a C compiler.*: Failed to find C compiler. Please specify$"):
+        find_kernel(torch.device("cuda"))
+
+
+def test_the_probe_runs_a_kernel() -> None:
+    kernels.probe(CPU)
+
+
+def test_an_old_gpu_runs_without_kernels(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert find_kernel(torch.device("cuda")) is None
+    assert "compute capability 7.5, and they need 8.0" in caplog.text

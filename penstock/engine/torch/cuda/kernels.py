@@ -28,9 +28,7 @@ MIN_SHARE = 256
 """Positions below which a history is not worth another program."""
 
 
-@triton.jit(
-    do_not_specialize=["owners", "positions", "width", "key_row", "key_head", "value_row", "value_head"]
-)  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["owners", "positions", "width"])  # type: ignore[untyped-decorator]
 def _write(  # type: ignore[no-untyped-def]
     key,
     value,
@@ -72,8 +70,6 @@ def _write(  # type: ignore[no-untyped-def]
         "width",
         "base",
         "splits",
-        "query_row",
-        "query_head",
     ]
 )  # type: ignore[untyped-decorator]
 def _attend(  # type: ignore[no-untyped-def]
@@ -258,6 +254,16 @@ def paged_attention(
     if layout.tiles is not None:
         _launch(query, keys, values, output, layout, True, *options)
     return output
+
+
+def probe(device: torch.device) -> None:
+    """Compile a kernel and run it. Raises what the compiler and the device do."""
+    cache, new = (torch.zeros((1, 1, 1, 16), device=device) for _ in range(2))
+    place = torch.zeros((1, 1), dtype=torch.int32, device=device)
+    layout = PagedLayout(place, place[0].long(), place[0].long(), 1, None, 1)
+    paged_attention(*(new[0],) * 3, cache, cache.clone(), layout, 1.0, None, None, None)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def tokens_per_tile(group: int, size: int, dtype: torch.dtype) -> int:
