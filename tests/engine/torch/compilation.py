@@ -24,6 +24,8 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
+PRODUCTS = "wgmma", "mma.sync"
+"""Instructions of matrix products, of Hopper and of all; None: sums of single products."""
 SHAPES = {64: (8, 2), 80: (4, 2), 96: (6, 6), 128: (4, 1), 192: (4, 2), 256: (2, 1)}
 """Heads and KV heads by head size."""
 OPTIONS: list[tuple[int | None, float | None, bool]] = [
@@ -62,6 +64,8 @@ def compile_only(capability: int, tell: Callable[[dict[str, Any]], None]) -> Non
                 {
                     "kernel": kernel.__name__,
                     "tokens": options.get("TOKENS"),
+                    "splits": options.get("SPLIT"),
+                    "product": next((name for name in PRODUCTS if name in compiled.asm["ptx"]), None),
                     "seconds": round(time.monotonic() - began, 2),
                     "shared": compiled.metadata.shared,
                     "warps": compiled.metadata.num_warps,
@@ -93,6 +97,7 @@ def main() -> None:
     parser.add_argument("--sizes", default=",".join(map(str, SHAPES)))
     chosen = parser.parse_args()
     from penstock.engine.torch.cuda import kernels
+    from penstock.engine.torch.cuda.paged_layout import FILLING
     from tests.engine.torch.test_kernels import Step
 
     context: dict[str, Any] = {}
@@ -105,7 +110,9 @@ def main() -> None:
                 context |= {"window": window, "softcap": softcap, "alibi": alibi}
                 step = Step([(600, 1), (60, 40)], heads, kv_heads, size, dtype=getattr(torch, dtype))
                 slopes = torch.rand(kv_heads, heads // kv_heads) if alibi else None
-                step.run(kernels.paged_attention, window, softcap, slopes)
+                for filling in (0, FILLING):  # a program for each history, and several
+                    kernels.FILLING = filling
+                    step.run(kernels.paged_attention, window, softcap, slopes)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,9 @@ def test_kernels_compile_and_fit(tmp_path: Path, capability: int, dtype: str, si
     found = compiled(tmp_path, f"--capability={capability}", f"--dtype={dtype}", f"--sizes={sizes}")
     assert {kernel["kernel"] for kernel in found} == {"_write", "_attend", "_add_up"}
     assert {bool(kernel["window"]) for kernel in found} == {True, False}
+    attending = [kernel for kernel in found if kernel["kernel"] == "_attend"]
+    assert {bool(kernel["splits"]) for kernel in attending} == {True, False}
     assert max(kernel["shared"] for kernel in found) <= SHARED[capability]
     if (capability, dtype) == (90, "bfloat16"):
         assert {kernel["spilled"] for kernel in found} == {0}
+        assert {kernel["product"] for kernel in attending if kernel["tokens"] > 1} == {"wgmma"}
