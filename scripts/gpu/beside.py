@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from scripts.gpu.measuring import Stage
+from scripts.gpu.measuring import STARTS, Stage
 from scripts.gpu.serving import Load, loads_of_streams
 from scripts.gpu.shapes import Shape, find_shape
 
@@ -74,7 +74,7 @@ def start(stage: Stage, shape: Shape) -> Any:
     """The model; None when it cannot be made, or its version of transformers has no continuous batching."""
     found = None
     with (
-        stage.measurement(f"e. transformers: {shape.name}: start", "start", 30) as values,
+        stage.measurement(STARTS, f"transformers: {shape.name}", 30) as values,
         tempfile.TemporaryDirectory(prefix="penstock-gpu-") as folder,
     ):
         began = time.perf_counter()

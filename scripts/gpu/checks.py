@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from scripts.gpu.machine import ROOT
-from scripts.gpu.measuring import Stage, tell
+from scripts.gpu.measuring import Stage, shortened, tell
 
 TOLD_EVERY = 10
 """Tests between two counts."""
@@ -32,6 +32,12 @@ def arguments(what: str, device: str, *, tiny: bool) -> list[str]:
     return [*given, "-m=gpu", "--numprocesses=8", "--dist=worksteal", *map(str, selected)]
 
 
+def reason(traceback: str) -> str:
+    """The last error of a traceback as pytest prints it."""
+    errors = [line.removeprefix("E ").strip() for line in traceback.splitlines() if line.startswith("E ")]
+    return shortened(" ".join(errors[:3]) or traceback)
+
+
 class Tally:
     """A plugin of pytest that counts outcomes, per file, and tells each failure."""
 
@@ -47,14 +53,13 @@ class Tally:
         self._seen += 1
         if report.failed:
             name = f"{report.nodeid}{'' if report.when == 'call' else f' ({report.when})'}"
-            lines = (report.longreprtext.splitlines() or ["?"])[-3:]
-            tell(f"{self._table}: failed", name.rpartition("/")[2], {"error": " / ".join(lines)[-160:]})
+            tell(f"{self._table}: failed", name.rpartition("/")[2], {"error": reason(report.longreprtext)})
         if self._seen % TOLD_EVERY == 0:
             self.tell()
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            tell(f"{self._table}: failed", report.nodeid, {"error": report.longreprtext[-160:]})
+            tell(f"{self._table}: failed", report.nodeid, {"error": reason(report.longreprtext)})
 
     def tell(self) -> None:
         for file, counts in sorted(self._counts.items()):

@@ -19,6 +19,8 @@ TAIL_LINES = 30
 LINE_CHARACTERS = 1000
 READ_BYTES = 1 << 16
 POLL_S = 0.1
+END_S = 3.0
+"""Time for killed processes to end: within a device's driver one may hang for ever."""
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
 
 
@@ -61,7 +63,8 @@ def run_child(
         status = f"killed at its limit of {seconds:.0f} s" if process.poll() is None else ""
     finally:
         end_tree(process.pid)
-        process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(END_S)
         assert process.stdout is not None
         process.stdout.close()
     return Ended(status or _status(process.returncode), time.monotonic() - began, list(tail))
@@ -88,7 +91,9 @@ def _read_lines(process: subprocess.Popen[bytes], end: float, take: Callable[[by
         take(rest)
 
 
-def _status(code: int) -> str:
+def _status(code: int | None) -> str:
+    if code is None:
+        return "does not end"
     if code == 0:
         return "done"
     return f"exit status {code}" if code > 0 else f"ended by {signal.Signals(-code).name}"
@@ -116,9 +121,11 @@ def end_tree(root: int) -> None:
         stopped |= found
     for pid in stopped:
         _send(pid, signal.SIGKILL)
+    end = time.monotonic() + END_S
     for pid in stopped - {root}:
         with contextlib.suppress(ChildProcessError):  # not an orphan that this process has adopted
-            os.waitpid(pid, 0)
+            while not os.waitpid(pid, os.WNOHANG)[0] and time.monotonic() < end:
+                time.sleep(0.01)
 
 
 def _send(pid: int, number: signal.Signals) -> None:

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -49,7 +50,8 @@ def attention_kernels() -> tuple[str, ...]:
 
 def record(device: str, steps: int, step: Callable[[], object]) -> DeviceTime:
     """Profiles ``steps`` calls of ``step``. Only the device's own activity is recorded, so the host is slowed
-    down little; times between kernels are not to be taken from here all the same."""
+    down little; times between kernels are not to be taken from here all the same. Raises RuntimeError when
+    nothing was recorded, as where the driver lets nobody profile."""
     activity = ProfilerActivity.CUDA if device == "cuda" else ProfilerActivity.CPU
     with tempfile.TemporaryDirectory(prefix="penstock-gpu-") as folder:
         path = Path(folder) / "trace.json"
@@ -60,13 +62,19 @@ def record(device: str, steps: int, step: Callable[[], object]) -> DeviceTime:
                 torch.cuda.synchronize()
         recorded.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
-    kinds = DEVICE_EVENTS if device == "cuda" else HOST_EVENTS
-    spans = [
+    spans = spans_of(events, DEVICE_EVENTS if device == "cuda" else HOST_EVENTS)
+    if not spans:
+        raise RuntimeError("the profiler has recorded nothing")
+    return summarise(spans, steps)
+
+
+def spans_of(events: list[dict[str, Any]], kinds: tuple[str, ...]) -> list[tuple[float, float, str]]:
+    """Begin, end (microseconds) and name of each event of a Chrome trace whose category is among ``kinds``."""
+    return [
         (float(event["ts"]), float(event["ts"]) + float(event["dur"]), str(event["name"]))
         for event in events
         if event.get("cat") in kinds and "dur" in event
     ]
-    return summarise(spans, steps)
 
 
 def summarise(spans: list[tuple[float, float, str]], steps: int) -> DeviceTime:

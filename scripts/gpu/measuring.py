@@ -16,8 +16,20 @@ from typing import Any
 
 from scripts.gpu.report import RESULT
 
-MAX_ERROR = 160
+MAX_ERROR = 200
 """Characters of an error in a table."""
+
+
+STARTS = "starts"
+"""The table of what starts, and of how long that takes."""
+
+
+def shortened(text: str) -> str:
+    """One line of a table: the beginning of a text, and its end, where most errors have their reason."""
+    text = " ".join(text.split())
+    if len(text) <= MAX_ERROR:
+        return text
+    return f"{text[: MAX_ERROR // 4]} … {text[-(MAX_ERROR * 3 // 4) :]}"
 
 
 def tell(table: str, name: str, values: dict[str, Any]) -> None:
@@ -66,8 +78,7 @@ class Stage:
         except Exception as error:  # noqa: BLE001 - the other measurements go on
             signal.setitimer(signal.ITIMER_REAL, 0)
             traceback.print_exc(file=sys.stdout)
-            text = " ".join(f"{type(error).__name__}: {error}".split())
-            values["error"] = text[:MAX_ERROR]
+            values["error"] = shortened(f"{type(error).__name__}: {error}")
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
         print(f"{table}: {name}: {time.monotonic() - began:.2f} s", flush=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from scripts.gpu.measuring import Stage, tell
+from scripts.gpu.measuring import STARTS, Stage, tell
 from scripts.gpu.shapes import Shape, find_shape
 
 REPEATS, ROUNDS = 5, 4
@@ -54,13 +54,14 @@ def prefill_flops(shape: Shape, parameters: int, prompts: int, length: int) -> f
 
 def decode_row(values: dict[str, float], weights: float, bytes_per_s: float) -> dict[str, float]:
     """A decode step of stage c beside the bytes that it must read: ``weights`` and the KV cache."""
-    moved = weights + values["KV bytes"]
+    keys_and_values = values["KV GB"] * 1e9
+    moved = weights + keys_and_values
     floor = moved / bytes_per_s * 1000
-    row = {"GB/step": moved / 1e9, "of it KV GB": values["KV bytes"] / 1e9, "floor ms": floor}
+    row = {"GB/step": moved / 1e9, "of it KV GB": values["KV GB"], "floor ms": floor}
     row |= {"step ms": values["step ms"], "achieved %": 100 * floor / values["step ms"]}
     row["device achieved %"] = 100 * floor / max(values["device busy ms"], 1e-9)
     if values["attention ms"]:
-        rate = values["KV bytes"] / values["attention ms"] * 1000
+        rate = keys_and_values / values["attention ms"] * 1000
         row |= {"attention GB/s": rate / 1e9, "attention %": 100 * rate / bytes_per_s}
     return row
 
@@ -117,7 +118,7 @@ def main() -> None:
     bytes_per_s = max(found.get("copy", 0.0), found.get("read", 0.0))
     for name in ("llama-8b", "opt-125m"):
         shape = find_shape(name, tiny=stage.tiny)
-        started = stage.told(f"c. steps: {name}: start").get("start", {})
+        started = stage.told(STARTS).get(f"steps: {name}", {})
         if "dtype" not in started:
             print(f"{name}: stage c has told no steps of this shape")
             continue

@@ -16,7 +16,7 @@ from penstock.bench.load.messages import LoadPlan
 from penstock.bench.load.process import LoadProcess
 from penstock.bench.process_usage import cpu_time, pids_of_supervisor
 from penstock.bench.server_process import ServerProcess
-from scripts.gpu.measuring import Stage
+from scripts.gpu.measuring import STARTS, Stage
 from scripts.gpu.shapes import Shape, find_shape
 
 START_S = 90.0
@@ -122,19 +122,20 @@ def main() -> None:
     stage = Stage("shape", "loads")
     shape, seeds = find_shape(stage.options.shape, tiny=stage.tiny), stage.options.loads == "seeds"
     table = f"{'f. seeds' if seeds else 'c. serve'}: {shape.name}"
+    started = f"{'seeds' if seeds else 'serve'}: {shape.name}"
     loads = (loads_of_seeds if seeds else loads_of_streams)(tiny=stage.tiny)
     served = None
     with tempfile.TemporaryDirectory(prefix="penstock-gpu-") as folder:
         try:
-            with stage.measurement(f"{table}: start", "start", START_S) as values:
+            with stage.measurement(STARTS, started, START_S) as values:
                 began = stage.left()
                 served = Served(stage, shape, Path(folder))
                 values["seconds"] = began - stage.left()
             if served is None:
                 sys.exit("the server did not start")
-            with stage.measurement(f"{table}: start", "first request", 30) as values:
+            with stage.measurement(STARTS, f"{started}: first request", 30) as values:
                 first = served.run(Load(1, 16, 8, 1, 30), shape.prompts(1, 16), 30)
-                values["TTFT ms"] = first["TTFT p50 ms"]
+                values["seconds"] = (first["TTFT p50 ms"] or 0.0) / 1000
             for number, load in enumerate(loads):
                 with stage.measurement(table, load.name, load.seconds + 5) as values:
                     prompts = shape.prompts(load.streams, load.prompt, seed=number)

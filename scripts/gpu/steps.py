@@ -9,10 +9,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from scripts.gpu.decoding import SteppedEngine
 from scripts.gpu.device_time import DeviceTime, attention_kernels, record
 from scripts.gpu.host_phases import timed_phases
-from scripts.gpu.measuring import Stage, tell
+from scripts.gpu.measuring import STARTS, Stage, tell
 from scripts.gpu.shapes import Shape, find_shape
 
 GIB = 1 << 30
@@ -59,9 +61,12 @@ class Steps:
         self._engine: SteppedEngine | None = None
 
     def run(self) -> None:
-        table = f"c. steps: {self._shape.name}"
-        record(self._stage.device, 1, lambda: None)  # the profiler knows the graphs that are made after it
-        with self._stage.measurement(f"{table}: start", "start", 60) as values:
+        name = f"steps: {self._shape.name}"
+        with self._stage.measurement(STARTS, f"{name}: profiler", 20) as values:
+            values["kernels"] = record(
+                self._stage.device, 1, self._anything
+            ).kernels  # before graphs are made
+        with self._stage.measurement(STARTS, name, 60) as values:
             began = time.perf_counter()
             self._engine = self._start(self._plan.kv_bytes)
             values["seconds"] = time.perf_counter() - began
@@ -83,7 +88,7 @@ class Steps:
             with self._stage.measurement(f"c. steps: {self._shape.name}", name, 25) as values:
                 device = self._decode(stepped, values, streams, prompt)
             if device is not None:
-                self._tell_kernels(f"c. kernels: {self._shape.name}, {name}", device)
+                self._tell_kernels(name, device)
 
     def _start(self, kv_bytes: int, **options: object) -> SteppedEngine:
         if self._stage.tiny:
@@ -101,11 +106,9 @@ class Steps:
             stepped.advance(WARM_STEPS)
             values["step ms"] = ms = stepped.step_ms(STEPS, ROUNDS)
             values["tokens/s"] = streams * 1000 / ms
-            values["KV bytes"] = (
-                streams
-                * (prompt + WARM_STEPS + STEPS * ROUNDS // 2)
-                * (self._shape.kv_bytes_per_token(stepped.dtype_bytes))
-            )
+            context = prompt + WARM_STEPS + STEPS * ROUNDS // 2
+            per_token = self._shape.kv_bytes_per_token(stepped.dtype_bytes)
+            values["KV GB"] = streams * context * per_token / 1e9
             values |= self._phases(stepped)
             device = record(self._stage.device, PROFILED, stepped.engine.step)
             values["device busy ms"] = device.busy_ms
@@ -116,10 +119,13 @@ class Steps:
             stepped.end()
         return device
 
-    @staticmethod
-    def _tell_kernels(table: str, device: DeviceTime) -> None:
+    def _anything(self) -> None:
+        torch.ones(8, device=self._stage.device).sum()
+
+    def _tell_kernels(self, name: str, device: DeviceTime) -> None:
         for kernel, ms in list(device.by_name.items())[:TOP]:
-            tell(table, kernel, {"ms/step": ms, "%": 100 * ms / device.busy_ms})
+            values = {"ms/step": ms, "%": 100 * ms / device.busy_ms}
+            tell(f"c. kernels: {self._shape.name}", f"{name}: {kernel}", values)
 
     def _phases(self, stepped: SteppedEngine) -> dict[str, float]:
         """Milliseconds per step of the host in each phase, of the CPU clock in all, and of the rest."""
@@ -140,7 +146,7 @@ class Steps:
 
     def _without_graphs(self, with_graphs: SteppedEngine) -> None:
         table, eager = f"e. CUDA graphs: {self._shape.name}", None
-        with self._stage.measurement(f"{table}: start", "start without graphs", 40) as values:
+        with self._stage.measurement(STARTS, f"steps without graphs: {self._shape.name}", 40) as values:
             began = time.perf_counter()
             eager = self._start(self._plan.kv_bytes_eager, enforce_eager=True)
             values["seconds"] = time.perf_counter() - began

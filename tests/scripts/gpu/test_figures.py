@@ -14,7 +14,7 @@ import torch
 from tokenizers import Tokenizer
 
 from penstock.engine.torch.model_loader import read_shape
-from scripts.gpu.device_time import record, summarise
+from scripts.gpu.device_time import DEVICE_EVENTS, record, spans_of, summarise
 from scripts.gpu.host_phases import PHASES, timed_phases
 from scripts.gpu.roofline import decode_row, parameters_of, prefill_flops, prefill_row
 from scripts.gpu.serving import beside_vllm
@@ -28,6 +28,25 @@ def test_overlapping_kernels_are_busy_once() -> None:
     assert found.kernels == 1.5
     assert found.by_name == pytest.approx({"a": 0.01, "b": 0.005})
     assert found.of(("b",)) == pytest.approx(0.005)
+
+
+def test_only_what_the_device_does_is_busy() -> None:
+    """Categories as PyTorch's profiler writes them on a GPU."""
+    events = [
+        {"ph": "X", "cat": "kernel", "name": "_attend", "ts": 10, "dur": 4},
+        {"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy HtoD", "ts": 20.5, "dur": 1.5},
+        {"ph": "X", "cat": "cuda_runtime", "name": "cudaGraphLaunch", "ts": 0, "dur": 100},
+        {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 0, "dur": 100},
+        {"ph": "f", "cat": "ac2g", "name": "ac2g", "ts": 10},
+        {"ph": "M", "name": "process_name"},
+    ]
+    found = spans_of(events, DEVICE_EVENTS)
+    assert found == [(10.0, 14.0, "_attend"), (20.5, 22.0, "Memcpy HtoD")]
+
+
+def test_an_empty_recording_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="recorded nothing"):
+        record("cpu", 1, lambda: None)
 
 
 def test_operators_are_recorded_on_a_cpu() -> None:
@@ -71,7 +90,7 @@ def test_parameters_are_those_of_the_published_models(tmp_path: Path) -> None:
 
 
 def test_a_roofline() -> None:
-    told = {"KV bytes": 4e9, "step ms": 20.0, "device busy ms": 12.5, "attention ms": 4.0}
+    told = {"KV GB": 4.0, "step ms": 20.0, "device busy ms": 12.5, "attention ms": 4.0}
     row = decode_row(told, 16e9, 2e12)
     assert row["floor ms"] == pytest.approx(10.0)
     assert row["achieved %"] == pytest.approx(50.0)

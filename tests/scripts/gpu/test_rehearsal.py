@@ -60,7 +60,7 @@ def check_steps(report: dict[str, Any], shape: str) -> None:
         ]
         assert all(ms > 0 for ms in phases)
         assert values["host CPU ms"] > 0
-    assert len(table(report, f"c. kernels: {shape}, 4 streams, context 32")) == 6
+    assert len(table(report, f"c. kernels: {shape}")) == 6 * len(DECODES)
     assert table(report, f"c. prefill: {shape}")["100 tokens, 1 prompt"]["tokens/s"] > 0
     turns = table(report, f"e. CUDA graphs: {shape}")["1 stream, context 32"]
     assert turns["ratio"] == pytest.approx(turns["without ms"] / turns["with graphs ms"])
@@ -84,7 +84,7 @@ def check_serving(report: dict[str, Any], title: str, names: list[str]) -> None:
         assert 0 < values["TTFT p50 ms"] <= values["TTFT p99 ms"]
         assert values["API server µs/token"] > 0
         assert values["engine CPU µs/token"] > 0
-    assert table(report, f"{title}: start")["start"]["seconds"] > 0
+    assert table(report, "starts")[title[3:]]["seconds"] > 0
 
 
 def test_steps_and_roofline(tmp_path: Path) -> None:
@@ -111,4 +111,4 @@ def test_every_stage(tmp_path: Path) -> None:
     check_serving(report, "f. seeds: opt-125m", SEEDS)
     assert list(table(report, "d. machine")) == ["copy", "read", "bfloat16 matrix product"]
     assert {"GPU", "machine", "Python", "packages", "commit"} <= report["facts"].keys()
-    assert (tmp_path / "report.md").read_text().count("### ") >= 20
+    assert (tmp_path / "report.md").read_text().count("### ") == 21
