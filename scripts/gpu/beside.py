@@ -104,6 +104,8 @@ def main() -> None:
         for shape, model in models:
             if model is not None and load.interval == 1:
                 measure(stage, shape, model, load)
+                if stage.device == "cuda":
+                    torch.cuda.empty_cache()  # the next manager takes what is free
 
 
 if __name__ == "__main__":

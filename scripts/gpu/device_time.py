@@ -69,7 +69,7 @@ def record(device: str, steps: int, step: Callable[[], object]) -> DeviceTime:
 
 
 def spans_of(events: list[dict[str, Any]], kinds: tuple[str, ...]) -> list[tuple[float, float, str]]:
-    """Begin, end (microseconds) and name of each event of a Chrome trace whose category is among ``kinds``."""
+    """Begin, end (microseconds) and name of the events of a Chrome trace with one of these categories."""
     return [
         (float(event["ts"]), float(event["ts"]) + float(event["dur"]), str(event["name"]))
         for event in events

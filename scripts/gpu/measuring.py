@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import logging
 import signal
 import sys
 import time
@@ -20,6 +21,8 @@ MAX_ERROR = 200
 """Characters of an error in a table."""
 
 
+MAX_WARNINGS = 10
+"""Of a stage."""
 STARTS = "starts"
 """The table of what starts, and of how long that takes."""
 
@@ -34,7 +37,9 @@ def shortened(text: str) -> str:
 
 def tell(table: str, name: str, values: dict[str, Any]) -> None:
     """A measurement: a row of a table, whose columns are the names of the values, with their units."""
-    print(RESULT + json.dumps({"table": table, "name": name, "values": values}), flush=True)
+    line = json.dumps({"table": table, "name": name, "values": values})
+    sys.stdout.write(f"{RESULT}{line}\n")  # whole, as other threads print as well
+    sys.stdout.flush()
 
 
 class OutOfTime(Exception):
@@ -56,6 +61,8 @@ class Stage:
         self.options = parser.parse_args()
         self.device: str = self.options.device
         self.tiny: bool = self.options.tiny
+        self._positional = len(positional)
+        self._warnings: set[str] = set()
         self._end = time.monotonic() + float(self.options.seconds)
         signal.signal(signal.SIGALRM, _out_of_time)
 
@@ -84,6 +91,20 @@ class Stage:
         print(f"{table}: {name}: {time.monotonic() - began:.2f} s", flush=True)
         if values:
             tell(table, name, values)
+
+    def warn(self, text: str) -> None:
+        """A warning of what is measured, which may explain a figure; the first few are told."""
+        text = shortened(text)
+        if text not in self._warnings and len(self._warnings) < MAX_WARNINGS:
+            self._warnings.add(text)
+            tell("warnings", text, {"stage": " ".join(sys.argv[1 : 1 + self._positional])})
+
+    def log_warnings(self) -> None:
+        """Takes the warnings that are logged in this process; all of the log goes to its output as well."""
+        logging.basicConfig(stream=sys.stdout, level=logging.INFO)
+        handler = logging.Handler(logging.WARNING)
+        handler.emit = lambda record: self.warn(record.getMessage())  # type: ignore[method-assign]
+        logging.getLogger().addHandler(handler)
 
     def told(self, table: str) -> dict[str, dict[str, Any]]:
         """Values by name of what earlier stages of this run have told of a table."""

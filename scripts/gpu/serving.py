@@ -24,6 +24,8 @@ START_S = 90.0
 VLLM_REQUESTS_PER_S = {2000: 13.1, 500: 51.7}
 """vLLM's requests/s with opt-125m, 48 tokens in, by the tokens out; the aims are 40 and 400."""
 AIMS = {2000: 40.0, 500: 400.0}
+_WARNING = re.compile(r"^\S+ (?:WARNING|ERROR)\s+(.*)")
+_CACHE_TOKENS = re.compile(r"kv_cache_tokens ([\d,]+)")
 _STEPS = re.compile(r"^penstock:engine_steps_total(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 
 
@@ -68,7 +70,16 @@ class Served:
         if stage.tiny:
             arguments += ["--kv-cache-memory=33554432", "--threads=1"]
         seconds = min(START_S, stage.left())
-        self.process = ServerProcess(arguments, seconds, on_line=lambda line: print("|", line.rstrip()))
+        self.cache_tokens = ""
+
+        def read(line: str) -> None:
+            sys.stdout.write(f"| {line}")
+            if warning := _WARNING.search(line):
+                stage.warn(warning[1])
+            if found := _CACHE_TOKENS.search(line):
+                self.cache_tokens = found[1]
+
+        self.process = ServerProcess(arguments, seconds, on_line=read)
         self._model = shape.name
         self._pids = pids_of_supervisor(self.process.pid)
 
@@ -131,6 +142,7 @@ def main() -> None:
                 began = stage.left()
                 served = Served(stage, shape, Path(folder))
                 values["seconds"] = began - stage.left()
+                values["KV cache tokens"] = served.cache_tokens
             if served is None:
                 sys.exit("the server did not start")
             with stage.measurement(STARTS, f"{started}: first request", 30) as values:

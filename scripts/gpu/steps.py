@@ -183,6 +183,7 @@ def _decode_name(streams: int, prompt: int) -> str:
 
 def main() -> None:
     stage = Stage("shape")
+    stage.log_warnings()
     shape = find_shape(stage.options.shape, tiny=stage.tiny)
     with tempfile.TemporaryDirectory(prefix="penstock-gpu-") as folder:
         Steps(stage, shape, shape.write(Path(folder))).run()

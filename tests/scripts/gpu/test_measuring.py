@@ -10,7 +10,7 @@ from pathlib import Path
 from scripts.gpu.report import RESULT
 
 CODE = """
-import time
+import logging, time
 from scripts.gpu.measuring import Stage, tell
 stage = Stage("shape")
 assert stage.options.shape == "small" and stage.device == "cpu" and stage.tiny
@@ -24,6 +24,10 @@ with stage.measurement("t", "good", 100) as values:
 with stage.measurement("t", "nothing", 100):
     pass
 assert 500 < stage.left() <= 1000
+stage.log_warnings()
+for number in range(100):
+    logging.getLogger("penstock").warning("no graphs")
+    logging.getLogger("penstock").info("all is well")
 """
 
 
@@ -41,5 +45,6 @@ def test_measurements_fail_alone(tmp_path: Path) -> None:
         ("late", {"steps": 3, "error": late}),
         ("broken", {"error": "ValueError: no such shape"}),
         ("good", {"ms": 2}),
+        ("no graphs", {"stage": "small"}),
     ]
     assert "Traceback" in ended.stdout

@@ -84,7 +84,9 @@ def check_serving(report: dict[str, Any], title: str, names: list[str]) -> None:
         assert 0 < values["TTFT p50 ms"] <= values["TTFT p99 ms"]
         assert values["API server µs/token"] > 0
         assert values["engine CPU µs/token"] > 0
-    assert table(report, "starts")[title[3:]]["seconds"] > 0
+    start = table(report, "starts")[title[3:]]
+    assert start["seconds"] > 0
+    assert int(start["KV cache tokens"].replace(",", "")) > 0
 
 
 def test_steps_and_roofline(tmp_path: Path) -> None:
