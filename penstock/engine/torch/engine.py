@@ -45,7 +45,12 @@ from penstock.engine.torch.memory import (
 from penstock.engine.torch.model import PagedModel
 from penstock.engine.torch.model_loader import ModelShape, pick_dtype, read_shape
 from penstock.engine.torch.model_runner import ModelRunner, PendingOutput
-from penstock.engine.torch.out_of_memory import drop_frames, is_out_of_memory, one_line
+from penstock.engine.torch.out_of_memory import (
+    drop_frames,
+    is_out_of_memory,
+    one_line,
+    stating_shortage,
+)
 from penstock.engine.torch.process_group import ProcessGroup
 from penstock.engine.torch.profiler import TorchProfiler
 from penstock.engine.torch.sampling.penalties import TokenCounts
@@ -100,7 +105,8 @@ class TorchEngine:
         place = place_rank(config, rank)
         device = self._device = place.device
         if device.type == "cuda":
-            torch.cuda.set_device(device)  # kernels, events and pinned memory belong to the current device
+            with stating_shortage("making a CUDA context", "end other processes on the device", device):
+                torch.cuda.set_device(device)  # kernels, events and pinned memory belong to the current one
         shape = read_shape(model_dir)
         max_model_len = _max_model_len(config, shape)
         dtype = pick_dtype(config, shape.dtype, device)
@@ -269,7 +275,7 @@ class TorchEngine:
     def _try_launch(self, batch: Batch) -> Exception | None:
         """Returns what the batch fails with."""
         try:
-            self._in_flight.append((batch, self._runner.launch(batch)))
+            self._in_flight.append((batch, self._launch_whole(batch)))
         except Exception as error:
             if self._group is not None:  # the other ranks wait within the forward pass
                 raise
@@ -278,9 +284,17 @@ class TorchEngine:
                 _log_shortage("memory", "no memory for a step of %d tokens: %s", tokens, one_line(error))
             else:
                 _log_fault("batch", "a batch has failed; its streams are computed apart", exc_info=True)
-            drop_frames(error)
             return error
         return None
+
+    def _launch_whole(self, batch: Batch) -> PendingOutput:
+        """Launch a batch; one that fails leaves nothing behind."""
+        try:
+            return self._runner.launch(batch)
+        except Exception as error:
+            drop_frames(error)
+            self._sampling.counted[batch.slots] = NOT_COUNTED  # tokens may be counted twice
+            raise
 
     def _run_apart(self, batch: Batch, *, lacks_memory: bool) -> list[StepRows]:
         """Compute the streams of a batch that has failed in smaller ones, and end those that fail by
@@ -291,7 +305,7 @@ class TorchEngine:
             empty_cache(self._device)
         self._runner.check()
         largest, complete = 0, True
-        for part, result in run_apart(self._scheduler.running_parts(batch), self._relaunch):
+        for part, result in run_apart(self._scheduler.running_parts(batch), self._launch_whole):
             if isinstance(result, Exception):
                 complete = False
                 rows.append(self._end_or_set_aside(part, result))
@@ -313,14 +327,6 @@ class TorchEngine:
         if len(part) > 1:  # too many batches fail
             raise fault
         return self._scheduler.fail(part, f"{CANNOT_COMPUTE} {one_line(fault)}")
-
-    def _relaunch(self, part: Batch) -> PendingOutput:
-        self._sampling.counted[part.slots] = NOT_COUNTED
-        try:
-            return self._runner.launch(part)
-        except Exception as error:
-            drop_frames(error)
-            raise
 
     def _settle_after_launch(self, batch: Batch) -> list[StepRows]:
         """Settle all batches but those that may stay in flight. None may when there is nothing to run ahead
@@ -378,6 +384,7 @@ class TorchEngine:
                 self._scheduler.reset_caches()
                 if self._scheduler.adapter_room is not None:
                     self._scheduler.adapter_room.clear()
+                self._runner.sampler.free()
                 for model in self._models:
                     model.sleep(drop_weights=arguments["level"] > 1)
             case "wake_up":

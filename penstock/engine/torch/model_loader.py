@@ -11,6 +11,7 @@ import torch
 from penstock.config.errors import ConfigError, one_line
 from penstock.config.serve import ServeConfig
 from penstock.engine.torch.expert_parallel import IMPLEMENTATION, ExpertParallel
+from penstock.engine.torch.out_of_memory import is_out_of_memory
 from penstock.engine.torch.supported_models import check_supported
 from penstock.engine.vocabulary import length_field
 
@@ -155,6 +156,8 @@ def _read_model(
             **options,
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        if is_out_of_memory(error):
+            raise
         raise ConfigError(f"model {model_dir}: cannot read the weights: {one_line(error)}") from None
     mismatched = [
         f"{name} is {list(found)}, not {list(wanted)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,46 @@ def test_no_memory_for_a_recording_ends_the_start(
     make_model("llama", tmp_path)
     with pytest.raises(ConfigError, match=r"out of memory while recording CUDA graphs .* lower --kv-cache"):
         make_engine(tmp_path, max_num_seqs=4)
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_no_memory_for_a_recording_leaves_all_models_asleep(
+    tmp_path: Path, recordings: Recordings, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    target, draft = tmp_path / "target", tmp_path / "draft"
+    make_model("llama", target)
+    make_model("llama", draft, num_hidden_layers=1)
+    speculation = {"speculative_method": "draft", "draft_model": str(draft), "draft_dir": str(draft)}
+    engine = make_engine(target, max_num_seqs=9, **speculation)
+    requests = [submit(0, [5, 6, 7], max_tokens=9, presence_penalty=1.0)]
+    before = run_all(engine, requests)[0].tokens
+    engine.call("sleep", {"level": 1})
+    models = engine._models
+    assert engine._runner.sampler._token_counts._counts.numel() == 0
+    sizes = recordings.recorded // 2
+    caches = []
+
+    def refuse(self: Recordings, call: Any) -> Any:
+        if self.recorded == 2 * sizes + failing * sizes + 2:
+            caches.extend(
+                weakref.ref(cache) for model in models if model._attention for cache in model._attention.keys
+            )
+            raise torch.OutOfMemoryError(FULL)
+        return record(self, call)
+
+    record = Recordings.__call__
+    with monkeypatch.context() as patch:
+        patch.setattr(Recordings, "__call__", refuse)
+        with pytest.raises(ConfigError, match="out of memory while recording CUDA graphs"):
+            engine.call("wake_up", {})
+        assert len(caches) == 2 + failing
+        assert not any(cache() is not None for cache in caches), "their memory is not free"
+    assert all(model._attention is model._graphs is model._head is None for model in models)
+    recordings.recorded = recordings.replayed = 0
+    engine.call("wake_up", {})
+    assert recordings.recorded == 2 * sizes
+    assert run_all(engine, requests)[0].tokens == before
+    assert recordings.replayed
 
 
 def test_penalties_take_no_more_than_is_kept_for_them(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -17,8 +18,9 @@ from penstock.engine.schedule.memory_shortage import GROW_STEPS, MOST_TRIES
 from penstock.engine.torch import engine as engine_module
 from penstock.engine.torch.engine import NO_MEMORY, TorchEngine
 from penstock.engine.torch.out_of_memory import is_out_of_memory, stating_shortage
+from penstock.engine.torch.sampling.penalties import TokenCounts
 from penstock.logging_setup import RateLimitedLog
-from tests.engine.torch.harness import Driver, generate, make_engine, make_model, run_all, submit
+from tests.engine.torch.harness import DEVICE, Driver, generate, make_engine, make_model, run_all, submit
 from tests.engine.torch.test_speculation import (
     FEW_BLOCKS,
     MIXES,
@@ -156,6 +158,74 @@ def test_a_stream_that_fits_later_goes_on(llama: transformers.PreTrainedModel, t
     driver.run()
     for stream, prompt in enumerate(prompts):
         assert driver.outcomes[stream].tokens == generate(llama, prompt, OUTPUT)
+
+
+@pytest.mark.parametrize("place", ["_add", "_make_room", "_gather"])
+@pytest.mark.parametrize("seed", range(3))
+def test_no_token_is_counted_twice(
+    llama: transformers.PreTrainedModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    seed: int,
+) -> None:
+    """A step that fails in the middle of counting tokens for penalties; streams by themselves as well."""
+    requests = [
+        submit(
+            stream,
+            [stream + 5] * (stream + 2),
+            max_tokens=30,
+            temperature=1.0,
+            seed=stream,
+            presence_penalty=1.5,
+        )
+        for stream in range(6)
+    ]
+    options = {"speculative_method": "ngram", "speculative_tokens": 3, "max_num_seqs": 6}
+    plain = run_all(make_engine(tmp_path, **options), requests)
+    engine = make_engine(tmp_path, **options)
+    random, faults = np.random.default_rng(seed), list[str]()
+    whole = getattr(TokenCounts, place)
+
+    def fail_at_times(self: TokenCounts, *arguments: Any) -> Any:
+        after = random.random() < 0.5
+        result = whole(self, *arguments) if after else None
+        if random.random() < 0.2:
+            faults.append(place)
+            raise torch.OutOfMemoryError(FULL)
+        return result if after else whole(self, *arguments)
+
+    monkeypatch.setattr(TokenCounts, place, fail_at_times)
+    outcomes = run_all(engine, requests)
+    assert faults
+    assert (engine.metrics()["preemptions_total"] > 0) is (place != "_add"), "a stream alone is counted anew"
+    for stream, outcome in plain.items():
+        assert_same(outcome, outcomes[stream])
+
+
+def test_no_memory_for_larger_counts_leaves_the_smaller_ones(
+    llama: transformers.PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = make_engine(tmp_path)._runner.sampler._token_counts
+    counts._make_room(np.arange(3), 5, DEVICE)
+    before = counts._counts, counts._tokens, counts._listed
+    zeros, calls = torch.zeros, []
+
+    def refuse(*arguments: Any, **options: Any) -> torch.Tensor:
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise torch.OutOfMemoryError(FULL)
+        return zeros(*arguments, **options)
+
+    monkeypatch.setattr(torch, "zeros", refuse)
+    with pytest.raises(torch.OutOfMemoryError):
+        counts._make_room(np.arange(20), 5, DEVICE)
+    assert all(
+        now is then
+        for now, then in zip((counts._counts, counts._tokens, counts._listed), before, strict=True)
+    )
+    counts._make_room(np.arange(20), 5, DEVICE)
+    assert len(counts._counts) == len(counts._tokens) == len(counts._listed) == 32
 
 
 def test_steps_grow_again(llama: transformers.PreTrainedModel, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -114,6 +114,14 @@ class DecodeGraphs:
         return self._replays[size]()[: len(tokens)]
 
 
+@cache
+def _capture_stream(device: int) -> torch.cuda.Stream:
+    """One for all recordings and the calls before them. PyTorch keeps cuBLAS's workspace of each stream, 32
+    MiB on an H100, and deals out 32 streams in turn; one that is allocated by a recording would keep the
+    memory of its graph (pytorch #175276)."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
 class CudaCapture:
     """Records CUDA graphs that share their memory."""
 
@@ -121,14 +129,14 @@ class CudaCapture:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, call: Replay) -> Replay:
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream = _capture_stream(torch.cuda.current_device())
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             call()  # libraries are initialised and kernels compiled before the recording
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # other threads may use the device meanwhile
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
             output = call()
 
         def replay() -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.engine.sampling.metadata import SamplingMetadata
+from penstock.engine.sampling.metadata import NOT_COUNTED, SamplingMetadata
 from penstock.engine.torch.sampling.listed_bounds import ListedBounds
 from penstock.engine.torch.transfer import to_device
 from penstock.wire.arrays import I32
@@ -52,6 +52,13 @@ class TokenCounts:
         self._rows = 0
         self._most_listed = metadata.vocab_size // LISTED_SHARE
         self._bounds = ListedBounds(metadata.table.size, self._most_listed)
+        self._counts = self._tokens = self._listed = torch.zeros(0)
+
+    def free(self) -> None:
+        """Free the tensors. Histories are counted anew when they are needed."""
+        self._metadata.counted[:] = NOT_COUNTED
+        self._row[:] = -1
+        self._rows = 0
         self._counts = self._tokens = self._listed = torch.zeros(0)
 
     def counts_of(self, slots: Slots, length: I32, device: torch.device) -> tuple[Tensor | None, Tensor]:
@@ -140,12 +147,14 @@ class TokenCounts:
         counts, tokens, listed = self._counts, self._tokens, self._listed
         height = min(_doubled(max(rows, MIN_ROWS), self._rows), len(self._row))
         wider = min(_doubled(max(width, MIN_WIDTH), wanted), self._most_listed)
-        self._counts = torch.zeros((height, self._metadata.vocab_size), dtype=torch.int16, device=device)
-        self._tokens = torch.zeros((height, wider + 1), dtype=torch.int64, device=device)
-        self._listed = torch.zeros(height, dtype=torch.int64, device=device)
+        new_counts = torch.zeros((height, self._metadata.vocab_size), dtype=torch.int16, device=device)
+        new_tokens = torch.zeros((height, wider + 1), dtype=torch.int64, device=device)
+        new_listed = torch.zeros(height, dtype=torch.int64, device=device)
         if rows:
-            self._counts[:rows], self._listed[:rows] = counts, listed
-            self._tokens[:rows, :width] = tokens[:, :width]
+            new_counts[:rows], new_listed[:rows] = counts, listed
+            new_tokens[:rows, :width] = tokens[:, :width]
+        # all or none: there may be no memory for one of them
+        self._counts, self._tokens, self._listed = new_counts, new_tokens, new_listed
 
     # -- tokens behind the history
 

@@ -60,6 +60,10 @@ class Sampler:
         self._metadata = metadata
         self._token_counts = TokenCounts(metadata, last)
 
+    def free(self) -> None:
+        """Free what it keeps of streams on the device."""
+        self._token_counts.free()
+
     @torch.inference_mode()
     def sample(self, logits: Tensor, slots: Slots, length: I32, without: int = 0) -> SamplerOutput:
         """A token for each row of ``logits``, float32[S, V], which is changed in place.
