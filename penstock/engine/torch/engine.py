@@ -47,8 +47,8 @@ from penstock.engine.torch.model_loader import ModelShape, pick_dtype, read_shap
 from penstock.engine.torch.model_runner import ModelRunner, PendingOutput
 from penstock.engine.torch.out_of_memory import (
     drop_frames,
+    in_brief,
     is_out_of_memory,
-    one_line,
     stating_shortage,
 )
 from penstock.engine.torch.process_group import ProcessGroup
@@ -281,7 +281,7 @@ class TorchEngine:
                 raise
             if is_out_of_memory(error):
                 tokens = int(batch.count.sum())
-                _log_shortage("memory", "no memory for a step of %d tokens: %s", tokens, one_line(error))
+                _log_shortage("memory", "no memory for a step of %d tokens: %s", tokens, in_brief(error))
             else:
                 _log_fault("batch", "a batch has failed; its streams are computed apart", exc_info=True)
             return error
@@ -322,11 +322,11 @@ class TorchEngine:
         if is_out_of_memory(fault):
             empty_cache(self._device)
             self._runner.check()
-            return self._scheduler.set_aside(part, f"{NO_MEMORY} {one_line(fault)}")
+            return self._scheduler.set_aside(part, f"{NO_MEMORY} {in_brief(fault)}")
         self._runner.check()
         if len(part) > 1:  # too many batches fail
             raise fault
-        return self._scheduler.fail(part, f"{CANNOT_COMPUTE} {one_line(fault)}")
+        return self._scheduler.fail(part, f"{CANNOT_COMPUTE} {in_brief(fault)}")
 
     def _settle_after_launch(self, batch: Batch) -> list[StepRows]:
         """Settle all batches but those that may stay in flight. None may when there is nothing to run ahead

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import psutil
 import torch
 
-from penstock.config.errors import ConfigError
+from penstock.config.errors import ConfigError, one_line
 
 _TEXTS = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "not enough memory")
 """Of errors that have no type of their own: CUDA's and Triton's, cuBLAS's and cuDNN's, PyTorch's on hosts."""
@@ -57,7 +57,7 @@ def stating_shortage(what: str, remedy: str, device: torch.device) -> Iterator[N
         if not is_out_of_memory(error):
             raise
         drop_frames(error)
-        reason = one_line(error)
+        reason = in_brief(error)
         state = describe_memory(device)
         raise ConfigError(f"out of memory while {what} ({reason}): {state}; {remedy}") from None
 
@@ -82,6 +82,6 @@ def in_units(size: int) -> str:
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 // 10 else f"{size} bytes"
 
 
-def one_line(error: BaseException) -> str:
+def in_brief(error: BaseException) -> str:
     """An exception's type and the beginning of its text."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:MAX_ERROR]
+    return f"{type(error).__name__}: {one_line(error)}"[:MAX_ERROR]
