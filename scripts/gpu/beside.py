@@ -90,7 +90,7 @@ def measure(stage: Stage, shape: Shape, model: Any, load: Load) -> None:
     own = stage.told(f"c. serve: {shape.name}")
     with stage.measurement(f"e. transformers: {shape.name}", load.name, load.seconds) as values:
         prompts = shape.prompts(load.streams, load.prompt)
-        values |= run(model, load, prompts, load.seconds - 6, tiny=stage.tiny)
+        values |= run(model, load, prompts, stage.limit(load.seconds - 6), tiny=stage.tiny)
         if (served := own.get(load.name, {}).get("tokens/s")) is not None:
             values["Penstock tokens/s"] = served
             values["Penstock to transformers"] = served / values["tokens/s"]

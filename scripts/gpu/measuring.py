@@ -70,6 +70,11 @@ class Stage:
         """Seconds that are left to the stage."""
         return max(0.0, self._end - time.monotonic())
 
+    def limit(self, seconds: float) -> float:
+        """Seconds of a measurement that may take ``seconds``. A rehearsal is about no time: it has what is
+        left."""
+        return self.left() if self.tiny else min(seconds, self.left())
+
     @contextlib.contextmanager
     def measurement(self, table: str, name: str, seconds: float) -> Iterator[dict[str, Any]]:
         """A measurement of at most ``seconds``, whose values the block fills in.
@@ -80,7 +85,7 @@ class Stage:
         values: dict[str, Any] = {}
         began = time.monotonic()
         try:
-            signal.setitimer(signal.ITIMER_REAL, max(0.1, min(seconds, self.left())))
+            signal.setitimer(signal.ITIMER_REAL, max(0.1, self.limit(seconds)))
             yield values
         except Exception as error:  # noqa: BLE001 - the other measurements go on
             signal.setitimer(signal.ITIMER_REAL, 0)

@@ -112,27 +112,53 @@ def measure_machine(stage: Stage) -> dict[str, float]:
     return found
 
 
+def served_rows(
+    served: dict[str, dict[str, float]], steps: dict[str, dict[str, float]]
+) -> dict[str, dict[str, float]]:
+    """By number of streams: the time of a step as a client sees it, the inter-token latency at one token per
+    event, beside the same number of streams in an engine alone, and beside the device's work in them."""
+    rows = {}
+    alone = {name.partition(" stream")[0]: values for name, values in reversed(steps.items())}
+    for name, values in served.items():
+        streams = name.partition(" stream")[0]
+        if not name.endswith("interval 1") or "error" in values or streams not in alone:
+            continue
+        own, busy = values["ITL p50 ms"], alone[streams].get("device busy ms")
+        if own and busy is not None:
+            rows[name] = {"ITL p50 ms": own, "step ms": alone[streams]["step ms"], "device busy ms": busy}
+            rows[name]["device idle %"] = max(0.0, 100 * (1 - busy / own))
+    return rows
+
+
+def tell_shape(stage: Stage, shape: Shape, bytes_per_s: float, flops_per_s: float) -> None:
+    """What stage c has measured of a shape, beside what the device can do."""
+    steps = stage.told(f"c. steps: {shape.name}")
+    dtype = stage.told(STARTS)[f"steps: {shape.name}"]["dtype"]
+    with tempfile.TemporaryDirectory(prefix="penstock-gpu-") as folder:
+        parameters = parameters_of(shape.write(Path(folder)))
+    weights = float(parameters.decode * getattr(torch, dtype).itemsize)
+    for name, values in steps.items():
+        if "attention ms" in values and bytes_per_s:
+            tell(f"d. decode: {shape.name}", name, decode_row(values, weights, bytes_per_s))
+    for name, values in stage.told(f"c. prefill: {shape.name}").items():
+        if "error" not in values and flops_per_s:
+            flops = prefill_flops(
+                shape, parameters.prefill, int(values["prompts"]), int(values["prompt tokens"])
+            )
+            tell(f"d. prefill: {shape.name}", name, prefill_row(values, flops, flops_per_s))
+    for name, values in served_rows(stage.told(f"c. serve: {shape.name}"), steps).items():
+        tell(f"d. serving beside the engine alone: {shape.name}", name, values)
+
+
 def main() -> None:
     stage = Stage()
     found = measure_machine(stage)
     bytes_per_s = max(found.get("copy", 0.0), found.get("read", 0.0))
     for name in ("llama-8b", "opt-125m"):
-        shape = find_shape(name, tiny=stage.tiny)
-        started = stage.told(STARTS).get(f"steps: {name}", {})
-        if "dtype" not in started:
+        if "dtype" in stage.told(STARTS).get(f"steps: {name}", {}):
+            tell_shape(stage, find_shape(name, tiny=stage.tiny), bytes_per_s, found.get("product", 0.0))
+        else:
             print(f"{name}: stage c has told no steps of this shape")
-            continue
-        with tempfile.TemporaryDirectory(prefix="penstock-gpu-") as folder:
-            parameters = parameters_of(shape.write(Path(folder)))
-        weights = float(parameters.decode * getattr(torch, started["dtype"]).itemsize)
-        for row, values in stage.told(f"c. steps: {name}").items():
-            if "attention ms" in values and "error" not in values:
-                tell(f"d. decode: {name}", row, decode_row(values, weights, bytes_per_s))
-        for row, values in stage.told(f"c. prefill: {name}").items():
-            if "error" not in values:
-                prompts, length = int(values["prompts"]), int(values["prompt tokens"])
-                flops = prefill_flops(shape, parameters.prefill, prompts, length)
-                tell(f"d. prefill: {name}", row, prefill_row(values, flops, found["product"]))
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ class Served:
         arguments += [f"--served-model-name={shape.name}", f"--device={stage.device}"]
         if stage.tiny:
             arguments += ["--kv-cache-memory=33554432", "--threads=1"]
-        seconds = min(START_S, stage.left())
+        seconds = stage.limit(START_S)
         self.cache_tokens = ""
 
         def read(line: str) -> None:
@@ -146,12 +146,12 @@ def main() -> None:
             if served is None:
                 sys.exit("the server did not start")
             with stage.measurement(STARTS, f"{started}: first request", 30) as values:
-                first = served.run(Load(1, 16, 8, 1, 30), shape.prompts(1, 16), 30)
+                first = served.run(Load(1, 16, 8, 1, 30), shape.prompts(1, 16), stage.limit(30))
                 values["seconds"] = (first["TTFT p50 ms"] or 0.0) / 1000
             for number, load in enumerate(loads):
                 with stage.measurement(table, load.name, load.seconds + 5) as values:
                     prompts = shape.prompts(load.streams, load.prompt, seed=number)
-                    values |= served.run(load, prompts, min(load.seconds, stage.left()))
+                    values |= served.run(load, prompts, stage.limit(load.seconds))
                     if seeds:
                         values |= beside_vllm(values, load.output)
         finally:

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from penstock.engine.torch.model_loader import read_shape
 from scripts.gpu.device_time import DEVICE_EVENTS, record, spans_of, summarise
 from scripts.gpu.host_phases import PHASES, timed_phases
-from scripts.gpu.roofline import decode_row, parameters_of, prefill_flops, prefill_row
+from scripts.gpu.roofline import decode_row, parameters_of, prefill_flops, prefill_row, served_rows
 from scripts.gpu.serving import beside_vllm
 from scripts.gpu.shapes import find_shape
 
@@ -103,6 +103,29 @@ def test_a_roofline() -> None:
     row = prefill_row({"ms": 100.0}, 20e12, 400e12)
     assert row["achieved %"] == pytest.approx(50.0)
     assert row["TFLOP/s"] == pytest.approx(200.0)
+
+
+def test_serving_beside_the_engine_alone() -> None:
+    served = {
+        "64 streams, 128 in, 128 out, interval 1": {"ITL p50 ms": 10.0},
+        "64 streams, 128 in, 128 out, interval 10": {"ITL p50 ms": 100.0},
+        "1 stream, 128 in, 128 out, interval 1": {"ITL p50 ms": 5.0, "error": "late"},
+        "256 streams, 128 in, 128 out, interval 1": {"ITL p50 ms": 20.0},
+    }
+    steps = {
+        "64 streams, context 512": {"step ms": 9.0, "device busy ms": 8.0},
+        "64 streams, context 2,048": {"step ms": 19.0, "device busy ms": 18.0},
+        "256 streams, context 512": {"step ms": 19.0},
+    }
+    rows = served_rows(served, steps)
+    assert list(rows) == ["64 streams, 128 in, 128 out, interval 1"]
+    (row,) = rows.values()
+    assert row == {
+        "ITL p50 ms": 10.0,
+        "step ms": 9.0,
+        "device busy ms": 8.0,
+        "device idle %": pytest.approx(20.0),
+    }
 
 
 def test_seeds_are_compared_with_vllms_figures() -> None:

@@ -13,7 +13,7 @@ CODE = """
 import logging, time
 from scripts.gpu.measuring import Stage, tell
 stage = Stage("shape")
-assert stage.options.shape == "small" and stage.device == "cpu" and stage.tiny
+assert stage.options.shape == "small" and stage.device == "cpu" and not stage.tiny
 with stage.measurement("t", "late", 0.2) as values:
     values["steps"] = 3
     time.sleep(600)
@@ -35,7 +35,7 @@ def test_measurements_fail_alone(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     row = {"table": "before", "name": "row", "values": {"ms": 1}}
     report.write_text(json.dumps({"stages": [{"measurements": [row]}]}))
-    command = [sys.executable, "-c", CODE, "small", "--tiny", "--seconds=1000", "--device=cpu"]
+    command = [sys.executable, "-c", CODE, "small", "--seconds=1000", "--device=cpu"]
     ended = subprocess.run(
         [*command, f"--report={report}"], capture_output=True, text=True, timeout=60, check=True
     )
