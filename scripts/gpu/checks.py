@@ -13,20 +13,17 @@ from scripts.gpu.measuring import Stage, shortened, tell
 TOLD_EVERY = 10
 """Tests between two counts."""
 TESTS = ROOT / "tests" / "engine" / "torch"
-FAMILIES, KERNELS = TESTS / "test_families.py", TESTS / "test_kernels.py"
+FAMILIES = TESTS / "test_families.py"
 TABLES = {"engine": "a. tests of the torch engine", "families": "b. equality with transformers"}
 
 
 def arguments(what: str, device: str, *, tiny: bool) -> list[str]:
     """Those of pytest: what ``make test-gpu`` runs, in two parts; ``tiny``: a few of these in one process."""
     given = [f"--rootdir={ROOT}", f"--device={device}", "--tb=short"]
+    if tiny and what == "families":
+        return [*given, "-k=opt", str(FAMILIES)]
     if tiny:
-        few = (
-            [FAMILIES, "-k=opt"]
-            if what == "families"
-            else [TESTS / "test_sampler.py", KERNELS, "-k=half or mixed"]
-        )
-        return [*given, *map(str, few)]
+        return [*given, "-k=half or mixed", str(TESTS / "test_sampler.py"), str(TESTS / "test_kernels.py")]
     selected = [FAMILIES] if what == "families" else [TESTS, f"--ignore={FAMILIES}"]
     # processes compile kernels side by side
     return [*given, "-m=gpu", "--numprocesses=8", "--dist=worksteal", *map(str, selected)]

@@ -19,8 +19,6 @@ from scripts.gpu.report import RESULT
 
 MAX_ERROR = 200
 """Characters of an error in a table."""
-
-
 MAX_WARNINGS = 10
 """Of a stage."""
 STARTS = "starts"

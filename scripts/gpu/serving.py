@@ -10,13 +10,14 @@ import tempfile
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from penstock.bench.load.messages import LoadPlan
 from penstock.bench.load.process import LoadProcess
 from penstock.bench.process_usage import cpu_time, pids_of_supervisor
 from penstock.bench.server_process import ServerProcess
-from scripts.gpu.measuring import STARTS, Stage
+from scripts.gpu.measuring import STARTS, Stage, shortened
 from scripts.gpu.shapes import Shape, find_shape
 
 START_S = 90.0
@@ -81,10 +82,10 @@ class Served:
 
         self.process = ServerProcess(arguments, seconds, on_line=read)
         self._model = shape.name
-        self._pids = pids_of_supervisor(self.process.pid)
 
-    def run(self, load: Load, prompts: list[list[int]], seconds: float) -> dict[str, float | int | None]:
-        """The figures of a load. Raises BenchError when it does not finish in time."""
+    def run(self, load: Load, prompts: list[list[int]], seconds: float) -> dict[str, Any]:
+        """The figures of a load; with an ``error`` where requests failed. Raises BenchError when it does not
+        finish in time."""
         body = {
             "model": self._model,
             "max_tokens": load.output,
@@ -102,15 +103,16 @@ class Served:
             in_flight=load.streams,
             requests=load.streams,
         )
-        api_servers, engines = self._pids.api_servers, self._pids.engines
+        pids = pids_of_supervisor(self.process.pid)
         with LoadProcess(plan, seconds) as client:
-            steps, before = self._steps(), (cpu_time(api_servers).total, cpu_time(engines).total)
+            steps = self._steps()
+            api_servers, engines = cpu_time(pids.api_servers), cpu_time(pids.engines)
             result = client.run(keep=False, seconds=seconds)
-            after, steps = (cpu_time(api_servers).total, cpu_time(engines).total), self._steps() - steps
+            api_servers = cpu_time(pids.api_servers) - api_servers
+            engines, steps = cpu_time(pids.engines) - engines, self._steps() - steps
         tokens = (result.requests - result.errors) * load.output
-        if result.errors:
-            print("errors:", result.error_samples, flush=True)
-        return {
+        error = {"error": shortened(f"{result.error_samples}")} if result.errors else {}
+        return error | {
             "tokens/s": tokens / result.wall_s,
             "requests/s": (result.requests - result.errors) / result.wall_s,
             "steps/s": steps / result.wall_s,
@@ -118,8 +120,8 @@ class Served:
             "TTFT p99 ms": result.ttft_ms.p99,
             "ITL p50 ms": result.itl_ms.p50,
             "ITL p99 ms": result.itl_ms.p99,
-            "API server µs/token": (after[0] - before[0]) * 1e6 / max(1, tokens),
-            "engine CPU µs/token": (after[1] - before[1]) * 1e6 / max(1, tokens),
+            "API server µs/token": api_servers.total * 1e6 / max(1, tokens),
+            "engine CPU µs/token": engines.total * 1e6 / max(1, tokens),
             "client CPU": result.cpu_s / result.wall_s,
             "failed": result.errors,
         }
@@ -159,11 +161,11 @@ def main() -> None:
                 served.process.close()
 
 
-def beside_vllm(values: dict[str, float | int | None], output: int) -> dict[str, float]:
+def beside_vllm(values: dict[str, Any], output: int) -> dict[str, float]:
     """vLLM's figure and the aim for so many tokens out, and the ratio to vLLM's."""
     if output not in VLLM_REQUESTS_PER_S:
         return {}
-    vllm, own = VLLM_REQUESTS_PER_S[output], float(values["requests/s"] or 0)
+    vllm, own = VLLM_REQUESTS_PER_S[output], float(values["requests/s"])
     return {"vLLM requests/s": vllm, "aim requests/s": AIMS[output], "to vLLM": own / vllm}
 
 

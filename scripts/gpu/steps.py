@@ -63,9 +63,8 @@ class Steps:
     def run(self) -> None:
         name = f"steps: {self._shape.name}"
         with self._stage.measurement(STARTS, f"{name}: profiler", 20) as values:
-            values["kernels"] = record(
-                self._stage.device, 1, self._anything
-            ).kernels  # before graphs are made
+            # it has to know the graphs, so it starts before they are made
+            values["kernels"] = record(self._stage.device, 1, self._anything).kernels
         with self._stage.measurement(STARTS, name, 60) as values:
             began = time.perf_counter()
             self._engine = self._start(self._plan.kv_bytes)
