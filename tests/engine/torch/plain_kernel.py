@@ -29,7 +29,9 @@ def paged_attention(
     kv_heads, block_size = keys.shape[1:3]
     tables = layout.table.index_select(0, layout.owners).long()
     block = tables.gather(1, layout.positions[:, None] // block_size)
-    places = (block * kv_heads + torch.arange(kv_heads)) * block_size + layout.positions[:, None] % block_size
+    places = (block * kv_heads + torch.arange(kv_heads, device=keys.device)) * block_size + layout.positions[
+        :, None
+    ] % block_size
     for cache, new in ((keys, key), (values, value)):
         cache.view(-1, size).index_copy_(0, places.flatten(), new.reshape(-1, size))
     known, given = (
@@ -39,7 +41,7 @@ def paged_attention(
     scores = torch.einsum("thd,thld->thl", query, known) * scaling
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
-    distance = layout.positions[:, None] - torch.arange(known.shape[2])
+    distance = layout.positions[:, None] - torch.arange(known.shape[2], device=keys.device)
     if slopes is not None:
         scores = scores - slopes.view(1, heads, 1) * distance[:, None]
     hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)

@@ -26,6 +26,7 @@ from penstock.engine.torch.attention_metadata import (
 from penstock.engine.torch.bloom import alibi_slopes
 from penstock.engine.torch.cuda.paged_layout import DeviceTables
 from penstock.engine.torch.model_loader import ModelShape
+from tests.engine.torch.harness import DEVICE
 from tests.engine.torch.plain_kernel import KERNEL
 
 CPU = torch.device("cpu")
@@ -134,20 +135,20 @@ def test_drafts_of_like_width_are_one_part_without_prompt_chunks() -> None:
 def make_attention(
     shape: ModelShape, blocks: BlockTables, kernel: Kernel | None, dtype: torch.dtype = torch.float32
 ) -> PagedAttention:
-    tables = None if kernel is None else DeviceTables(SLOTS, blocks.table.shape[1], CPU)
+    tables = None if kernel is None else DeviceTables(SLOTS, blocks.table.shape[1], DEVICE)
     return PagedAttention(
         shape,
         blocks.blocks + 1,
         blocks.block_size,
         dtype=dtype,
-        device=CPU,
+        device=DEVICE,
         kernel=kernel,
         tables=tables,
     )
 
 
 def describe(attention: PagedAttention, batch: Batch, blocks: BlockTables) -> None:
-    _, attention.layout = attention.layout_of(batch, blocks, token_positions(batch), CPU)
+    _, attention.layout = attention.layout_of(batch, blocks, token_positions(batch), DEVICE)
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -160,6 +161,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("block_size", [7, 16])
 @pytest.mark.parametrize("kernel", [None, KERNEL], ids=["gathered", "in-place"])
@@ -176,11 +178,12 @@ def test_each_token_attends_to_its_own_history(
     shape = dataclasses.replace(SHAPE, alibi="slopes" in options)
     attention = make_attention(shape, blocks, kernel)
     given = {name: value for name, value in options.items() if name != "slopes"}
-    history = {slot: torch.zeros(2, 0, KV_HEADS, SIZE) for slot in range(SLOTS)}
+    history = {slot: torch.zeros(2, 0, KV_HEADS, SIZE, device=DEVICE) for slot in range(SLOTS)}
     for parts, drafts in ((first, 0), (second, 4)):
         batch = make_batch(parts, drafts)
         query, key, value = (
-            torch.randn(1, heads, int(batch.count.sum()), SIZE) for heads in (HEADS, KV_HEADS, KV_HEADS)
+            torch.randn(1, heads, int(batch.count.sum()), SIZE, device=DEVICE)
+            for heads in (HEADS, KV_HEADS, KV_HEADS)
         )
         describe(attention, batch, blocks)
         module: Any = SimpleNamespace(layer_idx=0)
@@ -215,7 +218,9 @@ def test_a_draft_is_computed_like_its_tokens_one_by_one(
     together.keys[0][1:] = torch.randn_like(together.keys[0][1:])
     together.values[0][1:] = torch.randn_like(together.values[0][1:])
     alone.keys[0][:], alone.values[0][:] = together.keys[0], together.values[0]
-    query, key, value = (torch.randn(1, heads, int(sum(counts)), SIZE) for heads in (HEADS, 2, 2))
+    query, key, value = (
+        torch.randn(1, heads, int(sum(counts)), SIZE, device=DEVICE) for heads in (HEADS, 2, 2)
+    )
     module: Any = SimpleNamespace(layer_idx=0)
     describe(together, whole, blocks)
     output, _ = together(module, query, key, value, None, **given)
@@ -232,7 +237,7 @@ def test_a_draft_is_computed_like_its_tokens_one_by_one(
         )
         order = np.argsort(single.start, kind="stable")
         single = dataclasses.replace(single, slots=single.slots[order], start=single.start[order])
-        rows = torch.from_numpy((first[stays] + turn)[order])
+        rows = torch.from_numpy((first[stays] + turn)[order]).to(DEVICE)
         describe(alone, single, blocks)
         expected, _ = alone(module, query[:, :, rows], key[:, :, rows], value[:, :, rows], None, **given)
         torch.testing.assert_close(output[:, rows], expected, rtol=1e-5, atol=1e-6)
@@ -247,8 +252,9 @@ def eager(
     ``first``; history [2, KV heads, L, D]."""
     from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
-    distance = torch.arange(first, first + query.shape[1])[:, None] - torch.arange(history.shape[2])
-    mask = torch.zeros(distance.shape, dtype=query.dtype).masked_fill(
+    own = torch.arange(first, first + query.shape[1], device=query.device)
+    distance = own[:, None] - torch.arange(history.shape[2], device=query.device)
+    mask = torch.zeros_like(distance, dtype=query.dtype).masked_fill(
         distance < 0, torch.finfo(query.dtype).min
     )
     module: Any = SimpleNamespace(num_key_value_groups=HEADS // KV_HEADS, training=False, head_dim=SIZE)
@@ -259,6 +265,7 @@ def eager(
     return rows
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("softcap", [None, 5.0])
 def test_half_precision_rounds_like_eager_attention(dtype: torch.dtype, softcap: float | None) -> None:
@@ -273,7 +280,7 @@ def test_half_precision_rounds_like_eager_attention(dtype: torch.dtype, softcap:
     attention.keys[0][1:] = torch.randn_like(attention.keys[0][1:]) * 3
     attention.values[0][1:] = torch.randn_like(attention.values[0][1:])
     tokens = int(sum(counts))
-    query, key, value = (torch.randn(1, heads, tokens, SIZE).to(dtype) * 2 for heads in (HEADS, 2, 2))
+    query, key, value = (torch.randn(1, heads, tokens, SIZE).to(DEVICE, dtype) * 2 for heads in (HEADS, 2, 2))
     describe(attention, batch, blocks)
     module: Any = SimpleNamespace(layer_idx=0)
     output, _ = attention(module, query, key, value, None, scaling=0.3, softcap=softcap)
@@ -309,8 +316,8 @@ def attended(
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     if slopes:  # 2 ** -2, 2 ** -4, 2 ** -6, 2 ** -8 for four heads
-        distances = torch.arange(len(keys) - 1, -1, -1)
-        scores -= 2.0 ** -(2 * torch.arange(1, HEADS + 1))[:, None] * distances
+        distances = torch.arange(len(keys) - 1, -1, -1, device=query.device)
+        scores -= 2.0 ** -(2 * torch.arange(1, HEADS + 1, device=query.device))[:, None] * distances
     return torch.einsum("hl,lhd->hd", torch.softmax(scores, -1), values)
 
 

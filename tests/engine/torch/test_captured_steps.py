@@ -1,4 +1,4 @@
-"""CUDA graphs as a GPU records and replays them: streams get what they get without, in any mixture of steps."""
+"""CUDA graphs as a GPU records and replays them: streams get what they get without, whatever the steps."""
 
 from __future__ import annotations
 

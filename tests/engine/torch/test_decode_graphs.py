@@ -24,8 +24,10 @@ from penstock.engine.torch.cuda.decode_graphs import DecodeBuffers, padded_sizes
 from penstock.engine.torch.cuda.paged_layout import DeviceTables
 from penstock.engine.torch.model import PagedModel
 from penstock.engine.torch.model_loader import read_shape
-from tests.engine.torch.harness import VOCAB, make_engine, make_model, run_all, submit
+from tests.engine.torch.harness import VOCAB, cpu_only, make_engine, make_model, run_all, submit
 from tests.engine.torch.plain_kernel import KERNEL
+
+pytestmark = cpu_only("test_captured_steps.py has the graphs of a GPU")
 
 CPU = torch.device("cpu")
 SLOTS, BLOCK_SIZE, LENGTH = 20, 8, 64
