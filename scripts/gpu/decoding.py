@@ -11,6 +11,7 @@ import torch
 from penstock.config.serve import ServeConfig
 from penstock.engine.torch.engine import TorchEngine
 from penstock.wire.messages import SamplingParams, Submit
+from scripts.gpu.measuring import whole
 from scripts.gpu.shapes import Shape
 
 MOST_STEPS = 100_000
@@ -55,7 +56,7 @@ class SteppedEngine:
         """Steps until each stream has its first token. Returns the seconds. Raises RuntimeError."""
         began, first = time.perf_counter(), set[int]()
         for _ in range(MOST_STEPS):
-            rows = self.engine.step()
+            rows = whole(self.engine.step)
             if rows.failed:
                 raise RuntimeError(rows.failed[0].message)
             first.update(rows.stream.tolist())
@@ -66,7 +67,7 @@ class SteppedEngine:
     def advance(self, steps: int) -> None:
         """Steps without a look at their rows."""
         for _ in range(steps):
-            self.engine.step()
+            whole(self.engine.step)
 
     def step_ms(self, steps: int, rounds: int) -> float:
         """Milliseconds of a step, the median of rounds of several steps; what is launched ahead evens out.
@@ -75,7 +76,7 @@ class SteppedEngine:
         for _ in range(rounds):
             began = time.perf_counter()
             for _ in range(steps):
-                rows = self.engine.step()
+                rows = whole(self.engine.step)
                 if len(rows.stream) != streams or rows.failed:
                     why = rows.failed[0].message if rows.failed else "the others wait or have ended"
                     raise RuntimeError(f"a step with {len(rows.stream)} of {streams} streams: {why}")

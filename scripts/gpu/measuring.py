@@ -10,12 +10,14 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from scripts.gpu.report import RESULT
+
+T = TypeVar("T")
 
 MAX_ERROR = 200
 """Characters of an error in a table."""
@@ -40,8 +42,38 @@ def tell(table: str, name: str, values: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-class OutOfTime(Exception):
-    """A measurement took longer than it may."""
+class OutOfTime(BaseException):
+    """A measurement took longer than it may. No Exception, which an engine takes for the fault of a batch."""
+
+    def __str__(self) -> str:
+        return "the measurement took longer than it may"
+
+
+class _Alarm:
+    """The end of a measurement's time. ``held``: it waits until a call is over."""
+
+    held = False
+    late = False
+
+    def ring(self, number: int, frame: FrameType | None) -> None:
+        if not self.held:
+            raise OutOfTime
+        self.late = True
+
+
+_alarm = _Alarm()
+
+
+def whole(call: Callable[[], T]) -> T:
+    """Calls without an end in the middle: OutOfTime is raised after it. For what would be left half done."""
+    _alarm.held = True
+    try:
+        result = call()
+    finally:
+        _alarm.held = False
+    if _alarm.late:
+        raise OutOfTime
+    return result
 
 
 class Stage:
@@ -62,7 +94,7 @@ class Stage:
         self._positional = len(positional)
         self._warnings: set[str] = set()
         self._end = time.monotonic() + float(self.options.seconds)
-        signal.signal(signal.SIGALRM, _out_of_time)
+        signal.signal(signal.SIGALRM, _alarm.ring)
 
     def left(self) -> float:
         """Seconds that are left to the stage."""
@@ -83,9 +115,10 @@ class Stage:
         values: dict[str, Any] = {}
         began = time.monotonic()
         try:
+            _alarm.late = False
             signal.setitimer(signal.ITIMER_REAL, max(0.1, self.limit(seconds)))
             yield values
-        except Exception as error:  # noqa: BLE001 - the other measurements go on
+        except (Exception, OutOfTime) as error:  # noqa: BLE001 - the other measurements go on
             signal.setitimer(signal.ITIMER_REAL, 0)
             traceback.print_exc(file=sys.stdout)
             values["error"] = shortened(f"{type(error).__name__}: {error}")
@@ -106,7 +139,12 @@ class Stage:
         """Takes the warnings that are logged in this process; all of the log goes to its output as well."""
         logging.basicConfig(stream=sys.stdout, level=logging.INFO)
         handler = logging.Handler(logging.WARNING)
-        handler.emit = lambda record: self.warn(record.getMessage())  # type: ignore[method-assign]
+
+        def emit(record: logging.LogRecord) -> None:
+            error = record.exc_info[1] if record.exc_info else None
+            self.warn(record.getMessage() + (f": {type(error).__name__}: {error}" if error else ""))
+
+        handler.emit = emit  # type: ignore[method-assign]
         logging.getLogger().addHandler(handler)
 
     def told(self, table: str) -> dict[str, dict[str, Any]]:
@@ -114,7 +152,3 @@ class Stage:
         stages = json.loads(self.options.report.read_text(encoding="utf-8"))["stages"]
         rows = [each for stage in stages for each in stage["measurements"] if each["table"] == table]
         return {each["name"]: each["values"] for each in rows}
-
-
-def _out_of_time(number: int, frame: FrameType | None) -> None:
-    raise OutOfTime("the measurement took longer than it may")

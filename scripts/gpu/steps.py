@@ -109,7 +109,7 @@ class Steps:
             per_token = self._shape.kv_bytes_per_token(stepped.dtype_bytes)
             values["KV GB"] = streams * context * per_token / 1e9
             values |= self._phases(stepped)
-            device = record(self._stage.device, PROFILED, stepped.engine.step)
+            device = record(self._stage.device, PROFILED, lambda: stepped.advance(1))
             values["device busy ms"] = device.busy_ms
             values["device idle %"] = max(0.0, 100 * (1 - device.busy_ms / ms))
             values["kernels"] = device.kernels

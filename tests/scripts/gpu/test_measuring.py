@@ -11,12 +11,24 @@ from scripts.gpu.report import RESULT
 
 CODE = """
 import logging, time
-from scripts.gpu.measuring import Stage, tell
+from scripts.gpu import measuring
+from scripts.gpu.measuring import Stage, whole
 stage = Stage("shape")
 assert stage.options.shape == "small" and stage.device == "cpu" and not stage.tiny
 with stage.measurement("t", "late", 0.2) as values:
     values["steps"] = 3
     time.sleep(600)
+def swallow():
+    while not measuring._alarm.late:
+        try:
+            time.sleep(0.01)
+        except Exception:
+            pass
+with stage.measurement("t", "whole", 0.2) as values:
+    try:
+        whole(swallow)
+    except Exception:
+        values["swallowed"] = True
 with stage.measurement("t", "broken", 100) as values:
     raise ValueError("no\\nsuch shape")
 with stage.measurement("t", "good", 100) as values:
@@ -28,6 +40,10 @@ stage.log_warnings()
 for number in range(100):
     logging.getLogger("penstock").warning("no graphs")
     logging.getLogger("penstock").info("all is well")
+try:
+    raise ValueError("no kernel")
+except ValueError:
+    logging.getLogger("penstock").error("a batch has failed", exc_info=True)
 """
 
 
@@ -43,8 +59,10 @@ def test_measurements_fail_alone(tmp_path: Path) -> None:
     late = "OutOfTime: the measurement took longer than it may"
     assert [(each["name"], each["values"]) for each in told] == [
         ("late", {"steps": 3, "error": late}),
+        ("whole", {"error": late}),
         ("broken", {"error": "ValueError: no such shape"}),
         ("good", {"ms": 2}),
         ("no graphs", {"stage": "small"}),
+        ("a batch has failed: ValueError: no kernel", {"stage": "small"}),
     ]
     assert "Traceback" in ended.stdout
