@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-NVIDIA_SMI = ("name", "memory.total", "driver_version", "power.limit", "clocks.max.sm")
+NVIDIA_SMI = ("name", "memory.total", "memory.used", "driver_version", "power.limit", "clocks.max.sm")
 PACKAGES = ("torch", "triton", "transformers", "numpy", "tokenizers", "safetensors")
 COMMAND_S = 10.0
 

@@ -71,9 +71,9 @@ class Report:
         told = self.stages[-1]["measurements"]
         told[:] = [each for each in told if (each["table"], each["name"]) != (found["table"], found["name"])]
         told.append(found)
+        self.write()
         values = ", ".join(f"{name} {_shown(value)}" for name, value in found["values"].items())
         self.say(f"   {found['table']}: {found['name']}: {values}")
-        self.write()
 
     def end(self, status: str, seconds: float, output: list[str]) -> None:
         """The stage has ended. Of one that failed, the end of its output is shown."""

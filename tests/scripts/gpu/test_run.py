@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -39,14 +40,19 @@ tell("t", "left", {"pid": int(left)})
 WELL = "from scripts.gpu.measuring import tell; tell('t', 'last', {'tokens/s': 12345.6})"
 
 
-def run_stages(folder: Path, stages: list[Stage], minutes: float = 1.0) -> tuple[int, dict[str, Any], str]:
-    """The exit status, the report and what was printed, of the command in a process of its own."""
-    code = (
+def command_of(folder: Path, stages: list[Stage], minutes: float) -> str:
+    """The command with other stages, as code."""
+    return (
         "import sys\nfrom scripts.gpu import run\nfrom scripts.gpu.plan import Stage\n"
         f"stages = {stages!r}\n"
         f"sys.exit(run.main(['--out', {str(folder)!r}, '--device', 'cpu', '--minutes', '{minutes}'], stages))"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+
+
+def run_stages(folder: Path, stages: list[Stage], minutes: float = 1.0) -> tuple[int, dict[str, Any], str]:
+    """The exit status, the report and what was printed, of the command in a process of its own."""
+    command = [sys.executable, "-c", command_of(folder, stages, minutes)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert ended.stderr == ""
     return ended.returncode, json.loads((folder / "report.json").read_text()), ended.stdout
 
@@ -95,6 +101,19 @@ def test_what_a_stage_leaves_is_ended(tmp_path: Path) -> None:
     status, report, _ = run_stages(tmp_path, [stage("a", LEAVES_A_SERVER, 1)])
     assert status == 0
     assert not is_running(report["stages"][0]["measurements"][0]["values"]["pid"])
+
+
+def test_an_interrupted_run_ends_its_stage_and_keeps_the_report(tmp_path: Path) -> None:
+    code = "import os, time; from scripts.gpu.measuring import tell; tell('t', 'own', {'pid': os.getpid()}); "
+    command = [sys.executable, "-c", command_of(tmp_path, [stage("a", f"{code}time.sleep(1000)", 1)], 10)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert any("own: pid" in line for line in process.stdout)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert "KeyboardInterrupt" in errors
+    (told,) = json.loads((tmp_path / "report.json").read_text())["stages"][0]["measurements"]
+    assert not is_running(told["values"]["pid"])
 
 
 def test_all_stages_together_keep_the_limit(tmp_path: Path) -> None:
