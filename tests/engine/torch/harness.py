@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -195,6 +195,29 @@ class Driver:
                 return self.outcomes
             self.step()
         raise AssertionError(f"streams still run after {most} steps")
+
+
+ROUNDED = 0.0 if DEVICE.type == "cpu" else 0.05
+"""Of the streams that are compared: those that may differ. A GPU adds up products of another number of rows
+in another order, by which in float32 about one token in 20,000 of these models turns into another."""
+
+
+def equal(expected: object, found: object) -> None:
+    assert found == expected
+
+
+def assert_alike(
+    expected: Mapping[int, Any], found: Mapping[int, Any], check: Callable[[Any, Any], None] = equal
+) -> None:
+    """Streams are what is expected, as ``check`` compares them, but for those that a GPU rounds otherwise."""
+    differences = []
+    for stream, each in expected.items():
+        try:
+            check(each, found[stream])
+        except AssertionError as difference:
+            differences.append(difference)
+    if len(differences) > (max(1, ROUNDED * len(expected)) if ROUNDED else 0):
+        raise differences[0]
 
 
 def entries(logprobs: Logprobs, start: int, end: int) -> list[tuple[list[int], list[float], int]]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.wire.frames import FinishReason
 from penstock.wire.messages import Submit
-from tests.engine.torch.harness import VOCAB, Driver, Outcome, make_engine, make_model, submit
+from tests.engine.torch.harness import VOCAB, Driver, Outcome, assert_alike, make_engine, make_model, submit
 
 MIXED: list[dict[str, Any]] = [
     {},
@@ -113,8 +113,7 @@ def test_streams_get_the_same(llama: Path, options: dict[str, Any], kinds: list[
         preemptions.append(driver.engine.metrics()["preemptions_total"])
 
     apart, ahead = both(llama, options, play)
-    for stream, outcome in apart.items():
-        same(outcome, ahead[stream])
+    assert_alike(apart, ahead, same)
     assert {outcome.finish for outcome in apart.values()} >= {
         FinishReason.LENGTH,
         FinishReason.STOP_TOKEN,

@@ -15,7 +15,6 @@ from tests.engine.torch.harness import DEVICE, VOCAB, generate, make_engine, mak
 TOKENS = 20
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [
