@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.config.errors import ConfigError
 from penstock.engine.loop.idempotency import IdempotencyCache, RpcError
 from penstock.engine.loop.two_phase import TwoPhaseParticipant
 from penstock.logging_setup import RateLimitedLog
@@ -136,7 +137,7 @@ class RpcServer:
             return act()
         except RpcError as error:
             return RpcReply(call.call, str(error), None, self._step(), code=error.code)
-        except ValueError as error:
+        except (ValueError, ConfigError) as error:
             return RpcReply(call.call, str(error), None, self._step())
         except Exception as error:  # noqa: BLE001 - the call fails, not the engine
             method = call.method[:MAX_SHOWN_CHARS]

@@ -56,6 +56,7 @@ class Batch:
     def select(self, parts: NDArray[np.intp]) -> Batch:
         """A batch of some of the parts, whose indexes ascend."""
         sampled = np.isin(self.samples, parts)
+        drafts = None if self.drafts is None else self.drafts[sampled]
         return replace(
             self,
             slots=self.slots[parts],
@@ -65,7 +66,7 @@ class Batch:
             decodes=int(np.count_nonzero(parts < self.decodes)),
             samples=np.searchsorted(parts, self.samples[sampled]),
             generations=self.generations[sampled],
-            drafts=None if self.drafts is None else self.drafts[sampled],
+            drafts=drafts if drafts is not None and drafts.any() else None,
             prompts=self.prompts[np.isin(self.prompts, self.slots[parts])],
         )
 

@@ -46,6 +46,7 @@ from penstock.engine.torch.model import PagedModel
 from penstock.engine.torch.model_loader import ModelShape, pick_dtype, read_shape
 from penstock.engine.torch.model_runner import ModelRunner, PendingOutput
 from penstock.engine.torch.out_of_memory import (
+    describe_memory,
     drop_frames,
     in_brief,
     is_out_of_memory,
@@ -68,8 +69,9 @@ NO_MEMORY = (
     "--kv-cache-memory, or fewer --max-num-batched-tokens, leave it more:"
 )
 
-_log_fault = RateLimitedLog(logging.getLogger(__name__), logging.ERROR)
-_log_shortage = RateLimitedLog(logging.getLogger(__name__), logging.WARNING)
+log = logging.getLogger(__name__)
+_log_fault = RateLimitedLog(log, logging.ERROR)
+_log_shortage = RateLimitedLog(log, logging.WARNING)
 
 
 class TorchEngine:
@@ -134,6 +136,8 @@ class TorchEngine:
         blocks = num_cache_blocks(config, per_token, max_model_len, budget)
         for each in self._models:
             each.make_cache(blocks + 1, config.block_size)
+        if device.type == "cuda":
+            log.info("with the KV cache and CUDA graphs: %s", describe_memory(device))
         self._profiler = TorchProfiler(device.type)
         eos = read_eos_token_ids(Path(model_dir))
         self._table = SlotTable(config.max_num_seqs, max_model_len, eos, vocab_size=shape.vocab_size)

@@ -13,6 +13,7 @@ from penstock.engine.batch.slots import SlotTable
 from penstock.engine.sampling.metadata import SamplingMetadata
 from penstock.engine.schedule.batch import Batch
 from penstock.engine.schedule.block_tables import BlockTables
+from penstock.engine.speculation.speculation import MOST_FORCED
 from penstock.engine.torch.model import LESS_WORK, PagedModel
 from penstock.engine.torch.model_runner import ModelRunner
 from penstock.engine.torch.out_of_memory import stating_shortage
@@ -26,8 +27,9 @@ def run_largest_steps(
     models: Sequence[PagedModel], config: ServeConfig, max_model_len: int, device: torch.device
 ) -> None:
     """Run two steps of ``max_num_batched_tokens`` prompt tokens: as many streams as possible, which have the
-    most logits and sampling, and the longest streams, which have the most attention. Draft models run them
-    as well, up to the positions that they have; streams have adapters where these are enabled.
+    most logits and sampling, and the longest streams, which have the most attention. Prompts are scored, and
+    streams have drafts and adapters where these are enabled. Draft models run them as well, up to the
+    positions that they have.
 
     Models get a cache of the null block alone, which takes all keys and values;
     :meth:`PagedModel.make_cache` is to be called afterwards. Ranks that share a model's layers all call this.
@@ -74,21 +76,30 @@ def _run(
     table = SlotTable(len(count), max_model_len, [], vocab_size=model.vocab_size)
     sampling = SamplingMetadata(table, model.vocab_size)
     params = SamplingParams(
-        max_tokens=1, seed=0, temperature=UNIFORM, top_p=0.99, top_k=model.vocab_size - 1, logprobs=1
+        max_tokens=1,
+        seed=0,
+        temperature=UNIFORM,
+        top_p=0.99,
+        top_k=model.vocab_size - 1,
+        logprobs=1,
+        prompt_logprobs=1,
     )
-    for stream, length in enumerate((start + count).tolist()):
+    drafts = np.minimum(count - 1, _most_drafted(config), dtype=np.int32)
+    for stream, length in enumerate((start + count - drafts).tolist()):
         prompt = np.zeros(length, "<i4").tobytes()
         sampling.set(table.allocate(0, Submit(stream, prompt, params)), params)
     slots = np.arange(len(count))
     singles = int(np.count_nonzero(count == 1))
+    decodes = int(np.count_nonzero((count == 1) | (drafts > 0)))
     batch = Batch(
         slots=slots,
         start=start,
         count=count,
         singles=singles,
-        decodes=singles,
+        decodes=decodes,
         samples=slots,
         generations=table.generation[slots],
+        drafts=drafts if drafts.any() else None,
     )
     blocks = BlockTables(len(count), 1, config.block_size, max_model_len)
     if model.lora is None:
@@ -97,3 +108,10 @@ def _run(
     places = (slots % config.max_loras).astype(np.int32)
     with model.lora.filled():
         ModelRunner(model, blocks, sampling, device, places).launch(batch).read()
+
+
+def _most_drafted(config: ServeConfig) -> int:
+    """Draft tokens of a stream, each of which is sampled."""
+    if config.speculative_method == "none":
+        return 0
+    return MOST_FORCED if config.speculative_tokens == "auto" else config.speculative_tokens

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -18,6 +19,8 @@ from penstock.config.serve import ServeConfig
 from penstock.engine.torch.device import DevicePlace
 from penstock.engine.torch.model_loader import ModelShape
 from penstock.engine.torch.out_of_memory import in_units
+
+log = logging.getLogger(__name__)
 
 CPU_CACHE_BYTES = 4 << 30
 CPU_CACHE_SHARE = 0.4
@@ -189,6 +192,14 @@ def cache_budget(
     others = max(0, total - free - held)
     budget = part - used - (others if place.sharers == 1 else 0)
     budget = min(budget, free - (used - held))
+    parts = {"weights and largest step": steps, "CUDA graphs": graphs, "penalties": later, "others": others}
+    log.info(
+        "of %s on %s: %s, KV cache %s",
+        in_units(total),
+        place.device,
+        ", ".join(f"{name} {in_units(size)}" for name, size in parts.items()),
+        in_units(max(0, budget)),
+    )
     if budget <= 0:
         shared = "" if place.sharers == 1 else f" divided among {place.sharers} engines"
         raise ConfigError(

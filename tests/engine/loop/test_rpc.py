@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from penstock.config.errors import ConfigError
 from penstock.engine.loop.rpc import MAX_WAITING_CALLS, RpcServer
 from penstock.engine.loop.two_phase import TwoPhaseParticipant
 from penstock.wire.messages import MAX_CALL_BYTES, RpcCall, RpcPhase, RpcReply
@@ -64,6 +65,8 @@ class Desk:
                 return object()
             case "bug":
                 raise KeyError("whoops")
+            case "grow":
+                raise ConfigError("out of memory")
         raise ValueError(f"no {method}")
 
     def reply(self, server: int, reply: RpcReply) -> None:
@@ -103,6 +106,7 @@ def error_of(reply: RpcReply | None) -> str:
         ("echo", RpcReply(1, None, {"a": 1}, 1)),
         ("fly", RpcReply(1, "no fly", None, 1)),
         ("bug", RpcReply(1, "KeyError: 'whoops'", None, 1)),
+        ("grow", RpcReply(1, "out of memory", None, 1)),
     ],
 )
 def test_a_call_runs_and_says_when(desk: Desk, method: str, reply: RpcReply) -> None:

@@ -18,8 +18,12 @@ from penstock.engine.torch import memory as memory_module
 from penstock.engine.torch.cuda.decode_graphs import padded_sizes
 from penstock.engine.torch.cuda.graph_memory import measure_graphs
 from penstock.engine.torch.device import DevicePlace
+from penstock.engine.torch.largest_step import run_largest_steps
+from penstock.engine.torch.memory import CudaMemory
+from penstock.engine.torch.model import PagedModel
+from penstock.engine.torch.model_loader import read_shape
 from penstock.engine.torch.sampling.penalties import TokenCounts
-from tests.engine.torch.harness import VOCAB, make_engine, make_model, run_all, submit
+from tests.engine.torch.harness import DEVICE, SMALL_ENGINE, VOCAB, make_engine, make_model, run_all, submit
 from tests.engine.torch.test_decode_graphs import Recordings, recordings
 from tests.engine.torch.test_memory import CUDA, CountingDevice
 
@@ -213,3 +217,23 @@ def test_penalties_take_no_more_than_is_kept_for_them(tmp_path: Path) -> None:
     held = [counts._counts, counts._tokens, counts._listed]
     assert counts._rows == 20
     assert sum(tensor.nbytes for tensor in held) == TokenCounts.most_bytes(20, VOCAB)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="measures a GPU")
+def test_the_graphs_of_a_gpu_take_what_was_measured(tmp_path: Path) -> None:
+    """As far as PyTorch's allocator has it: other tests may run on the device."""
+    make_model("llama", tmp_path, hidden_size=512, intermediate_size=2048)
+    config = ServeConfig(**SMALL_ENGINE | {"max_num_seqs": 256})
+    shape = read_shape(str(tmp_path))
+    model = PagedModel(str(tmp_path), config, shape, dtype=torch.bfloat16, device=DEVICE)
+    memory = CudaMemory(DevicePlace(DEVICE, 2))
+    run_largest_steps([model], config, 1024, DEVICE)
+    expected = model.graph_bytes(memory)
+    memory.release()
+    before = memory.in_use()
+    model.make_cache(1, 16)
+    memory.release()
+    taken = memory.in_use() - before
+    assert taken > 0
+    assert taken - (24 << 20) <= expected <= taken + (64 << 20)

@@ -14,6 +14,7 @@ from penstock.engine.torch.largest_step import longest_streams, most_streams, ru
 from penstock.engine.torch.lora.lora_layers import SharedInput
 from penstock.engine.torch.lora.lora_plan import LoraPlan
 from penstock.engine.torch.model import PagedModel
+from penstock.engine.torch.model_runner import ModelRunner
 from penstock.engine.torch.sampling.sampler import Sampler
 from tests.engine.torch.harness import DEVICE, SMALL_ENGINE, make_engine, make_model, run_all, submit
 
@@ -103,6 +104,29 @@ def test_adapters_and_draft_models_run_them_too(tmp_path: Path, monkeypatch: pyt
     assert lora is not None
     assert lora._ranks == [0, 0, 0]
     assert not lora._changes.any()
+
+
+@pytest.mark.parametrize(("tokens", "most", "rows"), [("auto", 32, 64 * 32), (3, 3, 64 * 4)])
+def test_drafts_are_sampled_and_prompts_scored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: Any, most: int, rows: int
+) -> None:
+    make_model("llama", tmp_path)
+    options = {"speculative_method": "ngram", "speculative_tokens": tokens}
+    model = make_engine(tmp_path, **options)._models[0]
+    sampled, scored = list[Tensor](), list[int]()
+    monkeypatch.setattr(Sampler, "sample", _noted(sampled, Sampler.sample))
+    score = ModelRunner._score
+
+    def noted(self: ModelRunner, hidden: Tensor, *rest: Any) -> Any:
+        scored.append(len(hidden))
+        return score(self, hidden, *rest)
+
+    monkeypatch.setattr(ModelRunner, "_score", noted)
+    run_largest_steps([model], ServeConfig(**SMALL_ENGINE | options), 1024, DEVICE)
+    longest = sum(map(len, sampled)) - rows
+    assert longest == 2 + 2 * (1 + most), "of parts of 2, 1,023 and 1,023 tokens"
+    # all others are tokens of prompts, which have a score each
+    assert scored == [size for size in (2048 - rows, 2048 - longest) if size]
 
 
 def _noted(sampled: list[Tensor], sample: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,6 +3,7 @@ memory, seen by page faults of a process of its own."""
 
 from __future__ import annotations
 
+import logging
 import platform
 import subprocess
 import sys
@@ -106,6 +107,15 @@ def budget(
 def test_a_cache_leaves_room_for_weights_the_largest_step_and_others() -> None:
     assert budget() == 900 - WEIGHTS - ACTIVATIONS - LATER - OTHERS
     assert budget(gpu_memory_utilization=0.7) == 700 - WEIGHTS - ACTIVATIONS - LATER - OTHERS
+
+
+def test_the_log_has_the_parts(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        size = budget(graphs=30)
+    assert [record.message for record in caplog.records] == [
+        "of 1000 bytes on cuda:0: weights and largest step 550 bytes, CUDA graphs 30 bytes, penalties 7 "
+        f"bytes, others 40 bytes, KV cache {size} bytes"
+    ]
 
 
 def test_a_cache_leaves_room_for_graphs() -> None:

@@ -66,7 +66,7 @@ def limit_memory(engine: TorchEngine, lacks: Callable[[torch.Tensor], bool], mod
 
 
 @pytest.mark.parametrize("ahead", ["on", "off"])
-@pytest.mark.parametrize("most", [1, 2, 7, 40])
+@pytest.mark.parametrize("most", [1, 2, pytest.param(7, marks=pytest.mark.gpu), 40])
 def test_streams_get_the_same_tokens_in_steps_that_fit(
     llama: transformers.PreTrainedModel, tmp_path: Path, most: int, ahead: str
 ) -> None:
@@ -226,6 +226,27 @@ def test_no_memory_for_larger_counts_leaves_the_smaller_ones(
     )
     counts._make_room(np.arange(20), 5, DEVICE)
     assert len(counts._counts) == len(counts._tokens) == len(counts._listed) == 32
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="fills a GPU")
+def test_a_gpu_that_is_full_computes_smaller_steps(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """2,000 tokens take 60 MiB for each of three tensors of a layer, the allocator may have 48 in all."""
+    make_model("llama", tmp_path, hidden_size=1024, intermediate_size=8192)
+    engine = make_engine(tmp_path, max_num_batched_tokens=2048)
+    requests = [submit(stream, [stream + 5] * 250, max_tokens=8, ignore_eos=True) for stream in range(8)]
+    torch.cuda.empty_cache()
+    total = torch.cuda.mem_get_info(DEVICE)[1]
+    torch.cuda.set_per_process_memory_fraction(
+        (torch.cuda.memory_reserved(DEVICE) + (48 << 20)) / total, DEVICE
+    )
+    try:
+        outcomes = run_all(engine, requests)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, DEVICE)
+    assert [(len(outcome.tokens), outcome.error) for outcome in outcomes.values()] == [(8, "")] * 8
+    assert any("no memory for a step of 2000 tokens" in record.message for record in caplog.records)
+    assert_all_free(engine)
 
 
 def test_steps_grow_again(llama: transformers.PreTrainedModel, tmp_path: Path) -> None:
