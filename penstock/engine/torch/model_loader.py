@@ -11,15 +11,14 @@ import torch
 from penstock.config.errors import ConfigError, one_line
 from penstock.config.serve import ServeConfig
 from penstock.engine.torch.expert_parallel import IMPLEMENTATION, ExpertParallel
+from penstock.engine.torch.experts import pick_experts
+from penstock.engine.torch.host_reads import ROPE_BY_LENGTH, remove_host_reads
 from penstock.engine.torch.out_of_memory import is_out_of_memory
-from penstock.engine.torch.supported_models import check_supported
+from penstock.engine.torch.supported_models import WITH_EXPERTS, check_supported
 from penstock.engine.vocabulary import length_field
 
 NAMES_SHOWN = 3
 """Maximum tensor names in an error."""
-ROPE_BY_LENGTH = frozenset({"dynamic", "longrope"})
-"""Rotary embeddings that change with the longest position of a batch once it exceeds the original training
-length. A stream's tokens must not depend on other streams, so such models are served up to that length."""
 UNSTATED_LENGTH = 2048
 """Maximum length of a model whose config.json states none, and whose positions have none: BLOOM's training
 length."""
@@ -120,12 +119,15 @@ def load_model(
     options = {"dtype": dtype, "attn_implementation": attention}
     if experts is not None:
         options["experts_implementation"] = IMPLEMENTATION
+    elif _read_config(model_dir).model_type in WITH_EXPERTS:
+        options["experts_implementation"] = pick_experts(dtype, device)
     if config.load_format == "dummy":
         model = _random_model(model_dir, config.seed, device, options)
     else:
         model = _read_model(model_dir, config.load_format == "safetensors", options, experts)
     if experts is not None:
         experts.keep_local_experts(model)
+    remove_host_reads(model)
     return model.to(device).eval()
 
 
