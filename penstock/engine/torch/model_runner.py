@@ -21,7 +21,7 @@ from penstock.engine.torch.lora.lora_plan import LoraPlan, plan_lora
 from penstock.engine.torch.model import PagedModel
 from penstock.engine.torch.sampling.sampler import Sampler, top_logprobs
 from penstock.engine.torch.sampling.sampler_output import SamplerOutput, TopLogprobs
-from penstock.engine.torch.transfer import to_device
+from penstock.engine.torch.transfer import to_device, to_device_together
 from penstock.wire.arrays import I32
 from penstock.wire.logprobs import Logprobs, concat_logprobs
 
@@ -111,15 +111,16 @@ class ModelRunner:
             else rows.slots[:0]
         )
         self._sampling.prepare(batch.slots[batch.samples], batch.drafts)
+        tokens, slots = self._inputs(owners, positions, rows.slots)
         hidden = self._model.run(
             batch,
-            self._tokens(batch, owners, positions),
+            tokens,
             self._blocks,
             np.concatenate((rows.token, scored)),
             self._lora_plan(batch, owners),
         )
         kept = len(rows.token)
-        sampled = [part.to_host() for part in self._sample(hidden[:kept], rows)]
+        sampled = [part.to_host() for part in self._sample(hidden[:kept], rows, slots)]
         prompts = None
         if len(scored):
             prompts = self._score(hidden[kept:], owners[scored], positions[scored] + 1)
@@ -152,25 +153,31 @@ class ModelRunner:
             self._last_lora = wanted, plan
         return plan
 
-    def _tokens(self, batch: Batch, owners: NDArray[np.intp], positions: NDArray[np.int64]) -> Tensor:
-        """int64[T]: the batch's tokens, from the histories or, if the host has not read them yet, from the
-        device."""
-        tokens = to_device(self._table.history[owners, positions].astype(np.int64), self._device)
-        in_flight = self._table.in_flight_tokens[owners] > 0
-        if in_flight.any():
-            unread = np.flatnonzero(in_flight & (positions >= self._table.length[owners]))
-            tokens[to_device(unread, self._device)] = self._last[to_device(owners[unread], self._device)]
-        return tokens
+    def _inputs(
+        self, owners: NDArray[np.intp], positions: NDArray[np.int64], sampled: NDArray[np.intp]
+    ) -> tuple[Tensor, Tensor]:
+        """int64[T], the batch's tokens: from the histories or, if the host has not read them yet, from the
+        device; and the slots ``sampled``, on the device."""
+        table = self._table
+        history = table.history[owners, positions].astype(np.int64)
+        unread = np.flatnonzero((table.in_flight_tokens[owners] > 0) & (positions >= table.length[owners]))
+        tokens, at, senders, slots = to_device_together(
+            (history, unread, owners[unread], sampled), self._device
+        )
+        if len(unread):
+            tokens[at] = self._last[senders]
+        return tokens, slots
 
-    def _sample(self, hidden: Tensor, sampled: SampledRows) -> list[SamplerOutput]:
-        """Project and sample a few rows at a time, as logits are large; rows do not depend on each other."""
+    def _sample(self, hidden: Tensor, sampled: SampledRows, slots: Tensor) -> list[SamplerOutput]:
+        """Project and sample a few rows at a time, as logits are large; rows do not depend on each other.
+        ``slots``: of the rows, on the device."""
         parts = []
         for first in range(0, len(sampled.slots), self._model.head.rows):
             rows = slice(first, first + self._model.head.rows)
-            slots = sampled.slots[rows]
-            parts.append(self.sampler.sample(self._model.head(hidden[rows]), slots, sampled.length[rows]))
+            logits = self._model.head(hidden[rows])
+            parts.append(self.sampler.sample(logits, sampled.slots[rows], sampled.length[rows]))
             # streams that got no token end when the batch is settled; until then another one may be launched
-            self._last[to_device(slots, self._device)] = parts[-1].tokens.clamp(min=0)
+            self._last[slots[rows]] = parts[-1].tokens.clamp(min=0)
         return parts
 
     def _score(

@@ -84,7 +84,8 @@ class FakeCuda(TorchDispatchMode):
             with _disable_current_modes():
                 return func(*args)  # NumPy reads what was copied to the host
         if func in (aten.pin_memory.default, aten._pin_memory.default):
-            return self._pin(args[0].clone())
+            like = args[0]
+            return self._pin(torch.empty_strided(like.shape, like.stride(), dtype=like.dtype))
         if func.namespace == "aten":
             with self:
                 result = func.decompose(*args, **kwargs)

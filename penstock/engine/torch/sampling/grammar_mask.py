@@ -13,19 +13,23 @@ from torch import Tensor
 from penstock.engine.torch.transfer import to_device
 
 
-def row_indexes(rows: NDArray[np.intp], like: Tensor) -> Tensor:
-    return to_device(rows, like.device)
+class Rows:
+    """Some rows of tensors [S, ...], or all of them, which are not copied."""
 
+    def __init__(self, rows: NDArray[np.intp], like: Tensor) -> None:
+        """``rows``: ascending. ``like``: a tensor of S rows on the device."""
+        self._index = None if len(rows) == len(like) else to_device(rows, like.device)
 
-def select_rows(logits: Tensor, rows: NDArray[np.intp]) -> Tensor:
-    """The given rows (ascending); ``logits`` itself if these are all rows."""
-    return logits if len(rows) == len(logits) else logits[row_indexes(rows, logits)]
+    def of(self, values: Tensor) -> Tensor:
+        """A copy of the rows; ``values`` itself if these are all rows."""
+        return values if self._index is None else values[self._index]
 
-
-def put_rows(logits: Tensor, rows: NDArray[np.intp], changed: Tensor) -> None:
-    """Write back the result of :func:`select_rows`."""
-    if changed is not logits:
-        logits[row_indexes(rows, logits)] = changed
+    def put(self, values: Tensor, changed: Tensor) -> None:
+        """Write the rows; what :meth:`of` gave, changed in place, is there already if these are all rows."""
+        if self._index is not None:
+            values[self._index] = changed
+        elif changed is not values:
+            values.copy_(changed)
 
 
 def apply_token_mask(logits: Tensor, rows: NDArray[np.intp], masks: NDArray[np.uint8]) -> None:
@@ -35,5 +39,5 @@ def apply_token_mask(logits: Tensor, rows: NDArray[np.intp], masks: NDArray[np.u
     index = torch.arange(8, dtype=torch.uint8, device=logits.device)
     bit = torch.ones_like(index).bitwise_left_shift_(index)
     forbidden = (packed[:, :, None] & bit == 0).view(len(packed), -1)[:, : logits.shape[-1]]
-    chosen = select_rows(logits, rows)
-    put_rows(logits, rows, chosen.masked_fill_(forbidden, -torch.inf))
+    some = Rows(rows, logits)
+    some.put(logits, some.of(logits).masked_fill_(forbidden, -torch.inf))

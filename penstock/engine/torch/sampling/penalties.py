@@ -9,7 +9,7 @@ from torch import Tensor
 
 from penstock.engine.sampling.metadata import NOT_COUNTED, SamplingMetadata
 from penstock.engine.torch.sampling.listed_bounds import ListedBounds
-from penstock.engine.torch.transfer import to_device
+from penstock.engine.torch.transfer import to_device, to_device_together
 from penstock.wire.arrays import I32
 
 Slots = NDArray[np.intp]
@@ -128,12 +128,13 @@ class TokenCounts:
     def _tokens_at(self, slots: Slots, position: I32, device: torch.device) -> Tensor:
         """int64[n]: the token at one position of each slot's history, the last one perhaps in flight."""
         table = self._metadata.table
-        tokens = to_device(table.history[slots, position].astype(np.int64), device)
-        unread = position >= table.length[slots]
-        if not unread.any():
-            return tokens
+        known = table.history[slots, position].astype(np.int64)
+        is_unread = position >= table.length[slots]
+        if not is_unread.any():
+            return to_device(known, device)
         assert self._last is not None
-        return torch.where(to_device(unread, device), self._last[to_device(slots, device)], tokens)
+        tokens, senders, unread = to_device_together((known, slots, is_unread), device)
+        return torch.where(unread, self._last[senders], tokens)
 
     def _make_room(self, slots: Slots, wanted: int, device: torch.device) -> None:
         """Rows for ``slots``, and columns for as many as ``wanted`` distinct tokens that are listed."""

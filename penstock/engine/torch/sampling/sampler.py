@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
 from penstock.engine.sampling.metadata import (
     EXCLUDING,
@@ -21,10 +22,10 @@ from penstock.engine.sampling.metadata import (
     SamplingMetadata,
     SharedEdits,
 )
-from penstock.engine.torch.sampling.grammar_mask import apply_token_mask, put_rows, row_indexes, select_rows
+from penstock.engine.torch.sampling.grammar_mask import Rows, apply_token_mask
 from penstock.engine.torch.sampling.penalties import TokenCounts, penalize
 from penstock.engine.torch.sampling.sampler_output import SamplerOutput, TopLogprobs
-from penstock.engine.torch.transfer import to_device
+from penstock.engine.torch.transfer import to_device, to_device_together
 from penstock.wire.arrays import I32
 
 Slots = NDArray[np.intp]
@@ -98,7 +99,8 @@ class Sampler:
             apply_token_mask(logits, rows, self._metadata.grammars.masks(slots[rows], length[rows]))
         if every & EDITING:
             for edits in self._metadata.edits(slots, length, needs):
-                _add(logits, edits)
+                if len(edits.token):
+                    _add(logits, edits)
 
     def _penalize(self, logits: Tensor, slots: Slots, length: I32, needs: Needs) -> None:
         every = int(np.bitwise_or.reduce(needs))
@@ -106,32 +108,28 @@ class Sampler:
             return
         metadata = self._metadata
         rows = np.flatnonzero(needs & PENALTIES)
-        penalized = slots[rows]
-        chosen = select_rows(logits, rows)
+        penalized, some = slots[rows], Rows(rows, logits)
+        chosen = some.of(logits)
         tokens, counts = self._token_counts.counts_of(penalized, length[rows], logits.device)
         values = chosen if tokens is None else chosen.gather(-1, tokens)
         if every & SamplingFeature.REPETITION:
-            penalize(values, counts, repetition=_column(metadata.repetition[penalized], logits))
+            (repetition,) = _columns(logits, metadata.repetition[penalized])
+            penalize(values, counts, repetition=repetition)
         if every & SamplingFeature.OCCURRENCE:
-            penalize(
-                values,
-                counts,
-                presence=_column(metadata.presence[penalized], logits),
-                frequency=_column(metadata.frequency[penalized], logits),
-            )
+            presence, frequency = _columns(logits, metadata.presence[penalized], metadata.frequency[penalized])
+            penalize(values, counts, presence=presence, frequency=frequency)
         if tokens is not None:
             chosen.scatter_(-1, tokens, values)  # a token that stands in a row twice has the same value
-        put_rows(logits, rows, chosen)
+        some.put(logits, chosen)
 
     def _without_tokens(self, logits: Tensor, needs: Needs, every: int) -> Tensor | None:
         """bool[S]: the rows in which constraints exclude every token, whose logits become finite; None: no
         row has a constraint."""
         if not every & EXCLUDING:
             return None
-        rows = np.flatnonzero(needs & EXCLUDING)
-        chosen = select_rows(logits, rows)
+        some = Rows(np.flatnonzero(needs & EXCLUDING), logits)
         stuck = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
-        stuck[row_indexes(rows, logits)] = chosen.amax(-1) == -torch.inf
+        some.put(stuck, some.of(logits).amax(-1) == -torch.inf)
         logits.masked_fill_(stuck[:, None], 0)
         return stuck
 
@@ -142,11 +140,12 @@ class Sampler:
         rows = np.flatnonzero(needs & SamplingFeature.RANDOM)
         if not len(rows):
             return greedy_tokens(logits)
-        drawn = self._draw(select_rows(logits, rows), slots[rows], length[rows], needs[rows])
+        some = Rows(rows, logits)
+        drawn = self._draw(some.of(logits), slots[rows], length[rows], needs[rows])
         if len(rows) == len(slots):
             return drawn
         tokens = greedy_tokens(logits)
-        tokens[row_indexes(rows, logits)] = drawn
+        some.put(tokens, drawn)
         return tokens
 
     def _draw(self, logits: Tensor, slots: Slots, length: I32, needs: Needs) -> Tensor:
@@ -156,17 +155,19 @@ class Sampler:
         """
         metadata = self._metadata
         every = int(np.bitwise_or.reduce(needs))
-        logits.sub_(logits.amax(-1, keepdim=True)).div_(_column(metadata.temperature[slots], logits))
+        min_p = np.where(needs & SamplingFeature.MIN_P, metadata.min_p[slots], np.float32(0))
+        temperature, least, uniforms = _columns(
+            logits, metadata.temperature[slots], min_p, metadata.uniforms(slots, length)
+        )
+        logits.sub_(logits.amax(-1, keepdim=True)).div_(temperature)
         weights = logits.exp_()
         if every & SamplingFeature.MIN_P:
-            share = np.where(needs & SamplingFeature.MIN_P, metadata.min_p[slots], 0)
-            weights.masked_fill_(weights < _column(share, logits), 0)
+            weights.masked_fill_(weights < least, 0)
         if every & (SamplingFeature.TOP_K | SamplingFeature.TOP_P):
             rows = np.flatnonzero(needs & (SamplingFeature.TOP_K | SamplingFeature.TOP_P))
-            chosen = select_rows(weights, rows)
-            put_rows(weights, rows, self._cut_tail(chosen, slots[rows], needs[rows]))
-        uniforms = to_device(metadata.uniforms(slots, length), logits.device)
-        return sample_from_weights(weights, uniforms[:, None])
+            some = Rows(rows, weights)
+            some.put(weights, self._cut_tail(some.of(weights), slots[rows], needs[rows]))
+        return sample_from_weights(weights, uniforms)
 
     def _cut_tail(self, weights: Tensor, slots: Slots, needs: Needs) -> Tensor:
         """Top-k, then top-p: set the weights of all tokens but the smallest set that reaches top_p of the
@@ -183,13 +184,13 @@ class Sampler:
     def _raw_logprobs(self, logits: Tensor, needs: Needs, every: int) -> Tensor | None:
         if not every & SamplingFeature.LOGPROBS:
             return None
-        return torch.log_softmax(select_rows(logits, np.flatnonzero(needs & SamplingFeature.LOGPROBS)), -1)
+        rows = np.flatnonzero(needs & SamplingFeature.LOGPROBS)
+        return torch.log_softmax(Rows(rows, logits).of(logits), -1)
 
     def _candidates(self, raw: Tensor, slots: Slots, needs: Needs, tokens: Tensor) -> TopLogprobs:
         rows = np.flatnonzero(needs & SamplingFeature.LOGPROBS)
         wanted = self._metadata.logprobs[slots[rows]]
-        chosen = select_rows(tokens, rows)
-        return top_logprobs(rows, raw, chosen, wanted)
+        return top_logprobs(rows, raw, Rows(rows, tokens).of(tokens), wanted)
 
 
 def top_logprobs(row: NDArray[np.intp], raw: Tensor, chosen: Tensor, wanted: I32) -> TopLogprobs:
@@ -219,7 +220,7 @@ def _best_tokens(raw: Tensor, wanted: I32) -> tuple[Tensor, Tensor]:
     values = raw.new_zeros((len(raw), numbers[-1]))
     ids = torch.zeros_like(values, dtype=torch.int64)
     for number in numbers:
-        rows = row_indexes(np.flatnonzero(wanted == number), raw)
+        rows = to_device(np.flatnonzero(wanted == number), raw.device)
         values[rows, :number], ids[rows, :number] = raw[rows].topk(number, -1)
     return values, ids
 
@@ -239,8 +240,9 @@ def search_step_by_step(weights: Tensor, top_k: NDArray[np.int64], top_p: NDArra
         tried = rest[~needs_all[rest]] if width < vocab else rest
         if not len(tried):
             continue
-        value, found = smallest_kept_weight(select_rows(weights, tried), top_k[tried], top_p[tried], width)
-        least[row_indexes(tried, weights)] = value
+        some = Rows(tried, weights)
+        value, found = smallest_kept_weight(some.of(weights), top_k[tried], top_p[tried], width)
+        some.put(least, value)
         rest = np.setdiff1d(rest, tried[found.numpy()], assume_unique=True)
     return least
 
@@ -258,9 +260,8 @@ def search_at_once(weights: Tensor, top_k: NDArray[np.int64], top_p: NDArray[np.
     ):
         for first in range(0, len(rows), height):
             part = rows[first : first + height]
-            least[row_indexes(part, weights)] = smallest_kept_weight(
-                select_rows(weights, part), top_k[part], top_p[part], width
-            )[0]
+            some = Rows(part, weights)
+            some.put(least, smallest_kept_weight(some.of(weights), top_k[part], top_p[part], width)[0])
     return least
 
 
@@ -275,9 +276,9 @@ def smallest_kept_weight(
     """
     device, vocab = weights.device, weights.shape[-1]
     top = weights.topk(width, -1).values if width < vocab else weights.sort(-1, descending=True).values
-    last = to_device(np.minimum(top_k, width) - 1, device)[:, None]
-    limited = to_device((top_k <= width) & (top_k < vocab), device)[:, None]
-    share = to_device(top_p, device)[:, None]
+    last, share, limited, unlimited = _columns(
+        weights, np.minimum(top_k, width) - 1, top_p, (top_k <= width) & (top_k < vocab), top_k == vocab
+    )
     least = torch.where(limited, top.gather(-1, last), 0)
     top = top.double()
     if (top_k < width).any():  # by place: of equal weights top_k has only some
@@ -288,7 +289,7 @@ def smallest_kept_weight(
         whole = torch.where(limited, whole, _row_sums(weights))
     within = (reached - top < share * whole).sum(-1, keepdim=True) - 1
     least = torch.maximum(least, top.gather(-1, within.clamp(min=0)).float())
-    found = limited | to_device(top_k == vocab, device)[:, None] & (reached[:, -1:] >= share * whole)
+    found = limited | unlimited & (reached[:, -1:] >= share * whole)
     return least, found[:, 0] if width < vocab else torch.ones_like(found[:, 0])
 
 
@@ -299,7 +300,8 @@ def _row_sums(weights: Tensor) -> Tensor:
 
 def _blocks(weights: Tensor) -> Tensor:
     """float32[n, blocks, BLOCK]: weights float32[n, V] and zeros."""
-    padded = torch.nn.functional.pad(weights, (0, -weights.shape[-1] % BLOCK))
+    missing = -weights.shape[-1] % BLOCK
+    padded = pad(weights, (0, missing)) if missing else weights  # without padding it would copy them as well
     return padded.view(len(weights), -1, BLOCK)
 
 
@@ -308,10 +310,11 @@ def sample_from_weights(weights: Tensor, uniforms: Tensor) -> Tensor:
     fraction ``uniforms`` float64[n, 1] of the total. Never a token of weight 0, unless all are.
     """
     blocks = _blocks(weights)
-    totals = blocks.sum(-1).double().cumsum(-1)
+    sums = blocks.sum(-1).double()
+    totals = sums.cumsum(-1)
     target = uniforms * totals[:, -1:]
     block = torch.searchsorted(totals, target, right=True).clamp(max=totals.shape[-1] - 1)
-    before = totals.gather(-1, block) - blocks.sum(-1).double().gather(-1, block)
+    before = totals.gather(-1, block) - sums.gather(-1, block)
     inner = blocks.gather(1, block[:, :, None].expand(-1, 1, BLOCK))[:, 0].double().cumsum(-1)
     # Sums in a different order differ in their last bits: keep the target within the block.
     end = torch.nextafter(inner[:, -1:], inner.new_zeros(()))
@@ -327,17 +330,22 @@ def greedy_tokens(logits: Tensor) -> Tensor:
     return torch.from_numpy(logits.numpy().argmax(-1))
 
 
-def _column(values: NDArray[Any], like: Tensor) -> Tensor:
-    """float32[n, 1] on the device of ``like``."""
-    return to_device(values.astype(np.float32), like.device)[:, None]
+def _columns(like: Tensor, *values: NDArray[Any]) -> list[Tensor]:
+    """Arrays [n] as tensors [n, 1] on the device of ``like``."""
+    return [column[:, None] for column in to_device_together(values, like.device)]
 
 
 def _add(logits: Tensor, edits: LogitEdits | SharedEdits) -> None:
-    token = to_device(edits.token, logits.device)
-    value = to_device(edits.value, logits.device)
-    if isinstance(edits, SharedEdits):
-        change = logits.new_zeros(logits.shape[-1]).index_put_((token,), value, accumulate=True)
-        put_rows(logits, edits.rows, select_rows(logits, edits.rows).add_(change))
-        return
-    row = to_device(edits.row, logits.device)
-    logits.index_put_((row, token), value, accumulate=True)
+    vocab = logits.shape[-1]
+    shared = isinstance(edits, SharedEdits)
+    # index_put_ would sort the indexes on a GPU, in some twenty kernels, to add up equal ones in order: there
+    # are none but for tokens that are excluded twice
+    at, value = to_device_together(
+        (edits.token if shared else edits.row * vocab + edits.token, edits.value), logits.device
+    )
+    if shared:
+        some = Rows(edits.rows, logits)
+        change = logits.new_zeros(vocab).index_add_(0, at, value)
+        some.put(logits, some.of(logits).add_(change))
+    else:
+        logits.view(-1).index_add_(0, at, value)
