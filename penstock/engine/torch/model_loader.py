@@ -116,6 +116,7 @@ def load_model(
 
     logging.disable_progress_bar()  # progress is reported to the supervisor
     logging.set_verbosity_error()  # its warnings are ConfigErrors here
+    torch.set_float32_matmul_precision("highest")  # float32 is no TF32, whatever the environment asks for
     options = {"dtype": dtype, "attn_implementation": attention}
     if experts is not None:
         options["experts_implementation"] = IMPLEMENTATION

@@ -53,7 +53,7 @@ def to_host(tensor: Tensor) -> Tensor:
 
 
 class HostCopy:
-    """A copy of a tensor on the host that nothing waits for."""
+    """A copy of a tensor on the host that nothing waits for but :meth:`wait`."""
 
     def __init__(self, tensor: Tensor) -> None:
         """``tensor`` must not change: on a CPU it is the copy."""
@@ -65,6 +65,11 @@ class HostCopy:
 
     def has_arrived(self) -> bool:
         return self._done is None or bool(self._done.query())  # type: ignore[no-untyped-call]
+
+    def wait(self) -> None:
+        """Wait until it has arrived."""
+        if self._done is not None:
+            self._done.synchronize()
 
     def read(self) -> NDArray[Any]:
         """The values, once they have arrived."""

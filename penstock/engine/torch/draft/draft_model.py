@@ -14,7 +14,7 @@ from penstock.engine.schedule.block_tables import BlockTables
 from penstock.engine.torch.attention_metadata import token_positions
 from penstock.engine.torch.model import PagedModel
 from penstock.engine.torch.sampling.sampler import Sampler
-from penstock.engine.torch.transfer import to_device
+from penstock.engine.torch.transfer import HostCopy, to_device
 from penstock.wire.arrays import I32
 
 Slots = NDArray[np.intp]
@@ -130,5 +130,7 @@ class DraftModel:
             logits = self._model.head(hidden[rows])
             logits = pad(logits, (0, self._sampling.vocab_size - logits.shape[-1]), value=-torch.inf)
             output = self.sampler.sample(logits, slots[rows], length[rows], WITHOUT)
-            tokens.append(output.tokens.clamp(min=0).cpu().numpy().astype(np.int32))
+            drafted = HostCopy(output.tokens.clamp(min=0))
+            drafted.wait()
+            tokens.append(drafted.read().astype(np.int32))
         return np.concatenate(tokens)

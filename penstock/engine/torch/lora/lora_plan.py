@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.engine.schedule.adapter_room import NO_PLACE
-from penstock.engine.torch.transfer import to_device
+from penstock.engine.torch.transfer import to_device, to_device_together
 from penstock.wire.arrays import I32
 
 GROUP_ROWS = 16
@@ -80,12 +80,7 @@ def plan_lora(places: I32, device: torch.device) -> LoraPlan | None:
         source = np.full((last - first) * width, members[0])
         source[rows] = members
         padded = PaddedGroups(
-            first,
-            last,
-            used,
-            to_device(source, device),
-            to_device(members, device),
-            to_device(rows.astype(np.int64), device),
+            first, last, used, *to_device_together((source, members, rows.astype(np.int64)), device)
         )
     singles = tuple(
         SingleGroup(

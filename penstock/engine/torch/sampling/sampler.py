@@ -116,7 +116,9 @@ class Sampler:
             (repetition,) = _columns(logits, metadata.repetition[penalized])
             penalize(values, counts, repetition=repetition)
         if every & SamplingFeature.OCCURRENCE:
-            presence, frequency = _columns(logits, metadata.presence[penalized], metadata.frequency[penalized])
+            presence, frequency = _columns(
+                logits, metadata.presence[penalized], metadata.frequency[penalized]
+            )
             penalize(values, counts, presence=presence, frequency=frequency)
         if tokens is not None:
             chosen.scatter_(-1, tokens, values)  # a token that stands in a row twice has the same value
@@ -336,16 +338,13 @@ def _columns(like: Tensor, *values: NDArray[Any]) -> list[Tensor]:
 
 
 def _add(logits: Tensor, edits: LogitEdits | SharedEdits) -> None:
-    vocab = logits.shape[-1]
-    shared = isinstance(edits, SharedEdits)
     # index_put_ would sort the indexes on a GPU, in some twenty kernels, to add up equal ones in order: there
     # are none but for tokens that are excluded twice
-    at, value = to_device_together(
-        (edits.token if shared else edits.row * vocab + edits.token, edits.value), logits.device
-    )
-    if shared:
+    device, vocab = logits.device, logits.shape[-1]
+    if isinstance(edits, SharedEdits):
+        at, value = to_device_together((edits.token, edits.value), device)
         some = Rows(edits.rows, logits)
-        change = logits.new_zeros(vocab).index_add_(0, at, value)
-        some.put(logits, some.of(logits).add_(change))
-    else:
-        logits.view(-1).index_add_(0, at, value)
+        some.put(logits, some.of(logits).add_(logits.new_zeros(vocab).index_add_(0, at, value)))
+        return
+    at, value = to_device_together((edits.row * vocab + edits.token, edits.value), device)
+    logits.view(-1).index_add_(0, at, value)
