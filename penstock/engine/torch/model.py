@@ -5,9 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
@@ -28,13 +26,13 @@ from penstock.engine.torch.cuda.decode_graphs import (
 from penstock.engine.torch.cuda.graph_memory import measure_graphs
 from penstock.engine.torch.cuda.paged_layout import FILLING, DeviceTables
 from penstock.engine.torch.expert_parallel import ExpertParallel
+from penstock.engine.torch.experts import most_recorded
 from penstock.engine.torch.lm_head import LMHead
 from penstock.engine.torch.lora.lora_layers import LoraLayers
 from penstock.engine.torch.lora.lora_plan import LoraPlan
 from penstock.engine.torch.memory import DeviceMemory, release_memory
 from penstock.engine.torch.model_loader import ModelShape, load_model
 from penstock.engine.torch.out_of_memory import stating_shortage
-from penstock.engine.torch.transfer import to_device
 
 LESS_WEIGHTS = "take --dtype bfloat16, a smaller model, or a device with more free memory"
 LESS_CACHE = "lower --kv-cache-memory or --gpu-memory-utilization, or end other processes on the device"
@@ -132,7 +130,12 @@ class PagedModel:
                 self._warm_up(tables)
                 capture = self._find_capture()
                 if capture is not None:
-                    self._graphs = self._record(capture, padded_sizes(self._config.max_num_seqs))
+                    self._graphs = self._record(capture, self._sizes)
+
+    @property
+    def _sizes(self) -> list[int]:
+        """Rows of the decode steps that are recorded."""
+        return padded_sizes(min(self._config.max_num_seqs, most_recorded(self._model)))
 
     @property
     def _longest(self) -> int:
@@ -180,7 +183,7 @@ class PagedModel:
             return 0
         with stating_shortage("recording CUDA graphs", LESS_WORK, self._device):
             self._warm_up(tables)
-            size = measure_graphs(self._record, capture, padded_sizes(self._config.max_num_seqs), memory)
+            size = measure_graphs(self._record, capture, self._sizes, memory)
         self._can_record = size is not None
         return size or 0
 
@@ -246,20 +249,19 @@ class PagedModel:
         batch: Batch,
         tokens: Tensor,
         blocks: BlockTables,
-        rows: NDArray[np.intp],
+        rows: Tensor,
         lora: LoraPlan | None = None,
     ) -> Tensor:
         """[S, H]: hidden states of a batch at ``rows`` of its T tokens, by a recorded graph if one takes it.
 
-        tokens: int64[T], on the device; rows: intp[S]. Otherwise like :meth:`hidden`.
+        tokens: int64[T]; rows: int64[S]; both on the device. Otherwise like :meth:`hidden`.
         """
         positions = token_positions(batch)
-        at = to_device(rows, self._device)
         attention = self.attention
         if self._graphs is not None and lora is None and self._graphs.takes(batch):
-            return self._graphs.run(tokens, batch.slots, positions, blocks).index_select(0, at)
+            return self._graphs.run(tokens, batch.slots, positions, blocks).index_select(0, rows)
         places, layout = attention.layout_of(batch, blocks, positions, self._device)
-        return self.hidden(tokens, places, layout, at, lora)
+        return self.hidden(tokens, places, layout, rows, lora)
 
     def hidden(
         self,

@@ -111,14 +111,10 @@ class ModelRunner:
             else rows.slots[:0]
         )
         self._sampling.prepare(batch.slots[batch.samples], batch.drafts)
-        tokens, slots = self._inputs(owners, positions, rows.slots)
-        hidden = self._model.run(
-            batch,
-            tokens,
-            self._blocks,
-            np.concatenate((rows.token, scored)),
-            self._lora_plan(batch, owners),
-        )
+        read = np.concatenate((rows.token, scored))
+        tokens, at, slots = self._inputs(owners, positions, read, rows.slots)
+        lora = self._lora_plan(batch, owners)
+        hidden = self._model.run(batch, tokens, self._blocks, at, lora)
         kept = len(rows.token)
         sampled = [part.to_host() for part in self._sample(hidden[:kept], rows, slots)]
         prompts = None
@@ -154,19 +150,18 @@ class ModelRunner:
         return plan
 
     def _inputs(
-        self, owners: NDArray[np.intp], positions: NDArray[np.int64], sampled: NDArray[np.intp]
-    ) -> tuple[Tensor, Tensor]:
+        self, owners: NDArray[np.intp], positions: NDArray[np.int64], *more: NDArray[np.intp]
+    ) -> list[Tensor]:
         """int64[T], the batch's tokens: from the histories or, if the host has not read them yet, from the
-        device; and the slots ``sampled``, on the device."""
+        device; and ``more`` arrays, all on the device."""
         table = self._table
         history = table.history[owners, positions].astype(np.int64)
         unread = np.flatnonzero((table.in_flight_tokens[owners] > 0) & (positions >= table.length[owners]))
-        tokens, at, senders, slots = to_device_together(
-            (history, unread, owners[unread], sampled), self._device
-        )
+        arrays = history, unread, owners[unread], *more
+        tokens, at, senders, *sent = to_device_together(arrays, self._device)
         if len(unread):
             tokens[at] = self._last[senders]
-        return tokens, slots
+        return [tokens, *sent]
 
     def _sample(self, hidden: Tensor, sampled: SampledRows, slots: Tensor) -> list[SamplerOutput]:
         """Project and sample a few rows at a time, as logits are large; rows do not depend on each other.

@@ -135,8 +135,8 @@ def test_recorded_decodes_are_those_of_the_usual_path(
         batch = decodes(blocks, random, count)
         tokens = torch.from_numpy(random.integers(0, VOCAB, count))
         rows = random.permutation(count)[: max(1, count - 2)]
-        found = recorded.run(batch, tokens, blocks, rows)
-        expected = usual.run(batch, tokens, blocks, rows)
+        found = recorded.run(batch, tokens, blocks, torch.from_numpy(rows))
+        expected = usual.run(batch, tokens, blocks, torch.from_numpy(rows))
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
         for layer in range(2):
             for cache, other in (
@@ -172,7 +172,9 @@ def test_chunks_and_drafts_take_the_usual_path(tmp_path: Path, recordings: Recor
             generations=np.zeros(len(count), np.int64),
         )
         blocks.allocate(slots, blocks.missing(slots, batch.start + batch.count))
-        model.run(batch, torch.zeros(sum(count), dtype=torch.int64), blocks, slots[:1])
+        model.run(
+            batch, torch.zeros(sum(count), dtype=torch.int64), blocks, torch.zeros(1, dtype=torch.int64)
+        )
     assert recordings.replayed == 0
 
 
@@ -187,7 +189,7 @@ def test_larger_batches_than_the_largest_size_take_the_usual_path(
     random = np.random.default_rng(0)
     for count, replayed in ((9, 0), (8, 1)):
         batch = decodes(blocks, random, count)
-        model.run(batch, torch.zeros(count, dtype=torch.int64), blocks, np.arange(count))
+        model.run(batch, torch.zeros(count, dtype=torch.int64), blocks, torch.arange(count))
         assert recordings.replayed == replayed
 
 
@@ -238,7 +240,7 @@ def test_a_model_that_cannot_be_recorded_is_served_without(
     blocks = BlockTables(SLOTS, 199, BLOCK_SIZE, LENGTH)
     batch = decodes(blocks, np.random.default_rng(0), 3)
     with torch.inference_mode():
-        model.run(batch, torch.zeros(3, dtype=torch.int64), blocks, np.arange(3))
+        model.run(batch, torch.zeros(3, dtype=torch.int64), blocks, torch.arange(3))
     assert recordings.replayed == 0
 
 

@@ -14,7 +14,7 @@ from penstock.engine.schedule.block_tables import BlockTables
 from penstock.engine.torch.attention_metadata import token_positions
 from penstock.engine.torch.model import PagedModel
 from penstock.engine.torch.sampling.sampler import Sampler
-from penstock.engine.torch.transfer import HostCopy, to_device
+from penstock.engine.torch.transfer import HostCopy, to_device_together
 from penstock.wire.arrays import I32
 
 Slots = NDArray[np.intp]
@@ -113,9 +113,8 @@ class DraftModel:
         positions, owners = token_positions(batch), np.repeat(slots, count)
         tokens = np.minimum(self._table.history[owners, positions], self._model.vocab_size - 1)
         rows = batch.sampled_rows()
-        hidden = self._model.run(
-            batch, to_device(tokens.astype(np.int64), self._device), self._blocks, rows.token
-        )
+        sent, read = to_device_together((tokens.astype(np.int64), rows.token), self._device)
+        hidden = self._model.run(batch, sent, self._blocks, read)
         self._computed[slots] = start + count
         whole = (positions + 1) % self._blocks.block_size == 0
         whole &= positions < self._table.length[owners]
