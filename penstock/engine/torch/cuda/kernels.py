@@ -272,7 +272,9 @@ def tokens_per_tile(group: int, size: int, dtype: torch.dtype) -> int:
 
     The rows of a program, its tokens times its query heads, keep sums of ``size`` float32 in registers.
     """
-    rows = 32 if dtype == torch.float32 else 128 if size <= 128 else 64
+    rows = 128 if size <= 128 else 64
+    if dtype == torch.float32:  # whose products have no matrix instructions, and take registers of their own
+        rows = MIN_DOT_ROWS
     return max(1, rows // int(triton.next_power_of_2(group)))
 
 
