@@ -13,11 +13,12 @@ from penstock.engine.torch.supported_models import WITH_EXPERTS
 from tests.engine.torch.harness import VOCAB, generate, make_engine, make_model, run_all, submit
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("kind", sorted(WITH_EXPERTS))
 def test_all_experts_give_the_tokens_of_transformers(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 0))
     monkeypatch.setattr(experts, "FEW_TOKENS", 30)
     asked: list[str] = []
 
@@ -51,7 +52,7 @@ def test_all_experts_give_the_tokens_of_transformers(
 def test_grouped_products_where_a_gpu_has_kernels(
     dtype: torch.dtype, capability: tuple[int, int], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
     assert experts.pick_experts(dtype, torch.device("cuda")) == name
     assert experts.pick_experts(dtype, torch.device("cpu")) == experts.GROUPED
 

@@ -14,7 +14,7 @@ import torch
 from tests.engine.torch.harness import DEVICE, Driver, make_engine, make_model, submit
 from tests.engine.torch.test_fake_cuda import KINDS, VOCAB
 
-pytestmark = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a GPU")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a GPU")]
 
 WARM_UP = 3
 """Steps in which kernels and libraries are loaded, which may wait."""

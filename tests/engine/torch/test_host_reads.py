@@ -42,6 +42,7 @@ ROPES: dict[str, tuple[str, dict[str, Any]]] = {
 """Rotary embeddings of which transformers reads something on the host: model type, changes of its config."""
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", ROPES)
 def test_rotary_embeddings_up_to_the_original_length(name: str, tmp_path: Path) -> None:
     kind, changes = ROPES[name]
