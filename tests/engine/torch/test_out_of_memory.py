@@ -20,7 +20,16 @@ from penstock.engine.torch.engine import NO_MEMORY, TorchEngine
 from penstock.engine.torch.out_of_memory import is_out_of_memory, stating_shortage
 from penstock.engine.torch.sampling.penalties import TokenCounts
 from penstock.logging_setup import RateLimitedLog
-from tests.engine.torch.harness import DEVICE, Driver, generate, make_engine, make_model, run_all, submit
+from tests.engine.torch.harness import (
+    DEVICE,
+    Driver,
+    assert_alike,
+    generate,
+    make_engine,
+    make_model,
+    run_all,
+    submit,
+)
 from tests.engine.torch.test_speculation import (
     FEW_BLOCKS,
     MIXES,
@@ -71,14 +80,15 @@ def test_streams_get_the_same_tokens_in_steps_that_fit(
     llama: transformers.PreTrainedModel, tmp_path: Path, most: int, ahead: str
 ) -> None:
     prompts = [[5, 9, 200, 17], [40 + token for token in range(90)], [3], [250, 251, 252]] * 3
-    engine = make_engine(tmp_path, async_scheduling=ahead, block_size=4, max_num_batched_tokens=64)
+    options = {"block_size": 4, "max_num_batched_tokens": 64, "enforce_eager": True}
+    engine = make_engine(tmp_path, async_scheduling=ahead, **options)
     sizes = limit_memory(engine, lambda tokens: tokens.numel() > most)
     outcomes = run_all(
         engine, [submit(stream, prompt, max_tokens=OUTPUT) for stream, prompt in enumerate(prompts)]
     )
-    for stream, prompt in enumerate(prompts):
-        assert outcomes[stream].error == ""
-        assert outcomes[stream].tokens == generate(llama, prompt, OUTPUT)
+    assert not any(outcome.error for outcome in outcomes.values())
+    expected = {stream: generate(llama, prompt, OUTPUT) for stream, prompt in enumerate(prompts)}
+    assert_alike(expected, {stream: outcome.tokens for stream, outcome in outcomes.items()})
     assert_all_free(engine)
     failed = sum(size > most for size in sizes)
     assert 0 < failed < len(sizes) / 2, "most steps fit"
@@ -110,8 +120,7 @@ def test_no_mix_of_sampling_changes(family: Family, method: str, options: dict[s
     engine._runner.sampler._choose = choose_or_fail  # type: ignore[method-assign]
     outcomes = run_all(engine, mixes(MIXES))
     assert calls >= 10
-    for stream, outcome in family.plain(MIXES).items():
-        assert_same(outcome, outcomes[stream])
+    assert_alike(family.plain(MIXES), outcomes, assert_same)
     assert_all_free(engine)
 
 
@@ -199,8 +208,7 @@ def test_no_token_is_counted_twice(
     outcomes = run_all(engine, requests)
     assert faults
     assert (engine.metrics()["preemptions_total"] > 0) is (place != "_add"), "a stream alone is counted anew"
-    for stream, outcome in plain.items():
-        assert_same(outcome, outcomes[stream])
+    assert_alike(plain, outcomes, assert_same)
 
 
 def test_no_memory_for_larger_counts_leaves_the_smaller_ones(
