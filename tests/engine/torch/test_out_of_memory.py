@@ -16,6 +16,7 @@ import transformers
 from penstock.config.errors import ConfigError
 from penstock.engine.schedule.memory_shortage import GROW_STEPS, MOST_TRIES
 from penstock.engine.torch import engine as engine_module
+from penstock.engine.torch.draft.draft_model import PAUSE
 from penstock.engine.torch.engine import NO_MEMORY, TorchEngine
 from penstock.engine.torch.out_of_memory import is_out_of_memory, stating_shortage
 from penstock.engine.torch.sampling.penalties import TokenCounts
@@ -234,6 +235,25 @@ def test_no_memory_for_larger_counts_leaves_the_smaller_ones(
     )
     counts._make_room(np.arange(20), 5, DEVICE)
     assert len(counts._counts) == len(counts._tokens) == len(counts._listed) == 32
+
+
+def test_drafts_without_memory_pause(llama: transformers.PreTrainedModel, tmp_path: Path) -> None:
+    draft = tmp_path / "draft"
+    make_model("llama", draft, num_hidden_layers=1)
+    options = {"speculative_method": "draft", "draft_model": str(draft), "draft_dir": str(draft)}
+    engine = make_engine(tmp_path, speculative_tokens=2, **options)
+    full = [True]
+    sizes = limit_memory(engine, lambda tokens: full[0], model=1)
+    driver = Driver(engine)
+    driver.submit(submit(0, [5, 9, 14], max_tokens=200, ignore_eos=True))
+    for _ in range(3 * PAUSE):
+        driver.step()
+    assert 2 <= len(sizes) <= 4
+    full[0] = False
+    tokens = driver.run()[0].tokens
+    assert len(sizes) > 4
+    plain = run_all(make_engine(tmp_path), [submit(0, [5, 9, 14], max_tokens=200, ignore_eos=True)])
+    assert tokens == plain[0].tokens
 
 
 @pytest.mark.gpu

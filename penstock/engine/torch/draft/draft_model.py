@@ -13,12 +13,15 @@ from penstock.engine.schedule.batch import Batch
 from penstock.engine.schedule.block_tables import BlockTables
 from penstock.engine.torch.attention_metadata import token_positions
 from penstock.engine.torch.model import PagedModel
+from penstock.engine.torch.out_of_memory import is_out_of_memory
 from penstock.engine.torch.sampling.sampler import Sampler
 from penstock.engine.torch.transfer import HostCopy, to_device_together
 from penstock.wire.arrays import I32
 
 Slots = NDArray[np.intp]
 
+PAUSE = 64
+"""Steps without drafts after one for which the device had no memory."""
 WITHOUT = SamplingFeature.GRAMMAR | SamplingFeature.LOGPROBS
 """What drafts are sampled without: a grammar has masks for tokens that are verified."""
 
@@ -50,6 +53,8 @@ class DraftModel:
         self._max_tokens = max_tokens
         self._computed = np.zeros(self._table.size, np.int32)
         """Tokens of each history, and of the draft behind it, that are in this model's cache."""
+        self._paused = 0
+        """Steps without drafts that are left."""
 
     def begin(self, slot: int, scope: int = 0) -> None:
         """Nothing is known of the stream before it has blocks."""
@@ -67,8 +72,19 @@ class DraftModel:
     def end(self, slot: int) -> None:
         """The blocks are freed with the model's."""
 
-    @torch.inference_mode()
     def propose(self, slots: Slots, most: I32) -> I32:
+        if self._paused:
+            self._paused -= 1
+            return np.zeros(len(slots), np.int32)
+        try:
+            return self._propose(slots, most)
+        except Exception as error:
+            if is_out_of_memory(error):
+                self._paused = PAUSE
+            raise
+
+    @torch.inference_mode()
+    def _propose(self, slots: Slots, most: I32) -> I32:
         most = np.minimum(most, np.maximum(self._model.max_positions - self._table.length[slots], 0))
         counts = np.zeros(len(slots), np.int32)
         asked = np.flatnonzero(most)
