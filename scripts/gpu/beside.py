@@ -74,7 +74,7 @@ def start(stage: Stage, shape: Shape) -> Any:
     """The model; None when it cannot be made, or its version of transformers has no continuous batching."""
     found = None
     with (
-        stage.measurement(STARTS, f"transformers: {shape.name}", 30) as values,
+        stage.measurement(STARTS, f"{shape.name}: transformers", 30) as values,
         tempfile.TemporaryDirectory(prefix="penstock-gpu-") as folder,
     ):
         began = time.perf_counter()
@@ -87,8 +87,8 @@ def start(stage: Stage, shape: Shape) -> Any:
 
 
 def measure(stage: Stage, shape: Shape, model: Any, load: Load) -> None:
-    own = stage.told(f"c. serve: {shape.name}")
-    with stage.measurement(f"e. transformers: {shape.name}", load.name, load.seconds) as values:
+    own = stage.told("c. serve", shape.name)
+    with stage.measurement("e. transformers", f"{shape.name}: {load.name}", load.seconds) as values:
         prompts = shape.prompts(load.streams, load.prompt)
         values |= run(model, load, prompts, stage.limit(load.seconds - 6), tiny=stage.tiny)
         if (served := own.get(load.name, {}).get("tokens/s")) is not None:

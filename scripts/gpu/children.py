@@ -21,7 +21,6 @@ READ_BYTES = 1 << 16
 POLL_S = 0.1
 END_S = 3.0
 """Time for killed processes to end: within a device's driver one may hang for ever."""
-_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
 
 
 @dataclass(frozen=True)
@@ -57,6 +56,7 @@ def run_child(
         stderr=subprocess.STDOUT,
         env=dict(environment),
         start_new_session=True,
+        preexec_fn=_end_with_parent,
     )
     try:
         _read_lines(process, began + seconds, take)
@@ -101,12 +101,25 @@ def _status(code: int | None) -> str:
 
 # -- the end of processes
 
+_SUBREAPER, _PARENT_DEATH_SIGNAL = 36, 1
+"""Operations of Linux's prctl(2)."""
+_libc = ctypes.CDLL(None)
+
+
+def _prctl(operation: int, value: int) -> None:
+    with contextlib.suppress(AttributeError):  # another system
+        _libc.prctl(operation, value, 0, 0, 0)
+
+
+def _end_with_parent() -> None:
+    """Of a child: SIGTERM when its parent is killed, which then ends nothing."""
+    _prctl(_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+
 
 def adopt_orphans() -> None:
     """Become the parent of descendants whose parent ends, for instance of a server in a session of its own:
-    ``end_tree(os.getpid())`` finds them then. Does nothing where Linux's prctl(2) is missing."""
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+    ``end_tree(os.getpid())`` finds them then."""
+    _prctl(_SUBREAPER, 1)
 
 
 def end_tree(root: int) -> None:

@@ -95,6 +95,7 @@ class Stage:
         self._warnings: set[str] = set()
         self._end = time.monotonic() + float(self.options.seconds)
         signal.signal(signal.SIGALRM, _alarm.ring)
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # servers are ended
 
     def left(self) -> float:
         """Seconds that are left to the stage."""
@@ -147,8 +148,10 @@ class Stage:
         handler.emit = emit  # type: ignore[method-assign]
         logging.getLogger().addHandler(handler)
 
-    def told(self, table: str) -> dict[str, dict[str, Any]]:
-        """Values by name of what earlier stages of this run have told of a table."""
+    def told(self, table: str, subject: str) -> dict[str, dict[str, Any]]:
+        """What earlier stages of this run have told of a subject: values by the rest of the names in a table,
+        which begin with the subject and a colon."""
         stages = json.loads(self.options.report.read_text(encoding="utf-8"))["stages"]
         rows = [each for stage in stages for each in stage["measurements"] if each["table"] == table]
-        return {each["name"]: each["values"] for each in rows}
+        named = [(each["name"].partition(f"{subject}: "), each["values"]) for each in rows]
+        return {rest: values for (before, found, rest), values in named if found and not before}

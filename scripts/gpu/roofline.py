@@ -132,22 +132,22 @@ def served_rows(
 
 def tell_shape(stage: Stage, shape: Shape, bytes_per_s: float, flops_per_s: float) -> None:
     """What stage c has measured of a shape, beside what the device can do."""
-    steps = stage.told(f"c. steps: {shape.name}")
-    dtype = stage.told(STARTS)[f"steps: {shape.name}"]["dtype"]
+    steps = stage.told("c. steps", shape.name)
+    dtype = stage.told(STARTS, shape.name)["steps"]["dtype"]
     with tempfile.TemporaryDirectory(prefix="penstock-gpu-") as folder:
         parameters = parameters_of(shape.write(Path(folder)))
     weights = float(parameters.decode * getattr(torch, dtype).itemsize)
     for name, values in steps.items():
         if "attention ms" in values and bytes_per_s:
-            tell(f"d. decode: {shape.name}", name, decode_row(values, weights, bytes_per_s))
-    for name, values in stage.told(f"c. prefill: {shape.name}").items():
+            tell("d. decode", f"{shape.name}: {name}", decode_row(values, weights, bytes_per_s))
+    for name, values in stage.told("c. prefill", shape.name).items():
         if "error" not in values and flops_per_s:
             flops = prefill_flops(
                 shape, parameters.prefill, int(values["prompts"]), int(values["prompt tokens"])
             )
-            tell(f"d. prefill: {shape.name}", name, prefill_row(values, flops, flops_per_s))
-    for name, values in served_rows(stage.told(f"c. serve: {shape.name}"), steps).items():
-        tell(f"d. serving beside the engine alone: {shape.name}", name, values)
+            tell("d. prefill", f"{shape.name}: {name}", prefill_row(values, flops, flops_per_s))
+    for name, values in served_rows(stage.told("c. serve", shape.name), steps).items():
+        tell("d. serving beside the engine alone", f"{shape.name}: {name}", values)
 
 
 def main() -> None:
@@ -155,7 +155,7 @@ def main() -> None:
     found = measure_machine(stage)
     bytes_per_s = max(found.get("copy", 0.0), found.get("read", 0.0))
     for name in ("llama-8b", "opt-125m"):
-        if "dtype" in stage.told(STARTS).get(f"steps: {name}", {}):
+        if "dtype" in stage.told(STARTS, name).get("steps", {}):
             tell_shape(stage, find_shape(name, tiny=stage.tiny), bytes_per_s, found.get("product", 0.0))
         else:
             print(f"{name}: stage c has told no steps of this shape")

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 
 from scripts.gpu.children import adopt_orphans, end_tree, run_child
 from scripts.gpu.machine import environment, facts, install_wheels
@@ -25,6 +27,7 @@ from scripts.gpu.report import Report
 
 SPARE_S = 5.0
 """Kept for the end of processes."""
+MOST_MINUTES = 24 * 60
 LEAST_S = 1.0
 """A stage with less time is not begun."""
 
@@ -34,6 +37,8 @@ def main(arguments: Sequence[str], stages: Sequence[Stage] = STAGES) -> int:
     options = _options(arguments, stages)
     end = time.monotonic() + options.minutes * 60 - SPARE_S
     adopt_orphans()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _stop)
     with Report(options.out, sys.stdout) as report, tempfile.TemporaryDirectory(prefix="gpu-site-") as site:
         for name, value in facts():
             report.fact(name, value)
@@ -46,6 +51,11 @@ def main(arguments: Sequence[str], stages: Sequence[Stage] = STAGES) -> int:
         _run_stages(options, rehearsed(chosen) if options.tiny else chosen, end, report, site)
         report.say(f"{report.path}: {report.failed} failed")
         return int(report.failed > 0)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    """Ends the stage that runs; what it has told stands."""
+    sys.exit(128 + number)
 
 
 def _run_stages(
@@ -84,6 +94,11 @@ def _options(arguments: Sequence[str], stages: Sequence[Stage]) -> argparse.Name
     )
     parser.add_argument("--tiny", action="store_true", help="tiny shapes: a rehearsal on a CPU")
     options = parser.parse_args(arguments)
+    if not 0 < options.minutes <= MOST_MINUTES:
+        parser.error(f"--minutes {options.minutes:g}: more than 0, at most {MOST_MINUTES}")
+    for name, path in (("--out", options.out), ("--wheels", options.wheels)):
+        if path is not None and path.exists() and not path.is_dir():
+            parser.error(f"{name} {path}: no folder")
     for name in options.stages:
         if not any(stage.is_called(name) for stage in stages):
             parser.error(f"--stages {name}: no such stage; there are {', '.join(letters)}")

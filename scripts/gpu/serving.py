@@ -134,8 +134,8 @@ class Served:
 def main() -> None:
     stage = Stage("shape", "loads")
     shape, seeds = find_shape(stage.options.shape, tiny=stage.tiny), stage.options.loads == "seeds"
-    table = f"{'f. seeds' if seeds else 'c. serve'}: {shape.name}"
-    started = f"{'seeds' if seeds else 'serve'}: {shape.name}"
+    table = "f. seeds" if seeds else "c. serve"
+    started = f"{shape.name}: {'seeds' if seeds else 'serve'}"
     loads = (loads_of_seeds if seeds else loads_of_streams)(tiny=stage.tiny)
     served = None
     with tempfile.TemporaryDirectory(prefix="penstock-gpu-") as folder:
@@ -147,11 +147,11 @@ def main() -> None:
                 values["KV cache tokens"] = served.cache_tokens
             if served is None:
                 sys.exit("the server did not start")
-            with stage.measurement(STARTS, f"{started}: first request", 30) as values:
+            with stage.measurement(STARTS, f"{started}, first request", 30) as values:
                 first = served.run(Load(1, 16, 8, 1, 30), shape.prompts(1, 16), stage.limit(30))
                 values["seconds"] = (first["TTFT p50 ms"] or 0.0) / 1000
             for number, load in enumerate(loads):
-                with stage.measurement(table, load.name, load.seconds + 5) as values:
+                with stage.measurement(table, f"{shape.name}: {load.name}", load.seconds + 5) as values:
                     prompts = shape.prompts(load.streams, load.prompt, seed=number)
                     values |= served.run(load, prompts, stage.limit(load.seconds))
                     if seeds:

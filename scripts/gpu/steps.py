@@ -6,8 +6,10 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -61,11 +63,10 @@ class Steps:
         self._engine: SteppedEngine | None = None
 
     def run(self) -> None:
-        name = f"steps: {self._shape.name}"
-        with self._stage.measurement(STARTS, f"{name}: profiler", 20) as values:
+        with self._measurement(STARTS, "profiler", 20) as values:
             # it has to know the graphs, so it starts before they are made
             values["kernels"] = record(self._stage.device, 1, self._anything).kernels
-        with self._stage.measurement(STARTS, name, 60) as values:
+        with self._measurement(STARTS, "steps", 60) as values:
             began = time.perf_counter()
             self._engine = self._start(self._plan.kv_bytes)
             values["seconds"] = time.perf_counter() - began
@@ -76,15 +77,18 @@ class Steps:
         self._decodes(self._engine, self._plan.decodes)
         for count, prompt in self._plan.prefills:
             name = f"{count * prompt:,} tokens, {count} prompt{'s' if count > 1 else ''}"
-            with self._stage.measurement(f"c. prefill: {self._shape.name}", name, 15) as values:
+            with self._measurement("c. prefill", name, 15) as values:
                 self._prefill(self._engine, values, count, prompt)
         self._without_graphs(self._engine)
         self._decodes(self._engine, self._plan.long_decodes)
 
+    def _measurement(self, table: str, name: str, seconds: float) -> AbstractContextManager[dict[str, Any]]:
+        return self._stage.measurement(table, f"{self._shape.name}: {name}", seconds)
+
     def _decodes(self, stepped: SteppedEngine, sizes: list[tuple[int, int]]) -> None:
         for streams, prompt in sizes:
             name, device = _decode_name(streams, prompt), None
-            with self._stage.measurement(f"c. steps: {self._shape.name}", name, 25) as values:
+            with self._measurement("c. steps", name, 25) as values:
                 device = self._decode(stepped, values, streams, prompt)
             if device is not None:
                 self._tell_kernels(name, device)
@@ -124,7 +128,7 @@ class Steps:
     def _tell_kernels(self, name: str, device: DeviceTime) -> None:
         for kernel, ms in list(device.by_name.items())[:TOP]:
             values = {"ms/step": ms, "%": 100 * ms / device.busy_ms}
-            tell(f"c. kernels: {self._shape.name}", f"{name}: {kernel}", values)
+            tell("c. kernels", f"{self._shape.name}: {name}: {kernel}", values)
 
     def _phases(self, stepped: SteppedEngine) -> dict[str, float]:
         """Milliseconds per step of the host in each phase, of the CPU clock in all, and of the rest."""
@@ -144,13 +148,13 @@ class Steps:
         values["prompts"], values["prompt tokens"] = count, length
 
     def _without_graphs(self, with_graphs: SteppedEngine) -> None:
-        table, eager = f"e. CUDA graphs: {self._shape.name}", None
-        with self._stage.measurement(STARTS, f"steps without graphs: {self._shape.name}", 40) as values:
+        eager = None
+        with self._measurement(STARTS, "steps without graphs", 40) as values:
             began = time.perf_counter()
             eager = self._start(self._plan.kv_bytes_eager, enforce_eager=True)
             values["seconds"] = time.perf_counter() - began
         for streams, prompt in self._plan.turns if eager is not None else []:
-            with self._stage.measurement(table, _decode_name(streams, prompt), 15) as values:
+            with self._measurement("e. CUDA graphs", _decode_name(streams, prompt), 15) as values:
                 assert eager is not None
                 _by_turns(values, with_graphs, eager, self._shape.prompts(streams, prompt))
 

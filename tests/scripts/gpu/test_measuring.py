@@ -32,7 +32,7 @@ with stage.measurement("t", "whole", 0.2) as values:
 with stage.measurement("t", "broken", 100) as values:
     raise ValueError("no\\nsuch shape")
 with stage.measurement("t", "good", 100) as values:
-    values["ms"] = stage.told("before")["row"]["ms"] + 1
+    values["ms"] = stage.told("before", "small")["row: x"]["ms"] + 1
 with stage.measurement("t", "nothing", 100):
     pass
 assert 500 < stage.left() <= 1000
@@ -49,7 +49,7 @@ except ValueError:
 
 def test_measurements_fail_alone(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    row = {"table": "before", "name": "row", "values": {"ms": 1}}
+    row = {"table": "before", "name": "small: row: x", "values": {"ms": 1}}
     report.write_text(json.dumps({"stages": [{"measurements": [row]}]}))
     command = [sys.executable, "-c", CODE, "small", "--seconds=1000", "--device=cpu"]
     ended = subprocess.run(

@@ -103,17 +103,36 @@ def test_what_a_stage_leaves_is_ended(tmp_path: Path) -> None:
     assert not is_running(report["stages"][0]["measurements"][0]["values"]["pid"])
 
 
-def test_an_interrupted_run_ends_its_stage_and_keeps_the_report(tmp_path: Path) -> None:
-    code = "import os, time; from scripts.gpu.measuring import tell; tell('t', 'own', {'pid': os.getpid()}); "
-    command = [sys.executable, "-c", command_of(tmp_path, [stage("a", f"{code}time.sleep(1000)", 1)], 10)]
+WITH_A_SERVER = """
+import os, subprocess, sys, time
+from scripts.gpu.measuring import Stage, tell
+stage = Stage()
+server = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
+try:
+    tell("t", "own", {"stage": os.getpid(), "server": server.pid})
+    time.sleep(1000)
+finally:
+    server.kill()
+    server.wait()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_run_that_is_ended_ends_its_stage_and_keeps_the_report(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """Killed, it cannot do so itself: then its stage is told, and ends what it has started."""
+    command = [sys.executable, "-c", command_of(tmp_path, [stage("a", WITH_A_SERVER, 1)], 10)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        assert any("own: pid" in line for line in process.stdout)
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
-    assert "KeyboardInterrupt" in errors
+        assert any("own: stage" in line for line in process.stdout)
+        process.send_signal(number)
+        process.communicate()
     (told,) = json.loads((tmp_path / "report.json").read_text())["stages"][0]["measurements"]
-    assert not is_running(told["values"]["pid"])
+    for pid in told["values"].values():
+        while is_running(pid):  # the test's own limit ends this
+            time.sleep(0.05)
+    assert process.returncode in (-number, 128 + number)
 
 
 def test_all_stages_together_keep_the_limit(tmp_path: Path) -> None:
@@ -140,6 +159,24 @@ def test_stages_are_chosen_by_letter_and_name(tmp_path: Path, capsys: pytest.Cap
     with pytest.raises(SystemExit):
         run.main(["--out", str(tmp_path), "--stages", "a,x"])
     assert "--stages x: no such stage; there are a, b, c, d, e, f" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--minutes=0", "--minutes 0: more than 0, at most 1440"),
+        ("--minutes=nan", "--minutes nan: more than 0, at most 1440"),
+        ("--stages=", "--stages : no such stage; there are a, b, c, d, e, f"),
+        (f"--out={__file__}", f"--out {__file__}: no folder"),
+        (f"--wheels={__file__}", f"--wheels {__file__}: no folder"),
+    ],
+)
+def test_wrong_options_are_named(
+    option: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        run.main([f"--out={tmp_path}", option])
+    assert message in capsys.readouterr().err
 
 
 def test_the_stages_have_nine_minutes() -> None:
