@@ -15,7 +15,7 @@ from penstock.engine.torch.model_runner import ModelRunner, PendingOutput
 PHASES: dict[str, tuple[type, str]] = {
     "schedule": (Scheduler, "schedule"),
     "sampling data": (SamplingMetadata, "prepare"),
-    "tokens": (ModelRunner, "_tokens"),
+    "inputs": (ModelRunner, "_inputs"),
     "forward": (PagedModel, "run"),
     "sample": (ModelRunner, "_sample"),
     "read": (PendingOutput, "read"),

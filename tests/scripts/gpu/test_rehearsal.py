@@ -59,7 +59,7 @@ def check_steps(report: dict[str, Any], shape: str) -> None:
         assert 0 <= values["device idle %"] <= 100
         phases = [
             values[f"{name} ms"]
-            for name in ("schedule", "sampling data", "tokens", "forward", "sample", "read", "settle")
+            for name in ("schedule", "sampling data", "inputs", "forward", "sample", "read", "settle")
         ]
         assert all(ms > 0 for ms in phases)
         assert values["host CPU ms"] > 0
