@@ -151,7 +151,7 @@ class EngineOptions(ResponseStoreOptions, frozen=True, kw_only=True, forbid_unkn
         Annotated[int, Meta(ge=1)] | None,
         option(
             "CPU threads of the torch engine. Default: one less than the CPU cores that it may use, but at "
-            "least 1.",
+            "least 1; on a GPU 1, once the weights are loaded.",
             "Engine",
         ),
     ] = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -36,3 +37,11 @@ def place_rank(config: ServeConfig, rank: int) -> DevicePlace:
     devices = torch.cuda.device_count()
     index = (rank - ranks.start) % devices
     return DevicePlace(torch.device("cuda", index), len(ranks[index::devices]))
+
+
+def step_threads(config: ServeConfig, device: torch.device) -> int:
+    """CPU threads of a step. A GPU's steps copy small arrays on the host: more than one thread would wait,
+    spinning, on cores that API servers need."""
+    if config.threads:
+        return config.threads
+    return 1 if device.type == "cuda" else max(1, len(os.sched_getaffinity(0)) - 1)

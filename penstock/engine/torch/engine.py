@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,7 +27,7 @@ from penstock.engine.speculation.ngram import NgramProposer
 from penstock.engine.speculation.proposer import Proposer
 from penstock.engine.speculation.speculation import Speculation
 from penstock.engine.speculation.suffix import SuffixProposer
-from penstock.engine.torch.device import place_rank
+from penstock.engine.torch.device import place_rank, step_threads
 from penstock.engine.torch.draft.draft_loader import load_draft_model, read_draft_shape
 from penstock.engine.torch.draft.draft_model import DraftModel
 from penstock.engine.torch.expert_parallel import ExpertParallel
@@ -103,7 +102,7 @@ class TorchEngine:
         """
         progress("loading PyTorch", None)
         keep_freed_memory()
-        torch.set_num_threads(config.threads or max(1, len(os.sched_getaffinity(0)) - 1))
+        torch.set_num_threads(step_threads(config, torch.device("cpu")))  # to load the weights
         place = place_rank(config, rank)
         device = self._device = place.device
         if device.type == "cuda":
@@ -136,6 +135,7 @@ class TorchEngine:
         blocks = num_cache_blocks(config, per_token, max_model_len, budget)
         for each in self._models:
             each.make_cache(blocks + 1, config.block_size)
+        torch.set_num_threads(step_threads(config, device))
         if device.type == "cuda":
             log.info("with the KV cache and CUDA graphs: %s", describe_memory(device))
         self._profiler = TorchProfiler(device.type)

@@ -12,7 +12,7 @@ from penstock.config.errors import ConfigError
 from penstock.config.serve import ServeConfig
 from penstock.engine.loop import build_engine
 from penstock.engine.torch import engine
-from penstock.engine.torch.device import DevicePlace, place_rank
+from penstock.engine.torch.device import DevicePlace, place_rank, step_threads
 from penstock.wire.control import Launch
 from tests.engine.torch.harness import make_model
 
@@ -108,3 +108,12 @@ def test_a_rank_loads_to_its_device_which_is_then_the_current_one(
     with pytest.raises(LoadsError) as loads:
         build_engine.build_engine(launch, lambda text, fraction: None)
     assert loads.value.args == (torch.device("cuda", 1),)
+
+
+def test_a_gpu_leaves_the_cores_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(16)))
+    cpu, cuda = torch.device("cpu"), torch.device("cuda", 0)
+    assert (step_threads(ServeConfig(), cpu), step_threads(ServeConfig(), cuda)) == (15, 1)
+    assert step_threads(ServeConfig(threads=4), cuda) == 4
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {3})
+    assert step_threads(ServeConfig(), cpu) == 1
