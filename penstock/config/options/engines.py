@@ -134,7 +134,9 @@ class EngineOptions(ResponseStoreOptions, frozen=True, kw_only=True, forbid_unkn
     kv_cache_memory: Annotated[
         Annotated[int, Meta(ge=1 << 16)] | None,
         option(
-            "KV cache size of an engine, in bytes. Default: a share of the device's free memory.", "Engine"
+            "KV cache size of an engine, in bytes, or as 4G. Default: on a GPU what --gpu-memory-utilization "
+            "leaves, on a CPU a share of the free memory.",
+            "Engine",
         ),
     ] = None
     gpu_memory_utilization: Annotated[
