@@ -21,6 +21,16 @@ class DevicePlace:
     """This rank included, at least 1: each takes its part of the memory."""
 
 
+def no_cuda() -> str:
+    """Why there is no CUDA device, and what helps."""
+    if torch.version.cuda is None:
+        return (
+            f"PyTorch {torch.__version__} is built without CUDA; install a build for CUDA, in a clone by "
+            "make serve TORCH_INDEX=none"
+        )
+    return f"PyTorch {torch.__version__} finds no CUDA device here; nvidia-smi shows what the driver has"
+
+
 def place_rank(config: ServeConfig, rank: int) -> DevicePlace:
     """The device of a data-parallel rank: the host's ranks take its CUDA devices in turn.
 
@@ -29,7 +39,7 @@ def place_rank(config: ServeConfig, rank: int) -> DevicePlace:
     """
     available = torch.cuda.is_available()
     if config.device == "cuda" and not available:
-        raise ConfigError("--device cuda: PyTorch finds no CUDA device here")
+        raise ConfigError(f"--device cuda: {no_cuda()}")
     on_ray = config.data_parallel_backend == "ray"
     ranks = range(rank, rank + 1) if on_ray else config.ranks
     if not available or config.device == "cpu":

@@ -23,9 +23,10 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.pop("TRITON_INTERPRET", None)
     import torch
 
+    from penstock.engine.torch.device import no_cuda
+
     if not torch.cuda.is_available():
-        why = "is built without CUDA" if torch.version.cuda is None else "finds no CUDA device here"
-        raise pytest.UsageError(f"--device {device}: PyTorch {torch.__version__} {why}")
+        raise pytest.UsageError(f"--device {device}: {no_cuda()}")
 
 
 @pytest.fixture(scope="session")
