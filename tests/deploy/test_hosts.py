@@ -21,6 +21,7 @@ UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 OF_OTHER_PROGRAMS = {
     *("--build", "--build-arg", "--constraint", "--extra-index-url", "--now"),  # docker, pip, systemctl
     *("--interval", "--retries", "--start-period", "--timeout", "--from"),  # of the Dockerfile
+    "--no-install-recommends",  # apt-get
     *("--create-home", "--home-dir", "--shell", "--uid", "--user-group"),  # useradd
     *("--kv-transfer-config", "--max-model-len", "--tensor-parallel-size"),  # vLLM
     *("--values", "--storage"),  # helm, prometheus
