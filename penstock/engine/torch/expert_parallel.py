@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Parameter
@@ -15,6 +16,7 @@ from torch.nn.functional import pad
 
 from penstock.config.errors import ConfigError
 from penstock.engine.torch.process_group import ProcessGroup
+from penstock.engine.torch.transfer import to_device
 
 IMPLEMENTATION = "penstock_split"
 """Name under which :class:`ExpertParallel` is registered as transformers' experts implementation."""
@@ -96,8 +98,8 @@ class ExpertParallel:
         self._most = int(counts.max())
         end = int(counts[: self._group.rank + 1].sum())
         self._own = slice(end - tokens, end)
-        within = torch.arange(self._most) < counts[:, None]
-        self._real = None if bool(within.all()) else within.flatten().nonzero()[:, 0].to(device)
+        within = np.arange(self._most) < counts.numpy()[:, None]
+        self._real = None if within.all() else to_device(np.flatnonzero(within), device)
 
     def _forward(self, experts: Any, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         """hidden [T, H] of this rank's tokens, with the index int64[T, K] and the weights [T, K] of each
