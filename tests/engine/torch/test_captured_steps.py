@@ -46,7 +46,7 @@ def requests(dtype: str) -> list[Submit]:
         submit(
             stream,
             random.integers(3, VOCAB, random.integers(1, 60)).tolist(),
-            max_tokens=4 + 2 * stream,
+            max_tokens=STREAMS + 4 + 2 * stream,  # all run together, then ever fewer
             ignore_eos=True,
             **kinds[stream % len(kinds)],
         )
