@@ -264,14 +264,12 @@ def test_a_gpu_that_is_full_computes_smaller_steps(tmp_path: Path, caplog: pytes
     engine = make_engine(tmp_path, max_num_batched_tokens=2048)
     requests = [submit(stream, [stream + 5] * 250, max_tokens=8, ignore_eos=True) for stream in range(8)]
     torch.cuda.empty_cache()
-    total = torch.cuda.mem_get_info(DEVICE)[1]
-    torch.cuda.set_per_process_memory_fraction(
-        (torch.cuda.memory_reserved(DEVICE) + (48 << 20)) / total, DEVICE
-    )
+    total = torch.cuda.mem_get_info()[1]
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (48 << 20)) / total)
     try:
         outcomes = run_all(engine, requests)
     finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, DEVICE)
+        torch.cuda.set_per_process_memory_fraction(1.0)
     assert [(len(outcome.tokens), outcome.error) for outcome in outcomes.values()] == [(8, "")] * 8
     assert any("no memory for a step of 2000 tokens" in record.message for record in caplog.records)
     assert_all_free(engine)
