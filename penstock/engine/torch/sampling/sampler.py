@@ -245,6 +245,8 @@ def search_step_by_step(weights: Tensor, top_k: NDArray[np.int64], top_p: NDArra
         some = Rows(tried, weights)
         value, found = smallest_kept_weight(some.of(weights), top_k[tried], top_p[tried], width)
         some.put(least, value)
+        if found is None:
+            break
         rest = np.setdiff1d(rest, tried[found.numpy()], assume_unique=True)
     return least
 
@@ -269,12 +271,12 @@ def search_at_once(weights: Tensor, top_k: NDArray[np.int64], top_p: NDArray[np.
 
 def smallest_kept_weight(
     weights: Tensor, top_k: NDArray[np.int64], top_p: NDArray[np.float64], width: int
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """The smallest weight that top-k and top-p keep, searched among the ``width`` greatest of float32[n, V].
 
     Kept are the ``top_k`` greatest weights (V: all), and of these the fewest whose sum reaches the share
     ``top_p`` (above 1: all); ties with the last one are kept too. Returns float32[n, 1] and bool[n], whether
-    the weight was found. A weight that is found does not depend on ``width``.
+    the weight was found; None: all were. A weight that is found does not depend on ``width``.
     """
     device, vocab = weights.device, weights.shape[-1]
     top = weights.topk(width, -1).values if width < vocab else weights.sort(-1, descending=True).values
@@ -291,8 +293,9 @@ def smallest_kept_weight(
         whole = torch.where(limited, whole, _row_sums(weights))
     within = (reached - top < share * whole).sum(-1, keepdim=True) - 1
     least = torch.maximum(least, top.gather(-1, within.clamp(min=0)).float())
-    found = limited | unlimited & (reached[:, -1:] >= share * whole)
-    return least, found[:, 0] if width < vocab else torch.ones_like(found[:, 0])
+    if width == vocab:
+        return least, None
+    return least, (limited | unlimited & (reached[:, -1:] >= share * whole))[:, 0]
 
 
 def _row_sums(weights: Tensor) -> Tensor:
