@@ -261,7 +261,7 @@ def test_no_step_with_adapters_waits(
         (lambda values: values.sum().item(), "DataDependentOutputException"),
         (lambda values: values.nonzero(), "DynamicOutputShapeException"),
         (lambda values: bool(values[0, 0] > 0), "DataDependentOutputException"),
-        (lambda values: values + torch.zeros(3, 4), "FakeTensorDeviceMismatchError"),
+        (lambda values: values + torch.zeros(3, 4), "aten.add.Tensor: "),  # the error differs by version
     ],
 )
 def test_what_waits_is_found(call: Any, why: str, fake_cuda: FakeCuda) -> None:
