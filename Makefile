@@ -26,15 +26,17 @@ OPENAI2_VENV := .venv-clients-openai2
 SCHEMAS := .venv-schemas
 NODE := tests/clients/node
 AGENTS := tests/agents
+# The files of an NVIDIA GPU's driver.
+GPU := $(wildcard /dev/nvidiactl /proc/driver/nvidia /dev/dxg)
 # Every target with tests of its own, for test-all: test-gpu where there is an NVIDIA GPU.
-ALL_TESTS := $(filter-out test-slow test-all $(if $(wildcard /dev/nvidiactl /dev/dxg),,test-gpu),$(filter test test-%,$(shell grep '^.PHONY:' Makefile)))
+ALL_TESTS := $(filter-out test-slow test-all $(if $(GPU),,test-gpu),$(filter test test-%,$(shell grep '^.PHONY:' Makefile)))
 
 # vLLM's tests of its parsers, of which nothing is installed.
 VLLM_CASES := .venv-vllm-cases
 # What clients leave open, and warn of, is theirs.
 CLIENT_TESTS := -m pytest -W ignore -p no:unraisableexception tests/clients
 
-.PHONY: install install-dev serve test test-slow test-gpu test-all test-pythons test-ray test-vllm test-parsers test-templates test-clients test-agents test-schemas check format bench clean
+.PHONY: install install-dev no-gpu serve test test-slow test-gpu test-all test-pythons test-ray test-vllm test-parsers test-templates test-clients test-agents test-schemas check format bench clean
 
 install: $(VENV)/.installed  ## What serving needs.
 install-dev: $(VENV)/.installed-dev  ## What tests, linters and every optional part need.
@@ -56,8 +58,13 @@ test: install-dev  ## All tests but the slow ones.
 test-slow: install-dev
 	$(BIN)/python -m pytest --slow $(ARGS)
 
-test-gpu: install-dev  ## What a GPU may do otherwise: kernels, CUDA graphs, the engine, equality with transformers.
+test-gpu: $(if $(GPU),,no-gpu) install-dev  ## What a GPU may do otherwise: kernels, CUDA graphs, the engine, equality with transformers.
 	$(BIN)/python -m pytest --device cuda -m gpu --numprocesses $(GPU_PROCESSES) --dist worksteal $(ARGS) tests/engine/torch
+
+no-gpu:
+	@echo 'test-gpu: no driver of an NVIDIA GPU here. In a container, start it with the GPU (docker run --gpus all);' >&2
+	@echo 'without a GPU, make test runs the same tests on the CPU.' >&2
+	@exit 1
 
 # Goes on after a failure, and prints a table.
 test-all:
