@@ -91,9 +91,13 @@ class EngineOptions(ResponseStoreOptions, frozen=True, kw_only=True, forbid_unkn
             "Engine",
         ),
     ] = None
-    device: Annotated[Literal["auto", "cpu", "cuda"], option("Device of the torch engine.", "Engine")] = (
-        "auto"
-    )
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"],
+        option(
+            "Device of the torch engine. auto: a GPU, if PyTorch finds one, else the CPU.",
+            "Engine",
+        ),
+    ] = "auto"
     async_scheduling: Annotated[
         Literal["auto", "on", "off"],
         option(
@@ -103,7 +107,10 @@ class EngineOptions(ResponseStoreOptions, frozen=True, kw_only=True, forbid_unkn
     ] = "auto"
     enforce_eager: Annotated[
         bool,
-        option("Launch every kernel of a step by itself, and record no CUDA graphs.", "Engine"),
+        option(
+            "Launch every kernel of a step by itself, and record no CUDA graphs. Without effect on a CPU.",
+            "Engine",
+        ),
     ] = False
     batch_invariant: Annotated[
         bool,
@@ -143,7 +150,7 @@ class EngineOptions(ResponseStoreOptions, frozen=True, kw_only=True, forbid_unkn
         float,
         option(
             "Fraction of a GPU's memory for weights, activations, CUDA graphs and KV cache, as far as it is "
-            "free. Engines of a host that share a GPU divide it.",
+            "free. Engines of a host that share a GPU divide it. The torch engine ignores it on a CPU.",
             "Engine",
             gt=0,
             le=1,
