@@ -30,8 +30,9 @@ def settings_of(load: Load, *, tiny: bool) -> dict[str, Any]:
     from transformers import ContinuousBatchingConfig, GenerationConfig
     from transformers.generation.continuous_batching.utils import WorkloadHints
 
+    sampled = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}  # as by Penstock's server
     generation = GenerationConfig(
-        max_new_tokens=load.output, do_sample=False, eos_token_id=-1, pad_token_id=0, use_cache=True
+        max_new_tokens=load.output, eos_token_id=-1, pad_token_id=0, use_cache=True, **sampled
     )
     small = {"num_blocks": 16, "max_batch_tokens": 128} if tiny else {}
     return {
@@ -97,15 +98,14 @@ def measure(stage: Stage, shape: Shape, model: Any, load: Load) -> None:
 
 
 def main() -> None:
-    stage = Stage()
-    shapes = [find_shape(name, tiny=stage.tiny) for name in ("llama-8b", "opt-125m")]
-    models = [(shape, start(stage, shape)) for shape in shapes]
+    stage = Stage("shape")
+    shape = find_shape(stage.options.shape, tiny=stage.tiny)
+    model = start(stage, shape)
     for load in loads_of_streams(tiny=stage.tiny):
-        for shape, model in models:
-            if model is not None and load.interval == 1:
-                measure(stage, shape, model, load)
-                if stage.device == "cuda":
-                    torch.cuda.empty_cache()  # the next manager takes what is free
+        if model is not None and load.interval == 1:
+            measure(stage, shape, model, load)
+            if stage.device == "cuda":
+                torch.cuda.empty_cache()  # the next manager takes what is free
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -10,6 +11,8 @@ import zipfile
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from penstock import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
 NVIDIA_SMI = ("name", "memory.total", "memory.used", "driver_version", "power.limit", "clocks.max.sm")
@@ -23,7 +26,17 @@ def facts() -> Iterator[tuple[str, str]]:
     yield "machine", f"{len(os.sched_getaffinity(0))} CPU cores, {platform.platform()}"
     yield "Python", f"{platform.python_version()} ({sys.executable})"
     yield "packages", ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
+    yield "Penstock", f"{__version__}, sources {digest(ROOT)}"
     yield "commit", _output("git", "-C", str(ROOT), "log", "-1", "--format=%h of %cs")
+
+
+def digest(root: Path) -> str:
+    """Of the Python files of ``penstock`` and ``scripts/gpu``, which a copy without git has as well: the
+    beginning of a SHA-256 of their paths and contents."""
+    found = hashlib.sha256()
+    for path in sorted([*(root / "penstock").rglob("*.py"), *(root / "scripts" / "gpu").rglob("*.py")]):
+        found.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return found.hexdigest()[:12]
 
 
 def _version(name: str) -> str:
@@ -41,38 +54,31 @@ def _output(*command: str) -> str:
     return "; ".join(ran.stdout.split("\n")).strip("; ") or f"none ({ran.stderr.strip()[:100]})"
 
 
-def install_wheels(wheels: Path, site: Path) -> str:
-    """Installs all wheels of a folder into the folder ``site``, from no index; returns a line about it.
-
-    Where pip fails, which an environment may lack, they are unpacked: these wheels are only files. Raises
-    RuntimeError when there are none.
-    """
+def unpack_wheels(wheels: Path, site: Path) -> str:
+    """Unpacks a folder's wheels, as pip may be missing; returns a line about them. Raises RuntimeError."""
     found = sorted(wheels.glob("*.whl"))
     if not found:
-        raise RuntimeError(f"{wheels} has no wheels")
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
-    command += ["--disable-pip-version-check", "--no-cache-dir", "--root-user-action=ignore"]
-    ran = subprocess.run([*command, "--target", str(site), *map(str, found)], capture_output=True, text=True)
-    size = sum(path.stat().st_size for path in found) / 1e6
-    told = f"{len(found)}, {size:.1f} MB: {', '.join(path.name.split('-')[0] for path in found)}"
-    if ran.returncode == 0:
-        return told
+        raise RuntimeError("no wheels are there; python -m scripts.gpu.fetch_wheels fills a folder")
     for path in found:
         try:
             with zipfile.ZipFile(path) as archive:
                 archive.extractall(site)
         except zipfile.BadZipFile as error:
             raise RuntimeError(f"{path.name}: {error}") from None
-    return f"{told}; unpacked, as pip failed: {' '.join(ran.stderr.split())[-200:]}"
+    size = sum(path.stat().st_size for path in found) / 1e6
+    return f"{len(found)}, {size:.1f} MB: {', '.join(path.name.split('-')[0] for path in found)}"
 
 
 def environment(site: Path, device: str) -> dict[str, str]:
-    """That of the stages: the repository and ``site`` on Python's path, and no network."""
+    """That of the stages: the repository and ``site`` on Python's path, no network, and temporary files in
+    ``site``, with which those of killed processes go."""
+    (site / "tmp").mkdir(exist_ok=True)
     paths = [str(ROOT), str(site), os.environ.get("PYTHONPATH", "")]
     given = {
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
         "PYTHONDONTWRITEBYTECODE": "",  # each process would compile the sources again
         "PYTHONUNBUFFERED": "1",
+        "TMPDIR": str(site / "tmp"),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }

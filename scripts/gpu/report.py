@@ -54,9 +54,17 @@ class Report:
 
     def begin(self, letter: str, name: str, limit: float) -> None:
         """A stage begins; measurements are its own until the next one begins."""
-        self.stages.append({"stage": letter, "name": name, "status": "running", "limit_s": round(limit, 1)})
-        self.stages[-1] |= {"seconds": None, "measurements": [], "output": []}
+        self._add(letter, name, "running", limit)
         self.say(f"== {letter}. {name}: at most {limit:.0f} s")
+
+    def skip(self, letter: str, name: str, why: str) -> None:
+        """A stage that is not begun; it has failed unless ``why`` begins with "skipped"."""
+        self._add(letter, name, why, 0.0)
+        self.say(f"== {letter}. {name}: {why}")
+
+    def _add(self, letter: str, name: str, status: str, limit: float) -> None:
+        self.stages.append({"stage": letter, "name": name, "status": status, "limit_s": round(limit, 1)})
+        self.stages[-1] |= {"seconds": None, "measurements": [], "output": []}
         self.write()
 
     def take(self, line: str) -> None:
@@ -78,18 +86,21 @@ class Report:
     def end(self, status: str, seconds: float, output: list[str]) -> None:
         """The stage has ended. Of one that failed, the end of its output is shown."""
         stage = self.stages[-1]
-        stage |= {"status": status, "seconds": round(seconds, 1)}
+        failed = sum("error" in each["values"] for each in stage["measurements"])
+        told = f"; {failed} of {len(stage['measurements'])} rows are errors" if failed else ""
+        stage |= {"status": status + told, "seconds": round(seconds, 1)}
         if status != "done":
             stage["output"] = [line for line in output if not line.startswith(RESULT)]
             for line in stage["output"]:
                 self.say(f"   | {line}")
-        self.say(f"== {stage['stage']}. {stage['name']}: {status} after {seconds:.1f} s")
+        self.say(f"== {stage['stage']}. {stage['name']}: {stage['status']} after {seconds:.1f} s")
         self.write()
 
     @property
     def failed(self) -> int:
         """Stages that did not end well, and measurements that failed."""
-        failures = [stage for stage in self.stages if stage["status"] != "done"]
+        well = ("done", "skipped")
+        failures = [stage for stage in self.stages if not stage["status"].startswith(well)]
         return len(failures) + len([each for each in self._measurements() if "error" in each["values"]])
 
     def write(self) -> None:

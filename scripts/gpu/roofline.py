@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -114,19 +115,21 @@ def measure_machine(stage: Stage) -> dict[str, float]:
 
 def served_rows(
     served: dict[str, dict[str, float]], steps: dict[str, dict[str, float]]
-) -> dict[str, dict[str, float]]:
+) -> dict[str, dict[str, Any]]:
     """By number of streams: the time of a step as a client sees it, the inter-token latency at one token per
-    event, beside the same number of streams in an engine alone, and beside the device's work in them."""
-    rows = {}
-    alone = {name.partition(" stream")[0]: values for name, values in reversed(steps.items())}
+    event, beside the same number of streams in an engine alone, and beside the device's work in them. The
+    contexts differ: "engine alone" names the row of steps."""
+    rows: dict[str, dict[str, Any]] = {}
+    alone = {name.partition(" stream")[0]: (name, values) for name, values in reversed(steps.items())}
     for name, values in served.items():
         streams = name.partition(" stream")[0]
         if not name.endswith("interval 1") or "error" in values or streams not in alone:
             continue
-        own, busy = values["ITL p50 ms"], alone[streams].get("device busy ms")
+        title, engine = alone[streams]
+        own, busy = values["ITL p50 ms"], engine.get("device busy ms")
         if own and busy is not None:
-            rows[name] = {"ITL p50 ms": own, "step ms": alone[streams]["step ms"], "device busy ms": busy}
-            rows[name]["device idle %"] = max(0.0, 100 * (1 - busy / own))
+            rows[name] = {"ITL p50 ms": own, "engine alone": title, "step ms": engine["step ms"]}
+            rows[name] |= {"device busy ms": busy, "device idle %": 100 * (1 - busy / own)}
     return rows
 
 
@@ -158,7 +161,9 @@ def main() -> None:
         if "dtype" in stage.told(STARTS, name).get("steps", {}):
             tell_shape(stage, find_shape(name, tiny=stage.tiny), bytes_per_s, found.get("product", 0.0))
         else:
-            print(f"{name}: stage c has told no steps of this shape")
+            stage.warn(
+                f"{name}: beside nothing, as this run has no steps of it (--stages roofline,steps,serve)"
+            )
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@
 Runs stages one after the other, each in processes of its own with a time limit. A measurement is printed and
 written as soon as it is made; a stage that fails or hangs costs its own time only. Penstock need not be
 installed: the repository is on the stages' path, and so are the wheels of the folder ``--wheels``
-(``python -m scripts.gpu.fetch_wheels`` fills it). docs/gpu.md describes the results.
+(``python -m scripts.gpu.fetch_wheels`` fills it). Before the first stage it looks for what they need: where
+that is missing, it says so in a line, and its exit status is 2. docs/gpu.md describes the results.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from pathlib import Path
 from types import FrameType
 
 from scripts.gpu.children import adopt_orphans, end_tree, run_child
-from scripts.gpu.machine import environment, facts, install_wheels
+from scripts.gpu.machine import environment, facts, unpack_wheels
 from scripts.gpu.plan import STAGES, Stage, limit, rehearsed
+from scripts.gpu.preflight import NEEDS, Found, look
 from scripts.gpu.report import Report
 
 SPARE_S = 5.0
@@ -32,23 +34,36 @@ LEAST_S = 1.0
 """A stage with less time is not begun."""
 
 
-def main(arguments: Sequence[str], stages: Sequence[Stage] = STAGES) -> int:
-    """1 when a stage or a measurement failed."""
+def main(arguments: Sequence[str], stages: Sequence[Stage] = STAGES, needs: tuple[str, ...] = NEEDS) -> int:
+    """1 when a stage or a measurement failed; 2 when something that they need is missing, such as one of the
+    modules ``needs``."""
     options = _options(arguments, stages)
     end = time.monotonic() + options.minutes * 60 - SPARE_S
     adopt_orphans()
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop)
-    with Report(options.out, sys.stdout) as report, tempfile.TemporaryDirectory(prefix="gpu-site-") as site:
+    with (
+        Report(options.out, sys.stdout) as report,
+        tempfile.TemporaryDirectory(prefix="penstock-gpu-", ignore_cleanup_errors=True) as site,
+    ):
         for name, value in facts():
             report.fact(name, value)
+        given = environment(Path(site), options.device)
+        chosen = [stage for stage in stages if any(stage.is_called(name) for name in options.stages)]
+        needs = (*needs, *dict.fromkeys(name for stage in chosen for name in stage.needs))
         try:
             if options.wheels is not None:
-                report.fact("wheels", install_wheels(options.wheels, Path(site)))
-        except RuntimeError as error:  # the machine may have what they bring
-            report.fact("wheels", str(error))
-        chosen = [stage for stage in stages if any(stage.is_called(name) for name in options.stages)]
-        _run_stages(options, rehearsed(chosen) if options.tiny else chosen, end, report, site)
+                report.fact("wheels", unpack_wheels(options.wheels, Path(site)))
+            found = look(options.device, needs, given)
+        except RuntimeError as error:
+            found = Found(problems=[f"--wheels {options.wheels}: {error}"])
+        for name, value in found.facts.items():
+            report.fact(name, value)
+        for problem in found.problems:
+            report.say(f"no stage is begun: {problem}")
+        if found.problems:
+            return 2
+        _run_stages(options, rehearsed(chosen) if options.tiny else chosen, end, report, given, found.free)
         report.say(f"{report.path}: {report.failed} failed")
         return int(report.failed > 0)
 
@@ -59,18 +74,30 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _run_stages(
-    options: argparse.Namespace, stages: Sequence[Stage], end: float, report: Report, site: str
+    options: argparse.Namespace,
+    stages: Sequence[Stage],
+    end: float,
+    report: Report,
+    given: dict[str, str],
+    free: int | None,
 ) -> None:
-    given = environment(Path(site), options.device)
+    """``free``: bytes of the device's memory before the first stage, if they are known."""
     for index, stage in enumerate(stages):
         seconds = limit(end - time.monotonic(), stages[index:])
-        report.begin(stage.letter, stage.name, seconds)
-        if seconds < LEAST_S:
-            report.end("not begun: no time is left", 0.0, [])
+        why = "not begun: no time is left" if seconds < LEAST_S else ""
+        if free is not None and free < stage.gib * 2**30:
+            why = f"skipped: it needs {stage.gib:.0f} GiB of the device, {free / 2**30:.1f} are free"
+        if why:
+            report.skip(stage.letter, stage.name, why)
             continue
+        report.begin(stage.letter, stage.name, seconds)
         command = [sys.executable, *stage.arguments, f"--seconds={seconds:.1f}", f"--device={options.device}"]
         command += [f"--report={report.path}", *(["--tiny"] if options.tiny else [])]
-        ended = run_child(command, seconds, report.take, given)
+        try:
+            ended = run_child(command, seconds, report.take, given)
+        except SystemExit as error:
+            report.end(f"interrupted, exit status {error.code}", 0.0, [])
+            raise
         end_tree(os.getpid())
         report.end(ended.status, ended.seconds, ended.tail)
 
@@ -83,14 +110,20 @@ def _options(arguments: Sequence[str], stages: Sequence[Stage]) -> argparse.Name
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--wheels", type=Path, help="folder with the wheels that this Python lacks")
-    parser.add_argument("--out", type=Path, required=True, help="folder for report.json, report.md, log.txt")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        help="folder for report.json, report.md and log.txt, which are overwritten",
+    )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--minutes", type=float, default=9.0, help="limit of the whole run")
     parser.add_argument(
         "--stages",
         type=lambda text: text.split(","),
         default=letters,
-        help=f"letters, or parts of names, such as llama; default: {','.join(letters)}",
+        help="letters, or parts of names, such as llama; d takes its steps from c of the same run. "
+        f"Default: {','.join(letters)}",
     )
     parser.add_argument("--tiny", action="store_true", help="tiny shapes: a rehearsal on a CPU")
     options = parser.parse_args(arguments)

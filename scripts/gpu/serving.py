@@ -22,9 +22,8 @@ from scripts.gpu.shapes import Shape, find_shape
 
 START_S = 90.0
 """Limit of the server's start."""
-VLLM_REQUESTS_PER_S = {2000: 13.1, 500: 51.7}
-"""vLLM's requests/s with opt-125m, 48 tokens in, by the tokens out; the aims are 40 and 400."""
-AIMS = {2000: 40.0, 500: 400.0}
+VLLM_AND_AIM = {2000: (13.1, 40.0), 500: (51.7, 400.0)}
+"""Requests/s with opt-125m, 48 tokens in, by the tokens out: users' figures of vLLM, and Penstock's aims."""
 _WARNING = re.compile(r"^\S+ (?:WARNING|ERROR)\s+(.*)")
 _CACHE_TOKENS = re.compile(r"kv_cache_tokens ([\d,]+)")
 _STEPS = re.compile(r"^penstock:engine_steps_total(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
@@ -163,10 +162,10 @@ def main() -> None:
 
 def beside_vllm(values: dict[str, Any], output: int) -> dict[str, float]:
     """vLLM's figure and the aim for so many tokens out, and the ratio to vLLM's."""
-    if output not in VLLM_REQUESTS_PER_S:
+    if output not in VLLM_AND_AIM:
         return {}
-    vllm, own = VLLM_REQUESTS_PER_S[output], float(values["requests/s"])
-    return {"vLLM requests/s": vllm, "aim requests/s": AIMS[output], "to vLLM": own / vllm}
+    vllm, aim = VLLM_AND_AIM[output]
+    return {"vLLM requests/s": vllm, "aim requests/s": aim, "to vLLM": float(values["requests/s"]) / vllm}
 
 
 if __name__ == "__main__":

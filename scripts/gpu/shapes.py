@@ -46,11 +46,13 @@ _TINY = {"vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 2, "num_atte
 
 @dataclass(frozen=True)
 class Shape:
-    """A model's shape. ``longest``: tokens of a prompt and its output that measurements use."""
+    """A model's shape. ``longest``: tokens of a prompt and its output that measurements use; ``parameters``:
+    their number."""
 
     name: str
     config: dict[str, Any]
     longest: int
+    parameters: int
 
     @property
     def vocab_size(self) -> int:
@@ -88,12 +90,14 @@ class Shape:
 def find_shape(name: str, *, tiny: bool) -> Shape:
     """opt-125m, or llama-8b: Llama 3's 8 B model, with 32,768 positions. ``tiny``: 2 small layers each."""
     if name == "opt-125m":
-        config, longest = OPT_125M, 2048
+        config, longest, parameters = OPT_125M, 2048, 125_239_296
         small: dict[str, Any] = {"ffn_dim": 128, "word_embed_proj_dim": 64, "max_position_embeddings": 256}
     else:
-        config, longest = LLAMA_8B, 17000
+        config, longest, parameters = LLAMA_8B, 17000, 8_030_261_248
         small = {"intermediate_size": 128, "num_key_value_heads": 2, "head_dim": 16}
-    return Shape(name, config | _TINY | small, 256) if tiny else Shape(name, config, longest)
+    if tiny:
+        return Shape(name, config | _TINY | small, 256, 200_000)
+    return Shape(name, config, longest, parameters)
 
 
 def _tokenizer(vocab_size: int) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 """Stage c: steps of the engine in one process: their time, the host's phases, and the device's idle time;
-then, of stage e, steps with and without CUDA graphs by turns."""
+then steps with and without CUDA graphs by turns."""
 
 from __future__ import annotations
 
@@ -20,9 +20,13 @@ from scripts.gpu.measuring import STARTS, Stage, tell
 from scripts.gpu.shapes import Shape, find_shape
 
 GIB = 1 << 30
+ROOM, ROOM_EAGER = 6 * GIB, 2 * GIB
+"""Of the device: what the first engine's cache leaves for the largest step and all CUDA graphs, and the
+second engine's, which has no graphs and computes in the memory that the first keeps for steps."""
 WARM_STEPS, STEPS, ROUNDS, PROFILED = 6, 10, 4, 8
-OUTPUT = 4 * (WARM_STEPS + STEPS * ROUNDS + STEPS + PROFILED)
-"""Tokens of a stream: more than its steps."""
+TAKEN = WARM_STEPS + STEPS * ROUNDS + STEPS + PROFILED  # steps of a stream
+OUTPUT = 4 * TAKEN
+"""Tokens that a stream may have: it is aborted before."""
 TURNS = 5
 TOP = 6
 """Kernels of a table."""
@@ -30,7 +34,8 @@ TOP = 6
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured of a shape: numbers of streams or prompts, and the tokens of each prompt."""
+    """What is measured of a shape: numbers of streams or prompts, and the tokens of each prompt;
+    ``kv_bytes``: a cache that holds them all."""
 
     decodes: list[tuple[int, int]]
     prefills: list[tuple[int, int]]
@@ -48,7 +53,6 @@ def plan_of(shape: Shape, *, tiny: bool) -> Plan:
         decodes = [(64, 512), (1, 512), (256, 512), (1024, 512)]
         return Plan(decodes, [(2, 1024), (8, 1024)], turns, [(64, 1700)], 24 * GIB, 4 * GIB)
     decodes = [(64, 512), (1, 512), (256, 512), (1024, 128)]
-    # 80 GB hold both engines: twice 16 GB of weights, and these caches
     return Plan(decodes, [(1, 2048), (1, 8192)], turns, [(1, 16000), (64, 2048)], 30 * GIB, 6 * GIB)
 
 
@@ -68,7 +72,7 @@ class Steps:
             values["kernels"] = record(self._stage.device, 1, self._anything).kernels
         with self._measurement(STARTS, "steps", 60) as values:
             began = time.perf_counter()
-            self._engine = self._start(self._plan.kv_bytes)
+            self._engine = self._start(self._cache_bytes())
             values["seconds"] = time.perf_counter() - began
             values["dtype"] = self._engine.engine.info.dtype
             values["KV cache tokens"] = self._engine.engine.info.kv_cache_tokens
@@ -77,6 +81,8 @@ class Steps:
         self._decodes(self._engine, self._plan.decodes)
         for count, prompt in self._plan.prefills:
             name = f"{count * prompt:,} tokens, {count} prompt{'s' if count > 1 else ''}"
+            if not self._fits(self._engine, name, count, prompt):
+                continue
             with self._measurement("c. prefill", name, 15) as values:
                 self._prefill(self._engine, values, count, prompt)
         self._without_graphs(self._engine)
@@ -88,10 +94,31 @@ class Steps:
     def _decodes(self, stepped: SteppedEngine, sizes: list[tuple[int, int]]) -> None:
         for streams, prompt in sizes:
             name, device = _decode_name(streams, prompt), None
+            if not self._fits(stepped, name, streams, prompt + TAKEN):
+                continue
             with self._measurement("c. steps", name, 25) as values:
                 device = self._decode(stepped, values, streams, prompt)
             if device is not None:
                 self._tell_kernels(name, device)
+
+    def _cache_bytes(self) -> int:
+        """Of the first engine: what the plan needs, as far as it is free beside the weights."""
+        if self._stage.device == "cpu":
+            return self._plan.kv_bytes
+        weights = 2 * self._shape.parameters
+        return min(self._plan.kv_bytes, max(GIB, torch.cuda.mem_get_info()[0] - weights - ROOM))
+
+    def _fits(self, stepped: SteppedEngine, name: str, streams: int, tokens: int) -> bool:
+        """Whether the KV cache holds so many streams of so many tokens, and two blocks more of each."""
+        return self._has(
+            name, streams * (tokens + 32), stepped.engine.info.kv_cache_tokens, "KV cache tokens"
+        )
+
+    def _has(self, name: str, need: float, has: float, what: str) -> bool:
+        """Whether there is enough; tells if not."""
+        if need > has:
+            tell("skipped", f"{self._shape.name}: {name}", {f"{what} needed": need, "there are": has})
+        return need <= has
 
     def _start(self, kv_bytes: int, **options: object) -> SteppedEngine:
         if self._stage.tiny:
@@ -115,7 +142,7 @@ class Steps:
             values |= self._phases(stepped)
             device = record(self._stage.device, PROFILED, lambda: stepped.advance(1))
             values["device busy ms"] = device.busy_ms
-            values["device idle %"] = max(0.0, 100 * (1 - device.busy_ms / ms))
+            values["device idle %"] = 100 * (1 - device.busy_ms / ms)
             values["kernels"] = device.kernels
             values["attention ms"] = device.of(attention_kernels())
         finally:
@@ -149,12 +176,16 @@ class Steps:
 
     def _without_graphs(self, with_graphs: SteppedEngine) -> None:
         eager = None
+        need = 2 * self._shape.parameters + self._plan.kv_bytes_eager + ROOM_EAGER
+        free = torch.cuda.mem_get_info()[0] if self._stage.device == "cuda" else need
+        if not self._has("steps without graphs", need / GIB, free / GIB, "GiB"):
+            return
         with self._measurement(STARTS, "steps without graphs", 40) as values:
             began = time.perf_counter()
             eager = self._start(self._plan.kv_bytes_eager, enforce_eager=True)
             values["seconds"] = time.perf_counter() - began
         for streams, prompt in self._plan.turns if eager is not None else []:
-            with self._measurement("e. CUDA graphs", _decode_name(streams, prompt), 15) as values:
+            with self._measurement("c. CUDA graphs", _decode_name(streams, prompt), 15) as values:
                 assert eager is not None
                 _by_turns(values, with_graphs, eager, self._shape.prompts(streams, prompt))
 

@@ -14,10 +14,11 @@ import torch
 from tokenizers import Tokenizer
 
 from penstock.engine.torch.model_loader import read_shape
+from scripts.gpu.beside import load_model, settings_of
 from scripts.gpu.device_time import DEVICE_EVENTS, record, spans_of, summarise
 from scripts.gpu.host_phases import PHASES, timed_phases
 from scripts.gpu.roofline import decode_row, parameters_of, prefill_flops, prefill_row, served_rows
-from scripts.gpu.serving import beside_vllm
+from scripts.gpu.serving import Load, beside_vllm
 from scripts.gpu.shapes import find_shape
 
 
@@ -82,10 +83,11 @@ def test_shapes(name: str, tiny: bool, tmp_path: Path) -> None:
 
 def test_parameters_are_those_of_the_published_models(tmp_path: Path) -> None:
     llama = parameters_of(find_shape("llama-8b", tiny=False).write(tmp_path))
+    assert find_shape("llama-8b", tiny=False).parameters == 8_030_261_248
     assert llama.prefill == 8_030_261_248 - 2 * 128256 * 4096
     assert llama.decode == 8_030_261_248 - 128256 * 4096
     opt = parameters_of(find_shape("opt-125m", tiny=False).write(tmp_path))
-    assert opt.decode == 125_239_296
+    assert opt.decode == find_shape("opt-125m", tiny=False).parameters == 125_239_296
     assert opt.prefill == 125_239_296 - 50272 * 768
 
 
@@ -124,8 +126,25 @@ def test_serving_beside_the_engine_alone() -> None:
         "ITL p50 ms": 10.0,
         "step ms": 9.0,
         "device busy ms": 8.0,
+        "engine alone": "64 streams, context 512",
         "device idle %": pytest.approx(20.0),
     }
+
+
+def test_a_device_that_is_busier_than_the_step_is_long_shows() -> None:
+    """As where an engine alone has longer contexts, or other clocks."""
+    served = {"1 stream, 128 in, 128 out, interval 1": {"ITL p50 ms": 4.0}}
+    (row,) = served_rows(served, {"1 stream, context 512": {"step ms": 6.0, "device busy ms": 5.0}}).values()
+    assert row["device idle %"] == pytest.approx(-25.0)
+
+
+def test_transformers_samples_as_the_server_does(tmp_path: Path) -> None:
+    """At temperature 1 from the whole vocabulary: nothing changes the logits."""
+    pytest.importorskip("transformers.generation.continuous_batching")
+    model = load_model(find_shape("opt-125m", tiny=True).write(tmp_path), "cpu")
+    generation = settings_of(Load(1, 8, 16, 1, 20), tiny=True)["generation_config"]
+    assert generation.do_sample
+    assert list(model._get_logits_processor(generation)) == []
 
 
 def test_seeds_are_compared_with_vllms_figures() -> None:

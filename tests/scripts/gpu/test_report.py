@@ -46,7 +46,8 @@ def test_files_are_whole_after_every_measurement(
     page = (tmp_path / "report.md").read_text()
     assert page == (
         "- GPU: a | b\n\n"
-        "| stage | seconds | limit | end |\n| --- | --- | --- | --- |\n| c. steps | 1.2 | 10 | done |\n\n"
+        "| stage | seconds | limit | end |\n| --- | --- | --- | --- |\n"
+        "| c. steps | 1.2 | 10 | done; 1 of 2 rows are errors |\n\n"
         "### c. steps\n\n"
         "|  | error | ms | count |\n| --- | --- | --- | --- |\n"
         "| 64 streams | x \\| y |  |  |\n| 1 stream |  | 2 | 2,000 |\n"

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ import psutil
 import pytest
 
 from scripts.gpu import run
+from scripts.gpu.machine import ROOT, digest
 from scripts.gpu.measuring import tell
 from scripts.gpu.plan import STAGES, Stage, limit, rehearsed
+from scripts.gpu.preflight import Found
 
 HANGS = "import time; print('hangs', flush=True); time.sleep(1000)"
 CRASHES = "import sys; print('about to crash', flush=True); sys.exit('no such device')"
@@ -45,7 +48,8 @@ def command_of(folder: Path, stages: list[Stage], minutes: float) -> str:
     return (
         "import sys\nfrom scripts.gpu import run\nfrom scripts.gpu.plan import Stage\n"
         f"stages = {stages!r}\n"
-        f"sys.exit(run.main(['--out', {str(folder)!r}, '--device', 'cpu', '--minutes', '{minutes}'], stages))"
+        f"options = ['--out', {str(folder)!r}, '--device', 'cpu', '--minutes', '{minutes}']\n"
+        "sys.exit(run.main(options, stages, needs=()))"
     )
 
 
@@ -123,16 +127,23 @@ def test_a_run_that_is_ended_ends_its_stage_and_keeps_the_report(
 ) -> None:
     """Killed, it cannot do so itself: then its stage is told, and ends what it has started."""
     command = [sys.executable, "-c", command_of(tmp_path, [stage("a", WITH_A_SERVER, 1)], 10)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes, env=os.environ | {"TMPDIR": str(temporary)}) as process:
         assert process.stdout is not None
         assert any("own: stage" in line for line in process.stdout)
         process.send_signal(number)
-        process.communicate()
+        errors = process.communicate()[1]
     (told,) = json.loads((tmp_path / "report.json").read_text())["stages"][0]["measurements"]
+    ended = json.loads((tmp_path / "report.json").read_text())["stages"][0]["status"]
+    assert ended == ("running" if number == signal.SIGKILL else f"interrupted, exit status {128 + number}")
+    assert errors == ""
     for pid in told["values"].values():
         while is_running(pid):  # the test's own limit ends this
             time.sleep(0.05)
-    assert process.returncode in (-number, 128 + number)
+    assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
+    assert bool(list(temporary.iterdir())) == (number == signal.SIGKILL)
 
 
 def test_all_stages_together_keep_the_limit(tmp_path: Path) -> None:
@@ -153,8 +164,40 @@ def test_a_run_without_time_begins_no_stage(tmp_path: Path) -> None:
     assert [each["status"] for each in report["stages"]] == ["not begun: no time is left"]
 
 
+def test_a_stage_is_skipped_where_the_device_lacks_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one line, and it is no failure; the next one runs."""
+    monkeypatch.setattr(run, "look", lambda *_: Found(facts={"device": "small"}, free=10 << 30))
+    monkeypatch.setattr(run, "adopt_orphans", lambda: None)
+    monkeypatch.setattr(run, "end_tree", lambda pid: None)  # those of other tests
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    large, small = stage("c", CRASHES, 1), stage("d", WELL, 1)
+    stages = [replace(large, name="large", gib=20), replace(small, gib=10)]
+    assert run.main(["--out", str(tmp_path)], stages) == 0
+    status = "skipped: it needs 20 GiB of the device, 10.0 are free"
+    assert [each["status"] for each in json.loads((tmp_path / "report.json").read_text())["stages"]] == [
+        status,
+        "done",
+    ]
+    lines = [line for line in capsys.readouterr().out.splitlines() if "large" in line]
+    assert lines == [f"== c. large: {status}"]
+
+
+def test_a_stage_whose_rows_are_errors_says_so(tmp_path: Path) -> None:
+    failing = "from scripts.gpu.measuring import tell; tell('t', 'x', {'error': 'late'})"
+    status, report, printed = run_stages(tmp_path, [stage("a", f"{failing}; {WELL}", 1)])
+    assert status == 1
+    assert report["stages"][0]["status"] == "done; 1 of 2 rows are errors"
+    assert printed.splitlines()[-1].endswith("report.json: 1 failed")
+
+
 def test_stages_are_chosen_by_letter_and_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert [each.name for each in STAGES if each.is_called("llama")] == ["serve: llama-8b", "steps: llama-8b"]
+    assert [each.name for each in STAGES if each.is_called("llama")] == [
+        "serve: llama-8b",
+        "steps: llama-8b",
+        "transformers: llama-8b",
+    ]
     assert [each.letter for each in STAGES if each.is_called("d")] == ["d"]
     with pytest.raises(SystemExit):
         run.main(["--out", str(tmp_path), "--stages", "a,x"])
@@ -186,16 +229,47 @@ def test_the_stages_have_nine_minutes() -> None:
     assert limit(60.0, rehearsed(STAGES)) == pytest.approx(60.0 / len(STAGES))
 
 
-def test_wheels_that_cannot_be_installed_are_told(tmp_path: Path) -> None:
-    (tmp_path / "wheels").mkdir()
-    (tmp_path / "wheels" / "broken-1.0-py3-none-any.whl").write_bytes(b"no archive")
-    command = [sys.executable, "-m", "scripts.gpu.run", "--device=cpu", "--minutes=0.01"]
-    command += [f"--out={tmp_path / 'out'}", f"--wheels={tmp_path / 'wheels'}"]
-    ended = subprocess.run(
-        command, capture_output=True, text=True, cwd=Path(__file__).parents[3], env=os.environ
+@pytest.mark.parametrize(
+    ("file", "problem"),
+    [
+        (None, "no wheels are there; python -m scripts.gpu.fetch_wheels fills a folder"),
+        ("broken-1.0-py3-none-any.whl", "broken-1.0-py3-none-any.whl: File is not a zip file"),
+    ],
+)
+def test_without_wheels_no_stage_is_begun(tmp_path: Path, file: str | None, problem: str) -> None:
+    wheels = tmp_path / "wheels"
+    if file is not None:
+        wheels.mkdir()
+        (wheels / file).write_bytes(b"no archive")
+    command = [sys.executable, "-m", "scripts.gpu.run", "--device=cpu", f"--wheels={wheels}"]
+    ended = subprocess.run([*command, f"--out={tmp_path / 'out'}"], capture_output=True, text=True, cwd=ROOT)
+    assert ended.returncode == 2
+    assert ended.stdout.splitlines()[-1] == f"no stage is begun: --wheels {wheels}: {problem}"
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["stages"] == []
+
+
+def test_what_is_missing_is_told_before_a_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = (
+        f"import sys; from scripts.gpu import run; sys.exit(run.main(sys.argv[1:], needs={('none_such',)!r}))"
     )
-    assert ended.returncode == 1
-    assert "wheels: broken-1.0-py3-none-any.whl: File is not a zip file" in ended.stdout
+    command = [sys.executable, "-c", code, "--device=cpu", f"--out={tmp_path}"]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert ended.returncode == 2
+    (line,) = [line for line in ended.stdout.splitlines() if line.startswith("no stage is begun: ")]
+    assert "cannot import none_such (missing)" in line
+
+
+def test_a_copy_without_git_is_told_apart(tmp_path: Path) -> None:
+    for folder in ("penstock", "scripts/gpu"):
+        (tmp_path / folder).mkdir(parents=True)
+    source = tmp_path / "penstock" / "a.py"
+    source.write_text("x = 1\n")
+    before = digest(tmp_path)
+    (tmp_path / "penstock" / "notes.txt").write_text("not a source")
+    assert digest(tmp_path) == before
+    source.write_text("x = 2\n")
+    assert digest(tmp_path) != before
+    assert len(before) == 12
 
 
 def test_lines_of_a_stage_are_results(capsys: pytest.CaptureFixture[str]) -> None:
