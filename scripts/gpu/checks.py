@@ -18,15 +18,15 @@ TABLES = {"engine": "a. tests of the torch engine", "families": "b. equality wit
 
 
 def arguments(what: str, device: str, *, tiny: bool) -> list[str]:
-    """Those of pytest: what ``make test-gpu`` runs, in two parts; ``tiny``: a few of these in one process."""
-    given = [f"--rootdir={ROOT}", f"--device={device}", "--tb=short"]
+    """Those of pytest: what ``make test-gpu`` runs, in two parts; ``tiny``: a few of these."""
+    processes = 1 if tiny else 8  # which compile kernels side by side
+    given = [f"--rootdir={ROOT}", f"--device={device}", "--tb=short", f"--numprocesses={processes}"]
     if tiny and what == "families":
         return [*given, "-k=opt", str(FAMILIES)]
     if tiny:
         return [*given, "-k=half or mixed", str(TESTS / "test_sampler.py"), str(TESTS / "test_kernels.py")]
     selected = [FAMILIES] if what == "families" else [TESTS, f"--ignore={FAMILIES}"]
-    # processes compile kernels side by side
-    return [*given, "-m=gpu", "--numprocesses=8", "--dist=worksteal", *map(str, selected)]
+    return [*given, "-m=gpu", "--dist=worksteal", *map(str, selected)]
 
 
 def reason(traceback: str) -> str:

@@ -9,7 +9,6 @@ versions of constraints.txt. What these need, the machine has.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import re
 import subprocess
 import sys
@@ -67,19 +66,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--glibc", type=int, default=39, help="minor version of its glibc 2.x (default: 39)")
     parser.add_argument("--has", nargs="*", default=PRESENT, metavar="NAME", help="requirements that it has")
     options = parser.parse_args(arguments)
-    if importlib.util.find_spec("pip") is None:
-        parser.error(f"{sys.executable} has no pip: {sys.executable} -m ensurepip, or another Python")
     wanted = missing((ROOT / "pyproject.toml").read_text(encoding="utf-8"), options.has)
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command += ["--only-binary=:all:", "--implementation=cp", f"--python-version={options.python}"]
     command += [f"--platform={each}" for each in platforms(options.machine, options.glibc)]
     command += [f"--constraint={ROOT / 'constraints.txt'}", f"--dest={options.folder}", *wanted]
     if subprocess.run(command).returncode:
-        print(
-            "pip has not found all wheels: the package index cannot be reached, or has none for Python "
-            f"{options.python} on {options.machine} with glibc 2.{options.glibc}",
-            file=sys.stderr,
-        )
+        wanted_for = f"Python {options.python}, {options.machine}, glibc 2.{options.glibc}"
+        print(f"this Python has no pip, or the index is out of reach, or lacks a wheel for {wanted_for}")
         return 1
     wheels = sorted(options.folder.glob("*.whl"))
     for wheel in wheels:

@@ -26,8 +26,8 @@ def facts() -> Iterator[tuple[str, str]]:
     yield "machine", f"{len(os.sched_getaffinity(0))} CPU cores, {platform.platform()}"
     yield "Python", f"{platform.python_version()} ({sys.executable})"
     yield "packages", ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
-    yield "Penstock", f"{__version__}, sources {digest(ROOT)}"
-    yield "commit", _output("git", "-C", str(ROOT), "log", "-1", "--format=%h of %cs")
+    commit = _output("git", "-C", str(ROOT), "log", "-1", "--format=%h of %cs")
+    yield "Penstock", f"{__version__}, sources {digest(ROOT)}, commit {commit}"
 
 
 def digest(root: Path) -> str:
@@ -55,29 +55,28 @@ def _output(*command: str) -> str:
 
 
 def unpack_wheels(wheels: Path, site: Path) -> str:
-    """Unpacks a folder's wheels, as pip may be missing; returns a line about them. Raises RuntimeError."""
-    found = sorted(wheels.glob("*.whl"))
-    if not found:
-        raise RuntimeError("no wheels are there; python -m scripts.gpu.fetch_wheels fills a folder")
+    """Unpacks a folder's wheels, as pip may be missing; returns a line about them."""
+    told, found = [], sorted(wheels.glob("*.whl"))
     for path in found:
+        told.append(path.name.split("-")[0])
         try:
             with zipfile.ZipFile(path) as archive:
                 archive.extractall(site)
-        except zipfile.BadZipFile as error:
-            raise RuntimeError(f"{path.name}: {error}") from None
+        except Exception as error:  # noqa: BLE001 - however it is damaged; the machine may have what it brings
+            told[-1] += f" (damaged: {type(error).__name__}: {error})"
     size = sum(path.stat().st_size for path in found) / 1e6
-    return f"{len(found)}, {size:.1f} MB: {', '.join(path.name.split('-')[0] for path in found)}"
+    return f"{len(found)} in {wheels}, {size:.1f} MB: {', '.join(told) or 'fetch_wheels fills a folder'}"
 
 
 def environment(site: Path, device: str) -> dict[str, str]:
-    """That of the stages: the repository and ``site`` on Python's path, no network, and temporary files in
-    ``site``, with which those of killed processes go."""
+    """That of the stages: Python's path, no network; temporary files go with ``site``, whoever is killed."""
     (site / "tmp").mkdir(exist_ok=True)
     paths = [str(ROOT), str(site), os.environ.get("PYTHONPATH", "")]
     given = {
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
         "PYTHONDONTWRITEBYTECODE": "",  # each process would compile the sources again
         "PYTHONUNBUFFERED": "1",
+        "PYTHONIOENCODING": "utf-8",
         "TMPDIR": str(site / "tmp"),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",

@@ -3,7 +3,6 @@ imported, and for a GPU a device that PyTorch finds, with a compiler for its ker
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import sys
@@ -21,7 +20,6 @@ NEEDS = (
     *("fastokens", "llguidance", "setproctitle"),
 )
 """Modules: Penstock's requirements, and those of its torch engine."""
-KERNELS = (8, 0)  # compute capability from which Penstock compiles kernels
 
 
 @dataclass
@@ -72,8 +70,8 @@ def _find_gpu(found: Found) -> None:
         f"{torch.cuda.get_device_name()}, compute capability {capability[0]}.{capability[1]}, "
         f"{found.free / 2**30:.1f} of {total / 2**30:.1f} GiB free, {build}"
     )
-    if capability < KERNELS:
-        return
+    if capability < (8, 0):
+        return  # no kernels are compiled
     try:  # before its first kernel Triton compiles a module of C for the driver
         from triton.runtime import driver
 
@@ -88,10 +86,9 @@ def _find_gpu(found: Found) -> None:
 def main() -> None:
     found = Found()
     device, *needs = sys.argv[1:]
-    with contextlib.redirect_stdout(sys.stderr):
-        _import(found, needs)
-        if device == "cuda" and not found.problems:
-            _find_gpu(found)
+    _import(found, needs)
+    if device == "cuda" and not found.problems:
+        _find_gpu(found)
     print(f"\n{FOUND}{json.dumps(vars(found))}", flush=True)
 
 

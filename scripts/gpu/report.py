@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Self, TextIO
 
 RESULT = "measured: "
-"""Begins the line with which a stage tells a measurement; JSON follows: table, name and values."""
+"""Comes before a measurement that a stage tells, on a line that others may have begun, such as pytest; JSON
+follows: table, name and values."""
 LOG_BYTES = 8 << 20
 """Of all output of the stages; more is cut."""
 
@@ -20,7 +21,6 @@ class Report:
     Use it as a context."""
 
     def __init__(self, folder: Path, terminal: TextIO) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / "report.json"
         self._page = folder / "report.md"
         self._log = (folder / "log.txt").open("w", encoding="utf-8")
@@ -33,18 +33,21 @@ class Report:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._log.close()
+        with contextlib.suppress(OSError):
+            self._log.close()
 
     def say(self, text: str) -> None:
-        print(text, file=self._terminal, flush=True)
+        with contextlib.suppress(OSError):  # nobody reads it any more; the files have it
+            print(text, file=self._terminal, flush=True)
         self.log(text)
 
     def log(self, line: str) -> None:
         """Keeps a line of a stage's output."""
         self._log_left -= len(line) + 1
         if self._log_left > 0:
-            self._log.write(line + "\n")
-            self._log.flush()
+            with contextlib.suppress(OSError):  # the disk is full: the terminal has it
+                self._log.write(line + "\n")
+                self._log.flush()
 
     def fact(self, name: str, value: str) -> None:
         """Something about the machine or the run."""
@@ -69,13 +72,15 @@ class Report:
 
     def take(self, line: str) -> None:
         """A line of the stage's output: a measurement, or anything else."""
+        before, result, text = line.partition(RESULT)
         found = None
-        if line.startswith(RESULT):
-            with contextlib.suppress(ValueError):  # a stage that was killed within the line
-                found = json.loads(line[len(RESULT) :])
-        if found is None:
+        with contextlib.suppress(ValueError):  # no result, or a stage that was killed within the line
+            found = json.loads(text)
+        if not (result and isinstance(found, dict) and found.keys() == {"table", "name", "values"}):
             self.log(line)
             return
+        if before:
+            self.log(before)
         told = self.stages[-1]["measurements"]
         told[:] = [each for each in told if (each["table"], each["name"]) != (found["table"], found["name"])]
         told.append(found)
@@ -90,7 +95,7 @@ class Report:
         told = f"; {failed} of {len(stage['measurements'])} rows are errors" if failed else ""
         stage |= {"status": status + told, "seconds": round(seconds, 1)}
         if status != "done":
-            stage["output"] = [line for line in output if not line.startswith(RESULT)]
+            stage["output"] = [line for line in output if RESULT not in line]
             for line in stage["output"]:
                 self.say(f"   | {line}")
         self.say(f"== {stage['stage']}. {stage['name']}: {stage['status']} after {seconds:.1f} s")
@@ -106,9 +111,10 @@ class Report:
     def write(self) -> None:
         whole = json.dumps({"facts": self.facts, "stages": self.stages}, indent=1)
         for path, text in ((self.path, whole), (self._page, self.page())):
-            new = path.with_suffix(".new")
-            new.write_text(text, encoding="utf-8")
-            os.replace(new, path)
+            new = path.with_suffix(f"{path.suffix}.{os.getpid()}")
+            with contextlib.suppress(OSError):  # the disk is full: the last one stands
+                new.write_text(text, encoding="utf-8")
+                os.replace(new, path)
 
     def page(self) -> str:
         """The facts, a table of the stages, and a table for each kind of measurement, in Markdown."""

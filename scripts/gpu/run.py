@@ -12,6 +12,7 @@ that is missing, it says so in a line, and its exit status is 2. docs/gpu.md des
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import signal
 import sys
@@ -24,7 +25,7 @@ from types import FrameType
 from scripts.gpu.children import adopt_orphans, end_tree, run_child
 from scripts.gpu.machine import environment, facts, unpack_wheels
 from scripts.gpu.plan import STAGES, Stage, limit, rehearsed
-from scripts.gpu.preflight import NEEDS, Found, look
+from scripts.gpu.preflight import NEEDS, look
 from scripts.gpu.report import Report
 
 SPARE_S = 5.0
@@ -35,9 +36,10 @@ LEAST_S = 1.0
 
 
 def main(arguments: Sequence[str], stages: Sequence[Stage] = STAGES, needs: tuple[str, ...] = NEEDS) -> int:
-    """1 when a stage or a measurement failed; 2 when something that they need is missing, such as one of the
-    modules ``needs``."""
+    """1 when a stage or a measurement failed; 2 when something is missing, such as one of these modules."""
     options = _options(arguments, stages)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8
     end = time.monotonic() + options.minutes * 60 - SPARE_S
     adopt_orphans()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -51,12 +53,9 @@ def main(arguments: Sequence[str], stages: Sequence[Stage] = STAGES, needs: tupl
         given = environment(Path(site), options.device)
         chosen = [stage for stage in stages if any(stage.is_called(name) for name in options.stages)]
         needs = (*needs, *dict.fromkeys(name for stage in chosen for name in stage.needs))
-        try:
-            if options.wheels is not None:
-                report.fact("wheels", unpack_wheels(options.wheels, Path(site)))
-            found = look(options.device, needs, given)
-        except RuntimeError as error:
-            found = Found(problems=[f"--wheels {options.wheels}: {error}"])
+        if options.wheels is not None:
+            report.fact("wheels", unpack_wheels(options.wheels, Path(site)))
+        found = look(options.device, needs, given)
         for name, value in found.facts.items():
             report.fact(name, value)
         for problem in found.problems:
@@ -129,9 +128,11 @@ def _options(arguments: Sequence[str], stages: Sequence[Stage]) -> argparse.Name
     options = parser.parse_args(arguments)
     if not 0 < options.minutes <= MOST_MINUTES:
         parser.error(f"--minutes {options.minutes:g}: more than 0, at most {MOST_MINUTES}")
-    for name, path in (("--out", options.out), ("--wheels", options.wheels)):
-        if path is not None and path.exists() and not path.is_dir():
-            parser.error(f"{name} {path}: no folder")
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=options.out).close()
+    except OSError as error:
+        parser.error(f"--out {options.out}: {error}")
     for name in options.stages:
         if not any(stage.is_called(name) for stage in stages):
             parser.error(f"--stages {name}: no such stage; there are {', '.join(letters)}")

@@ -103,10 +103,11 @@ class Steps:
 
     def _cache_bytes(self) -> int:
         """Of the first engine: what the plan needs, as far as it is free beside the weights."""
-        if self._stage.device == "cpu":
-            return self._plan.kv_bytes
-        weights = 2 * self._shape.parameters
-        return min(self._plan.kv_bytes, max(GIB, torch.cuda.mem_get_info()[0] - weights - ROOM))
+        room = self._free() - 2 * self._shape.parameters - ROOM
+        return int(min(self._plan.kv_bytes, max(GIB, room)))
+
+    def _free(self) -> float:
+        return torch.cuda.mem_get_info()[0] if self._stage.device == "cuda" else float("inf")
 
     def _fits(self, stepped: SteppedEngine, name: str, streams: int, tokens: int) -> bool:
         """Whether the KV cache holds so many streams of so many tokens, and two blocks more of each."""
@@ -177,8 +178,7 @@ class Steps:
     def _without_graphs(self, with_graphs: SteppedEngine) -> None:
         eager = None
         need = 2 * self._shape.parameters + self._plan.kv_bytes_eager + ROOM_EAGER
-        free = torch.cuda.mem_get_info()[0] if self._stage.device == "cuda" else need
-        if not self._has("steps without graphs", need / GIB, free / GIB, "GiB"):
+        if not self._has("steps without graphs", need / GIB, self._free() / GIB, "GiB"):
             return
         with self._measurement(STARTS, "steps without graphs", 40) as values:
             began = time.perf_counter()

@@ -120,5 +120,5 @@ def test_every_stage(tmp_path: Path) -> None:
         assert all(values["Penstock to transformers"] > 0 for values in beside.values())
     check_serving(report, "f. seeds", "opt-125m", SEEDS)
     assert list(table(report, "d. machine")) == ["copy", "read", "bfloat16 matrix product"]
-    assert {"GPU", "machine", "Python", "packages", "Penstock", "commit"} <= report["facts"].keys()
+    assert {"GPU", "machine", "Python", "packages", "Penstock"} <= report["facts"].keys()
     assert (tmp_path / "report.md").read_text().count("### ") >= 13

@@ -36,6 +36,7 @@ def test_files_are_whole_after_every_measurement(
     report.take("a line of the log")
     report.take(line("c. steps", "64 streams", error="x | y"))
     report.take(RESULT + '{"table": "c. steps", "na')
+    report.take(RESULT + "[]")
     report.take(line("c. steps", "1 stream", ms=2.0, count=2000))
     whole = json.loads((tmp_path / "report.json").read_text())
     assert whole["facts"] == {"GPU": "a | b"}

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import psutil
 import pytest
 
 from scripts.gpu import run
-from scripts.gpu.machine import ROOT, digest
+from scripts.gpu.machine import ROOT, digest, unpack_wheels
 from scripts.gpu.measuring import tell
 from scripts.gpu.plan import STAGES, Stage, limit, rehearsed
 from scripts.gpu.preflight import Found
@@ -210,8 +211,9 @@ def test_stages_are_chosen_by_letter_and_name(tmp_path: Path, capsys: pytest.Cap
         ("--minutes=0", "--minutes 0: more than 0, at most 1440"),
         ("--minutes=nan", "--minutes nan: more than 0, at most 1440"),
         ("--stages=", "--stages : no such stage; there are a, b, c, d, e, f"),
-        (f"--out={__file__}", f"--out {__file__}: no folder"),
-        (f"--wheels={__file__}", f"--wheels {__file__}: no folder"),
+        (f"--out={__file__}", f"--out {__file__}: [Errno 17] File exists"),
+        (f"--out={__file__}/below", f"--out {__file__}/below: [Errno 20] Not a directory"),
+        ("--minutes=inf", "--minutes inf: more than 0, at most 1440"),
     ],
 )
 def test_wrong_options_are_named(
@@ -229,33 +231,49 @@ def test_the_stages_have_nine_minutes() -> None:
     assert limit(60.0, rehearsed(STAGES)) == pytest.approx(60.0 / len(STAGES))
 
 
-@pytest.mark.parametrize(
-    ("file", "problem"),
-    [
-        (None, "no wheels are there; python -m scripts.gpu.fetch_wheels fills a folder"),
-        ("broken-1.0-py3-none-any.whl", "broken-1.0-py3-none-any.whl: File is not a zip file"),
-    ],
-)
-def test_without_wheels_no_stage_is_begun(tmp_path: Path, file: str | None, problem: str) -> None:
-    wheels = tmp_path / "wheels"
-    if file is not None:
-        wheels.mkdir()
-        (wheels / file).write_bytes(b"no archive")
-    command = [sys.executable, "-m", "scripts.gpu.run", "--device=cpu", f"--wheels={wheels}"]
-    ended = subprocess.run([*command, f"--out={tmp_path / 'out'}"], capture_output=True, text=True, cwd=ROOT)
-    assert ended.returncode == 2
-    assert ended.stdout.splitlines()[-1] == f"no stage is begun: --wheels {wheels}: {problem}"
-    assert json.loads((tmp_path / "out" / "report.json").read_text())["stages"] == []
+def test_a_damaged_wheel_costs_no_other_one(tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    with zipfile.ZipFile(tmp_path / "good-1.0-py3-none-any.whl", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("good.py", "x = 1\n" * 1000)
+    flipped = bytearray((tmp_path / "good-1.0-py3-none-any.whl").read_bytes())
+    flipped[40:50] = bytes(10)
+    (tmp_path / "flipped-1.0-py3-none-any.whl").write_bytes(flipped)
+    (tmp_path / "broken-1.0-py3-none-any.whl").write_bytes(b"no archive")
+    (tmp_path / "folder-1.0-py3-none-any.whl").mkdir()
+    told = unpack_wheels(tmp_path, tmp_path / "site")
+    assert (tmp_path / "site" / "good.py").read_text() == "x = 1\n" * 1000
+    assert "broken (damaged: BadZipFile: File is not a zip file)" in told
+    assert "folder (damaged: IsADirectoryError" in told
+    assert "flipped (damaged: " in told
+    assert told.endswith(", good")
+
+
+def test_a_terminal_that_is_closed_or_knows_no_utf8_ends_nothing(tmp_path: Path) -> None:
+    telling = "from scripts.gpu.measuring import tell; tell('t', 'a … b', {'ms': 1})"
+    code = command_of(tmp_path, [stage("a", telling, 1)], 1.0)
+    ascii_only = os.environ | {"PYTHONIOENCODING": "ascii"}
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ascii_only)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "a ? b" in ended.stdout
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer) as closed:
+        subprocess.run([sys.executable, "-c", code], stdout=closed, stderr=subprocess.DEVNULL)
+    (only,) = json.loads((tmp_path / "report.json").read_text())["stages"]
+    assert only["status"] == "done"
+    assert only["measurements"][0]["name"] == "a … b"
 
 
 def test_what_is_missing_is_told_before_a_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = (
         f"import sys; from scripts.gpu import run; sys.exit(run.main(sys.argv[1:], needs={('none_such',)!r}))"
     )
-    command = [sys.executable, "-c", code, "--device=cpu", f"--out={tmp_path}"]
+    command = [sys.executable, "-c", code, "--device=cpu", f"--out={tmp_path}", "--wheels=nothing"]
     ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert ended.returncode == 2
+    assert "wheels: 0 in nothing, 0.0 MB: fetch_wheels fills a folder" in ended.stdout
     (line,) = [line for line in ended.stdout.splitlines() if line.startswith("no stage is begun: ")]
+    assert json.loads((tmp_path / "report.json").read_text())["stages"] == []
     assert "cannot import none_such (missing)" in line
 
 
