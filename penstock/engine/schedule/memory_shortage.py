@@ -2,7 +2,8 @@
 
 A batch that ran only in parts halves the steps: the next ones have no more tokens than the largest part that
 ran, and twice as many after some steps without a shortage. A stream that finds no memory even by itself
-rests while others advance, and its next chunks have half the tokens; after some tries it is given up.
+rests while others advance, and its next chunks have half the tokens, which grow again like steps; after some
+tries it is given up.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class _Stream:
     end: int = 0
     """The place: it has advanced when this many tokens of its history are computed."""
     rests_until: int = 0
+    grows_at: int = 0
 
 
 class MemoryShortage:
@@ -68,13 +70,19 @@ class MemoryShortage:
         stream.most = max(1, min(stream.most, count) // 2)
         stream.end = max(stream.end, end)
         stream.rests_until = step + REST_STEPS
+        stream.grows_at = step + GROW_STEPS
         return stream.tries < MOST_TRIES
 
-    def on_launched(self, computed: I32) -> None:
+    def on_launched(self, computed: I32, step: int) -> None:
         """``computed`` int32[slots]: tokens of each slot whose computation has begun."""
-        for slot, stream in self._streams.items():
-            if stream.tries and computed[slot] >= stream.end:
-                stream.tries = stream.end = 0
+        for slot, stream in list(self._streams.items()):
+            if computed[slot] < stream.end:
+                continue
+            stream.tries = stream.end = 0
+            if step >= stream.grows_at:
+                stream.most, stream.grows_at = 2 * stream.most, step + GROW_STEPS
+                if stream.most >= self._most:
+                    self.forget(slot)
 
     def may_begin(self, slots: NDArray[np.intp], step: int) -> NDArray[np.bool_]:
         """bool[n]: slots that do not rest."""

@@ -288,7 +288,7 @@ class Scheduler:
         for slot in batch.prompts.tolist():
             self.prefix_cache.mark_computed(slot, int(self.computed[slot]))
         if self.shortage:
-            self.shortage.on_launched(self.computed)
+            self.shortage.on_launched(self.computed, self.steps)
 
     def _ahead(self, slots: Slots) -> I32:
         """int32[n]: length of each history, including tokens that are still on the device only."""

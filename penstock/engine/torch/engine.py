@@ -164,6 +164,8 @@ class TorchEngine:
             speculation=self._make_speculation(config, device),
         )
         room = self._scheduler.adapter_room
+        self._awaited_adapters: dict[int, LoadedAdapter] = {}
+        """By place: those that the next step with their streams brings to the device."""
         if room is not None:
             room.put = self._put_adapter
         places = None if room is None else room.places
@@ -294,6 +296,7 @@ class TorchEngine:
     def _launch_whole(self, batch: Batch) -> PendingOutput:
         """Launch a batch; one that fails leaves nothing behind."""
         try:
+            self._bring_adapters(batch)
             return self._runner.launch(batch)
         except Exception as error:
             drop_frames(error)
@@ -352,9 +355,17 @@ class TorchEngine:
     # -- adapters
 
     def _put_adapter(self, place: int, loaded: LoadedAdapter) -> None:
-        assert self._models[0].lora is not None
-        with torch.inference_mode():
-            self._models[0].lora.put(place, loaded.weights)
+        self._awaited_adapters[place] = loaded
+
+    @torch.inference_mode()
+    def _bring_adapters(self, batch: Batch) -> None:
+        """Bring the adapters of a batch to their places: there may be no memory for the copies."""
+        room, lora = self._scheduler.adapter_room, self._models[0].lora
+        if not self._awaited_adapters or room is None or lora is None:
+            return
+        for place in self._awaited_adapters.keys() & set(room.places[batch.slots].tolist()):
+            lora.put(place, self._awaited_adapters[place].weights)
+            del self._awaited_adapters[place]
 
     def _forget_adapter(self, loaded: LoadedAdapter) -> None:
         self._scheduler.prefix_cache.forget(loaded.key)

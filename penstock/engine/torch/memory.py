@@ -76,8 +76,9 @@ def num_cache_blocks(config: ServeConfig, per_token: Sequence[int], max_model_le
     per_block = sum(per_token) * config.block_size
     blocks = budget // per_block - 1
     if blocks < 1:
+        option = "--kv-cache-memory" if config.kv_cache_memory else "what is left for the KV cache"
         raise ConfigError(
-            f"--kv-cache-memory: {budget} bytes hold no block of {config.block_size} tokens "
+            f"{option}: {budget} bytes hold no block of {config.block_size} tokens "
             f"({sum(per_token)} bytes a token); at least {2 * per_block} are needed"
         )
     return min(blocks, config.max_num_seqs * -(-max_model_len // config.block_size))
@@ -190,8 +191,8 @@ def cache_budget(
     used = steps + graphs + later
     part = int(config.gpu_memory_utilization * total / place.sharers)
     others = max(0, total - free - held)
-    budget = part - used - (others if place.sharers == 1 else 0)
-    budget = min(budget, free - (used - held))
+    granted, there = part - used - (others if place.sharers == 1 else 0), free - (used - held)
+    budget = min(granted, there)
     parts = {"weights and largest step": steps, "CUDA graphs": graphs, "penalties": later, "others": others}
     log.info(
         "of %s on %s: %s, KV cache %s",
@@ -201,14 +202,15 @@ def cache_budget(
         in_units(max(0, budget)),
     )
     if budget <= 0:
+        raised = "Raise it, lower" if there > 0 else "Lower"
         shared = "" if place.sharers == 1 else f" divided among {place.sharers} engines"
         raise ConfigError(
             f"--gpu-memory-utilization {config.gpu_memory_utilization}{shared}: nothing is left for the KV "
             f"cache. Of {in_units(total)} on {place.device} this engine may take {in_units(part)}; its "
             f"weights and largest step take {in_units(steps)}, CUDA graphs {in_units(graphs)}, penalties up "
             f"to {in_units(later)}. CUDA contexts and other processes (nvidia-smi lists them) have "
-            f"{in_units(others)}, which leaves {in_units(free + held)}. Raise it, lower "
-            "--max-num-batched-tokens or --max-num-seqs, or end other processes"
+            f"{in_units(others)}, which leaves {in_units(free + held)}. "
+            f"{raised} --max-num-batched-tokens or --max-num-seqs, or end other processes"
         )
     return budget
 

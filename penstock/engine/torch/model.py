@@ -278,11 +278,12 @@ class PagedModel:
         """
         if self._experts is not None:
             self._experts.begin_forward(len(tokens), self._device)
-        hidden = self._forward(tokens, positions, layout, lora).index_select(0, rows)
-        if self.lora is not None and lora is not None:
-            self.lora.end()
-            hidden = hidden.nan_to_num_(0.0, 0.0, 0.0)
-        return hidden
+        try:
+            hidden = self._forward(tokens, positions, layout, lora).index_select(0, rows)
+        finally:
+            if self.lora is not None and lora is not None:
+                self.lora.end()
+        return hidden if lora is None else hidden.nan_to_num_(0.0, 0.0, 0.0)
 
     def _forward(
         self, tokens: Tensor, positions: Tensor, layout: Layout, lora: LoraPlan | None = None

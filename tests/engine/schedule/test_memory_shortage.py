@@ -52,8 +52,23 @@ def test_a_stream_that_has_advanced_may_fail_as_often_again() -> None:
         for _ in range(MOST_TRIES - 1):
             assert shortage.may_try_again(2, 40, end, 1)
         computed[2] = end - 1
-        shortage.on_launched(computed)
+        shortage.on_launched(computed, 1)
         assert shortage.may_try_again(2, 40, end, 1) is False
         computed[2] = end
-        shortage.on_launched(computed)
+        shortage.on_launched(computed, 1)
     assert shortage.may_try_again(2, 40, 80, 1)
+
+
+def test_chunks_of_a_stream_grow_again() -> None:
+    shortage = MemoryShortage(100)
+    computed = np.full(4, 64, np.int32)
+    for step in (1, 2, 3):
+        shortage.may_try_again(2, 64, 65, step)
+    computed[2] = 65
+    most = []
+    for step in range(4, 4 + 5 * GROW_STEPS):
+        shortage.on_launched(computed, step)
+        most.append(shortage.most_tokens_of(2))
+    assert sorted({*most}) == [8, 16, 32, 64, UNLIMITED]
+    assert most.count(16) == most.count(32) == GROW_STEPS
+    assert not shortage

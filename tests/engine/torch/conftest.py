@@ -39,6 +39,7 @@ def device() -> torch.device:
 @pytest.fixture(scope="session", autouse=True)
 def interpreted_kernels(device: torch.device) -> None:
     if device.type == "cpu":
-        from tests.engine.torch.interpreter import read_scalars
+        from tests.engine.torch.interpreter import multiply_bfloat16, read_scalars
 
         read_scalars()
+        multiply_bfloat16()

@@ -21,6 +21,7 @@ from penstock.engine.torch.engine import NO_MEMORY, TorchEngine
 from penstock.engine.torch.out_of_memory import is_out_of_memory, stating_shortage
 from penstock.engine.torch.sampling.penalties import TokenCounts
 from penstock.logging_setup import RateLimitedLog
+from tests.engine.torch.adapters import load, submit_to, train
 from tests.engine.torch.harness import (
     DEVICE,
     Driver,
@@ -313,6 +314,36 @@ def test_a_step_that_fails_leaves_no_tensors_behind(
     assert all(len(outcome.tokens) == 2 for outcome in outcomes.values())
     assert len(alive) > 4
     assert not any(alive)
+
+
+def test_adapters_without_memory_wait(
+    llama: transformers.PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their weights are copied again with a later step; streams without one advance meanwhile."""
+    train(llama, tmp_path / "adapter")
+    options: dict[str, Any] = {"enable_lora": True, "max_loras": 2}
+    requests = [
+        submit_to(name, stream, [5 + stream, 9]) for stream, name in enumerate([None, "a", None, "a"])
+    ]
+    usual = make_engine(tmp_path, **options)
+    load(usual, {"a": tmp_path / "adapter"})
+    expected = run_all(usual, requests)
+    engine, refused = make_engine(tmp_path, **options), [True] * 5
+    load(engine, {"a": tmp_path / "adapter"})
+    lora = engine._models[0].lora
+    assert lora is not None
+    put = lora.put
+
+    def refuse(*arguments: Any) -> None:
+        if refused:
+            raise torch.OutOfMemoryError(FULL[: len(FULL) * refused.pop()])
+        put(*arguments)
+
+    monkeypatch.setattr(lora, "put", refuse)
+    found = run_all(engine, requests)
+    assert not refused
+    assert {stream: each.error for stream, each in found.items()} == dict.fromkeys(range(4), "")
+    assert_alike(expected, found)
 
 
 def test_a_device_without_memory_for_one_token_ends_the_engine(

@@ -62,11 +62,12 @@ class DeviceTables:
         return len(self.table) - 1
 
     def copy_new(self, blocks: BlockTables, slots: NDArray[np.intp]) -> None:
-        """Enqueue a copy of the entries that the rows of ``slots`` have gained."""
+        """Enqueue a copy of the entries that the rows of ``slots`` have gained, as far as this copy's rows
+        go: those of a draft model end where its positions do."""
         emptied = blocks.emptied[slots]
         self._copied[slots] *= self._emptied[slots] == emptied
         self._emptied[slots] = emptied
-        counts = blocks.block_counts[slots]
+        counts = np.minimum(blocks.block_counts[slots], self.table.shape[1])
         known = self._copied[slots]
         grown = np.flatnonzero(counts > known)
         if not len(grown):
