@@ -8,6 +8,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
@@ -33,6 +34,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Read when Triton is imported, which other tests may do before those of the kernels, which run on the CPU
+    # then. vLLM has kernels of its own.
+    if config.getoption("--device") == "cpu" and find_spec("vllm") is None:
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+    else:
+        os.environ.pop("TRITON_INTERPRET", None)
     # Threads of one operation wait for each other in a loop: beside another process of tests, that takes many
     # times the time of one thread. An engine sets its number itself.
     os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -77,10 +77,10 @@ def _find_gpu(found: Found) -> None:
 
         found.facts["kernels"] = f"Triton compiles for {driver.active.get_current_target()}"
     except Exception as error:  # noqa: BLE001 - of a missing compiler, of missing headers, of the driver
-        found.problems.append(
+        found.facts["kernels"] = (
             f"Triton cannot compile kernels ({type(error).__name__}: {shortened(str(error))}): they need a "
             "C compiler and Python's headers (Debian's packages gcc, libc6-dev and python3-dev)"
-        )
+        )  # stages c to f fail and say the same, if that is so; a and b show what else there is
 
 
 def main() -> None:

@@ -18,9 +18,7 @@ def pytest_configure(config: pytest.Config) -> None:
     device = config.getoption("--device")
     os.environ["TEST_DEVICE"] = device  # read by the harness, also in child processes
     if device == "cpu":
-        os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported: kernels run on the CPU
         return
-    os.environ.pop("TRITON_INTERPRET", None)
     import torch
 
     from penstock.engine.torch.device import no_cuda
