@@ -13,6 +13,7 @@ import errno
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from types import FrameType
@@ -72,7 +73,8 @@ def interruptible() -> Iterator[None]:
         nonlocal quiet_until
         if signum == signal.SIGHUP and not terminal.was_closed():
             signal.pthread_sigmask(signal.SIG_BLOCK, (signum,))
-            os.kill(os.getpid(), signum)  # it is pending from here on
+            # It is pending from here on; sent to the process, a library's thread would take it.
+            signal.pthread_kill(threading.get_ident(), signum)
             return
         if time.monotonic() >= quiet_until:  # an exception in a callback may have been lost: not only once
             quiet_until = time.monotonic() + RAISE_INTERVAL_S

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -69,6 +70,26 @@ def test_sighup_waits_for_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(signals, "_has_controlling_terminal", lambda: False)
         with pytest.raises(Interrupted):
             signal.raise_signal(signal.SIGHUP)
+
+
+def test_sighup_that_waits_is_no_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which would have it handled again, and again."""
+    stop, blocked, block = threading.Event(), [], signal.pthread_sigmask
+    threads = [threading.Thread(target=stop.wait) for _ in range(4)]
+    monkeypatch.setattr(signals, "_has_controlling_terminal", lambda: True)
+    monkeypatch.setattr(signal, "pthread_sigmask", lambda *given: [blocked.append(given), block(*given)][1])
+    for thread in threads:
+        thread.start()
+    try:
+        with interruptible():
+            signal.raise_signal(signal.SIGHUP)
+            threads[0].join(0.1)  # they may run
+            assert len(blocked) == 1
+            assert signal.SIGHUP in signal.sigpending()
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
 
 
 def test_signals_are_received_in_order() -> None:

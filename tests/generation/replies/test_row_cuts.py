@@ -83,7 +83,12 @@ def read_choice(sink: MemorySink) -> Any:
             if usage is not None and choice.get("token_ids"):
                 # Tokens of an unfinished character have come, and are sent with its last one.
                 assert told <= usage["completion_tokens"] <= told + 8
-    return read_stream(sink)
+    found = read_stream(sink)
+    if "text_offset" in found.logprobs:
+        # An event may tell where a token begins whose text is held back, and which a stop string cuts later.
+        offsets = found.logprobs["text_offset"]
+        found.logprobs["text_offset"] = [min(offset, len(found.text)) for offset in offsets]
+    return found
 
 
 def read_message(sink: MemorySink) -> Any:
