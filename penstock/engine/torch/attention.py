@@ -26,6 +26,7 @@ from penstock.engine.torch.attention_metadata import (
     AttentionMetadata,
     AttentionPart,
     CacheGeometry,
+    Scoring,
     build_attention_metadata,
 )
 from penstock.engine.torch.batch_invariance import Product, attention_product
@@ -44,21 +45,7 @@ Layout = AttentionMetadata | PagedLayout
 class Kernel:
     """Attention that reads the cache in place."""
 
-    attend: Callable[
-        [
-            Tensor,
-            Tensor,
-            Tensor,
-            Tensor,
-            Tensor,
-            PagedLayout,
-            float,
-            int | None,
-            float | None,
-            Tensor | None,
-        ],
-        Tensor,
-    ]
+    attend: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, PagedLayout, Scoring], Tensor]
     """:func:`penstock.engine.torch.cuda.kernels.paged_attention`."""
     tokens_per_tile: Callable[[int, int, torch.dtype], int]
     """From query heads per KV head, head size and dtype: tokens of a prompt that are computed together."""
@@ -152,10 +139,10 @@ class PagedAttention:
         size = query.shape[-1]
         scaling = size**-0.5 if scaling is None else float(scaling)
         flat, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
-        options = (scaling, sliding_window, softcap, self._slopes)
+        scoring = Scoring(scaling, sliding_window, softcap, self._slopes)
         if isinstance(self.layout, PagedLayout):
             assert self._kernel is not None
-            return self._kernel.attend(flat, key, value, keys, values, self.layout, *options)[None], None
+            return self._kernel.attend(flat, key, value, keys, values, self.layout, scoring)[None], None
         layout = self.layout
         assert layout is not None
         tokens = len(layout.writes) // key.shape[1]  # others pad the step
@@ -164,7 +151,7 @@ class PagedAttention:
         values.view(-1, size).index_copy_(0, layout.writes, value[:tokens].reshape(-1, size))
         output = torch.empty_like(flat, memory_format=torch.contiguous_format)
         for part in layout.parts:
-            attended = _attend(flat[part.tokens], keys, values, part, *options, self._product)
+            attended = _attend(flat[part.tokens], keys, values, part, scoring, self._product)
             if part.real is None:
                 output[part.tokens] = attended
             else:
@@ -220,18 +207,14 @@ def _attend(
     keys: Tensor,
     values: Tensor,
     part: AttentionPart,
-    scaling: float,
-    window: int | None,
-    softcap: float | None,
-    slopes: Tensor | None,
+    scoring: Scoring,
     product: Product | None,
 ) -> Tensor:
     """Causal attention of query [n * C, H, D] → [n * C, H, D].
 
-    ``scaling``: factor of the scores. ``window``: tokens attended to, the query's own included; None: all.
-    ``softcap`` bounds the scores by a tanh (Gemma 2). ``slopes`` lower a head's scores by the key's distance
-    (ALiBi). ``product`` computes all widths alike; None: each as it is fastest.
+    ``product`` computes all widths alike; None: each as it is fastest.
     """
+    window, softcap, slopes = scoring.window, scoring.softcap, scoring.slopes
     _, heads, size = query.shape
     kv_heads = keys.shape[1]
     streams, width = part.own.shape
@@ -247,7 +230,7 @@ def _attend(
     by_hand = product is not None or width <= BY_HAND or softcap is not None or slopes is not None
     if by_hand or _is_emulated(query):
         bias = None if slopes is None else -slopes[None, :, :, None, None] * distance
-        attended = _in_tiles(grouped, key, value, hidden, scaling, softcap, bias, product or _product)
+        attended = _in_tiles(grouped, key, value, hidden, scoring.scale, softcap, bias, product or _product)
     else:
         shape = (pairs, group, part.length, size)
         visible = (~hidden).expand(-1, kv_heads, -1, -1, -1).reshape(pairs, 1, width, -1)
@@ -256,7 +239,7 @@ def _attend(
             key[:, None].expand(shape),
             value[:, None].expand(shape),
             attn_mask=visible,
-            scale=scaling,
+            scale=scoring.scale,
         )
     return attended.reshape(streams, heads, width, size).transpose(1, 2).reshape(-1, heads, size)
 

@@ -36,6 +36,19 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(slots=True, frozen=True)
+class Scoring:
+    """How a layer's scores come from products of queries and keys."""
+
+    scale: float
+    window: int | None = None
+    """Tokens attended to, the query's own included; None: all."""
+    softcap: float | None = None
+    """Bound of the scores by a tanh (Gemma 2)."""
+    slopes: Tensor | None = None
+    """float32[KV heads, H / KV heads], which lower a head's scores by the key's distance (ALiBi)."""
+
+
+@dataclass(slots=True, frozen=True)
 class CacheGeometry:
     """The shape of a layer's cache, and how much of it is gathered."""
 

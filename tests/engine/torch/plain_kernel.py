@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from penstock.engine.torch.attention import Kernel
+from penstock.engine.torch.attention_metadata import Scoring
 from penstock.engine.torch.cuda.paged_layout import PagedLayout
 
 
@@ -20,11 +21,9 @@ def paged_attention(
     keys: Tensor,
     values: Tensor,
     layout: PagedLayout,
-    scaling: float,
-    window: int | None,
-    softcap: float | None,
-    slopes: Tensor | None,
+    scoring: Scoring,
 ) -> Tensor:
+    window, softcap, slopes = scoring.window, scoring.softcap, scoring.slopes
     heads, size = query.shape[1:]
     kv_heads, block_size = keys.shape[1:3]
     tables = layout.table.index_select(0, layout.owners).long()
@@ -38,7 +37,7 @@ def paged_attention(
         cache[tables].transpose(1, 2).flatten(2, 3).repeat_interleave(heads // kv_heads, 1)
         for cache in (keys, values)
     )
-    scores = torch.einsum("thd,thld->thl", query, known) * scaling
+    scores = torch.einsum("thd,thld->thl", query, known) * scoring.scale
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     distance = layout.positions[:, None] - torch.arange(known.shape[2], device=keys.device)

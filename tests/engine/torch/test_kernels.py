@@ -15,7 +15,7 @@ from penstock.config.errors import ConfigError
 from penstock.engine.schedule.block_tables import BlockTables
 from penstock.engine.torch import model as model_module
 from penstock.engine.torch.attention import Kernel, find_kernel
-from penstock.engine.torch.attention_metadata import token_positions
+from penstock.engine.torch.attention_metadata import Scoring, token_positions
 from penstock.engine.torch.cuda import paged_layout
 from penstock.engine.torch.cuda.paged_layout import DeviceTables, PagedLayout
 from penstock.engine.torch.memory import zeros
@@ -80,7 +80,7 @@ class Step:
         cache = self.cache.clone()
         tensors = (self.query, self.key, self.value, *cache)
         scaling = 0.7 * self.query.shape[-1] ** -0.5
-        return kernel(*tensors, layout or self.layout, scaling, window, softcap, slopes), cache
+        return kernel(*tensors, layout or self.layout, Scoring(scaling, window, softcap, slopes)), cache
 
 
 def assert_close(found: Tensor, step: Step, *options: Any) -> None:
@@ -171,7 +171,7 @@ def test_addresses_beyond_32_bits() -> None:
     owners, positions = torch.tensor([1], device=DEVICE), torch.tensor([3], device=DEVICE)
     layout = PagedLayout(table, owners, positions, 1, None, 4)
     query, key, value = torch.randn(3, 1, 1, size).to(DEVICE, torch.float16).unbind()
-    found = kernels.paged_attention(query, key, value, keys, values, layout, 0.5, 1, None, None)
+    found = kernels.paged_attention(query, key, value, keys, values, layout, Scoring(0.5, 1))
     torch.testing.assert_close(found, value)
     assert torch.equal(keys[blocks - 1, 0, 3], key[0, 0])
 
@@ -182,7 +182,7 @@ def test_the_null_layout_reads_one_position_of_the_null_block() -> None:
     layout = tables.null_layout(2, 3, 500)
     cache = torch.zeros(2, 1, 2, 16, 8, device=DEVICE)
     query, key, value = (torch.randn(5, heads, 8, device=DEVICE) for heads in (4, 2, 2))
-    found = kernels.paged_attention(query, key, value, *cache, layout, 1.0, None, None, None)
+    found = kernels.paged_attention(query, key, value, *cache, layout, Scoring(1.0))
     assert found.isfinite().all()
     assert cache[0, 0, :, 0].abs().sum() > 0
     assert cache[:, 0, :, 1:].abs().sum() == 0
@@ -207,15 +207,12 @@ def _rounding(
     keys: Tensor,
     values: Tensor,
     layout: PagedLayout,
-    scaling: float,
-    window: int | None,
-    softcap: float | None,
-    slopes: Tensor | None,
+    scoring: Scoring,
 ) -> Tensor:
     """transformers' eager attention, a token at a time."""
     from tests.engine.torch.test_attention import eager
 
-    plain(query, key, value, keys, values, layout, scaling, window, softcap, slopes)
+    plain(query, key, value, keys, values, layout, scoring)
     rows = []
     for token, (owner, position) in enumerate(zip(layout.owners, layout.positions.tolist(), strict=True)):
         history = torch.stack(
@@ -224,7 +221,7 @@ def _rounding(
                 for cache in (keys, values)
             ]
         )
-        rows.append(eager(query[token][:, None], history, position, scaling, softcap)[0])
+        rows.append(eager(query[token][:, None], history, position, scoring.scale, scoring.softcap)[0])
     return torch.stack(rows)
 
 

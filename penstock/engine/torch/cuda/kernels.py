@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.engine.torch.attention_metadata import Scoring
 from penstock.engine.torch.cuda.paged_layout import FILLING, PagedLayout
 
 MIN_DOT_ROWS = 16
@@ -215,16 +216,12 @@ def paged_attention(
     keys: Tensor,
     values: Tensor,
     layout: PagedLayout,
-    scaling: float,
-    window: int | None,
-    softcap: float | None,
-    slopes: Tensor | None,
+    scoring: Scoring,
 ) -> Tensor:
     """Write a step's keys and values to the cache, and attend: query [T, H, D] → [T, H, D].
 
-    key, value [T, KV heads, D]; keys, values [blocks, KV heads, block size, D]. ``scaling``: factor of the
-    scores. ``window``: tokens attended to, the query's own included; None: all. ``softcap`` bounds the scores
-    by a tanh. slopes float32[KV heads, H / KV heads] for ALiBi. Any strides, with neighbours in D.
+    key, value [T, KV heads, D]; keys, values [blocks, KV heads, block size, D]. Any strides of query, key and
+    value.
     """
     query, key, value = (each if each.stride(-1) == 1 else each.contiguous() for each in (query, key, value))
     tokens, _, size = query.shape
@@ -248,11 +245,10 @@ def paged_attention(
         enable_fp_fusion=True,
     )
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    options = (scaling, window, softcap, slopes)
     if layout.singles:
-        _launch(query, keys, values, output, layout, False, *options)
+        _launch(query, keys, values, output, layout, False, scoring)
     if layout.tiles is not None:
-        _launch(query, keys, values, output, layout, True, *options)
+        _launch(query, keys, values, output, layout, True, scoring)
     return output
 
 
@@ -261,7 +257,7 @@ def probe(device: torch.device) -> None:
     cache, new = (torch.zeros((1, 1, 1, 16), device=device) for _ in range(2))
     place = torch.zeros((1, 1), dtype=torch.int32, device=device)
     layout = PagedLayout(place, place[0].long(), place[0].long(), 1, None, 1)
-    paged_attention(*(new[0],) * 3, cache, cache.clone(), layout, 1.0, None, None, None)
+    paged_attention(*(new[0],) * 3, cache, cache.clone(), layout, Scoring(1.0))
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -285,10 +281,7 @@ def _launch(
     output: Tensor,
     layout: PagedLayout,
     tiled: bool,
-    scaling: float,
-    window: int | None,
-    softcap: float | None,
-    slopes: Tensor | None,
+    scoring: Scoring,
 ) -> None:
     """Attend from the tokens that are tiles by themselves, or from those of the tiles."""
     total, heads, size = query.shape
@@ -320,8 +313,8 @@ def _launch(
         layout.owners,
         layout.positions,
         layout.tiles if tiled else layout.owners,
-        slopes if slopes is not None else output,
-        scaling,
+        scoring.slopes if scoring.slopes is not None else output,
+        scoring.scale,
         layout.table.stride(0),
         base,
         splits,
@@ -333,9 +326,9 @@ def _launch(
         SIZE=size,
         SIZE_PADDED=_padded_size(size),
         BLOCK_SIZE=block_size,
-        WINDOW=window or 0,
-        SOFTCAP=softcap or 0.0,
-        ALIBI=slopes is not None,
+        WINDOW=scoring.window or 0,
+        SOFTCAP=scoring.softcap or 0.0,
+        ALIBI=scoring.slopes is not None,
         TILED=tiled,
         SPLIT=splits > 1,
         POSITIONS=min(MOST_POSITIONS, max(FEWEST_POSITIONS, POSITION_BYTES // row_bytes)),
