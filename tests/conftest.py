@@ -19,11 +19,12 @@ from penstock import logging_setup
 if TYPE_CHECKING:
     from tests.certificates import Certificates
 
-# How long an example takes says more about a loaded machine than about the code.
+# How long an example takes says more about a loaded machine than about the code. The examples are the same in
+# every run, so that a change is judged by what it changes; the slow tests look for others.
 settings.register_profile(
-    "untimed", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+    "same", deadline=None, database=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.load_profile("untimed")
+settings.register_profile("others", settings.get_profile("same"), derandomize=False)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,6 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("others" if config.getoption("--slow") else "same")
     # Read when Triton is imported, which other tests may do before those of the kernels, which run on the CPU
     # then. vLLM has kernels of its own.
     if config.getoption("--device") == "cpu" and find_spec("vllm") is None:

@@ -240,6 +240,14 @@ def read_stream(sink: MemorySink) -> Reading:
     return reading
 
 
+def within_text(reading: Reading) -> Reading:
+    """``reading`` with places of tokens at most at the text's end, as a whole reply has them. An event may
+    tell where a token begins whose text is held back, and which a stop string cuts later."""
+    places = reading.logprobs.get("text_offset", [])
+    places[:] = [min(place, len(reading.text)) for place in places]
+    return reading
+
+
 def read_body(reply: CollectedReply) -> Reading:
     """A body of one choice that is not streamed."""
     assert reply.done.result() is None

@@ -36,7 +36,7 @@ from tests.dialects.messages.test_replies import without_ids
 from tests.dialects.responses.reading import events_of, final_response
 from tests.dialects.responses.test_replies import comparable
 from tests.generation.planning import body, chat_body, planners, tiny_input_processor, tiny_tokenizer
-from tests.generation.replying import GUARD, Desk, MemorySink, in_loop, read_stream, tables_of
+from tests.generation.replying import GUARD, Desk, MemorySink, in_loop, read_stream, tables_of, within_text
 
 TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
@@ -83,12 +83,7 @@ def read_choice(sink: MemorySink) -> Any:
             if usage is not None and choice.get("token_ids"):
                 # Tokens of an unfinished character have come, and are sent with its last one.
                 assert told <= usage["completion_tokens"] <= told + 8
-    found = read_stream(sink)
-    if "text_offset" in found.logprobs:
-        # An event may tell where a token begins whose text is held back, and which a stop string cuts later.
-        offsets = found.logprobs["text_offset"]
-        found.logprobs["text_offset"] = [min(offset, len(found.text)) for offset in offsets]
-    return found
+    return within_text(read_stream(sink))
 
 
 def read_message(sink: MemorySink) -> Any:

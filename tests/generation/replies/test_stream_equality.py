@@ -13,7 +13,7 @@ from penstock.generation.plan import RequestPlan
 from penstock.generation.replies.reply import TextTables
 from penstock.wire.frames import FinishReason
 from tests.generation.planning import body, chat_body, planners
-from tests.generation.replying import Desk, Reading, in_loop, read_body, read_stream, tables_of
+from tests.generation.replying import Desk, Reading, in_loop, read_body, read_stream, tables_of, within_text
 from tests.stop_reference import until_stop
 from tests.tokenizer_kinds import SPECIAL, TRAINED, Case, make_case, token_lists
 
@@ -85,7 +85,7 @@ def check(
     desk = Desk(tables)
     reply, sink = desk.streamed(plan_of(chat, fields | {"stream": True, "stream_options": usage}), chat=chat)
     desk.deliver(desk.rows(reply.choices[0].stream.handle, rows, finish, logprobs=logprobs), merged=merged)
-    got = read_stream(sink)
+    got = within_text(read_stream(sink))
 
     if not fields.get("return_token_ids"):
         got.tokens = expected.tokens = []
