@@ -29,7 +29,11 @@ def compiled(directory: Path, *arguments: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("capability", "dtype", "sizes"),
-    [(90, "bfloat16", "128"), (89, "float16", "256"), (80, "float32", "96")],
+    [
+        (90, "bfloat16", "128"),
+        pytest.param(89, "float16", "256", marks=pytest.mark.slow),
+        pytest.param(80, "float32", "96", marks=pytest.mark.slow),
+    ],
 )
 def test_kernels_compile_and_fit(tmp_path: Path, capability: int, dtype: str, sizes: str) -> None:
     found = compiled(tmp_path, f"--capability={capability}", f"--dtype={dtype}", f"--sizes={sizes}")

@@ -186,7 +186,14 @@ def test_a_draft_model_that_cannot_compute_a_token_costs_drafts_alone(tmp_path: 
 
 
 @pytest.mark.parametrize("place", ["before the model", "after the model", "after the penalties"])
-@pytest.mark.parametrize("options", [{}, {"async_scheduling": "on"}, {"kv_cache_memory": FEW_BLOCKS}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"async_scheduling": "on"},
+        pytest.param({"kv_cache_memory": FEW_BLOCKS}, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("method", ["none", "ngram"])
 def test_batches_that_fail_change_no_token(
     family: Family, method: str, options: dict[str, Any], place: str

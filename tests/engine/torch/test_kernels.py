@@ -93,7 +93,7 @@ def assert_close(found: Tensor, step: Step, *options: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("block_size", [7, 16])
+@pytest.mark.parametrize("block_size", [7, pytest.param(16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("window", "softcap", "alibi"),
     [(None, None, False), (20, None, False), (None, 3.0, False), (300, 3.0, True)],

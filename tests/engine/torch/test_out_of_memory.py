@@ -98,7 +98,11 @@ def test_streams_get_the_same_tokens_in_steps_that_fit(
 
 @pytest.mark.parametrize(
     ("method", "options"),
-    [("ngram", {}), ("none", {"async_scheduling": "on"}), ("draft", {"kv_cache_memory": FEW_BLOCKS})],
+    [
+        pytest.param("ngram", {}, marks=pytest.mark.slow),
+        ("none", {"async_scheduling": "on"}),
+        ("draft", {"kv_cache_memory": FEW_BLOCKS}),
+    ],
 )
 def test_no_mix_of_sampling_changes(family: Family, method: str, options: dict[str, Any]) -> None:
     """Penalties, logprobs, grammars, bans, drafts; every fifth batch of several tokens finds no memory, some

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import pytest
@@ -26,6 +26,8 @@ ATTEMPTS = 6
 time."""
 SHORT_S = 0.004
 """A time that is too short to be compared."""
+WIDTHS = {"characters": (1, 4), "pieces": (64, 1), "whole": (1 << 30, 1)}
+"""Characters per piece, and the part of a text, one in so many, that is parsed in such pieces."""
 SECTIONS: dict[Section, str] = {section: name for name, section in TOOL_FORMATS.items()}
 
 
@@ -40,11 +42,18 @@ def seconds(make: Callable[[], MessageParser], text: str, width: int) -> float:
     return time.process_time() - start
 
 
-def assert_linear(make: Callable[[], MessageParser], unit: str, size: int, *, head: str = "") -> None:
+def assert_linear(
+    make: Callable[[], MessageParser],
+    unit: str,
+    size: int,
+    *,
+    head: str = "",
+    widths: Iterable[str] = WIDTHS,
+) -> None:
     """``unit`` repeated to so many characters, and to twice as many, after ``head``."""
     text = head + unit * (size // len(unit))
     twice = head + unit * (2 * size // len(unit))
-    for width, share in ((1, 4), (64, 1), (len(twice), 1)):
+    for width, share in map(WIDTHS.__getitem__, widths):
         once = text[: len(text) // share], twice[: len(twice) // share]
         ratios = []
         for _ in range(ATTEMPTS):
@@ -100,10 +109,12 @@ def units(section: Section) -> list[tuple[str, str]]:
 SIZE = 12_000
 
 
+@pytest.mark.parametrize("width", ["characters", pytest.param("pieces", marks=pytest.mark.slow), "whole"])
 @pytest.mark.parametrize("section", SECTIONS, ids=SECTIONS.values())
-def test_calls(section: Section) -> None:
+def test_calls(section: Section, width: str) -> None:
+    make = message(tools=partial(CallParser, section, PARAMETERS))
     for head, unit in units(section):
-        assert_linear(message(tools=partial(CallParser, section, PARAMETERS)), unit, SIZE, head=head)
+        assert_linear(make, unit, SIZE, head=head, widths=[width])
 
 
 @pytest.mark.parametrize("name", ["kimi_k2", "granite", "think", "mistral", "ernie45"])
