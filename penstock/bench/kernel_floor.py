@@ -15,7 +15,7 @@ from penstock.bench.errors import BenchError
 COMPILER = "cc"
 SENDS = 131_072
 """Approximate sends of one measurement: 1,024 streams of 128 tokens, half a second of CPU time."""
-MOST_STEPS = 128
+MAX_STEPS = 128
 """Sends to one socket before the program waits for the reader, see ``kernel_floor.c``."""
 COMPILE_SECONDS = 60.0
 
@@ -51,7 +51,7 @@ class KernelFloor:
         reader run on different cores, where the machine has two and allows processes to be pinned.
         Raises BenchError when the program fails or exceeds the time limit.
         """
-        steps = min(MOST_STEPS, max(1, SENDS // sockets))
+        steps = min(MAX_STEPS, max(1, SENDS // sockets))
         bursts = max(1, SENDS // (sockets * steps))
         numbers = [sockets, chunk, steps, bursts, max(1, int(seconds))]
         results = []

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Stamp = tuple[int, int, int]
 """Time of the last change, size and inode."""
-MOST_CHARACTERS = 16 << 20
+MAX_CHARACTERS = 16 << 20
 """Of a file."""
 SETTLE_S = 1.0
 """A file that was written in place is read when it has not changed for so long, or from one look to the next:
@@ -42,9 +42,9 @@ def check_regular(path: str) -> None:
 def read_regular(path: str) -> str:
     """The text of a regular file. Raises OSError and ValueError."""
     with open(path, encoding="utf-8", opener=_open_regular) as file:
-        text = file.read(MOST_CHARACTERS + 1)
-    if len(text) > MOST_CHARACTERS:
-        raise ValueError(f"it is longer than {MOST_CHARACTERS} characters")
+        text = file.read(MAX_CHARACTERS + 1)
+    if len(text) > MAX_CHARACTERS:
+        raise ValueError(f"it is longer than {MAX_CHARACTERS} characters")
     return text
 
 

@@ -16,7 +16,7 @@ from penstock.config.errors import ConfigError
 from penstock.config.watched_file import TextFiles
 
 NULL = "tag:yaml.org,2002:null"
-MOST_DEPTH = 100
+MAX_DEPTH = 100
 """Collections within collections; no file needs more than ten."""
 
 
@@ -86,7 +86,7 @@ def _check_depth(text: str) -> None:
     for event in yaml.parse(text, _SafeLoader):
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
-            if depth > MOST_DEPTH:
+            if depth > MAX_DEPTH:
                 raise RecursionError
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1

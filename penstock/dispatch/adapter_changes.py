@@ -25,7 +25,7 @@ from penstock.wire.messages import Adapter, LoraInfo
 
 MAX_KEYS = 64
 """Idempotency keys that the list remembers."""
-LEAST_PAUSE_S, MOST_PAUSE_S = 0.01, 0.2
+MIN_PAUSE_S, MAX_PAUSE_S = 0.01, 0.2
 """Pause before a change that lost against another one is made again, drawn anew each time."""
 ENVELOPE_BYTES = 1024
 """Of a proposal beside the list."""
@@ -105,7 +105,7 @@ class AdapterChanges:
                 done = await self._make_once(wanted, key, left)
                 if done.outcome is not Outcome.CONFLICT:
                     return done
-                pause = random.uniform(LEAST_PAUSE_S, MOST_PAUSE_S)
+                pause = random.uniform(MIN_PAUSE_S, MAX_PAUSE_S)
                 if asyncio.get_running_loop().time() + pause >= deadline:
                     return done
                 await asyncio.sleep(pause)

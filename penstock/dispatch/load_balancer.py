@@ -9,13 +9,13 @@ from hashlib import blake2b
 
 BLOCK_BYTES = 1024
 """Prompt bytes per block, which is 256 tokens: shorter common prefixes are not worth a higher load."""
-MOST_BLOCKS = 32
+MAX_BLOCKS = 32
 """Blocks of a prompt that have a key each. Longer prefixes have one at every eighth of their length, so that
 conversations with the same long system prompt are told apart: 53 keys for 100,000 tokens. Of such an eighth
 the last block counts, so a key takes a microsecond; a wrong guess costs cached tokens and nothing else."""
-MOST_BYTES = 1 << 22
+MAX_BYTES = 1 << 22
 """Maximum prompt bytes that count."""
-MOST_KEYS = 1 << 16
+MAX_KEYS = 1 << 16
 """Maximum affinity keys kept; the least recently used one is dropped first."""
 AFFINITY_FACTOR, AFFINITY_SLACK = 1.5, 4
 """Affinity applies only to an engine with at most FACTOR times the streams of the least loaded one, plus
@@ -35,8 +35,8 @@ def affinity_keys(
         scope.update(b"\0adapter\0" + adapter.encode())
     digest = salt = scope.digest()
     blocks = 0
-    most = min(len(prompt), MOST_BYTES) // BLOCK_BYTES
-    while (blocks := blocks + (1 if blocks < MOST_BLOCKS else blocks // 8)) <= most:
+    most = min(len(prompt), MAX_BYTES) // BLOCK_BYTES
+    while (blocks := blocks + (1 if blocks < MAX_BLOCKS else blocks // 8)) <= most:
         end = blocks * BLOCK_BYTES
         digest = blake2b(digest + prompt[end - BLOCK_BYTES : end], digest_size=16).digest()
         keys.append(digest)
@@ -71,7 +71,7 @@ class LoadBalancer:
         for key in keys:
             self._known[key] = rank
             self._known.move_to_end(key)
-        while len(self._known) > MOST_KEYS:
+        while len(self._known) > MAX_KEYS:
             self._known.popitem(last=False)
         return rank
 

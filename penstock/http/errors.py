@@ -36,7 +36,7 @@ MAX_MESSAGE = 1000
 """Maximum characters of an error's message; its middle is left out beyond that."""
 MAX_PARAM = 200
 """Maximum characters of ``param``."""
-MOST_NAMED = 20
+MAX_NAMED = 20
 """Names that an error lists."""
 MAX_VALUE = 60
 """Maximum characters of a refused value in a message."""
@@ -112,10 +112,10 @@ def unknown_route(path: str, routes: Iterable[str]) -> ApiError:
 
 
 def names_in_error(names: Iterable[str]) -> str:
-    """The first MOST_NAMED of ``names``, for a message."""
+    """The first MAX_NAMED of ``names``, for a message."""
     known = list(names)
-    more = f" … ({len(known)} in all)" if len(known) > MOST_NAMED else ""
-    return ", ".join(known[:MOST_NAMED]) + more
+    more = f" … ({len(known)} in all)" if len(known) > MAX_NAMED else ""
+    return ", ".join(known[:MAX_NAMED]) + more
 
 
 def unknown_model(name: str, names: Iterable[str]) -> ApiError:

@@ -43,7 +43,7 @@ MAX_CHAIN_BYTES = 16 << 20
 """Their size altogether; as much as a body with the whole conversation may have."""
 MAX_REFERRED_BYTES = 32 << 20
 """Size altogether of responses whose items one request may refer to: 0.3 s of the thread."""
-MOST_TOGETHER = 256
+MAX_TOGETHER = 256
 """Operations that are done together."""
 WAKE_S = 0.02
 """Minimum time between two occasions on which those who wait for changes are woken."""
@@ -332,7 +332,7 @@ class ResponseStore:
             job = self._jobs.get(timeout=max(self._next_housekeeping - time.monotonic(), 0))
             while job is not None:
                 jobs.append(job)
-                if len(jobs) == MOST_TOGETHER:
+                if len(jobs) == MAX_TOGETHER:
                     return jobs, False
                 job = self._jobs.get_nowait()
         except Empty:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _complain = RateLimitedLog(log)
 
-MOST_WAITING = 2048
+MAX_WAITING = 2048
 """Most spans in the queue; when it is full, spans are dropped."""
 BATCH = 32
 """Spans exported at once. Encoding one takes 60 microseconds, in which Python's lock blocks the process."""
@@ -94,7 +94,7 @@ class BatchSpanExporter(Generic[RecordT]):
         exporter: SpanExporter,
         make: Callable[[Iterable[RecordT]], list[ReadableSpan]],
         *,
-        most_waiting: int = MOST_WAITING,
+        most_waiting: int = MAX_WAITING,
     ) -> None:
         self.counts: Counter[str] = Counter(exported=0, failed=0, dropped=0)
         """Spans by state: exported, failed, dropped."""

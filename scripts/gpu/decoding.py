@@ -14,7 +14,7 @@ from penstock.wire.messages import SamplingParams, Submit
 from scripts.gpu.measuring import whole
 from scripts.gpu.shapes import Shape
 
-MOST_STEPS = 100_000
+MAX_STEPS = 100_000
 
 
 class SteppedEngine:
@@ -55,14 +55,14 @@ class SteppedEngine:
     def until_decoding(self) -> float:
         """Steps until each stream has its first token. Returns the seconds. Raises RuntimeError."""
         began, first = time.perf_counter(), set[int]()
-        for _ in range(MOST_STEPS):
+        for _ in range(MAX_STEPS):
             rows = whole(self.engine.step)
             if rows.failed:
                 raise RuntimeError(rows.failed[0].message)
             first.update(rows.stream.tolist())
             if len(first) >= len(self._running):
                 return time.perf_counter() - began
-        raise RuntimeError(f"no first token within {MOST_STEPS} steps")
+        raise RuntimeError(f"no first token within {MAX_STEPS} steps")
 
     def advance(self, steps: int) -> None:
         """Steps without a look at their rows."""

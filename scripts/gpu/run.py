@@ -30,8 +30,8 @@ from scripts.gpu.report import Report
 
 SPARE_S = 5.0
 """Kept for the end of processes."""
-MOST_MINUTES = 24 * 60
-LEAST_S = 1.0
+MAX_MINUTES = 24 * 60
+MIN_S = 1.0
 """A stage with less time is not begun."""
 
 
@@ -83,7 +83,7 @@ def _run_stages(
     """``free``: bytes of the device's memory before the first stage, if they are known."""
     for index, stage in enumerate(stages):
         seconds = limit(end - time.monotonic(), stages[index:])
-        why = "not begun: no time is left" if seconds < LEAST_S else ""
+        why = "not begun: no time is left" if seconds < MIN_S else ""
         if free is not None and free < stage.gib * 2**30:
             why = f"skipped: it needs {stage.gib:.0f} GiB of the device, {free / 2**30:.1f} are free"
         if why:
@@ -126,8 +126,8 @@ def _options(arguments: Sequence[str], stages: Sequence[Stage]) -> argparse.Name
     )
     parser.add_argument("--tiny", action="store_true", help="tiny shapes: a rehearsal on a CPU")
     options = parser.parse_args(arguments)
-    if not 0 < options.minutes <= MOST_MINUTES:
-        parser.error(f"--minutes {options.minutes:g}: more than 0, at most {MOST_MINUTES}")
+    if not 0 < options.minutes <= MAX_MINUTES:
+        parser.error(f"--minutes {options.minutes:g}: more than 0, at most {MAX_MINUTES}")
     try:
         options.out.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=options.out).close()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.config.errors import ConfigError
-from penstock.config.watched_file import MOST_CHARACTERS, WatchedFile
+from penstock.config.watched_file import MAX_CHARACTERS, WatchedFile
 
 
 class File:
@@ -118,7 +118,7 @@ def _endless(path: Path) -> None:
 
 
 def _long(path: Path) -> None:
-    path.write_text("1" * (MOST_CHARACTERS + 1))
+    path.write_text("1" * (MAX_CHARACTERS + 1))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def _long(path: Path) -> None:
         (_pipe, "it is a pipe, not a file"),
         (_endless, "it is a device, not a file"),
         (Path.mkdir, "it is a directory, not a file"),
-        (_long, f"it is longer than {MOST_CHARACTERS} characters"),
+        (_long, f"it is longer than {MAX_CHARACTERS} characters"),
     ],
 )
 def test_what_can_not_be_read_to_its_end_stops_nobody(

@@ -13,8 +13,8 @@ from penstock.dispatch.load_balancer import (
     AFFINITY_FACTOR,
     AFFINITY_SLACK,
     BLOCK_BYTES,
-    MOST_BLOCKS,
-    MOST_KEYS,
+    MAX_BLOCKS,
+    MAX_KEYS,
     LoadBalancer,
     affinity_keys,
 )
@@ -66,8 +66,8 @@ def test_keys_stand_for_whole_beginnings() -> None:
     assert affinity_keys(prompt, None, None)[1:] == affinity_keys(prompt[: 2 * BLOCK_BYTES], None, None)
     assert not set(affinity_keys(prompt, "salt", None)) & set(affinity_keys(prompt, None, None))
     assert affinity_keys(prompt[: BLOCK_BYTES - 4], None, None) == ()
-    assert len(affinity_keys(bytes(MOST_BLOCKS * BLOCK_BYTES), None, "s")) == MOST_BLOCKS + 1
-    assert len(affinity_keys(bytes(1 << 26), None, "s")) < 3 * MOST_BLOCKS
+    assert len(affinity_keys(bytes(MAX_BLOCKS * BLOCK_BYTES), None, "s")) == MAX_BLOCKS + 1
+    assert len(affinity_keys(bytes(1 << 26), None, "s")) < 3 * MAX_BLOCKS
 
 
 @pytest.mark.parametrize("common", [40, 100, 390])
@@ -86,10 +86,10 @@ def test_conversations_that_part_late_have_their_own_engines(common: int) -> Non
 
 def test_memory_is_bounded() -> None:
     balancer = LoadBalancer(2, first=0)
-    keys = [b"%d" % number for number in range(MOST_KEYS + 10)]
+    keys = [b"%d" % number for number in range(MAX_KEYS + 10)]
     for key in keys:
         balancer.choose([0, 0], [key])
-    assert len(balancer._known) == MOST_KEYS
+    assert len(balancer._known) == MAX_KEYS
 
 
 @given(

@@ -26,7 +26,7 @@ SLOW_S = 1.5
 PIPELINED = 200
 HUGE_BYTES = 1_000_000
 HUGE_HEADERS = 300_000
-MOST_TOKENS = 200
+MAX_TOKENS = 200
 SHOWN = 200
 
 
@@ -139,7 +139,7 @@ class HostileClient(Attacker):
         return ""
 
     async def _cancel(self, sock: socket.socket) -> str:
-        tokens = self._random.choice((1, 30, MOST_TOKENS))
+        tokens = self._random.choice((1, 30, MAX_TOKENS))
         choices = self._random.choice((1, 2, 3))
         self._count(tokens * choices)
         await send(sock, self._completion(tokens, n=choices, stream=self._random.random() < 0.7))

@@ -14,12 +14,12 @@ import msgspec
 from penstock.http.http2 import frames
 from penstock.http.http2.faults import ErrorCode
 from tests.http2_client import Http2Client
-from tests.soak.hostile_client import MOST_TOKENS, Attacker, reset_at_close
+from tests.soak.hostile_client import MAX_TOKENS, Attacker, reset_at_close
 from tests.soak.http2_client import ClientConnection
 from tests.soak.received_reply import ReceivedReply
 from tests.soak.request_mix import COMPLETIONS
 
-MOST_STREAMS = 60
+MAX_STREAMS = 60
 _EMPTY_FRAMES = {
     "ping": frames.ping(bytes(8)),
     "settings": frames.settings_frame({}),
@@ -95,7 +95,7 @@ class HostileHttp2Client(Attacker):
     async def _reset(self, connection: ClientConnection) -> str:
         http2, rng = connection.http2, self._random
         for _ in range(rng.randint(1, 20)):
-            stream, reply = self._start(http2, rng.choice((1, 30, MOST_TOKENS)))
+            stream, reply = self._start(http2, rng.choice((1, 30, MAX_TOKENS)))
             connection.flush()
             await asyncio.sleep(rng.choice((0.0, 0.05)))
             http2.reset(stream, rng.choice((ErrorCode.CANCEL, ErrorCode.NO_ERROR, ErrorCode.INTERNAL_ERROR)))
@@ -127,15 +127,15 @@ class HostileHttp2Client(Attacker):
         connection.stop_reading()
         connection.http2.change_window(frames.MAX_WINDOW)
         connection.http2.write(frames.window_update(0, frames.MAX_WINDOW - frames.DEFAULT_WINDOW))
-        for _ in range(self._random.randint(1, MOST_STREAMS)):
-            self._start(connection.http2, MOST_TOKENS)
+        for _ in range(self._random.randint(1, MAX_STREAMS)):
+            self._start(connection.http2, MAX_TOKENS)
         connection.flush()
         await asyncio.sleep(self._random.uniform(0.0, PAUSE_S))
         return ""
 
     async def _cut(self, connection: ClientConnection) -> str:
-        for _ in range(self._random.randint(1, MOST_STREAMS)):
-            self._start(connection.http2, MOST_TOKENS, stream=self._random.random() < 0.8)
+        for _ in range(self._random.randint(1, MAX_STREAMS)):
+            self._start(connection.http2, MAX_TOKENS, stream=self._random.random() < 0.8)
         connection.flush()
         await asyncio.sleep(self._random.uniform(0.0, 0.5))
         return connection.http2.failure

@@ -14,7 +14,7 @@ from tests.http2_client import Http2Client
 from tests.soak.exchange import SLOW_READ_INTERVAL_S, SMALL_WINDOW, Exchange, SentRequest
 from tests.soak.request_mix import ClientBehaviour, RequestSpec
 
-MOST_STREAMS = 16
+MAX_STREAMS = 16
 """Of a connection."""
 REUSE = 0.95
 """Share of requests that go over an open connection, where one has a stream left."""
@@ -72,7 +72,7 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def takes_more(self) -> bool:
-        return self.open and self.http2.usable and self.http2.running < MOST_STREAMS
+        return self.open and self.http2.usable and self.http2.running < MAX_STREAMS
 
 
 class _Stream(Exchange):

@@ -10,12 +10,12 @@ import msgspec
 
 MIB = 1 << 20
 HOUR_S = 3600.0
-LEAST_SAMPLES = 5
-"""Minimum number of samples of a process, over LEAST_SPAN_S seconds, for a verdict."""
-LEAST_SPAN_S = 240.0
-MOST_FILES = 4
+MIN_SAMPLES = 5
+"""Minimum number of samples of a process, over MIN_SPAN_S seconds, for a verdict."""
+MIN_SPAN_S = 240.0
+MAX_FILES = 4
 """Allowed growth in files of the run directory: sockets are named by process numbers, which differ."""
-MOST_DESCRIPTORS = 8
+MAX_DESCRIPTORS = 8
 """Allowed growth in descriptors of a process."""
 
 
@@ -66,7 +66,7 @@ def growth(process: str, pid: int, samples: Sequence[MemorySample]) -> Growth:
         kib_per_1000_requests=by_request * 1000 / 1024,
         descriptors=last.descriptors - first.descriptors,
         objects_per_1000_requests=slope(objects) * 1000 if len(objects) > 1 else None,
-        judged=len(samples) >= LEAST_SAMPLES and span >= LEAST_SPAN_S,
+        judged=len(samples) >= MIN_SAMPLES and span >= MIN_SPAN_S,
     )
 
 
@@ -84,7 +84,7 @@ def leaks(grown: Sequence[Growth], mib_per_hour: float, objects_per_1000: float)
         who = f"{each.process} ({each.pid})"
         if each.mib_per_hour > mib_per_hour:
             yield f"{who} grows by {each.mib_per_hour:.1f} MiB an hour, at most {mib_per_hour:g} are allowed"
-        if each.descriptors > MOST_DESCRIPTORS:
+        if each.descriptors > MAX_DESCRIPTORS:
             yield f"{who} has {each.descriptors} descriptors more at the end"
         if (each.objects_per_1000_requests or 0.0) > objects_per_1000:
             yield f"{who} tracks {each.objects_per_1000_requests:,.0f} objects more per 1,000 requests"

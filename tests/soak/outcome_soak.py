@@ -43,7 +43,7 @@ WATCH_S = 0.25
 LOG_WAIT_S = 15.0
 """Time after the end of a request within which its line is in the access log."""
 REPORT_EVERY_S = 60.0
-MOST_FINDINGS = 20
+MAX_FINDINGS = 20
 PROCESS_FAULTS = ("killed", "hung")
 _UP = re.compile(r'^penstock_gateway_endpoint_up\{.*endpoint="([^"]+)".*\} (\S+)$', re.M)
 
@@ -161,7 +161,7 @@ class _Soak:
         """Record a defect."""
         self.defects[kind] += 1
         samples = self.findings.setdefault(kind, [])
-        if len(samples) < MOST_FINDINGS:
+        if len(samples) < MAX_FINDINGS:
             samples.append(text)
 
     async def run(self, say: ProgressCallback) -> None:

@@ -11,13 +11,13 @@ import msgspec
 
 from tests.soak.oracle import Oracle, Output
 
-MOST_TOKENS = 600
+MAX_TOKENS = 600
 STALLED_TOKENS = 3000
 """Enough for the server to disconnect a client that does not read, at SOAK_BACKLOG."""
 STALL_S = 8.0
 """Time without reading, long enough for that many tokens."""
-MOST_CHOICES = 3
-MOST_LOGPROBS = 20
+MAX_CHOICES = 3
+MAX_LOGPROBS = 20
 SLOW_TOKENS = 200
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -107,12 +107,12 @@ class RequestMix:
             ),
             weights=(80, 4, 6, 10),
         )[0]
-        tokens = round(MOST_TOKENS ** rng.random())
+        tokens = round(MAX_TOKENS ** rng.random())
         if behaviour is ClientBehaviour.SLOW:
             tokens = SLOW_TOKENS
         elif behaviour is ClientBehaviour.LEAVE_LATE:
-            tokens = MOST_TOKENS
-        choices = rng.randint(2, MOST_CHOICES) if rng.random() < 0.15 else 1
+            tokens = MAX_TOKENS
+        choices = rng.randint(2, MAX_CHOICES) if rng.random() < 0.15 else 1
         path = rng.choice((COMPLETIONS, CHAT))
         seed = rng.getrandbits(31)
         body: dict[str, Any] = {"seed": seed, "max_tokens": tokens, "ignore_eos": True}
@@ -140,9 +140,9 @@ class RequestMix:
     def _stalled(self) -> RequestSpec:
         """Logprobs make events large."""
         seed = self._random.getrandbits(31)
-        body = {"prompt": self._text(), "seed": seed, "max_tokens": STALLED_TOKENS, "n": MOST_CHOICES}
-        body |= {"logprobs": MOST_LOGPROBS, "stream": True, "stream_interval": 1, "ignore_eos": True}
-        outputs = [self._oracle.output(seed + index, STALLED_TOKENS, None) for index in range(MOST_CHOICES)]
+        body = {"prompt": self._text(), "seed": seed, "max_tokens": STALLED_TOKENS, "n": MAX_CHOICES}
+        body |= {"logprobs": MAX_LOGPROBS, "stream": True, "stream_interval": 1, "ignore_eos": True}
+        outputs = [self._oracle.output(seed + index, STALLED_TOKENS, None) for index in range(MAX_CHOICES)]
         return RequestSpec(COMPLETIONS, body, ClientBehaviour.STALL, outputs=outputs, wait_s=STALL_S)
 
     def _bad(self) -> RequestSpec:

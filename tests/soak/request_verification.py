@@ -14,7 +14,7 @@ from tests.soak.oracle import Oracle, Output
 from tests.soak.received_reply import ReceivedReply
 from tests.soak.request_mix import UNKNOWN_ROUTE, ClientBehaviour, RequestSpec
 
-MOST_SAMPLES = 20
+MAX_SAMPLES = 20
 """Maximum samples of a kind of defect."""
 
 
@@ -86,7 +86,7 @@ class RequestVerifier:
         self._through_gateway = through_gateway
         self.counts = ClientCounts()
         self.findings: dict[str, list[str]] = {}
-        """Samples of defects by kind, at most MOST_SAMPLES each."""
+        """Samples of defects by kind, at most MAX_SAMPLES each."""
         self._counts: Counter[str] = Counter()
         self._oracle = oracle
         self._killed = killed
@@ -100,7 +100,7 @@ class RequestVerifier:
         """Records a defect."""
         self._counts[kind] += 1
         samples = self.findings.setdefault(kind, [])
-        if len(samples) < MOST_SAMPLES:
+        if len(samples) < MAX_SAMPLES:
             samples.append(text)
 
     def verify(self, spec: RequestSpec, attempt: SentRequest) -> RequestEnd:

@@ -21,7 +21,7 @@ from penstock.bench.deadline import ProgressCallback
 from penstock.bench.errors import BenchError
 from penstock.bench.machine import this_machine
 from penstock.bench.server_process import ServerProcess
-from penstock.gateway.routing.prefix_affinity import MOST_INDEXED, prefix_blocks
+from penstock.gateway.routing.prefix_affinity import MAX_INDEXED, prefix_blocks
 from penstock.supervisor.startup.model_resolution import DEMO_DIR
 from tests.soak.client import ClientPool
 from tests.soak.config import SoakConfig, soak_arguments
@@ -29,7 +29,7 @@ from tests.soak.fault_injection import FaultInjector
 from tests.soak.hostile_client import Attacker, HostileClient
 from tests.soak.hostile_http2 import HostileHttp2Client
 from tests.soak.http2_client import Http2ClientPool
-from tests.soak.leaks import MOST_FILES, Growth, MemorySample, growth, leaks
+from tests.soak.leaks import MAX_FILES, Growth, MemorySample, growth, leaks
 from tests.soak.oracle import Oracle
 from tests.soak.report import SoakReport
 from tests.soak.request_mix import RequestMix, RequestSpec
@@ -163,7 +163,7 @@ class _Soak:
     async def _fill_gateway(self) -> None:
         """Fills the gateway's index of prompt prefixes, so that its growth is no leak. The server refuses the
         prompts, which exceed the context."""
-        number = MOST_INDEXED // len(prefix_blocks("", bytes(PROMPT_BYTES))) + 1
+        number = MAX_INDEXED // len(prefix_blocks("", bytes(PROMPT_BYTES))) + 1
         prompts = (str(10**6 + each) * PROMPT_BYTES for each in range(number))
         async with httpx.AsyncClient(base_url=self._url, timeout=REQUEST_S, trust_env=False) as front:
             for prompt in prompts:
@@ -361,7 +361,7 @@ class _Soak:
         grown = self._growth()
         for leak in leaks(grown, self._config.most_mib_per_hour, self._config.most_objects):
             verifier.record_defect("leak", leak)
-        if self._files[-1] > self._files[0] + MOST_FILES:
+        if self._files[-1] > self._files[0] + MAX_FILES:
             verifier.record_defect(
                 "leak", f"{self._files[0]} files in the run directory have become {self._files[-1]}"
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.soak.leaks import LEAST_SPAN_S, MIB, MemorySample, growth, leaks, slope
+from tests.soak.leaks import MIB, MIN_SPAN_S, MemorySample, growth, leaks, slope
 
 
 def samples(
@@ -36,7 +36,7 @@ def test_a_sample_that_stands_out_does_not_count() -> None:
     assert growth("engine 0", 5, odd).mib_per_hour == 0.0
 
 
-@pytest.mark.parametrize(("count", "every_s"), [(4, LEAST_SPAN_S), (8, 1.0)])
+@pytest.mark.parametrize(("count", "every_s"), [(4, MIN_SPAN_S), (8, 1.0)])
 def test_too_little_is_not_judged(count: int, every_s: float) -> None:
     found = growth("engine 0", 5, samples(1000.0, count, every_s))
     assert not found.judged

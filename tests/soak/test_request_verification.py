@@ -12,7 +12,7 @@ from tests.soak.exchange import SentRequest
 from tests.soak.oracle import Oracle
 from tests.soak.received_reply import ReceivedReply
 from tests.soak.request_mix import COMPLETIONS, ClientBehaviour, RequestSpec
-from tests.soak.request_verification import DEFECTS, MOST_SAMPLES, ClientCounts, RequestEnd, RequestVerifier
+from tests.soak.request_verification import DEFECTS, MAX_SAMPLES, ClientCounts, RequestEnd, RequestVerifier
 
 ORACLE = Oracle(DEMO_DIR)
 OUTPUT = ORACLE.output(7, 12, None)
@@ -129,10 +129,10 @@ def test_other_defects() -> None:
 
 def test_findings_are_counted_all_and_kept_some() -> None:
     book = ledger()
-    for _ in range(MOST_SAMPLES + 5):
+    for _ in range(MAX_SAMPLES + 5):
         book.record_defect("kind", "text")
-    assert book.defects == {"kind": MOST_SAMPLES + 5}
-    assert len(book.findings["kind"]) == MOST_SAMPLES
+    assert book.defects == {"kind": MAX_SAMPLES + 5}
+    assert len(book.findings["kind"]) == MAX_SAMPLES
 
 
 def test_a_kept_connection_that_gives_nothing_is_stale() -> None:

@@ -13,7 +13,7 @@ from penstock.api.routes.adapter_schemas import (
     UnloadLoraAdapterRequest,
 )
 from penstock.api.routes.operations import MODES
-from penstock.api.routes.receipts import DEFAULT_TIMEOUT_S, LEAST_TIMEOUT_S, MOST_TIMEOUT_S
+from penstock.api.routes.receipts import DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S, MIN_TIMEOUT_S
 from penstock.api.routes.response_schemas import REPLIES
 from penstock.api.routes.tokenize import UNSUPPORTED, DetokenizeRequest, TokenizeRequest
 from penstock.dialects.openapi_schema import BODY_ERRORS, GENERATION_ERRORS, REQUEST_ID, SHARED, Route, ref
@@ -165,8 +165,8 @@ _TIMEOUT = _parameter(
     "Seconds to wait for engines.",
     {
         "type": "number",
-        "minimum": LEAST_TIMEOUT_S,
-        "maximum": MOST_TIMEOUT_S,
+        "minimum": MIN_TIMEOUT_S,
+        "maximum": MAX_TIMEOUT_S,
         "default": DEFAULT_TIMEOUT_S,
     },
 )

@@ -19,7 +19,7 @@ from penstock.http.sink import Scope
 from penstock.wire.messages import MAX_IDEMPOTENCY_KEY_LENGTH
 
 DEFAULT_TIMEOUT_S = 60.0
-LEAST_TIMEOUT_S, MOST_TIMEOUT_S = 1.0, 3600.0
+MIN_TIMEOUT_S, MAX_TIMEOUT_S = 1.0, 3600.0
 
 _STATUS = {
     Outcome.DONE: 200,
@@ -70,8 +70,8 @@ def _timeout(given: str | None) -> float:
         seconds = float(given)
     except ValueError:
         seconds = 0.0
-    if not LEAST_TIMEOUT_S <= seconds <= MOST_TIMEOUT_S:
-        raise refused_value("timeout", given, f"{LEAST_TIMEOUT_S:g} to {MOST_TIMEOUT_S:g} seconds")
+    if not MIN_TIMEOUT_S <= seconds <= MAX_TIMEOUT_S:
+        raise refused_value("timeout", given, f"{MIN_TIMEOUT_S:g} to {MAX_TIMEOUT_S:g} seconds")
     return seconds
 
 

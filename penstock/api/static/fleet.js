@@ -3,7 +3,7 @@
 import { getJson, hasKey, onKey, send } from "./http.js";
 
 const INTERVAL_MS = 1000;
-const MOST_READINGS = 180;
+const MAX_READINGS = 180;
 /** Seconds over which a rate is averaged: processes report up to a second late. */
 const RATE_S = 3;
 
@@ -99,7 +99,7 @@ function remember(status) {
     engines: new Map(status.engines.map((engine) => [engine.engine, engine.tokens])),
     servers: new Map(status.api_servers.map((server) => [server.server, server.tokens])),
   });
-  if (fleet.readings.length > MOST_READINGS) fleet.readings.shift();
+  if (fleet.readings.length > MAX_READINGS) fleet.readings.shift();
 }
 
 /** Requests that the server failed: refused with a status of 500 and above, or ended by an error. */

@@ -11,7 +11,7 @@ const QUOTE = /^ {0,3}>/;
 const MARKER = /^[ \t]*([-*+]|(\d{1,9})[.)])(?=[ \t]|$)/;
 const RULER = /^[\s|:-]*-[\s|:-]*$/;
 /** Behind it the text is shown as it is: building elements takes time. */
-const MOST_CHARACTERS = 200_000;
+const MAX_CHARACTERS = 200_000;
 /** Lists and quotes within each other. */
 const DEEPEST = 16;
 
@@ -23,7 +23,7 @@ export function markdown(text) {
 
 /** The outermost blocks of a text behind `from`, the start of one: their elements, and where they start. */
 export function* blocks(text, from = 0) {
-  const cut = text.length > MOST_CHARACTERS ? text.lastIndexOf("\n", MOST_CHARACTERS) + 1 || MOST_CHARACTERS : text.length;
+  const cut = text.length > MAX_CHARACTERS ? text.lastIndexOf("\n", MAX_CHARACTERS) + 1 || MAX_CHARACTERS : text.length;
   if (from < cut) {
     const lines = text.slice(from, cut).split("\n");
     let line = 0;
@@ -234,7 +234,7 @@ const SPECIAL = /`+|\*+|_+|~~|\\[!-/:-@[-`{-~]|&(?:amp|lt|gt|quot|apos|#39|nbsp)
 const CHARACTERS = { "&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&apos;": "'", "&#39;": "'", "&nbsp;": "\u00a0" };
 const TAGS = { "*": ["em", "strong"], _: ["em", "strong"], "~": ["del", "del"] };
 /** Delimiters that may be open at a time. */
-const MOST_OPEN = 32;
+const MAX_OPEN = 32;
 
 /** Appends a text to a node, which is returned. */
 function inline(node, text) {
@@ -304,7 +304,7 @@ class Spans {
     let left = run.length;
     // 2*3*4 is no emphasis, nor is snake_case.
     if (closes && !(/\w/.test(after) && (mark === "_" || left === 1))) left = this.close(mark, left);
-    if (left && opens && !(mark === "_" && /\w/.test(before)) && this.stack.length < MOST_OPEN) {
+    if (left && opens && !(mark === "_" && /\w/.test(before)) && this.stack.length < MAX_OPEN) {
       this.stack.push({ mark, count: left, items: [] });
       this.open[mark] += 1;
     } else this.add(mark.repeat(left));

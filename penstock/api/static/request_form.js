@@ -5,7 +5,7 @@ import { bytes, seconds } from "./format.js";
 import { address, hasKey, pieces, send } from "./http.js";
 
 /** Characters of a reply that are shown. */
-const MOST_SHOWN = 500_000;
+const MAX_SHOWN = 500_000;
 
 /** `route`: {path, method, operation, example, guarded}; `example` is null for a route without a body. */
 export function requestForm(route) {
@@ -87,7 +87,7 @@ async function exchange(route, inputs, body, signal, summary, output) {
   output.hidden = false;
   for await (const piece of pieces(response)) {
     size += piece.length;
-    if (text.length < MOST_SHOWN) {
+    if (text.length < MAX_SHOWN) {
       text += piece;
       output.append(piece);
     }

@@ -6,7 +6,7 @@ import { bytes, count, duration, percent, rate, timeOfDay } from "./format.js";
 import { Plot } from "./plot.js";
 
 /** Rows of a table that are shown. */
-const MOST_ROWS = 256;
+const MAX_ROWS = 256;
 
 const plots = {
   tokens: new Plot("Generated tokens/s", [""], rate, { most: 10 }),
@@ -180,7 +180,7 @@ function table(part, heads, rows) {
     box.replaceChildren(make("table", {}, make("thead", {}, head), make("tbody")));
   }
   const body = box.firstChild.tBodies[0];
-  const shown = rows.slice(0, MOST_ROWS);
+  const shown = rows.slice(0, MAX_ROWS);
   while (body.rows.length > shown.length) body.deleteRow(-1);
   while (body.rows.length < shown.length) body.append(make("tr", {}, ...heads.map(() => make("td"))));
   shown.forEach((row, index) => row.forEach((value, column) => {
@@ -188,6 +188,6 @@ function table(part, heads, rows) {
     if (typeof value === "string") setText(cell, value);
     else if (!cell.firstChild?.isEqualNode?.(value)) cell.replaceChildren(value);
   }));
-  const more = rows.length > MOST_ROWS ? ` (the first ${MOST_ROWS} of ${rows.length})` : "";
+  const more = rows.length > MAX_ROWS ? ` (the first ${MAX_ROWS} of ${rows.length})` : "";
   setText(part.firstChild, part.dataset.title + more);
 }

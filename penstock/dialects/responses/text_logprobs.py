@@ -8,7 +8,7 @@ from penstock.generation.parsers.delta import CallDelta, Delta
 from penstock.generation.replies.logprobs import TokenLogprobs
 from penstock.streaming.detokenizer import Detokenizer
 
-MOST_HELD = 64
+MAX_HELD = 64
 """Tokens of a call that are kept, as they may turn out to be text: the start of a mark."""
 
 
@@ -43,7 +43,7 @@ class TextLogprobs:
             if isinstance(piece, CallDelta):
                 self._after_call = True
                 if len(delta.pieces) == 1:
-                    count = max(len(self._begins) - MOST_HELD, 0)
+                    count = max(len(self._begins) - MAX_HELD, 0)
                     self._forget(count, self._begins[count] if count else 0)
             else:
                 find = self._text.rfind if self._after_call else self._text.find

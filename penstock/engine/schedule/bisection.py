@@ -11,7 +11,7 @@ from penstock.engine.schedule.batch import Batch
 
 Result = TypeVar("Result")
 
-MOST_RUNS = 256
+MAX_RUNS = 256
 """Batches that a fault may cost. A fault of one stream among a thousand takes 20."""
 
 
@@ -19,7 +19,7 @@ def run_apart(batch: Batch, run: Callable[[Batch], Result]) -> Iterator[tuple[Ba
     """Run a batch that has failed in halves, those that fail in halves again.
 
     Yields each batch that ran with its result, and each part that fails by itself with its error; when
-    MOST_RUNS do not suffice, also larger ones. A part is computed once: later batches run after the caller
+    MAX_RUNS do not suffice, also larger ones. A part is computed once: later batches run after the caller
     has settled earlier ones.
     """
     waiting, runs = _halves(batch), 0
@@ -29,7 +29,7 @@ def run_apart(batch: Batch, run: Callable[[Batch], Result]) -> Iterator[tuple[Ba
         try:
             result: Result | Exception = run(part)
         except Exception as error:  # noqa: BLE001 - the caller's to tell what it is
-            if len(part) > 1 and runs < MOST_RUNS:
+            if len(part) > 1 and runs < MAX_RUNS:
                 waiting += _halves(part)
                 continue
             result = error

@@ -20,7 +20,7 @@ GROW_STEPS = 64
 device's wait for a few launches; chosen, not measured."""
 REST_STEPS = 32
 """Steps of other streams before a stream is tried again that found no memory by itself."""
-MOST_TRIES = 8
+MAX_TRIES = 8
 """Of a stream by itself at one place of its history; each has half the tokens of the one before."""
 UNLIMITED = (1 << 31) - 1
 
@@ -71,7 +71,7 @@ class MemoryShortage:
         stream.end = max(stream.end, end)
         stream.rests_until = step + REST_STEPS
         stream.grows_at = step + GROW_STEPS
-        return stream.tries < MOST_TRIES
+        return stream.tries < MAX_TRIES
 
     def on_launched(self, computed: I32, step: int) -> None:
         """``computed`` int32[slots]: tokens of each slot whose computation has begun."""

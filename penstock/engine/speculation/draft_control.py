@@ -20,7 +20,7 @@ from penstock.wire.arrays import I32
 
 Slots = NDArray[np.intp]
 
-MOST_AUTO = 16
+MAX_AUTO = 16
 """Draft tokens of a stream and step with ``--speculative-tokens auto``."""
 PRIOR_ACCEPTED, PRIOR_REJECTED = 1.0, 1.0
 """Accepted and rejected draft tokens that the first stream is taken to have seen. A later one is taken to
@@ -41,10 +41,10 @@ PRIOR_WEIGHT = 1.0
 """Steps that they weigh as much as, before and beside what is seen."""
 KIND_MEMORY = 0.95
 """Factor of what is remembered of steps with drafts and of those without, for each step of the same kind."""
-MOST_WEIGHT = 100.0
+MAX_WEIGHT = 100.0
 """Of a step that takes less than is expected: its weight is the square of how many times less. What comes
 from outside only delays: the choice of a kernel, another process."""
-LEAST_CHANCE = 0.1
+MIN_CHANCE = 0.1
 """Draft tokens that are accepted less often are not verified, however little they seem to cost."""
 NOISE = 0.02
 """Variance of a step's duration, as a part of the mean squared."""
@@ -53,7 +53,7 @@ TRY_SOON, TRY_LATE = 8, 64
 cost: neither shows what the other costs. The first number doubles with every try, up to the second."""
 TRIED, TRIED_PART = 4, 8
 """What is verified to try drafts: so many tokens of one stream in so many."""
-MOST_SLOWER = 2.0
+MAX_SLOWER = 2.0
 """A step counts as at most this multiple of what is expected: what takes longer comes from outside."""
 
 
@@ -61,7 +61,7 @@ class DraftControl:
     """The most draft tokens per slot. ``tokens`` None: chosen as above; otherwise always that many."""
 
     def __init__(self, slots: int, tokens: int | None) -> None:
-        self.most = MOST_AUTO if tokens is None else tokens
+        self.most = MAX_AUTO if tokens is None else tokens
         self._fixed = tokens is not None
         self._accepted = np.full(slots, PRIOR_ACCEPTED)
         self._rejected = np.full(slots, PRIOR_REJECTED)
@@ -86,7 +86,7 @@ class DraftControl:
         self._accepted[slots] += RECOVERY * (PRIOR_ACCEPTED - self._accepted[slots])
         self._rejected[slots] += RECOVERY * (PRIOR_REJECTED - self._rejected[slots])
         self._seen += RECOVERY * (_PRIOR - self._seen)
-        threshold = max(self._costs.threshold(len(slots)), LEAST_CHANCE)
+        threshold = max(self._costs.threshold(len(slots)), MIN_CHANCE)
         limits = np.zeros(len(slots), np.int32)
         if threshold < 1:
             worth = np.log(threshold) / np.log(self._chances(slots))
@@ -167,8 +167,8 @@ class _StepTimes:
         seen, weight = np.array((1.0, tokens, float(drafts))), 1.0
         if self._seconds:
             expected = float(seen @ self._costs)
-            seconds = min(seconds, MOST_SLOWER * max(expected, 0.1 * self._seconds))
-            weight = min((expected / seconds) ** 2, MOST_WEIGHT) if seconds else 1.0
+            seconds = min(seconds, MAX_SLOWER * max(expected, 0.1 * self._seconds))
+            weight = min((expected / seconds) ** 2, MAX_WEIGHT) if seconds else 1.0
         kind = int(drafts)
         self._squares[kind] = KIND_MEMORY * self._squares[kind] + weight * np.outer(seen, seen)
         self._products[kind] = KIND_MEMORY * self._products[kind] + weight * seconds * seen

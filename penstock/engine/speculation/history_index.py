@@ -21,11 +21,11 @@ LONGEST, SHORTEST = 5, 2
 """Tokens of contexts. Over this project's docs (tests/engine/speculation/replay.py), with drafts of at most 4
 by :mod:`ngram`, 0.30 drafts are accepted per step with contexts of 2 to 5, 0.21 with 3 to 5, 0.16 with 4 and
 5; with 2 to 8 no more than with 2 to 5."""
-MOST_BUCKETS = 1 << 16
+MAX_BUCKETS = 1 << 16
 """Per slot and context size: 1 MiB per slot at most. Histories that are longer lose old entries to
 newer ones with the same hash."""
 FEWEST_BUCKETS = 1 << 8
-MOST_BEHIND = 64
+MAX_BEHIND = 64
 """Tokens that a history may have grown by to be indexed one by one."""
 _FULL = np.iinfo(np.int32).max
 NO_DRAFT = -(1 << 30)
@@ -47,7 +47,7 @@ class HistoryIndex:
     Memory is committed as histories grow, 16 to 64 bytes per token up to ``most_buckets`` tokens.
     """
 
-    def __init__(self, table: SlotTable, most_buckets: int = MOST_BUCKETS, *, outputs: bool = True) -> None:
+    def __init__(self, table: SlotTable, most_buckets: int = MAX_BUCKETS, *, outputs: bool = True) -> None:
         """``most_buckets``: a power of two. ``outputs``: whether occurrences in outputs are found, or only
         those in prompts."""
         self._outputs = outputs
@@ -151,7 +151,7 @@ class HistoryIndex:
 
     def find_one(self, slot: int, length: int) -> tuple[int, int]:
         """:meth:`find` for one slot, in a tenth of the time that array operations take for it."""
-        if length > self._room[slot] or length - self._looked_up[slot] > MOST_BEHIND:
+        if length > self._room[slot] or length - self._looked_up[slot] > MAX_BEHIND:
             self._catch_up(slot)
         start = int(self._looked_up[slot])
         row = self._rows[slot]

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.engine.batch.slots import SlotTable
-from penstock.engine.speculation.history_index import MOST_BUCKETS, NO_DRAFT, HistoryIndex
+from penstock.engine.speculation.history_index import MAX_BUCKETS, NO_DRAFT, HistoryIndex
 from penstock.wire.arrays import I32
 
 
@@ -17,7 +17,7 @@ class NgramProposer:
     and a twentieth of those that would have been right.
     """
 
-    def __init__(self, table: SlotTable, *, most_buckets: int = MOST_BUCKETS) -> None:
+    def __init__(self, table: SlotTable, *, most_buckets: int = MAX_BUCKETS) -> None:
         self._index = HistoryIndex(table, most_buckets)
         self._length = table.length
         self._rows = table.history

@@ -17,7 +17,7 @@ from penstock.wire.arrays import I32
 
 Slots = NDArray[np.intp]
 
-MOST_FORCED = 32
+MAX_FORCED = 32
 """Tokens of a draft that a grammar forces, unless a number of tokens is set. They are accepted whatever the
 load: each saves a step."""
 FRUITLESS = 4
@@ -38,7 +38,7 @@ class Speculation:
         self._sampling = sampling
         self._proposer = proposer
         self._control = DraftControl(table.size, tokens)
-        self._most_forced = MOST_FORCED if tokens is None else tokens
+        self._most_forced = MAX_FORCED if tokens is None else tokens
         self.limit = np.zeros(table.size, np.int32)
         """int32[slots]: draft tokens that the next step may verify, as :meth:`plan` has set it."""
         self._free_limit = np.zeros(table.size, np.int32)

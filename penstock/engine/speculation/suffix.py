@@ -19,7 +19,7 @@ from penstock.engine.speculation.context_table import (
     TOKEN_MASK,
     ContextTable,
 )
-from penstock.engine.speculation.history_index import MOST_BUCKETS, HistoryIndex
+from penstock.engine.speculation.history_index import MAX_BUCKETS, HistoryIndex
 from penstock.engine.speculation.ngram import continuation
 from penstock.wire.arrays import I32
 
@@ -30,20 +30,20 @@ PRIORS = (0.4, 0.59, 0.77, 0.88, 0.95)
 project's docs, and within 0.1 for JSON records (tests/engine/speculation/replay.py)."""
 STORE_BYTES = 64 << 20
 """Of the table: 4 Mi contexts, those of 840,000 tokens of output."""
-LEAST_LIKELY = 0.2
+MIN_LIKELY = 0.2
 """Probability that a draft is right up to a token, below which the draft ends before it. Over the
 docs, 0.47 of 1.20 drafts are accepted per step at 0.2, 0.43 of 0.87 at 0.3, and 0.41 of 0.75 at 0.4."""
-MOST_DRAFTS = 64
-MOST_MATCHED = 64
+MAX_DRAFTS = 64
+MAX_MATCHED = 64
 """Tokens of the own prompt that match, beyond which the next one is as likely."""
-MOST_NEW = 16
+MAX_NEW = 16
 """Tokens that a history may have grown by to be learned together with others."""
 CHUNK = 1024
 """Tokens learned by one array operation of a history that grew by more. Of a longer growth, the last so many
 are learned: a stream's end takes a bounded time."""
 
 _CERTAIN_BITS = np.uint64(16)
-_MATCHED = np.arange(MOST_MATCHED + MOST_DRAFTS)
+_MATCHED = np.arange(MAX_MATCHED + MAX_DRAFTS)
 _OWN = np.interp(
     _MATCHED, (0, 2, 3, 4, 5, 6, 8, 12, 24, 32), (0, 0.36, 0.48, 0.55, 0.62, 0.69, 0.77, 0.82, 0.89, 0.97)
 )
@@ -61,15 +61,15 @@ class SuffixProposer:
         table: SlotTable,
         *,
         store_bytes: int = STORE_BYTES,
-        least_likely: float = LEAST_LIKELY,
-        most_buckets: int = MOST_BUCKETS,
+        least_likely: float = MIN_LIKELY,
+        most_buckets: int = MAX_BUCKETS,
         seed: int | None = None,
     ) -> None:
         """``seed``: makes drafts reproducible, for tests."""
         self._table = table
         self._history = table.history.reshape(-1)
         self._index = HistoryIndex(table, most_buckets, outputs=False)
-        self._space = KeySpace(SIZES, SIZES[-1] + CHUNK + MOST_DRAFTS, seed)
+        self._space = KeySpace(SIZES, SIZES[-1] + CHUNK + MAX_DRAFTS, seed)
         self._contexts = ContextTable(store_bytes, PRIORS)
         self._least = np.uint64(least_likely * CERTAIN)
         self._own = (_OWN * (CERTAIN - 1)).astype(np.uint64) << CONFIDENCE_SHIFT
@@ -98,11 +98,11 @@ class SuffixProposer:
             return self._propose_one(int(slots[0]), int(most[0]))
         length = self._table.length[slots]
         new = length - self._learned[slots]
-        if np.count_nonzero(new > MOST_NEW):
-            for slot in slots[new > MOST_NEW].tolist():  # mostly streams that were resumed
+        if np.count_nonzero(new > MAX_NEW):
+            for slot in slots[new > MAX_NEW].tolist():  # mostly streams that were resumed
                 self._learn_one(slot)
             new = length - self._learned[slots]
-        drafts = min(int(most.max(initial=0)), MOST_DRAFTS)
+        drafts = min(int(most.max(initial=0)), MAX_DRAFTS)
         keys = self._learn(slots, length, new, drafts)
         at, matched = self._index.find(slots, length)
         if not drafts:
@@ -170,7 +170,7 @@ class SuffixProposer:
     def _propose_one(self, slot: int, most: int) -> I32:
         """The same for one slot, by integers: array operations would take five times as long."""
         length = int(self._table.length[slot])
-        if length - self._learned[slot] > MOST_NEW:
+        if length - self._learned[slot] > MAX_NEW:
             self._learn_one(slot)
         row = self._table.history[slot]
         window = SIZES[-1] + length - int(self._learned[slot])
@@ -182,11 +182,11 @@ class SuffixProposer:
         at, matched = self._index.find_one(slot, length)
         agrees = at > 0
         certainty, count = CERTAIN, 0
-        while count < min(most, MOST_DRAFTS):
+        while count < min(most, MAX_DRAFTS):
             best = self._contexts.predict_one(keys.at(window + count))
             if agrees:
                 own = int(row[at + count])
-                best = max(best, self._own_ints[min(matched, MOST_MATCHED - 1) + count] | own)
+                best = max(best, self._own_ints[min(matched, MAX_MATCHED - 1) + count] | own)
             certainty = certainty * (best >> 48) >> 16
             if certainty < self._least:
                 break
@@ -209,6 +209,6 @@ class SuffixProposer:
         ahead = np.arange(drafts)
         places = (slots * self._table.max_model_len)[:, None] + continuation(at, length, ahead)
         values = self._history.take(places.T).astype(np.uint64)
-        values |= self._own[np.minimum(matched, MOST_MATCHED - 1) + ahead[:, None]]
+        values |= self._own[np.minimum(matched, MAX_MATCHED - 1) + ahead[:, None]]
         values *= found
         return values

@@ -59,11 +59,11 @@ BY_HAND = 17
 heads that share it. In float32 on a CPU, 8 streams of 64 tokens with 2 KV heads of 4 query heads: 0.16 ms for
 2 tokens a stream against 0.19, 0.6 against 0.5 for 17, 1.0 against 1.0 for 33; a stream of 4,096 tokens with
 8 KV heads of 4: 7.7 ms against 13.2, 25 against 36, 41 against 49; 256 tokens take twice as long."""
-MOST_SCORES = 1 << 25
+MAX_SCORES = 1 << 25
 """Scores held at once, unless a single query of each stream has more: 128 MB in float32."""
 OLDEST_CAPABILITY = (8, 0)
 """Compute capability of GPUs that have the shared memory and the bfloat16 of the kernels."""
-MOST_IN_CACHE = 1e15
+MAX_IN_CACHE = 1e15
 """Keys and values of an adapter's rows are bounded by it; a key's product with any sane query is finite."""
 
 
@@ -193,7 +193,7 @@ def _bounded(values: Tensor) -> Tensor:
     streams, and attention multiplies masked positions by zero instead of leaving them out: another stream
     that gets the block would read NaN.
     """
-    most = min(MOST_IN_CACHE, torch.finfo(values.dtype).max)
+    most = min(MAX_IN_CACHE, torch.finfo(values.dtype).max)
     return values.nan_to_num(0.0, most, -most).clamp_(-most, most)
 
 
@@ -266,7 +266,7 @@ def _in_tiles(
 ) -> Tensor:
     """:func:`_by_hand` for so many queries of each stream at a time that their scores stay few."""
     streams, kv_heads, group, width, _ = query.shape
-    most = max(1, MOST_SCORES // (streams * kv_heads * group * key.shape[1]))
+    most = max(1, MAX_SCORES // (streams * kv_heads * group * key.shape[1]))
     if width <= most:
         return _by_hand(query, key, value, hidden, scaling, softcap, bias, product)
     rows = []

@@ -36,7 +36,7 @@ kernels for AVX2 compute 6 rows at once, and the last two of 8 or 32 in another 
 LARGEST_BLOCKS = 64, 32, 16
 """Rows of a layer's largest blocks that are tried. A prompt in blocks of 64 rows takes 1.0 to 1.4 times what
 it takes at once in float32, 2 in bfloat16 with AMX; in blocks of 32, 4 with AMX."""
-MOST_PADDED = 16
+MAX_PADDED = 16
 """Smaller largest blocks are tried if a layer's smallest ones are not below this."""
 PROBED = 128
 """Rows of a layer's test."""
@@ -184,7 +184,7 @@ def _steady_blocks(layer: Any) -> tuple[int, int]:
         found = [(rows, most) for most in LARGEST_BLOCKS if (rows := fewest(most)) is not None]
     if not found:
         raise _unsteady(f"a layer of {width} x {out}")
-    return next((pair for pair in found if pair[0] <= MOST_PADDED), found[-1])
+    return next((pair for pair in found if pair[0] <= MAX_PADDED), found[-1])
 
 
 def _compute_in_blocks(layer: Any, most: int) -> None:

@@ -13,7 +13,7 @@ from penstock.engine.batch.slots import SlotTable
 from penstock.engine.sampling.metadata import SamplingMetadata
 from penstock.engine.schedule.batch import Batch
 from penstock.engine.schedule.block_tables import BlockTables
-from penstock.engine.speculation.speculation import MOST_FORCED
+from penstock.engine.speculation.speculation import MAX_FORCED
 from penstock.engine.torch.model import LESS_WORK, PagedModel
 from penstock.engine.torch.model_runner import ModelRunner
 from penstock.engine.torch.out_of_memory import stating_shortage
@@ -114,4 +114,4 @@ def _most_drafted(config: ServeConfig) -> int:
     """Draft tokens of a stream, each of which is sampled."""
     if config.speculative_method == "none":
         return 0
-    return MOST_FORCED if config.speculative_tokens == "auto" else config.speculative_tokens
+    return MAX_FORCED if config.speculative_tokens == "auto" else config.speculative_tokens

@@ -9,7 +9,7 @@ from penstock.engine.lora.errors import AdapterError
 from penstock.engine.lora.safetensors_header import TensorView
 from penstock.wire.arrays import F32
 
-MOST_NORM = 1e4
+MAX_NORM = 1e4
 """Largest norm of a layer's A, and of its B after scaling: trained ones have at most a few hundred. With all
 layers at the bound, hidden states stay within float32 and bfloat16; float16 holds no more than 65,504."""
 
@@ -28,7 +28,7 @@ def check_weights(adapter: ReadAdapter, largest: float) -> None:
 
     vLLM would store it as infinity or NaN, and so would keys and values of its streams be in the KV cache,
     where another stream's attention may multiply what is left of them by zero, which is NaN. So it would be
-    with weights that are finite and let hidden states overflow, hence MOST_NORM.
+    with weights that are finite and let hidden states overflow, hence MAX_NORM.
     """
     for layer, pair in adapter.files.modules.items():
         for matrix, view, factor in (("A", pair.a, 1.0), ("B", pair.b, max(1.0, abs(pair.scaling)))):
@@ -40,8 +40,8 @@ def check_weights(adapter: ReadAdapter, largest: float) -> None:
                     f"must be finite and at most {largest:.6g}"
                 )
             norm = factor * float(np.linalg.norm(found.astype(np.float64)))
-            if norm > MOST_NORM:
+            if norm > MAX_NORM:
                 raise AdapterError(
                     f"layer {layer}: lora_{matrix} has the norm {norm:.6g} after scaling; at most "
-                    f"{MOST_NORM:g} is run, so that hidden states do not overflow"
+                    f"{MAX_NORM:g} is run, so that hidden states do not overflow"
                 )

@@ -38,7 +38,7 @@ process."""
 AHEAD = 0.125
 """Requests that vLLM is given beyond those that it can run, as a fraction: a slot that it frees is filled in
 its next step, without a message to here and back."""
-LEAST_AHEAD = 4
+MIN_AHEAD = 4
 CALL_TIME = 0.8
 """Time for an answer, as a fraction of --engine-hang-timeout, after which this process would be killed."""
 
@@ -100,7 +100,7 @@ def _attach_next(
             log.error("%s; waiting for another engine %d", error, rank)
             file.save(Attachment(connection.ports))
             saved, refused = None, True
-    slots = min(MAX_SLOTS, ready.max_num_seqs + max(LEAST_AHEAD, int(AHEAD * ready.max_num_seqs)))
+    slots = min(MAX_SLOTS, ready.max_num_seqs + max(MIN_AHEAD, int(AHEAD * ready.max_num_seqs)))
     ids = RequestIds(slots)
     core = AttachedCore(connection, ready, ids, CALL_TIME * config.engine_hang_timeout)
     if core.call("is_sleeping", on_wait=waiting):

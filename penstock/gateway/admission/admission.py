@@ -22,7 +22,7 @@ from penstock.http.errors import ApiError, shown
 
 QUEUE_TIMEOUT = b"x-queue-timeout"
 """Header with which a client limits the wait of its request, in seconds."""
-MOST_FLOW_NAME = 128
+MAX_FLOW_NAME = 128
 """Characters of a header's value that distinguish flows."""
 FILE_TOKEN_BYTES = 512
 """Estimate of the bytes of a token in files of audio or images, which forms carry. Whisper makes 1,500 of
@@ -31,7 +31,7 @@ FIRST_OUTPUT = 256
 """Estimate of the tokens of a client's first reply."""
 OUTPUT_WEIGHT = 0.1
 """Weight of the latest reply in the moving average of a client's replies."""
-MOST_GROWTH = 2
+MAX_GROWTH = 2
 """Factor by which one reply raises that average at most, as a server may count wrongly."""
 
 
@@ -151,7 +151,7 @@ class Admission:
             if name == QUEUE_TIMEOUT:
                 timeout_s = _seconds(value.decode("latin-1"))
             elif name == self.fairness_header:
-                flow = value.decode("latin-1")[:MOST_FLOW_NAME]
+                flow = value.decode("latin-1")[:MAX_FLOW_NAME]
         return FlowRequest(
             flow=flow,
             weight=sender.weight,
@@ -179,7 +179,7 @@ class Admission:
     def _learn(self, sender: Sender, output: int) -> None:
         before = self._outputs.get(sender.name, float(FIRST_OUTPUT))
         after = before + OUTPUT_WEIGHT * (output - before)
-        self._outputs[sender.name] = min(after, MOST_GROWTH * max(before, 1.0))
+        self._outputs[sender.name] = min(after, MAX_GROWTH * max(before, 1.0))
 
 
 def _is_counted(method: str, path: str) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from penstock.gateway.requests.sender import Budget
 
-MOST_DEBT = 2
+MAX_DEBT = 2
 """Periods until a budget is full again, at most: one of debt, and one to refill."""
 LOOKS = 20
 """Times that an answer is looked for before its time is over."""
@@ -34,8 +34,8 @@ class Charge(NamedTuple):
         return self.amount * self.budget.period_s / self.budget.amount
 
     def bounded(self, debt_s: float) -> float:
-        """The time until the budget is full, at least 0 and at most :data:`MOST_DEBT` periods."""
-        return min(max(debt_s, 0.0), MOST_DEBT * self.budget.period_s)
+        """The time until the budget is full, at least 0 and at most :data:`MAX_DEBT` periods."""
+        return min(max(debt_s, 0.0), MAX_DEBT * self.budget.period_s)
 
     def missing_s(self, debt_s: float) -> float:
         """Time until the budget, which is full in ``debt_s``, has the amount; 0 or less: it has."""

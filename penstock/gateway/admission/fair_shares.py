@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-MOST_FLOWS = 1 << 14
+MAX_FLOWS = 1 << 14
 """Flows remembered; the least recently used one that does not wait is forgotten, and starts like one that was
 idle."""
 
 
 DECAY = 0.8
 """Weight of what was before, with each request that ends."""
-LEAST_RATIO = 0.01
+MIN_RATIO = 0.01
 """Of real tokens to estimated ones."""
 
 
@@ -40,7 +40,7 @@ class _Ratio:
     @property
     def value(self) -> float | None:
         """None: nothing has ended."""
-        return max(self.real / self.estimated, LEAST_RATIO) if self.estimated else None
+        return max(self.real / self.estimated, MIN_RATIO) if self.estimated else None
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class _Flow:
 class FairShares:
     """Virtual time of flows: tokens served, divided by the flow's weight."""
 
-    def __init__(self, most_flows: int = MOST_FLOWS) -> None:
+    def __init__(self, most_flows: int = MAX_FLOWS) -> None:
         self._most_flows = most_flows
         self._flows: OrderedDict[str, _Flow] = OrderedDict()
         self._waiting: dict[str, _Flow] = {}

@@ -18,17 +18,17 @@ from penstock.http.errors import ApiError
 
 CHECK_INTERVAL_S = 0.05
 """Interval, while requests wait, of checks for deadlines, and for places that no ended request has left."""
-LEAST_RETRY_S, MOST_RETRY_S = 1.0, 300.0
+MIN_RETRY_S, MAX_RETRY_S = 1.0, 300.0
 """Bounds of Retry-After."""
 HaveFree = Callable[[int, float], bool]
 """Whether endpoints have more free places than this number at this time."""
 GUARD_INTERVAL = 20
 """Every request of this number that is sent is the one that has waited longest, whatever its priority: no
 band starves, and the lower ones together get at least 5 %."""
-MOST_YIELD_S = 0.1
+MAX_YIELD_S = 0.1
 """Time for which a free place is left to the first request of another worker, which may hang, or know that
 the place is of no use to it."""
-MOST_GATES = 1024
+MAX_GATES = 1024
 """Sets of endpoints whose drain rate is remembered; beyond them those without a waiter are forgotten."""
 
 
@@ -235,7 +235,7 @@ class FlowControl:
     def _gate(self, key: Hashable, have_free: HaveFree) -> Gate:
         gate = self._gates.get(key)
         if gate is None:
-            if len(self._gates) >= MOST_GATES:
+            if len(self._gates) >= MAX_GATES:
                 self._gates = {key: each for key, each in self._gates.items() if each.queue or each.promised}
             gate = self._gates[key] = Gate(have_free, FlowQueue(self._shares), self._others, key_for_all(key))
         gate.have_free = have_free  # its endpoints are those of now
@@ -358,7 +358,7 @@ class Gate:
             return True
         if first != self._yields_to:
             self._yields_to, self._yields_since = first, now
-        return now - self._yields_since > MOST_YIELD_S
+        return now - self._yields_since > MAX_YIELD_S
 
     def rank(self) -> int:
         """Of the first one that waits; 0: none does."""
@@ -381,7 +381,7 @@ class Gate:
         """Seconds until a request of this priority would leave the queue, at the rate at which it drains."""
         rate = self.rate.per_second(now)
         wait_s = (self.queue.waiting_before(priority) + 1) / rate if rate else 0.0
-        return min(max(wait_s, LEAST_RETRY_S), MOST_RETRY_S)
+        return min(max(wait_s, MIN_RETRY_S), MAX_RETRY_S)
 
 
 def _refuse(waiter: Waiter, error: Exception) -> None:

@@ -8,7 +8,7 @@ from typing import Protocol
 TICKS_PER_S = 10_000
 """Arrivals are compared in units of 0.1 ms, which fit for 55 years into :data:`ARRIVAL_BITS`."""
 ARRIVAL_BITS = 44
-MOST_PRIORITY = 1 << 17
+MAX_PRIORITY = 1 << 17
 """Greater priorities, of either sign, count as this one."""
 
 
@@ -56,7 +56,7 @@ NO_OTHERS: OtherQueues = _NoOthers()
 
 def rank_for_all(priority: int, arrived_at: float) -> int:
     """A number above 0. The smallest goes first, of all workers' requests that are first in their queues."""
-    band = MOST_PRIORITY - max(-MOST_PRIORITY, min(priority, MOST_PRIORITY))
+    band = MAX_PRIORITY - max(-MAX_PRIORITY, min(priority, MAX_PRIORITY))
     return (band << ARRIVAL_BITS) + int(arrived_at * TICKS_PER_S) + 1
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from penstock.gateway.admission.budget_store import (
-    MOST_DEBT,
+    MAX_DEBT,
     BudgetStoreError,
     Charge,
     Reservation,
@@ -29,10 +29,10 @@ _log_lost = RateLimitedLog(log)
 
 PREFIX = "penstock:budgets"
 LEASES = f"{PREFIX}:worker:"
-MOST_UNSETTLED = 10_000
+MAX_UNSETTLED = 10_000
 """Ended requests that wait to be stored; beyond them the oldest are dropped, and their estimates stand."""
 SETTLE_RETRY_S = 1.0
-MOST_AT_ONCE = 128
+MAX_AT_ONCE = 128
 """Calls of a kind in one round trip."""
 LEASE_S, RENEW_S = 30.0, 10.0
 """Time for which a worker counts as alive that does not say again that it is, and when it says so: a gateway
@@ -125,7 +125,7 @@ class RedisBudgetStore:
         return Reservation(debts)
 
     def settle(self, client: str, request: str, charges: Sequence[Charge], *, counted: bool) -> None:
-        if len(self._unsettled) >= MOST_UNSETTLED:
+        if len(self._unsettled) >= MAX_UNSETTLED:
             _log_lost("lost", "the budget store does not answer; the estimate of an ended request stands")
             self._unsettled.popleft()
         name = self._name(request)
@@ -180,7 +180,7 @@ class RedisBudgetStore:
         calls = [
             waiting.popleft()
             for waiting in (self._unsettled, self._asking)
-            for _ in range(min(len(waiting), MOST_AT_ONCE))
+            for _ in range(min(len(waiting), MAX_AT_ONCE))
         ]
         now = asyncio.get_running_loop().time()
         if self._running and now >= self._renew_at:
@@ -191,7 +191,7 @@ class RedisBudgetStore:
     def _failed(self, calls: list[_Call], error: BudgetStoreError) -> None:
         """Whoever asks is told, and those as well who would ask now. What has ended is stored later."""
         self._unsettled.extendleft(call for call in reversed(calls) if call.action == "settle")
-        while len(self._unsettled) > MOST_UNSETTLED:
+        while len(self._unsettled) > MAX_UNSETTLED:
             self._unsettled.popleft()
         self._renew_at = -math.inf
         asked = [call.answer for call in (*calls, *self._asking) if call.answer is not None]
@@ -229,7 +229,7 @@ class RedisBudgetStore:
         async with self._client.pipeline(transaction=False) as pipe:
             for call in calls:
                 arguments: list[str | int] = [call.action, call.request, lease, longest, call.most_concurrent]
-                arguments += [place.gateway, alive, LEASES, MOST_DEBT]
+                arguments += [place.gateway, alive, LEASES, MAX_DEBT]
                 for budget, amount in call.charges:
                     arguments += [budget.name, amount, budget.amount, int(1e6 * budget.period_s)]
                 keys = [f"{PREFIX}:{{{call.client}}}:{kind}" for kind in ("full", "running")]

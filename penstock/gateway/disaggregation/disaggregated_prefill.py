@@ -29,9 +29,9 @@ from penstock.gateway.upstream.fetch import BrokenReplyError, fetch
 
 log = logging.getLogger(__name__)
 
-MOST_ATTEMPTS = 2
+MAX_ATTEMPTS = 2
 """Endpoints that are asked to prefill a prompt."""
-MOST_REPLY_BYTES = 8 << 20
+MAX_REPLY_BYTES = 8 << 20
 """The ids of blocks of a prompt of a million tokens take 1 MB."""
 RESULTS = ("handed_on", "shared", "failed")
 
@@ -142,7 +142,7 @@ class DisaggregatedPrefill:
             tokens=request.tokens,
             priority=max(request.priority, 0),
         )
-        while len(asking.tried) < MOST_ATTEMPTS:
+        while len(asking.tried) < MAX_ATTEMPTS:
             try:
                 endpoint = self._picker.pick(asking, candidates, self._clock())
             except NoEndpointError:
@@ -171,7 +171,7 @@ class DisaggregatedPrefill:
         endpoint.request_sent(request.tokens, sent_at)
         try:
             async with asyncio.timeout(self._timeout_s):
-                status, reply = await fetch(self._pool.connections(endpoint), question, MOST_REPLY_BYTES)
+                status, reply = await fetch(self._pool.connections(endpoint), question, MAX_REPLY_BYTES)
             if status == 200:
                 params, answer, outcome = transfer_params(reply), _Answer.DONE, Outcome.OK
             else:

@@ -34,11 +34,11 @@ SILENCE_S = 90.0
 bookmarks about once a minute."""
 LIST_LIMITS = aiohttp.ClientTimeout(total=60.0, sock_connect=CONNECT_TIMEOUT_S)
 WATCH_LIMITS = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=SILENCE_S)
-MOST_PAGE_BYTES = 64 << 20
-MOST_EVENT_BYTES = 8 << 20
+MAX_PAGE_BYTES = 64 << 20
+MAX_EVENT_BYTES = 8 << 20
 """etcd stores at most 1.5 MB per object."""
-MOST_ERROR_BYTES = 64 << 10
-MOST_RETRY_AFTER_S = 300.0
+MAX_ERROR_BYTES = 64 << 10
+MAX_RETRY_AFTER_S = 300.0
 SERVICE_ACCOUNT_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -104,7 +104,7 @@ class KubernetesApi:
     async def get(self, path: str, query: Mapping[str, str]) -> bytes:
         """The body of a reply. Raises ApiServerError."""
         async with self._reply(path, query, LIST_LIMITS) as response:
-            return await _read(response, MOST_PAGE_BYTES)
+            return await _read(response, MAX_PAGE_BYTES)
 
     async def stream(self, path: str, query: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
         """The lines of a reply, one object each, until the API server ends it. Raises ApiServerError, and
@@ -119,8 +119,8 @@ class KubernetesApi:
                         yield bytes(line)
                     line.clear()
                 line += rest
-                if len(line) > MOST_EVENT_BYTES:
-                    raise ApiServerError(f"an event has more than {MOST_EVENT_BYTES} bytes")
+                if len(line) > MAX_EVENT_BYTES:
+                    raise ApiServerError(f"an event has more than {MAX_EVENT_BYTES} bytes")
 
     @contextlib.asynccontextmanager
     async def _reply(
@@ -210,7 +210,7 @@ def _read_namespace() -> str:
 
 
 async def _refusal(response: aiohttp.ClientResponse) -> ApiServerError:
-    body = await _read(response, MOST_ERROR_BYTES)
+    body = await _read(response, MAX_ERROR_BYTES)
     try:
         message = msgspec.json.decode(body, type=_Status).message
     except msgspec.MsgspecError:
@@ -220,7 +220,7 @@ async def _refusal(response: aiohttp.ClientResponse) -> ApiServerError:
     return ApiServerError(
         f"status {response.status}: {message or response.reason}",
         response.status,
-        min(float(after), MOST_RETRY_AFTER_S) if waits else None,
+        min(float(after), MAX_RETRY_AFTER_S) if waits else None,
     )
 
 

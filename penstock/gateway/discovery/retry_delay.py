@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 FIRST_S = 0.5
-MOST_S = 30.0
+MAX_S = 30.0
 
 
 class RetryDelay:
@@ -15,7 +15,7 @@ class RetryDelay:
 
     def next(self) -> float:
         """Seconds until the next try, after another failure."""
-        delay = min(MOST_S, FIRST_S * 2.0 ** min(self._failures, 16))
+        delay = min(MAX_S, FIRST_S * 2.0 ** min(self._failures, 16))
         self._failures += 1
         return delay * self._rng.uniform(0.5, 1.0)
 

@@ -18,11 +18,11 @@ from penstock.gateway.extproc.messages import AccessLogEntry
 from penstock.gateway.extproc.routed_requests import NAMESPACE, PICK_KEY, PROCESS_KEY, RoutedRequests
 from penstock.gateway.workers.exchange import Exchange, WorkerName
 
-MOST_WAITING = 1 << 14
+MAX_WAITING = 1 << 14
 """Entries that wait for one worker; of more the oldest are lost."""
-MOST_AT_ONCE = 64
+MAX_AT_ONCE = 64
 """Entries in one datagram; one has some 500 bytes."""
-MOST_DATAGRAMS = 8
+MAX_DATAGRAMS = 8
 """Datagrams to one worker in one turn."""
 ENTRIES, STREAMS = "log entries", "log streams"
 
@@ -60,8 +60,8 @@ class LogForwarding:
         if count != self._streams_told and self._exchange.send(STREAMS, _encode(count)):
             self._streams_told = count
         for worker, entries in list(self._waiting.items()):
-            for _ in range(MOST_DATAGRAMS):
-                some = [entries[row] for row in range(min(MOST_AT_ONCE, len(entries)))]
+            for _ in range(MAX_DATAGRAMS):
+                some = [entries[row] for row in range(min(MAX_AT_ONCE, len(entries)))]
                 if not some or not self._exchange.send(ENTRIES, _encode(some), worker):
                     break
                 if worker not in self._waiting:  # it has died, as was found just now
@@ -81,7 +81,7 @@ class LogForwarding:
             if self._process_of(worker) == process:
                 told = entry.metadata.get(NAMESPACE, {})
                 kept = {key: told[key] for key in (PROCESS_KEY, PICK_KEY) if key in told}
-                waiting = self._waiting.setdefault(worker, deque(maxlen=MOST_WAITING))
+                waiting = self._waiting.setdefault(worker, deque(maxlen=MAX_WAITING))
                 waiting.append(replace(entry, metadata={NAMESPACE: kept}))  # the rest may be large
                 return True
         return False

@@ -43,7 +43,7 @@ SUBSETS = tuple(f"{name}-subset" for name in DESTINATIONS)
 SERVED = tuple(f"{name}-served" for name in DESTINATIONS)
 CONTROL_HEADERS = (*DESTINATIONS, *SUBSETS, *SERVED)
 """Headers that are never accepted from clients."""
-MOST_CHUNK_BYTES = 62_000
+MAX_CHUNK_BYTES = 62_000
 """Largest chunk of a full-duplex body that Envoy accepts."""
 REQUEST_ID = b"x-request-id"
 
@@ -370,6 +370,6 @@ def _first_hint(message: ProcessingRequest, namespace: str, names: tuple[str, ..
 
 
 def _chunks(part: MessagePart, body: bytes, *, end: bool) -> Iterator[ProcessingResponse]:
-    for start in range(0, max(len(body), 1), MOST_CHUNK_BYTES):
-        stop = start + MOST_CHUNK_BYTES
+    for start in range(0, max(len(body), 1), MAX_CHUNK_BYTES):
+        stop = start + MAX_CHUNK_BYTES
         yield CommonResponse(part, chunk=body[start:stop], end=end and stop >= len(body))

@@ -24,7 +24,7 @@ CLEAR: Final[Literal[Reset.CLEAR]] = Reset.CLEAR
 LOST: Final[Literal[Reset.LOST]] = Reset.LOST
 Step: TypeAlias = bytes | Reset
 """A batch to apply, or the blocks to be forgotten."""
-MOST_HELD, MOST_HELD_BYTES = 4096, 64 << 20
+MAX_HELD, MAX_HELD_BYTES = 4096, 64 << 20
 """Live batches that wait for the end of a replay."""
 
 
@@ -62,7 +62,7 @@ class BatchOrder:
         self._last_live = number
         if self.wanted is not None:
             self._hold(number, batch)
-            if len(self._held) > MOST_HELD or self._held_bytes > MOST_HELD_BYTES:
+            if len(self._held) > MAX_HELD or self._held_bytes > MAX_HELD_BYTES:
                 steps += self.on_replay_failed()
             return steps
         return steps + self._take(number, batch)

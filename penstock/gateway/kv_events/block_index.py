@@ -17,9 +17,9 @@ from typing import Any
 from penstock.gateway.routing.endpoint import Endpoint
 from penstock.wire.kv_events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVCacheEvent
 
-MOST_BLOCKS = 1 << 20
+MAX_BLOCKS = 1 << 20
 """Blocks of all endpoints together, at about 200 bytes each."""
-MOST_CHANCES = 8
+MAX_CHANCES = 8
 """Blocks that are spared, because a prompt has matched them, for each one that is forgotten to make room."""
 CANDIDATES = 1024
 """Blocks that are looked up at once to be forgotten: to find the oldest takes time in a large dict whose
@@ -27,9 +27,9 @@ oldest entries have gone."""
 EXPECTED_S = 10.0
 """Time after which a request that was sent must have shown in events: until then its blocks count as
 cached."""
-MOST_EXPECTED = 1 << 17
+MAX_EXPECTED = 1 << 17
 """Blocks that are expected."""
-MOST_ADAPTERS = 1 << 12
+MAX_ADAPTERS = 1 << 12
 """Adapters that are remembered."""
 _MAIN_TIER = ("GPU", None)
 """Media whose blocks count. Blocks on other tiers are announced beside them."""
@@ -60,7 +60,7 @@ class Source:
 class BlockIndex:
     """Follows the events of all sources."""
 
-    def __init__(self, most_blocks: int = MOST_BLOCKS) -> None:
+    def __init__(self, most_blocks: int = MAX_BLOCKS) -> None:
         self.size = 0
         """Blocks of all sources."""
         self._most_blocks = most_blocks
@@ -147,7 +147,7 @@ class BlockIndex:
     def _make_room(self) -> None:
         """Forget the oldest blocks of the source that has most; those that prompts have matched get another
         chance, so that common prefixes stay."""
-        chances = MOST_CHANCES * (self.size - self._most_blocks)
+        chances = MAX_CHANCES * (self.size - self._most_blocks)
         while self.size > self._most_blocks:
             if not self._candidates:
                 source = max(self._announced(), key=lambda each: len(each.keys))
@@ -170,7 +170,7 @@ class BlockIndex:
             yield from (each for each in sources if each is not expecting)
 
     def _note_adapter(self, root: int) -> None:
-        if root not in self._adapters and len(self._adapters) >= MOST_ADAPTERS:
+        if root not in self._adapters and len(self._adapters) >= MAX_ADAPTERS:
             self._adapters.clear()
         self._adapters.add(root)
 
@@ -325,7 +325,7 @@ class BlockIndex:
     def _expire(self, now: float) -> None:
         while self._expected:
             (source, key), at = next(iter(self._expected.items()))
-            if now - at < EXPECTED_S and len(self._expected) <= MOST_EXPECTED:
+            if now - at < EXPECTED_S and len(self._expected) <= MAX_EXPECTED:
                 return
             self._expected.popitem(last=False)
             if source.keys.pop(key, None) is not None:

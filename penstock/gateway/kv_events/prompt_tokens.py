@@ -26,13 +26,13 @@ TOKENIZE_S = 0.25
 """Time that a server has to tokenize a prompt; the request waits meanwhile."""
 PAUSE_S = 30.0
 """Time without questions to a server that did not answer one."""
-MOST_ASKED = 32
+MAX_ASKED = 32
 """Prompts that are tokenized at the same time; others are routed without."""
 REFUSALS = frozenset({400, 401, 403, 413, 422, 429})
 """Statuses that are about this prompt, and say nothing of others."""
 NOT_FOUND = 404
 """From a server that has tokenized before: it does not know the model. From others: the route."""
-MOST_REPLY_BYTES = 16 << 20
+MAX_REPLY_BYTES = 16 << 20
 MAX_CACHED_BYTES = 32 << 20
 """Memory of the ids of recent prompts."""
 ENTRY_BYTES = 200
@@ -99,7 +99,7 @@ class PromptTokens:
             return known
         now = self._clock()
         endpoint = next((each for each in endpoints if self._paused.get(each, now) <= now), None)
-        if endpoint is None or self._asking >= MOST_ASKED:
+        if endpoint is None or self._asking >= MAX_ASKED:
             return None
         self._asking += 1
         try:
@@ -118,7 +118,7 @@ class PromptTokens:
         request = UpstreamRequest(b"POST", target, headers, question)
         try:
             async with asyncio.timeout(TOKENIZE_S):
-                status, body = await fetch(self._pool.connections(endpoint), request, MOST_REPLY_BYTES)
+                status, body = await fetch(self._pool.connections(endpoint), request, MAX_REPLY_BYTES)
             if status == 200:
                 tokens = _int32(_decode_tokens(body).tokens)
                 if endpoint in self._pool:

@@ -34,12 +34,12 @@ SWEPT_BLOCKS = 256
 ROUND_S = 0.005
 """Pause of the thread between two rounds, so that it does not compete with the event loop for each batch."""
 POLL_MS = 500
-MOST_WAITING = 4096
+MAX_WAITING = 4096
 """Batches that wait for the event loop. With more the thread reads no further; publishers drop what their
 sockets cannot hold, and it is replayed."""
-MOST_RECEIVED = 1024
+MAX_RECEIVED = 1024
 """Batches of one source that its socket holds."""
-MOST_PER_ROUND = 64
+MAX_PER_ROUND = 64
 """Batches of one source per round."""
 REPLAY_TIMEOUT_S = 5.0
 """Time without the next batches of a replay, after which it is given up. A whole one may take longer: it
@@ -209,7 +209,7 @@ class KVEventSubscriber:
                 if self._wake in ready:
                     os.eventfd_read(self._wake)
                     self._obey(context, poller, subscriptions)
-                if len(self._steps) < MOST_WAITING:
+                if len(self._steps) < MAX_WAITING:
                     for subscription in subscriptions.values():
                         self._receive(context, poller, subscription, ready)
                 if self._steps and not self._stopping:
@@ -342,7 +342,7 @@ class KVEventSubscriber:
 
 
 def _messages(socket: zmq.Socket[bytes]) -> Iterable[list[bytes]]:
-    for _ in range(MOST_PER_ROUND):
+    for _ in range(MAX_PER_ROUND):
         try:
             yield socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
@@ -351,7 +351,7 @@ def _messages(socket: zmq.Socket[bytes]) -> Iterable[list[bytes]]:
 
 def _set_options(socket: zmq.Socket[bytes], address: str) -> None:
     socket.linger = 0
-    socket.rcvhwm = MOST_RECEIVED
+    socket.rcvhwm = MAX_RECEIVED
     socket.maxmsgsize = MAX_BATCH_BYTES
     socket.reconnect_ivl, socket.reconnect_ivl_max = RECONNECT_MS, RECONNECT_MAX_MS
     socket.tcp_keepalive = 1

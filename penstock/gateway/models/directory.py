@@ -10,8 +10,8 @@ from typing import Literal
 
 from penstock.config.errors import did_you_mean
 from penstock.gateway.models.model_cards import (
-    MOST_MODELS,
-    MOST_NAME,
+    MAX_MODELS,
+    MAX_NAME,
     ModelCard,
     has_several_models,
     is_model_name,
@@ -22,7 +22,7 @@ from penstock.gateway.routing.endpoint import Endpoint
 from penstock.gateway.routing.model_steps import Step
 from penstock.http.errors import ApiError, names_in_error, shown
 
-MOST_REMEMBERED = 4096
+MAX_REMEMBERED = 4096
 """Names whose steps are remembered: clients may invent names."""
 
 UnknownModels = Literal["auto", "refuse", "relay"]
@@ -44,7 +44,7 @@ class _PoolOfEndpoints:
         any: endpoints of a pool are alike."""
         if self.pool.models is not None:
             fits = model in self.exact or (
-                len(model) <= MOST_NAME and any(pattern.match(model) for pattern in self._patterns)
+                len(model) <= MAX_NAME and any(pattern.match(model) for pattern in self._patterns)
             )
             everyone = tuple(self.endpoints)
             return Step(model, everyone, frozenset(everyone), (self.pool.name,)) if fits else None
@@ -141,7 +141,7 @@ class ModelDirectory:
         if not listed:
             return False
         new = (name for name in names if name not in listed and is_model_name(name))
-        more = list(islice(new, max(0, MOST_MODELS - len(listed))))
+        more = list(islice(new, max(0, MAX_MODELS - len(listed))))
         if not more:
             return False
         parent = next(iter(listed))
@@ -233,8 +233,8 @@ class ModelDirectory:
         steps = self._steps.get(key)
         if steps is None:
             steps = tuple(self._find_steps(asked, target, route))
-            if len(asked) <= MOST_NAME:
-                if len(self._steps) >= MOST_REMEMBERED:
+            if len(asked) <= MAX_NAME:
+                if len(self._steps) >= MAX_REMEMBERED:
                     self._steps.clear()
                 self._steps[key] = steps
         if not steps:

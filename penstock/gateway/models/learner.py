@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from penstock.gateway.models.directory import ModelDirectory
-from penstock.gateway.models.model_cards import MOST_LISTING_BYTES, read_listing
+from penstock.gateway.models.model_cards import MAX_LISTING_BYTES, read_listing
 from penstock.gateway.models.model_list import models_reply
 from penstock.gateway.models.shadows import Shadows
 from penstock.gateway.responses.request_record import RequestRecord
@@ -27,13 +27,13 @@ TICK_S = 1.0
 """Interval of checks whether an endpoint has to be read."""
 READ_S = 5.0
 """Seconds that an endpoint may take to list its models."""
-MOST_READING = 32
+MAX_READING = 32
 """Endpoints that are read at the same time."""
 RETRY_S = 2.0
 """Seconds after which an endpoint that could not be read is read again."""
 DOUBT_S = 1.0
 """Minimum seconds between two readings of an endpoint because of doubt: clients may invent names."""
-MOST_DOUBTED_PER_S = 200
+MAX_DOUBTED_PER_S = 200
 """Endpoints that are read in a second because clients name unknown models."""
 PATIENCE_S = 2.0
 """Seconds that a request for an unknown model waits for the endpoints to be read."""
@@ -75,7 +75,7 @@ class ModelLearner:
         self._denied: set[Endpoint] = set()
         """Endpoints that did not let the gateway read their listing the last time."""
         self._reading: dict[Endpoint, asyncio.Task[None]] = {}
-        self._places = asyncio.Semaphore(MOST_READING)
+        self._places = asyncio.Semaphore(MAX_READING)
         self._refreshed_at = -DOUBT_S
         """When all endpoints were read because of a client, the last time."""
         self._reading_all: asyncio.Task[None] | None = None
@@ -184,7 +184,7 @@ class ModelLearner:
 
     @property
     def _doubt_s(self) -> float:
-        return max(DOUBT_S, len(self._pool.endpoints) / MOST_DOUBTED_PER_S)
+        return max(DOUBT_S, len(self._pool.endpoints) / MAX_DOUBTED_PER_S)
 
     def _start(self, endpoint: Endpoint) -> asyncio.Task[None]:
         task = self._reading.get(endpoint)
@@ -203,9 +203,7 @@ class ModelLearner:
         status, body = 0, b""
         try:
             async with self._places, asyncio.timeout(READ_S):
-                status, body = await fetch(
-                    self._pool.connections(endpoint), self._request, MOST_LISTING_BYTES
-                )
+                status, body = await fetch(self._pool.connections(endpoint), self._request, MAX_LISTING_BYTES)
         except TooLargeError as error:
             self._log_too_large(endpoint.url, "endpoint %s lists no models: %s", endpoint.url, error)
             status = 200

@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
-MOST_LISTING_BYTES = 1 << 20
+MAX_LISTING_BYTES = 1 << 20
 """Maximum size of a listing; those of the largest public routers have about 400 KB."""
-MOST_MODELS = 1024
+MAX_MODELS = 1024
 """Models of one endpoint that are remembered."""
-MOST_NAME = 256
+MAX_NAME = 256
 """Characters of a model's name; a longer one, or one with control characters, is none."""
-MOST_FIELDS = 32
+MAX_FIELDS = 32
 """Fields of a card that are remembered."""
 
 ModelCard = Mapping[str, Any]
@@ -42,9 +42,9 @@ def read_listing(body: bytes) -> dict[str, ModelCard]:
         for alias in aliases if isinstance(aliases, list) else ():
             if is_model_name(alias):
                 found.setdefault(alias, {**card, "id": alias, "parent": card["id"]})
-        if len(found) >= MOST_MODELS:
+        if len(found) >= MAX_MODELS:
             break
-    return dict(islice(found.items(), MOST_MODELS))
+    return dict(islice(found.items(), MAX_MODELS))
 
 
 def has_several_models(cards: Mapping[str, ModelCard]) -> bool:
@@ -53,7 +53,7 @@ def has_several_models(cards: Mapping[str, ModelCard]) -> bool:
 
 
 def is_model_name(value: object) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= MOST_NAME and value.isprintable()
+    return isinstance(value, str) and 0 < len(value) <= MAX_NAME and value.isprintable()
 
 
 def _scalars(entry: dict[str, Any]) -> dict[str, Any]:
@@ -62,4 +62,4 @@ def _scalars(entry: dict[str, Any]) -> dict[str, Any]:
         for name, value in entry.items()
         if value is None or isinstance(value, bool | int | float) or is_model_name(value)
     }
-    return dict(list(scalars.items())[:MOST_FIELDS])
+    return dict(list(scalars.items())[:MAX_FIELDS])

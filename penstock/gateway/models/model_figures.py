@@ -22,14 +22,14 @@ ANY, OTHER = "*", "other"
 """The model of endpoints that list none; all models that no endpoint lists, or that are too many."""
 
 
-MOST_MODELS = 1024
+MAX_MODELS = 1024
 """Pairs of a model and a pool with figures."""
 
 
 def model_figures(directory: ModelDirectory, in_flight: Iterable[RequestRecord]) -> Iterator[Figure]:
     """For metrics."""
     names: dict[str, None] = {}
-    for (model, pool), endpoints in islice(sorted(directory.by_model().items()), MOST_MODELS):
+    for (model, pool), endpoints in islice(sorted(directory.by_model().items()), MAX_MODELS):
         names[model or ANY] = None
         labels = {"model": model or ANY} | ({"pool": pool} if pool else {})
         yield Figure(MODEL_ENDPOINTS, len(endpoints), labels)

@@ -18,7 +18,7 @@ from itertools import accumulate
 import msgspec
 
 from penstock.config.errors import ConfigError
-from penstock.gateway.models.model_cards import MOST_NAME
+from penstock.gateway.models.model_cards import MAX_NAME
 
 WILDCARDS = frozenset("*?[")
 
@@ -77,7 +77,7 @@ class ModelRoutes:
     def find(self, name: str) -> ModelRoute | None:
         """The route of a name that a client sent."""
         route = self.exact.get(name)
-        if route is not None or len(name) > MOST_NAME:
+        if route is not None or len(name) > MAX_NAME:
             return route
         return next((route for pattern, route in self._patterns if pattern.match(name)), None)
 

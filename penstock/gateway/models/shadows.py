@@ -30,13 +30,13 @@ log = logging.getLogger(__name__)
 
 COPIED_PATHS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/messages"})
 """What these generate is stored nowhere."""
-MOST_RUNNING = 64
+MAX_RUNNING = 64
 """Copies under way."""
-MOST_BODY = 1 << 20
+MAX_BODY = 1 << 20
 """Bytes of a request that is copied."""
-MOST_HELD = 16 << 20
+MAX_HELD = 16 << 20
 """Bytes of replies that are held to be read, of all copies together."""
-MOST_REPLY = 16 << 20
+MAX_REPLY = 16 << 20
 """Bytes of one reply; a longer one is cut."""
 SKIPPED = "skipped"
 """The outcome of a copy that was not sent: too many, too large, or no endpoint was ready."""
@@ -63,7 +63,7 @@ class Shadows:
         self._timeouts = timeouts
         self._clock = clock
         self._running: set[asyncio.Task[None]] = set()
-        self._held = HeldBytes(MOST_HELD)
+        self._held = HeldBytes(MAX_HELD)
 
     def copy(self, asked: str, session: str | None, request: PickRequest) -> None:
         """Send a copy of a request for the model ``asked`` if one is due. Does not wait."""
@@ -71,7 +71,7 @@ class Shadows:
         if shadow is None or incoming is None:
             return
         name, step = shadow
-        if step is None or len(self._running) >= MOST_RUNNING or len(incoming.raw) > MOST_BODY:
+        if step is None or len(self._running) >= MAX_RUNNING or len(incoming.raw) > MAX_BODY:
             self._counts[name, SKIPPED] += 1
             return
         task = asyncio.ensure_future(self._run(name, step, session, incoming))
@@ -172,7 +172,7 @@ class _DiscardedReply:
 
     def on_body(self, data: bytes, now: float) -> None:
         self._size += len(data)
-        if self._size > MOST_REPLY:
+        if self._size > MAX_REPLY:
             self._exchange.abort()
             self._end(TransportResult.BROKEN)
         else:

@@ -33,7 +33,7 @@ _KEPT = ("/v1/files", "/v1/uploads", "/v1/batches", "/v1/vector_stores", "/v1/co
 KEY_REFUSALS = frozenset({401, 403})
 """Statuses of endpoints that refuse a key. To the gateway's own one they are no answer to the client, who
 cannot mend it, and nothing was done."""
-MOST_REFUSALS = 8
+MAX_REFUSALS = 8
 """Endpoints that may refuse a request until its client is refused, or another model or pool stands in."""
 
 
@@ -81,7 +81,7 @@ class RetryPolicy:
     def _has_more(self, progress: AttemptProgress, request: PickRequest, now: float) -> bool:
         """Whether the request may go to another endpoint for the same model."""
         if progress is AttemptProgress.REFUSED:
-            allowed = request.refusals < MOST_REFUSALS
+            allowed = request.refusals < MAX_REFUSALS
         else:
             allowed = len(request.tried) - request.refusals < self.max_attempts
         return allowed and self.router.has_candidate(request, now)

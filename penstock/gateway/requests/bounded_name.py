@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 
-MOST_NAME = 256
+MAX_NAME = 256
 """Characters. A model's name may be a path, or the id of a revision; metrics keep some of them for ever."""
 _DIGITS = 16
 
 
-def bounded_name(name: str, most: int = MOST_NAME) -> str:
+def bounded_name(name: str, most: int = MAX_NAME) -> str:
     """``name``, or if it is long its begin and a hash of it all, so that other names stay others."""
     if len(name) <= most:
         return name

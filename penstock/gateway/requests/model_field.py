@@ -20,7 +20,7 @@ from penstock.gateway.upstream.exchange import Headers
 ONE = "/v1/models/"
 """Before the name of a model that a request reads."""
 READING = frozenset({"GET", "HEAD"})
-MOST_PARTS, MOST_PART_HEADERS, MOST_FORM_MODEL = 128, 8192, 1024
+MAX_PARTS, MAX_PART_HEADERS, MAX_FORM_MODEL = 128, 8192, 1024
 """Parts of a form; bytes of the headers of one, and of a model's name."""
 FORM = b"multipart/form-data"
 
@@ -111,7 +111,7 @@ def named_beside(target: bytes, headers: Headers) -> str | None:
     names = (unquote_plus(each.partition("=")[0]) for each in query.split("&"))
     for name in names:
         if _folded(name) in ("model", *OTHER_MODEL_FIELDS):
-            return f"the parameter {name[:MOST_FORM_MODEL]}"
+            return f"the parameter {name[:MAX_FORM_MODEL]}"
     return next((f"the header {name.decode()}" for name, _ in headers if name in _MODEL_HEADERS), None)
 
 
@@ -152,7 +152,7 @@ def _find_model(kind: bytes, raw: bytes) -> slice | None:
                 found = content
     except ValueError:
         return None
-    if found is None or not 0 < found.stop - found.start <= MOST_FORM_MODEL:
+    if found is None or not 0 < found.stop - found.start <= MAX_FORM_MODEL:
         return None
     return None if b"\n" in raw[found] or b"\r" in raw[found] else found
 
@@ -177,12 +177,12 @@ def _parts(raw: bytes, delimiter: bytes) -> Iterator[tuple[bytes, slice]]:
     if not raw.startswith(delimiter):
         raise ValueError
     at = len(delimiter)
-    for _ in range(MOST_PARTS):
+    for _ in range(MAX_PARTS):
         if raw.startswith(b"--", at):
             return
         if not raw.startswith(b"\r\n", at):
             raise ValueError
-        head = raw.index(b"\r\n\r\n", at, at + MOST_PART_HEADERS)
+        head = raw.index(b"\r\n\r\n", at, at + MAX_PART_HEADERS)
         end = raw.index(b"\r\n" + delimiter, head + 2)
         yield raw[at:head], slice(head + 4, end)
         at = end + 2 + len(delimiter)

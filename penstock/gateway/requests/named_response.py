@@ -13,7 +13,7 @@ _NO_IDS = frozenset({"", "compact", "input_tokens"})
 """Routes below :data:`RESPONSES` that name no response."""
 _ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{36})[0-9a-f]{4}").fullmatch
 """An item of a Penstock server: the response's digits are part of its id."""
-MOST_ID = 256
+MAX_ID = 256
 """Characters of an id; a longer one is none."""
 
 
@@ -29,7 +29,7 @@ _decode_input = msgspec.json.Decoder(list[_Reference]).decode
 def response_in_path(path: str) -> str | None:
     """The id of the response that a path is about."""
     below, _, _ = path.removeprefix(RESPONSES + "/").partition("/")
-    if below == path or below in _NO_IDS or len(below) > MOST_ID:
+    if below == path or below in _NO_IDS or len(below) > MAX_ID:
         return None
     return unquote(below)
 
@@ -40,7 +40,7 @@ def response_in_body(previous: bytes, input: bytes) -> str | None:
     try:
         if previous.startswith(b'"'):
             id = _decode_id(previous)
-            return id if 0 < len(id) <= MOST_ID else None
+            return id if 0 < len(id) <= MAX_ID else None
         if b"item_reference" not in input:
             return None
         ids = [each.id for each in _decode_input(input) if each.type == "item_reference"]

@@ -38,7 +38,7 @@ DECIDING = frozenset(
 """Fields on which routing, keys, budgets, prefills and metrics rest."""
 DECIDING_OPTIONS = frozenset({"include_usage"})
 """The same in ``stream_options``."""
-MOST_COLONS = 1 << 17
+MAX_COLONS = 1 << 17
 """Colons outside the texts of a body: more fields than these would take longer than a turn of the event
 loop."""
 
@@ -55,8 +55,8 @@ def check_meaning(raw: bytes, texts: Iterable[bytes] = ()) -> None:
     may be long. What is no object is left to the server. Raises ApiError."""
     texts = list(texts)
     rest = len(raw) - sum(map(len, texts))
-    if rest > MOST_COLONS and raw.count(b":") - sum(text.count(b":") for text in texts) > MOST_COLONS:
-        raise ApiError(400, f"The request has too many fields; {MOST_COLONS} are allowed.")
+    if rest > MAX_COLONS and raw.count(b":") - sum(text.count(b":") for text in texts) > MAX_COLONS:
+        raise ApiError(400, f"The request has too many fields; {MAX_COLONS} are allowed.")
     try:
         fields = _fields(raw)
         _check(raw, fields, DECIDING, "")

@@ -15,10 +15,10 @@ from penstock.gateway.requests.apis import gateway_error
 from penstock.gateway.upstream.exchange import Headers
 
 VIA = b"via"
-MOST_HOPS = 16
+MAX_HOPS = 16
 """Proxies before this one. A chain has two or three; replicas behind one address that lead to that address
 each have a name of their own."""
-MOST_SHOWN = 1000
+MAX_SHOWN = 1000
 """Characters of their names."""
 _without_comments = re.compile(r"\([^()]*\)").sub
 
@@ -43,11 +43,11 @@ class Via:
         names = [hop[1] for hop in hops if len(hop) > 1]
         if self.name in names:
             way = " → ".join(names[names.index(self.name) :])
-            what = f"The request came back to {self.name}, by {way[:MOST_SHOWN]}: an endpoint leads here"
-        elif len(names) > MOST_HOPS:
-            way = " → ".join(names[-MOST_HOPS:])
+            what = f"The request came back to {self.name}, by {way[:MAX_SHOWN]}: an endpoint leads here"
+        elif len(names) > MAX_HOPS:
+            way = " → ".join(names[-MAX_HOPS:])
             what = (
-                f"{len(names)} proxies have relayed the request, of which {MOST_HOPS} may: {way[:MOST_SHOWN]}"
+                f"{len(names)} proxies have relayed the request, of which {MAX_HOPS} may: {way[:MAX_SHOWN]}"
             )
         else:
             return

@@ -22,7 +22,7 @@ _is_number = re.compile(_NUMBER).fullmatch
 _is_text = re.compile(_TEXT).fullmatch
 _are_texts = re.compile(rb"%b(?:\n%b)*+" % (_TEXT, _TEXT)).fullmatch
 
-MOST_MISSES = 8
+MAX_MISSES = 8
 """Consecutive events that differ in more than their text, after which the template is given up."""
 
 
@@ -86,7 +86,7 @@ class EventTemplate:
     def learn(self, raw: bytes) -> None:
         """Take a parsed event as the new template. It did not match, and has tokens and nothing else."""
         self._misses += 1
-        self.parts = _parts(raw) if self._misses <= MOST_MISSES else None
+        self.parts = _parts(raw) if self._misses <= MAX_MISSES else None
 
 
 def _parts(raw: bytes) -> EventParts | None:

@@ -24,7 +24,7 @@ from penstock.gateway.responses.token_usage import TokenUsage, UsageFields, read
 from penstock.streaming.sse_parser import Event, SSEError, SSEParser
 
 _GAP_BOUNDS = ITL.bounds
-MOST_ERROR_BYTES = 16 << 10
+MAX_ERROR_BYTES = 16 << 10
 """Bytes of an error reply that are read for its type and code. What is longer and says 200 is no error."""
 MAX_EXCERPT = 500
 """Bytes of content that are kept of what went wrong, for ``--log-content``."""
@@ -301,7 +301,7 @@ class ReplyObserver:
     def feed(self, chunk: bytes, now: float) -> bytes:
         """Observe the next bytes; all of them are passed on."""
         if self.error or self.result:
-            self._body += chunk[: MOST_ERROR_BYTES + 1 - len(self._body)]
+            self._body += chunk[: MAX_ERROR_BYTES + 1 - len(self._body)]
         elif self.json and not self.seen.unread:
             if len(self._body) + len(chunk) > self.max_bytes:
                 self._give_up(f"a reply of more than {self.max_bytes} bytes")
@@ -326,7 +326,7 @@ class ReplyObserver:
         seen, body = self.seen, bytes(self._body)
         if self.error:
             seen.note_error(body)
-        elif self.result and len(body) <= MOST_ERROR_BYTES:
+        elif self.result and len(body) <= MAX_ERROR_BYTES:
             if (error := read_error(body)) is not None:
                 seen.note_error(error)
         elif self.json and not seen.unread:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-MOST_TOKENS = 1 << 31
+MAX_TOKENS = 1 << 31
 """A larger count is none, of which a context of ten million tokens and 128 choices is far: counters are sums
 of what servers report, and one wrong report would be the sum."""
 
@@ -72,6 +72,6 @@ def read_usage(usage: UsageFields) -> TokenUsage | None:
 
 def _count(value: object) -> int | None:
     """A number of tokens; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= MOST_TOKENS:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= MAX_TOKENS:
         return None
     return int(value)

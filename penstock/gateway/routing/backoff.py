@@ -11,7 +11,7 @@ from penstock.gateway.upstream.exchange import Headers
 
 MAX_BACKOFF_S = 60.0
 """Seconds for which an endpoint is believed at most: a wrong clock or header takes it out no longer."""
-MOST_CLIENTS = 64
+MAX_CLIENTS = 64
 """Clients of an endpoint that are told apart."""
 
 
@@ -45,9 +45,9 @@ class Backoff:
             del self.clients[other]
         if status != 429:
             self._hold_for_everyone(until, "")
-        elif not model or len(self.clients) < MOST_CLIENTS:
+        elif not model or len(self.clients) < MAX_CLIENTS:
             same = {other for other, of in self.clients if of == model}
-            if same <= {client} and len(self.clients) < MOST_CLIENTS:
+            if same <= {client} and len(self.clients) < MAX_CLIENTS:
                 self._hold(client, model, until)
             else:
                 self._hold_for_everyone(until, model)

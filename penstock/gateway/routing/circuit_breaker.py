@@ -14,13 +14,13 @@ WINDOW_S = 10.0
 FAILURE_RATIO = 0.5
 MIN_REQUESTS = 10
 """It also opens when FAILURE_RATIO of at least MIN_REQUESTS requests within about WINDOW_S have failed."""
-MOST_CLIENTS = 8
+MAX_CLIENTS = 8
 """Clients whose latest success, and clients whose latest failure, are remembered."""
 FIRST_OPEN_S = 1.0
 MAX_OPEN_S = 3.0
 """Seconds that it stays open: the first time, and at most; doubled each time a probe fails. With the wait for
 a probe, a server that is well again is out for less than 5 s."""
-MOST_PROBES = 8
+MAX_PROBES = 8
 PROBE_GROWTH_S = 1.0
 """Probes in flight at most; in the half-open state their number doubles every PROBE_GROWTH_S, from one on."""
 LOST_PROBE_S = 30.0
@@ -113,8 +113,8 @@ class CircuitBreaker:
             return False
         if not self._probes or now - self._latest_probe_at >= LOST_PROBE_S:
             return True
-        doubled = min((now - self._first_probe_at) / PROBE_GROWTH_S, MOST_PROBES)
-        return self._probes < min(1 << int(doubled), MOST_PROBES)
+        doubled = min((now - self._first_probe_at) / PROBE_GROWTH_S, MAX_PROBES)
+        return self._probes < min(1 << int(doubled), MAX_PROBES)
 
     def request_sent(self, now: float) -> None:
         """A request is sent; in the half-open state it is a probe."""
@@ -244,5 +244,5 @@ class CircuitBreaker:
 def _remember(times: dict[str, float], client: str, now: float) -> None:
     times.pop(client, None)
     times[client] = now
-    if len(times) > MOST_CLIENTS:
+    if len(times) > MAX_CLIENTS:
         del times[next(iter(times))]

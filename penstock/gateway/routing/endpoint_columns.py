@@ -18,7 +18,7 @@ Floats = npt.NDArray[np.float64]
 
 _NONE: frozenset[str] = frozenset()
 FIRST_ROWS = 64
-MOST_LISTS = 512
+MAX_LISTS = 512
 """Lists of endpoints whose rows are remembered."""
 
 
@@ -73,7 +73,7 @@ class EndpointColumns:
         else:
             rows = np.array([self.row(each) for each in endpoints if not each.removed], np.intp)
             self._lists[id(endpoints)] = endpoints, rows
-            if len(self._lists) > MOST_LISTS:
+            if len(self._lists) > MAX_LISTS:
                 self._lists.popitem(last=False)
         if self._changed:
             for row in self._changed:

@@ -11,7 +11,7 @@ from penstock.gateway.routing.endpoint import Endpoint
 FIRST_LIMIT = 16
 """Requests that an endpoint gets before anything is known of it. vLLM runs 256 at a time by default,
 llama.cpp 4 and fewer: the first scrapes correct it."""
-MOST_LIMIT = 1 << 16
+MAX_LIMIT = 1 << 16
 UNLIMITED = 1 << 30
 PAUSE_S = 1e-5
 """Pause for each endpoint after all were asked for a place in vain: about ten times what that took."""
@@ -94,9 +94,9 @@ class EndpointPlaces:
         if load.waiting >= self._most_waiting:
             learned.limit, learned.cut = load.running + self._most_waiting, True
         elif load.waiting == 0 and 2 * load.running >= limit and not learned.cut:
-            learned.limit = min(2 * limit, MOST_LIMIT)
+            learned.limit = min(2 * limit, MAX_LIMIT)
         elif load.waiting == 0 and load.running >= limit - self._most_waiting:
-            learned.limit = min(limit + max(1, limit >> 4), MOST_LIMIT)
+            learned.limit = min(limit + max(1, limit >> 4), MAX_LIMIT)
         return learned
 
 

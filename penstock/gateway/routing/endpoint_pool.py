@@ -22,12 +22,12 @@ from penstock.gateway.upstream.tls import UpstreamTls
 
 log = logging.getLogger(__name__)
 
-MOST_SCRAPE_BYTES = 4 << 20
+MAX_SCRAPE_BYTES = 4 << 20
 """Maximum size of a scrape. One of vLLM has about 100 KB for each of its engines."""
 SCRAPE_S = 10.0
 """Time for one scrape, after which the load that is known stays, and becomes stale. A busy server may take
 seconds for its metrics."""
-MOST_SCRAPES_PER_S = 400
+MAX_SCRAPES_PER_S = 400
 """A tenth of a core: a scrape costs some 250 microseconds."""
 TURN_S = 0.02
 """Time between two groups of scrapes."""
@@ -137,14 +137,14 @@ class EndpointPool:
 
     async def scrape_loop(self, interval_s: float) -> None:
         """Scrape every endpoint every ``interval_s`` seconds, unless another worker does; less often where
-        there are so many that it would take :data:`MOST_SCRAPES_PER_S`. A slow one does not delay the others.
+        there are so many that it would take :data:`MAX_SCRAPES_PER_S`. A slow one does not delay the others.
         Scrapes are spread over the interval, all but the first ones, so that streams do not wait for them."""
         loop, running = asyncio.get_running_loop(), dict[Endpoint, asyncio.Task[None]]()
         turns = 1
         try:
             while True:
                 endpoints, began = self.endpoints, loop.time()
-                took_s = max(interval_s, len(endpoints) / MOST_SCRAPES_PER_S)
+                took_s = max(interval_s, len(endpoints) / MAX_SCRAPES_PER_S)
                 for turn in range(turns):
                     for endpoint in endpoints[turn::turns] if self.scrapes() else ():
                         before = running.get(endpoint)
@@ -233,10 +233,10 @@ class _ScrapeReceiver:
 
     def on_body(self, data: bytes, now: float) -> None:
         self._size += len(data)
-        if self._size > MOST_SCRAPE_BYTES:
+        if self._size > MAX_SCRAPE_BYTES:
             self._exchange.abort()
             if not self.done.done():
-                self.done.set_exception(NoLoadError(f"its /metrics is larger than {MOST_SCRAPE_BYTES} bytes"))
+                self.done.set_exception(NoLoadError(f"its /metrics is larger than {MAX_SCRAPE_BYTES} bytes"))
         elif self._status == 200:
             self.reader.feed(data)
 

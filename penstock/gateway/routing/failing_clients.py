@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-MOST_CLIENTS = 4096
+MAX_CLIENTS = 4096
 """Clients remembered; those whose latest failure is the oldest are evicted."""
 MEMORY_S = 10.0
 """Time after which a failure is forgotten."""
@@ -29,7 +29,7 @@ class FailingClients:
             began = place
         self._began[client] = began, now
         self._began.move_to_end(client)
-        if len(self._began) > MOST_CLIENTS:
+        if len(self._began) > MAX_CLIENTS:
             self._began.popitem(last=False)
         return began is place
 

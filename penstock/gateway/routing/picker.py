@@ -16,7 +16,7 @@ from penstock.gateway.routing.prefix_affinity import PrefixIndex
 from penstock.gateway.routing.scorers import LOAD_SCORERS, Scorer
 from penstock.gateway.routing.usable_endpoints import PickerLimits, UsableEndpoints
 
-MOST_SESSIONS = 1 << 16
+MAX_SESSIONS = 1 << 16
 """Sessions remembered; the least recently used ones are evicted."""
 AFFINITY_SLACK = 8
 """Requests; with fewer a multiple is meaningless."""
@@ -181,7 +181,7 @@ class Picker:
         if session is not None:
             self._sessions[session] = endpoint
             self._sessions.move_to_end(session)
-            if len(self._sessions) > MOST_SESSIONS:
+            if len(self._sessions) > MAX_SESSIONS:
                 self._sessions.popitem(last=False)
 
     # -- scorers with a memory

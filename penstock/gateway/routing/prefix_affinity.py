@@ -16,9 +16,9 @@ EVEN_BYTES = 8 << 10
 """Bytes from which on blocks grow, to 1/GROWTH of what precedes them. The histories of agents are long, and
 begin alike for longer than a fixed number of small blocks could tell apart."""
 GROWTH = 32
-MOST_BYTES = 2 << 20
+MAX_BYTES = 2 << 20
 """Bytes compared per prompt, half a million tokens."""
-MOST_INDEXED = 1 << 18
+MAX_INDEXED = 1 << 18
 """Blocks of all prompts that are remembered."""
 FEW_BITS = 8
 """Bits that are visited one by one."""
@@ -26,7 +26,7 @@ FEW_BITS = 8
 
 def _block_ends() -> list[int]:
     ends, end = [], 0
-    while end < MOST_BYTES:
+    while end < MAX_BYTES:
         size = BLOCK_BYTES if end < EVEN_BYTES else end // GROWTH // BLOCK_BYTES * BLOCK_BYTES
         end += size
         ends.append(end)
@@ -60,7 +60,7 @@ class PrefixIndex:
     """Maps block hashes to the endpoints that were sent the block, as bits by their rows. Least recently used
     blocks are evicted."""
 
-    def __init__(self, columns: EndpointColumns, most_blocks: int = MOST_INDEXED) -> None:
+    def __init__(self, columns: EndpointColumns, most_blocks: int = MAX_INDEXED) -> None:
         self._columns = columns
         self._most_blocks = most_blocks
         self._bits: OrderedDict[int, int] = OrderedDict()

@@ -10,15 +10,15 @@ from penstock.gateway.routing.endpoint import Endpoint
 
 _STORE = re.compile(r"resp_([0-9a-f]{12})[0-9a-f]{24}").fullmatch
 """The id of a response of a Penstock server, which begins with the id of its store."""
-MOST_IDS = 1 << 16
+MAX_IDS = 1 << 16
 """Responses remembered; the least recently used ones are evicted."""
-MOST_STORES = 1 << 12
+MAX_STORES = 1 << 12
 
 
 class ResponseOwners:
     """Maps responses to the endpoint that made them, and stores to the endpoints that use them."""
 
-    def __init__(self, most_ids: int = MOST_IDS, most_stores: int = MOST_STORES) -> None:
+    def __init__(self, most_ids: int = MAX_IDS, most_stores: int = MAX_STORES) -> None:
         self._most_ids = most_ids
         self._most_stores = most_stores
         self._makers: OrderedDict[int, Endpoint] = OrderedDict()

@@ -15,11 +15,11 @@ from penstock.gateway.upstream.exchange import Exchange, Failure, Headers, Upstr
 from penstock.http.admission import unavailable
 from penstock.http.errors import ApiError, shown
 
-MOST_ASKED = 32
+MAX_ASKED = 32
 """Endpoints that are asked at the same time, for all requests together: anyone may invent ids."""
 ASK_S = 10.0
 """Seconds that an endpoint may take to say whether it has a response."""
-MOST_READ = 1 << 20
+MAX_READ = 1 << 20
 """Bytes of a response that are read, so that its connection can be kept."""
 _UNSURE = frozenset({408, 429})
 """Statuses below 500 that do not say whether the endpoint has a response."""
@@ -38,7 +38,7 @@ class ResponseSearch:
     def __init__(self, pool: EndpointPool, owners: ResponseOwners) -> None:
         self._pool = pool
         self._owners = owners
-        self._asking = asyncio.Semaphore(MOST_ASKED)
+        self._asking = asyncio.Semaphore(MAX_ASKED)
 
     async def find(
         self, id: str, headers: Headers, now: float, *, previous: bool = False
@@ -146,7 +146,7 @@ class _Answer:
             if self._id in body:
                 self._set(200)
             self._end = body[-len(self._id) :]
-        if self._size > MOST_READ:
+        if self._size > MAX_READ:
             self._set(404)
             self._exchange.abort()
 

@@ -26,9 +26,9 @@ from penstock.metrics.histogram import Histogram
 from penstock.metrics.snapshot import Distribution, Labels, Series, Value
 
 OTHER = "other"
-MOST_LABEL = 128
+MAX_LABEL = 128
 """Characters of a label's value."""
-MOST_LISTED = 1024
+MAX_LISTED = 1024
 """Pairs of models that endpoints list: an endpoint that lists ever more of them is bounded, too."""
 Families = Iterable[tuple[Metric, MetricFamily, Mapping[Labels, Value]]]
 
@@ -249,7 +249,7 @@ class GatewayMetrics:
         model, target = map(self._listed_name, pair)
         if model and target:
             pair = model, target
-            if pair not in self._models and len(self._listed) < MOST_LISTED:
+            if pair not in self._models and len(self._listed) < MAX_LISTED:
                 self.add_models([pair])
                 self._listed.add(pair)
         return pair if pair in self._models else None
@@ -388,4 +388,4 @@ def _labels_of(labels: tuple[str, ...], key: RequestLabels) -> Labels:
 
 def _labels(labels: tuple[str, ...], label_values: Mapping[str, Any]) -> Labels:
     found = (label_values[metric_definitions.LABEL_ALIASES.get(label, label)] for label in labels)
-    return tuple(bounded_name(str(value), MOST_LABEL) for value in found)
+    return tuple(bounded_name(str(value), MAX_LABEL) for value in found)

@@ -17,7 +17,7 @@ from penstock.http.tls_problem import tls_problem
 
 log = logging.getLogger(__name__)
 
-MOST_IDLE = 256
+MAX_IDLE = 256
 """Idle connections of HTTP/1.1 kept per endpoint."""
 STREAMS_PER_CONNECTION = 64
 """Streams of a connection from which on another one is opened, up to :data:`SHARED_CONNECTIONS`. A server of
@@ -267,7 +267,7 @@ class ConnectionPool:
 
     def release(self, connection: Http1Connection) -> None:
         """Take back a connection whose reply is complete, for the next request."""
-        if self._closed or len(self._idle) >= MOST_IDLE or self._version is Version.HTTP2:
+        if self._closed or len(self._idle) >= MAX_IDLE or self._version is Version.HTTP2:
             connection.close()
             return
         connection.was_used = True

@@ -34,11 +34,11 @@ TIMEOUT_S = 5.0
 """Wait for the keeper: a process that lives on this host and does not answer for so long hangs."""
 RETRY_S = 0.01
 """Time after which questions for which there was no room are sent again."""
-MOST_UNSENT = 1 << 14
+MAX_UNSENT = 1 << 14
 """Questions that wait to be sent; beyond them the oldest are dropped, and their estimates stand."""
-MOST_IN_DATAGRAM = 64
+MAX_IN_DATAGRAM = 64
 """Questions or answers; one has at most 8 budgets and names of 64 characters, so about 600 bytes."""
-MOST_STATE_IN_DATAGRAM = 256
+MAX_STATE_IN_DATAGRAM = 256
 """Budgets, and running requests; either has about 100 bytes. A socket may take no more than 10 datagrams
 until its owner reads them."""
 SAVE_S = 1.0
@@ -88,7 +88,7 @@ class SharedBudgetStore:
         self._memory = MemoryBudgetStore(clock)
         self._numbers = count(1)
         self._asked: dict[int, tuple[_Question, asyncio.Future[Reservation]]] = {}
-        self._unsent: deque[_Question] = deque(maxlen=MOST_UNSENT)
+        self._unsent: deque[_Question] = deque(maxlen=MAX_UNSENT)
         self._path = Path(exchange.run_dir, _file_of(exchange.own))
         self._unfinished = Path(exchange.run_dir, f"unfinished-{_file_of(exchange.own)}")
         self._saving: asyncio.TimerHandle | None = None
@@ -196,8 +196,8 @@ class SharedBudgetStore:
         """This worker was the keeper."""
         self._stop_saving()
         full_at, running = self._memory.take_state()
-        for start in range(0, max(len(full_at), len(running)), MOST_STATE_IN_DATAGRAM):
-            part = slice(start, start + MOST_STATE_IN_DATAGRAM)
+        for start in range(0, max(len(full_at), len(running)), MAX_STATE_IN_DATAGRAM):
+            part = slice(start, start + MAX_STATE_IN_DATAGRAM)
             self._exchange.send(STATE, _encode(_State(full_at[part], running[part])), keeper)
 
     def _keeper(self) -> WorkerName | None:
@@ -216,7 +216,7 @@ class SharedBudgetStore:
 
     def _send(self) -> None:
         while self._unsent:
-            part = list(islice(self._unsent, MOST_IN_DATAGRAM))
+            part = list(islice(self._unsent, MAX_IN_DATAGRAM))
             keeper = self._keeper()
             if keeper is None:  # it has just ended
                 self._on_questions(self._exchange.own, _encode(part))

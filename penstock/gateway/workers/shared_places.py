@@ -17,12 +17,12 @@ from functools import partial
 from penstock.gateway.routing.endpoint import Endpoint
 from penstock.gateway.workers.exchange import Exchange, WorkerName
 
-MOST_ENTRIES = 4096
+MAX_ENTRIES = 4096
 """Endpoints, and sets of them for which requests wait; of more the others learn by datagrams."""
 HEADER, ENTRY = 2, 3
 """Numbers of 64 bits. The header: entries that have been made, and how many sets have waiters. An entry: its
 key, a count, and the rank of the first waiter, 0 without any."""
-FILE_BYTES = 8 * (HEADER + ENTRY * MOST_ENTRIES)
+FILE_BYTES = 8 * (HEADER + ENTRY * MAX_ENTRIES)
 TOPIC = "places"
 
 
@@ -94,7 +94,7 @@ class SharedPlaces:
         """Where the entry begins; None: there is none, and it would be empty, or there is no room."""
         at = self._entries.get(key)
         if at is None and value:
-            if len(self._entries) < MOST_ENTRIES:
+            if len(self._entries) < MAX_ENTRIES:
                 at = HEADER + ENTRY * len(self._entries)
             elif (unused := next(self._unused(), None)) is not None:
                 at = self._entries.pop(unused)
@@ -143,11 +143,11 @@ class _Figures:
         view = self._view
         if view[0] != self._made:
             self._made = view[0]
-            end = HEADER + ENTRY * min(self._made, MOST_ENTRIES)
+            end = HEADER + ENTRY * min(self._made, MAX_ENTRIES)
             self._entries = {view[at]: at for at in range(HEADER, end, ENTRY)}
         at = self._entries.get(key)
         if at is None:
-            return 0 if self._made < MOST_ENTRIES else None
+            return 0 if self._made < MAX_ENTRIES else None
         return view[at + column]
 
 

@@ -31,11 +31,11 @@ REPEAT_S = 2.0
 """Counts are sent again after this time, though they have not changed."""
 SILENCE_S = 3.0
 """Time by which a scrape of the worker that scrapes is late, after which each worker scrapes itself."""
-MOST_WAITING = 1024
+MAX_WAITING = 1024
 """Picks, and responses, that wait to be sent; of more in one interval the oldest are left out."""
-MOST_COUNTS, MOST_SCRAPES, MOST_PICKS = 512, 64, 32
+MAX_COUNTS, MAX_SCRAPES, MAX_PICKS = 512, 64, 32
 """Entries in one datagram: a pick has at most 230 blocks of 9 bytes."""
-MOST_DATAGRAMS = 4
+MAX_DATAGRAMS = 4
 """Datagrams in one interval. A socket may take no more than 10 until its owner reads them."""
 MAX_ID_CHARACTERS = 256
 """Ids of responses that are longer stay with the worker that knows them."""
@@ -87,9 +87,9 @@ class SharedState:
         self._closings: dict[str, float] = {}
         """When the requests were sent that have closed others, of which they know as well."""
         self._elsewhere: dict[WorkerName, dict[str, Counts]] = {}
-        self._scrapes: deque[tuple[str, Scrape]] = deque(maxlen=MOST_WAITING)
-        self._picks: deque[tuple[str, list[int], int | None]] = deque(maxlen=MOST_WAITING)
-        self._owners: deque[tuple[str, str]] = deque(maxlen=MOST_WAITING)
+        self._scrapes: deque[tuple[str, Scrape]] = deque(maxlen=MAX_WAITING)
+        self._picks: deque[tuple[str, list[int], int | None]] = deque(maxlen=MAX_WAITING)
+        self._owners: deque[tuple[str, str]] = deque(maxlen=MAX_WAITING)
         self._scraped_at = clock()
         """When a scrape of another worker came last."""
         exchange.on(TOPIC, self._on_update)
@@ -107,12 +107,12 @@ class SharedState:
             return
         self._known = {each.url: each for each in self._router.pool.endpoints}
         counts = self._changed_counts()
-        for number in range(MOST_DATAGRAMS):
+        for number in range(MAX_DATAGRAMS):
             update = StateUpdate(
-                list(islice(counts, MOST_COUNTS)),
-                _taken(self._scrapes, MOST_SCRAPES),
-                _taken(self._picks, MOST_PICKS),
-                _taken(self._owners, MOST_PICKS),
+                list(islice(counts, MAX_COUNTS)),
+                _taken(self._scrapes, MAX_SCRAPES),
+                _taken(self._picks, MAX_PICKS),
+                _taken(self._owners, MAX_PICKS),
             )
             if not number:
                 update.openings, update.closings = self._changed_breakers()

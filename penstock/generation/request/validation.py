@@ -16,7 +16,7 @@ from penstock.wire.messages import SamplingParams
 
 GREEDY_BELOW = 1e-5
 """Lower temperatures are treated as 0, as in vLLM."""
-LEAST_TEMPERATURE = 0.01
+MIN_TEMPERATURE = 0.01
 """Minimum of other temperatures, as in vLLM: logits divided by less overflow in 16 bits."""
 MAX_CHOICES = 1024
 """Maximum ``n``, so that one request cannot start any number of streams."""
@@ -62,8 +62,8 @@ def parse_sampling_params(
         raise _bad_temperature(temperature)
     if temperature < GREEDY_BELOW:
         temperature = 0.0
-    elif temperature < LEAST_TEMPERATURE:
-        temperature = LEAST_TEMPERATURE
+    elif temperature < MIN_TEMPERATURE:
+        temperature = MIN_TEMPERATURE
     top_p = defaults.top_p if r.top_p is None else r.top_p
     if not 0.0 < top_p <= 1.0:
         raise refused(f"top_p must be in (0, 1], got {shown(top_p)}.", "top_p", top_p)

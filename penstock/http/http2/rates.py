@@ -14,7 +14,7 @@ CONTROL_BURST = 10_000
 CONTROL_PER_S = 1_000
 BYTES_PER_CONTROL = 32
 """Bytes of DATA sent that allow another control frame: some clients send two WINDOW_UPDATE per event."""
-MOST_CONTROL = 300_000
+MAX_CONTROL = 300_000
 """Control frames that are allowed at once at most: those for the 9 MB that the sockets of a client that lags
 behind may hold."""
 HEADER_BYTES_PER_CONTROL = 256
@@ -58,7 +58,7 @@ class RateLimit:
 
 
 def control_limit(now: float) -> RateLimit:
-    return RateLimit("control frames and empty frames", CONTROL_BURST, CONTROL_PER_S, now, most=MOST_CONTROL)
+    return RateLimit("control frames and empty frames", CONTROL_BURST, CONTROL_PER_S, now, most=MAX_CONTROL)
 
 
 def reset_limit(now: float) -> RateLimit:

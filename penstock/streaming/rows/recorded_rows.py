@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.streaming.rows.event_record import EventRecord
-from penstock.streaming.rows.framing import MOST_NUMBERS, Objects, event_numbers
+from penstock.streaming.rows.framing import MAX_NUMBERS, Objects, event_numbers
 from penstock.wire.arrays import I32
 
 STEPS = 16
@@ -119,7 +119,7 @@ class RecordedRows:
         """Bytes that number each stream's next event; ``too_large`` beyond the numbers that are prepared."""
         numbers = self._numbers.take(handles)
         sizes = event_numbers()[1].take(numbers, mode="clip")
-        sizes[numbers >= MOST_NUMBERS] = too_large
+        sizes[numbers >= MAX_NUMBERS] = too_large
         return sizes
 
     def advance(self, handles: I32, texts: Objects, counts: I32 | None) -> Objects:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.engine.schedule.batch import Batch
-from penstock.engine.schedule.bisection import MOST_RUNS, run_apart
+from penstock.engine.schedule.bisection import MAX_RUNS, run_apart
 
 
 def make_batch(parts: int, drafts: list[int] | None = None, sampled: int | None = None) -> Batch:
@@ -57,6 +57,6 @@ def test_runs_are_bounded_and_every_part_has_an_end() -> None:
         raise MemoryError
 
     parts = list(run_apart(make_batch(1000), run))
-    assert MOST_RUNS <= runs < MOST_RUNS + 20
+    assert MAX_RUNS <= runs < MAX_RUNS + 20
     assert sorted(np.concatenate([part.slots for part, _ in parts]).tolist()) == [*range(1000)]
     assert all(isinstance(result, MemoryError) for _, result in parts)

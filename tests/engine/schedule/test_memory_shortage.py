@@ -6,7 +6,7 @@ import numpy as np
 
 from penstock.engine.schedule.memory_shortage import (
     GROW_STEPS,
-    MOST_TRIES,
+    MAX_TRIES,
     REST_STEPS,
     UNLIMITED,
     MemoryShortage,
@@ -32,13 +32,13 @@ def test_a_stream_is_tried_with_ever_fewer_tokens_and_rests_in_between() -> None
     slots = np.array([3, 7])
     assert not shortage
     most = []
-    for step in range(1, MOST_TRIES):
+    for step in range(1, MAX_TRIES):
         assert shortage.may_try_again(7, 64, 64, step)
         most.append(shortage.most_tokens_of(7))
     assert most == [32, 16, 8, 4, 2, 1, 1]
     assert shortage.most_tokens(slots).tolist() == [UNLIMITED, 1]
-    assert shortage.may_begin(slots, MOST_TRIES - 2 + REST_STEPS).tolist() == [True, False]
-    assert shortage.may_begin(slots, MOST_TRIES - 1 + REST_STEPS).tolist() == [True, True]
+    assert shortage.may_begin(slots, MAX_TRIES - 2 + REST_STEPS).tolist() == [True, False]
+    assert shortage.may_begin(slots, MAX_TRIES - 1 + REST_STEPS).tolist() == [True, True]
     assert not shortage.may_try_again(7, 1, 64, 50)
     shortage.forget(7)
     assert not shortage
@@ -49,7 +49,7 @@ def test_a_stream_that_has_advanced_may_fail_as_often_again() -> None:
     shortage = MemoryShortage(100)
     computed = np.zeros(4, np.int32)
     for end in (40, 80):
-        for _ in range(MOST_TRIES - 1):
+        for _ in range(MAX_TRIES - 1):
             assert shortage.may_try_again(2, 40, end, 1)
         computed[2] = end - 1
         shortage.on_launched(computed, 1)

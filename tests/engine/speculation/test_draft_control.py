@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.engine.speculation.draft_control import MOST_AUTO, RECOVERY, DraftControl
+from penstock.engine.speculation.draft_control import MAX_AUTO, RECOVERY, DraftControl
 
 ONE = np.array([0])
 
@@ -23,7 +23,7 @@ def taught(
         drafted = control.limits(slots)
         drafted = control.worthwhile(slots, drafted)
         control.on_scheduled(drafts=bool(drafted.any()))
-        wrong = random.random((streams, MOST_AUTO + 1)) >= acceptance
+        wrong = random.random((streams, MAX_AUTO + 1)) >= acceptance
         wrong[:, -1] = True
         accepted = np.minimum(wrong.argmax(axis=1), drafted).astype(np.int32)
         tokens = streams + int(drafted.sum())
@@ -41,7 +41,7 @@ def test_a_number_of_tokens_is_always_the_limit() -> None:
 
 
 def test_drafts_that_cost_little_and_are_accepted_are_long() -> None:
-    assert taught(0.01, 0.0001, 1, 0.98).limits(ONE)[0] >= MOST_AUTO - 2
+    assert taught(0.01, 0.0001, 1, 0.98).limits(ONE)[0] >= MAX_AUTO - 2
 
 
 @pytest.mark.parametrize("acceptance", [0.3, 0.8])
@@ -88,7 +88,7 @@ def test_drafts_that_are_too_few_for_a_step_with_drafts_are_left_out() -> None:
 
 
 def test_a_new_stream_expects_what_the_streams_before_it_had() -> None:
-    for acceptance, expected in ((0.0, (0, 1)), (0.98, (4, MOST_AUTO))):
+    for acceptance, expected in ((0.0, (0, 1)), (0.98, (4, MAX_AUTO))):
         control = taught(0.01, 0.0005, 8, acceptance)
         control.begin(0)
         assert expected[0] <= control.limits(ONE)[0] <= expected[1]

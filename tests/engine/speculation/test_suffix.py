@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.engine.batch.slots import SlotTable
-from penstock.engine.speculation.suffix import CHUNK, MOST_DRAFTS, SuffixProposer
+from penstock.engine.speculation.suffix import CHUNK, MAX_DRAFTS, SuffixProposer
 from tests.engine.speculation.replay import start
 
 WIDTH = 256
@@ -191,7 +191,7 @@ def test_no_draft_is_longer_than_sums_reach() -> None:
         begin(table, suffix, slot, [8] * 200)
     for slots in ([0], [0, 1]):
         for drafted in draft(table, suffix, slots, 500):
-            assert 0 < len(drafted) <= MOST_DRAFTS
+            assert 0 < len(drafted) <= MAX_DRAFTS
 
 
 def test_the_newest_outputs_are_kept() -> None:

@@ -199,7 +199,7 @@ def test_each_token_attends_to_its_own_history(
 def test_few_scores_at_a_time_change_nothing(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention_module, "MOST_SCORES", 3 * HEADS * 300)
+    monkeypatch.setattr(attention_module, "MAX_SCORES", 3 * HEADS * 300)
     test_each_token_attends_to_its_own_history(options, 16, None)
 
 

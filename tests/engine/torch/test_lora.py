@@ -15,7 +15,7 @@ from penstock.config.errors import ConfigError
 from penstock.engine.base import RequestRejected
 from penstock.engine.lora.adapter_table import LoadedAdapter
 from penstock.engine.torch import attention
-from penstock.engine.torch.attention import MOST_IN_CACHE, _bounded
+from penstock.engine.torch.attention import MAX_IN_CACHE, _bounded
 from penstock.engine.torch.engine import TorchEngine
 from penstock.engine.torch.lora import lora_layers
 from penstock.wire.frames import FinishReason
@@ -241,7 +241,7 @@ def test_the_cache_holds_finite_values_of_an_adapter_that_overflows(llama: Path,
     cache = engine._models[0].attention
     for cached in (*cache.keys, *cache.values):
         assert cached.isfinite().all()
-        assert cached.abs().max() <= MOST_IN_CACHE
+        assert cached.abs().max() <= MAX_IN_CACHE
 
 
 @pytest.mark.gpu

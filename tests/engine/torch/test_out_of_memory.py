@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from penstock.config.errors import ConfigError
-from penstock.engine.schedule.memory_shortage import GROW_STEPS, MOST_TRIES
+from penstock.engine.schedule.memory_shortage import GROW_STEPS, MAX_TRIES
 from penstock.engine.torch import engine as engine_module
 from penstock.engine.torch.draft.draft_model import PAUSE
 from penstock.engine.torch.engine import NO_MEMORY, TorchEngine
@@ -150,9 +150,9 @@ def test_a_stream_that_never_fits_ends_alone(
     for stream in {*range(len(prompts))} - {1}:
         assert outcomes[stream].tokens == generate(llama, prompts[stream], OUTPUT)
     assert_all_free(engine)
-    assert engine.metrics()["preemptions_total"] == MOST_TRIES - 1
+    assert engine.metrics()["preemptions_total"] == MAX_TRIES - 1
     # the other streams' steps are as large as before
-    assert len(sizes) < OUTPUT + 8 * MOST_TRIES
+    assert len(sizes) < OUTPUT + 8 * MAX_TRIES
     assert engine._scheduler.max_batched_tokens == 2048
 
 

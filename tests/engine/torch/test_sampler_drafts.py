@@ -20,7 +20,7 @@ from tests.engine.torch.sampling_reference import any_sampling
 
 pytestmark = pytest.mark.gpu
 
-MOST_DRAFTS, STEPS, LENGTH = 5, 6, 120
+MAX_DRAFTS, STEPS, LENGTH = 5, 6, 120
 Row = tuple[int, tuple[Any, ...] | None]
 """A token, and its logprobs: ids, values, rank."""
 
@@ -104,14 +104,14 @@ def alone(vocab: int, stream: Stream, logits: np.ndarray, drafts: list[int]) -> 
 def any_drafts(rng: np.random.Generator, stream: Stream, vocab: int) -> list[int]:
     """Tokens of the prompt, of the output, of bad words, any others, and each other's."""
     drafts: list[int] = []
-    for _ in range(int(rng.integers(0, MOST_DRAFTS + 1))):
+    for _ in range(int(rng.integers(0, MAX_DRAFTS + 1))):
         sources = [stream.prompt, stream.output, drafts, range(min(vocab, 6)), range(vocab)]
         known = [source for source in sources if len(source)]
         source = known[int(rng.integers(len(known)))]
         drafts.append(int(source[int(rng.integers(len(source)))]))
     for word in stream.sampling.get("bad_words", ()):
         if rng.random() < 0.3:
-            drafts = (drafts[: int(rng.integers(0, 3))] + list(word[:-1]))[:MOST_DRAFTS]
+            drafts = (drafts[: int(rng.integers(0, 3))] + list(word[:-1]))[:MAX_DRAFTS]
     return drafts
 
 

@@ -17,7 +17,7 @@ from penstock.engine.lora.adapter_files import describe_adapter
 from penstock.engine.lora.errors import AdapterError
 from penstock.engine.vllm import internals
 from penstock.engine.vllm.adapter_loader import VllmAdapterLoader
-from penstock.engine.vllm.adapter_weights import MOST_NORM
+from penstock.engine.vllm.adapter_weights import MAX_NORM
 from penstock.engine.vllm.engine import VllmEngine
 from penstock.wire.frames import FinishReason
 from penstock.wire.messages import Adapter
@@ -394,7 +394,7 @@ def test_the_largest_weights_that_are_run_change_no_other_stream(engine: VllmEng
     prompts = [draw.integers(3, 300, 40).tolist() for _ in range(4)]
     expected = [generate(engine, prompt=prompt, max_tokens=10) for prompt in prompts]
     engine.call("reset_prefix_cache", {})
-    large = made(tmp_path, scale=MOST_NORM / 40)  # 4 x 64 values, scaled by 2
+    large = made(tmp_path, scale=MAX_NORM / 40)  # 4 x 64 values, scaled by 2
     use(engine, large)
     for stream in range(80):  # all blocks of the cache
         prompt = draw.integers(3, 300, 480).tolist()

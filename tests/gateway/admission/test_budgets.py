@@ -294,7 +294,7 @@ def test_of_the_requests_that_wait_to_be_stored_the_oldest_are_dropped(
             return [[0, 0, 0] for _ in calls]
 
         monkeypatch.setattr(store, "_execute", execute)
-        monkeypatch.setattr(redis_budget_store, "MOST_UNSETTLED", 2)
+        monkeypatch.setattr(redis_budget_store, "MAX_UNSETTLED", 2)
         store.settle("a", "1", (), counted=True)
         assert await begun.get() == ["a"]
         for client in "bcd":

@@ -391,11 +391,11 @@ async def test_the_end_of_the_gateway_refuses_those_that_wait() -> None:
 @on_loop
 async def test_unused_gates_are_forgotten() -> None:
     fleet = Fleet(2)
-    for number in range(2 * flow_control.MOST_GATES):
+    for number in range(2 * flow_control.MAX_GATES):
         request = FlowRequest("a")
         await fleet.flow.enter(request, number, fleet.places["all"].have_free)
         fleet.flow.ended(request, None)
-    assert len(fleet.flow._gates) <= flow_control.MOST_GATES
+    assert len(fleet.flow._gates) <= flow_control.MAX_GATES
 
 
 def test_a_drain_rate_is_an_average() -> None:

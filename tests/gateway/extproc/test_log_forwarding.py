@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.gateway.extproc.log_forwarding import MOST_AT_ONCE, LogForwarding
+from penstock.gateway.extproc.log_forwarding import MAX_AT_ONCE, LogForwarding
 from penstock.gateway.extproc.messages import MessagePart, ProcessingRequest
 from penstock.gateway.routing.endpoint import EndpointLoad
 from penstock.gateway.routing.endpoint_places import EndpointPlaces
@@ -46,7 +46,7 @@ def test_entries_reach_the_worker_that_picked(tmp_path: Path) -> None:
         try:
             assert here.requests.process != there.requests.process
             await sent(picking, logging, until=lambda: bool(logging.exchange.siblings))
-            requests = 3 * MOST_AT_ONCE
+            requests = 3 * MAX_AT_ONCE
             first, *others = [picked_metadata(here) for _ in range(requests)]
             there.requests.open_log_streams = 1
             assert not here.requests.is_busy

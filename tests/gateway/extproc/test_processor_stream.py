@@ -25,7 +25,7 @@ from penstock.gateway.extproc.messages import (
 from penstock.gateway.extproc.processor_stream import (
     CONTROL_HEADERS,
     DESTINATIONS,
-    MOST_CHUNK_BYTES,
+    MAX_CHUNK_BYTES,
     ProcessorStream,
 )
 from penstock.gateway.extproc.routed_requests import LOG_DELAY_S, PROCESS_KEY, RoutedRequests
@@ -253,7 +253,7 @@ def test_other_modes_are_picked_for_by_headers(mode: BodyMode) -> None:
 
 
 def test_a_full_duplex_body_is_sent_on_in_chunks() -> None:
-    data = json.dumps({"model": "m", "prompt": "p" * 2 * MOST_CHUNK_BYTES}).encode()
+    data = json.dumps({"model": "m", "prompt": "p" * 2 * MAX_CHUNK_BYTES}).encode()
     exchange = Stream(World().requests)
     assert exchange.receive(head(BodyMode.FULL_DUPLEX_STREAMED)) == []
     assert exchange.receive(body(data[:1000], end=False)) == []

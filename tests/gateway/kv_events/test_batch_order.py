@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from penstock.gateway.kv_events.batch_order import CLEAR, LOST, MOST_HELD, MOST_HELD_BYTES, BatchOrder, Step
+from penstock.gateway.kv_events.batch_order import CLEAR, LOST, MAX_HELD, MAX_HELD_BYTES, BatchOrder, Step
 
 
 def batch(number: int) -> bytes:
@@ -92,13 +92,13 @@ def test_a_lost_connection_forgets_everything() -> None:
 def test_what_waits_for_a_replay_is_bounded() -> None:
     order = BatchOrder(replays=True)
     order.on_connected()
-    steps = live(order, *range(MOST_HELD + 1))
-    assert steps == [CLEAR, *batches(*range(MOST_HELD + 1))]
+    steps = live(order, *range(MAX_HELD + 1))
+    assert steps == [CLEAR, *batches(*range(MAX_HELD + 1))]
     assert order.wanted is None
 
 
 def test_what_waits_for_a_replay_is_bounded_by_its_size_too() -> None:
-    order, large = BatchOrder(replays=True), bytes(MOST_HELD_BYTES // 8 + 1)
+    order, large = BatchOrder(replays=True), bytes(MAX_HELD_BYTES // 8 + 1)
     order.on_connected()
     for number in range(7):
         assert order.on_live(number, large) == []

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.engine.kv_events.block_log import BlockLog
 from penstock.engine.lora.adapter_table import adapter_of
-from penstock.gateway.kv_events.block_index import EXPECTED_S, MOST_ADAPTERS, BlockIndex, Source
+from penstock.gateway.kv_events.block_index import EXPECTED_S, MAX_ADAPTERS, BlockIndex, Source
 from penstock.gateway.routing.endpoint import Endpoint
 from penstock.wire.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, decode_batch
 from tests.engine.paged import Driver, adapter_table, make_scheduler
@@ -133,11 +133,11 @@ def test_a_salt_that_is_the_adapter_s_name_counts() -> None:
 def test_adapters_that_events_name_are_known_and_bounded() -> None:
     index = BlockIndex()
     source = follow(index)
-    for number in range(MOST_ADAPTERS + 10):
+    for number in range(MAX_ADAPTERS + 10):
         index.apply(source, [stored([number], [1, 2], lora_name=f"a{number}")])
         assert index.is_adapter(f"a{number}")
     assert not index.is_adapter("m")
-    assert len(index._adapters) <= MOST_ADAPTERS
+    assert len(index._adapters) <= MAX_ADAPTERS
 
 
 def test_other_tiers_and_groups_do_not_count() -> None:

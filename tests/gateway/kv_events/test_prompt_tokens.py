@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from penstock.gateway.kv_events import prompt_tokens
-from penstock.gateway.kv_events.prompt_tokens import MOST_ASKED, PAUSE_S, PromptTokens
+from penstock.gateway.kv_events.prompt_tokens import MAX_ASKED, PAUSE_S, PromptTokens
 from penstock.gateway.requests.incoming_request import IncomingRequest
 from penstock.gateway.routing.endpoint_discovery import ResolvedEndpoint
 from penstock.gateway.routing.endpoint_pool import EndpointPool
@@ -85,11 +85,11 @@ def test_questions_at_a_time_are_bounded_also_if_they_come_together(monkeypatch:
             return await tokenized(request)
 
         world = World(monkeypatch, later)
-        asking = [asyncio.ensure_future(world.of(model="m", prompt=str(n))) for n in range(2 * MOST_ASKED)]
+        asking = [asyncio.ensure_future(world.of(model="m", prompt=str(n))) for n in range(2 * MAX_ASKED)]
         await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
         done.set()
         found = await asyncio.gather(*asking)
-        assert (found.count(TOKENS), found.count(None)) == (MOST_ASKED, MOST_ASKED)
+        assert (found.count(TOKENS), found.count(None)) == (MAX_ASKED, MAX_ASKED)
         assert await world.of(model="m", prompt="and one more") == TOKENS
 
     asyncio.run(run())

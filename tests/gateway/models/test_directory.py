@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from penstock.gateway.models.directory import ModelDirectory
-from penstock.gateway.models.model_cards import MOST_MODELS, ModelCard
+from penstock.gateway.models.model_cards import MAX_MODELS, ModelCard
 from penstock.gateway.models.model_figures import model_figures
 from penstock.gateway.models.model_routes import ModelRoute
 from penstock.gateway.models.pools import Pool
@@ -412,4 +412,4 @@ def test_adapters_that_metrics_name_are_bounded() -> None:
     assert not fleet.directory.add_adapters(endpoint, {"x" * 300, "a\nb", ""})
     for start in (0, 5000):
         fleet.directory.add_adapters(endpoint, {f"a{number}" for number in range(start, start + 5000)})
-        assert len(fleet.directory.models()) == MOST_MODELS
+        assert len(fleet.directory.models()) == MAX_MODELS

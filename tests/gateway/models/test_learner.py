@@ -15,7 +15,7 @@ import pytest
 from penstock.gateway.models import learner as learner_module
 from penstock.gateway.models.directory import ModelDirectory
 from penstock.gateway.models.learner import DOUBT_S, RETRY_S, ModelLearner
-from penstock.gateway.models.model_cards import MOST_LISTING_BYTES
+from penstock.gateway.models.model_cards import MAX_LISTING_BYTES
 from penstock.gateway.models.pools import Pool
 from penstock.gateway.routing.endpoint import Endpoint, EndpointLoad
 from penstock.gateway.routing.endpoint_discovery import ResolvedEndpoint
@@ -173,7 +173,7 @@ def test_a_listing_without_end_is_none(caplog: pytest.LogCaptureFixture) -> None
     async def test(world: World) -> None:
         async with world.learner() as learner:
             [endpoint] = learner._pool.endpoints
-            world.body = b" " * (MOST_LISTING_BYTES + 1)
+            world.body = b" " * (MAX_LISTING_BYTES + 1)
             for seconds in (0.0, 10.0, 10.0, 60.0):
                 learner.on_unknown_model(endpoint)
                 assert await world.after(learner, seconds) == 1
@@ -272,7 +272,7 @@ def test_with_many_endpoints_clients_wait_for_no_reading(monkeypatch: pytest.Mon
                 await learner.find("invented", None)
             assert len(world.asked) == 3
 
-    monkeypatch.setattr(learner_module, "MOST_DOUBTED_PER_S", 0.2)
+    monkeypatch.setattr(learner_module, "MAX_DOUBTED_PER_S", 0.2)
     run(test)
 
 

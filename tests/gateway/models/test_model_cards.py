@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.gateway.models.model_cards import MOST_MODELS, read_listing
+from penstock.gateway.models.model_cards import MAX_MODELS, read_listing
 
 
 @pytest.mark.parametrize(
@@ -76,4 +76,4 @@ def test_a_card_has_scalars_alone() -> None:
 def test_models_of_one_endpoint_are_bounded() -> None:
     names = [str(number) for number in range(3000)]
     for entries in ([{"id": name} for name in names], [{"id": "m", "aliases": names}]):
-        assert len(read_listing(msgspec.json.encode({"data": entries}))) == MOST_MODELS
+        assert len(read_listing(msgspec.json.encode({"data": entries}))) == MAX_MODELS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.gateway.relay.retry_budget import BUCKET_SIZE, MIN_RETRIES_PER_S
-from penstock.gateway.relay.retry_policy import MOST_REFUSALS, AttemptProgress, RetryPolicy, progress_of
+from penstock.gateway.relay.retry_policy import MAX_REFUSALS, AttemptProgress, RetryPolicy, progress_of
 from penstock.gateway.requests.incoming_request import IncomingRequest
 from penstock.gateway.routing.endpoint import Endpoint, EndpointLoad
 from penstock.gateway.routing.endpoint_discovery import ResolvedEndpoint
@@ -115,7 +115,7 @@ def test_attempts_are_limited() -> None:
 
 def test_refusals_are_limited_apart() -> None:
     policy, request, _ = policy_after_failure()
-    for number in range(MOST_REFUSALS):
+    for number in range(MAX_REFUSALS):
         assert policy.claim(AttemptProgress.REFUSED, COMPLETION, request, NOW)
         request.tried.add(Endpoint(f"http://full-{number}"))
     assert not policy.claim(AttemptProgress.REFUSED, COMPLETION, request, NOW)

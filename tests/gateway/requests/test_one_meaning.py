@@ -87,7 +87,7 @@ def test_a_body_as_python_writes_it_is_not_walked(monkeypatch: pytest.MonkeyPatc
 
 def test_too_many_fields_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts may have as many colons as they like."""
-    monkeypatch.setattr(one_meaning, "MOST_COLONS", 3)
+    monkeypatch.setattr(one_meaning, "MAX_COLONS", 3)
     text = json.dumps(":" * 100)
     assert read_request(b'{"model":"m","prompt":%b}' % text.encode()).model == "m"
     assert read_model([], b'{"model":"m","input":%b}' % text.encode()) == "m"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.gateway.requests.via import MOST_HOPS, Via, gateway_id
+from penstock.gateway.requests.via import MAX_HOPS, Via, gateway_id
 from penstock.http.errors import ApiError
 from tests.gateway.behaviours import good
 from tests.gateway.processes import Upstream, eventually, gateway
@@ -31,9 +31,9 @@ def test_what_comes_back_is_refused_with_the_names_of_its_way(values: list[bytes
 
 
 def test_so_is_what_too_many_have_relayed() -> None:
-    OWN.check([(b"via", b"1.1 penstock-x")] * MOST_HOPS)
-    with pytest.raises(ApiError, match=f"{MOST_HOPS + 1} proxies have relayed"):
-        OWN.check([(b"via", b"1.1 penstock-x")] * (MOST_HOPS + 1))
+    OWN.check([(b"via", b"1.1 penstock-x")] * MAX_HOPS)
+    with pytest.raises(ApiError, match=f"{MAX_HOPS + 1} proxies have relayed"):
+        OWN.check([(b"via", b"1.1 penstock-x")] * (MAX_HOPS + 1))
 
 
 @pytest.mark.parametrize(

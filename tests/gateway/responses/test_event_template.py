@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.responses.event_template import MOST_MISSES, EventTemplate, are_texts
+from penstock.gateway.responses.event_template import MAX_MISSES, EventTemplate, are_texts
 from penstock.gateway.responses.response_observer import Observation, StreamObserver
 
 
@@ -125,12 +125,12 @@ def test_nothing_fits_before_there_was_an_event() -> None:
 
 def test_a_stream_whose_events_differ_is_not_compared_for_ever() -> None:
     template = EventTemplate()
-    for number in range(MOST_MISSES):
+    for number in range(MAX_MISSES):
         template.learn(event(completion("x", number=number)))
-    assert template.matches(event(completion("y", number=MOST_MISSES - 1)))  # which makes it worth while
-    for number in range(MOST_MISSES + 1):
+    assert template.matches(event(completion("y", number=MAX_MISSES - 1)))  # which makes it worth while
+    for number in range(MAX_MISSES + 1):
         template.learn(event(completion("x", number=number)))
-    assert not template.matches(event(completion("y", number=MOST_MISSES)))
+    assert not template.matches(event(completion("y", number=MAX_MISSES)))
 
 
 def observed(chunks: list[bytes], *, strip_usage: bool) -> tuple[bytes, Observation]:

@@ -12,7 +12,7 @@ from penstock.gateway.responses.expected_reply import ExpectedReply, expected_re
 from penstock.gateway.responses.held_bytes import HeldBytes
 from penstock.gateway.responses.outcome import SUCCESSFUL, Outcome, TransportResult, classify_outcome
 from penstock.gateway.responses.response_observer import (
-    MOST_ERROR_BYTES,
+    MAX_ERROR_BYTES,
     Observation,
     ReplyObserver,
     StreamObserver,
@@ -455,7 +455,7 @@ def test_an_error_in_a_whole_reply_is_an_error(body: Any, pad: int) -> None:
         (b"[[0.5]]", Outcome.OK, None),
         (b"\xff\xfb audio", Outcome.OK, None),
         (b"", Outcome.OK, None),
-        (b'{"data":"' + b"x" * MOST_ERROR_BYTES + b'","error":"x"}', Outcome.OK, None),
+        (b'{"data":"' + b"x" * MAX_ERROR_BYTES + b'","error":"x"}', Outcome.OK, None),
     ],
 )
 def test_a_result_may_be_of_any_kind_but_is_no_error(

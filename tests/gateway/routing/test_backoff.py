@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.gateway.routing.backoff import MAX_BACKOFF_S, MOST_CLIENTS, Backoff, read_retry_after
+from penstock.gateway.routing.backoff import MAX_BACKOFF_S, MAX_CLIENTS, Backoff, read_retry_after
 from penstock.gateway.routing.endpoint import Endpoint
 from penstock.gateway.upstream.exchange import Headers
 
@@ -76,4 +76,4 @@ def test_memory_is_bounded() -> None:
     backoff = Backoff()
     for number in range(1000):
         backoff.refused(429, 60.0, f"client {number}", float(number))
-        assert len(backoff.clients) <= MOST_CLIENTS
+        assert len(backoff.clients) <= MAX_CLIENTS

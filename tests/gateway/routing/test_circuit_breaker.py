@@ -9,8 +9,8 @@ from penstock.gateway.routing.circuit_breaker import (
     CONSECUTIVE_FAILURES,
     FIRST_OPEN_S,
     LOST_PROBE_S,
+    MAX_PROBES,
     MIN_REQUESTS,
-    MOST_PROBES,
     PROBE_GROWTH_S,
     WINDOW_S,
     CircuitBreaker,
@@ -73,7 +73,7 @@ def test_half_open_lets_more_and_more_probes_pass() -> None:
         1,
         2,
         4,
-        MOST_PROBES,
+        MAX_PROBES,
     ]
     breaker.record_unavailable(begun + 10.0, begun)
     assert not breaker.allows(begun + 10.0), "one that fails ends it"

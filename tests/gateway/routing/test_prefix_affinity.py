@@ -11,7 +11,7 @@ from penstock.gateway.routing.prefix_affinity import (
     BLOCK_BYTES,
     BLOCK_ENDS,
     GROWTH,
-    MOST_BYTES,
+    MAX_BYTES,
     PrefixIndex,
     prefix_blocks,
 )
@@ -32,7 +32,7 @@ def test_blocks_stand_for_all_text_before_them() -> None:
 def test_only_whole_blocks_and_not_too_many() -> None:
     assert prefix_blocks("m", b"x" * (BLOCK_BYTES - 1)) == []
     assert len(prefix_blocks("m", b"x" * (2 * BLOCK_BYTES - 1))) == 1
-    assert len(prefix_blocks("m", bytes(2 * MOST_BYTES))) == len(BLOCK_ENDS)
+    assert len(prefix_blocks("m", bytes(2 * MAX_BYTES))) == len(BLOCK_ENDS)
 
 
 def test_a_difference_is_found_wherever_it_is() -> None:

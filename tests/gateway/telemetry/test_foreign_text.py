@@ -13,7 +13,7 @@ from penstock.gateway.responses.expected_reply import ExpectedReply, make_observ
 from penstock.gateway.responses.held_bytes import HeldBytes
 from penstock.gateway.responses.outcome import Outcome, TransportResult, classify_outcome
 from penstock.gateway.responses.request_record import FailedAttempt, RequestRecord, failure_reason
-from penstock.gateway.responses.response_observer import MOST_ERROR_BYTES, ReplyObserver, StreamObserver
+from penstock.gateway.responses.response_observer import MAX_ERROR_BYTES, ReplyObserver, StreamObserver
 from penstock.gateway.telemetry.metrics import GatewayMetrics
 from penstock.gateway.telemetry.request_recorder import RequestRecorder
 from penstock.gateway.telemetry.spans import span_data
@@ -50,7 +50,7 @@ def error_of(status: int, body: str, expects: ExpectedReply = "json") -> ReplyOb
     return observer
 
 
-TOO_LONG = f'{{"error":{{"type":"t","message":"{SECRET}{"x" * MOST_ERROR_BYTES}"}}}}'
+TOO_LONG = f'{{"error":{{"type":"t","message":"{SECRET}{"x" * MAX_ERROR_BYTES}"}}}}'
 ERRORS = {
     "of OpenAI": (404, '{"error":{"message":"m","type":"t","code":"model_not_found"}}', "t model_not_found"),
     "of vLLM": (400, ERROR, "server_error 500"),

@@ -18,7 +18,7 @@ from penstock.gateway.responses.request_record import RequestRecord
 from penstock.gateway.responses.response_observer import Observation, StreamObserver
 from penstock.gateway.responses.token_usage import TokenUsage
 from penstock.gateway.routing.endpoint import Endpoint, EndpointLoad
-from penstock.gateway.telemetry.metrics import MOST_LABEL, OTHER, GatewayMetrics, MetricsOptions
+from penstock.gateway.telemetry.metrics import MAX_LABEL, OTHER, GatewayMetrics, MetricsOptions
 from penstock.metrics.families import MetricKind
 
 PAGE = Path(penstock.__file__).parents[1] / "docs" / "gateway-metrics.md"
@@ -296,7 +296,7 @@ def test_labels_are_short() -> None:
         told.request_ended(record(model="x" * 200 + end, target_model="y" * 200))
     page = b"".join(told.exposition()).decode()
     values = re.findall(r'="([^"]*)"', page)
-    assert max(map(len, values)) == MOST_LABEL
+    assert max(map(len, values)) == MAX_LABEL
     assert len({value for value in values if value.startswith("xxx")}) == 2
 
 

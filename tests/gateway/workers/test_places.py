@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from penstock.gateway.admission.flow_control import MOST_YIELD_S, FlowControl, FlowLimits, FlowRequest
+from penstock.gateway.admission.flow_control import MAX_YIELD_S, FlowControl, FlowLimits, FlowRequest
 from penstock.gateway.routing.endpoint import Endpoint
 from penstock.gateway.routing.endpoint_places import CandidatePlaces, EndpointPlaces
 from penstock.gateway.workers import shared_places
@@ -194,7 +194,7 @@ def test_a_place_that_another_worker_leaves_is_taken(tmp_path: Path, monkeypatch
             there.shared.on_wake = lambda: None
             here.end(running)
             assert not await is_done(newer)
-            clock[0] += 2 * MOST_YIELD_S
+            clock[0] += 2 * MAX_YIELD_S
             await asyncio.wait_for(newer, 60)
             assert not older.done()
 
@@ -219,7 +219,7 @@ def test_figures_of_a_killed_worker_are_forgotten(tmp_path: Path) -> None:
 
 
 def test_entries_that_count_nothing_are_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_places, "MOST_ENTRIES", 4)
+    monkeypatch.setattr(shared_places, "MAX_ENTRIES", 4)
 
     async def run() -> None:
         async with two(tmp_path, [100.0]) as (here, there):

@@ -19,7 +19,7 @@ from penstock.gateway.routing.picker import Picker
 from penstock.gateway.routing.prefix_affinity import BLOCK_ENDS
 from penstock.gateway.upstream.timeouts import Timeouts
 from penstock.gateway.workers.exchange import Exchange, WorkerName
-from penstock.gateway.workers.shared_state import MOST_PICKS, REPEAT_S, SILENCE_S, SharedState
+from penstock.gateway.workers.shared_state import MAX_PICKS, REPEAT_S, SILENCE_S, SharedState
 from tests.gateway.routers import router_over
 
 URLS = ("http://a:1", "http://b:1", "http://c:1")
@@ -124,7 +124,7 @@ async def test_picks_and_owners_are_known_to_all(tmp_path: Path) -> None:
     blocks = list(range(10**15, 10**15 + len(BLOCK_ENDS) - 1))
     chosen = [
         (first.pick(session=f"s{number}"), first.pick(blocks=[number, *blocks]))
-        for number in range(3 * MOST_PICKS)
+        for number in range(3 * MAX_PICKS)
     ]
     await told(first, second, until=lambda: not first.state._picks)
     first.router.owners.learn("resp_x", first.endpoint(URLS[2]))  # comes last

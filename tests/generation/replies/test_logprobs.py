@@ -12,7 +12,7 @@ from penstock.config.serve import ServeConfig
 from penstock.dialects.chat.reply import ChatReply
 from penstock.dialects.completions.reply import CompletionReply
 from penstock.generation.replies.logprobs import (
-    LEAST_LOGPROB,
+    MIN_LOGPROB,
     PIECE_CANDIDATES,
     LogprobCollector,
     PromptLogprobFormatter,
@@ -58,7 +58,7 @@ def test_a_prompt_as_vllm_reports_it() -> None:
             str(DEF): {"logprob": -2.0, "rank": 7, "decoded_token": "def"},
             str(BET): {"logprob": -1.0, "rank": 1, "decoded_token": "():"},
         },
-        {str(MAIN): {"logprob": LEAST_LOGPROB, "rank": 8, "decoded_token": " main"}},
+        {str(MAIN): {"logprob": MIN_LOGPROB, "rank": 8, "decoded_token": " main"}},
     ]
     assert b"".join(PromptLogprobFormatter(NAMES, [DEF], 3).field()) == b"[null]"
 
@@ -85,12 +85,12 @@ def test_an_echoed_prompt_comes_before_the_output_once() -> None:
 
     assert read(collector.take()) == {
         "text_offset": [0, 3, 6, 11],
-        "token_logprobs": [None, -2.0, LEAST_LOGPROB, -0.5],
+        "token_logprobs": [None, -2.0, MIN_LOGPROB, -0.5],
         "tokens": ["<s>", "def", " main", "():"],
         "top_logprobs": [
             None,
             {"def": -2.0, "():": -1.0},
-            {" main": LEAST_LOGPROB},
+            {" main": MIN_LOGPROB},
             {"():": -0.5, "def": -0.25},
         ],
     }

@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.hostile.fuzz.mutation import MOST_BYTES, mutated
+from tests.hostile.fuzz.mutation import MAX_BYTES, mutated
 
 try:
     import atheris  # type: ignore[import-not-found]
@@ -34,7 +34,7 @@ def _guided(name: str, seconds: float, corpus: Path, findings: Path) -> None:
         (corpus / f"seed-{at}").write_bytes(seed)
     options = [
         f"-max_total_time={seconds:.0f}",
-        f"-max_len={MOST_BYTES}",
+        f"-max_len={MAX_BYTES}",
         "-timeout=20",
         "-print_final_stats=1",
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
-MOST_BYTES = 4096
+MAX_BYTES = 4096
 _BYTES = bytes((0, 1, 9, 10, 13, 32, 34, 44, 58, 91, 93, 123, 125, 127, 128, 192, 255))
 
 
@@ -16,7 +16,7 @@ def mutated(seeds: Sequence[bytes], seed: int) -> Iterator[bytes]:
         data = bytearray(rng.choice(seeds))
         for _ in range(1 << rng.randrange(5)):
             _change(data, rng, seeds)
-        yield bytes(data[:MOST_BYTES])
+        yield bytes(data[:MAX_BYTES])
 
 
 def _change(data: bytearray, rng: random.Random, seeds: Sequence[bytes]) -> None:

@@ -16,7 +16,7 @@ from penstock.wire.messages import FrameHeader, WireError, decode_from_engine, d
 from penstock.wire.regroup import merge_frames, take_rows
 from tests.hostile.fuzz.byte_source import ByteSource
 
-MOST_ROWS = 8
+MAX_ROWS = 8
 
 
 def two_parts(header: bytes, body: bytes) -> bytes:
@@ -57,7 +57,7 @@ def frames(data: bytes) -> None:
 def made_frames(data: bytes) -> None:
     """The same, from a frame that is well formed but for some changed bytes of its columns."""
     source = ByteSource(data)
-    rows = source.below(MOST_ROWS) + 1
+    rows = source.below(MAX_ROWS) + 1
     count = np.array([source.below(4) for _ in range(rows)], np.int32)
     tokens = int(count.sum())
     frame = TokenFrame(

@@ -21,10 +21,10 @@ from tests.hostile.routes.cases import Case
 CONNECTIONS = 6
 TIMEOUT_S = 60.0
 """For one reply, on a loaded machine."""
-MOST_GROWTH_MIB = 50.0
+MAX_GROWTH_MIB = 50.0
 GRAMMARS_MIB = 512.0
 """What an engine may hold in compiled grammars besides."""
-MOST_GAP_RATIO = 10.0
+MAX_GAP_RATIO = 10.0
 OVERLOADED = frozenset({429, 503})
 """The documented answers to overload."""
 UNSUPPORTED = frozenset({501})
@@ -249,10 +249,10 @@ class Harm(NamedTuple):
     def check(self, *, grammars: bool = True) -> None:
         """``grammars``: requests had constraints. Raises AssertionError."""
         assert not self.gaps.broken, self.gaps
-        assert self.gaps.ratio <= MOST_GAP_RATIO, self.gaps
+        assert self.gaps.ratio <= MAX_GAP_RATIO, self.gaps
         for name, mib in self.grown_mib.items():
             kept = GRAMMARS_MIB if grammars and "engine" in name else 0.0
-            assert mib <= MOST_GROWTH_MIB + kept, f"memory has grown: {self.grown_mib}"
+            assert mib <= MAX_GROWTH_MIB + kept, f"memory has grown: {self.grown_mib}"
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from tests.integration.server import Server
 METHODS = ("GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE")
 FAST = 6
 """Every n-th request is among those that always run."""
-MOST_GROWTH_MIB = 50.0
+MAX_GROWTH_MIB = 50.0
 AWAKE_MIB = 150.0
 """What an engine that has slept takes again: weights and cache."""
 _TEXTS = (
@@ -200,7 +200,7 @@ def attack(server: Server, url: str, every: int) -> None:
     assert not faults.found, str(faults)
     assert faults.statuses[200] > 3
     for name, mib in memory.grown_mib.items():
-        assert mib < MOST_GROWTH_MIB + AWAKE_MIB * ("engine" in name), memory.grown_mib
+        assert mib < MAX_GROWTH_MIB + AWAKE_MIB * ("engine" in name), memory.grown_mib
     assert server.complete(max_tokens=2)["choices"]
 
 

@@ -145,8 +145,8 @@ def test_guarded_tokens_are_seen_by_the_reply() -> None:
 
 
 def test_numbers_beyond_those_that_are_prepared_are_written_one_by_one(monkeypatch) -> None:
-    monkeypatch.setattr(framing, "MOST_NUMBERS", 2)
-    monkeypatch.setattr(recorded_rows, "MOST_NUMBERS", 2)
+    monkeypatch.setattr(framing, "MAX_NUMBERS", 2)
+    monkeypatch.setattr(recorded_rows, "MAX_NUMBERS", 2)
     framing.event_numbers.cache_clear()
     try:
         desk = RecordingDesk(1, chunks=True)

@@ -22,8 +22,8 @@ MIN_DOT_ROWS = 16
 POSITION_BYTES = 16 << 10
 """Bytes of keys that a program reads per iteration; with its values, and a second iteration that is fetched
 meanwhile, four times that are in shared memory, of which GPUs have 64 KiB and more."""
-MOST_POSITIONS, FEWEST_POSITIONS = 64, 16
-MOST_SPLITS = 32
+MAX_POSITIONS, FEWEST_POSITIONS = 64, 16
+MAX_SPLITS = 32
 """Programs that share a history."""
 MIN_SHARE = 256
 """Positions below which a history is not worth another program."""
@@ -193,10 +193,10 @@ def _add_up(  # type: ignore[no-untyped-def]
     HEADS: tl.constexpr,
     SIZE: tl.constexpr,
     SIZE_PADDED: tl.constexpr,
-    MOST_SPLITS: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
 ):
     part = tl.program_id(0).to(tl.int64) * HEADS + tl.program_id(1)
-    split = tl.arange(0, MOST_SPLITS)
+    split = tl.arange(0, MAX_SPLITS)
     size = tl.arange(0, SIZE_PADDED)
     used = split < splits
     at = part * splits + split
@@ -331,7 +331,7 @@ def _launch(
         ALIBI=scoring.slopes is not None,
         TILED=tiled,
         SPLIT=splits > 1,
-        POSITIONS=min(MOST_POSITIONS, max(FEWEST_POSITIONS, POSITION_BYTES // row_bytes)),
+        POSITIONS=min(MAX_POSITIONS, max(FEWEST_POSITIONS, POSITION_BYTES // row_bytes)),
         num_warps=8 if tokens * grouped >= 128 else 4,
         num_stages=2,
         enable_fp_fusion=True,  # its default depends on Triton's version
@@ -346,14 +346,14 @@ def _launch(
             HEADS=heads,
             SIZE=size,
             SIZE_PADDED=_padded_size(size),
-            MOST_SPLITS=MOST_SPLITS,
+            MAX_SPLITS=MAX_SPLITS,
             enable_fp_fusion=True,
         )
 
 
 def _splits(programs: int, longest: int) -> int:
     """Programs that share each history, where there are ``programs`` without: a power of two."""
-    wanted = min(FILLING // programs, longest // MIN_SHARE, MOST_SPLITS)
+    wanted = min(FILLING // programs, longest // MIN_SHARE, MAX_SPLITS)
     return 1 if wanted < 2 else 1 << (wanted.bit_length() - 1)
 
 

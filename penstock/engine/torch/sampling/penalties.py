@@ -18,7 +18,7 @@ MIN_ROWS, MIN_WIDTH = 16, 64
 LISTED_SHARE = 8
 """Up to this part of the vocabulary, penalties are applied to the distinct tokens of a history; beyond, to
 the whole vocabulary at once, which takes no longer."""
-MOST_ADDED = 64
+MAX_ADDED = 64
 """Tokens that are counted one after the other; a history with more of them is counted anew."""
 _MOST = (1 << 15) - 1
 
@@ -87,7 +87,7 @@ class TokenCounts:
         counted, bounds = self._metadata.counted, self._bounds
         before = counted[slots]
         left = end - before
-        stale = (before < 0) | (left.view(np.uint32) > MOST_ADDED)  # too many, or fewer than were counted
+        stale = (before < 0) | (left.view(np.uint32) > MAX_ADDED)  # too many, or fewer than were counted
         if np.count_nonzero(stale):
             for slot in slots[stale].tolist():
                 self._recount(slot, device)
