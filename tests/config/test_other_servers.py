@@ -19,12 +19,13 @@ from penstock.config.introspect import options_of
 from penstock.config.origins import Origin
 from penstock.config.other_servers import lookup, sglang_advice, vllm_advice, vllm_environment, vllm_values
 from penstock.config.other_servers.known_flag import Here, Unneeded
-from penstock.config.other_servers.vllm_flags import FLAGS
-from penstock.config.other_servers.vllm_variables import NAMES
+from penstock.config.other_servers.vllm_names import FILE, vllm_names
 from penstock.config.serve import ServeConfig
 from penstock.config.sources import OtherServers, Resolved, resolve
 from penstock.config.values import convert
+from tests.engine.vllm import known_names
 
+FLAGS, NAMES = vllm_names().flags, vllm_names().variables
 OWN = {option.flag: option for option in options_of(ServeConfig) if not option.positional}
 ADVICE = (
     vllm_advice.ADVICE
@@ -59,6 +60,10 @@ def test_every_flag_of_vllm_has_an_answer() -> None:
         spelling = lookup.find(name)
         assert spelling is not None
         assert spelling.flag.engine or spelling.flag.advice is not None, name
+
+
+def test_the_file_of_names_is_as_its_writer_writes_it() -> None:
+    assert known_names.text_of(vllm_names()) == FILE.read_text()
 
 
 def test_no_advice_is_about_a_flag_that_does_not_exist_or_is_ours() -> None:

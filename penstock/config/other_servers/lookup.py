@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.config.other_servers import sglang_advice, vllm_advice
 from penstock.config.other_servers.known_flag import KnownFlag
-from penstock.config.other_servers.vllm_flags import FLAGS
+from penstock.config.other_servers.vllm_names import vllm_names
 
 _LEVEL = re.compile(r"-O=?([a-z0-9]*)")
 """``-O3`` is short for ``--optimization-level 3``."""
@@ -60,7 +60,7 @@ def _flags() -> dict[str, KnownFlag]:
     }
     for name, (values, advice) in vllm_advice.LATER.items():
         flags[name] = KnownFlag("vLLM", name, values, engine=advice is None, advice=advice)
-    for name, (values, default, of_engine, others) in FLAGS.items():
+    for name, (values, default, of_engine, others) in vllm_names().flags.items():
         engine = of_engine and name not in vllm_advice.OF_THE_SERVER
         flag = KnownFlag("vLLM", name, values, default, engine, vllm_advice.ADVICE.get(name))
         flags |= dict.fromkeys((name, *others), flag)

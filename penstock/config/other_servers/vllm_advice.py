@@ -109,7 +109,7 @@ ADVICE: dict[str, Advice] = {
     "--allowed-local-media-path": Unsupported(_TEXT_ONLY),
     "--limit-mm-per-prompt": Unsupported(_TEXT_ONLY),
 }
-"""Advice on the flags of the version in :mod:`.vllm_flags`, by name."""
+"""Advice on the flags of the version in ``vllm_names.json``, by name."""
 
 OF_THE_SERVER = frozenset(
     {

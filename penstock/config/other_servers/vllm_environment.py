@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 
 from penstock.config.introspect import Option
-from penstock.config.other_servers.vllm_variables import NAMES
+from penstock.config.other_servers.vllm_names import vllm_names
 
 API_KEY = "VLLM_API_KEY"
 HONOURED = {
@@ -104,7 +104,7 @@ def unheeded(names: Iterable[str], engine: str) -> list[str]:
     """One warning about the variables of vLLM's among ``names`` that have no effect with ``engine``; their
     values are not shown. vLLM's engine reads its own."""
     unneeded = SERVER | EARLIER
-    known = sorted((NAMES | EARLIER.keys()).intersection(names) - HONOURED.keys() - SILENT)
+    known = sorted((vllm_names().variables | EARLIER.keys()).intersection(names) - HONOURED.keys() - SILENT)
     texts = [f"{name} ({unneeded[name]})" for name in known if name in unneeded]
     engines = [name for name in known if name not in unneeded]
     if engines and engine != "vllm":

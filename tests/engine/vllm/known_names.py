@@ -1,33 +1,19 @@
 """The flags and variables of the installed vLLM, as Penstock's lists of them.
 
-``python -m tests.engine.vllm.known_names`` writes both lists into the package, where vLLM is installed::
-
-    penstock/config/other_servers/vllm_flags.py
-    penstock/config/other_servers/vllm_variables.py
+``python -m tests.engine.vllm.known_names`` writes them into the package, where vLLM is installed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
 from penstock.config.other_servers.known_flag import Default
-
-PACKAGE = Path(__file__).parents[3] / "penstock" / "config" / "other_servers"
-_PREFACE = '''\
-"""{what} of vLLM {version}.
-
-Written by ``python -m tests.engine.vllm.known_names`` where vLLM is installed. Do not edit.
-"""
-
-from __future__ import annotations
-
-'''
+from penstock.config.other_servers.vllm_names import FILE, VllmFlag, VllmNames
 
 
-def flags() -> dict[str, tuple[str, Default, bool, tuple[str, ...]]]:
-    """Values, default, whether the engine has it, and other names of each flag of ``vllm serve``."""
+def flags() -> dict[str, VllmFlag]:
+    """The flags of ``vllm serve``."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -39,7 +25,7 @@ def flags() -> dict[str, tuple[str, Default, bool, tuple[str, ...]]]:
         if names and not isinstance(action, argparse._HelpAction):
             long = next(name for name in names if name.startswith("--"))
             others = tuple(sorted(name for name in names if name != long))
-            found[long] = (_values(action), _default(action.default), long in engine, others)
+            found[long] = VllmFlag(_values(action), _default(action.default), long in engine, others)
     return dict(sorted(found.items()))
 
 
@@ -50,31 +36,25 @@ def variables() -> list[str]:
     return sorted(name for name in environment_variables if name.startswith("VLLM_"))
 
 
-def flags_module() -> str:
-    """The text of the list of flags."""
-    lines = [f"    {json.dumps(name)}: {_literal(flag)}," for name, flag in flags().items()]
-    head = "from penstock.config.other_servers.known_flag import Default\n\n"
-    table = "\n".join(["FLAGS: dict[str, tuple[str, Default, bool, tuple[str, ...]]] = {", *lines, "}\n"])
-    doc = (
-        '"""Number of values (0, 1, ? or +), default, whether it is the engine\'s, other names; by flag."""\n'
+def text_of(names: VllmNames) -> str:
+    """The file's text, with one name in each line."""
+    flags = ",\n    ".join(f"{json.dumps(name)}: {json.dumps(flag)}" for name, flag in names.flags.items())
+    variables = ",\n    ".join(map(json.dumps, sorted(names.variables)))
+    version = json.dumps(names.version)
+    return (
+        f'{{\n  "version": {version},\n  "flags": {{\n    {flags}\n  }},\n'
+        f'  "variables": [\n    {variables}\n  ]\n}}\n'
     )
-    return _preface("Flags") + head + table + doc
 
 
-def variables_module() -> str:
-    """The text of the list of variables."""
-    names = "".join(f'        "{name}",\n' for name in variables())
-    return _preface("Environment variables") + f"NAMES = frozenset(\n    {{\n{names}    }}\n)\n"
-
-
-def _preface(what: str) -> str:
+def _version() -> str:
     from importlib.metadata import version
 
     from penstock.engine.vllm.versions import DISTRIBUTIONS
 
     for name in DISTRIBUTIONS:
         try:
-            return _PREFACE.format(what=what, version=version(name))
+            return version(name)
         except ModuleNotFoundError:
             continue
     raise SystemExit("vLLM is not installed")
@@ -91,14 +71,5 @@ def _default(value: object) -> Default:
     return value  # type: ignore[return-value]
 
 
-def _literal(flag: tuple[str, Default, bool, tuple[str, ...]]) -> str:
-    values, default, engine, others = flag
-    written = json.dumps(default) if isinstance(default, str) else repr(default)
-    names = "".join(f"{json.dumps(name)}, " for name in others)
-    names = names[:-1] if len(others) == 1 else names.removesuffix(", ")
-    return f"({json.dumps(values)}, {written}, {engine}, ({names}))"
-
-
 if __name__ == "__main__":
-    (PACKAGE / "vllm_flags.py").write_text(flags_module())
-    (PACKAGE / "vllm_variables.py").write_text(variables_module())
+    FILE.write_text(text_of(VllmNames(_version(), flags(), frozenset(variables()))))

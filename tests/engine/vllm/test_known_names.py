@@ -6,16 +6,15 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from penstock.config.other_servers.vllm_flags import FLAGS
-from penstock.config.other_servers.vllm_variables import NAMES
+from penstock.config.other_servers.vllm_names import vllm_names
 from tests.engine.vllm import known_names
 
 HOW = "run: python -m tests.engine.vllm.known_names"
 
 
 def test_the_flags_are_those_of_its_parser() -> None:
-    assert known_names.flags() == FLAGS, HOW
+    assert known_names.flags() == vllm_names().flags, HOW
 
 
 def test_the_variables_are_those_that_it_reads() -> None:
-    assert frozenset(known_names.variables()) == NAMES, HOW
+    assert frozenset(known_names.variables()) == vllm_names().variables, HOW
