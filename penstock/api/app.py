@@ -26,9 +26,10 @@ from penstock.api.routes.tokenize import TokenizeRoutes
 from penstock.config.serve import ServeConfig
 from penstock.dispatch.engine_client import EngineClient
 from penstock.generation.dialect import Dialect, TokenCounter
+from penstock.generation.replies.stream_failure import stream_failed
 from penstock.generation.request.schemas import MAX_REQUEST_ID
 from penstock.http.access_keys import OPEN_PATHS, Keys, check_local
-from penstock.http.admission import no_engine, send_readiness, stream_failed, unavailable
+from penstock.http.admission import no_engine, send_readiness, unavailable
 from penstock.http.asgi import (
     ClientGone,
     encode_json,

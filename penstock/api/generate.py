@@ -27,6 +27,7 @@ from penstock.generation.prompt.render_limit import RenderTimeout, on_event_loop
 from penstock.generation.prompt.tokenizer import PIECE
 from penstock.generation.replies.collected import CollectedReply
 from penstock.generation.replies.reply import Prompt, RequestContext
+from penstock.generation.replies.stream_failure import stream_failed
 from penstock.generation.replies.streamed import NOT_KEPT, StreamedReply
 from penstock.generation.request.validation import (
     MAX_LOGPROB_BYTES,
@@ -34,7 +35,7 @@ from penstock.generation.request.validation import (
     check_streamed_echo,
     wide_prompt_logprob_bytes,
 )
-from penstock.http.admission import no_engine, overloaded, stream_failed, unavailable
+from penstock.http.admission import no_engine, overloaded, unavailable
 from penstock.http.asgi import (
     ClientGone,
     first_headers,

@@ -50,6 +50,7 @@ from penstock.generation.prompt.prompt_encoder import PromptEncoder, segment_mar
 from penstock.generation.prompt.tokenizer import Tokenizer
 from penstock.generation.replies.keep_alive import KeepAlive
 from penstock.generation.replies.reply import RequestContext, RequestReply, TextTables
+from penstock.http.http2.flow_windows import FlowWindows
 from penstock.http.server import HttpServer
 from penstock.http.server_state import Limits
 from penstock.http.sockets.connection_source import ConnectionSource, HandedOverConnections, ListeningSocket
@@ -62,7 +63,6 @@ from penstock.metrics.snapshot import Snapshot, decode_snapshot, encode_snapshot
 from penstock.metrics.store_metrics import StoreMetrics
 from penstock.store.response_store import open_store
 from penstock.streaming.output_processor import OutputProcessor
-from penstock.streaming.rows.flow_windows import FlowWindows
 from penstock.streaming.rows.io_submit import make_burst_writer
 from penstock.streaming.token_log import TokenLog
 from penstock.telemetry.spans import make_span_exporter

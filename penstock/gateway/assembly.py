@@ -49,13 +49,13 @@ from penstock.gateway.workers.metric_files import MetricFiles
 from penstock.gateway.workers.shared_budgets import SharedBudgetStore
 from penstock.gateway.workers.shared_places import SharedPlaces
 from penstock.gateway.workers.shared_state import SharedState
+from penstock.http.http2.flow_windows import FlowWindows
 from penstock.http.receive_budget import ReceiveBudget
 from penstock.http.server import HttpServer
 from penstock.http.server_state import Limits
 from penstock.http.sockets.connection_source import ConnectionSource
 from penstock.http.tls import CertificateWatch, server_context
 from penstock.metrics.gc_policy import GarbageCollector
-from penstock.streaming.rows.flow_windows import FlowWindows
 from penstock.streaming.rows.io_submit import make_burst_writer
 from penstock.telemetry.spans import BatchSpanExporter, make_span_exporter
 from penstock.telemetry.trace_context import TracePropagator

@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from penstock.http.asgi import encode_json, send_json
 from penstock.http.errors import ApiError
 from penstock.http.sink import Send
-from penstock.streaming.stream import StreamError
 from penstock.wire.messages import OVERLOADED, SLEEPING
 
 UNAVAILABLE_RETRY_MS = 1_000
@@ -31,8 +30,6 @@ OVERLOADED_RETRY_MS = 1_000
 BEGUN = (b"x-request-begun", b"true")
 """Header of a 503 whose request was running: whoever sends it again runs it twice. A prompt that breaks
 engines breaks those of the next server as well."""
-LOST_CODES = frozenset({"engine_died", "server_stopped"})
-"""Errors of such requests."""
 
 
 def unavailable(message: str, code: str, retry_ms: int = UNAVAILABLE_RETRY_MS) -> ApiError:
@@ -67,15 +64,6 @@ def no_engine(*, sleeping: bool) -> ApiError:
 def overloaded(message: str) -> ApiError:
     """The server is full; the client should retry here."""
     return ApiError(429, message, code=OVERLOADED, headers=retry_headers(OVERLOADED_RETRY_MS))
-
-
-def stream_failed(error: StreamError) -> ApiError:
-    """The HTTP error for a stream that failed before anything was sent."""
-    retry_after_ms = error.retry_after_ms or (UNAVAILABLE_RETRY_MS if error.status == 503 else 0)
-    headers = retry_headers(retry_after_ms) if retry_after_ms else []
-    if error.code in LOST_CODES:
-        headers.append(BEGUN)
-    return ApiError(error.status, error.message, code=error.code, param=error.param, headers=headers)
 
 
 def retry_headers(milliseconds: int) -> list[tuple[bytes, bytes]]:

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 from penstock.http.errors import ApiError
 from penstock.http.http1.connection import ServerProtocol
+from penstock.http.http2.flow_windows import FlowWindows
 from penstock.http.server_state import Limits, ServerState
 from penstock.http.sink import Application
 from penstock.http.sockets.connection_source import ConnectionSource
-from penstock.streaming.rows.flow_windows import FlowWindows
 
 SWEEP_INTERVAL_S = 1.0
 CROWDED_KEEP_ALIVE_S = 1.0

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from penstock.http.errors import ApiError
 from penstock.http.http1.chunked_body import ChunkRounds
+from penstock.http.http2.flow_windows import FlowWindows
 from penstock.http.receive_budget import Holder, ReceiveBudget
-from penstock.streaming.rows.flow_windows import FlowWindows
 
 LINGER_S = 5.0
 """Time for which a closing connection reads and discards what its client still sends: closing with unread

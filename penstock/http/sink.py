@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping, Sequence
 from typing import Any, Protocol
 
-from penstock.streaming.rows.row_path import RowPath
+from penstock.http.row_path import RowPath
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.http.http2.flow_windows import FlowWindows
 from penstock.logging_setup import RateLimitedLog
 from penstock.metrics.histogram import Histogram
 from penstock.streaming.discarding_reply import DiscardingReply
@@ -25,7 +26,6 @@ from penstock.streaming.engine_faults import (
     InvalidOutputError,
 )
 from penstock.streaming.request_states import StreamEvent, StreamState, next_stream_state
-from penstock.streaming.rows.flow_windows import FlowWindows
 from penstock.streaming.rows.io_submit import BurstWriter, write_each
 from penstock.streaming.rows.row_writer import RowWriter
 from penstock.streaming.rows.steady_rows import SteadyRows, is_plain

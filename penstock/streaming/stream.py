@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from penstock.http.row_path import RowPath
 from penstock.streaming.request_states import StreamState
 from penstock.streaming.rows.event_record import EventRecord
-from penstock.streaming.rows.row_path import RowPath
 from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
 from penstock.wire.messages import KVTransferParams, Submit

@@ -9,7 +9,7 @@ import pytest
 from penstock.dialects.chat.reply import ChatReply
 from penstock.dialects.completions.reply import CompletionReply
 from penstock.dialects.openai_reply import OpenAIReply
-from penstock.http.admission import stream_failed
+from penstock.generation.replies.stream_failure import stream_failed
 from penstock.http.errors import TYPES
 from penstock.streaming.stream import StreamError
 

@@ -21,11 +21,11 @@ from penstock.generation.plan import RequestPlan
 from penstock.generation.replies.collected import CollectedReply
 from penstock.generation.replies.reply import Prompt, RequestContext, RequestReply, TextTables
 from penstock.generation.replies.streamed import StreamedReply
+from penstock.http.row_path import RowPath
 from penstock.http.sink import Listener
 from penstock.metrics.bounds import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS
 from penstock.metrics.histogram import Histogram
 from penstock.streaming.output_processor import OutputProcessor
-from penstock.streaming.rows.row_path import RowPath
 from penstock.streaming.stream import Stream, StreamError
 from penstock.wire.frames import FinishReason, TokenFrame
 from penstock.wire.logprobs import Logprobs

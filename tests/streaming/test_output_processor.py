@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from penstock.http.row_path import RowPath
 from penstock.metrics.bounds import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS
 from penstock.metrics.histogram import Histogram
 from penstock.streaming.output_processor import OutputProcessor
 from penstock.streaming.rows.io_submit import BurstWriter, write_each
-from penstock.streaming.rows.row_path import RowPath
 from penstock.streaming.stream import Stream, StreamError
 from penstock.streaming.token_log import TokenLog
 from penstock.wire.frames import FinishReason, TokenFrame

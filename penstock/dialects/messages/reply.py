@@ -16,8 +16,8 @@ from penstock.generation.dialect import EventContent, ReplyFormat
 from penstock.generation.parsers.delta import TextKind
 from penstock.generation.plan import RequestPlan
 from penstock.generation.replies.collected import CollectedReply
+from penstock.generation.replies.stream_failure import stream_failed
 from penstock.generation.replies.token_usage import TokenUsage
-from penstock.http.admission import stream_failed
 from penstock.http.asgi import encode_json
 from penstock.streaming.stream import StreamError
 from penstock.streaming.token_table import escape_json

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from penstock.gateway.relay.write_batch import WriteBatch
 from penstock.gateway.upstream.exchange import Headers
+from penstock.http.row_path import RowPath
 from penstock.http.sink import Sink
-from penstock.streaming.rows.row_path import RowPath
 
 if TYPE_CHECKING:
     from penstock.gateway.relay.attempt import Attempt

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from penstock.gateway.metric_definitions import ITL
 from penstock.gateway.responses.event_template import are_texts
 from penstock.gateway.responses.response_observer import EventCounts
+from penstock.http.http2.flow_windows import FlowWindows, first_rows
+from penstock.http.row_path import RowPath
 from penstock.http.sink import Sink
-from penstock.streaming.rows.flow_windows import FlowWindows, first_rows
 from penstock.streaming.rows.framing import (
     CHUNK_HEADERS,
     CHUNK_LENGTHS,
@@ -28,7 +29,6 @@ from penstock.streaming.rows.framing import (
     objects,
 )
 from penstock.streaming.rows.io_submit import BurstWriter, write_each
-from penstock.streaming.rows.row_path import RowPath
 
 _BOUNDS = np.array(ITL.bounds)
 MAX_TURNS = 4

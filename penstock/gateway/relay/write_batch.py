@@ -7,10 +7,10 @@ from typing import Protocol
 
 import numpy as np
 
+from penstock.http.http1.chunks import CHUNK_SIZES
+from penstock.http.row_path import RowPath
 from penstock.http.sink import Sink
-from penstock.streaming.chunked import CHUNK_SIZES
 from penstock.streaming.rows.io_submit import BurstWriter, write_each
-from penstock.streaming.rows.row_path import RowPath
 
 
 class StreamClient(Protocol):

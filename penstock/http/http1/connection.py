@@ -18,16 +18,16 @@ from typing import Any
 from penstock.http.admission import too_many_connections
 from penstock.http.eager import run_eagerly
 from penstock.http.errors import ApiError
+from penstock.http.http1.chunks import LAST_CHUNK, chunk
 from penstock.http.http1.request_head import RequestHead
 from penstock.http.http1.request_reader import RequestReader
 from penstock.http.http2.connection import Http2Connection
 from penstock.http.http2.frames import PREFACE
+from penstock.http.row_path import RowPath
 from penstock.http.served_request import ServedRequest
 from penstock.http.server_state import LINGER_S, MAX_LINGER_BYTES, REFUSAL_S, ServerState, address
 from penstock.http.sink import EVENT_STREAM_HEADERS, Application, Listener
 from penstock.http.slow_clients import MIN_BODY_RATE, SlowClientTimer, Verdict
-from penstock.streaming.chunked import LAST_CHUNK, chunk
-from penstock.streaming.rows.row_path import RowPath
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from penstock.http.http2 import frames
-from penstock.streaming.rows.flow_windows import FlowWindows
+from penstock.http.http2.flow_windows import FlowWindows
 
 BULK_BYTES = 64 * 1024
 """Bytes that wait in the transport from which on held streams wait."""
@@ -56,7 +56,7 @@ class HeldStream(Protocol):
 
 
 class FrameSender:
-    """The sending half of a connection; a :class:`penstock.streaming.rows.flow_windows.FrameWriter`."""
+    """The sending half of a connection; a :class:`penstock.http.http2.flow_windows.FrameWriter`."""
 
     __slots__ = (
         "_batching",

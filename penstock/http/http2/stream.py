@@ -12,10 +12,10 @@ from penstock.http.http2 import frames
 from penstock.http.http2.faults import ErrorCode, StreamFault
 from penstock.http.http2.header_blocks import encode_fields, encode_status
 from penstock.http.http2.sender import MAX_FRAME
+from penstock.http.row_path import RowPath
 from penstock.http.served_request import ServedRequest
 from penstock.http.sink import EVENT_STREAM_HEADERS, Listener, Scope
 from penstock.http.slow_clients import MIN_BODY_RATE, SlowClientTimer, Verdict
-from penstock.streaming.rows.row_path import RowPath
 
 if TYPE_CHECKING:
     from penstock.http.http2.connection import Http2Connection

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.streaming.chunked import CHUNK_SIZES
+from penstock.http.http1.chunks import CHUNK_SIZES
 
 Objects: TypeAlias = NDArray[np.object_]
 

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.streaming.rows.flow_windows import FlowWindows, first_rows
+from penstock.http.http2.flow_windows import FlowWindows, first_rows
+from penstock.http.row_path import RowPath
 from penstock.streaming.rows.framing import CHUNK_HEADERS, CHUNK_LENGTHS, FRAME_LENGTHS, MAX_EVENT, Objects
 from penstock.streaming.rows.io_submit import BurstWriter
 from penstock.streaming.rows.recorded_rows import RecordedRows
 from penstock.streaming.rows.row_grid import RowGrid, is_narrow
-from penstock.streaming.rows.row_path import RowPath
 from penstock.streaming.rows.steady_rows import ChunkColumns, FrameColumns, RecordedColumns, SteadyRows
 from penstock.streaming.stream import Stream
 from penstock.wire.arrays import I32

@@ -25,11 +25,11 @@ from penstock.gateway.upstream.http2_connection import Http2Connection
 from penstock.gateway.upstream.http2_exchange import WINDOW
 from penstock.gateway.upstream.timeouts import Timeouts
 from penstock.http.http2 import frames as h2
+from penstock.http.http2.flow_windows import FlowWindows
 from penstock.http.http2.header_blocks import encode_fields
+from penstock.http.row_path import RowPath
 from penstock.http.sink import Listener
-from penstock.streaming.rows.flow_windows import FlowWindows
 from penstock.streaming.rows.io_submit import write_each
-from penstock.streaming.rows.row_path import RowPath
 from tests.gateway.upstream.test_http2_faults import FakeTransport
 
 HEAD = encode_fields([(b":status", b"200"), (b"content-type", b"text/event-stream")])

@@ -17,7 +17,7 @@ from penstock.generation.replies.keep_alive import KeepAlive
 from penstock.generation.replies.parsed_output import ParsedOutput
 from penstock.generation.replies.reply import TextTables
 from penstock.generation.replies.streamed import StreamedReply
-from penstock.streaming.rows.row_path import RowPath
+from penstock.http.row_path import RowPath
 from penstock.streaming.stream import StreamError
 from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import PromptLogprobs

@@ -24,11 +24,11 @@ from penstock.generation.plan import RequestPlan
 from penstock.generation.prompt.chat_template import ChatTemplate
 from penstock.generation.replies.reply import TextTables
 from penstock.generation.replies.streamed import StreamedReply
+from penstock.http.http2.flow_windows import FlowWindows
+from penstock.http.row_path import RowPath
 from penstock.metrics.bounds import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS
 from penstock.metrics.histogram import Histogram
 from penstock.streaming.output_processor import OutputProcessor
-from penstock.streaming.rows.flow_windows import FlowWindows
-from penstock.streaming.rows.row_path import RowPath
 from penstock.wire.frames import FinishReason
 from penstock.wire.regroup import join_rows
 from tests.dialects.messages.serving import joined, read_events

@@ -15,7 +15,7 @@ from penstock.generation.parsers.message import MessageFormat
 from penstock.generation.parsers.reasoning import ReasoningParser
 from penstock.generation.replies.reply import TextTables
 from penstock.generation.replies.streamed import StreamedReply
-from penstock.streaming.rows.row_path import RowPath
+from penstock.http.row_path import RowPath
 from penstock.streaming.rows.row_writer import Path
 from penstock.streaming.stream import StreamError
 from penstock.wire.frames import FinishReason

@@ -13,11 +13,11 @@ import pytest
 from penstock.http.asgi import ClientGone, read_any_body, send_json, unless_gone
 from penstock.http.errors import ApiError
 from penstock.http.http1.chunked_body import CHUNKS_PER_ROUND, CHUNKS_PER_TURN
+from penstock.http.http1.chunks import chunk
 from penstock.http.http1.connection import MAX_WAITING_BYTES, ServerProtocol
 from penstock.http.http2.connection import Http2Connection
 from penstock.http.http2.frames import PREFACE, settings_frame
 from penstock.http.server_state import Limits, ServerState
-from penstock.streaming.chunked import chunk
 from tests.http.connections import REQUEST, App, answer, connection, settle
 
 TIMES = (30.0, 75.0)

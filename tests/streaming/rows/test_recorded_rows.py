@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.http.row_path import RowPath
 from penstock.streaming.rows import framing, recorded_rows
 from penstock.streaming.rows.event_record import EventRecord
-from penstock.streaming.rows.row_path import RowPath
 from penstock.streaming.rows.row_writer import Path, RowWriter
 from penstock.streaming.stream import Stream
 from tests.streaming.rows.test_row_writer import TEXTS, Connection, Desk

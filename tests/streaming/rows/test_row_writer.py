@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.streaming.rows.flow_windows import FlowWindows
-from penstock.streaming.rows.row_path import RowPath
+from penstock.http.http2.flow_windows import FlowWindows
+from penstock.http.row_path import RowPath
 from penstock.streaming.rows.row_writer import Path, RowWriter
 from penstock.streaming.rows.steady_rows import SteadyRows
 from penstock.streaming.stream import Stream

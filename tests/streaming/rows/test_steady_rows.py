@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.http.row_path import RowPath
 from penstock.metrics.bounds import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS
 from penstock.metrics.histogram import Histogram
 from penstock.streaming.engine_faults import (
@@ -18,7 +19,6 @@ from penstock.streaming.engine_faults import (
     UNKNOWN_STREAM,
 )
 from penstock.streaming.output_processor import OutputProcessor
-from penstock.streaming.rows.row_path import RowPath
 from penstock.streaming.rows.steady_rows import SteadyRows
 from penstock.streaming.stream import Stream
 from penstock.streaming.token_log import TokenLog

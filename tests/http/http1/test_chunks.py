@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.streaming.chunked import CHUNK_SIZES, chunk
+from penstock.http.http1.chunks import CHUNK_SIZES, chunk
 
 
 @pytest.mark.parametrize("size", [1, 15, 16, len(CHUNK_SIZES) - 1])

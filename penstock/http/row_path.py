@@ -20,6 +20,6 @@ class RowPath:
     write_rest: Callable[[bytes], object] = _nowhere
     """HTTP/1.1: writes the rest of chunks that the socket has not taken."""
     window: int = -1
-    """HTTP/2: the stream's slot in :class:`penstock.streaming.rows.flow_windows.FlowWindows`."""
+    """HTTP/2: the stream's slot in :class:`penstock.http.http2.flow_windows.FlowWindows`."""
     prefix: bytes = b""
     """HTTP/2: type, flags and stream id of the stream's DATA frames: what follows their length."""
