@@ -105,8 +105,7 @@ class NoOpEngine:
         return Load(self._scheduler.waiting(), self._scheduler.running(), self._blocks.usage())
 
     def metrics(self) -> dict[str, float]:
-        speculation = self._scheduler.speculation
-        return {} if speculation is None else speculation.metrics()
+        return self._scheduler.metrics()
 
     def call(self, method: str, arguments: dict[str, Any]) -> Any:
         raise ValueError(f"an engine without a model has no operation {method!r}")

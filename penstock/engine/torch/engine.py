@@ -322,7 +322,7 @@ class TorchEngine:
             rows += self._settle(0)
             largest = max(largest, int(part.count.sum()))
         if lacks_memory and complete and largest:
-            self._scheduler.shortage.shrink(largest, self._scheduler.steps)
+            self._scheduler.shrink_steps(largest)
         return rows
 
     def _end_or_set_aside(self, part: Batch, fault: Exception) -> StepRows:
@@ -383,13 +383,7 @@ class TorchEngine:
         )
 
     def metrics(self) -> dict[str, float]:
-        scheduler = self._scheduler
-        counters: dict[str, float] = {
-            "preemptions_total": scheduler.preemptions,
-            "prefix_cache_queries_total": scheduler.prefix_cache.queries,
-            "prefix_cache_hits_total": scheduler.prefix_cache.hits,
-        }
-        return counters if scheduler.speculation is None else counters | scheduler.speculation.metrics()
+        return self._scheduler.metrics()
 
     def call(self, method: str, arguments: dict[str, Any]) -> Any:
         match method:

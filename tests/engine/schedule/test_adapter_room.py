@@ -201,7 +201,7 @@ def test_a_preempted_stream_keeps_its_place() -> None:
     driver.submit(1, [7, 8], 20, adapter="a")
     driver.submit(2, [9, 9], 3, adapter="b")
     driver.finish(each=lambda batch: found.check())
-    assert driver.scheduler.preemptions > 0
+    assert driver.scheduler.streams.preemptions > 0
     assert found.puts == 2
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.engine.schedule.admission import MAX_HELD_PER_STEP
 from penstock.engine.schedule.block_tables import BlockTables
-from penstock.engine.schedule.scheduler import MAX_HELD_PER_STEP
 from tests.engine.paged import Driver, make_scheduler
 from tests.engine.support import submit
 

@@ -100,7 +100,7 @@ def test_decodes_go_on_while_a_long_prompt_is_computed() -> None:
         batch = scheduler.schedule()
         assert 0 in scheduler.table.stream[batch.slots[: batch.singles]].tolist()
         finish_step(scheduler, batch)
-    assert scheduler.computed[scheduler.table.find(0, 1)] >= 40
+    assert scheduler.streams.computed[scheduler.table.find(0, 1)] >= 40
 
 
 def test_more_decodes_than_a_step_computes_take_turns() -> None:
@@ -129,7 +129,7 @@ def test_the_stream_admitted_last_is_preempted_and_comes_back() -> None:
         ends |= new
         if not scheduler.has_work():
             break
-    assert scheduler.preemptions > 0
+    assert scheduler.streams.preemptions > 0
     assert order == [0, 1]
     assert ends == {0: FinishReason.LENGTH, 1: FinishReason.LENGTH}
 
@@ -183,7 +183,7 @@ def test_the_least_important_stream_is_preempted_though_it_came_first() -> None:
     order: list[int] = []
     while scheduler.has_work():
         order += finish_step(scheduler, scheduler.schedule())
-    assert scheduler.preemptions > 0
+    assert scheduler.streams.preemptions > 0
     assert order == [1, 0]
 
 
@@ -191,7 +191,7 @@ def test_a_newcomer_that_is_more_important_comes_before_a_preempted_stream() -> 
     scheduler = make(slots=3, blocks=10, budget=32, scheduling_policy="priority")
     for stream, priority in enumerate((0, 5)):
         scheduler.submit(0, request(stream, 16, 20, priority))
-    while not scheduler.preemptions:
+    while not scheduler.streams.preemptions:
         finish_step(scheduler, scheduler.schedule())
     scheduler.submit(0, request(2, 16, 20, priority=1))
     order: list[int] = []

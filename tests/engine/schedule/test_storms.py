@@ -72,7 +72,7 @@ def test_preemptions_change_no_output(requests: int, room_for: int, policy: str)
         assert set(driver.received.finish.values()) == {FinishReason.LENGTH}
         assert driver.scheduler.blocks.free_count() == blocks
         outputs.append(driver.received.tokens)
-        preemptions = driver.scheduler.preemptions
+        preemptions = driver.scheduler.streams.preemptions
     assert_prefill_was_limited(limits)
     assert preemptions > requests // 10
     assert outputs[0] == outputs[1]

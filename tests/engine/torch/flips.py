@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from penstock.config.serve import ServeConfig
+from penstock.engine.schedule.batch import Batch
 from penstock.engine.schedule.block_tables import BlockTables
-from penstock.engine.schedule.scheduler import Batch
 from penstock.engine.torch import attention
 from penstock.engine.torch.attention_metadata import build_attention_metadata, token_positions
 from penstock.engine.torch.model import PagedModel

@@ -164,7 +164,7 @@ class Family:
             options.pop("speculative_tokens", None)
             engine = make_engine(self.target, **options)
             oracle = Oracle(engine, known or {}, errors=0.15)
-            engine._scheduler.speculation = Speculation(engine._table, engine._sampling, oracle, 6)
+            engine._scheduler.streams.speculation = Speculation(engine._table, engine._sampling, oracle, 6)
             return engine
         if method == "draft":
             options |= {"draft_model": str(self.draft), "draft_dir": str(self.draft)}
