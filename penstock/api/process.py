@@ -63,6 +63,7 @@ from penstock.metrics.snapshot import Snapshot, decode_snapshot, encode_snapshot
 from penstock.metrics.store_metrics import StoreMetrics
 from penstock.store.response_store import open_store
 from penstock.streaming.output_processor import OutputProcessor
+from penstock.streaming.row_metrics import RowMetrics
 from penstock.streaming.rows.io_submit import make_burst_writer
 from penstock.streaming.token_log import TokenLog
 from penstock.telemetry.spans import make_span_exporter
@@ -271,9 +272,7 @@ class _Server:
         tables = TextTables.make(tokenizer.raw, info.vocab_size, input_processor.max_logprobs)
         streams = OutputProcessor(
             tables.plain,
-            metrics.ttft,
-            metrics.itl,
-            metrics.event_tokens,
+            RowMetrics(metrics.ttft, metrics.itl, metrics.event_tokens),
             log=log,
             burst=make_burst_writer(),
             windows=self._windows,

@@ -19,9 +19,10 @@ from penstock.dispatch.resumption import Resumption
 from penstock.metrics.board import MetricsBoard
 from penstock.metrics.snapshot import ProcessKey, decode_snapshot, process_name, role_of
 from penstock.streaming.engine_faults import INVALID_CODE, INVALID_METRICS, UNREADABLE, EngineFaults
-from penstock.streaming.output_processor import NO_ENGINE, OutputProcessor
+from penstock.streaming.output_processor import OutputProcessor
 from penstock.streaming.request_states import StreamState
 from penstock.streaming.stream import Stream, StreamError
+from penstock.streaming.stream_columns import NO_ENGINE
 from penstock.wire.coordination import EngineAddress, EngineLoad
 from penstock.wire.curve import ClusterKey
 from penstock.wire.frames import TokenFrame

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import struct
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
@@ -13,7 +12,6 @@ from numpy.typing import NDArray
 
 from penstock.http.http2.flow_windows import FlowWindows
 from penstock.logging_setup import RateLimitedLog
-from penstock.metrics.histogram import Histogram
 from penstock.streaming.discarding_reply import DiscardingReply
 from penstock.streaming.engine_faults import (
     INVALID_LOGPROBS,
@@ -26,25 +24,21 @@ from penstock.streaming.engine_faults import (
     InvalidOutputError,
 )
 from penstock.streaming.request_states import StreamEvent, StreamState, next_stream_state
+from penstock.streaming.row_metrics import RowMetrics
 from penstock.streaming.rows.io_submit import BurstWriter, write_each
 from penstock.streaming.rows.row_writer import RowWriter
 from penstock.streaming.rows.steady_rows import SteadyRows, is_plain
 from penstock.streaming.rows.wide_rows import WideRows
 from penstock.streaming.stream import Stream, StreamError, StreamReply
+from penstock.streaming.stream_columns import NO_ENGINE, NO_LIMIT, StreamColumns
 from penstock.streaming.token_log import TokenLog
-from penstock.wire.arrays import I32, any_true
+from penstock.wire.arrays import I32
 from penstock.wire.frames import FinishReason, TokenFrame
-from penstock.wire.logprobs import Logprobs, PromptLogprobs, wrong_candidates
+from penstock.wire.logprobs import Logprobs, PromptLogprobs
 from penstock.wire.messages import KVTransferParams
 from penstock.wire.regroup import join_rows, take_rows
 
 _log_fault = RateLimitedLog(logging.getLogger(__name__), logging.ERROR)
-
-NO_ENGINE = -1
-"""Rank of a stream that no engine runs: its engine is gone, and it waits for another."""
-
-NO_LIMIT = (1 << 31) - 1
-"""Limit of a stream whose tokens are not limited."""
 
 FAULT = StreamError(500, "internal_error", "The server failed to handle this stream.")
 """The end of a stream whose reply raised an exception."""
@@ -56,10 +50,6 @@ _REFUSALS = {
     INVALID_TRANSFER: "The engine sent kv_transfer_params that are not valid.",
 }
 """What clients are told, by the reason why a row was refused."""
-
-
-_RANK = struct.Struct("=i").pack
-"""An engine's rank as an array of int32 has it."""
 
 
 def _at_once(function: Callable[[], None]) -> None:
@@ -77,9 +67,7 @@ class OutputProcessor:
     def __init__(
         self,
         texts: Sequence[bytes | None],
-        ttft: Histogram,
-        itl: Histogram,
-        event_tokens: Histogram,
+        metrics: RowMetrics,
         log: TokenLog | None = None,
         burst: BurstWriter = write_each,
         windows: FlowWindows | None = None,
@@ -90,10 +78,10 @@ class OutputProcessor:
         """``texts``: per token id of the model, the token's text if it is context-free, else None.
         ``guarded``: per token id, whether replies with a parser must see it; None: no token.
 
-        ``ttft`` and ``itl`` observe all rows, in seconds; ``event_tokens`` the tokens per row of streamed
-        replies. ``log`` keeps delivered tokens; without it streams cannot be resumed on another engine.
-        ``burst`` writes to the sockets of HTTP/1.1 connections; ``windows`` are those of HTTP/2 connections.
-        ``later`` calls a function after other events of the loop: rows with very many logprobs take turns.
+        ``metrics`` observe all rows. ``log`` keeps delivered tokens; without it streams cannot be resumed on
+        another engine. ``burst`` writes to the sockets of HTTP/1.1 connections; ``windows`` are those of
+        HTTP/2 connections. ``later`` calls a function after other events of the loop: rows with very many
+        logprobs take turns.
         """
         self.streams: list[Stream | None] = [None] * capacity
         self.generated_tokens = 0
@@ -101,24 +89,12 @@ class OutputProcessor:
         self.faults = EngineFaults()
         self._abort: Callable[[Stream], None] = _no_abort
         self._free = list(range(capacity - 1, -1, -1))
-        self._position = np.zeros(capacity, np.int32)
-        self._rank = np.full(capacity, NO_ENGINE, np.int32)
-        self._limit = np.full(capacity, NO_LIMIT, np.int32)
-        """Tokens that each stream may have."""
-        self._row = np.zeros(capacity, np.int32)
-        """Scratch: index of each stream's row in the frame at hand."""
-        self._rows = np.arange(capacity, dtype=np.int32)
-        self._last = np.zeros(capacity)
-        """Monotonic time of each stream's latest row; before the first one, of its arrival."""
-        self._written = np.zeros(capacity, np.bool_)
-        """Whether the stream's rows become events, as in a streamed reply."""
+        self._columns = StreamColumns(capacity, len(texts))
         self._steady: dict[int, SteadyRows] = {}
         """By engine, the rows of its latest frames, as long as they are of the same streams. Their positions
         and times are written down (:meth:`_settle`) when they are needed."""
         self._texts = np.array(texts, np.object_)
-        self._ttft = ttft
-        self._itl = itl
-        self._event_tokens = event_tokens
+        self._metrics = metrics
         self._log = log
         self._writer = RowWriter(
             self.streams,
@@ -152,11 +128,7 @@ class OutputProcessor:
         self.streams[handle] = stream
         stream.handle = handle
         stream.paths = self._writer
-        self._position[handle] = 0
-        self._rank[handle] = stream.rank
-        self._limit[handle] = max_tokens
-        self._last[handle] = arrival
-        self._written[handle] = bool(stream.head)
+        self._columns.open(handle, stream.rank, arrival, max_tokens, written=bool(stream.head))
         if self._log is not None:
             self._log.open(handle)
         return handle
@@ -164,7 +136,7 @@ class OutputProcessor:
     def num_delivered(self, stream: Stream) -> int:
         """Tokens of the stream that have been delivered to its reply."""
         self._settle(stream.rank)
-        return int(self._position[stream.handle]) - self._wide.tokens(stream.handle)
+        return int(self._columns.position[stream.handle]) - self._wide.tokens(stream.handle)
 
     @property
     def discarded_tokens(self) -> int:
@@ -192,8 +164,7 @@ class OutputProcessor:
         self.streams[handle] = None
         self._writer.close(handle)
         stream.paths = stream.row_path = None
-        self._rank[handle] = NO_ENGINE
-        self._written[handle] = False
+        self._columns.close(handle)
         self._free.append(handle)
         if self._log is not None:
             self._log.close(handle)
@@ -201,7 +172,7 @@ class OutputProcessor:
     def streams_idle_since(self, since: float) -> list[Stream]:
         """Open streams that write events and have had no row since the monotonic time ``since``."""
         self._settle_all()
-        quiet = np.flatnonzero(self._written & (self._last <= since))
+        quiet = np.flatnonzero(self._columns.written & (self._columns.last <= since))
         streams = (self.streams[handle] for handle in quiet.tolist())
         return [stream for stream in streams if stream is not None]
 
@@ -212,7 +183,7 @@ class OutputProcessor:
         found: Counter[tuple[str, str]] = Counter()
         for stream in self.streams:
             if stream is not None and stream.request is not None and stream.request.adapter is not None:
-                state = "running" if self._position[stream.handle] else "waiting"
+                state = "running" if self._columns.position[stream.handle] else "waiting"
                 found[stream.request.adapter, state] += 1
         return found
 
@@ -220,13 +191,7 @@ class OutputProcessor:
         old = len(self.streams)
         self.streams.extend([None] * old)
         self._free.extend(range(2 * old - 1, old - 1, -1))
-        self._position = np.concatenate((self._position, np.zeros(old, np.int32)))
-        self._rank = np.concatenate((self._rank, np.full(old, NO_ENGINE, np.int32)))
-        self._limit = np.concatenate((self._limit, np.full(old, NO_LIMIT, np.int32)))
-        self._row = np.zeros(2 * old, np.int32)
-        self._rows = np.arange(2 * old, dtype=np.int32)
-        self._last = np.concatenate((self._last, np.zeros(old)))
-        self._written = np.concatenate((self._written, np.zeros(old, np.bool_)))
+        self._columns.grow()
         self._writer.grow(2 * old)
 
     # -- rows arrive
@@ -243,7 +208,7 @@ class OutputProcessor:
         if texts is None or steady is None or not steady.take(frame):
             self._end_steady(rank)
             steady = None
-            if texts is None or not self._fits(rank, frame):
+            if texts is None or not self._columns.fits(rank, frame):
                 frame = self._sift(rank, frame)
                 if not len(frame.stream):
                     return
@@ -264,9 +229,8 @@ class OutputProcessor:
         """Writes down how far the steady rows of an engine have come."""
         steady = self._steady.get(rank)
         if steady is not None and steady.frames:
-            frame = steady.latest
-            self._position.put(frame.stream, frame.position + (1 if frame.count is None else frame.count))
-            self._last.put(frame.stream, steady.now)
+            self._columns.advance(steady.latest)
+            self._columns.last.put(steady.latest.stream, steady.now)
             steady.frames = 0
 
     def _settle_all(self) -> None:
@@ -278,63 +242,18 @@ class OutputProcessor:
         self._settle(rank)
         self._steady.pop(rank, None)
 
-    def _fits(self, rank: int, frame: TokenFrame) -> bool:
-        """Whether every row is the next one of a stream that the engine runs, one row per stream. Does not
-        check token ids."""
-        handles, position = frame.stream, frame.position
-        rows = self._rows[: len(handles)]
-        if len(rows) < len(handles):
-            return False
-        try:  # bytes are compared in a fifth of the time that arrays of 64 rows take
-            if self._position.take(handles).tobytes() != position.tobytes():
-                return False
-        except IndexError:
-            return False
-        if self._rank.take(handles).tobytes() != _RANK(rank) * len(handles):
-            return False
-        self._row.put(handles, rows)
-        if self._row.take(handles).tobytes() != rows.tobytes():
-            return False
-        limit = self._limit.take(handles)
-        if any_true(position >= limit if frame.count is None else position > limit - frame.count):
-            return False
-        if frame.logprobs is None and frame.prompt is None:
-            return True
-        return not any_true(self._has_wrong_candidates(frame))
-
-    def _has_wrong_candidates(self, frame: TokenFrame) -> NDArray[np.bool_]:
-        """bool[R]: whether a row has logprobs, of its tokens or its stream's prompt, that are not valid."""
-        wrong = np.zeros(frame.rows, np.bool_)
-        vocabulary = len(self._texts)
-        if frame.logprobs is not None:
-            at = frame.logprobs.token[wrong_candidates(frame.logprobs, vocabulary)]
-            wrong[np.searchsorted(frame.counts().cumsum(), at, side="right")] = True
-        if frame.prompt is not None:
-            wrong[frame.prompt.row[wrong_candidates(frame.prompt, vocabulary)]] = True
-        return wrong
-
     def _sift(self, rank: int, frame: TokenFrame) -> TokenFrame:
         """The rows that fit. Drops rows of streams that the engine does not run, and ends the streams of
         other rows."""
         frame = join_rows([frame])
-        handles, counts = frame.stream, frame.counts()
-        own = (self._rank.take(handles, mode="clip") == rank) & (handles < len(self.streams))
+        handles, own = frame.stream, self._columns.is_run_by(rank, frame)
         stray = handles[~own]
         if len(stray):
             self.faults.record(
                 rank, UNKNOWN_STREAM, "a row of stream %d, which it does not run", stray[0], count=len(stray)
             )
-        token_rows = np.repeat(np.arange(len(handles)), counts)
-        refused = {
-            OUT_OF_ORDER: self._position.take(handles, mode="clip") != frame.position,
-            INVALID_TOKEN: np.bincount(
-                token_rows[frame.tokens >= len(self._texts)], minlength=len(handles)
-            ).astype(np.bool_),
-            TOO_MANY_TOKENS: frame.position > self._limit.take(handles, mode="clip") - counts,
-            INVALID_LOGPROBS: self._has_wrong_candidates(frame),
-        }
         sound = own.copy()
-        for reason, rows in refused.items():
+        for reason, rows in self._columns.refused(frame).items():
             for row in np.flatnonzero(sound & rows).tolist():
                 ended = frame.finish is not None and bool(frame.finish[row])
                 self._refuse(rank, int(handles[row]), reason, ended=ended)
@@ -371,16 +290,18 @@ class OutputProcessor:
         if frame.kv_transfer_params is not None:
             self._hand_transfers(rank, frame.kv_transfer_params)
         if steady is None:
-            self._position.put(handles, frame.position + (1 if frame.count is None else frame.count))
-            self._record_latency(frame, now)
-            written = self._written.take(handles)
-            self._record_sizes(frame, written)
+            columns = self._columns
+            columns.advance(frame)
+            self._metrics.record_latency(frame, now - columns.last.take(handles))
+            columns.last.put(handles, now)
+            written = columns.written.take(handles)
+            self._metrics.record_sizes(frame, written)
             if is_plain(frame):
-                left = int((self._limit.take(handles) - self._position.take(handles)).min())
+                left = int((columns.limit.take(handles) - columns.position.take(handles)).min())
                 self._steady[rank] = SteadyRows(frame, now, None if written.all() else written, left)
         else:
-            self._itl.add(now - steady.now, frame.rows)
-            self._record_sizes(frame, steady.written)
+            self._metrics.itl.add(now - steady.now, frame.rows)
+            self._metrics.record_sizes(frame, steady.written)
             steady.now = now
         self.generated_tokens += len(frame.tokens)
         if self._log is not None:
@@ -426,7 +347,7 @@ class OutputProcessor:
         logprobs: Logprobs | None,
     ) -> None:
         """The slow path."""
-        written = bool(self._written[stream.handle])
+        written = bool(self._columns.written[stream.handle])
         if not self._wide.add(stream, tokens, finish, cached, logprobs, written=written):
             self._handle_row_now(stream, tokens, finish, cached, logprobs)
 
@@ -506,7 +427,7 @@ class OutputProcessor:
         """The engine is gone: takes its streams from it, and returns those whose request still wants
         them."""
         orphans = []
-        for handle in np.flatnonzero(self._rank == rank).tolist():
+        for handle in np.flatnonzero(self._columns.rank == rank).tolist():
             stream = self.streams[handle]
             assert stream is not None  # closed ones have no rank
             if self._wide.ended(handle):
@@ -548,30 +469,7 @@ class OutputProcessor:
 
     def _set_engine(self, stream: Stream, rank: int) -> None:
         self._end_steady(stream.rank)
-        stream.rank = self._rank[stream.handle] = rank
-
-    # -- metrics, by whole columns
-
-    def _record_latency(self, frame: TokenFrame, now: float) -> None:
-        handles, first = frame.stream, frame.position == 0
-        waits = now - self._last.take(handles)
-        self._last.put(handles, now)
-        if frame.count is not None and np.count_nonzero(frame.count) < len(handles):  # ends without tokens
-            made = frame.count > 0
-            waits, first = waits[made], first[made]
-        if any_true(first):
-            self._ttft.observe(waits[first])
-            waits = waits[~first]
-        self._itl.observe(waits)
-
-    def _record_sizes(self, frame: TokenFrame, written: NDArray[np.bool_] | None) -> None:
-        """``written``: bool[R], the rows that become events; None: all, and each has tokens."""
-        if frame.count is None:
-            self._event_tokens.add(1.0, frame.rows if written is None else int(np.count_nonzero(written)))
-        elif written is None:
-            self._event_tokens.observe(frame.count)
-        else:
-            self._event_tokens.observe(frame.count[written & (frame.count > 0)])
+        stream.rank = self._columns.rank[stream.handle] = rank
 
 
 def _no_abort(stream: Stream) -> None:

@@ -16,6 +16,7 @@ from penstock.dispatch.engine_client import EngineClient, RoutingHints
 from penstock.metrics.bounds import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS
 from penstock.metrics.histogram import Histogram
 from penstock.streaming.output_processor import OutputProcessor
+from penstock.streaming.row_metrics import RowMetrics
 from penstock.streaming.stream import Stream, StreamError
 from penstock.streaming.token_log import TokenLog
 from penstock.wire.messages import (
@@ -95,9 +96,7 @@ class Bench:
         self.engines = engines
         self.streams = OutputProcessor(
             [None] * 100,
-            Histogram(TTFT_BOUNDS),
-            Histogram(ITL_BOUNDS),
-            Histogram(EVENT_BOUNDS),
+            RowMetrics(Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), Histogram(EVENT_BOUNDS)),
             log=TokenLog(),
         )
         places = {engine.rank: engine_address(run_dir, engine.rank) for engine in engines}

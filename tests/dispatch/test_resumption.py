@@ -18,8 +18,10 @@ from penstock.dispatch.resumption import (
 )
 from penstock.metrics.bounds import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS
 from penstock.metrics.histogram import Histogram
-from penstock.streaming.output_processor import NO_ENGINE, OutputProcessor
+from penstock.streaming.output_processor import OutputProcessor
+from penstock.streaming.row_metrics import RowMetrics
 from penstock.streaming.stream import Stream, StreamError
+from penstock.streaming.stream_columns import NO_ENGINE
 from penstock.streaming.token_log import TokenLog
 from penstock.wire.frames import FinishReason, TokenFrame
 from penstock.wire.logprobs import Logprobs
@@ -56,9 +58,9 @@ class Host:
     """A table and engines that take what they are given; ``up`` are the ranks that do."""
 
     def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
-        histograms = Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), Histogram(EVENT_BOUNDS)
+        metrics = RowMetrics(Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), Histogram(EVENT_BOUNDS))
         log = TokenLog() if timeout_s else None
-        self.table = OutputProcessor([None] * VOCABULARY, *histograms, log)
+        self.table = OutputProcessor([None] * VOCABULARY, metrics, log)
         self.outcomes = Counter[str]()
         self.resumption = Resumption(self.table, timeout_s, self.submit, self.outcomes)
         self.up = [1]

@@ -26,6 +26,7 @@ from penstock.http.sink import Listener
 from penstock.metrics.bounds import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS
 from penstock.metrics.histogram import Histogram
 from penstock.streaming.output_processor import OutputProcessor
+from penstock.streaming.row_metrics import RowMetrics
 from penstock.streaming.stream import Stream, StreamError
 from penstock.wire.frames import FinishReason, TokenFrame
 from penstock.wire.logprobs import Logprobs
@@ -114,8 +115,8 @@ class Desk:
     outcomes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        histograms = [Histogram(bounds) for bounds in (TTFT_BOUNDS, ITL_BOUNDS, EVENT_BOUNDS)]
-        self.streams = OutputProcessor(self.tables.plain, *histograms, guarded=self.tables.guarded(GUARD))
+        metrics = RowMetrics(Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), Histogram(EVENT_BOUNDS))
+        self.streams = OutputProcessor(self.tables.plain, metrics, guarded=self.tables.guarded(GUARD))
         self.context = RequestContext(
             engine_client=cast(EngineClient, self.engine_client),
             streams=self.streams,

@@ -12,6 +12,7 @@ from penstock.http.row_path import RowPath
 from penstock.metrics.bounds import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS
 from penstock.metrics.histogram import Histogram
 from penstock.streaming.output_processor import OutputProcessor
+from penstock.streaming.row_metrics import RowMetrics
 from penstock.streaming.rows.io_submit import BurstWriter, write_each
 from penstock.streaming.stream import Stream, StreamError
 from penstock.streaming.token_log import TokenLog
@@ -59,8 +60,8 @@ Column = NDArray[np.int64]
 
 
 def make_table(burst: BurstWriter = write_each) -> OutputProcessor:
-    histograms = Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), Histogram(EVENT_BOUNDS)
-    return OutputProcessor(TEXTS, *histograms, TokenLog(), burst, capacity=2)
+    metrics = RowMetrics(Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), Histogram(EVENT_BOUNDS))
+    return OutputProcessor(TEXTS, metrics, TokenLog(), burst, capacity=2)
 
 
 def open_plain(
@@ -405,7 +406,7 @@ def test_a_fault_with_prompt_logprobs_ends_that_stream_alone() -> None:
 
 def test_latency_is_recorded_per_row() -> None:
     ttft, itl = Histogram((1.0, 2.0)), Histogram((1.0, 2.0))
-    table = OutputProcessor(TEXTS, ttft, itl, Histogram(EVENT_BOUNDS))
+    table = OutputProcessor(TEXTS, RowMetrics(ttft, itl, Histogram(EVENT_BOUNDS)))
     handle = table.open(make_stream(RecordingReply(), []), 10.0)
     table.process_frame(0, frame((handle, 0, [0])), 11.5)
     table.process_frame(0, frame((handle, 1, [0])), 12.0)
@@ -416,7 +417,7 @@ def test_latency_is_recorded_per_row() -> None:
 def test_an_end_without_a_token_is_no_first_token_and_no_event() -> None:
     """As of a stream whose client gave up while it waited, or of a stop token that is left out."""
     ttft, itl, sizes = Histogram((1.0, 2.0)), Histogram((1.0, 2.0)), Histogram(EVENT_BOUNDS)
-    table = OutputProcessor(TEXTS, ttft, itl, sizes)
+    table = OutputProcessor(TEXTS, RowMetrics(ttft, itl, sizes))
     waits, runs, goes_on = (table.open(make_stream(RecordingReply(), []), 10.0) for _ in range(3))
     table.process_frame(0, frame((runs, 0, [0]), (goes_on, 0, [0])), 11.5)
     ends = frame((waits, 0, []), (runs, 1, []), (goes_on, 1, [0]))
@@ -429,7 +430,7 @@ def test_an_end_without_a_token_is_no_first_token_and_no_event() -> None:
 
 def test_tokens_per_event_are_recorded_for_streams_that_write_events() -> None:
     sizes = Histogram((1.0, 4.0))
-    table = OutputProcessor(TEXTS, Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), sizes)
+    table = OutputProcessor(TEXTS, RowMetrics(Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), sizes))
     streamed = open_plain(table, make_stream(RecordingReply(), []))
     collected = table.open(Stream(RecordingReply(), 0, 0, [].append), 0.0)
     table.process_frame(0, frame((streamed, 0, [0]), (collected, 0, [0])), 1.0)
@@ -440,8 +441,8 @@ def test_tokens_per_event_are_recorded_for_streams_that_write_events() -> None:
 def test_rows_with_very_many_logprobs_take_turns_and_hold_up_nobody() -> None:
     """Making their events takes milliseconds each: a whole frame of them is not handled at once."""
     turns: list[Callable[[], None]] = []
-    histograms = Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), Histogram(EVENT_BOUNDS)
-    table = OutputProcessor([b"a"] * 8192, *histograms, TokenLog(), later=turns.append)
+    metrics = RowMetrics(Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), Histogram(EVENT_BOUNDS))
+    table = OutputProcessor([b"a"] * 8192, metrics, TokenLog(), later=turns.append)
     replies = [RecordingReply() for _ in range(3)]
     streams = [make_stream(reply, []) for reply in replies]
     written = list[bytes]()
@@ -468,8 +469,8 @@ def test_rows_with_very_many_logprobs_take_turns_and_hold_up_nobody() -> None:
 
 def test_a_stream_that_fails_gets_its_waiting_rows_first() -> None:
     turns: list[Callable[[], None]] = []
-    histograms = Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), Histogram(EVENT_BOUNDS)
-    table = OutputProcessor([b"a"] * 512, *histograms, TokenLog(), later=turns.append)
+    metrics = RowMetrics(Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), Histogram(EVENT_BOUNDS))
+    table = OutputProcessor([b"a"] * 512, metrics, TokenLog(), later=turns.append)
     reply = RecordingReply()
     stream = make_stream(reply, [])
     handle = table.open(stream, 0.0)
@@ -489,8 +490,8 @@ def test_a_stream_that_fails_gets_its_waiting_rows_first() -> None:
 
 def test_a_reply_that_breaks_drops_the_rows_that_wait_for_it() -> None:
     turns: list[Callable[[], None]] = []
-    histograms = Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), Histogram(EVENT_BOUNDS)
-    table = OutputProcessor([b"a"] * 512, *histograms, TokenLog(), later=turns.append)
+    metrics = RowMetrics(Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), Histogram(EVENT_BOUNDS))
+    table = OutputProcessor([b"a"] * 512, metrics, TokenLog(), later=turns.append)
     reply, tokens = BrokenReply(), 2000
     stream = make_stream(reply, [])
     handle = table.open(stream, 0.0)

@@ -29,6 +29,7 @@ from penstock.http.row_path import RowPath
 from penstock.metrics.bounds import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS
 from penstock.metrics.histogram import Histogram
 from penstock.streaming.output_processor import OutputProcessor
+from penstock.streaming.row_metrics import RowMetrics
 from penstock.wire.frames import FinishReason
 from penstock.wire.regroup import join_rows
 from tests.dialects.messages.serving import joined, read_events
@@ -180,10 +181,10 @@ class SocketDesk(Desk):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        histograms = [Histogram(bounds) for bounds in (TTFT_BOUNDS, ITL_BOUNDS, EVENT_BOUNDS)]
+        metrics = RowMetrics(Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), Histogram(EVENT_BOUNDS))
         guarded = guards()
         self.streams = OutputProcessor(
-            self.tables.plain, *histograms, burst=self.burst, windows=self.windows, guarded=guarded
+            self.tables.plain, metrics, burst=self.burst, windows=self.windows, guarded=guarded
         )
         self.context.streams = self.streams
 

@@ -13,6 +13,7 @@ from penstock.dispatch.engine_client import EngineClient
 from penstock.metrics.bounds import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS
 from penstock.metrics.histogram import Histogram
 from penstock.streaming.output_processor import OutputProcessor
+from penstock.streaming.row_metrics import RowMetrics
 from penstock.streaming.stream import Stream, StreamError
 from penstock.streaming.token_log import TokenLog
 from penstock.wire.frames import FinishReason, TokenFrame, encode_frame
@@ -103,8 +104,8 @@ class ApiServer:
     """An API server with ``ranks`` connected engines. To be made within a running loop."""
 
     def __init__(self, ranks: int, resume_timeout_s: float = 60.0) -> None:
-        histograms = [Histogram(bounds) for bounds in (TTFT_BOUNDS, ITL_BOUNDS, EVENT_BOUNDS)]
-        self.streams = OutputProcessor([None] * VOCABULARY, *histograms, TokenLog())
+        metrics = RowMetrics(Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), Histogram(EVENT_BOUNDS))
+        self.streams = OutputProcessor([None] * VOCABULARY, metrics, TokenLog())
         hello = Hello(ENGINE_PROTOCOL_VERSION, 0, 0)
         self.client = EngineClient(ranks, {}, hello, lambda info: None)
         self.outcomes: Counter[str] = Counter()

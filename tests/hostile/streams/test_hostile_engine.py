@@ -49,12 +49,12 @@ class Hostile:
 
     def _handle(self) -> int:
         everyone = [stream.handle for stream in self._server.streams.streams if stream is not None]
-        own = [handle for handle in everyone if self._server.streams._rank[handle] == HOSTILE]
+        own = [handle for handle in everyone if self._server.streams._columns.rank[handle] == HOSTILE]
         return self._draw.choice([*own * 8, *everyone, self._draw.randrange(2000), I32_MAX])
 
     def _row(self) -> tuple[int, int, list[int], int]:
         draw, handle = self._draw, self._handle()
-        positions = self._server.streams._position
+        positions = self._server.streams._columns.position
         due = int(positions[handle]) if handle < len(positions) else 0
         position = draw.choice([due, due, due, due, due + 1, max(0, due - 1), 0, I32_MAX])
         tokens = [draw.randrange(VOCABULARY) for _ in range(draw.choice([0, 1, 1, 2, 5, 30]))]

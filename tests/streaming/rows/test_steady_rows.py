@@ -19,6 +19,7 @@ from penstock.streaming.engine_faults import (
     UNKNOWN_STREAM,
 )
 from penstock.streaming.output_processor import OutputProcessor
+from penstock.streaming.row_metrics import RowMetrics
 from penstock.streaming.rows.steady_rows import SteadyRows
 from penstock.streaming.stream import Stream
 from penstock.streaming.token_log import TokenLog
@@ -46,7 +47,9 @@ class Bench:
     def __init__(self, streams: int = 3, steps: int = 3, limit: int = NO_LIMIT) -> None:
         self.ttft, self.itl = Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS)
         self.sizes = Histogram(EVENT_BOUNDS)
-        self.table = OutputProcessor([b"a", b"b"], self.ttft, self.itl, self.sizes, TokenLog(), capacity=2)
+        self.table = OutputProcessor(
+            [b"a", b"b"], RowMetrics(self.ttft, self.itl, self.sizes), TokenLog(), capacity=2
+        )
         self.replies = [RecordingReply() for _ in range(streams)]
         self.streams = []
         for reply in self.replies:
@@ -250,10 +253,10 @@ def chunk(text: bytes) -> bytes:
 def test_steady_rows_are_written_as_others_are(width: int) -> None:
     """``width``: tokens in each row of the first stream."""
     sockets, replies = Sockets(), [RecordingReply() for _ in range(3)]
-    histograms = Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), Histogram(EVENT_BOUNDS)
+    metrics = RowMetrics(Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), Histogram(EVENT_BOUNDS))
     large = b"l" * 70_000
     texts = [b"a", b"bc", None, large]
-    table = OutputProcessor(texts, *histograms, TokenLog(), sockets.burst, capacity=4)
+    table = OutputProcessor(texts, metrics, TokenLog(), sockets.burst, capacity=4)
     streams = []
     for descriptor, reply in enumerate(replies):
 
