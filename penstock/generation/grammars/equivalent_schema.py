@@ -6,7 +6,7 @@ or loses that where the client allows it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from penstock.generation.grammars.closed_schema import Closing
@@ -74,27 +74,11 @@ def rewrite(schema: Any, is_loose: Callable[[Path], bool], *, close: bool = True
     """Rewrite ``schema`` in place. ``is_loose``: whether the part at a path may lose what cannot be enforced;
     ``close``: whether objects that name properties have no others. Raises Unfit."""
     found = referred_parts(schema)
-    resource = any(path and _is_address(part.get("$id")) for path, part in found)
-    foreign = any(not str(part.get("$ref", "#")).startswith("#") for _, part in found)
-    if not foreign and isinstance(schema, dict):  # an address that nothing uses need not be a valid one
-        for key in ("$id", "id"):
-            if isinstance(schema.get(key), str):
-                del schema[key]
-    targets = [None if resource else referred(schema, part.get("$ref")) for _, part in found]
-    held = {target[:depth] for target in targets if target for depth in range(1, len(target))}
-    written = []
-    for path, part in found:
-        for keyword in [key for key in part if key not in _KEYWORDS and (*path, key) not in held]:
-            del part[keyword]
+    targets = _resolve_references(schema, found)
+    _drop_other_keywords(found, targets)
     for _, part in found:
         name_properties(part, schema)
-    for path, part in found:
-        try:
-            written.append((part, *_rewritten(part, strict=not is_loose(path))))
-        except Inexact as error:
-            raise Unfit(str(error), path) from None
-        except Unenforceable as error:
-            raise Unfit(f"{error}: the keyword 'pattern' cannot be enforced", path) from None
+    written = [(part, *_rewrite_part(path, part, is_loose)) for path, part in found]
     for (_, part), target in zip(found, targets, strict=True):
         if target is not None:
             part["$ref"] = reference_to(target)
@@ -113,6 +97,40 @@ def rewrite(schema: Any, is_loose: Callable[[Path], bool], *, close: bool = True
         raise Unfit("no value matches it: each would have another one within it, without end", endless)
     if any(_has_other_names(part) for _, part in found) and isinstance(schema, dict):
         schema["x-guidance"] = {"json_allowed_escapes": _ESCAPES, **schema.get("x-guidance", {})}
+
+
+def _resolve_references(schema: Any, found: Sequence[tuple[Path, dict[str, Any]]]) -> list[Path | None]:
+    """The path that each part refers to; None: to no part of this schema. Addresses of the schema that
+    nothing uses are dropped: they need not be valid."""
+    has_resources = any(path and _is_address(part.get("$id")) for path, part in found)
+    is_foreign = any(not str(part.get("$ref", "#")).startswith("#") for _, part in found)
+    if not is_foreign and isinstance(schema, dict):
+        for key in ("$id", "id"):
+            if isinstance(schema.get(key), str):
+                del schema[key]
+    return [None if has_resources else referred(schema, part.get("$ref")) for _, part in found]
+
+
+def _drop_other_keywords(
+    found: Sequence[tuple[Path, dict[str, Any]]], targets: Sequence[Path | None]
+) -> None:
+    """Drop keywords of no meaning, but those that hold a part that is referred to."""
+    held = {target[:depth] for target in targets if target for depth in range(1, len(target))}
+    for path, part in found:
+        for keyword in [key for key in part if key not in _KEYWORDS and (*path, key) not in held]:
+            del part[keyword]
+
+
+def _rewrite_part(
+    path: Path, part: dict[str, Any], is_loose: Callable[[Path], bool]
+) -> tuple[list[str], dict[str, Any] | None]:
+    """:func:`_rewritten` of the part at ``path``. Raises Unfit."""
+    try:
+        return _rewritten(part, strict=not is_loose(path))
+    except Inexact as error:
+        raise Unfit(str(error), path) from None
+    except Unenforceable as error:
+        raise Unfit(f"{error}: the keyword 'pattern' cannot be enforced", path) from None
 
 
 def _has_other_names(part: dict[str, Any]) -> bool:
