@@ -39,7 +39,7 @@ def tables(status: dict[str, Any]) -> str:
 
 
 def line(status: dict[str, Any]) -> str:
-    """The same, summed up in one line."""
+    """A status, summed up in one line."""
     if status["kind"] == "gateway":
         endpoints = status["endpoints"]
         up = sum(bool(each.get("up")) for each in endpoints)

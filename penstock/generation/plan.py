@@ -44,7 +44,7 @@ class RequestPlan(msgspec.Struct, gc=False):
     logprobs: int = -1
     """Number of alternatives per token; -1: no logprobs, 0: only the sampled token."""
     prompt_logprobs: int = -1
-    """The same for prompt tokens."""
+    """Number of alternatives per prompt token; -1: no logprobs of the prompt."""
     tokens_as_ids: bool = False
     """Whether logprobs spell tokens as ``token_id:5``."""
     logprob_bytes: int = 0

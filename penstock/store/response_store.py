@@ -198,7 +198,8 @@ class ResponseStore:
     def finish(
         self, id: str, status: str, body: bytes, first: int, count: int, data: bytes
     ) -> asyncio.Future[bool]:
-        """The same, with its last events and its end."""
+        """Store the last ``count`` events of a response that is generated here, and its end. False: it was
+        cancelled or deleted."""
         return self._write(lambda database: database.finish(id, status, body, first, count, data))
 
     def disown(self, ids: Sequence[str]) -> asyncio.Future[None]:

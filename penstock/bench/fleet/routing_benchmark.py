@@ -20,7 +20,7 @@ from penstock.config.bench import BenchRoutingConfig
 
 OWN = "penstock"
 WITHOUT_SESSIONS = "penstock, no session"
-"""The same where clients name no session."""
+"""Penstock's picker where clients name no session."""
 
 
 class RoutingFigures(msgspec.Struct, frozen=True, kw_only=True):

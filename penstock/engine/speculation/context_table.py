@@ -54,7 +54,7 @@ class ContextTable:
         """Forget all entries, and return their memory."""
         self._entries = np.zeros((self._size, 2), np.uint64)
         self._wholes = self._entries.reshape(-1).view(np.complex128)
-        """The same memory, in elements of an entry each: they are copied in a tenth of the time, and one that
+        """The entries in elements of one entry each: they are copied in a tenth of the time, and one that
         is written twice has key and value of the same writer."""
         # The same for single rows: a value read by an index is an int, in a fraction of NumPy's time.
         self._words = self._entries.reshape(-1).data

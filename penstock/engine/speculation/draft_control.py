@@ -29,7 +29,7 @@ _PRIOR = np.array((PRIOR_ACCEPTED, PRIOR_REJECTED))
 MEMORY = 0.85
 """Factor of what is remembered of a stream, for each draft that is verified."""
 ENGINE_MEMORY = 0.95
-"""The same of all streams, for each step with drafts."""
+"""Factor of what is remembered of all streams together, for each step with drafts."""
 RECOVERY = 1 / 256
 """Part by which a stream returns to the prior at each step: one without drafts tries again some time."""
 STEP_MEMORY = 0.99

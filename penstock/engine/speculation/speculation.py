@@ -42,7 +42,7 @@ class Speculation:
         self.limit = np.zeros(table.size, np.int32)
         """int32[slots]: draft tokens that the next step may verify, as :meth:`plan` has set it."""
         self._free_limit = np.zeros(table.size, np.int32)
-        """The same for drafts that no grammar forces."""
+        """int32[slots]: draft tokens that the next step may verify where no grammar forces them."""
         self._forced = np.zeros(table.size, np.bool_)
         """Slots whose draft is what their grammar forces."""
         self._has_drafts = False

@@ -168,7 +168,7 @@ class SuffixProposer:
         return tokens, counts
 
     def _propose_one(self, slot: int, most: int) -> I32:
-        """The same for one slot, by integers: array operations would take five times as long."""
+        """The draft of one slot, by integers: array operations would take five times as long."""
         length = int(self._table.length[slot])
         if length - self._learned[slot] > MAX_NEW:
             self._learn_one(slot)

@@ -81,7 +81,7 @@ def _written(alternatives: list[Sequence]) -> str:
 
 
 def _anchored(sequence: Sequence) -> Sequence:
-    """The same for a match of the whole text, without ``^`` and ``$`` at the ends."""
+    """A sequence that matches the whole text, without ``^`` and ``$`` at the ends."""
     start, end = bool(sequence) and _is_edge(sequence[0], _START), False
     sequence = sequence[1:] if start else [_ANY, *sequence]
     end = bool(sequence) and _is_edge(sequence[-1], _END)
@@ -125,7 +125,7 @@ def _ending(sequence: Sequence, word: bool) -> list[Sequence]:
 
 
 def _endings(sequence: Sequence, word: bool) -> tuple[list[Sequence], bool]:
-    """The same without the empty text, and whether that is possible."""
+    """The sequence without the empty text, and whether that is possible."""
     found: list[Sequence] = []
     for place in reversed(range(len(sequence))):
         item, before = sequence[place], sequence[:place]

@@ -35,7 +35,8 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
     optional: str = ""
     """Text that opens a section of a format without ``opens``; the output's first calls may do without it."""
     around: str = ""
-    """The same; between it and ``close`` may stand other text, which calls follow."""
+    """Text that may open a section of a format without ``opens``, and after which other text may stand before
+    the calls."""
     call: str = ""
     """Precedes each call; empty: a section is one call, or its calls are a list. One of ``opens`` too, if
     models omit the other one."""
@@ -253,7 +254,7 @@ class XmlCalls(Section, frozen=True, kw_only=True):
     string: str = ""
     """Attribute of a parameter that says that it is a string; without it, it is JSON."""
     other: str = ""
-    """The same attribute of other parameters."""
+    """Attribute of a parameter that says that it is JSON and no string."""
     value: str = ""
     """Precedes the value."""
     raw: tuple[str, str] = ("", "")

@@ -80,7 +80,7 @@ class Delta:
         return self._pieces
 
     def by_kind(self) -> list[Delta]:
-        """The same in parts, each of reasoning, of content or of calls alone."""
+        """The delta in parts, each of reasoning, of content or of calls alone."""
         parts = []
         for _, run in groupby(self.pieces, lambda piece: min(_kind(piece), 0)):
             parts.append(Delta())

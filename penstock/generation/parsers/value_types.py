@@ -28,7 +28,7 @@ class ValueType(Enum):
     JSON = auto()
     """It is JSON; other text is a string."""
     NUMBER = auto()
-    """The same; zeros before a number are dropped."""
+    """It is JSON, but for zeros before a number, which are dropped."""
 
     @property
     def is_text(self) -> bool:

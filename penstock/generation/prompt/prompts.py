@@ -35,7 +35,7 @@ def token_columns(value: bytes) -> list[bytes] | None:
 
 
 def _token_column(value: bytes) -> bytes:
-    """The same for one list; empty for anything else."""
+    """One list of token ids as a column of int32; empty for anything else."""
     ids = value[1:-1]
     if not value.startswith(b"[") or ids.translate(None, _IDS_AND_COMMAS) or not ids.strip():
         return b""

@@ -12,7 +12,7 @@ from penstock.http.errors import ApiError
 RENDER_S = 5.0
 """CPU seconds that a template may take."""
 INLINE_S = 0.01
-"""The same on the event loop."""
+"""CPU seconds that a template may take on the event loop; then it goes on in a thread."""
 PIECES = 16
 """Pieces of a prompt between two looks at the clock."""
 

@@ -202,7 +202,7 @@ class PromptLogprobFormatter:
         yield b"]"
 
     def _wide_field(self) -> Iterator[bytes]:
-        """The same for tokens with very many candidates."""
+        """The field ``prompt_logprobs`` for tokens with very many candidates, in pieces."""
         names, ranks = self._names, np.frombuffer(bytes(self._ranks), np.int32).tolist()
         ids, values = self._columns.arrays()
         yield b"[null"

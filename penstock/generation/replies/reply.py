@@ -70,7 +70,7 @@ class TextTables:
     names: TokenNames
     """Spellings of tokens in logprobs."""
     id_names: TokenIdNames
-    """The same with return_tokens_as_token_ids."""
+    """Names of tokens in logprobs with ``return_tokens_as_token_ids``."""
 
     @classmethod
     def make(cls, tokenizer: tokenizers.Tokenizer, vocab_size: int, max_logprobs: int = 0) -> TextTables:

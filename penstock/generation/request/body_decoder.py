@@ -49,7 +49,8 @@ Fewer ids take less time as Python's ints."""
 _COUNTED_BYTES = 1 << 18
 """Bytes whose parts are counted at a time."""
 _COUNTED_AT_ONCE = 1 << 16
-"""The same if they are counted in strings, too: arrays of this size stay in the processor's cache."""
+"""Bytes whose parts are counted at a time if parts in strings count, too: arrays of this size stay in the
+processor's cache."""
 
 _INDEX = re.compile(r"\[\d+\]")
 

@@ -270,7 +270,7 @@ def _named(
 def _forced(
     tools: Numbered, whitespace: str, inputs: Inputs, *, named: bool, one_call: bool, constrained: bool
 ) -> Constraint:
-    """The same as the JSON schemas of a named function and of ``required``, where tools have a grammar."""
+    """The constraint of a named function or of ``required`` as a grammar, for tools that have one."""
     if constrained:
         raise _two_constraints()
     called = [_called_tool(tool.function, whitespace, inputs, lazy=False) for _, tool in tools]

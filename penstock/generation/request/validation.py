@@ -260,7 +260,7 @@ def resolve_logprobs(value: int, most: int, vocab_size: int, field: str = "logpr
 
 
 def resolve_prompt_logprobs(value: int, most: int, vocab_size: int, *, stream: bool) -> int:
-    """The same for the tokens of a prompt."""
+    """The number of alternatives per prompt token that ``value`` of ``prompt_logprobs`` asks for."""
     if stream:
         raise refused("`prompt_logprobs` are not available when `stream=True`.", "prompt_logprobs")
     if value < -1:
@@ -297,7 +297,7 @@ def wide_logprob_bytes(alternatives: int, max_tokens: int, streams: int, *, stre
 
 
 def wide_prompt_logprob_bytes(alternatives: int, prompt_tokens: int) -> int:
-    """The same for the tokens of all its prompts."""
+    """Bytes that the logprobs of a request's prompt tokens take if each token has very many; otherwise 0."""
     if 1 + alternatives <= ENTRY_CANDIDATES:
         return 0
     return _logprob_bytes("prompt_logprobs", alternatives, prompt_tokens, "in the prompt")
