@@ -57,7 +57,7 @@ from penstock.supervisor.startup.progress_display import make_progress_display
 from penstock.supervisor.startup.response_store_directory import response_store_directory
 from penstock.supervisor.startup.run_directory import RunDirectory
 from penstock.supervisor.startup.startup_status import SERVING, STARTING, StartupStatus
-from penstock.supervisor.startup.synthetic_script import spelled_script
+from penstock.supervisor.startup.synthetic_script import rendered_script
 from penstock.telemetry.spans import check_tracing_libraries
 from penstock.wire.control import ApiKeys, Info, Launch, SupervisorCommand
 from penstock.wire.scripted import ScriptedRule
@@ -124,7 +124,7 @@ def serve(
             if local_api_servers:
                 check_chat_template(config, model)
                 check_model_aliases(config, model, adapters)
-            script = spelled_script(config, model)
+            script = rendered_script(config, model)
             acceptor = None
             if listener is not None and local_api_servers > 1:
                 acceptor = owned.enter_context(Acceptor(listener.socket))

@@ -19,7 +19,7 @@ PIECE_BYTES = 1 << 16
 """Maximum size of a part on the wire."""
 
 
-def cut(parts: list[bytes]) -> list[bytes]:
+def split_parts(parts: list[bytes]) -> list[bytes]:
     """``parts`` as they cross the wire over tcp; the same list when all are short."""
     for part in parts:
         if len(part) >= PIECE_BYTES:
@@ -27,7 +27,7 @@ def cut(parts: list[bytes]) -> list[bytes]:
     return parts
 
 
-def told_apart(parts: list[bytes]) -> list[bytes]:
+def mark_whole(parts: list[bytes]) -> list[bytes]:
     """``parts`` as they cross the wire on one host: whole. One that would count as a piece is followed by its
     rest, which is empty."""
     for part in parts:
@@ -42,16 +42,16 @@ def _pieces(part: bytes) -> list[bytes]:
     return [part[start : start + PIECE_BYTES] for start in range(0, len(part) + 1, PIECE_BYTES)]
 
 
-def joined(pieces: list[AnyPart]) -> list[AnyPart]:
-    """What was :func:`cut` or :func:`told_apart`; the same list when no part has pieces. A missing last piece
-    counts as empty."""
+def join_parts(pieces: list[AnyPart]) -> list[AnyPart]:
+    """Undo :func:`split_parts` and :func:`mark_whole`; the same list when no part has pieces. A missing last
+    piece counts as empty."""
     for piece in pieces:
         if len(piece) == PIECE_BYTES:
-            return _joined(pieces)
+            return _join_parts(pieces)
     return pieces
 
 
-def _joined(pieces: Sequence[AnyPart]) -> list[AnyPart]:
+def _join_parts(pieces: Sequence[AnyPart]) -> list[AnyPart]:
     parts: list[AnyPart] = []
     gathered: list[AnyPart] = []
     for piece in pieces:

@@ -27,7 +27,7 @@ from typing import cast
 import zmq
 
 from penstock.wire.curve import HANDSHAKE_FAILURES, ClusterKey, ZapAuthenticator, read_monitor_events
-from penstock.wire.parts import PIECE_BYTES, Part, cut, joined, told_apart
+from penstock.wire.parts import PIECE_BYTES, Part, join_parts, mark_whole, split_parts
 
 MEMBER_SEND_HWM = 64
 """Messages that a member queues for a coordinator that is away; later ones are dropped."""
@@ -223,7 +223,7 @@ class RouterSocket:
             frame = self._socket.recv(_NOBLOCK, copy=False)
             parts.append(frame.bytes if len(frame) <= PIECE_BYTES else frame.buffer)
             if not frame.more:  # told in a third of the time in which the socket tells it
-                return identity, joined(parts)
+                return identity, join_parts(parts)
 
     @property
     def disconnects(self) -> int:
@@ -233,7 +233,7 @@ class RouterSocket:
     def send(self, identity: bytes, parts: list[bytes]) -> bool:
         """Sends without blocking; False if the peer's queue is full. Raises PeerGone."""
         try:
-            self._socket.send_multipart([identity, *cut(parts)], zmq.NOBLOCK)
+            self._socket.send_multipart([identity, *split_parts(parts)], zmq.NOBLOCK)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
@@ -278,7 +278,7 @@ class EngineLink:
             assert key is not None
             key.secure_client(self._socket)
             _set_tcp_options(self._socket)
-        self._divide = cut if address.startswith("tcp:") else told_apart
+        self._divide = split_parts if address.startswith("tcp:") else mark_whole
         self._monitor = self._socket.get_monitor_socket(_BROKEN)
         self._lost = False
         self._socket.connect(address)
@@ -323,7 +323,7 @@ class EngineLink:
         while frame.more:
             frame = receive(_NOBLOCK, copy=False)
             parts.append(frame.bytes)
-        return joined(parts)
+        return join_parts(parts)
 
     def close(self) -> None:
         if not self._socket.closed:
@@ -402,7 +402,7 @@ class CoordinatorLink:
     def send(self, part: bytes) -> bool:
         """Sends without blocking. False: the queue is full, and the message is dropped."""
         try:
-            self._socket.send_multipart(cut([part]), zmq.NOBLOCK)
+            self._socket.send_multipart(split_parts([part]), zmq.NOBLOCK)
         except zmq.Again:
             return False
         return True

@@ -21,7 +21,7 @@ from penstock.generation.model_info import ModelInfo, SamplingDefaults
 from penstock.generation.parsers.message import MessageParser
 from penstock.generation.prompt.chat_template import ChatTemplate
 from penstock.generation.replies.stream_interval import StreamInterval
-from penstock.generation.request.unseen import unseen
+from penstock.generation.request.unsupported_content import placeholder
 from penstock.wire.messages import Adapter, SamplingParams
 from tests.generation.planning import (
     Planners,
@@ -68,7 +68,7 @@ def test_defaults_of_a_chat() -> None:
 def test_the_model_is_told_of_what_it_cannot_see(part: dict[str, Any], kind: str) -> None:
     content = [{"type": "text", "text": "Look:"}, part]
     plan = PLANNER.chat(chat_body(messages=[{"role": "user", "content": content}]))
-    assert unseen(kind) in str(plan.prompts)
+    assert placeholder(kind) in str(plan.prompts)
     assert plan.warning is not None
     assert plan.warning.startswith("messages: the model reads text only and cannot ")
     assert f" {kind}s;" in plan.warning

@@ -21,7 +21,7 @@ from penstock.dialects.messages.dialect import Messages
 from penstock.dialects.responses.dialect import Responses
 from penstock.generation.parsers.formats import TOOL_FORMATS
 from penstock.generation.prompt.chat_template import ChatTemplate
-from penstock.generation.prompt.spelled_reply import ReplySpeller
+from penstock.generation.prompt.rendered_reply import ReplyRenderer
 from penstock.generation.replies.reply import TextTables
 from penstock.wire.frames import FinishReason
 from tests.generation.planning import tiny_input_processor, tiny_tokenizer
@@ -93,7 +93,7 @@ class Loop:
         )
         template = HARMONY if format == "openai" else TEMPLATE
         self.processor = tiny_input_processor(config, template, names=("m",), max_model_len=100_000)
-        self.speller = ReplySpeller(template, self.processor.output_format)
+        self.renderer = ReplyRenderer(template, self.processor.output_format)
         self.dialect: Any = {"chat": ChatCompletions, "responses": Responses, "messages": Messages}[api](
             config, self.processor
         )
@@ -116,7 +116,7 @@ class Loop:
 
     def turn(self, text: str, reasoning: str, calls: Calls) -> tuple[str, dict[str, Any]]:
         """The model replies. Returns its output, and the reply."""
-        output = self.speller.outputs(text, reasoning, calls)[0]
+        output = self.renderer.outputs(text, reasoning, calls)[0]
         plan = self.dialect.plan(self.body())
 
         async def run() -> Any:

@@ -16,7 +16,7 @@ from penstock.generation.parsers.message import MessageFormat, MessageParser
 from penstock.generation.parsers.registry import OutputFormat, output_format
 from penstock.generation.parsers.value_types import Parameters
 from penstock.generation.prompt.chat_template import ChatTemplate
-from penstock.generation.prompt.spelled_reply import CannotSpell, ReplySpeller
+from penstock.generation.prompt.rendered_reply import CannotRender, ReplyRenderer
 from tests.templates.known import SKIPPED, SPELLED_OTHERWISE, TAKES_ONE_CALL
 from tests.templates.reference import TOKENS
 
@@ -46,21 +46,21 @@ CALLS: tuple[Calls, ...] = (
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_what_a_template_spells_is_read(name: str) -> None:
+def test_what_a_template_renders_is_read(name: str) -> None:
     format = FORMATS[name]
-    speller = ReplySpeller(ChatTemplate({"default": TEMPLATES[name]}, TOKENS), format)
+    renderer = ReplyRenderer(ChatTemplate({"default": TEMPLATES[name]}, TOKENS), format)
     thought = "hm" if format.reasoning or format.harmony else ""
     differs = False
     for calls in CALLS:
         if name in TAKES_ONE_CALL and len(calls) > 1:
-            with pytest.raises(CannotSpell):
-                speller.outputs("", thought, calls)
+            with pytest.raises(CannotRender):
+                renderer.outputs("", thought, calls)
             continue
-        for output in speller.outputs("", "", calls):
+        for output in renderer.outputs("", "", calls):
             found = _read(format, output)
             assert [each for each, _ in found] == [each for each, _ in calls], output
             differs = differs or found != calls
-        assert speller.outputs("", thought, calls)
+        assert renderer.outputs("", thought, calls)
     assert differs == (name in SPELLED_OTHERWISE), name
 
 

@@ -18,7 +18,7 @@ from penstock.generation.prompt.prompt_encoder import PromptEncoder
 from penstock.generation.prompt.prompts import check_vocabulary
 from penstock.generation.prompt.tokenizer import INLINE_SLOW
 from penstock.generation.request.schemas import JsonObject, Message, PromptToken, Tool, about
-from penstock.generation.request.unseen import Unseen
+from penstock.generation.request.unsupported_content import UnsupportedContent
 from penstock.http.asgi import encode_json, read_body, send_json, unless_gone
 from penstock.http.errors import ApiError
 from penstock.wire.arrays import I32
@@ -157,7 +157,7 @@ class TokenizeRoutes:
         special = request.add_special_tokens
         if request.messages is None:
             return TokenizePlan(request.prompt or "", special is not False, bool(request.return_token_strs))
-        Unseen().replace_parts(request.messages)
+        UnsupportedContent().replace_parts(request.messages)
         text = self._processor.render(
             request.messages,
             add_generation_prompt=opens_turn(request.add_generation_prompt, request.continue_final_message),

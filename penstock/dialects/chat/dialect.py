@@ -16,7 +16,7 @@ from penstock.generation.request import validation
 from penstock.generation.request.reasoning_effort import reasoning_variables
 from penstock.generation.request.schemas import Message
 from penstock.generation.request.tool_choice import parse_tool_choice
-from penstock.generation.request.unseen import Unseen
+from penstock.generation.request.unsupported_content import UnsupportedContent
 from penstock.http.errors import refused
 
 
@@ -54,8 +54,8 @@ class ChatCompletions(Dialect):
         if max_tokens is not None:
             validation.check_max_tokens(max_tokens, processor.model_info.max_model_len, field)
         opening = opens_turn(request.add_generation_prompt, request.continue_final_message)
-        unseen = Unseen()
-        unseen.replace_parts(request.messages)
+        unsupported = UnsupportedContent()
+        unsupported.replace_parts(request.messages)
         text = processor.render(
             request.messages,
             add_generation_prompt=opening,
@@ -68,7 +68,7 @@ class ChatCompletions(Dialect):
         )
         plan = processor.plan(request, info.request_id, [text], max_tokens=max_tokens, logprobs=logprobs)
         plan.dialect_fields = request.service_tier
-        warnings = (choice.warning, unseen.warning("messages"))
+        warnings = (choice.warning, unsupported.warning("messages"))
         plan.warning = "; ".join(filter(None, warnings)) or None
         plan.add_special_tokens = bool(request.add_special_tokens)
         if not opening:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.dialects.messages.request_schema import ContentBlock, InnerBlock
-from penstock.generation.request.unseen import Unseen
+from penstock.generation.request.unsupported_content import UnsupportedContent
 from penstock.http.errors import ApiError, shown
 
 
@@ -14,7 +14,7 @@ class BlockTexts:
     """Texts of the blocks of one conversation. Methods raise ApiError."""
 
     def __init__(self) -> None:
-        self.unseen = Unseen()
+        self.unsupported = UnsupportedContent()
 
     def joined(self, blocks: Sequence[ContentBlock | InnerBlock], field: str) -> str:
         return "\n".join(self.text(block, f"{field}.content[{at}]") for at, block in enumerate(blocks))
@@ -24,7 +24,7 @@ class BlockTexts:
             case "text":
                 return _needed(block.text, f"{field}.text")
             case "image":
-                return self.unseen.tell("image")
+                return self.unsupported.add("image")
             case "document":
                 texts = [block.context, self._document(block.source, f"{field}.source")]
                 return _tagged("document", block.title, texts)
@@ -41,7 +41,7 @@ class BlockTexts:
             case {"type": "content", "content": list(parts)}:
                 return "\n".join(self._part(part, f"{field}.content[{at}]") for at, part in enumerate(parts))
             case {"type": "base64" | "url" | "file"}:
-                return self.unseen.tell("document")
+                return self.unsupported.add("document")
         kind = source.get("type") if isinstance(source, dict) else None
         raise ApiError(
             400,
@@ -64,7 +64,7 @@ class BlockTexts:
             case {"type": "text"}:
                 raise ApiError(400, f"{field}.text must be a text.", param=f"{field}.text")
             case {"type": "image"}:
-                return self.unseen.tell("image")
+                return self.unsupported.add("image")
         raise unsupported(part.get("type") if isinstance(part, dict) else None, field)
 
 

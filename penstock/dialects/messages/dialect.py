@@ -151,7 +151,7 @@ def _conversation(processor: InputProcessor, request: CountTokensRequest) -> _Co
         variables=thinking.variables,
         stable=True,
     )
-    warnings = [choice.warning, texts.unseen.warning("messages")]
+    warnings = [choice.warning, texts.unsupported.warning("messages")]
     warning = "; ".join(filter(None, warnings)) or None
     return _Conversation(text, choice, one_call, thinking, warning, messages[-1] if continued else None)
 

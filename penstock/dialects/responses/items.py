@@ -10,7 +10,7 @@ from penstock.dialects.responses.request_schema import ContentPart, InputItem
 from penstock.dialects.responses.tools import function_name
 from penstock.generation.parsers.custom_input import CUSTOM_INPUT
 from penstock.generation.request.schemas import FunctionCall, Message, Part, ToolCall
-from penstock.generation.request.unseen import UNSEEN_PARTS, Unseen
+from penstock.generation.request.unsupported_content import UNSUPPORTED_PARTS, UnsupportedContent
 from penstock.http.asgi import encode_json
 from penstock.http.errors import ApiError, shown
 
@@ -51,7 +51,7 @@ class Conversation:
     """
 
     def __init__(self) -> None:
-        self.unseen = Unseen()
+        self.unsupported = UnsupportedContent()
         self._messages: list[Message] = []
         self._turn: _AssistantTurn | None = None
         """The last message, if it is the assistant's."""
@@ -152,8 +152,8 @@ class Conversation:
     def _text(self, part: ContentPart, field: str) -> str:
         if part.type == "refusal":
             return _needed(part.refusal, f"{field}.refusal")
-        if part.type in UNSEEN_PARTS:
-            return self.unseen.tell(UNSEEN_PARTS[part.type])
+        if part.type in UNSUPPORTED_PARTS:
+            return self.unsupported.add(UNSUPPORTED_PARTS[part.type])
         if part.type not in _TEXTS:
             raise ApiError(
                 400,

@@ -212,7 +212,7 @@ def _warning(choice: ToolChoice, tools: Tools, conversation: Conversation) -> st
         )
     if choice.warning is not None:
         warnings.append(choice.warning)
-    told = conversation.unseen.warning("input")
+    told = conversation.unsupported.warning("input")
     if told is not None:
         warnings.append(told)
     return "; ".join(warnings) or None

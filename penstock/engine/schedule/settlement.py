@@ -62,13 +62,13 @@ class Settlement:
         if batch.drafts is not None:
             return self._update_runs(slots, batch.drafts, alive, tokens, logprobs)
         sampled = tokens != NO_TOKEN
-        stuck = slots[alive & ~sampled]
+        no_valid_token = slots[alive & ~sampled]
         alive &= sampled
         if np.count_nonzero(alive) < len(alive):
             slots, tokens = slots[alive], tokens[alive]
             logprobs = None if logprobs is None else logprobs.select_tokens(alive)
         rows = self._append(slots, tokens, logprobs) if len(slots) else empty_rows()
-        return concat_rows([rows, self._end_stuck(stuck)]) if len(stuck) else rows
+        return concat_rows([rows, self._end_without_token(no_valid_token)]) if len(no_valid_token) else rows
 
     def _update_runs(
         self,
@@ -125,7 +125,7 @@ class Settlement:
         self._streams.free(slots[ends != FinishReason.NONE])
         return rows
 
-    def _end_stuck(self, slots: Slots) -> StepRows:
+    def _end_without_token(self, slots: Slots) -> StepRows:
         """End streams whose constraints exclude every token, with the tokens that they held back."""
         ends = np.full(len(slots), FinishReason.GRAMMAR, np.int8)
         wanting = self._sampling.logprobs[slots] >= 0

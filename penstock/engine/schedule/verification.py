@@ -56,8 +56,8 @@ def verify(
     sampled = tokens.reshape(-1, width) if is_row is None else _as_grid(tokens, rows, ahead)
     length = table.length[slots]
     accepted = _count_accepted(table, slots, length, drafts, sampled)
-    stuck = sampled[np.arange(len(slots)), accepted] == NO_TOKEN
-    count: I32 = accepted + np.int32(1) - stuck
+    no_valid_token = sampled[np.arange(len(slots)), accepted] == NO_TOKEN
+    count: I32 = accepted + np.int32(1) - no_valid_token
 
     kept = ahead < count[:, None]
     finish = np.zeros(len(slots), np.int8)
@@ -67,13 +67,13 @@ def verify(
         ending = np.flatnonzero(ends.any(axis=1))
         first = (ends[ending] != FinishReason.NONE).argmax(axis=1)
         finish[ending], count[ending] = ends[ending, first], first + 1
-        stuck[ending] = False
+        no_valid_token[ending] = False
         kept = ahead < count[:, None]
     broken: dict[int, str] = {}
     if np.count_nonzero(sampling.needs[slots] & SamplingFeature.GRAMMAR):
         broken = sampling.accept_runs(slots, sampled[kept], count, finish)
         kept = ahead < count[:, None]
-    finish[stuck & (finish == FinishReason.NONE)] = FinishReason.GRAMMAR
+    finish[no_valid_token & (finish == FinishReason.NONE)] = FinishReason.GRAMMAR
     if logprobs is not None:
         logprobs = logprobs.select_tokens(kept.reshape(-1) if is_row is None else kept[is_row])
     return VerifiedRuns(

@@ -70,9 +70,9 @@ class DraftControl:
         self._costs = _StepTimes()
         self._had_drafts = False
         """Whether the latest step had drafts."""
-        self._alike = 0
-        """Steps in a row of which that is true."""
-        self._pay = False
+        self._run_length = 0
+        """Steps in a row that had drafts, or had none, as the latest one."""
+        self._is_profitable = False
         """Whether drafts were worth their time when that was clear the last time."""
         self._try_after = TRY_SOON
 
@@ -91,12 +91,12 @@ class DraftControl:
         if threshold < 1:
             worth = np.log(threshold) / np.log(self._chances(slots))
             limits[:] = np.minimum(worth, self.most)
-        is_due = not self._had_drafts and self._alike >= self._try_after
+        is_due = not self._had_drafts and self._run_length >= self._try_after
         return np.maximum(limits, TRIED) if is_due else limits
 
     def on_scheduled(self, *, drafts: bool) -> None:
         """A step has been scheduled, with or without drafts."""
-        self._alike = self._alike + 1 if drafts == self._had_drafts else 1
+        self._run_length = self._run_length + 1 if drafts == self._had_drafts else 1
         self._had_drafts = drafts
 
     def worthwhile(self, slots: Slots, counts: I32) -> I32:
@@ -108,19 +108,19 @@ class DraftControl:
         if self._fixed or not np.count_nonzero(counts):
             return counts
         chance = self._chances(slots)
-        if self._alike >= self._try_after:
+        if self._run_length >= self._try_after:
             self._try_after = min(2 * self._try_after, TRY_LATE)
             few = 0 if self._had_drafts else max(1, len(slots) // TRIED_PART)
             counts[np.argsort(-chance * (counts > 0), kind="stable")[few:]] = 0
             return counts
         gain = float((chance * (1 - chance**counts) / (1 - chance)).sum())
         cost, uncertain = self._costs.of_drafts(len(slots), int(counts.sum()))
-        pay = gain > cost
+        is_profitable = gain > cost
         if abs(gain - cost) < uncertain:
-            pay = not self._had_drafts
-        elif pay != self._pay:
-            self._pay, self._try_after = pay, TRY_SOON
-        return counts if pay else np.zeros_like(counts)
+            is_profitable = not self._had_drafts
+        elif is_profitable != self._is_profitable:
+            self._is_profitable, self._try_after = is_profitable, TRY_SOON
+        return counts if is_profitable else np.zeros_like(counts)
 
     def _chances(self, slots: Slots) -> NDArray[np.float64]:
         """float64[n]: that the next token of a draft is accepted."""
@@ -211,7 +211,7 @@ class _StepTimes:
         return cost * rate, uncertain * rate
 
     def _rate(self, streams: int) -> float:
-        """Tokens per second: those of late, or of steps without drafts if they would be more."""
+        """Tokens per second: those of recent steps, or of steps without drafts if they would be more."""
         plain = float(np.array((1.0, streams, 0.0)) @ self._costs)
         rate = self._generated / self._seconds if self._seconds else 0.0
         return max(rate, streams / plain if plain else 0.0)

@@ -20,10 +20,10 @@ Slots = NDArray[np.intp]
 MAX_FORCED = 32
 """Tokens of a draft that a grammar forces, unless a number of tokens is set. They are accepted whatever the
 load: each saves a step."""
-FRUITLESS = 4
+MAX_EMPTY_PROPOSALS = 4
 """Steps in a row without a draft after which one step of two looks for none, after twice as many two of
 three, and so on."""
-LONGEST_REST = 7
+MAX_BACKOFF_STEPS = 7
 """Steps in a row that look for no draft. A stream that begins to repeat itself is noticed that much later."""
 
 
@@ -47,12 +47,12 @@ class Speculation:
         """Slots whose draft is what their grammar forces."""
         self._has_drafts = False
         """Whether the step that is being scheduled has drafts."""
-        self._can_rest = tokens is None
-        self._fruitless = 0
+        self._can_back_off = tokens is None
+        self._empty_proposals = 0
         """Steps in a row that looked for drafts, and used none."""
-        self._rest = 0
+        self._backoff_steps = 0
         """Steps that are still to look for none, except where a grammar forces one."""
-        self._resting = False
+        self._backs_off = False
         self.is_idle = False
         """Whether the next step has no draft."""
 
@@ -69,8 +69,8 @@ class Speculation:
         """A stream has been given the slot, with its sampling parameters and its history. ``scope``, int64:
         drafts come from streams of the same one alone."""
         self._control.begin(slot)
-        self._fruitless //= 2
-        self._rest = 0
+        self._empty_proposals //= 2
+        self._backoff_steps = 0
         self._forced[slot] = False
         self._proposer.begin(slot, scope)
 
@@ -91,12 +91,12 @@ class Speculation:
     def plan(self, slots: Slots) -> None:
         """Set ``limit`` of slots that may decode, and ``is_idle``."""
         structured = self._has_grammar(slots)
-        self._resting = self._rest > 0
-        self.is_idle = self._resting and not np.count_nonzero(structured)
+        self._backs_off = self._backoff_steps > 0
+        self.is_idle = self._backs_off and not np.count_nonzero(structured)
         self._control.on_scheduled(drafts=self._has_drafts)
         self._has_drafts = False
-        if self._resting:
-            self._rest -= 1
+        if self._backs_off:
+            self._backoff_steps -= 1
             self._free_limit[slots] = self.limit[slots] = 0
             if self.is_idle:
                 return
@@ -136,15 +136,15 @@ class Speculation:
         """Those of ``counts`` that are worth a step with drafts."""
         counts = self._control.worthwhile(slots, counts)
         self._has_drafts = bool(np.count_nonzero(counts))
-        if not self._resting:
+        if not self._backs_off:
             self._note(self._has_drafts)
         return counts
 
     def _note(self, found: bool) -> None:
         """The step that is being scheduled has drafts, or has none."""
-        self._fruitless = 0 if found else self._fruitless + 1
-        if self._can_rest:
-            self._rest = min(self._fruitless // FRUITLESS, LONGEST_REST)
+        self._empty_proposals = 0 if found else self._empty_proposals + 1
+        if self._can_back_off:
+            self._backoff_steps = min(self._empty_proposals // MAX_EMPTY_PROPOSALS, MAX_BACKOFF_STEPS)
 
     def _ask(self, slots: Slots, most: I32) -> I32:
         """The proposer's drafts, for the slots that may have one."""
@@ -179,7 +179,7 @@ class Speculation:
     def observe(self, seconds: float, tokens: int, generated: int, *, drafts: bool) -> None:
         """A step without prompts took ``seconds`` for ``tokens`` tokens, and ``generated`` of them stay.
         ``drafts``: it had some."""
-        if self._resting and not drafts:
+        if self._backs_off and not drafts:
             return
         self._control.observe(seconds, tokens, generated, drafts=drafts)
 

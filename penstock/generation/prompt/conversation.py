@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from penstock.generation.parsers.call_spelling import json_text
+from penstock.generation.parsers.call_writing import json_text
 from penstock.generation.parsers.custom_input import CUSTOM_INPUT
 from penstock.generation.prompt.template_rules import (
     CALLS,

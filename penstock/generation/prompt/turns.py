@@ -15,8 +15,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
-from penstock.generation.parsers.call_spelling import spelled
 from penstock.generation.parsers.call_syntax import Section
+from penstock.generation.parsers.call_writing import spelled
 from penstock.generation.prompt.conversation import (
     arguments_of,
     conversation,

@@ -11,7 +11,7 @@ from penstock.supervisor.startup.model_resolution import ResolvedModel
 from penstock.wire.scripted import ScriptedRule
 
 
-def spelled_script(config: ServeConfig, model: ResolvedModel) -> list[ScriptedRule] | None:
+def rendered_script(config: ServeConfig, model: ResolvedModel) -> list[ScriptedRule] | None:
     """The rules; None without a script. Raises ConfigError."""
     path = config.synthetic_script
     if path is None:
@@ -20,7 +20,7 @@ def spelled_script(config: ServeConfig, model: ResolvedModel) -> list[ScriptedRu
     from penstock.generation.model_info import model_type
     from penstock.generation.parsers.registry import output_format
     from penstock.generation.prompt.chat_template import ChatTemplate
-    from penstock.generation.prompt.spelled_reply import CannotSpell, ReplySpeller
+    from penstock.generation.prompt.rendered_reply import CannotRender, ReplyRenderer
 
     script = read_script(path)
     try:
@@ -31,7 +31,7 @@ def spelled_script(config: ServeConfig, model: ResolvedModel) -> list[ScriptedRu
     format = output_format(
         config.tool_call_parser, config.reasoning_parser, source, model_type(model.model_dir)
     )
-    speller = ReplySpeller(template, format)
+    renderer = ReplyRenderer(template, format)
 
     def spell(rule: Rule) -> tuple[list[str], list[str]]:
         reply = rule.reply
@@ -39,13 +39,13 @@ def spelled_script(config: ServeConfig, model: ResolvedModel) -> list[ScriptedRu
             return [reply.output], []
         calls = [(call.name, call.arguments) for call in reply.calls]
         said = reply.text, reply.reasoning, calls
-        return speller.outputs(*said), speller.forced_outputs(*said)
+        return renderer.outputs(*said), renderer.forced_outputs(*said)
 
     rules = []
     for number, rule in enumerate(script.rules):
         try:
             outputs, forced = spell(rule)
-        except CannotSpell as error:
+        except CannotRender as error:
             raise ConfigError(f"--synthetic-script {path}: rules[{number}].reply: {error}") from None
         rules.append(
             ScriptedRule(

@@ -10,7 +10,7 @@ import pytest
 from penstock.config.serve import ServeConfig
 from penstock.dialects.messages.dialect import Messages, MessagesTokenCounter
 from penstock.dialects.messages.thinking import carrying_signature
-from penstock.generation.request.unseen import unseen
+from penstock.generation.request.unsupported_content import placeholder
 from penstock.http.errors import ApiError
 from tests.dialects.messages.serving import WEATHER, counted, plan, processor, prompt
 
@@ -99,11 +99,19 @@ PDF = {"type": "document", "source": {"type": "base64", "media_type": "applicati
 @pytest.mark.parametrize(
     ("block", "told", "named"),
     [
-        (IMAGE, unseen("image"), "images"),
-        (PDF, unseen("document"), "documents"),
-        ({"type": "document", "source": {"type": "url", "url": "x"}}, unseen("document"), "documents"),
-        ({"type": "document", "source": {"type": "file", "file_id": "x"}}, unseen("document"), "documents"),
-        ({"type": "document", "source": {"type": "content", "content": [IMAGE]}}, unseen("image"), "images"),
+        (IMAGE, placeholder("image"), "images"),
+        (PDF, placeholder("document"), "documents"),
+        ({"type": "document", "source": {"type": "url", "url": "x"}}, placeholder("document"), "documents"),
+        (
+            {"type": "document", "source": {"type": "file", "file_id": "x"}},
+            placeholder("document"),
+            "documents",
+        ),
+        (
+            {"type": "document", "source": {"type": "content", "content": [IMAGE]}},
+            placeholder("image"),
+            "images",
+        ),
     ],
 )
 def test_the_model_is_told_of_what_it_cannot_see(block: dict[str, Any], told: str, named: str) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.engine.batch.slots import SlotTable
 from penstock.engine.sampling.metadata import SamplingFeature, SamplingMetadata
-from penstock.engine.speculation.speculation import FRUITLESS, LONGEST_REST, Speculation
+from penstock.engine.speculation.speculation import MAX_BACKOFF_STEPS, MAX_EMPTY_PROPOSALS, Speculation
 from penstock.wire.arrays import I32
 from penstock.wire.messages import SamplingParams, Submit
 
@@ -61,21 +61,21 @@ class Steps:
 
 def test_streams_that_repeat_nothing_are_looked_at_less_and_less_often() -> None:
     steps = Steps(None)
-    assert steps.run(FRUITLESS) == list(range(FRUITLESS))
+    assert steps.run(MAX_EMPTY_PROPOSALS) == list(range(MAX_EMPTY_PROPOSALS))
     asked = steps.run(1000)
-    assert 1000 / (LONGEST_REST + 1) <= len(asked) <= 1000 / (LONGEST_REST + 1) + 40
-    assert set(np.diff(asked[-20:])) == {LONGEST_REST + 1}
+    assert 1000 / (MAX_BACKOFF_STEPS + 1) <= len(asked) <= 1000 / (MAX_BACKOFF_STEPS + 1) + 40
+    assert set(np.diff(asked[-20:])) == {MAX_BACKOFF_STEPS + 1}
 
 
-def test_a_draft_and_a_new_stream_end_the_rest() -> None:
+def test_a_draft_and_a_new_stream_end_the_backoff() -> None:
     steps = Steps(None)
     steps.run(1000)
     steps.speculation.begin(1)
     assert steps.run(1) == [0]
     steps.proposer.drafts = True
-    asked = steps.run(LONGEST_REST + 20)
+    asked = steps.run(MAX_BACKOFF_STEPS + 20)
     assert np.diff(asked).tolist()[1:] == [1] * (len(asked) - 2)
-    assert asked[-1] == LONGEST_REST + 19
+    assert asked[-1] == MAX_BACKOFF_STEPS + 19
 
 
 def test_a_set_number_of_tokens_is_looked_for_in_every_step() -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.generation.parsers.call_spelling import spelled
 from penstock.generation.parsers.call_syntax import ElementCalls, Section
+from penstock.generation.parsers.call_writing import spelled
 from penstock.generation.parsers.calls import CallParser
 from penstock.generation.parsers.formats import TOOL_FORMATS
 from penstock.generation.parsers.value_types import Parameters

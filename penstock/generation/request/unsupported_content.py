@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from penstock.generation.request.schemas import Message, Part
 
-UNSEEN_PARTS = {
+UNSUPPORTED_PARTS = {
     "image": "image",
     "image_url": "image",
     "input_image": "image",
@@ -25,21 +25,22 @@ UNSEEN_PARTS = {
 """Types of parts in OpenAI's and vLLM's APIs and in messages for transformers, and what they show."""
 
 
-def unseen(kind: str) -> str:
+def placeholder(kind: str) -> str:
     """What the model reads in the place of an ``image``, a ``document``, a ``recording`` or a ``video``."""
     article = "An" if kind[0] in "aeiou" else "A"
     return f"[{article} {kind} was sent here. This model reads text only and cannot {_verb(kind)} it.]"
 
 
-class Unseen:
+class UnsupportedContent:
     """What of a conversation the model cannot see."""
 
     def __init__(self) -> None:
         self._kinds: set[str] = set()
 
-    def tell(self, kind: str) -> str:
+    def add(self, kind: str) -> str:
+        """Note that there is such content. Returns what the model reads in its place."""
         self._kinds.add(kind)
-        return unseen(kind)
+        return placeholder(kind)
 
     def replace_parts(self, messages: Iterable[Message]) -> None:
         """Put what the model reads in the place of parts that it cannot see."""
@@ -58,9 +59,9 @@ class Unseen:
         return f"{field}: the model reads text only and cannot {cannot}; it was told so in their place"
 
     def _seen(self, part: str | Part) -> str | Part:
-        if isinstance(part, str) or part.type not in UNSEEN_PARTS:
+        if isinstance(part, str) or part.type not in UNSUPPORTED_PARTS:
             return part
-        return Part(type="text", text=self.tell(UNSEEN_PARTS[part.type]))
+        return Part(type="text", text=self.add(UNSUPPORTED_PARTS[part.type]))
 
 
 def _verb(kind: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from penstock.generation.parsers.call_spelling import Calls, json_text
+from penstock.generation.parsers.call_writing import Calls, json_text
 from penstock.generation.parsers.harmony import CHANNEL, COMMENTARY, FINAL, in_channel
 from penstock.generation.parsers.message import MessageFormat, MessageParser
 from penstock.generation.parsers.registry import OutputFormat
@@ -24,11 +24,11 @@ _MARK_STARTS = "<[ \n"
 """Characters with which a part of what ends a turn may begin."""
 
 
-class CannotSpell(ValueError):
+class CannotRender(ValueError):
     """The model has no format for such a reply, or its template does not show it."""
 
 
-class ReplySpeller:
+class ReplyRenderer:
     """Spells replies for one model."""
 
     def __init__(self, template: ChatTemplate | None, format: OutputFormat) -> None:
@@ -37,7 +37,7 @@ class ReplySpeller:
 
     def outputs(self, text: str, reasoning: str, calls: Calls) -> list[str]:
         """The output of a model that replies so, then what it would write where a request allows less of it:
-        no reasoning, or calls alone. Raises CannotSpell."""
+        no reasoning, or calls alone. Raises CannotRender."""
         found = [self._spell(text, reasoning, calls), self._spell(text, "", calls)]
         if calls:
             found.append(self._spell("", "", calls))
@@ -45,7 +45,7 @@ class ReplySpeller:
 
     def forced_outputs(self, text: str, reasoning: str, calls: Calls) -> list[str]:
         """The same where a request forces the format: text, or calls as ``tool_choice`` required and a
-        function ask for them, after the reasoning or without. Raises CannotSpell."""
+        function ask for them, after the reasoning or without. Raises CannotRender."""
         forced = [text]
         if calls:
             parsed = [(name, _object(arguments)) for name, arguments in calls]
@@ -66,22 +66,22 @@ class ReplySpeller:
         try:
             return self._render([], calls)
         except ApiError as error:
-            raise CannotSpell(f"the chat template refuses it: {error}") from None
+            raise CannotRender(f"the chat template refuses it: {error}") from None
 
     def _spell(self, text: str, reasoning: str, calls: Calls) -> str:
         if self._renderer is None:
             if reasoning or calls:
-                raise CannotSpell("the model has no chat template")
+                raise CannotRender("the model has no chat template")
             return text
         if calls and not self._format.calls_tools:
-            raise CannotSpell("the format of the model's tool calls is unknown (see --tool-call-parser)")
+            raise CannotRender("the format of the model's tool calls is unknown (see --tool-call-parser)")
         if reasoning and not (self._format.reasoning or self._format.harmony):
-            raise CannotSpell("the format of the model's reasoning is unknown (see --reasoning-parser)")
+            raise CannotRender("the format of the model's reasoning is unknown (see --reasoning-parser)")
         try:
             prompt = self._render([], calls)
             output = self._reply(prompt, text, calls) if calls else text
         except ApiError as error:
-            raise CannotSpell(f"the chat template refuses it: {error}") from None
+            raise CannotRender(f"the chat template refuses it: {error}") from None
         output = self._with_reasoning(prompt, reasoning, output)
         if calls:
             self._check(prompt, output, calls)
@@ -135,13 +135,13 @@ class ReplySpeller:
         return min([at, *(start for start in starts if start >= 0)])
 
     def _check(self, prompt: str, output: str, calls: Calls) -> None:
-        """Raises CannotSpell if the API servers would not read the calls back."""
+        """Raises CannotRender if the API servers would not read the calls back."""
         known = self._format
         format = MessageFormat(known.reasoning_parser(prompt, calls=True), known.call_parser(Parameters({})))
         delta = MessageParser(format).push(output, last=True)
         names = [call.name for call in delta.calls if call.name is not None]
         if names != [name for name, _ in calls]:
-            raise CannotSpell(f"the chat template spells it as {output[:200]!r}, which has the calls {names}")
+            raise CannotRender(f"the chat template shows it as {output[:200]!r}, which has the calls {names}")
 
 
 def _message(text: str, calls: Calls) -> Message:
