@@ -91,7 +91,7 @@ class Admission:
         if self._streams.adapter_room is not None:
             for adapter in self._streams.adapter_room.take_ready():
                 self.queue.release(self._streams.adapter_room.awaited_by(adapter))
-        for digest in self._prefix_cache.take_settled():
+        for digest in self._prefix_cache.take_resolved():
             self.queue.release(digest)
         if self._streams.has_freed_grammar:
             self._streams.has_freed_grammar = False

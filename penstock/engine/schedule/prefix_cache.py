@@ -8,7 +8,7 @@ full blocks are shared, and never the block with the last token of a history: th
 logits, so shared blocks are never written.
 
 Runs that a stream is about to compute are *promised*: other streams wait for them instead of computing them
-as well. A promise is fulfilled block by block, or withdrawn when the stream frees its blocks: it is *settled*
+as well. A promise is fulfilled block by block, or withdrawn when the stream frees its blocks: it is *resolved*
 either way. A stream that promises blocks has them all allocated, so nobody waits forever.
 
 A run that no stream holds is *idle*, and so are all that follow it. Idle blocks count as free: they are
@@ -126,7 +126,7 @@ class PrefixCache:
         """Runs without holders, the longest idle first."""
         self._awaited: set[CachedRun] = set()
         """Promised runs that lookups have named."""
-        self._settled: list[CachedRun] = []
+        self._resolved: list[CachedRun] = []
         self._resets = 0
         blocks.evict = self._evict
 
@@ -229,12 +229,12 @@ class PrefixCache:
             yield run
             run = run.parent
 
-    def take_settled(self) -> Sequence[CachedRun]:
+    def take_resolved(self) -> Sequence[CachedRun]:
         """The awaited runs whose promise has been fulfilled or withdrawn since the last call."""
-        if not self._settled:
+        if not self._resolved:
             return ()
-        settled, self._settled = self._settled, []
-        return settled
+        resolved, self._resolved = self._resolved, []
+        return resolved
 
     def record_lookup(self, prefix: Prefix | None, tokens: int, found: Match) -> None:
         """Count a lookup of a prompt of ``tokens`` tokens that found ``found``."""
@@ -300,7 +300,7 @@ class PrefixCache:
             if run.computed > before:
                 fulfilled.append((run, before))
             if run.computed == len(run.blocks):
-                self._settle(run)
+                self._resolve(run)
             run = run.parent
         if self._log is not None:
             for run, before in reversed(fulfilled):  # a block is stored after those that it follows
@@ -314,11 +314,11 @@ class PrefixCache:
         tokens = run.tokens[first * size : run.computed * size]
         log.stored(run.blocks[first : run.computed], tokens, int(previous), parent.scope)
 
-    def _settle(self, run: CachedRun) -> None:
+    def _resolve(self, run: CachedRun) -> None:
         run.owner = NOBODY
         if run in self._awaited:
             self._awaited.remove(run)
-            self._settled.append(run)
+            self._resolved.append(run)
 
     # -- streams leave
 
@@ -363,7 +363,7 @@ class PrefixCache:
     def _withdraw(self, slot: int, run: CachedRun | None) -> CachedRun | None:
         """Take back what the slot has promised and not computed. Returns the last run that is left."""
         while run is not None and run.owner == slot:
-            self._settle(run)
+            self._resolve(run)
             self._cut(run, run.computed)
             if run.blocks.size:
                 break
@@ -467,7 +467,7 @@ class PrefixCache:
         self._preempted.clear()
         for run in self._awaited:
             run.owner = NOBODY
-        self._settled += self._awaited
+        self._resolved += self._awaited
         self._awaited.clear()
         self._resets += 1
         if self._log is not None:
