@@ -65,7 +65,7 @@ class VllmHandshake:
         """Address of each engine that has said HELLO and is not answered yet, by its rank."""
         self._retry_at = 0.0
         self._hash: str | None = None
-        """Of the configuration of the group's first engine that was ready."""
+        """Hash of the configuration of the group's first engine that was ready."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self.waves: VllmWaves | None = None
@@ -178,7 +178,7 @@ class VllmHandshake:
             self._socket.send_multipart([rank.to_bytes(2, "little"), encode(reply)], zmq.NOBLOCK)
 
     def _ports(self, rank: int) -> tuple[int, int] | None:
-        """Of the engine's sockets; None: they are not bound yet."""
+        """Ports of the engine's sockets; None: they are not bound yet."""
         if self._given_port:
             return data_ports(self._given_port, rank)
         found = self._files[rank].load()

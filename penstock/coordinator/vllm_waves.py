@@ -55,7 +55,7 @@ class VllmWaves:
 
     @property
     def ports(self) -> tuple[int, int]:
-        """Of what is published, and of reports."""
+        """The port of what is published, and the one of reports."""
         return bound_port(self._published), bound_port(self._reports)
 
     @property

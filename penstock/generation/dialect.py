@@ -137,7 +137,7 @@ class ReplyFormat(ABC):
         return None
 
     def background_entry(self) -> StoredResponse | None:
-        """Of a reply that goes on without its client, into the store: its entry before its first event. None:
+        """The entry in the store, before the first event, of a reply that goes on without its client. None:
         the reply ends with its client. The store gets its end from the last event, whose ``response`` is the
         entry's last body; :meth:`keep` returns None."""
         return None

@@ -34,7 +34,7 @@ class MetricFamily:
 
 
 ITERATION_BOUNDS = tuple(float(bound) for bound in (1, *(1 << power for power in range(3, 15))))
-"""Those of vLLM's metric."""
+"""Bounds of vLLM's metric."""
 
 _ENGINE = ("model_name", "engine")
 _SERVER = ("server",)

@@ -77,7 +77,7 @@ class Snapshot(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def key(self) -> ProcessKey:
-        """That of a sum is no start's."""
+        """The process and its start; a sum of snapshots has no start."""
         return (self.process, -1, -1) if self.covers else (self.process, self.incarnation, self.epoch)
 
 

@@ -31,7 +31,7 @@ class Assembler:
     ) -> None:
         """``exempt``: number of first tokens whose text is not searched for stop strings."""
         self.characters = 0
-        """Of all text that was final."""
+        """Characters of all text that was final."""
         self._exempt = exempt
         self._detokenizer = Detokenizer(table)
         self._matcher = StopMatcher(stops, include=include_stop) if stops else None

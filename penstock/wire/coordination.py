@@ -81,7 +81,7 @@ class ServerJoin(msgspec.Struct, array_like=True, frozen=True, tag=2, gc=False):
     epoch: Count
     incarnation: Incarnation = 0
     build: Trait = ""
-    """Of an API server of a fleet of several hosts."""
+    """The release of an API server of a fleet of several hosts."""
 
 
 class EngineReport(msgspec.Struct, array_like=True, frozen=True, tag=3, gc=False):
@@ -186,7 +186,7 @@ class MetricsAnswer(msgspec.Struct, array_like=True, frozen=True, tag=21, gc=Fal
     after a fresh query, also those of the time of the query."""
 
     number: Count
-    """Of the query."""
+    """Number of the query."""
 
 
 class MetricsRequest(msgspec.Struct, array_like=True, frozen=True, tag=22, gc=False):

@@ -17,7 +17,7 @@ MAX_REFUSAL_BYTES = 280
 With READY, which ends a handshake, it is 301 at least (ZeroMQ RFC 23 and 26)."""
 _BYTES_ACKED = struct.Struct("=Q")
 _BYTES_ACKED_OFFSET = 120
-"""Of ``tcpi_bytes_acked`` in Linux's ``struct tcp_info``."""
+"""Offset of ``tcpi_bytes_acked`` in Linux's ``struct tcp_info``."""
 
 Peer: TypeAlias = tuple[str, int]
 """Address and port."""

@@ -35,7 +35,7 @@ class BlockStored(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
 
     block_hashes: list[BlockHash]
     parent_block_hash: BlockHash | None
-    """Of the block before them; None: they begin the history."""
+    """Hash of the block before them; None: they begin the history."""
     token_ids: list[int]
     block_size: int
     lora_id: int | None

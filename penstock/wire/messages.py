@@ -147,7 +147,7 @@ class Hello(msgspec.Struct, array_like=True, frozen=True, tag=1, gc=False):
     connection: Count = 0
     """Number of this connection among those from this API server to this engine."""
     build: Build = ""
-    """Of an API server of a fleet of several hosts."""
+    """The release of an API server of a fleet of several hosts."""
 
 
 class SubmitChoice(msgspec.Struct, array_like=True, frozen=True, gc=False):

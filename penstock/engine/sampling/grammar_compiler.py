@@ -183,7 +183,7 @@ class GrammarQueue:
             del self._by_server[waiting.server], self._bytes[waiting.server]
 
     def since_before(self, when: float) -> list[Compilation]:
-        """Those that have waited since before ``when``."""
+        """Compilations that have waited since before ``when``."""
         late = []
         for queue in self._by_server.values():
             for waiting in queue.values():
@@ -217,7 +217,7 @@ class GrammarCompiler:
         self._known: OrderedDict[str, Compilation] = OrderedDict()
         """By text, the least recently requested first."""
         self._cached_bytes = 0
-        """Of finished ones that :meth:`take_finished` has returned."""
+        """Bytes of finished compilations that :meth:`take_finished` has returned."""
         self._running: dict[Compilation, Thread] = {}
         self._late: set[Thread] = set()
         """Threads whose compilation has exceeded its time."""
@@ -256,7 +256,7 @@ class GrammarCompiler:
                 del self._known[compilation.grammar]
 
     def take_finished(self) -> list[Compilation]:
-        """Those that have been compiled or have failed since the last call."""
+        """Compilations that have succeeded or failed since the last call."""
         if not (self._finished or self._running or self._small or self._large):
             return []
         with self._lock:

@@ -39,4 +39,4 @@ class CacheScope(NamedTuple):
 
 
 UNSCOPED = CacheScope()
-"""Of requests of the base model without a salt."""
+"""The scope of requests of the base model without a salt."""

@@ -21,7 +21,7 @@ device's wait for a few launches; chosen, not measured."""
 REST_STEPS = 32
 """Steps of other streams before a stream is tried again that found no memory by itself."""
 MAX_TRIES = 8
-"""Of a stream by itself at one place of its history; each has half the tokens of the one before."""
+"""Tries of a stream by itself at one place of its history; each has half the tokens of the one before."""
 UNLIMITED = (1 << 31) - 1
 
 
@@ -56,7 +56,7 @@ class MemoryShortage:
             self._grows_at = step + GROW_STEPS
 
     def shrink(self, tokens: int, step: int) -> None:
-        """Of a batch that had no memory the largest part that ran has ``tokens``."""
+        """Make steps smaller: of a batch that had no memory the largest part that ran has ``tokens``."""
         self.step_tokens = max(1, min(tokens, self.step_tokens))
         self._grows_at = step + GROW_STEPS
 

@@ -8,8 +8,8 @@ full blocks are shared, and never the block with the last token of a history: th
 logits, so shared blocks are never written.
 
 Runs that a stream is about to compute are *promised*: other streams wait for them instead of computing them
-as well. A promise is fulfilled block by block, or withdrawn when the stream frees its blocks: it is *resolved*
-either way. A stream that promises blocks has them all allocated, so nobody waits forever.
+as well. A promise is fulfilled block by block, or withdrawn when the stream frees its blocks: either way it
+is *resolved*. A stream that promises blocks has them all allocated, so nobody waits forever.
 
 A run that no stream holds is *idle*, and so are all that follow it. Idle blocks count as free: they are
 evicted when others are wanted, the longest idle run first, from its end. A run is marked idle after those
@@ -111,13 +111,13 @@ class PrefixCache:
         self.queries = 0
         """Prompt tokens of admitted streams that were looked up."""
         self.hits = 0
-        """Those of them that were found cached."""
+        """Tokens of looked-up prompts that were found cached."""
         self._table = table
         self._blocks = blocks
         self._log = log
         self._block_bytes = 4 * blocks.block_size
         self._roots: dict[CacheScope, CachedRun] = {}
-        """Those with children."""
+        """By scope, the root of its tree; scopes without cached runs have none."""
         self._held: dict[int, _Held] = {}
         """By slot."""
         self._preempted: dict[int, Prefix] = {}

@@ -61,7 +61,7 @@ class WaitingStream:
     prefix: Prefix | None = None
     """What the prefix cache may have of its prompt, once the scheduler has looked it up."""
     compilation: Compilation | None = None
-    """Of its grammar, if it has one and the engine compiles it."""
+    """The compilation of its grammar, if it has one and the engine compiles it."""
     adapter: LoadedAdapter | None = None
     """None: the base model."""
     held_by: Hashable = None
@@ -166,7 +166,7 @@ class WaitingQueue:
         return len(self._streams)
 
     def __iter__(self) -> Iterator[WaitingStream]:
-        """Those that are not held, in scheduling order; the queue must not change during the iteration."""
+        """Streams that are not held, in scheduling order; the queue must not change during the iteration."""
         for queue_class in self._class_order:
             if queue_class[2] is not Place.HELD:
                 yield from self._classes[queue_class].values()

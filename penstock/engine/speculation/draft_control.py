@@ -42,8 +42,8 @@ PRIOR_WEIGHT = 1.0
 KIND_MEMORY = 0.95
 """Factor of what is remembered of steps with drafts and of those without, for each step of the same kind."""
 MAX_WEIGHT = 100.0
-"""Of a step that takes less than is expected: its weight is the square of how many times less. What comes
-from outside only delays: the choice of a kernel, another process."""
+"""Maximum weight of a step that takes less than is expected: its weight is the square of how many
+times less. What comes from outside only delays: the choice of a kernel, another process."""
 MIN_CHANCE = 0.1
 """Draft tokens that are accepted less often are not verified, however little they seem to cost."""
 NOISE = 0.02
@@ -100,7 +100,7 @@ class DraftControl:
         self._had_drafts = drafts
 
     def worthwhile(self, slots: Slots, counts: I32) -> I32:
-        """Of drafts of ``counts`` int32[n] tokens those that the step should verify: all, none, or few.
+        """The drafts of ``counts`` int32[n] tokens that the step should verify: all, none, or few.
 
         All, if together they yield more tokens than the time does that the step takes more for having any.
         Where the estimate leaves it open: every other time.

@@ -217,7 +217,7 @@ class HistoryIndex:
         return buckets + self._tables.take(slots, axis=1)
 
     def _verify(self, at: I32, slots: Slots, length: I32, window: I32) -> tuple[I32, I32]:
-        """Of the positions int32[tries, n], the first ones that follow the tokens of int32[LONGEST, n]; 0:
+        """The first of the positions int32[tries, n] that follow the tokens of int32[LONGEST, n]; 0:
         none. And the sizes of contexts."""
         before = self._history.take((self._row_starts[slots] + at) - self._back[:, None])
         matches = ((before == window[:, None]) | self._unused).all(axis=0)

@@ -133,7 +133,7 @@ class Speculation:
         return counts
 
     def _if_worth(self, slots: Slots, counts: I32) -> I32:
-        """Those of ``counts`` that are worth a step with drafts."""
+        """The part of ``counts`` that is worth a step with drafts."""
         counts = self._control.worthwhile(slots, counts)
         self._has_drafts = bool(np.count_nonzero(counts))
         if not self._backs_off:

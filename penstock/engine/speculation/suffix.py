@@ -29,7 +29,7 @@ PRIORS = (0.4, 0.59, 0.77, 0.88, 0.95)
 """How often the token that followed a context of each size once followed it again: measured over this
 project's docs, and within 0.1 for JSON records (tests/engine/speculation/replay.py)."""
 STORE_BYTES = 64 << 20
-"""Of the table: 4 Mi contexts, those of 840,000 tokens of output."""
+"""Bytes of the table: 4 Mi contexts, those of 840,000 tokens of output."""
 MIN_LIKELY = 0.2
 """Probability that a draft is right up to a token, below which the draft ends before it. Over the
 docs, 0.47 of 1.20 drafts are accepted per step at 0.2, 0.43 of 0.87 at 0.3, and 0.41 of 0.75 at 0.4."""

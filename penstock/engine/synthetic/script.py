@@ -32,7 +32,7 @@ class ScriptedReply:
     """Index of the rule."""
     rule: ScriptedRule
     tokens: Sequence[int]
-    """Of the whole reply, without EOS."""
+    """Token ids of the whole reply, without EOS."""
 
 
 class Script:

@@ -63,7 +63,7 @@ class Turn(NamedTuple):
     """What the model answers: the messages of the user and of tools since its last reply."""
 
     text: str
-    """Of the messages, one a line."""
+    """Text of the messages, one a line."""
     is_tool: bool
     """Whether results of tools are among them."""
     reply_before: str

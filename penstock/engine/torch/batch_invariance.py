@@ -41,7 +41,7 @@ MAX_PADDED = 16
 PROBED = 128
 """Rows of a layer's test."""
 CANCELLED = 2.0**-12
-"""Of a test's sums, what is left when their large summands have cancelled each other: else rounding to 16
+"""What is left of a test's sums when their large summands have cancelled each other: else rounding to 16
 bits would hide all but one in thousands of the differences between orders."""
 BLOCK = 128
 """Summands of a product that are added up at once. One pass of MKL's kernels takes up to 192."""

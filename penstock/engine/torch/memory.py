@@ -88,7 +88,7 @@ class DeviceMemory(Protocol):
     """What is known of a device's memory; all numbers are bytes."""
 
     def total(self) -> int:
-        """Of the device."""
+        """Bytes of the device."""
 
     def free(self) -> int:
         """What no process has."""

@@ -76,7 +76,7 @@ class PagedModel:
         self.lora: LoraLayers | None = None
         """None: the model runs no adapters, or is asleep without its weights."""
         self._multiple = 1
-        """Of which the rows of a forward pass are one."""
+        """The rows of a forward pass are a multiple of it."""
         self._load_weights()
 
     def _load_weights(self) -> None:

@@ -12,7 +12,8 @@ import torch
 from penstock.config.errors import ConfigError, one_line
 
 _TEXTS = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "not enough memory")
-"""Of errors that have no type of their own: CUDA's and Triton's, cuBLAS's and cuDNN's, PyTorch's on hosts."""
+"""Texts of errors that have no type of their own: CUDA's and Triton's, cuBLAS's and cuDNN's, PyTorch's on
+hosts."""
 MAX_ERROR = 200
 """Characters of an exception's text that are shown."""
 

@@ -54,9 +54,9 @@ class CalledTool(NamedTuple):
 
     name: str
     schema: dict[str, Any] | None
-    """Of the arguments, with llguidance's options; None: any object."""
+    """JSON schema of the arguments, with llguidance's options; None: any object."""
     input: InputGrammar | None = None
-    """Of a custom tool."""
+    """Grammar of a custom tool's input."""
 
 
 class TokenIds(NamedTuple):

@@ -36,7 +36,7 @@ class GrammarChecker:
         self._valid_bytes = 0
         self._quick = Lane(QUICK_CPU_LIMIT_S)
         self._patient = Lane(CPU_LIMIT_S)
-        """Of grammars that took too long for the other lane, where they would delay others."""
+        """The lane of grammars that took too long for the other one, where they would delay others."""
         self._waiting_bytes = 0
 
     async def check(self, constraint: Constraint, client: str = "") -> Constraint:

@@ -26,8 +26,8 @@ _KEYWORDS = frozenset(
     pattern patternProperties prefixItems properties propertyNames required then type unevaluatedItems
     unevaluatedProperties uniqueItems x-guidance""".split()  # noqa: SIM905
 )
-"""Of all versions of JSON Schema that assert anything, and the one of llguidance's options. Others assert
-nothing (2020-12, core, 4.3.1), but next to a ``$ref`` of a recursive schema llguidance takes them for
+"""Keywords that assert anything, of all versions of JSON Schema, and the one of llguidance's options.
+Others assert nothing (2020-12, core, 4.3.1), but next to a ``$ref`` of a recursive schema llguidance takes them for
 assertions. pydantic writes ``discriminator``, for example."""
 _ANY: tuple[Any, ...] = ({}, True)
 _WITHOUT_EFFECT: dict[str, Callable[[dict[str, Any]], bool]] = {
@@ -59,7 +59,7 @@ _TIME = (
     r"|23:59:60(?:\.[0-9]+)?(?:[zZ]|[+-]00:00))"
 )
 _FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}[tT]{_TIME}$"}
-"""Of RFC 3339, with leap days and leap seconds where they can be."""
+"""Formats of RFC 3339, with leap days and leap seconds where they can be."""
 
 
 class Unfit(ValueError):

@@ -59,7 +59,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
         return [text for text in listed if isinstance(text, str) and text and not text.isidentifier()]
 
     def markers(self) -> tuple[str, ...]:
-        """Those that may be special tokens."""
+        """Parts of its texts that may be special tokens."""
         return tuple(special for text in self.texts() for special in SPECIAL.findall(text))
 
     def _closed(self, reader: Reader) -> Steps[bool]:

@@ -53,11 +53,11 @@ class MessageParser:
         self._answer = AnswerTags(format.tags) if format.tags else None
         self._new_id = new_id
         self._escapes = WholeEscapes()
-        """Of the last call's arguments."""
+        """Escapes within the last call's arguments."""
         self._call = -1
         """Number of the last call."""
         self._input: CustomInput | None = None
-        """Of the last call, if it is of a custom tool."""
+        """Input of the last call, if it is of a custom tool."""
         self.called = False
         """Whether the model has decided to call a tool."""
         self._stops = stops

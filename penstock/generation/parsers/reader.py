@@ -80,11 +80,11 @@ class Reader:
         self._kept_size = 0
         """Characters of that."""
         self._places: dict[str, tuple[int, int]] = {}
-        """Of marks: from where on the text was searched, and where it has the next one, or _NOWHERE."""
+        """By mark: from where on the text was searched, and where it has the next one, or _NOWHERE."""
         self.calls = 0
         """Calls that have started."""
         self._supposed: Delta | None = None
-        """Those that are calls only if a ``_known`` function is called, too; None: all are."""
+        """What is a call only if a ``_known`` function is called, too; None: all are."""
         self._known: Callable[[str], bool] = bool
         self.ended = self.cut = False
         """Whether no more text comes; whether as max_tokens ended the output."""

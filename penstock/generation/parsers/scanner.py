@@ -90,7 +90,7 @@ class CallScanner:
         self._state = _State.START
         self._key = ""
         self._value: list[str] = []
-        """Of the key or value that is read, if it matters, what was read of it."""
+        """What was read of the present key or value, if it matters."""
         self._escaped = False
         self._nesting = Nesting()
         self._ready: list[str] = []

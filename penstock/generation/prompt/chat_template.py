@@ -240,7 +240,7 @@ _DICT_ATTRIBUTES = frozenset(dir(dict))
 
 
 _LIST_METHODS = frozenset({"append", "pop"})
-"""Those that add at most one item."""
+"""Methods of lists that add at most one item."""
 
 
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):

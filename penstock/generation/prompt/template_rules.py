@@ -50,9 +50,9 @@ class TemplateRules(msgspec.Struct, frozen=True, kw_only=True):
     as_text: frozenset[str] = frozenset({"system", "developer", "user", "assistant", CALLS, "tool"})
     """Kinds of messages whose content may be a text."""
     as_parts: frozenset[str] = frozenset()
-    """Those whose content may be a list of several parts."""
+    """Kinds of messages whose content may be a list of several parts."""
     as_part: frozenset[str] = frozenset()
-    """Those whose content must be a list of one part."""
+    """Kinds of messages whose content must be a list of one part."""
     absent: tuple[Any, ...] = ("",)
     """What may stand for no content beside calls: None, UNSET (no such field), a text or a list."""
     calls: bool = True
@@ -90,7 +90,7 @@ class TemplateRules(msgspec.Struct, frozen=True, kw_only=True):
     cut_beside_reasoning: bool = False
     """Whether that is so in messages with reasoning, too."""
     refused: frozenset[tuple[str, str]] = frozenset()
-    """Of PLACES, kinds of messages, each with what it may not follow, or not without loss."""
+    """Kinds of messages (PLACES), each with what it may not follow, or not without loss."""
     stable: frozenset[tuple[str, str]] = frozenset()
     """Kinds of system messages, each with what it follows, that stay there and leave the prompt before as it
     is."""

@@ -86,7 +86,7 @@ def _needs_arrangement(messages: Sequence[Message], rules: TemplateRules, stable
 
 
 def _ids(message: Message) -> set[str | None]:
-    """Those of a message's calls; None stands for any."""
+    """Ids of a message's calls; None stands for any."""
     return {None, *(call.id for call in message.tool_calls)} if message.tool_calls else set()
 
 

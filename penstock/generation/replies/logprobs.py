@@ -67,7 +67,7 @@ class TokenNames:
         return Detokenizer(self._table)
 
     def places(self) -> TextPlaces:
-        """Of consecutive tokens, special ones included."""
+        """Places of consecutive tokens in the text, special ones included."""
         return TextPlaces(self._table)
 
     def _spell(self, token: int) -> TokenName:
@@ -241,7 +241,7 @@ class TokenLogprobs(NamedTuple):
     values: F32
     """float32[L, W]"""
     places: TextPlaces
-    """Of the choice's next tokens; they are asked for once, in order, if at all."""
+    """Places of the choice's next tokens; they are asked for once, in order, if at all."""
     unscored: int | None = None
     """A token before those in the columns, which has no logprobs: the first one of an echoed prompt."""
 

@@ -40,7 +40,7 @@ class ParsedOutput:
         return delta
 
     def reasoning_tokens(self, total: int) -> int | None:
-        """Those of the first ``total`` tokens; None if reasoning is not parsed."""
+        """Reasoning tokens among the first ``total``; None if reasoning is not parsed."""
         return None if self._reasoning is None else self._reasoning.count(total)
 
     def begin(self, text: str) -> None:

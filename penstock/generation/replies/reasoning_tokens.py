@@ -26,7 +26,8 @@ CONTEXT = 4
 
 
 class ReasoningTokens:
-    """Of one output. A token is one of reasoning if it begins in it, so the marks around are none.
+    """Counts the reasoning tokens of one output. A token is one of reasoning if it begins in it, so the marks
+    around are none.
 
     Text that the parser of reasoning does not see has no mark; its tokens are of the kind before it.
     """
@@ -36,7 +37,7 @@ class ReasoningTokens:
     def __init__(self, table: TokenTable) -> None:
         self._table = table
         self._rows: deque[_Row] = deque()
-        """Those in which reasoning may still begin or end."""
+        """Rows in which reasoning may still begin or end."""
         self._context: list[int] = []
         """The latest tokens."""
         self._end = 0
@@ -69,7 +70,7 @@ class ReasoningTokens:
         self._count, self._since = self.count(position), None
 
     def count(self, total: int) -> int:
-        """Those of the first ``total`` tokens."""
+        """Reasoning tokens among the first ``total``."""
         return self._count + (0 if self._since is None else max(total - self._since, 0))
 
     def _place(self, turn: int) -> int:

@@ -162,7 +162,7 @@ class Choice:
         return bool(self.text or self.parsed)
 
     def reasoning_tokens(self, total: int) -> int | None:
-        """Those of its first ``total`` tokens; None if reasoning is not parsed."""
+        """Reasoning tokens among its first ``total``; None if reasoning is not parsed."""
         return None if self.parsed is None else self.parsed.reasoning_tokens(total)
 
     def take_delta(self) -> Delta | None:
@@ -197,7 +197,7 @@ class RequestReply(ABC):
     first_token_at: float | None = None
     """Monotonic seconds."""
     resumptions: Sequence[tuple[float, int, int]] = ()
-    """Of streams that lost their engine: time, rank of the next engine, tokens until then."""
+    """For each time that a stream lost its engine: time, rank of the next engine, tokens until then."""
     cached = 0
     """Prompt tokens found in the prefix cache."""
     state = ReplyState.WAITING
@@ -451,7 +451,7 @@ def assemble(assembler: Assembler, tokens: Sequence[int], finish: FinishReason) 
 
 
 def _text_places(echoed: Prompt | None, table: TokenTable, full: TokenTable) -> TextPlaces:
-    """Of a choice's tokens in its text. ``table``: for its output; ``full``: with the text of special
+    """Places of a choice's tokens in its text. ``table``: for its output; ``full``: with the text of special
     tokens."""
     if echoed is None:
         return TextPlaces(table)

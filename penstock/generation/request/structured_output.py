@@ -51,7 +51,7 @@ class Constraint(NamedTuple):
     grammar: str
     kind: GrammarKind = "llguidance"
     parts: tuple[SchemaPart, ...] = ()
-    """Of a JSON schema."""
+    """Parts of a JSON schema."""
     reasoning: str = ""
     """The grammar of reasoning that may precede; empty: there is none."""
     optional: bool = False

@@ -74,7 +74,7 @@ class _Shape(NamedTuple):
     object: type[msgspec.Struct] | None = None
     """Type of the value, if it is an object."""
     items: _Shape | None = None
-    """Of the items, if it is a list."""
+    """Shape of the items, if it is a list."""
 
 
 @functools.cache

@@ -35,7 +35,7 @@ about 40 ms to format."""
 MAX_LOGPROB_BYTES = 128 << 20
 """Bytes of logprobs that may be held for all requests with more per token than an entry of a frame has."""
 CANDIDATE_BYTES = 8
-"""Of one held logprob: its token's id and its value."""
+"""Memory of one held logprob: its token's id and its value."""
 MAX_BIAS = 100.0
 """Logit biases are clamped to ± this value, as OpenAI documents."""
 

@@ -32,7 +32,7 @@ class _Step:
         self.texts = texts
 
     def handles(self) -> I32:
-        """Of each text."""
+        """int32[texts]: the stream of each text."""
         return self._handles if self._counts is None else self._handles.repeat(self._counts)
 
     def take(self, handle: int) -> bytes:

@@ -384,7 +384,7 @@ class _Texts(NamedTuple):
     """The greatest of them."""
 
     def take(self, rows: NDArray[np.intp]) -> _Texts:
-        """Those of the rows at these indexes, in this order."""
+        """The texts of the rows at these indexes, in this order."""
         counts = self.counts
         if counts is None:
             return _Texts(self.texts.take(rows), None, 1)
@@ -399,7 +399,7 @@ class _Rows(NamedTuple):
     """Bytes of each event, without framing."""
     targets: NDArray[np.int64]
     texts: Objects
-    """Of the tokens, row after row."""
+    """Texts of the tokens, row after row."""
     counts: I32 | None
     """Tokens per row; None: one."""
     numbers: NDArray[np.intp]

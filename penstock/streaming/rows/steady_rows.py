@@ -18,7 +18,7 @@ from penstock.wire.frames import TokenFrame
 
 
 class RecordedColumns(NamedTuple):
-    """Those of the rows whose events are numbered and collected."""
+    """Columns of the rows whose events are numbered and collected."""
 
     rows: NDArray[np.intp]
     """Their indexes."""
@@ -46,7 +46,7 @@ class FrameColumns(NamedTuple):
     sizes: NDArray[np.int64]
     """Bytes of an event besides its text, without framing."""
     slots: NDArray[np.int64]
-    """Of the streams' windows."""
+    """Slots of the streams' windows."""
     starts: NDArray[np.intp]
     """Index of each connection's first row."""
     connections: NDArray[np.uint16]
@@ -81,7 +81,7 @@ class SteadyRows:
         self.most = _most(frame)
         """Tokens of its longest row."""
         self.now = now
-        """When it came."""
+        """Monotonic seconds when the latest frame came."""
         self.written = written
         self.left = left
         self.columns: ChunkColumns | FrameColumns | None = None

@@ -57,7 +57,7 @@ class HandshakeMessage(msgspec.Struct, frozen=True):
     status: str
     headless: bool = False
     parallel_config_hash: str | None = None
-    """Of engines that step together."""
+    """Hash of the configuration of engines that step together."""
 
 
 class ReadyResponse(msgspec.Struct, frozen=True):
@@ -130,14 +130,14 @@ class Output(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class PrefixCacheStats(msgspec.Struct, frozen=True, gc=False):
-    """Of the step, in tokens."""
+    """Lookups of the step in the prefix cache, in tokens."""
 
     queries: Count = 0
     hits: Count = 0
 
 
 class SpecDecodingStats(msgspec.Struct, frozen=True, gc=False):
-    """Of the step."""
+    """Drafts of the step."""
 
     num_drafts: Count = 0
     num_draft_tokens: Count = 0

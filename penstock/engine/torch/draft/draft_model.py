@@ -49,7 +49,7 @@ class DraftModel:
         self._table = sampling.table
         self._device = device
         self.sampler: Sampler
-        """That of the model: it counts the tokens of histories. Set before the first draft."""
+        """The model's sampler: it counts the tokens of histories. Set before the first draft."""
         self._max_tokens = max_tokens
         self._computed = np.zeros(self._table.size, np.int32)
         """Tokens of each history, and of the draft behind it, that are in this model's cache."""

@@ -126,7 +126,7 @@ class LoraLayers:
         self._like = next(iter(targets.values())).weight
         self._most = places, rank
         self._ranks: list[int] = []
-        """Of the adapter in each place."""
+        """By place, the rank of its adapter."""
         self._shared: list[SharedInput] = []
         self._sharing = [*_sharing(list(targets), self.sizes)]
         self._layers = [path for paths in self._sharing for path in paths]

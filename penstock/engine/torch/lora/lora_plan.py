@@ -31,7 +31,7 @@ class PaddedGroups:
     first: int
     last: int
     places: tuple[int, ...]
-    """Those in between that the step uses."""
+    """The places in between that the step uses."""
     source: Tensor
     """int64[G * C]: the token of the batch in each padded row; padding repeats some token."""
     tokens: Tensor
@@ -46,7 +46,7 @@ class SingleGroup:
 
     place: int
     tokens: slice | Tensor
-    """Of the batch: a range, or int64[n]."""
+    """Indexes of the batch's tokens: a range, or int64[n]."""
 
 
 @dataclass(slots=True, frozen=True)
