@@ -27,8 +27,8 @@ _KEYWORDS = frozenset(
     unevaluatedProperties uniqueItems x-guidance""".split()  # noqa: SIM905
 )
 """Keywords that assert anything, of all versions of JSON Schema, and the one of llguidance's options.
-Others assert nothing (2020-12, core, 4.3.1), but next to a ``$ref`` of a recursive schema llguidance takes them for
-assertions. pydantic writes ``discriminator``, for example."""
+Others assert nothing (2020-12, core, 4.3.1), but next to a ``$ref`` of a recursive schema llguidance takes
+them for assertions. pydantic writes ``discriminator``, for example."""
 _ANY: tuple[Any, ...] = ({}, True)
 _WITHOUT_EFFECT: dict[str, Callable[[dict[str, Any]], bool]] = {
     # zod writes ``propertyNames`` that are any text.

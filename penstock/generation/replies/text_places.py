@@ -9,8 +9,9 @@ from penstock.streaming.token_table import TokenTable
 
 
 class TextPlaces:
-    """Where the tokens of one choice begin in its text. A token with a part of a character begins where
-    that character does; a token without text, and one that only a stop string had text of, where the next one would."""
+    """Where the tokens of one choice begin in its text. A token with a part of a character begins where that
+    character does; a token without text, and one that only a stop string had text of, where the next one
+    would."""
 
     __slots__ = ("_at", "_begin", "_detokenizer", "_echo", "_first", "_table", "end")
 
