@@ -8,7 +8,7 @@ import re
 import time
 from typing import Literal
 
-from penstock.api.exchange import Exchange
+from penstock.api.api_request import ApiRequest
 from penstock.http.access_keys import OPEN_PATHS
 from penstock.logging_setup import log_event
 
@@ -40,21 +40,21 @@ class AccessLog:
         if mode != "none":
             log.setLevel(logging.INFO)
 
-    def write(self, exchange: Exchange) -> None:
+    def write(self, request: ApiRequest) -> None:
         """Log a request that has ended, if ``mode`` includes it."""
         if self._mode == "none":
             return
-        reply, status = exchange.reply, exchange.status
+        reply, status = request.reply, request.status
         outcome = None if reply is None else reply.outcome
         succeeded = status < 400 and outcome not in _BAD_ENDS
-        if succeeded and (self._mode == "errors" or exchange.scope["path"] in _ROUTINE):
+        if succeeded and (self._mode == "errors" or request.http.path in _ROUTINE):
             return
         fields: dict[str, object] = {
-            "request_id": exchange.request_id if reply is None else reply.format.id,
-            "method": exchange.method,
-            "path": _cut(exchange.path.decode("latin-1")),
+            "request_id": request.request_id if reply is None else reply.format.id,
+            "method": request.http.method,
+            "path": _cut(request.http.raw_path.decode("latin-1")),
             "status": status,
-            "seconds": round(time.monotonic() - exchange.arrival, 3),
+            "seconds": round(time.monotonic() - request.arrival, 3),
         }
         if reply is not None and outcome:
             usage = reply.usage()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from penstock import __version__
 from penstock.api.access_log import AccessLog
-from penstock.api.exchange import Exchange, Handler
+from penstock.api.api_request import ApiRequest, Handler
 from penstock.api.generate import GenerationRoutes
 from penstock.api.request_spans import RequestSpans
 from penstock.api.routes import adapters, admin
@@ -30,18 +30,10 @@ from penstock.generation.replies.stream_failure import stream_failed
 from penstock.generation.request.schemas import MAX_REQUEST_ID
 from penstock.http.access_keys import OPEN_PATHS, Keys, check_local
 from penstock.http.admission import no_engine, send_readiness, unavailable
-from penstock.http.asgi import (
-    ClientGone,
-    encode_json,
-    request_header,
-    send_empty,
-    send_error,
-    send_json,
-)
 from penstock.http.cors import Cors
 from penstock.http.eager import in_task
-from penstock.http.errors import ApiError, unknown_route
-from penstock.http.sink import Receive, Scope, Send, Sink
+from penstock.http.errors import ApiError, encode_json, unknown_route
+from penstock.http.request import ClientGone, HttpRequest
 from penstock.metrics.api_server_metrics import ApiServerMetrics
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.streaming.output_processor import OutputProcessor
@@ -89,6 +81,7 @@ class App:
         """Tasks that send the errors of detached replies of which nothing was sent."""
         self._draw = random.Random().getrandbits
         self._dialects = {dialect.path: dialect for dialect in self.dialects}
+        self._recognizing = [dialect for dialect in self.dialects if dialect.recognizes_clients]
         self._page = Page(self.config.root_path) if self.config.web_page else None
         self._page_paths = self._page.paths if self._page is not None else frozenset()
         self._routes = self._make_routes()
@@ -144,89 +137,87 @@ class App:
         self.metrics.reject(error.status, error.code)
         self._access_log.refused(error.status, error.message)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send, sink: Sink) -> None:
-        exchange = self._exchange(scope, receive, send, sink)
+    async def __call__(self, http: HttpRequest) -> None:
+        request = self._request(http)
         try:
-            await self._handler(exchange)(exchange)
+            await self._handler(request)(request)
         except ApiError as error:
-            await self._send_error(exchange, error, probe=scope["path"] in OPEN_PATHS)
+            await self._send_error(request, error, probe=http.path in OPEN_PATHS)
         except ClientGone:
             pass  # the access log has a line for it
         except Exception:
-            log.exception("%s %s failed", scope["method"], scope["path"])
+            log.exception("%s %s failed", http.method, http.path)
             self.metrics.rejected[500] += 1
-            exchange.error = failure = ApiError(500, "The server failed to handle this request.")
-            await send_error(exchange.send, failure, exchange.error_body(failure))
+            await request.reply_error(ApiError(500, "The server failed to handle this request."))
         finally:
-            if not exchange.detached:
-                self._finish(exchange)
+            if not request.detached:
+                self._finish(request)
 
-    def _finish(self, exchange: Exchange) -> None:
+    def _finish(self, request: ApiRequest) -> None:
         """The reply has ended."""
-        self._access_log.write(exchange)
+        self._access_log.write(request)
         if self.spans is not None:
-            self.spans.end(exchange)
+            self.spans.end(request)
 
-    async def _send_error(self, exchange: Exchange, error: ApiError, *, probe: bool = False) -> None:
+    async def _send_error(self, request: ApiRequest, error: ApiError, *, probe: bool = False) -> None:
         """Answer with an error. ``probe``: a health check, which is not counted as a refused request."""
-        exchange.error = error
         if probe:
             self.metrics.rejected[error.status] += 1
         else:
             self.metrics.reject(error.status, error.code)
-        await send_error(exchange.send, error, exchange.error_body(error))
+        await request.reply_error(error)
 
-    def _end_detached(self, exchange: Exchange, error: StreamError | None) -> None:
+    def _end_detached(self, request: ApiRequest, error: StreamError | None) -> None:
         """A detached reply has ended; ``error`` is still to be sent."""
-        self.generation.on_request_end(exchange)
+        self.generation.on_request_end(request)
         if error is None:
-            self._finish(exchange)
+            self._finish(request)
         else:
-            late = asyncio.ensure_future(self._send_late_error(exchange, stream_failed(error)))
+            late = asyncio.ensure_future(self._send_late_error(request, stream_failed(error)))
             self._late_errors.add(late)
             late.add_done_callback(self._late_errors.discard)
 
-    async def _send_late_error(self, exchange: Exchange, error: ApiError) -> None:
+    async def _send_late_error(self, request: ApiRequest, error: ApiError) -> None:
         try:
-            await self._send_error(exchange, error)
+            await self._send_error(request, error)
         finally:
-            self._finish(exchange)
+            self._finish(request)
 
-    def _exchange(self, scope: Scope, receive: Receive, send: Send, sink: Sink) -> Exchange:
-        given = request_header(scope, b"x-request-id")
+    def _request(self, http: HttpRequest) -> ApiRequest:
+        given = http.header(b"x-request-id")
         request_id = given if given and len(given) <= MAX_REQUEST_ID else f"{self._draw(64):016x}"
-        headers = self._cors.reply_headers(scope)
+        http.reply_headers = self._cors.reply_headers(http)
+        request = ApiRequest(http, request_id=request_id, on_end=self._on_end)
         if self.config.enable_request_id_headers:
-            headers.append((b"x-request-id", request_id.encode("latin-1")))
-        return Exchange(
-            scope, receive, send, sink, request_id=request_id, headers=headers, on_end=self._on_end
-        )
+            request.add_headers((b"x-request-id", request_id.encode("latin-1")))
+        return request
 
-    def _handler(self, exchange: Exchange) -> Handler:
+    def _handler(self, request: ApiRequest) -> Handler:
         """The handler of a request that may be answered. Raises ApiError."""
-        scope, root = exchange.scope, self.config.root_path
-        if root and scope["path"].startswith(f"{root}/"):  # a proxy may have removed it
-            scope["path"] = scope["path"][len(root) :]
-        path, method = scope["path"], scope["method"]
-        exchange.dialect = self._dialects.get(path)
-        if exchange.for_anthropic:
-            exchange.headers = [*exchange.headers, (b"request-id", exchange.request_id.encode("latin-1"))]
-        if self.tracing is not None and exchange.dialect is not None:
-            exchange.trace = self.tracing.extract(scope["headers"])
+        http, root = request.http, self.config.root_path
+        if root and http.path.startswith(f"{root}/"):  # a proxy may have removed it
+            http.path = http.path[len(root) :]
+        path, method = http.path, http.method
+        request.dialect = request.error_dialect = self._dialects.get(path)
+        for dialect in self._recognizing:
+            if dialect.recognizes(path, http.fields):
+                request.error_dialect = request.dialect or dialect
+                request.add_headers(*dialect.reply_headers(request.request_id))
+        if self.tracing is not None and request.dialect is not None:
+            request.trace = self.tracing.extract(http.headers)
         if method == "OPTIONS":
-            preflight = self._cors.preflight(scope)
+            preflight = self._cors.preflight(http)
             if preflight is not None:
-                exchange.headers = preflight
-                return _send_empty
+                http.reply_headers = preflight
+                return _reply_empty
         if not self._keys.guards(path):
             check_local(
-                path,
-                scope,
+                http,
                 unix_socket=self.config.uds is not None,
                 loopback=self.config.allow_loopback_admin,
             )
         elif path not in self._page_paths:  # the page asks for the key
-            exchange.tenant = self._keys.check(path, scope)
+            request.tenant = self._keys.check(path, http.fields)
         return self._route(path, method)
 
     def _route(self, path: str, method: str) -> Handler:
@@ -253,15 +244,15 @@ class App:
 
     # -- small endpoints
 
-    async def _show_page(self, exchange: Exchange) -> None:
+    async def _show_page(self, request: ApiRequest) -> None:
         assert self._page is not None  # it has routes
-        await self._page.answer(exchange.scope["path"], exchange.scope, exchange.send)
+        await self._page.answer(request.http)
 
-    async def _health(self, exchange: Exchange) -> None:
+    async def _health(self, request: ApiRequest) -> None:
         """The process lives. An engine that is down is restarted; a restart of the server would lose more."""
-        await send_json(exchange.send, b"{}")
+        await request.http.reply_json(b"{}")
 
-    async def _ready(self, exchange: Exchange) -> None:
+    async def _ready(self, request: ApiRequest) -> None:
         engines = self.engine_client.engines
         state = {
             "phase": "serving",
@@ -276,20 +267,20 @@ class App:
             sleeping = self.engine_client.sleeps()
             error = no_engine(sleeping=sleeping)
             state["phase"] = "sleeping" if sleeping else "waiting for an engine"
-        await send_readiness(exchange.send, state, error)
+        await send_readiness(request.http, state, error)
 
-    async def _load(self, exchange: Exchange) -> None:
-        await send_json(exchange.send, encode_json({"server_load": len(self.streams)}))
+    async def _load(self, request: ApiRequest) -> None:
+        await request.http.reply_json(encode_json({"server_load": len(self.streams)}))
 
 
-async def _send_empty(exchange: Exchange) -> None:
-    await send_empty(exchange.send)
+async def _reply_empty(request: ApiRequest) -> None:
+    await request.http.reply(204, ())
 
 
 def _fixed(body: bytes) -> Handler:
     """A route whose reply is always the same JSON."""
 
-    async def handle(exchange: Exchange) -> None:
-        await send_json(exchange.send, body)
+    async def handle(request: ApiRequest) -> None:
+        await request.http.reply_json(body)
 
     return handle

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -95,7 +95,7 @@ class BackgroundRun:
 
     # -- the sink of the reply
 
-    def listen(self, listener: Listener, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+    def listen(self, listener: Listener) -> None:
         self._listener = listener
 
     def release(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from penstock.api.exchange import Exchange
+from penstock.api.api_request import ApiRequest
 from penstock.generation.dialect import ReplyFormat
 from penstock.http.errors import ApiError
 from penstock.store.database import EventPage
@@ -23,14 +23,14 @@ NOT_READING_S = 60.0
 class _Client:
     """The client's connection. Its waits end when the client is gone."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, request: ApiRequest) -> None:
         self.gone = False
         self.begun = False
         """Whether anything was sent."""
-        self._sink = exchange.sink
+        self._sink = request.http.sink
         self._readable = asyncio.Event()
         self._readable.set()
-        exchange.listen(self)
+        request.http.sink.listen(self)
 
     def on_disconnect(self) -> None:
         self.gone = True
@@ -66,11 +66,11 @@ class _Client:
 
 
 async def follow(
-    exchange: Exchange, store: ResponseStore, id: str, tenant: str, after: int, keep_alive_s: float
+    request: ApiRequest, store: ResponseStore, id: str, tenant: str, after: int, keep_alive_s: float
 ) -> None:
     """Send the events of a response that come after sequence number ``after``, to its end. To be run in a
     task. ``keep_alive_s``: longest silence; 0: any. Raises ApiError if nothing was sent."""
-    client = _Client(exchange)
+    client = _Client(request)
     try:
         await _send_all(client, store, id, tenant, after, keep_alive_s)
         client.end()

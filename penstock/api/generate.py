@@ -9,10 +9,10 @@ from functools import partial
 
 import msgspec
 
+from penstock.api.api_request import ApiRequest, Handler
 from penstock.api.background import BackgroundResponses
 from penstock.api.byte_budget import ByteBudget
 from penstock.api.event_follower import follow
-from penstock.api.exchange import Exchange, Handler
 from penstock.api.piecewise import PiecewiseSender
 from penstock.api.queue_capacity import check_queue_capacity
 from penstock.api.routes.load_report import FORMAT_HEADER, load_report
@@ -36,17 +36,8 @@ from penstock.generation.request.validation import (
     wide_prompt_logprob_bytes,
 )
 from penstock.http.admission import no_engine, overloaded, unavailable
-from penstock.http.asgi import (
-    ClientGone,
-    first_headers,
-    forget_headers,
-    read_body,
-    request_header,
-    send_json,
-    unless_gone,
-)
 from penstock.http.errors import ApiError
-from penstock.http.sink import Scope
+from penstock.http.request import ClientGone, HttpRequest
 from penstock.store.stored_response import StoredResponse
 from penstock.wire.messages import AdapterKey, SamplingParams, Submit
 
@@ -130,9 +121,9 @@ class GenerationRoutes:
         """Whether no request runs."""
         return not self._running
 
-    def on_request_end(self, exchange: Exchange) -> None:
+    def on_request_end(self, request: ApiRequest) -> None:
         """A request has ended; called from outside if its reply is detached."""
-        self._end_one(exchange.logprob_bytes)
+        self._end_one(request.logprob_bytes)
 
     def _begin_one(self) -> None:
         self._running += 1
@@ -144,45 +135,45 @@ class GenerationRoutes:
         if not self._running:
             self._idle.set()
 
-    async def _run(self, dialect: Dialect, exchange: Exchange) -> None:
+    async def _run(self, dialect: Dialect, request: ApiRequest) -> None:
         self._begin_one()
         try:
-            body = await read_body(exchange.scope, exchange.receive, self._config.max_request_bytes)
+            body = await request.http.read_json(self._config.max_request_bytes)
             self._check_open()
-            info = RequestInfo(request_header(exchange.scope, b"x-request-id"), exchange.tenant)
+            info = RequestInfo(request.http.header(b"x-request-id"), request.tenant)
             looking = dialect.look_up(body, info)
             if looking is not None:
-                plan, prompts = await self._plan_continued(exchange, dialect, body, info, looking)
+                plan, prompts = await self._plan_continued(request, dialect, body, info, looking)
             else:
-                plan, prompts = await self._plan_anywhere(exchange, len(body), dialect, body, info, None)
+                plan, prompts = await self._plan_anywhere(request, len(body), dialect, body, info, None)
             del body, looking  # not kept while the reply is generated
             if plan.warning is not None:
-                exchange.add_warning(plan.warning)
+                request.add_headers((b"warning", b'299 penstock "%b"' % plan.warning.encode()))
             if plan.constraint is not None and self._constrains:
-                checked = self._grammars.check(plan.constraint, exchange.client)
-                constrain(plan, await unless_gone(exchange.receive, checked))
+                checked = self._grammars.check(plan.constraint, request.client)
+                constrain(plan, await request.http.unless_gone(checked))
                 self._check_open()
             elif plan.constraint is not None and plan.constraint.optional:
                 constrain(plan, None)
-            hints = self._routing_hints(exchange.scope, plan.session)
+            hints = self._routing_hints(request.http, plan.session)
             if prompts is None:
                 prompts = self._tokenize(plan)
             if prompts is None:
                 tokenized = self._large.run_in_thread(_characters(plan), self._tokenize_all, plan)
-                prompts = await unless_gone(exchange.receive, tokenized)
+                prompts = await request.http.unless_gone(tokenized)
                 self._check_open()
             plan.prompts = ()  # nor are their texts
-            work = self._work(exchange, dialect, plan, hints, prompts)
+            work = self._work(request, dialect, plan, hints, prompts)
             entry = work.format.background_entry()
             if entry is not None:
-                await asyncio.ensure_future(self._run_in_background(work, entry, exchange))
+                await asyncio.ensure_future(self._run_in_background(work, entry, request))
             elif plan.stream:
-                self._stream(work, exchange)
+                self._stream(work, request)
             else:
-                await self._collect(work, exchange)
+                await self._collect(work, request)
         finally:
-            if not exchange.detached:
-                self.on_request_end(exchange)
+            if not request.detached:
+                self.on_request_end(request)
 
     def _plan(
         self, dialect: Dialect, body: bytes, info: RequestInfo, found: LookedUp | None, *, tokenize: bool
@@ -195,7 +186,7 @@ class GenerationRoutes:
 
     async def _plan_anywhere(
         self,
-        exchange: Exchange,
+        request: ApiRequest,
         size: int,
         dialect: Dialect,
         body: bytes,
@@ -207,13 +198,13 @@ class GenerationRoutes:
             with suppress(RenderTimeout), on_event_loop():
                 return self._plan(dialect, body, info, found, tokenize=False)
         plan = partial(self._plan, dialect, body, info, found, tokenize=True)
-        made = await unless_gone(exchange.receive, self._large.run_in_thread(size, plan))
+        made = await request.http.unless_gone(self._large.run_in_thread(size, plan))
         self._check_open()
         return made
 
     async def _plan_continued(
         self,
-        exchange: Exchange,
+        request: ApiRequest,
         dialect: Dialect,
         body: bytes,
         info: RequestInfo,
@@ -224,11 +215,11 @@ class GenerationRoutes:
             found = await looking
             self._check_open()
             size = len(body) + found.size
-            return await self._plan_anywhere(exchange, size, dialect, body, info, found)
+            return await self._plan_anywhere(request, size, dialect, body, info, found)
 
     def _work(
         self,
-        exchange: Exchange,
+        request: ApiRequest,
         dialect: Dialect,
         plan: RequestPlan,
         hints: RoutingHints,
@@ -239,7 +230,7 @@ class GenerationRoutes:
             of_prompts = wide_prompt_logprob_bytes(
                 plan.prompt_logprobs, sum(prompt.length for prompt in prompts)
             )
-            self._reserve_logprobs(exchange, plan.logprob_bytes + of_prompts)
+            self._reserve_logprobs(request, plan.logprob_bytes + of_prompts)
         if plan.n == 1 and len(prompts) == 1:
             samplings = [plan.sampling(prompts[0].length)]
         else:
@@ -247,50 +238,50 @@ class GenerationRoutes:
             samplings = [plan.sampling(prompt.length, index) for prompt in prompts for index in range(plan.n)]
         return Work(
             plan=plan,
-            format=dialect.reply_format(plan, exchange.request_id),
+            format=dialect.reply_format(plan, request.request_id),
             hints=hints,
             prompts=prompts,
             samplings=samplings,
-            trace=exchange.trace.sent if exchange.trace is not None and exchange.trace.sampled else "",
+            trace=request.trace.sent if request.trace is not None and request.trace.sampled else "",
         )
 
-    def _reserve_logprobs(self, exchange: Exchange, size: int) -> None:
+    def _reserve_logprobs(self, request: ApiRequest, size: int) -> None:
         """Reserve ``size`` bytes until the request ends. Raises ApiError if others have reserved too much."""
         if size and self._logprob_bytes + size > MAX_LOGPROB_BYTES:
             raise overloaded(
                 "The server is overloaded by logprobs: running requests may hold "
                 f"{self._logprob_bytes >> 20} MiB of them, at most {MAX_LOGPROB_BYTES >> 20} MiB may be held."
             )
-        exchange.logprob_bytes = size
+        request.logprob_bytes = size
         self._logprob_bytes += size
 
-    def _stream(self, work: Work, exchange: Exchange) -> None:
+    def _stream(self, work: Work, request: ApiRequest) -> None:
         """Start a streamed reply. It is detached: no task waits for its end."""
-        exchange.detached = True
+        request.detached = True
         try:
             streamed = StreamedReply(
                 self._context,
                 work.plan,
                 work.format,
-                exchange.arrival,
-                sink=exchange.sink,
-                on_end=exchange.on_end,
+                request.arrival,
+                sink=request.http.sink,
+                on_end=request.on_end,
             )
-            exchange.reply = streamed
-            self._report_load(exchange)
-            forget_headers(exchange.scope)
-            exchange.sink.listen(streamed, exchange.headers)
+            request.reply = streamed
+            self._report_load(request)
+            request.http.forget_headers()
+            request.http.sink.listen(streamed)
             self._submit(streamed, work)
         except BaseException:
-            exchange.detached = False
+            request.detached = False
             raise
 
-    async def _collect(self, work: Work, exchange: Exchange) -> None:
-        collected = CollectedReply(self._context, work.plan, work.format, exchange.arrival)
-        exchange.reply = collected
-        exchange.sink.listen(collected)
+    async def _collect(self, work: Work, request: ApiRequest) -> None:
+        collected = CollectedReply(self._context, work.plan, work.format, request.arrival)
+        request.reply = collected
+        request.http.sink.listen(collected)
         self._submit(collected, work)
-        exchange.sink.release()
+        request.http.sink.release()
         error = await collected.done
         if error is not None:
             raise stream_failed(error)
@@ -302,18 +293,18 @@ class GenerationRoutes:
                 await kept
             except Exception:  # noqa: BLE001 - logged where it was raised
                 raise stream_failed(NOT_KEPT) from None
-        self._report_load(exchange)
-        await self._sender.send_json(exchange, work.format.whole(collected))
+        self._report_load(request)
+        await self._sender.send_json(request, work.format.whole(collected))
 
-    async def _run_in_background(self, work: Work, entry: StoredResponse, exchange: Exchange) -> None:
+    async def _run_in_background(self, work: Work, entry: StoredResponse, request: ApiRequest) -> None:
         """Start a reply that goes on without its client, and answer with its entry or with its events."""
         assert self._background is not None, "its dialect has a store"
-        reserved = exchange.logprob_bytes
+        reserved = request.logprob_bytes
         run = await self._background.begin(entry, work.format, lambda: self._end_one(reserved))
         self._begin_one()
-        exchange.logprob_bytes = 0
+        request.logprob_bytes = 0
         streamed = StreamedReply(
-            self._context, work.plan, work.format, exchange.arrival, sink=run, on_end=run.on_reply_end
+            self._context, work.plan, work.format, request.arrival, sink=run, on_end=run.on_reply_end
         )
         run.listen(streamed)
         try:
@@ -325,14 +316,14 @@ class GenerationRoutes:
         run.write(work.format.queued())
         if work.plan.stream:
             store, silence_s = self._background.store, self._config.sse_keep_alive
-            await follow(exchange, store, entry.id, entry.tenant, -1, silence_s)
+            await follow(request, store, entry.id, entry.tenant, -1, silence_s)
         else:
-            await send_json(exchange.send, entry.body)
+            await request.http.reply_json(entry.body)
 
-    def _report_load(self, exchange: Exchange) -> None:
+    def _report_load(self, request: ApiRequest) -> None:
         """Add the load of the engines to the reply's headers, if the request asks for it."""
-        if FORMAT_HEADER in first_headers(exchange.scope):
-            exchange.headers = [*exchange.headers, *load_report(exchange.scope, self._engine_client.engines)]
+        if FORMAT_HEADER in request.http.fields:
+            request.add_headers(*load_report(request.http, self._engine_client.engines))
 
     def _submit(self, reply: StreamedReply | CollectedReply, work: Work) -> None:
         """Start all streams of a reply before any of their rows arrives.
@@ -411,13 +402,12 @@ class GenerationRoutes:
             return no_engine(sleeping=sleeping)
         return unavailable(f"Engine {rank} (X-data-parallel-rank) takes no requests.", "no_engine")
 
-    def _routing_hints(self, scope: Scope, session: str | None = None) -> RoutingHints:
+    def _routing_hints(self, http: HttpRequest, session: str | None = None) -> RoutingHints:
         """From the headers X-Session-ID, else ``session``, and X-data-parallel-rank. Raises ApiError."""
-        headers = first_headers(scope)
-        if RANK_HEADER not in headers and SESSION_HEADER not in headers:
+        if RANK_HEADER not in http.fields and SESSION_HEADER not in http.fields:
             return NO_HINTS if session is None else RoutingHints(session)
-        pin = request_header(scope, RANK_HEADER)
-        session = request_header(scope, SESSION_HEADER) or session
+        pin = http.header(RANK_HEADER)
+        session = http.header(SESSION_HEADER) or session
         if pin is None:
             return RoutingHints(session)
         ranks = len(self._engine_client.engines)

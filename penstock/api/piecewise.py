@@ -6,8 +6,8 @@ import asyncio
 import time
 from collections.abc import Iterator
 
-from penstock.api.exchange import Exchange
-from penstock.http.asgi import JSON, send_json
+from penstock.api.api_request import ApiRequest
+from penstock.http.request import JSON
 
 TURN_S = 0.002
 """Time to format pieces before other work runs."""
@@ -21,7 +21,7 @@ class PiecewiseSender:
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
 
-    async def send_json(self, exchange: Exchange, pieces: Iterator[bytes]) -> None:
+    async def send_json(self, request: ApiRequest, pieces: Iterator[bytes]) -> None:
         """Send a reply whose body is ``pieces``; gives up if the client disconnects."""
         body, ended = _next_turn(pieces)
         connection: _Connection | None = None
@@ -30,22 +30,22 @@ class PiecewiseSender:
                 more, ended = _next_turn(pieces)
                 await asyncio.sleep(0)
             body += more
-            if len(body) <= WHOLE_BYTES or exchange.scope["http_version"] == "1.0":
+            if len(body) <= WHOLE_BYTES or request.http.version == "1.0":
                 continue
             if connection is None:
                 connection = _Connection()
-                exchange.sink.listen(connection)
-                await exchange.send(
-                    {"type": "http.response.start", "status": 200, "headers": [(b"content-type", JSON)]}
-                )
+                request.http.sink.listen(connection)
+                await request.http.begin(200, [(b"content-type", JSON)])
             if connection.lost:
                 return
-            await exchange.send({"type": "http.response.body", "body": bytes(body), "more_body": True})
+            await request.http.write(bytes(body))
             body.clear()
         if connection is None:
-            await send_json(exchange.send, bytes(body))
+            await request.http.reply_json(bytes(body))
         else:
-            await exchange.send({"type": "http.response.body", "body": bytes(body), "more_body": False})
+            if body:
+                await request.http.write(bytes(body))
+            await request.http.finish()
 
 
 class _Connection:

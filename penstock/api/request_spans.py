@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from penstock.api.exchange import Exchange
+from penstock.api.api_request import ApiRequest
 from penstock.generation.plan import RequestPlan
 from penstock.generation.replies.token_usage import TokenUsage
 from penstock.telemetry.spans import OPERATIONS, PROVIDERS, Attribute, BatchSpanExporter, SpanData, present
@@ -95,10 +95,10 @@ class RequestSpans:
     def __init__(self, exporter: BatchSpanExporter[EndedRequest]) -> None:
         self._exporter = exporter
 
-    def end(self, exchange: Exchange) -> None:
-        """The exchange has ended; it has a span if its trace is sampled."""
-        if exchange.trace is not None and exchange.trace.sampled:
-            self._exporter.add(_ended(exchange))
+    def end(self, request: ApiRequest) -> None:
+        """The request has ended; it has a span if its trace is sampled."""
+        if request.trace is not None and request.trace.sampled:
+            self._exporter.add(_ended(request))
 
     @property
     def counts(self) -> Counter[str]:
@@ -110,16 +110,16 @@ class RequestSpans:
         self._exporter.close()
 
 
-def _ended(exchange: Exchange) -> EndedRequest:
-    reply, error = exchange.reply, exchange.error
+def _ended(request: ApiRequest) -> EndedRequest:
+    reply, error = request.reply, request.error
     ended = EndedRequest(
-        trace=exchange.trace,
-        began_at=exchange.arrival,
+        trace=request.trace,
+        began_at=request.arrival,
         ended_at=time.monotonic(),
-        method=exchange.method,
-        path=exchange.scope["path"],
-        request_id=exchange.request_id,
-        status=exchange.status,
+        method=request.http.method,
+        path=request.http.path,
+        request_id=request.request_id,
+        status=request.status,
         error_type=None if error is None else str(error.code or error.status),
     )
     if reply is None:

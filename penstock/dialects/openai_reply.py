@@ -21,7 +21,7 @@ from penstock.generation.replies.logprobs import TokenLogprobs
 from penstock.generation.replies.reply import Choice, Prompt, prompt_token_ids
 from penstock.generation.replies.stream_failure import stream_failed
 from penstock.generation.replies.token_usage import TokenUsage
-from penstock.http.asgi import encode_json
+from penstock.http.errors import encode_json
 from penstock.streaming.stream import StreamError
 from penstock.streaming.token_table import escape_json
 

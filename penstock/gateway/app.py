@@ -10,11 +10,12 @@ from collections.abc import Awaitable, Callable, Iterable
 import msgspec
 
 from penstock import __version__
+from penstock.dialects.messages.errors import is_anthropic
 from penstock.gateway.admission.intake import Intake
 from penstock.gateway.relay.client_connection import REQUEST_ID, HttpClientConnection
 from penstock.gateway.relay.relay import Relay, reply_with_json
 from penstock.gateway.relay.write_batch import WriteBatch
-from penstock.gateway.requests.apis import error_body, has_messages_errors, rejection_reason
+from penstock.gateway.requests.apis import error_body, rejection_reason
 from penstock.gateway.requests.bounded_name import bounded_name
 from penstock.gateway.requests.incoming_request import IncomingRequest
 from penstock.gateway.requests.via import Via
@@ -26,17 +27,8 @@ from penstock.gateway.upstream.exchange import Headers
 from penstock.generation.request.schemas import MAX_REQUEST_ID
 from penstock.http.access_keys import check_local
 from penstock.http.admission import send_readiness, unavailable
-from penstock.http.asgi import (
-    ClientGone,
-    check_coding,
-    first_headers,
-    read_any_body,
-    request_header,
-    send_error,
-    send_json,
-)
 from penstock.http.errors import ApiError
-from penstock.http.sink import Receive, Scope, Send, Sink
+from penstock.http.request import ClientGone, HttpRequest
 from penstock.metrics.exposition import CONTENT_TYPE
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.metrics.shared_exposition import SharedExposition
@@ -52,7 +44,7 @@ OWN_METHODS = ("GET", "HEAD", "POST")
 
 
 class GatewayApp:
-    """ASGI application of the gateway process. ``clock`` gives seconds."""
+    """The application of the gateway process. ``clock`` gives seconds."""
 
     def __init__(
         self,
@@ -98,41 +90,41 @@ class GatewayApp:
         record = RequestRecord("", reason=reason, status=error.status, began_at=now, ended_at=now)
         self._recorder.finish(record)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send, protocol: Sink) -> None:
-        path = scope["path"] = self._intake.routes.route(scope["path"])
+    async def __call__(self, http: HttpRequest) -> None:
+        path = http.path = self._intake.routes.route(http.path)
         try:
-            if path == "/" and scope["method"] in ("GET", "HEAD"):  # load balancers and Claude Code ask so
-                await send_json(send, b"{}" if scope["method"] == "GET" else b"")
+            if path == "/" and http.method in ("GET", "HEAD"):  # load balancers and Claude Code ask so
+                await http.reply_json(b"{}" if http.method == "GET" else b"")
                 return
             if path not in OWN_PATHS:
-                await self._relay_request(scope, receive, protocol)
+                await self._relay_request(http)
                 return
             if self._intake.keys.guards(path):
-                self._intake.keys.check(path, scope)
+                self._intake.keys.check(path, http.fields)
             else:
-                check_local(path, scope, unix_socket=None, loopback=self._loopback_administers)
-            if scope["method"] not in OWN_METHODS:
+                check_local(http, unix_socket=None, loopback=self._loopback_administers)
+            if http.method not in OWN_METHODS:
                 allowed = [(b"allow", ", ".join(OWN_METHODS).encode())]
-                raise ApiError(405, f"{path} does not take {scope['method']}.", headers=allowed)
+                raise ApiError(405, f"{path} does not take {http.method}.", headers=allowed)
             if path == "/metrics":
-                await send_json(send, await self._exposition.get(), kind=CONTENT_TYPE.encode())
+                await http.reply_json(await self._exposition.get(), kind=CONTENT_TYPE.encode())
             elif path == "/version":
-                await send_json(send, json.dumps({"version": __version__}).encode())
+                await http.reply_json(json.dumps({"version": __version__}).encode())
             elif path == "/debug/gc":
                 report = {"processes": {"gateway": self._collector.report()}, "failed": {}}
-                await send_json(send, msgspec.json.encode(report))
+                await http.reply_json(msgspec.json.encode(report))
             elif path == "/health":
-                await send_json(send, b"{}")
+                await http.reply_json(b"{}")
             else:
-                await self._send_readiness(send)
+                await self._send_readiness(http)
         except ApiError as error:
             body = None
-            if has_messages_errors(path, first_headers(scope)):
+            if is_anthropic(path, http.fields):
                 id = next((value for name, value in error.headers if name == REQUEST_ID), b"")
                 body = error_body(error, id.decode("latin-1"), messages=True)
-            await send_error(send, error, body)
+            await http.reply_error(error, body)
 
-    async def _send_readiness(self, send: Send) -> None:
+    async def _send_readiness(self, http: HttpRequest) -> None:
         endpoints, now = self._relay.router.pool.endpoints, self._clock()
         ready = sum(each.is_ready(now) for each in endpoints)
         error, phase = None, "serving"
@@ -144,7 +136,7 @@ class GatewayApp:
                 "waiting for a model server",
             )
         state = {"phase": phase, "model_servers_ready": ready, "model_servers": len(endpoints)}
-        await send_readiness(send, state, error)
+        await send_readiness(http, state, error)
 
     def is_ready(self) -> bool:
         """Whether load balancers should send requests: one would be relayed to a model server."""
@@ -154,25 +146,25 @@ class GatewayApp:
 
     # -- relaying
 
-    async def _relay_request(self, scope: Scope, receive: Receive, protocol: Sink) -> None:
-        request_id = request_header(scope, REQUEST_ID) or ""
+    async def _relay_request(self, http: HttpRequest) -> None:
+        request_id = http.header(REQUEST_ID) or ""
         if not 0 < len(request_id) <= MAX_REQUEST_ID:
             request_id = secrets.token_hex(8)
-        trace = self._tracing.extract(scope["headers"])
+        trace = self._tracing.extract(http.headers)
         record = RequestRecord(
-            scope["path"],
+            http.path,
             request_id,
-            scope["method"],
+            http.method,
             trace,
             began_at=self._clock(),
-            messages_errors=has_messages_errors(scope["path"], first_headers(scope)),
+            messages_errors=is_anthropic(http.path, http.fields),
         )
         self._metrics.request_started(record)
         self.in_flight += 1
         named = (REQUEST_ID, request_id.encode("latin-1"))
         try:
-            incoming = await self._incoming(scope, receive, record)
-            client = HttpClientConnection(protocol, named, self._write_batch)
+            incoming = await self._incoming(http, record)
+            client = HttpClientConnection(http.sink, named, self._write_batch)
             if (listing := self._relay.router.models.reply(record)) is not None:
                 reply_with_json(client, record, listing)
             else:
@@ -193,50 +185,44 @@ class GatewayApp:
             record.ended_at = self._clock()
             self._recorder.finish(record)
 
-    async def _incoming(self, scope: Scope, receive: Receive, record: RequestRecord) -> IncomingRequest:
+    async def _incoming(self, http: HttpRequest, record: RequestRecord) -> IncomingRequest:
         if self.draining:
             raise unavailable("The gateway is shutting down.", "draining")
-        intake, headers = self._intake, scope["headers"]
-        record.sender = intake.authorize(record.method, record.path, headers, _address_of(scope))
+        intake, headers = self._intake, http.headers
+        record.sender = intake.authorize(record.method, record.path, headers, http.address)
         self._via.check(headers)
-        _check_upgrade(scope)
+        _check_upgrade(http)
         if intake.generates(record.method, record.path):
-            check_coding(scope)
-        raw = await read_any_body(scope, receive, intake.max_request_bytes, _too_large)
-        query = scope["query_string"]
+            http.check_coding()
+        raw = await http.read_body(intake.max_request_bytes, _too_large)
+        query = http.query
         return intake.read(
             record,
             headers,
             raw,
-            relayed_headers=self._relayed_headers(scope, record),
-            target=scope["raw_path"] + (b"?" + query if query else b""),
+            relayed_headers=self._relayed_headers(http, record),
+            target=http.raw_path + (b"?" + query if query else b""),
         )
 
-    def _relayed_headers(self, scope: Scope, record: RequestRecord) -> Headers:
+    def _relayed_headers(self, http: HttpRequest, record: RequestRecord) -> Headers:
         generates = self._intake.generates(record.method, record.path)
-        headers = self._intake.relayed_headers(scope["headers"], generates=generates)
+        headers = self._intake.relayed_headers(http.headers, generates=generates)
         headers = [(name, value) for name, value in headers if name != REQUEST_ID]
         headers.append((REQUEST_ID, record.request_id.encode("latin-1")))
         # Tells model servers that the client is remote, even when the gateway runs on their own machine.
-        headers.append(self._via.entry(scope["http_version"]))
+        headers.append(self._via.entry(http.version))
         return inject_trace_context(headers, record.trace)
 
 
-def _check_upgrade(scope: Scope) -> None:
+def _check_upgrade(http: HttpRequest) -> None:
     """Refuse a request for a WebSocket: relayed without its upgrade it would be another one. Raises
     ApiError."""
-    if (first_headers(scope).get(b"upgrade") or b"").strip().lower() == b"websocket":
+    if http.fields.get(b"upgrade", b"").strip().lower() == b"websocket":
         raise ApiError(
             501,
             "The gateway does not relay WebSockets. Connect to a model server that has them directly.",
             code="websocket",
         )
-
-
-def _address_of(scope: Scope) -> str:
-    """The client's address; empty if it has gone already."""
-    client: tuple[str, int] | None = scope["client"]
-    return client[0] if client else ""
 
 
 def _too_large(limit: int) -> ApiError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from asyncio import Future
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import msgspec
@@ -158,6 +158,17 @@ class Dialect(ABC):
 
     path: ClassVar[str]
     """Path of the route; its method is POST."""
+    recognizes_clients: ClassVar[bool] = False
+    """Whether this API's clients are known on all routes, by :meth:`recognizes`."""
+
+    def recognizes(self, path: str, headers: Mapping[bytes, bytes]) -> bool:
+        """Whether a request for any route comes from a client of this API, which expects its headers and,
+        where the route has no API of its own, its errors."""
+        return False
+
+    def reply_headers(self, request_id: str) -> Sequence[tuple[bytes, bytes]]:
+        """Headers of every reply to a client that the API recognizes."""
+        return ()
 
     def look_up(self, body: bytes, info: RequestInfo) -> Awaitable[LookedUp] | None:
         """What :meth:`plan` needs and must wait for, such as an earlier reply; None: nothing. Raises

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from hashlib import blake2b, sha256
 
-from penstock.http.asgi import first_headers, request_header
 from penstock.http.errors import ApiError
-from penstock.http.sink import Scope
+from penstock.http.request import HttpRequest
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/ping"})
 """Routes that need no key: health probes have none."""
@@ -62,14 +61,14 @@ class Keys:
         """Whether the route needs a key."""
         return bool(self._digests) or self._admins.guard(path)
 
-    def check(self, path: str, scope: Scope) -> str | None:
-        """Check the key of a request for ``path``. Raises ApiError.
+    def check(self, path: str, headers: Mapping[bytes, bytes]) -> str | None:
+        """Check the key of a request for ``path``; ``headers``: by name in lower case. Raises ApiError.
 
         The result is the key's tenant if there are several keys.
         """
         if not self.guards(path) or path in OPEN_PATHS:
             return None
-        presented = presented_digest(scope)
+        presented = presented_digest(headers)
         matches = [hmac.compare_digest(presented or b"", digest) for digest in self._digests]
         if self._admins.has(presented):
             return tenant_of(presented or b"")
@@ -115,16 +114,16 @@ def tenant_of(digest: bytes) -> str:
     return blake2b(digest, digest_size=16, person=_TENANT).hexdigest()
 
 
-def presented_digest(scope: Scope) -> bytes | None:
+def presented_digest(headers: Mapping[bytes, bytes]) -> bytes | None:
     """The SHA-256 digest of the key that a request presents; empty, if not as a key should be; None: it
     presents none."""
-    scheme, _, key = (request_header(scope, b"authorization") or "").partition(" ")
+    scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
     if not scheme:
-        scheme = "bearer"
-        key = next(filter(None, (request_header(scope, name) for name in KEY_HEADERS)), "")
+        scheme = b"bearer"
+        key = next(filter(None, map(headers.get, KEY_HEADERS)), b"")
     if not key:
         return None
-    return sha256(key.encode("latin-1").strip()).digest() if scheme.lower() == "bearer" else b""
+    return sha256(key.strip()).digest() if scheme.lower() == b"bearer" else b""
 
 
 def invalid_key(presented: bytes | None) -> ApiError:
@@ -144,7 +143,7 @@ def is_administrative(path: str) -> bool:
     return path in ADMINISTRATIVE or path.startswith(ADMINISTRATIVE_PREFIXES)
 
 
-def check_local(path: str, scope: Scope, *, unix_socket: bool | None, loopback: bool) -> None:
+def check_local(request: HttpRequest, *, unix_socket: bool | None, loopback: bool) -> None:
     """Restrict administrative routes of a server without keys to its own machine. Raises ApiError.
 
     A client is local if the server listens on a ``unix_socket``, whose permissions decide who may connect
@@ -152,10 +151,11 @@ def check_local(path: str, scope: Scope, *, unix_socket: bool | None, loopback: 
     which a proxy may connect for clients elsewhere as well. Requests that say they were forwarded, or made by
     a web page, are never local.
     """
+    path = request.path
     if not is_administrative(path):
         return
-    trusted = unix_socket or (loopback and _is_loopback(scope["client"]))
-    if trusted and not any(map(_is_foreign, first_headers(scope))):
+    trusted = unix_socket or (loopback and _is_loopback(request.client))
+    if trusted and not any(map(_is_foreign, request.fields)):
         return
     over_uds = "" if unix_socket is None else "over a unix socket (--uds), or "
     raise ApiError(

@@ -11,11 +11,10 @@ Readiness probes get the same errors, with fields that say how far the server is
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from penstock.http.asgi import encode_json, send_json
-from penstock.http.errors import ApiError
-from penstock.http.sink import Send
+from penstock.http.errors import ApiError, encode_json
+from penstock.http.request import HttpRequest
 from penstock.wire.messages import OVERLOADED, SLEEPING
 
 UNAVAILABLE_RETRY_MS = 1_000
@@ -41,17 +40,16 @@ def too_many_connections() -> ApiError:
 
 
 async def send_readiness(
-    send: Send,
+    request: HttpRequest,
     state: Mapping[str, object],
     error: ApiError | None,
-    headers: Sequence[tuple[bytes, bytes]] = (),
 ) -> None:
     """The reply to ``/ready``: ``state`` with ``ready``, and with the ``error`` why the server is not."""
     if error is None:
-        await send_json(send, encode_json({"ready": True, **state}), headers=headers)
+        await request.reply_json(encode_json({"ready": True, **state}))
         return
     body = encode_json({"ready": False, **state, "error": error.fields()})
-    await send_json(send, body, error.status, [*error.headers, *headers])
+    await request.reply_json(body, error.status, error.headers)
 
 
 def no_engine(*, sleeping: bool) -> ApiError:

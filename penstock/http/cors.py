@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from penstock.config.serve import ServeConfig
-from penstock.http.asgi import request_header
 from penstock.http.errors import ApiError
-from penstock.http.sink import Scope
+from penstock.http.request import HttpRequest
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -25,31 +24,31 @@ class Cors:
         self._headers = _named(config.allowed_headers)
         self._credentials = config.allow_credentials
 
-    def reply_headers(self, scope: Scope) -> Headers:
+    def reply_headers(self, request: HttpRequest) -> Headers:
         """Headers that let the requesting page read the reply."""
         if not self._origins:
             return []
-        origin = request_header(scope, b"origin")
+        origin = request.header(b"origin")
         if origin is None or not self._allows(origin):
             return self._vary()
         return [*self._grant(origin), (b"access-control-expose-headers", READABLE)]
 
-    def preflight(self, scope: Scope) -> Headers | None:
+    def preflight(self, request: HttpRequest) -> Headers | None:
         """Headers of the reply to a preflight request; None if the request is not a preflight.
 
         Raises ApiError if the announced request is not allowed.
         """
-        if scope["method"] != "OPTIONS":
+        if request.method != "OPTIONS":
             return None
-        method = request_header(scope, b"access-control-request-method")
-        origin = request_header(scope, b"origin")
+        method = request.header(b"access-control-request-method")
+        origin = request.header(b"origin")
         if method is None or origin is None:
             return None
         if not self._allows(origin):
             raise _refusal("origin", origin, "--allowed-origins")
         if self._methods is not None and method.lower() not in self._methods:
             raise _refusal("method", method, "--allowed-methods")
-        wanted = request_header(scope, b"access-control-request-headers") or ""
+        wanted = request.header(b"access-control-request-headers") or ""
         for name in filter(None, map(str.strip, wanted.split(","))):
             if self._headers is not None and name.lower() not in self._headers:
                 raise _refusal("header", name, "--allowed-headers")

@@ -44,7 +44,7 @@ MAX_VALUE = 60
 MALFORMED = "Bad Request"
 """``type``, as in vLLM, of a body that is not JSON or whose fields have wrong JSON types."""
 
-_encode = msgspec.json.Encoder().encode
+encode_json = msgspec.json.Encoder().encode
 
 
 class ApiError(Exception):
@@ -82,7 +82,7 @@ class ApiError(Exception):
 
     def body(self) -> bytes:
         """The JSON body of the reply, or the data of an error event in a stream."""
-        return _encode({"error": self.fields()})
+        return encode_json({"error": self.fields()})
 
 
 def shown(value: object) -> str:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from penstock.http.errors import ApiError
 from penstock.http.http1.connection import ServerProtocol
 from penstock.http.http2.flow_windows import FlowWindows
+from penstock.http.request import Application
 from penstock.http.server_state import Limits, ServerState
-from penstock.http.sink import Application
 from penstock.http.sockets.connection_source import ConnectionSource
 
 SWEEP_INTERVAL_S = 1.0
@@ -41,7 +41,7 @@ class HttpServer:
         on_refusal: Callable[[ApiError], None] = lambda error: None,
         windows: FlowWindows | None = None,
     ) -> None:
-        """``app`` is called as :class:`ServerProtocol` says, ``on_listening`` once the source is open, and
+        """``app`` is called for each request, ``on_listening`` once the source is open, and
         ``on_refusal`` for each request that is answered without the application. ``windows``: of its HTTP/2
         connections, if the application writes rows."""
         self._app = app

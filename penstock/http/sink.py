@@ -1,4 +1,4 @@
-"""The interface through which a reply writes to its client, and the ASGI types.
+"""The interface through which a reply writes to its client.
 
 An HTTP/1.1 connection (:mod:`penstock.http.http1.connection`) implements it itself, so a write is one call;
 of an HTTP/2 connection, each stream does. Replies give content; framing is the implementation's.
@@ -6,15 +6,12 @@ of an HTTP/2 connection, each stream does. Replies give content; framing is the 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 from penstock.http.row_path import RowPath
 
-Message = MutableMapping[str, Any]
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
+Headers = Sequence[tuple[bytes, bytes]]
 
 EVENT_STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -45,8 +42,8 @@ class EventSink(Protocol):
         client, or because the connection does not allow it (HTTP/1.1 with TLS, HTTP/1.0)."""
         ...
 
-    def listen(self, listener: Listener, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
-        """Set the reply's listener, once per reply. ``headers`` are added to those that ``send`` writes."""
+    def listen(self, listener: Listener) -> None:
+        """Set the reply's listener, once per reply."""
         ...
 
     def release(self) -> None:
@@ -76,7 +73,20 @@ class EventSink(Protocol):
 class Sink(EventSink, Protocol):
     """The connection of one reply, which may be of another kind."""
 
-    def begin(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
+    @property
+    def write_paused(self) -> bool:
+        """Whether the client reads too slowly to be sent more."""
+        ...
+
+    def on_body_wanted(self) -> None:
+        """The application waits for more of the request's body."""
+        ...
+
+    def reply(self, status: int, headers: Headers, body: bytes) -> None:
+        """Send a whole reply; its ``body`` may be empty."""
+        ...
+
+    def begin(self, status: int, headers: Headers) -> None:
         """Send the head of a reply; :meth:`write_body` and :meth:`finish` follow."""
         ...
 
@@ -87,8 +97,3 @@ class Sink(EventSink, Protocol):
     def finish(self) -> None:
         """End the body."""
         ...
-
-
-Application = Callable[[Scope, Receive, Send, Sink], Coroutine[Any, Any, None]]
-"""Called for each request, with the ASGI arguments and the sink of the reply. It runs without a task until it
-first waits (:mod:`penstock.http.eager`)."""

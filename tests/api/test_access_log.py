@@ -3,14 +3,16 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from penstock.api.access_log import MAX_PATH, AccessLog
-from penstock.api.exchange import Exchange
+from penstock.api.api_request import ApiRequest
 from penstock.dialects.completions.reply import CompletionReply
 from penstock.generation.replies.token_usage import TokenUsage
+from tests.api.requests import api_request
+from tests.http.requests import http_request
 
 
 class FakeReply:
@@ -33,30 +35,17 @@ def _level_is_restored() -> Iterator[None]:
 
 def ended(
     status: int, reply: FakeReply | None = None, path: bytes = b"/v1/models", request_id: str = "7"
-) -> Exchange:
-    async def send(message: Any) -> None: ...
-
-    scope = {"method": "GET", "path": path.decode("latin-1"), "raw_path": path}
-    exchange = Exchange(
-        scope,
-        cast(Any, None),
-        send,
-        cast(Any, None),
-        request_id=request_id,
-        headers=[],
-        on_end=lambda exchange, error: None,
-    )
-    exchange.reply = reply  # type: ignore[assignment]
-    start = exchange.send({"type": "http.response.start", "status": status, "headers": []})
-    with pytest.raises(StopIteration):
-        start.send(None)  # it awaits nothing
-    return exchange
+) -> ApiRequest:
+    request = api_request(http_request(target=path), request_id=request_id)
+    request.reply = reply  # type: ignore[assignment]
+    request.http.status = status
+    return request
 
 
-def lines(caplog: pytest.LogCaptureFixture, mode: Any, *exchanges: Exchange) -> list[str]:
+def lines(caplog: pytest.LogCaptureFixture, mode: Any, *requests: ApiRequest) -> list[str]:
     access_log = AccessLog(mode)
-    for exchange in exchanges:
-        access_log.write(exchange)
+    for request in requests:
+        access_log.write(request)
     return [re.sub(r"seconds=\d+\.\d{3}", "seconds=S", record.getMessage()) for record in caplog.records]
 
 

@@ -8,13 +8,14 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from penstock.api.byte_budget import ByteBudget
-from penstock.api.exchange import Exchange
 from penstock.api.generate import MAX_LOOK_UPS
 from penstock.api.routes.count_tokens import CountTokensRoutes
 from penstock.config.serve import ServeConfig
 from penstock.generation.dialect import CountedPrompt, LookedUp, RequestInfo, TokenCounter
 from penstock.generation.prompt.prompt_encoder import PromptEncoder
+from tests.api.requests import api_request
 from tests.generation.planning import tiny_tokenizer
+from tests.http.requests import http_request, replied
 
 
 class Continuing(TokenCounter):
@@ -43,20 +44,12 @@ class Continuing(TokenCounter):
 
 
 def test_few_conversations_are_looked_up_at_the_same_time() -> None:
-    async def receive() -> Any:
-        return {"type": "http.request", "body": b"{}"}
-
     async def run() -> None:
         counter = Continuing()
         encoder = PromptEncoder(tiny_tokenizer(), None)
         handle = CountTokensRoutes(ServeConfig(), encoder, 2048, ByteBudget(1 << 20)).handler(counter)
-        sent: list[Any] = []
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        exchange = SimpleNamespace(scope={"headers": []}, receive=receive, send=send, tenant=None)
-        asked = [asyncio.ensure_future(handle(cast(Exchange, exchange))) for _ in range(3 * MAX_LOOK_UPS)]
+        requests = [http_request("POST", body=b"{}") for _ in range(3 * MAX_LOOK_UPS)]
+        asked = [asyncio.ensure_future(handle(api_request(request))) for request in requests]
         while counter.now < MAX_LOOK_UPS:  # noqa: ASYNC110 - the requests begin
             await asyncio.sleep(0)
         for _ in range(10):
@@ -66,7 +59,7 @@ def test_few_conversations_are_looked_up_at_the_same_time() -> None:
         await asyncio.gather(*asked)
         assert counter.now == 0
         count = tiny_tokenizer().encode("def main():", False)
-        bodies = [message["body"] for message in sent if message["type"] == "http.response.body"]
+        bodies = [replied(request).body for request in requests]
         assert bodies == [b"%d" % len(count)] * len(asked)
 
     asyncio.run(asyncio.wait_for(run(), 60))

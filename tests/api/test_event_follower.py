@@ -5,20 +5,35 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from penstock.api.api_request import ApiRequest
 from penstock.api.event_follower import follow
-from penstock.api.exchange import Exchange
 from penstock.http.errors import ApiError
 from penstock.http.sink import Listener
 from penstock.store.response_store import ResponseStore
+from tests.api.requests import api_request
 from tests.generation.replying import MemorySink
+from tests.http.requests import http_request
 from tests.store.stores import entry, opened
 
 EVENT = b'event: e\ndata: {"sequence_number":0}\n\n'
+
+
+class Client(MemorySink):
+    reads = True
+    """Whether the client reads from the start."""
+
+    def listen(self, listener: Listener) -> None:
+        super().listen(listener)
+        if not self.reads:
+            listener.on_pause()
+
+
+def request_of(sink: MemorySink) -> ApiRequest:
+    return api_request(http_request(sink=cast(Any, sink)))
 
 
 class Follower:
@@ -26,9 +41,7 @@ class Follower:
 
     def __init__(self, store: ResponseStore) -> None:
         self.store = store
-        self.sink = MemorySink()
-        self.reads = True
-        """Whether the client reads from the start."""
+        self.sink = Client()
         self.id = ""
 
     async def begin(self) -> asyncio.Task[None]:
@@ -36,16 +49,10 @@ class Follower:
         self.id = response.id
         await self.store.put(response)
         await self.store.append(self.id, 0, 1, EVENT)
-        exchange = SimpleNamespace(sink=self.sink, listen=self._listen)
-        running = asyncio.ensure_future(follow(cast(Exchange, exchange), self.store, self.id, "", -1, 0.0))
+        running = asyncio.ensure_future(follow(request_of(self.sink), self.store, self.id, "", -1, 0.0))
         while not self.sink.starts:  # noqa: ASYNC110 - the first event
             await asyncio.sleep(0.001)
         return running
-
-    def _listen(self, listener: Listener) -> None:
-        self.sink.listen(listener)
-        if not self.reads:
-            listener.on_pause()
 
     async def finish(self) -> None:
         assert await self.store.finish(self.id, "completed", b"{}", 1, 1, EVENT)
@@ -81,7 +88,7 @@ def test_it_ends_when_the_response_is_deleted(tmp_path: Path) -> None:
 
 def test_nothing_is_written_while_the_client_does_not_read(tmp_path: Path) -> None:
     async def work(follower: Follower) -> None:
-        follower.reads = False
+        follower.sink.reads = False
         running = await follower.begin()
         version = follower.store.version
         await follower.finish()
@@ -101,7 +108,7 @@ def test_a_client_that_never_reads_is_cut(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("penstock.api.event_follower.NOT_READING_S", 0.01)
 
     async def work(follower: Follower) -> None:
-        follower.reads = False
+        follower.sink.reads = False
         await (await follower.begin())
         assert follower.sink.ended == "cut"
 
@@ -128,8 +135,8 @@ def test_a_failing_store_cuts_a_reply_that_has_begun(tmp_path: Path, monkeypatch
         follower.store.close()
         await running
         assert follower.sink.ended == "cut"
-        unbegun = SimpleNamespace(sink=MemorySink(), listen=lambda listener: None)
+        unbegun = request_of(MemorySink())
         with pytest.raises(ApiError):
-            await follow(cast(Exchange, unbegun), follower.store, follower.id, "", -1, 0.0)
+            await follow(unbegun, follower.store, follower.id, "", -1, 0.0)
 
     with_follower(tmp_path, work)

@@ -9,13 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import AsyncMock, Mock
+from unittest.mock import Mock
 
 import pytest
 
 from penstock.api.background import BackgroundResponses
 from penstock.api.byte_budget import ByteBudget
-from penstock.api.exchange import Exchange
 from penstock.api.generate import GenerationRoutes, Work
 from penstock.config.serve import ServeConfig
 from penstock.dialects.completions.dialect import Completions
@@ -31,8 +30,10 @@ from penstock.store.response_store import ResponseStore
 from penstock.streaming.request_states import StreamState
 from penstock.streaming.stream import Stream
 from penstock.wire.messages import Submit
+from tests.api.requests import api_request
 from tests.generation.planning import body, planners, tiny_input_processor, tiny_tokenizer
 from tests.generation.replying import PROMPT, Desk, FakeFleet, tables_of
+from tests.http.requests import http_request
 from tests.store.stores import entry, opened
 
 PLANNER = planners()
@@ -137,7 +138,7 @@ def test_a_named_engine_that_takes_nothing_is_named_in_the_error() -> None:
 def test_a_rank_that_there_is_not_is_refused_by_the_name_of_its_header(value: str) -> None:
     def test(routes: GenerationRoutes, desk: Desk) -> None:
         with pytest.raises(ApiError, match=r"X-data-parallel-rank is '.{0,25}', there are ") as error:
-            routes._routing_hints({"headers": [(b"x-data-parallel-rank", value.encode("latin-1"))]})
+            routes._routing_hints(http_request(headers=[(b"x-data-parallel-rank", value.encode("latin-1"))]))
         assert error.value.status == 400
 
     in_routes(Fleet(1, none), test)
@@ -146,14 +147,14 @@ def test_a_rank_that_there_is_not_is_refused_by_the_name_of_its_header(value: st
 def test_a_rank_may_have_leading_zeros() -> None:
     def test(routes: GenerationRoutes, desk: Desk) -> None:
         headers = [(b"x-data-parallel-rank", b"002"), (b"x-session-id", b"s")]
-        assert routes._routing_hints({"headers": headers}) == RoutingHints("s", 2)
+        assert routes._routing_hints(http_request(headers=headers)) == RoutingHints("s", 2)
 
     in_routes(Fleet(1, none), test)
 
 
 def test_logprobs_of_the_whole_vocabulary_are_bounded_for_all_requests_together() -> None:
     def test(routes: GenerationRoutes, desk: Desk) -> None:
-        first, second = (cast(Exchange, SimpleNamespace(logprob_bytes=0)) for _ in range(2))
+        first, second = (api_request() for _ in range(2))
         routes._running = 2
         routes._reserve_logprobs(first, MAX_LOGPROB_BYTES)
         with pytest.raises(ApiError, match="128 MiB") as error:
@@ -183,25 +184,15 @@ def test_a_long_stored_conversation_is_planned_in_a_thread(size: int, inline: bo
             threads.append(threading.get_ident())
             raise ApiError(400, "planned")
 
-    async def receive() -> Any:
-        if not received:
-            received.append(1)
-            return {"type": "http.request", "body": b"{}"}
-        return await asyncio.get_running_loop().create_future()
-
-    received: list[int] = []
-
     async def run() -> None:
         desk = Desk(tables_of(tiny_tokenizer().raw))
         desk.context.engine_client = cast(EngineClient, Fleet(1, none))
         encoder = PromptEncoder(tiny_tokenizer(), None)
         routes = GenerationRoutes(ServeConfig(), encoder, desk.context, ByteBudget(1 << 20))
-        exchange = SimpleNamespace(
-            scope={"headers": []}, receive=receive, tenant=None, detached=False, logprob_bytes=0
-        )
+        request = api_request(http_request("POST", body=b"{}"))
         dialect = Continuing(ServeConfig(), tiny_input_processor())
         with pytest.raises(ApiError, match="planned"):
-            await routes._run(dialect, cast(Exchange, exchange))
+            await routes._run(dialect, request)
 
     asyncio.run(run())
     assert (threads == [threading.get_ident()]) is inline
@@ -217,7 +208,7 @@ def test_a_session_is_the_headers_or_the_requests(
     plan = PLANNER.completion(body(prompt_cache_key=key))
 
     def test(routes: GenerationRoutes, desk: Desk) -> None:
-        assert routes._routing_hints({"headers": headers}, plan.session).session == session
+        assert routes._routing_hints(http_request(headers=headers), plan.session).session == session
 
     in_routes(Fleet(1, none), test)
 
@@ -243,12 +234,13 @@ def test_a_refused_background_response_does_not_count_as_running(
                 await store.put(stored)  # its id is taken
             format = Mock()
             work = Work(plan, format, NO_HINTS, [PROMPT], [plan.sampling(2)])
-            exchange = SimpleNamespace(logprob_bytes=8, arrival=0.0, detached=False)
+            request = api_request()
+            request.logprob_bytes = 8
             routes._begin_one()
             routes._logprob_bytes = 8
             with pytest.raises(ApiError):
-                await routes._run_in_background(work, stored, cast(Exchange, exchange))
-            routes.on_request_end(cast(Exchange, exchange))
+                await routes._run_in_background(work, stored, request)
+            routes.on_request_end(request)
             await routes.drain()
             assert routes._logprob_bytes == 0
 
@@ -268,9 +260,9 @@ def test_a_background_response_is_told_at_once_and_stays_queued_until_it_begins(
             format = dialect.reply_format(plan, "r")
             stored = format.background_entry()
             assert stored is not None
-            exchange = SimpleNamespace(logprob_bytes=0, arrival=0.0, detached=False, send=AsyncMock())
+            request = api_request()
             work = Work(plan, format, NO_HINTS, [PROMPT], [plan.sampling(2)])
-            await routes._run_in_background(work, stored, cast(Exchange, exchange))
+            await routes._run_in_background(work, stored, request)
             told, begun = await followed(store, stored.id, until=2)
             assert told == ["response.created", "response.queued"]
             assert begun == "queued"

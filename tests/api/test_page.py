@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from typing import Any
 
 import pytest
 
 from penstock.api.routes.page import INDEX, STATIC, Page, static_files
-from penstock.http.sink import Message
+from tests.http.requests import http_request, replied
 
 PAGE = Page("/a/llm")
 HTML = "text/html,application/xhtml+xml,*/*;q=0.8"
@@ -18,19 +17,13 @@ HTML = "text/html,application/xhtml+xml,*/*;q=0.8"
 
 class Reply:
     def __init__(self, path: str, **headers: str) -> None:
-        sent: list[Message] = []
-
-        async def send(message: Message) -> None:
-            sent.append(message)
-
-        scope: dict[str, Any] = {
-            "headers": [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-        }
-        asyncio.run(PAGE.answer(path, scope, send))
-        start, body = sent
-        self.status = start["status"]
-        self.headers = {name.decode(): value.decode() for name, value in start["headers"]}
-        self.body: bytes = body["body"]
+        sent = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+        request = http_request(target=path.encode(), headers=sent)
+        asyncio.run(PAGE.answer(request))
+        sink = replied(request)
+        self.status = sink.status
+        self.headers = {name.decode(): value.decode() for name, value in sink.headers.items()}
+        self.body = sink.body
 
 
 def test_a_browser_gets_the_page_and_a_program_links() -> None:

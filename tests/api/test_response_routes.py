@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from penstock.api.routes.responses import MAX_READS, ResponseRoutes
 from penstock.http.errors import ApiError
+from tests.api.requests import api_request
+from tests.http.requests import http_request
 
 
 class Store:
@@ -37,8 +38,8 @@ def test_few_are_read_at_the_same_time(path: str) -> None:
         routes = ResponseRoutes(cast(Any, store), 0.0)
         handlers = routes.methods(f"/v1/responses/{path}")
         assert handlers is not None
-        exchange = SimpleNamespace(scope={"query_string": b"limit=1"}, tenant="a")
-        asked = [asyncio.ensure_future(handlers["GET"](cast(Any, exchange))) for _ in range(3 * MAX_READS)]
+        request = api_request(http_request(target=b"/x?limit=1"), tenant="a")
+        asked = [asyncio.ensure_future(handlers["GET"](request)) for _ in range(3 * MAX_READS)]
         while store.now < MAX_READS:  # noqa: ASYNC110 - the requests begin
             await asyncio.sleep(0)
         for _ in range(10):
@@ -66,9 +67,9 @@ def test_a_query_may_have_many_fields() -> None:
         handlers = ResponseRoutes(cast(Any, store), 0.0).methods("/v1/responses/resp_1")
         assert handlers is not None
         query = b"&".join(b"include[]=x" for _ in range(101))
-        exchange = SimpleNamespace(scope={"query_string": query}, tenant="a")
+        request = api_request(http_request(target=b"/x?" + query), tenant="a")
         with pytest.raises(ApiError) as error:
-            await handlers["GET"](cast(Any, exchange))
+            await handlers["GET"](request)
         assert error.value.status == 404
 
     asyncio.run(asyncio.wait_for(run(), 60))

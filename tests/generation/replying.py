@@ -56,7 +56,7 @@ class MemorySink:
         assert not self.ended, "bytes after the end"
         self.data += data
 
-    def listen(self, listener: Listener, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+    def listen(self, listener: Listener) -> None:
         self.listener = listener
 
     def send(self, data: bytes, *, last: bool) -> None:

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from penstock.http.asgi import send_json
 from penstock.http.http1.connection import ServerProtocol
+from penstock.http.request import HttpRequest
 from penstock.http.server_state import ServerState
 
 REQUEST = b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -83,11 +83,11 @@ class FakeTransport(asyncio.Transport):
         self.reading = True
 
 
-App = Callable[[Any, Any, Any, Any], Coroutine[Any, Any, None]]
+App = Callable[[HttpRequest], Coroutine[Any, Any, None]]
 
 
-async def answer(scope: Any, receive: Any, send: Any, sink: Any) -> None:
-    await send_json(send, b"{}")
+async def answer(http: HttpRequest) -> None:
+    await http.reply_json(b"{}")
 
 
 def connection(

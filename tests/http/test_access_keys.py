@@ -6,12 +6,14 @@ import pytest
 
 from penstock.http.access_keys import Keys, check_local
 from penstock.http.errors import ApiError
+from penstock.http.request import first_values
+from tests.http.requests import http_request
 
 
 def refusal(keys: Keys, path: str, *authorization: bytes) -> ApiError | None:
-    scope = {"headers": [(b"host", b"x"), *((b"authorization", value) for value in authorization)]}
+    headers = [(b"host", b"x"), *((b"authorization", value) for value in authorization)]
     try:
-        keys.check(path, scope)
+        keys.check(path, first_values(headers))
     except ApiError as error:
         return error
     return None
@@ -37,13 +39,13 @@ def test_keys_of_any_script_are_sent_as_utf_8(key: str) -> None:
 @pytest.mark.parametrize(("key", "lets_in"), [(b"two", True), (b"three", False), (b"", False)])
 def test_a_header_of_its_own(header: bytes, key: bytes, lets_in: bool) -> None:
     """As Anthropic's and Azure's clients send it; it counts where there is no Authorization."""
-    scope = {"headers": [(header, key)]}
+    headers = {header: key}
     keys = Keys(["one", "two"])
     if lets_in:
-        keys.check("/v1/messages", scope)
-        scope = {"headers": [(header, key), (b"authorization", b"Bearer three")]}
+        keys.check("/v1/messages", headers)
+        headers[b"authorization"] = b"Bearer three"
     with pytest.raises(ApiError):
-        keys.check("/v1/messages", scope)
+        keys.check("/v1/messages", headers)
 
 
 @pytest.mark.parametrize(
@@ -99,10 +101,8 @@ def test_administrative_routes_need_a_key_of_an_administrator(path: str, clients
 def test_an_administrator_is_a_client_and_changes_nothing_for_others() -> None:
     alone = Keys(["k"], **ADMINS)
     assert refusal(alone, "/v1/models", b"Bearer root") is None
-    assert alone.check("/v1/models", {"headers": [(b"x-api-key", b"k")]}) is None, (
-        "the only client: no tenant"
-    )
-    assert alone.check("/v1/models", {"headers": [(b"x-api-key", b"root")]}) is not None
+    assert alone.check("/v1/models", {b"x-api-key": b"k"}) is None, "the only client: no tenant"
+    assert alone.check("/v1/models", {b"x-api-key": b"root"}) is not None
     assert refusal(alone, "/v1/models") is not None
     without_clients = Keys([], **ADMINS)
     assert not without_clients.guards("/v1/models")
@@ -120,9 +120,13 @@ def local_refusal(
     unix_socket: bool = False,
     loopback: bool = False,
 ) -> ApiError | None:
-    scope = {"client": client, "headers": [(b"host", b"x"), *((name, b"x") for name in headers)]}
+    sent = [(b"host", b"x"), *((name, b"x") for name in headers)]
     try:
-        check_local(path, scope, unix_socket=unix_socket, loopback=loopback)
+        check_local(
+            http_request("POST", path.encode(), sent, client=client),
+            unix_socket=unix_socket,
+            loopback=loopback,
+        )
     except ApiError as error:
         return error
     return None
@@ -171,7 +175,7 @@ def test_what_a_page_or_a_proxy_sends_is_not_from_here(header: bytes) -> None:
 
 
 def tenant(keys: list[str], *headers: tuple[bytes, bytes]) -> str | None:
-    return Keys(keys).check("/v1/completions", {"headers": list(headers)})
+    return Keys(keys).check("/v1/completions", first_values(headers))
 
 
 def test_several_keys_are_tenants_which_do_not_reveal_them() -> None:

@@ -7,6 +7,8 @@ import pytest
 from penstock.config.serve import ServeConfig
 from penstock.http.cors import Cors
 from penstock.http.errors import ApiError
+from penstock.http.request import HttpRequest
+from tests.http.requests import http_request
 
 CHAT = "https://chat.example.com"
 
@@ -15,18 +17,18 @@ def cors(*origins: str, **options: Any) -> Cors:
     return Cors(ServeConfig(allowed_origins=list(origins) or None, **options))
 
 
-def scope(method: str = "POST", **headers: str) -> dict[str, Any]:
+def asked(method: str = "POST", **headers: str) -> HttpRequest:
     named = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    return {"method": method, "headers": named}
+    return http_request(method, headers=named)
 
 
-def preflight(origin: str = CHAT, method: str = "POST", **headers: str) -> dict[str, Any]:
-    return scope("OPTIONS", origin=origin, access_control_request_method=method, **headers)
+def preflight(origin: str = CHAT, method: str = "POST", **headers: str) -> HttpRequest:
+    return asked("OPTIONS", origin=origin, access_control_request_method=method, **headers)
 
 
 def test_without_allowed_origins_nothing_is_said() -> None:
-    assert cors().reply_headers(scope(origin=CHAT)) == []
-    assert cors().preflight(scope("OPTIONS")) is None
+    assert cors().reply_headers(asked(origin=CHAT)) == []
+    assert cors().preflight(asked("OPTIONS")) is None
 
 
 def test_without_allowed_origins_a_preflight_names_the_option() -> None:
@@ -37,7 +39,7 @@ def test_without_allowed_origins_a_preflight_names_the_option() -> None:
 
 
 def test_a_page_that_is_allowed_may_read_the_reply() -> None:
-    headers = dict(cors(CHAT).reply_headers(scope(origin=CHAT)))
+    headers = dict(cors(CHAT).reply_headers(asked(origin=CHAT)))
     assert headers[b"access-control-allow-origin"] == CHAT.encode()
     assert headers[b"vary"] == b"origin"
     assert b"retry-after-ms" in headers[b"access-control-expose-headers"]
@@ -46,18 +48,18 @@ def test_a_page_that_is_allowed_may_read_the_reply() -> None:
 
 @pytest.mark.parametrize("sent", [{}, {"origin": "https://evil.example.com"}, {"origin": f"{CHAT}.evil.com"}])
 def test_others_may_not_and_caches_are_told(sent: dict[str, str]) -> None:
-    assert cors(CHAT).reply_headers(scope(**sent)) == [(b"vary", b"origin")]
+    assert cors(CHAT).reply_headers(asked(**sent)) == [(b"vary", b"origin")]
 
 
 def test_every_origin() -> None:
-    headers = dict(cors("*").reply_headers(scope(origin=CHAT)))
+    headers = dict(cors("*").reply_headers(asked(origin=CHAT)))
     assert headers[b"access-control-allow-origin"] == b"*"
     assert b"vary" not in headers
-    assert cors("*").reply_headers(scope()) == []
+    assert cors("*").reply_headers(asked()) == []
 
 
 def test_credentials_take_an_origin_by_name() -> None:
-    headers = dict(cors(CHAT, allow_credentials=True).reply_headers(scope(origin=CHAT)))
+    headers = dict(cors(CHAT, allow_credentials=True).reply_headers(asked(origin=CHAT)))
     assert headers[b"access-control-allow-credentials"] == b"true"
     for origins in (["*"], [CHAT, "*"], None):
         with pytest.raises(ValueError, match="--allow-credentials"):
@@ -77,15 +79,15 @@ def test_a_preflight_grants_what_it_asks_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "request_",
+    ("method", "headers"),
     [
-        scope("POST", origin=CHAT, access_control_request_method="POST"),
-        scope("OPTIONS", origin=CHAT),
-        scope("OPTIONS", access_control_request_method="POST"),
+        ("POST", {"origin": CHAT, "access_control_request_method": "POST"}),
+        ("OPTIONS", {"origin": CHAT}),
+        ("OPTIONS", {"access_control_request_method": "POST"}),
     ],
 )
-def test_what_is_no_preflight(request_: dict[str, Any]) -> None:
-    assert cors(CHAT).preflight(request_) is None
+def test_what_is_no_preflight(method: str, headers: dict[str, str]) -> None:
+    assert cors(CHAT).preflight(asked(method, **headers)) is None
 
 
 LIMITED = {"allowed_methods": ["GET"], "allowed_headers": ["Content-Type"]}

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from penstock.api.exchange import Exchange, Handler
+from penstock.api.api_request import ApiRequest, Handler
 from penstock.api.routes.adapter_schemas import (
     LoadAdapterRequest,
     LoadLoraAdapterRequest,
@@ -38,9 +38,8 @@ from penstock.engine.lora.errors import AdapterError
 from penstock.engine.lora.lora_dir import path_below
 from penstock.generation.input_processor import InputProcessor
 from penstock.http.admission import unavailable
-from penstock.http.asgi import encode_json, read_body, send_json
 from penstock.http.eager import in_task
-from penstock.http.errors import ApiError, names_in_error
+from penstock.http.errors import ApiError, encode_json, names_in_error
 from penstock.wire.messages import Adapter, LoraInfo
 
 LIST = "/admin/adapters"
@@ -92,35 +91,35 @@ class AdapterRoutes:
 
     # -- handlers
 
-    async def list(self, exchange: Exchange) -> None:
+    async def list(self, request: ApiRequest) -> None:
         """The agreed list, and what each engine has of it."""
-        await send_json(exchange.send, encode_json({"adapters": describe_adapters(self._engine_client)}))
+        await request.http.reply_json(encode_json({"adapters": describe_adapters(self._engine_client)}))
 
-    async def load(self, exchange: Exchange) -> None:
-        options = operation_options(exchange.scope)
-        body = await self._body(exchange, self._decode_load)
-        await self._load(exchange, options, _Load(body.name, body.path, body.replace))
+    async def load(self, request: ApiRequest) -> None:
+        options = operation_options(request.http)
+        body = await self._body(request, self._decode_load)
+        await self._load(request, options, _Load(body.name, body.path, body.replace))
 
-    async def vllm_load(self, exchange: Exchange) -> None:
-        options = operation_options(exchange.scope)
-        body = await self._body(exchange, self._decode_vllm_load)
+    async def vllm_load(self, request: ApiRequest) -> None:
+        options = operation_options(request.http)
+        body = await self._body(request, self._decode_vllm_load)
         fields = ("lora_name", "lora_path", "load_inplace")
-        await self._load(exchange, options, _Load(body.lora_name, body.lora_path, body.load_inplace, *fields))
+        await self._load(request, options, _Load(body.lora_name, body.lora_path, body.load_inplace, *fields))
 
-    async def vllm_unload(self, exchange: Exchange) -> None:
-        options = operation_options(exchange.scope)
-        body = await self._body(exchange, self._decode_vllm_unload)
-        await self._unload(exchange, options, body.lora_name, "lora_name")
+    async def vllm_unload(self, request: ApiRequest) -> None:
+        options = operation_options(request.http)
+        body = await self._body(request, self._decode_vllm_unload)
+        await self._unload(request, options, body.lora_name, "lora_name")
 
-    async def _delete(self, exchange: Exchange, name: str) -> None:
-        await self._unload(exchange, operation_options(exchange.scope), name, "name")
+    async def _delete(self, request: ApiRequest, name: str) -> None:
+        await self._unload(request, operation_options(request.http), name, "name")
 
-    async def _body(self, exchange: Exchange, decode: Callable[[bytes], Body]) -> Body:
-        return decode(await read_body(exchange.scope, exchange.receive, MAX_BODY_BYTES))
+    async def _body(self, request: ApiRequest, decode: Callable[[bytes], Body]) -> Body:
+        return decode(await request.http.read_json(MAX_BODY_BYTES))
 
     # -- loading
 
-    async def _load(self, exchange: Exchange, options: OperationOptions, asked: _Load) -> None:
+    async def _load(self, request: ApiRequest, options: OperationOptions, asked: _Load) -> None:
         limits = self._limits()
         if self._lora_dir is None:
             raise ApiError(
@@ -136,11 +135,11 @@ class AdapterRoutes:
             raise ApiError(400, f"{asked.path_field}: {error}", param=asked.path_field) from None
         except TimeoutError:
             reason = f"The files could not be read within {options.timeout_s:g} s."
-            await self._refuse(exchange, LOAD, options, Outcome.ABORTED, reason)
+            await self._refuse(request, LOAD, options, Outcome.ABORTED, reason)
             return
         making = self._changes.load(adapter, options.key, options.timeout_s, replace=asked.replace)
         try:
-            await self._reply(exchange, LOAD, options, making, adapter=_facts(adapter))
+            await self._reply(request, LOAD, options, making, adapter=_facts(adapter))
         except NameTaken as error:
             told = f"{asked.name_field}: {error}. Set {asked.replace_field} to take its place."
             raise ApiError(400, told, param=asked.replace_field) from None
@@ -173,14 +172,14 @@ class AdapterRoutes:
 
     # -- unloading
 
-    async def _unload(self, exchange: Exchange, options: OperationOptions, name: str, field: str) -> None:
+    async def _unload(self, request: ApiRequest, options: OperationOptions, name: str, field: str) -> None:
         self._limits()
         if name not in self._registry and options.key not in self._registry.keys:
             loaded = names_in_error(self._registry.adapters) or "none"
             message = f"No adapter has the name {name!r}. Loaded are: {loaded}."
             raise ApiError(404, message, param=field, code="model_not_found")
         await self._reply(
-            exchange, UNLOAD, options, self._changes.unload(name, options.key, options.timeout_s)
+            request, UNLOAD, options, self._changes.unload(name, options.key, options.timeout_s)
         )
 
     # -- both
@@ -196,7 +195,7 @@ class AdapterRoutes:
 
     async def _reply(
         self,
-        exchange: Exchange,
+        request: ApiRequest,
         operation: str,
         options: OperationOptions,
         making: Coroutine[Any, Any, AdapterChange],
@@ -206,24 +205,24 @@ class AdapterRoutes:
         try:
             change = await making
         except KeyReused as error:
-            await self._refuse(exchange, operation, options, Outcome.CONFLICT, f"Idempotency-Key: {error}.")
+            await self._refuse(request, operation, options, Outcome.CONFLICT, f"Idempotency-Key: {error}.")
             return
         except TooManyAdapters as error:
             raise ApiError(400, f"{error}.", code="too_many_adapters") from None
         fields = more if change.outcome is Outcome.DONE else {}
         if change.outcome is Outcome.CONFLICT and not change.receipts:
             reason = "Another change of adapters, at this API server, did not end in time."
-            await self._refuse(exchange, operation, options, Outcome.CONFLICT, reason)
+            await self._refuse(request, operation, options, Outcome.CONFLICT, reason)
             return
         await send_receipts(
-            exchange, operation, options, outcome=change.outcome, receipts=change.receipts, **fields
+            request, operation, options, outcome=change.outcome, receipts=change.receipts, **fields
         )
 
     async def _refuse(
-        self, exchange: Exchange, operation: str, options: OperationOptions, outcome: Outcome, reason: str
+        self, request: ApiRequest, operation: str, options: OperationOptions, outcome: Outcome, reason: str
     ) -> None:
         """Answers that no engine was asked."""
-        await send_receipts(exchange, operation, options, outcome=outcome, receipts=[], reason=reason)
+        await send_receipts(request, operation, options, outcome=outcome, receipts=[], reason=reason)
 
 
 def _facts(adapter: Adapter) -> dict[str, Any]:

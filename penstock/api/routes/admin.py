@@ -10,11 +10,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from penstock.api.exchange import Exchange, Handler
+from penstock.api.api_request import ApiRequest, Handler
 from penstock.dispatch.connections import EngineState
 from penstock.dispatch.engine_client import EngineClient
-from penstock.http.asgi import encode_json, send_json
-from penstock.http.errors import ApiError
+from penstock.http.errors import ApiError, encode_json
 
 LIST = "/admin/engines"
 PREFIX = "/admin/engines/"
@@ -40,16 +39,16 @@ class EngineRoutes:
                 return {"POST": self._set_draining(engine, action == "drain")}
         return None
 
-    async def list(self, exchange: Exchange) -> None:
+    async def list(self, request: ApiRequest) -> None:
         engines = [describe(engine) for engine in self._engine_client.engines]
-        await send_json(exchange.send, encode_json({"engines": engines}))
+        await request.http.reply_json(encode_json({"engines": engines}))
 
     def _set_draining(self, engine: EngineState, draining: bool) -> Handler:
-        async def handle(exchange: Exchange) -> None:
+        async def handle(request: ApiRequest) -> None:
             self._drain(engine.rank, draining)
             for _ in range(int(ANSWER_TIMEOUT_S / _POLL_S)):
                 if engine.draining == draining:
-                    await send_json(exchange.send, encode_json(describe(engine)))
+                    await request.http.reply_json(encode_json(describe(engine)))
                     return
                 await asyncio.sleep(_POLL_S)
             raise ApiError(503, f"The supervisor did not answer within {ANSWER_TIMEOUT_S:g} s.")

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
+from penstock.api.api_request import ApiRequest, Handler
 from penstock.api.byte_budget import ByteBudget
-from penstock.api.exchange import Exchange, Handler
 from penstock.api.generate import MAX_LOOK_UPS
 from penstock.api.routes.tokenize import MAX_TOKENS
 from penstock.config.serve import ServeConfig
 from penstock.generation.dialect import LookedUp, RequestInfo, TokenCounter
 from penstock.generation.prompt.prompt_encoder import PromptEncoder
 from penstock.generation.prompt.tokenizer import INLINE_SLOW
-from penstock.http.asgi import read_body, request_header, send_json, unless_gone
 from penstock.http.errors import ApiError
 
 
@@ -34,21 +33,21 @@ class CountTokensRoutes:
         """The handler of the counter's route."""
         return partial(self._answer, counter)
 
-    async def _answer(self, counter: TokenCounter, exchange: Exchange) -> None:
-        body = await read_body(exchange.scope, exchange.receive, self._config.max_request_bytes)
-        info = RequestInfo(request_header(exchange.scope, b"x-request-id"), exchange.tenant)
+    async def _answer(self, counter: TokenCounter, request: ApiRequest) -> None:
+        body = await request.http.read_json(self._config.max_request_bytes)
+        info = RequestInfo(request.http.header(b"x-request-id"), request.tenant)
         looking = counter.look_up(body, info)
         if looking is None:
-            reply = await self._reply(exchange, len(body), counter, body, info, None)
+            reply = await self._reply(request, len(body), counter, body, info, None)
         else:
             async with self._look_ups:
                 found = await looking
-                reply = await self._reply(exchange, len(body) + found.size, counter, body, info, found)
-        await send_json(exchange.send, reply)
+                reply = await self._reply(request, len(body) + found.size, counter, body, info, found)
+        await request.http.reply_json(reply)
 
     async def _reply(
         self,
-        exchange: Exchange,
+        request: ApiRequest,
         size: int,
         counter: TokenCounter,
         body: bytes,
@@ -59,7 +58,7 @@ class CountTokensRoutes:
         if size <= INLINE_SLOW:
             return self._counted(counter, body, info, found)
         counted = self._large.run_in_thread(size, self._counted, counter, body, info, found)
-        return await unless_gone(exchange.receive, counted)
+        return await request.http.unless_gone(counted)
 
     def _counted(
         self, counter: TokenCounter, body: bytes, info: RequestInfo, found: LookedUp | None

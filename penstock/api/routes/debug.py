@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from penstock.api.exchange import Exchange, Handler
+from penstock.api.api_request import ApiRequest, Handler
 from penstock.dispatch.engine_client import EngineClient
 from penstock.dispatch.engine_rpc import Receipt, RpcRequest
-from penstock.http.asgi import encode_json, send_json
+from penstock.http.errors import encode_json
 from penstock.metrics.gc_policy import GarbageCollector
 
 ANSWER_TIMEOUT_S = 5.0
@@ -18,11 +18,11 @@ ANSWER_TIMEOUT_S = 5.0
 def gc_route(name: str, collector: GarbageCollector, engine_client: EngineClient) -> Handler:
     """The handler. ``name``: of this process; reports of other API servers are not included."""
 
-    async def handle(exchange: Exchange) -> None:
+    async def handle(request: ApiRequest) -> None:
         ranks = engine_client.members()
         answers = await engine_client.calls.ask(ranks, RpcRequest("gc", {}), ANSWER_TIMEOUT_S)
         own = msgspec.to_builtins(collector.report())
-        await send_json(exchange.send, encode_json(_document(name, own, answers)))
+        await request.http.reply_json(encode_json(_document(name, own, answers)))
 
     return handle
 

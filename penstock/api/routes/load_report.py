@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from penstock.dispatch.connections import EngineState
-from penstock.http.asgi import encode_json, request_header
-from penstock.http.sink import Scope
+from penstock.http.errors import encode_json
+from penstock.http.request import HttpRequest
 
 FORMAT_HEADER = b"endpoint-load-metrics-format"
 REPORT_HEADER = b"endpoint-load-metrics"
 
 
-def load_report(scope: Scope, engines: Iterable[EngineState]) -> list[tuple[bytes, bytes]]:
+def load_report(http: HttpRequest, engines: Iterable[EngineState]) -> list[tuple[bytes, bytes]]:
     """The header with the load of ``engines``, as of their latest steps: queues are added up, the use of KV
     caches is the mean. Empty unless the request asks for it in a known format."""
-    format = (request_header(scope, FORMAT_HEADER) or "").lower()
+    format = (http.header(FORMAT_HEADER) or "").lower()
     if format not in ("text", "json"):
         return []
     up = [engine for engine in engines if engine.up]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
-from penstock.api.exchange import Exchange
+from penstock.api.api_request import ApiRequest
 from penstock.api.routes.fleet_status import fleet_status
 from penstock.dispatch.engine_client import EngineClient
 from penstock.generation.input_processor import InputProcessor
-from penstock.http.asgi import encode_json, send_json
+from penstock.http.errors import encode_json
 from penstock.metrics import families as f
 from penstock.metrics.api_server_metrics import ApiServerMetrics
 from penstock.metrics.exposition import CONTENT_TYPE, exposition
@@ -120,13 +120,13 @@ class MetricsEndpoint:
         up = [engine.info for engine in self._engine_client.engines if engine.up and engine.info is not None]
         return str(sum(info.lora.max_loras for info in up if info.lora is not None)), waiting, running
 
-    async def metrics(self, exchange: Exchange) -> None:
+    async def metrics(self, request: ApiRequest) -> None:
         """The handler of ``/metrics``."""
-        await send_json(exchange.send, await self._exposition.get(), kind=CONTENT_TYPE.encode())
+        await request.http.reply_json(await self._exposition.get(), kind=CONTENT_TYPE.encode())
 
-    async def status(self, exchange: Exchange) -> None:
+    async def status(self, request: ApiRequest) -> None:
         """The handler of ``/status``."""
-        await send_json(exchange.send, await self._status.get())
+        await request.http.reply_json(await self._status.get())
 
     async def _expose(self) -> bytes:
         return b"".join(await in_slices(exposition(await self._shared_totals())))

@@ -7,13 +7,13 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from penstock.api.exchange import Exchange
+from penstock.api.api_request import ApiRequest
 from penstock.dialects.messages.errors import VERSION_HEADER
 from penstock.dialects.messages.model_list import model_entry
 from penstock.dialects.messages.model_list import model_list as anthropic_list
 from penstock.generation.input_processor import InputProcessor
 from penstock.generation.model_info import ModelInfo
-from penstock.http.asgi import encode_json, first_headers, send_json
+from penstock.http.errors import encode_json
 from penstock.wire.messages import Adapter
 
 MODEL_PREFIX = "/v1/models/"
@@ -48,19 +48,19 @@ class ModelRoutes:
         if self._changes != self._processor.adapters.changes:
             self._make()
 
-    async def list(self, exchange: Exchange) -> None:
+    async def list(self, request: ApiRequest) -> None:
         """All models."""
         self._refresh()
-        anthropic = VERSION_HEADER in first_headers(exchange.scope)
-        await send_json(exchange.send, self._anthropic_list if anthropic else self._list)
+        anthropic = VERSION_HEADER in request.http.fields
+        await request.http.reply_json(self._anthropic_list if anthropic else self._list)
 
-    async def model(self, exchange: Exchange) -> None:
+    async def model(self, request: ApiRequest) -> None:
         """One model, by any of its names. Raises ApiError."""
         self._refresh()
-        name = exchange.scope["path"][len(MODEL_PREFIX) :]
+        name = request.http.path[len(MODEL_PREFIX) :]
         card = self._cards[self._processor.served_name(name)] | {"id": name}
-        anthropic = VERSION_HEADER in first_headers(exchange.scope)
-        await send_json(exchange.send, encode_json(model_entry(card) if anthropic else card))
+        anthropic = VERSION_HEADER in request.http.fields
+        await request.http.reply_json(encode_json(model_entry(card) if anthropic else card))
 
 
 def model_list(

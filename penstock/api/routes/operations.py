@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.api.exchange import Exchange
+from penstock.api.api_request import ApiRequest
 from penstock.api.routes.receipts import OperationOptions, operation_options, refused_value, send_receipts
 from penstock.dispatch.engine_client import EngineClient
 from penstock.dispatch.engine_rpc import RpcRequest
 from penstock.dispatch.two_phase_change import Outcome
 from penstock.dispatch.two_phase_commit import SLEEP, TwoPhaseCommit
 from penstock.http.admission import unavailable
-from penstock.http.asgi import encode_json, send_json
-from penstock.http.errors import ApiError
+from penstock.http.errors import ApiError, encode_json
 from penstock.wire.messages import CONFLICT
 
 MODES = ("abort", "wait")
@@ -31,33 +30,33 @@ class OperationRoutes:
         self._two_phase_commit = two_phase_commit
         self._profiles = profiles
 
-    async def reset_prefix_cache(self, exchange: Exchange) -> None:
+    async def reset_prefix_cache(self, request: ApiRequest) -> None:
         """Drop all cached prefixes; running streams keep the blocks they use."""
-        await self._run(exchange, "reset_prefix_cache", after_restart=True)
+        await self._run(request, "reset_prefix_cache", after_restart=True)
 
-    async def start_profile(self, exchange: Exchange) -> None:
+    async def start_profile(self, request: ApiRequest) -> None:
         self._check_profiles()
-        await self._run(exchange, "start_profile", after_restart=True)
+        await self._run(request, "start_profile", after_restart=True)
 
-    async def stop_profile(self, exchange: Exchange) -> None:
+    async def stop_profile(self, request: ApiRequest) -> None:
         """Engines that were restarted have lost their profile and are not asked again."""
         self._check_profiles()
-        await self._run(exchange, "stop_profile", after_restart=False)
+        await self._run(request, "stop_profile", after_restart=False)
 
-    async def sleep(self, exchange: Exchange) -> None:
-        options = operation_options(exchange.scope, "level", "mode")
+    async def sleep(self, request: ApiRequest) -> None:
+        options = operation_options(request.http, "level", "mode")
         level, mode = options.parameters.get("level", "1"), options.parameters.get("mode", "abort")
         if level not in ("1", "2"):
             raise refused_value("level", level, "1 or 2")
         if mode not in MODES:
             raise refused_value("mode", mode, " or ".join(MODES))
-        await self._change(exchange, options, "sleep", {"level": int(level), "mode": mode})
+        await self._change(request, options, "sleep", {"level": int(level), "mode": mode})
 
-    async def wake_up(self, exchange: Exchange) -> None:
-        await self._change(exchange, operation_options(exchange.scope), "wake_up", {"level": 0})
+    async def wake_up(self, request: ApiRequest) -> None:
+        await self._change(request, operation_options(request.http), "wake_up", {"level": 0})
 
-    async def is_sleeping(self, exchange: Exchange) -> None:
-        await send_json(exchange.send, encode_json({"is_sleeping": self._engine_client.sleeps()}))
+    async def is_sleeping(self, request: ApiRequest) -> None:
+        await request.http.reply_json(encode_json({"is_sleeping": self._engine_client.sleeps()}))
 
     def _check_profiles(self) -> None:
         if not self._profiles:
@@ -65,16 +64,16 @@ class OperationRoutes:
                 400, "There is no directory for profiles: serve with --profile-dir.", code="no_profile_dir"
             )
 
-    async def _run(self, exchange: Exchange, name: str, *, after_restart: bool) -> None:
-        options = operation_options(exchange.scope)
+    async def _run(self, request: ApiRequest, name: str, *, after_restart: bool) -> None:
+        options = operation_options(request.http)
         ranks = self._members()
-        request = RpcRequest(name, {}, options.key, after_restart=after_restart)
-        receipts = await self._engine_client.calls.ask(ranks, request, options.timeout_s)
+        call = RpcRequest(name, {}, options.key, after_restart=after_restart)
+        receipts = await self._engine_client.calls.ask(ranks, call, options.timeout_s)
         outcome = Outcome.DONE
         if any(receipt.error is not None for receipt in receipts):
             conflict = any(receipt.code == CONFLICT for receipt in receipts)
             outcome = Outcome.CONFLICT if conflict else Outcome.PARTIAL
-        await send_receipts(exchange, name, options, outcome=outcome, receipts=receipts)
+        await send_receipts(request, name, options, outcome=outcome, receipts=receipts)
 
     def _members(self) -> list[int]:
         members = self._engine_client.members()
@@ -83,9 +82,9 @@ class OperationRoutes:
         return members
 
     async def _change(
-        self, exchange: Exchange, options: OperationOptions, name: str, arguments: dict[str, Any]
+        self, request: ApiRequest, options: OperationOptions, name: str, arguments: dict[str, Any]
     ) -> None:
         self._members()
         change = await self._two_phase_commit.change(SLEEP, arguments, options.key, options.timeout_s)
         assert change.outcome is not None  # it has ended
-        await send_receipts(exchange, name, options, outcome=change.outcome, receipts=change.receipts())
+        await send_receipts(request, name, options, outcome=change.outcome, receipts=change.receipts())

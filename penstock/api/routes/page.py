@@ -10,8 +10,8 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from penstock.http.asgi import encode_json, request_header, send_json
-from penstock.http.sink import Scope, Send
+from penstock.http.errors import encode_json
+from penstock.http.request import HttpRequest
 
 STATIC = Path(__file__).parent.parent / "static"
 INDEX = "index.html"
@@ -60,14 +60,13 @@ class _File:
         self._kind = _KINDS[path.suffix]
         self._etag = f'"{hashlib.sha256(self._body).hexdigest()[:16]}"'
 
-    async def send(self, scope: Scope, send: Send, *further: tuple[bytes, bytes]) -> None:
+    async def reply(self, http: HttpRequest, *further: tuple[bytes, bytes]) -> None:
         """Send the file, or 304 to a client that has it. ``further``: headers."""
         headers = [*_HEADERS, (b"etag", self._etag.encode()), *further]
-        if _is_known(self._etag, request_header(scope, b"if-none-match")):
-            await send({"type": "http.response.start", "status": 304, "headers": headers})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        if _is_known(self._etag, http.header(b"if-none-match")):
+            await http.reply(304, headers)
         else:
-            await send_json(send, self._body, headers=headers, kind=self._kind)
+            await http.reply_json(self._body, headers=headers, kind=self._kind)
 
 
 class Page:
@@ -80,23 +79,24 @@ class Page:
         self._index = _File(STATIC / INDEX)
         self.paths = frozenset({"/", "/docs", *self._files, *([root_path] if root_path else [])})
 
-    async def answer(self, path: str, scope: Scope, send: Send) -> None:
+    async def answer(self, http: HttpRequest) -> None:
         """Answer a request for one of ``paths``."""
+        path = http.path
         if path == "/":
-            await self._home(scope, send)
+            await self._home(http)
         elif path == self._root:
             location = path.rpartition("/")[2].encode() + b"/"
-            await send_json(send, b"{}", status=308, headers=[(b"location", location)])
+            await http.reply_json(b"{}", status=308, headers=[(b"location", location)])
         else:
-            await self._files.get(path, self._index).send(scope, send)
+            await self._files.get(path, self._index).reply(http)
 
-    async def _home(self, scope: Scope, send: Send) -> None:
+    async def _home(self, http: HttpRequest) -> None:
         """The page for browsers, which ask for HTML; a list of links for programs."""
         vary = b"vary", b"accept"
-        if _takes_html(request_header(scope, b"accept") or ""):
-            await self._index.send(scope, send, vary)
+        if _takes_html(http.header(b"accept") or ""):
+            await self._index.reply(http, vary)
         else:
-            await send_json(send, _DIRECTORY, headers=[vary])
+            await http.reply_json(_DIRECTORY, headers=[vary])
 
 
 def static_files() -> Iterable[Path]:

@@ -10,12 +10,11 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from penstock.api.exchange import Exchange
+from penstock.api.api_request import ApiRequest
 from penstock.dispatch.engine_rpc import Receipt
 from penstock.dispatch.two_phase_change import Outcome
-from penstock.http.asgi import encode_json, request_header, send_json
-from penstock.http.errors import ApiError
-from penstock.http.sink import Scope
+from penstock.http.errors import ApiError, encode_json
+from penstock.http.request import HttpRequest
 from penstock.wire.messages import MAX_IDEMPOTENCY_KEY_LENGTH
 
 DEFAULT_TIMEOUT_S = 60.0
@@ -39,19 +38,19 @@ class OperationOptions:
     timeout_s: float
 
 
-def operation_options(scope: Scope, *names: str) -> OperationOptions:
+def operation_options(http: HttpRequest, *names: str) -> OperationOptions:
     """From the query, which may have ``names`` and ``timeout``, and the header Idempotency-Key. Raises
     ApiError."""
     allowed = (*names, "timeout")
     parameters: dict[str, str] = {}
-    for name, value in parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True):
+    for name, value in parse_qsl(http.query.decode("latin-1"), keep_blank_values=True):
         if name not in allowed:
             known = ", ".join(allowed)
-            raise ApiError(400, f"{scope['path']} takes {known} in its query, not {name!r}.", param=name)
+            raise ApiError(400, f"{http.path} takes {known} in its query, not {name!r}.", param=name)
         if name in parameters:
             raise ApiError(400, f"{name} is given twice.", param=name)
         parameters[name] = value
-    key = request_header(scope, b"idempotency-key")
+    key = http.header(b"idempotency-key")
     if key is None:
         key = secrets.token_hex(16)
     elif not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY_LENGTH:
@@ -81,7 +80,7 @@ def refused_value(name: str, value: str, allowed: str) -> ApiError:
 
 
 async def send_receipts(
-    exchange: Exchange,
+    request: ApiRequest,
     name: str,
     options: OperationOptions,
     *,
@@ -107,4 +106,4 @@ async def send_receipts(
         told = "; ".join(f"engine {receipt.rank}: {receipt.error}" for receipt in failed)
         message = f"{name}: {outcome.value}. {told or reason}"
         body |= msgspec.json.decode(ApiError(status, message, code=outcome.value).body())
-    await send_json(exchange.send, encode_json(body), status)
+    await request.http.reply_json(encode_json(body), status)

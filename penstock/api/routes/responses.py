@@ -11,11 +11,10 @@ from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl
 
+from penstock.api.api_request import ApiRequest, Handler
 from penstock.api.event_follower import follow
-from penstock.api.exchange import Exchange, Handler
-from penstock.http.asgi import encode_json, send_json
 from penstock.http.eager import in_task
-from penstock.http.errors import ApiError, shown
+from penstock.http.errors import ApiError, encode_json, shown
 from penstock.store.response_object import inputs_of, outputs_of
 from penstock.store.response_store import PREFIX as ID_PREFIX
 from penstock.store.response_store import ResponseStore
@@ -51,28 +50,28 @@ class ResponseRoutes:
         return None
 
     def _of(
-        self, id: str, handle: Callable[[ResponseStore, str, Exchange], Coroutine[Any, Any, None]]
+        self, id: str, handle: Callable[[ResponseStore, str, ApiRequest], Coroutine[Any, Any, None]]
     ) -> Handler:
         if self._store is None:
             raise ApiError(404, "This server stores no responses (--response-store off).")
         return in_task(partial(handle, self._store, id))
 
-    async def _retrieve(self, store: ResponseStore, id: str, exchange: Exchange) -> None:
-        query = _query(exchange)
+    async def _retrieve(self, store: ResponseStore, id: str, request: ApiRequest) -> None:
+        query = _query(request)
         if query.get("stream", "false").lower() in ("true", "1"):
-            await self._stream(store, id, exchange, query)
+            await self._stream(store, id, request, query)
             return
         async with self._reads:
-            found = await store.get(id, _tenant(exchange))
+            found = await store.get(id, _tenant(request))
         if found is None:
             raise _unknown(id)
-        await send_json(exchange.send, found.body)
+        await request.http.reply_json(found.body)
 
     async def _stream(
-        self, store: ResponseStore, id: str, exchange: Exchange, query: Mapping[str, str]
+        self, store: ResponseStore, id: str, request: ApiRequest, query: Mapping[str, str]
     ) -> None:
         after = _integer(query, "starting_after", -1, least=0, most=1 << 53)
-        entry = await store.entry(id, _tenant(exchange))
+        entry = await store.entry(id, _tenant(request))
         if entry is None:
             raise _unknown(id)
         if not entry.background:
@@ -81,15 +80,15 @@ class ResponseRoutes:
                 f"The response {shown(id)} was not made with background: true: its events are not stored.",
                 param="stream",
             )
-        await follow(exchange, store, id, _tenant(exchange), after, self._keep_alive_s)
+        await follow(request, store, id, _tenant(request), after, self._keep_alive_s)
 
-    async def _delete(self, store: ResponseStore, id: str, exchange: Exchange) -> None:
-        if not await store.delete(id, _tenant(exchange)):
+    async def _delete(self, store: ResponseStore, id: str, request: ApiRequest) -> None:
+        if not await store.delete(id, _tenant(request)):
             raise _unknown(id)
-        await send_json(exchange.send, encode_json({"id": id, "object": "response", "deleted": True}))
+        await request.http.reply_json(encode_json({"id": id, "object": "response", "deleted": True}))
 
-    async def _cancel(self, store: ResponseStore, id: str, exchange: Exchange) -> None:
-        tenant = _tenant(exchange)
+    async def _cancel(self, store: ResponseStore, id: str, request: ApiRequest) -> None:
+        tenant = _tenant(request)
         entry = await store.entry(id, tenant)
         if entry is None:
             raise _unknown(id)
@@ -102,20 +101,20 @@ class ResponseRoutes:
             found = await store.get(id, tenant)
         if found is None:
             raise _unknown(id)
-        await send_json(exchange.send, found.body)
+        await request.http.reply_json(found.body)
 
-    async def _input_items(self, store: ResponseStore, id: str, exchange: Exchange) -> None:
-        query = _query(exchange)
+    async def _input_items(self, store: ResponseStore, id: str, request: ApiRequest) -> None:
+        query = _query(request)
         limit = _integer(query, "limit", DEFAULT_ITEMS, least=1, most=MAX_ITEMS)
         order = query.get("order", "desc")
         if order not in ("asc", "desc"):
             raise ApiError(400, f"order is {shown(order)!r}; it takes asc or desc.", param="order")
         read = partial(_page, order=order, after=query.get("after"), limit=limit)
         async with self._reads:
-            page = await store.context(id, _tenant(exchange), read)
+            page = await store.context(id, _tenant(request), read)
         if page is None:
             raise _unknown(id)
-        await send_json(exchange.send, page)
+        await request.http.reply_json(page)
 
 
 def _page(context: list[StoredResponse], *, order: str, after: str | None, limit: int) -> bytes | None:
@@ -142,16 +141,16 @@ def _page(context: list[StoredResponse], *, order: str, after: str | None, limit
     return encode_json(reply)
 
 
-def _tenant(exchange: Exchange) -> str:
-    return exchange.tenant or ""
+def _tenant(request: ApiRequest) -> str:
+    return request.tenant or ""
 
 
 def _unknown(id: str) -> ApiError:
     return ApiError(404, f"Response with id {shown(id)!r} not found.")
 
 
-def _query(exchange: Exchange) -> dict[str, str]:
-    text = exchange.scope["query_string"].decode("latin-1")
+def _query(request: ApiRequest) -> dict[str, str]:
+    text = request.http.query.decode("latin-1")
     return dict(parse_qsl(text, keep_blank_values=True))
 
 

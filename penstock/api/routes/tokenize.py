@@ -9,8 +9,8 @@ from typing import Annotated, NamedTuple
 import msgspec
 import numpy as np
 
+from penstock.api.api_request import ApiRequest
 from penstock.api.byte_budget import ByteBudget
-from penstock.api.exchange import Exchange
 from penstock.config.serve import ServeConfig
 from penstock.dialects.chat import request_schema as chat
 from penstock.generation.input_processor import InputProcessor, opens_turn
@@ -19,8 +19,7 @@ from penstock.generation.prompt.prompts import check_vocabulary
 from penstock.generation.prompt.tokenizer import INLINE_SLOW
 from penstock.generation.request.schemas import JsonObject, Message, PromptToken, Tool, about
 from penstock.generation.request.unsupported_content import UnsupportedContent
-from penstock.http.asgi import encode_json, read_body, send_json, unless_gone
-from penstock.http.errors import ApiError
+from penstock.http.errors import ApiError, encode_json
 from penstock.wire.arrays import I32
 
 MAX_TOKENS = 1 << 19
@@ -100,21 +99,21 @@ class TokenizeRoutes:
         self._detokenize_decoder = processor.decoder(DetokenizeRequest)
         self._unsupported = processor.unsupported(UNSUPPORTED)
 
-    async def tokenize(self, exchange: Exchange) -> None:
-        salt = None if self._shared_prefix_cache else exchange.tenant
-        await self._answer(exchange, partial(self.tokenized, cache_salt=salt))
+    async def tokenize(self, request: ApiRequest) -> None:
+        salt = None if self._shared_prefix_cache else request.tenant
+        await self._answer(request, partial(self.tokenized, cache_salt=salt))
 
-    async def detokenize(self, exchange: Exchange) -> None:
-        await self._answer(exchange, self.detokenized)
+    async def detokenize(self, request: ApiRequest) -> None:
+        await self._answer(request, self.detokenized)
 
-    async def _answer(self, exchange: Exchange, handle: Callable[[bytes], bytes]) -> None:
-        body = await read_body(exchange.scope, exchange.receive, self._max_request_bytes)
+    async def _answer(self, request: ApiRequest, handle: Callable[[bytes], bytes]) -> None:
+        body = await request.http.read_json(self._max_request_bytes)
         if len(body) <= INLINE_SLOW:
             reply = handle(body)
         else:
             made = self._large.run_in_thread(len(body), handle, body)
-            reply = await unless_gone(exchange.receive, made)
-        await send_json(exchange.send, reply)
+            reply = await request.http.unless_gone(made)
+        await request.http.reply_json(reply)
 
     def tokenized(self, body: bytes, cache_salt: str | None = None) -> bytes:
         """The reply of /tokenize. ``cache_salt``: of the ids that are kept. Raises ApiError."""

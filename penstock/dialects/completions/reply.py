@@ -11,7 +11,7 @@ from penstock.generation.parsers.delta import Delta
 from penstock.generation.replies.logprobs import PIECE_CANDIDATES, TokenLogprobs, TokenNames
 from penstock.generation.replies.reply import Choice
 from penstock.generation.replies.token_usage import TokenUsage
-from penstock.http.asgi import encode_json
+from penstock.http.errors import encode_json
 
 
 class CompletionReply(OpenAIReply):

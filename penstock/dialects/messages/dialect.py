@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from penstock.config.serve import ServeConfig
 from penstock.dialects.messages.block_texts import BlockTexts
 from penstock.dialects.messages.conversation import convert_messages
-from penstock.dialects.messages.errors import error_body
+from penstock.dialects.messages.errors import error_body, is_anthropic
 from penstock.dialects.messages.reply import MessagesReply
 from penstock.dialects.messages.request_schema import (
     UNSUPPORTED,
@@ -45,6 +46,7 @@ class Messages(Dialect):
     """Anthropic's Messages."""
 
     path = "/v1/messages"
+    recognizes_clients = True
 
     def __init__(self, config: ServeConfig, processor: InputProcessor) -> None:
         self._processor = processor
@@ -86,6 +88,12 @@ class Messages(Dialect):
 
     def reply_format(self, plan: RequestPlan, request_id: str) -> MessagesReply:
         return MessagesReply(plan, request_id, omit_thinking=plan.dialect_fields)
+
+    def recognizes(self, path: str, headers: Mapping[bytes, bytes]) -> bool:
+        return is_anthropic(path, headers)
+
+    def reply_headers(self, request_id: str) -> Sequence[tuple[bytes, bytes]]:
+        return [(b"request-id", request_id.encode("latin-1"))]
 
     def error_body(self, error: ApiError, request_id: str) -> bytes:
         return error_body(error, request_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 
 import msgspec
 
@@ -31,8 +31,9 @@ VERSION_HEADER = b"anthropic-version"
 _encode = msgspec.json.Encoder().encode
 
 
-def is_anthropic(path: str, headers: Mapping[bytes, bytes]) -> bool:
-    """Whether a request is for Anthropic's API, or from a client of it. ``headers``: by lower case name."""
+def is_anthropic(path: str, headers: Collection[bytes]) -> bool:
+    """Whether a request is for Anthropic's API, or from a client of it. ``headers``: their names in lower
+    case."""
     return path.startswith("/v1/messages") or VERSION_HEADER in headers
 
 

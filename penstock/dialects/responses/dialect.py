@@ -19,8 +19,7 @@ from penstock.generation.input_processor import InputProcessor
 from penstock.generation.plan import RequestPlan, constrain
 from penstock.generation.request import validation
 from penstock.generation.request.structured_output import ANY_OBJECT, Constraint, SchemaPart, json_constraint
-from penstock.http.asgi import encode_json
-from penstock.http.errors import ApiError, refused, shown
+from penstock.http.errors import ApiError, encode_json, refused, shown
 from penstock.store.response_store import ResponseStore
 
 ENCRYPTED, LOGPROBS = "reasoning.encrypted_content", "message.output_text.logprobs"

@@ -11,8 +11,7 @@ from penstock.dialects.responses.tools import function_name
 from penstock.generation.parsers.custom_input import CUSTOM_INPUT
 from penstock.generation.request.schemas import FunctionCall, Message, Part, ToolCall
 from penstock.generation.request.unsupported_content import UNSUPPORTED_PARTS, UnsupportedContent
-from penstock.http.asgi import encode_json
-from penstock.http.errors import ApiError, shown
+from penstock.http.errors import ApiError, encode_json, shown
 
 ITEM_TYPES = (
     "message",

@@ -12,7 +12,7 @@ from typing import ClassVar
 import msgspec
 
 from penstock.dialects.responses.reasoning_content import seal_reasoning
-from penstock.http.asgi import encode_json
+from penstock.http.errors import encode_json
 from penstock.streaming.token_table import escape_json
 
 _decode_text = msgspec.json.Decoder(str).decode

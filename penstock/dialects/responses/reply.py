@@ -16,7 +16,7 @@ from penstock.generation.parsers.delta import TextKind
 from penstock.generation.replies.collected import CollectedReply
 from penstock.generation.replies.reply import RequestReply
 from penstock.generation.replies.token_usage import TokenUsage
-from penstock.http.asgi import encode_json
+from penstock.http.errors import encode_json
 from penstock.store.response_store import ResponseStore
 from penstock.store.stored_response import StoredResponse
 from penstock.streaming.rows.event_record import EventRecord

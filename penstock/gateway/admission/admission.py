@@ -17,8 +17,8 @@ from penstock.gateway.requests.request_body import GENERATION_PATHS, TOKEN_BYTES
 from penstock.gateway.requests.sender import Sender
 from penstock.gateway.requests.unread_routes import is_unread
 from penstock.gateway.responses.request_record import RequestRecord
-from penstock.http.asgi import ClientGone
 from penstock.http.errors import ApiError, shown
+from penstock.http.request import ClientGone
 
 QUEUE_TIMEOUT = b"x-queue-timeout"
 """Header with which a client limits the wait of its request, in seconds."""

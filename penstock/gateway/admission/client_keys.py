@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from penstock.config.watched_file import WatchedFile
 from penstock.gateway.requests.sender import Sender
@@ -14,7 +14,6 @@ from penstock.http.access_keys import (
     presented_digest,
     tenant_of,
 )
-from penstock.http.sink import Scope
 
 RELOAD_INTERVAL_S = 1.0
 """Interval of checks whether the file has changed."""
@@ -54,14 +53,15 @@ class ClientKeys:
         """Whether the route needs a key."""
         return bool(self._clients) or self._admins.guard(path)
 
-    def check(self, path: str, scope: Scope) -> Sender | None:
-        """Check the key of a request for ``path``; None: none is needed. Raises ApiError."""
+    def check(self, path: str, headers: Mapping[bytes, bytes]) -> Sender | None:
+        """Check the key of a request for ``path``; None: none is needed. ``headers``: by name in lower case.
+        Raises ApiError."""
         if self._file is not None and self._clock() - self._read_at >= RELOAD_INTERVAL_S:
             self._read_at = self._clock()
             self._clients = self._all()
         if not self.guards(path) or path in OPEN_PATHS:
             return None
-        presented = presented_digest(scope)
+        presented = presented_digest(headers)
         sender = self._clients.get(presented or b"")
         if self._admins.has(presented):
             return Sender(tenant_of(presented or b""))

@@ -13,8 +13,8 @@ from penstock.gateway.admission.flow_queue import FlowQueue, Waiter
 from penstock.gateway.admission.other_queues import NO_OTHERS, OtherQueues, key_for_all, rank_for_all
 from penstock.gateway.requests.apis import gateway_error
 from penstock.http.admission import retry_headers
-from penstock.http.asgi import ClientGone
 from penstock.http.errors import ApiError
+from penstock.http.request import ClientGone
 
 CHECK_INTERVAL_S = 0.05
 """Interval, while requests wait, of checks for deadlines, and for places that no ended request has left."""

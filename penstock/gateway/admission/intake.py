@@ -27,9 +27,8 @@ from penstock.gateway.requests.unread_routes import check_unread
 from penstock.gateway.responses.request_record import RequestRecord
 from penstock.gateway.upstream.exchange import Headers, without_hop_by_hop
 from penstock.http.access_keys import CLIENT_KEYS
-from penstock.http.asgi import first_headers
 from penstock.http.errors import ApiError, shown
-from penstock.http.sink import Scope
+from penstock.http.request import first_values
 
 OBJECTIVE_HEADERS = frozenset({b"x-gateway-inference-objective", b"x-llm-d-inference-objective"})
 """Headers that name an InferenceObjective, of the Gateway API Inference Extension and of llm-d."""
@@ -57,8 +56,7 @@ class Intake:
     def authorize(self, method: str, path: str, headers: Headers, address: str) -> Sender:
         """Check the key and the route of a request; ``path`` is its route. Returns who sends it: the client
         of the key, or one known by its ``address`` alone. Raises ApiError."""
-        scope: Scope = {"headers": headers}
-        sender = self.keys.check(path, scope)
+        sender = self.keys.check(path, first_values(headers))
         self.routes.check(method, path)
         if sender is not None:
             check_unread(sender, method, path)
@@ -177,7 +175,7 @@ class Intake:
         name = self.session_header
         if sum(each == name for each, _ in headers) > 1:
             raise ApiError(400, f"The header {name.decode()!r} is given more than once.", code="bad_header")
-        return session_named(first_headers({"headers": headers}), name)
+        return session_named(first_values(headers), name)
 
     def relayed_headers(self, headers: Headers, *, generates: bool) -> Headers:
         """The headers of a request that endpoints get: without those of the connection, with the endpoints'

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Iterator
 from urllib.parse import unquote
 
+from penstock.dialects.messages.errors import is_anthropic
 from penstock.gateway.admission.intake import UNCODED
 from penstock.gateway.extproc.messages import (
     BodyMode,
@@ -24,7 +25,7 @@ from penstock.gateway.extproc.routed_requests import (
     RoutedRequests,
 )
 from penstock.gateway.relay.attempt import local_reply_headers
-from penstock.gateway.requests.apis import gateway_error, has_messages_errors, rejection_reason
+from penstock.gateway.requests.apis import gateway_error, rejection_reason
 from penstock.gateway.responses.expected_reply import expected_reply, make_observer
 from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.responses.request_record import RequestRecord
@@ -151,7 +152,7 @@ class ProcessorStream:
             self._names.get(b":method", b"").decode("latin-1"),
             self._requests.tracing.extract(message.headers),
             began_at=self._requests.relay.clock(),
-            messages_errors=has_messages_errors(path, self._names),
+            messages_errors=is_anthropic(path, self._names),
         )
         self._requests.recorder.metrics.request_started(self._record)
         subset = _first_hint(message, SUBSET_NAMESPACE, SUBSETS)

@@ -26,6 +26,7 @@ from penstock.gateway.routing.endpoint import Endpoint
 from penstock.gateway.routing.endpoint_pool import EndpointPool
 from penstock.gateway.upstream.exchange import port_of
 from penstock.http.access_keys import presented_digest, tenant_of
+from penstock.http.request import first_values
 
 MIN_PROMPT_BYTES = 1024
 """Prompts below this are routed without: to compute them takes as long as to ask for their tokens."""
@@ -165,7 +166,7 @@ class FollowedCaches:
     ) -> tuple[dict[Endpoint, int], str | None]:
         """The tokens that endpoints have cached, and the salt of their caches: before that of the request,
         Penstock's servers with several API keys put the key's tenant."""
-        salt, digest = _salt(incoming.raw), presented_digest({"headers": incoming.headers})
+        salt, digest = _salt(incoming.raw), presented_digest(first_values(incoming.headers))
         salts = [salt, tenant_of(digest) + (salt or "")] if digest else [salt]
         if self._by_tenant:
             salts.reverse()

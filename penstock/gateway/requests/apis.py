@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import msgspec
 
 from penstock.dialects.messages import errors as messages_errors
@@ -18,11 +16,6 @@ APIS = {
 }
 """Names by the path of their requests."""
 OTHER_API = "other"
-
-
-def has_messages_errors(path: str, header_names: Collection[bytes]) -> bool:
-    """Whether a client expects errors of Anthropic's shape: on its routes, and where it names its version."""
-    return path.startswith("/v1/messages") or messages_errors.VERSION_HEADER in header_names
 
 
 def gateway_error(status: int, code: str, message: str) -> ApiError:

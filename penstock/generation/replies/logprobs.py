@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.generation.replies.text_places import TextPlaces
-from penstock.http.asgi import encode_json
+from penstock.http.errors import encode_json
 from penstock.streaming.detokenizer import Detokenizer
 from penstock.streaming.engine_faults import INVALID_LOGPROBS, InvalidOutputError
 from penstock.streaming.token_table import TokenTable

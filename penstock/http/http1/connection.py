@@ -1,9 +1,9 @@
 """The HTTP/1.1 server protocol: one object per client connection; reply bytes reach the socket here.
 
 Made for many long streams: streamed replies write to the connection directly, connections and request times
-are limited, slow clients are cut (:mod:`penstock.http.slow_clients`; ``generation/streamed.py`` limits the
-backlog of a stream), and errors have OpenAI's shape. One request is parsed at a time: what a client sends
-behind it waits unparsed, and reading pauses.
+are limited, slow clients are cut (:mod:`penstock.http.slow_clients`;
+:mod:`penstock.generation.replies.streamed` limits the backlog of a stream), and errors have OpenAI's shape.
+One request is parsed at a time: what a client sends behind it waits unparsed, and reading pauses.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import socket
 from asyncio import Protocol, get_running_loop
-from collections.abc import Sequence
 from http.client import responses
 from typing import Any
 
@@ -23,10 +22,10 @@ from penstock.http.http1.request_head import RequestHead
 from penstock.http.http1.request_reader import RequestReader
 from penstock.http.http2.connection import Http2Connection
 from penstock.http.http2.frames import PREFACE
+from penstock.http.request import Application, HttpRequest
 from penstock.http.row_path import RowPath
-from penstock.http.served_request import ServedRequest
 from penstock.http.server_state import LINGER_S, MAX_LINGER_BYTES, REFUSAL_S, ServerState, address
-from penstock.http.sink import EVENT_STREAM_HEADERS, Application, Listener
+from penstock.http.sink import EVENT_STREAM_HEADERS, Headers, Listener
 from penstock.http.slow_clients import MIN_BODY_RATE, SlowClientTimer, Verdict
 
 log = logging.getLogger(__name__)
@@ -35,7 +34,7 @@ HIGH_WATER_BYTES = 16 * 1024
 """Unsent bytes of a connection from which on its client counts as not reading."""
 MAX_WAITING_BYTES = 16 * 1024
 """Unparsed bytes behind the request in progress from which on the connection is not read."""
-MAX_UNRECEIVED_BYTES = 64 * 1024
+MAX_UNREAD_BYTES = 64 * 1024
 """Bytes of a body that the application has not asked for from which on the connection is not read."""
 MAX_DISCARDED_BYTES = 64 * 1024
 """Rest of a body that is read and discarded after an early reply, to keep the connection."""
@@ -50,7 +49,7 @@ _KEEP_ALIVE = b"connection: keep-alive\r\n"
 """For HTTP/1.0, whose connections close otherwise (RFC 9112 §9.3)."""
 
 
-def _lines(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+def _lines(headers: Headers) -> bytes:
     return b"".join([b"%b: %b\r\n" % header for header in headers])
 
 
@@ -60,7 +59,7 @@ _EVENTS_HEAD = b"HTTP/1.1 200 OK\r\n" + _lines(EVENT_STREAM_HEADERS)
 class ServerProtocol(Protocol):
     """One connection. It is itself the :class:`penstock.http.sink.Sink` of the reply in progress.
 
-    ``app`` is called with the ASGI arguments and this connection as the fourth one.
+    ``app`` is called for each request.
     """
 
     def __init__(self, app: Application, state: ServerState) -> None:
@@ -82,7 +81,7 @@ class ServerProtocol(Protocol):
             return
         self._state.connections.add(self)
         self._reader = RequestReader(self._limits.max_header_bytes)
-        self._request: ServedRequest | None = None
+        self._request: HttpRequest | None = None
         """The request that is being answered."""
         self._chunks = True
         """Whether its client supports chunked encoding (HTTP/1.1)."""
@@ -96,7 +95,6 @@ class ServerProtocol(Protocol):
         if not (self._tls or self._socket is None):
             self._row_path = RowPath(descriptor=self._socket.fileno(), write_rest=transport.write)
         self._client = address(transport.get_extra_info("peername"))
-        self._server = address(transport.get_extra_info("sockname"))
         # Half of the backlog is for bytes written before the client counts as slow, half for later ones.
         transport.set_write_buffer_limits(min(HIGH_WATER_BYTES, self._limits.max_backlog // 2))
         self.timer = SlowClientTimer(self._state.clock())
@@ -115,8 +113,6 @@ class ServerProtocol(Protocol):
         self._held = 0
         """Bytes that the budget knows of."""
         self._listener: Listener | None = None
-        self._reply_headers: Sequence[tuple[bytes, bytes]] = ()
-        """Headers that the application adds to a streamed reply."""
         self._refuse_at: float | None = None
         """When the client of a connection beyond the limit is told so, if it has not begun a request before;
         None: it is not beyond."""
@@ -333,10 +329,7 @@ class ServerProtocol(Protocol):
     def _begin(self, head: RequestHead) -> None:
         """Start the application for a request."""
         self._chunks = head.version != "1.0"
-        scope = head.scope(client=self._client, server=self._server, tls=self._tls)
-        self._request = request = ServedRequest(
-            scope, self, keep_alive=head.keep_alive, expects_continue=head.expects_continue
-        )
+        self._request = request = HttpRequest(head, self, self._client)
         if self._reader.body_complete:
             request.body_complete = True
             self.timer.on_request_complete()
@@ -349,10 +342,10 @@ class ServerProtocol(Protocol):
                 return
         run_eagerly(self._run(request), self._state.tasks)
 
-    async def _run(self, request: ServedRequest) -> None:
+    async def _run(self, request: HttpRequest) -> None:
         """Call the application. It may return before its reply ends if it has called :meth:`listen`."""
         try:
-            await self._app(request.scope, request.receive, request.send, self)
+            await self._app(request)
         except Exception:
             log.exception("the application failed")
             if not (request.started or request.disconnected):
@@ -386,7 +379,7 @@ class ServerProtocol(Protocol):
         elif request.body_complete:
             pause = waiting >= MAX_WAITING_BYTES
         else:
-            pause = request.unreceived >= MAX_UNRECEIVED_BYTES or self._continues
+            pause = request.unread >= MAX_UNREAD_BYTES or self._continues
         if pause != self._read_paused and not self.transport.is_closing():
             self._read_paused = pause
             if pause:
@@ -479,8 +472,7 @@ class ServerProtocol(Protocol):
             return None
         return self._row_path
 
-    def listen(self, listener: Listener, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
-        self._reply_headers = headers
+    def listen(self, listener: Listener) -> None:
         if self.transport.is_closing():
             self._abandon()
             listener.on_disconnect()
@@ -496,8 +488,8 @@ class ServerProtocol(Protocol):
             data = (chunk(data) if data else b"") + (LAST_CHUNK if last else b"")
         if not request.started:
             request.events = True
-            start = _EVENTS_HEAD + _lines(self._reply_headers)
-            data = self._head_from(start, chunked=self._chunks) + data
+            request.status = 200
+            data = self._head_from(_EVENTS_HEAD, chunked=self._chunks) + data
         self.transport.write(data)
         if last:
             self._complete()
@@ -505,18 +497,18 @@ class ServerProtocol(Protocol):
     def write(self, data: bytes) -> None:
         self.transport.write(chunk(data) if self._chunks else data)
 
-    def begin(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
+    def begin(self, status: int, headers: Headers) -> None:
         """Send the head of a reply; :meth:`write_body` and :meth:`finish` follow."""
-        self.transport.write(self.reply_head(status, headers))
+        self.transport.write(self._reply_head(status, headers))
 
-    def reply_head(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    def _reply_head(self, status: int, headers: Headers) -> bytes:
         """The head of the reply in progress.
 
         Without a content-length in ``headers`` the body is chunked; for HTTP/1.0 it ends when the connection
         closes. Replies to HEAD and replies with status 204 or 304 have no body (RFC 9110 §6.4.1).
         """
         assert self._request is not None
-        self._bodyless = self._request.scope["method"] == "HEAD" or status in (204, 304)
+        self._bodyless = self._request.method == "HEAD" or status in (204, 304)
         sized = any(name == b"content-length" for name, _ in headers)
         self._framed = chunked = self._chunks and not sized and not self._bodyless
         first = b"HTTP/1.1 %d %b\r\n" % (status, responses.get(status, "").encode())
@@ -531,6 +523,8 @@ class ServerProtocol(Protocol):
         assert request is not None
         request.started = True
         request.streamed = chunked
+        if request.reply_headers:
+            start += _lines(request.reply_headers)
         if self._state.closes_after_reply or not (chunked or sized) or self._ends_after(request):
             request.keep_alive = False
         date = b"" if dated else b"date: %b\r\n" % self._state.date
@@ -541,28 +535,26 @@ class ServerProtocol(Protocol):
             connection = _CLOSE
         return b"".join((start, date, framing, connection, b"\r\n"))
 
-    def _ends_after(self, request: ServedRequest) -> bool:
+    def _ends_after(self, request: HttpRequest) -> bool:
         """Whether the client can send no other request after this one."""
         if request.body_complete:
             return self._half_closed and not self._reader.waiting
         left = self._reader.body_left
         return left is None or left > MAX_DISCARDED_BYTES or request.expects_continue
 
-    def write_part(self, head: bytes, body: bytes, *, last: bool) -> None:
-        """Write ``head``, of :meth:`reply_head`, and a part of the body; both may be empty. ``last`` ends the
-        reply."""
+    def reply(self, status: int, headers: Headers, body: bytes) -> None:
+        """Send a whole reply."""
+        head = self._reply_head(status, headers)
         if self._bodyless:
             body = b""
         elif self._framed and body:
             body = chunk(body)
         if len(body) > HIGH_WATER_BYTES:  # a copy costs more than a write
-            if head:
-                self.transport.write(head)
+            self.transport.write(head)
             self.transport.write(body)
-        elif head or body:
+        else:
             self.transport.write(head + body)
-        if last:
-            self.finish()
+        self.finish()
 
     def write_body(self, data: bytes) -> None:
         """Write a non-empty part of the body; ignored on a closing connection."""

@@ -34,12 +34,11 @@ from penstock.http.http2.rates import (
     control_limit,
     reset_limit,
 )
-from penstock.http.http2.request_fields import MalformedRequest, parse_fields
+from penstock.http.http2.request_fields import MalformedRequest, parse_fields, refused_head
 from penstock.http.http2.sender import FrameSender
 from penstock.http.http2.stream import STREAM_WINDOW, Http2Stream
-from penstock.http.served_request import ServedRequest
+from penstock.http.request import Application, HttpRequest
 from penstock.http.server_state import ServerState, address
-from penstock.http.sink import Application, Scope
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +65,7 @@ _ANNOUNCED = {
 
 
 class Http2Connection(Protocol):
-    """One connection. ``app`` is called for each request with the ASGI arguments and the request's stream."""
+    """One connection. ``app`` is called for each request."""
 
     def __init__(self, app: Application, state: ServerState) -> None:
         self.app = app
@@ -89,9 +88,7 @@ class Http2Connection(Protocol):
         """Replies that were sent to their end."""
         self._control = control_limit(now)
         self._resets = reset_limit(now)
-        self._tls = transport.get_extra_info("sslcontext") is not None
         self._client = address(transport.get_extra_info("peername"))
-        self._server = address(transport.get_extra_info("sockname"))
         _limit_kernel_buffer(transport.get_extra_info("socket"))
         self._prefaced = 0
         """Bytes of the preface that have come."""
@@ -407,7 +404,7 @@ class Http2Connection(Protocol):
             raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR, str(malformed)) from None
         except ApiError as error:
             method = "HEAD" if (b":method", b"HEAD") in fields else "GET"
-            stream = self._open(stream_id, None, {"method": method}, last=last, expects_continue=False)
+            stream = self._open(stream_id, refused_head(method), last=last)
             stream.refuse(error)
             return
         self._begin(stream_id, head, last=last)
@@ -433,19 +430,16 @@ class Http2Connection(Protocol):
         self._receiving.discard(stream)
 
     def _begin(self, stream_id: int, head: RequestHead, *, last: bool) -> None:
-        scope = head.scope(client=self._client, server=self._server, tls=self._tls)
-        stream = self._open(stream_id, head.length, scope, last=last, expects_continue=head.expects_continue)
+        stream = self._open(stream_id, head, last=last)
         if last:
             self._start(stream)
         else:
             self._fresh.append(stream)
 
-    def _open(
-        self, stream_id: int, length: int | None, scope: Scope, *, last: bool, expects_continue: bool
-    ) -> Http2Stream:
+    def _open(self, stream_id: int, head: RequestHead, *, last: bool) -> Http2Stream:
         slot = self.state.windows.add_stream(self.sender.slot, self.settings.initial_window)
-        stream = Http2Stream(self, stream_id, slot, length)
-        stream.request = ServedRequest(scope, stream, keep_alive=True, expects_continue=expects_continue)
+        stream = Http2Stream(self, stream_id, slot, head.length)
+        stream.request = HttpRequest(head, stream, self._client)
         self.streams[stream_id] = stream
         self.state.http2_streams += 1
         if last:
@@ -465,7 +459,7 @@ class Http2Connection(Protocol):
     def _start(self, stream: Http2Stream) -> None:
         request = stream.request
         assert request is not None
-        run_eagerly(stream.run(request.scope, request), self.state.tasks)
+        run_eagerly(stream.run(request), self.state.tasks)
 
     # -- the ends of streams
 

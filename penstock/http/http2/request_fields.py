@@ -51,16 +51,17 @@ def parse_fields(fields: Sequence[Field], *, complete: bool) -> RequestHead:
     while count < len(fields) and fields[count][0] in _PSEUDO:
         count += 1
     start = _parse_start(fields[:count])
-    headers, checked = _regular_headers(fields, count)
-    host = checked.get(b"host")
+    headers, by_name = _regular_headers(fields, count)
+    host = by_name.get(b"host")
     if start.authority is not None:
         if host is None:
             headers.insert(0, (b"host", start.authority))
+            by_name[b"host"] = start.authority
         elif host != start.authority:
             raise ApiError(400, "The header Host differs from :authority.", param="Host")
     elif not host or host.translate(None, HOST_CHARACTERS):
         raise _no_host()
-    expect = checked.get(b"expect", b"").lower()
+    expect = by_name.get(b"expect", b"").lower()
     if expect not in (b"", b"100-continue"):
         raise ApiError(
             417, "The header Expect is not 100-continue, the only expectation of this server.", param="Expect"
@@ -72,9 +73,26 @@ def parse_fields(fields: Sequence[Field], *, complete: bool) -> RequestHead:
         query=start.query,
         version="2",
         headers=headers,
-        length=_body_length(checked.get(b"content-length"), complete=complete),
+        fields=by_name,
+        length=_body_length(by_name.get(b"content-length"), complete=complete),
         keep_alive=True,
         expects_continue=bool(expect) and not complete,
+    )
+
+
+def refused_head(method: str) -> RequestHead:
+    """The head of a request that is answered without the application, of which only the method counts."""
+    return RequestHead(
+        method=method,
+        path="",
+        raw_path=b"",
+        query=b"",
+        version="2",
+        headers=[],
+        fields={},
+        length=None,
+        keep_alive=True,
+        expects_continue=False,
     )
 
 
@@ -110,9 +128,9 @@ def _no_host() -> ApiError:
 
 
 def _regular_headers(fields: Sequence[Field], start: int) -> tuple[list[Field], dict[bytes, bytes]]:
-    """The fields from ``start`` on, and the values of those of HTTP/1.1's CHECKED."""
+    """The fields from ``start`` on, and the first one of each name."""
     headers = list(fields[start:])
-    checked: dict[bytes, bytes] = {}
+    by_name: dict[bytes, bytes] = {}
     cookies = 0
     for name, value in headers:
         if name not in _SPECIAL:
@@ -127,17 +145,17 @@ def _regular_headers(fields: Sequence[Field], start: int) -> tuple[list[Field], 
                 raise MalformedRequest("the header te is not trailers")
         elif name == b"cookie":
             cookies += 1
-        elif name in checked:
+        elif name in by_name:
             raise ApiError(
                 400, f"The header {shown_text(name)} is given more than once.", param=name.decode()
             )
-        else:
-            checked[name] = value
+        by_name.setdefault(name, value)
     if cookies > 1:  # RFC 9113 §8.2.3
         joined = b"; ".join([value for name, value in headers if name == b"cookie"])
         headers = [field for field in headers if field[0] != b"cookie"]
         headers.append((b"cookie", joined))
-    return headers, checked
+        by_name[b"cookie"] = joined
+    return headers, by_name
 
 
 def _body_length(given: bytes | None, *, complete: bool) -> int | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -12,9 +11,9 @@ from penstock.http.http2 import frames
 from penstock.http.http2.faults import ErrorCode, StreamFault
 from penstock.http.http2.header_blocks import encode_fields, encode_status
 from penstock.http.http2.sender import MAX_FRAME
+from penstock.http.request import HttpRequest
 from penstock.http.row_path import RowPath
-from penstock.http.served_request import ServedRequest
-from penstock.http.sink import EVENT_STREAM_HEADERS, Listener, Scope
+from penstock.http.sink import EVENT_STREAM_HEADERS, Headers, Listener
 from penstock.http.slow_clients import MIN_BODY_RATE, SlowClientTimer, Verdict
 
 if TYPE_CHECKING:
@@ -49,7 +48,6 @@ class Http2Stream:
         "_bodyless",
         "_connection",
         "_listener",
-        "_reply_headers",
         "_row_path",
         "_sender",
         "_sent",
@@ -74,7 +72,7 @@ class Http2Stream:
         self._sender = connection.sender
         self.id = id
         self.slot = slot
-        self.request: ServedRequest | None = None
+        self.request: HttpRequest | None = None
         """None before it is set by the connection, and after :meth:`close`."""
         self.running = False
         """Whether the application is called and has not returned."""
@@ -85,7 +83,6 @@ class Http2Stream:
         self.timer: SlowClientTimer | None = None
         # the reply
         self._listener: Listener | None = None
-        self._reply_headers: Sequence[tuple[bytes, bytes]] = ()
         self._bodyless = False
         self._row_path: RowPath | None = None
         self._unsent: bytes = b""
@@ -139,11 +136,11 @@ class Http2Stream:
         if listener is not None:
             listener.on_disconnect()
 
-    async def run(self, scope: Scope, request: ServedRequest) -> None:
+    async def run(self, request: HttpRequest) -> None:
         """Call the application. It may return before its reply ends if it has called :meth:`listen`."""
         self.running = True
         try:
-            await self._connection.app(scope, request.receive, request.send, self)
+            await self._connection.app(request)
         except Exception:
             log.exception("the application failed")
             if self.closed:
@@ -151,7 +148,7 @@ class Http2Stream:
             if request.started:
                 self.reset(ErrorCode.INTERNAL_ERROR)
             else:
-                self.reply(ApiError(500, "The server failed to handle this request."))
+                self._reply_locally(ApiError(500, "The server failed to handle this request."))
             return
         finally:
             self.running = False
@@ -175,24 +172,23 @@ class Http2Stream:
             request.fail(error)
         else:
             self._connection.state.on_refusal(error)
-            self.reply(error)
+            self._reply_locally(error)
 
-    def reply(self, error: ApiError) -> None:
-        """Reply without the application."""
+    def _reply_locally(self, error: ApiError) -> None:
         body = error.body()
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(body)),
             *error.headers,
         ]
-        self.write_part(self.reply_head(error.status, headers), body, last=True)
+        self.reply(error.status, headers, body)
 
     def reset(self, code: ErrorCode) -> None:
         """End the stream by RST_STREAM."""
         if not self.closed:
             self._connection.reset_stream(self, code)
 
-    # -- the request: see RequestConnection
+    # -- the sink, for its request: see Sink
 
     @property
     def write_paused(self) -> bool:
@@ -211,13 +207,13 @@ class Http2Stream:
             self.receive_window = STREAM_WINDOW
             self._sender.write(frames.window_update(self.id, more))
 
-    def reply_head(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    def _reply_head(self, status: int, headers: Headers) -> bytes:
         """The HEADERS frame of the reply. Replies to HEAD and with status 204 or 304 have no body."""
         request = self.request
         if request is None:
             return b""
         request.started = True
-        self._bodyless = request.scope["method"] == "HEAD" or status in (204, 304)
+        self._bodyless = request.method == "HEAD" or status in (204, 304)
         fields = []
         dated = sized = False
         for name, value in headers:
@@ -229,17 +225,19 @@ class Http2Stream:
             fields.append((name, value.strip()))
         request.streamed = not (sized or self._bodyless)
         date = b"" if dated else _date_field(self._connection.state.date)
-        return self._head(encode_status(status) + encode_fields(fields) + date)
+        added = encode_fields(request.reply_headers) if request.reply_headers else b""
+        return self._head(encode_status(status) + encode_fields(fields) + added + date)
 
     def _head(self, block: bytes) -> bytes:
         """HEADERS of a reply, or of an interim one."""
         block = self._connection.settings.block_start + block
         return frames.header_frames(self.id, block, end_stream=False, max_frame_size=MAX_FRAME)
 
-    def write_part(self, head: bytes, body: bytes, *, last: bool) -> None:
-        self._write(head, b"" if self._bodyless else body, last=last, urgent=False)
+    def reply(self, status: int, headers: Headers, body: bytes) -> None:
+        head = self._reply_head(status, headers)
+        self._write(head, b"" if self._bodyless else body, last=True, urgent=False)
 
-    # -- the sink: see Sink
+    # -- the sink, for what replies: see Sink
 
     @property
     def row_path(self) -> RowPath | None:
@@ -249,11 +247,10 @@ class Http2Stream:
             self._row_path = RowPath(window=self.slot, prefix=frames.data_prefix(self.id))
         return self._row_path
 
-    def listen(self, listener: Listener, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+    def listen(self, listener: Listener) -> None:
         if self.closed:
             listener.on_disconnect()
             return
-        self._reply_headers = headers
         self._listener = listener
         if self._sender.paused:
             self.paused = True
@@ -276,17 +273,18 @@ class Http2Stream:
         head = b""
         if not request.started:
             request.started = request.events = request.streamed = True
+            request.status = 200
             block = _EVENTS_HEAD + _date_field(self._connection.state.date)
-            if self._reply_headers:
-                block += encode_fields(self._reply_headers)
+            if request.reply_headers:
+                block += encode_fields(request.reply_headers)
             head = self._head(block)
         self._write(head, data, last=last, urgent=True)
 
     def write(self, data: bytes) -> None:
         self._write(b"", data, last=False, urgent=True)
 
-    def begin(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        self._write(self.reply_head(status, headers), b"", last=False, urgent=False)
+    def begin(self, status: int, headers: Headers) -> None:
+        self._write(self._reply_head(status, headers), b"", last=False, urgent=False)
 
     def write_body(self, data: bytes) -> None:
         request = self.request

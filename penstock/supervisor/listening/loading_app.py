@@ -11,10 +11,9 @@ from penstock.config.serve import ServeConfig
 from penstock.dialects.messages import errors as messages_errors
 from penstock.http.access_keys import OPEN_PATHS, Keys
 from penstock.http.admission import LOADING_RETRY_MS, send_readiness, unavailable
-from penstock.http.asgi import first_headers, send_empty, send_error, send_json
 from penstock.http.cors import Cors
 from penstock.http.errors import ApiError
-from penstock.http.sink import Receive, Scope, Send, Sink
+from penstock.http.request import HttpRequest
 from penstock.supervisor.startup.startup_status import SERVING, StartupStatus
 
 _METHODS = {
@@ -34,29 +33,30 @@ class LoadingApp:
         self._cors = Cors(config)
         self._page = Page(config.root_path) if config.web_page else None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send, sink: Sink) -> None:
+    async def __call__(self, http: HttpRequest) -> None:
+        http.reply_headers = self._cors.reply_headers(http)
         try:
-            await self._answer(scope, send)
+            await self._answer(http)
         except ApiError as error:
-            error.headers = [*error.headers, *self._cors.reply_headers(scope)]
             body = None
-            if messages_errors.is_anthropic(scope["path"], first_headers(scope)):
+            if messages_errors.is_anthropic(http.path, http.fields):
                 request_id = secrets.token_hex(8)
                 error.headers = [*error.headers, (b"request-id", request_id.encode())]
                 body = messages_errors.error_body(error, request_id)
-            await send_error(send, error, body)
+            await http.reply_error(error, body)
 
-    async def _answer(self, scope: Scope, send: Send) -> None:
-        path, method = scope["path"], scope["method"]
-        if self._root and path.startswith(f"{self._root}/"):
-            path = scope["path"] = path[len(self._root) :]
-        if (preflight := self._cors.preflight(scope)) is not None:
-            await send_empty(send, preflight)
+    async def _answer(self, http: HttpRequest) -> None:
+        if self._root and http.path.startswith(f"{self._root}/"):
+            http.path = http.path[len(self._root) :]
+        path, method = http.path, http.method
+        if (preflight := self._cors.preflight(http)) is not None:
+            http.reply_headers = preflight
+            await http.reply(204, ())
             return
         if self._page is not None and path in self._page.paths and method in ("GET", "HEAD"):
-            await self._page.answer(path, scope, send)  # it shows what /ready says
+            await self._page.answer(http)  # it shows what /ready says
             return
-        self._keys.check(path, scope)
+        self._keys.check(path, http.fields)
         if path not in OPEN_PATHS:
             raise self._loading()
         allowed = _METHODS[path]
@@ -66,9 +66,9 @@ class LoadingApp:
         if path != "/health":
             elapsed = round(time.monotonic() - self._status.started_at, 1)
             state = dataclasses.asdict(self._status.report) | {"elapsed_s": elapsed}
-            await send_readiness(send, state, self._loading(), self._cors.reply_headers(scope))
+            await send_readiness(http, state, self._loading())
         else:
-            await send_json(send, b"{}", headers=self._cors.reply_headers(scope))
+            await http.reply_json(b"{}")
 
     def _loading(self) -> ApiError:
         report = self._status.report

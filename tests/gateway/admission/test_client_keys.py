@@ -14,6 +14,7 @@ from penstock.gateway.admission.client_keys import ClientKeys
 from penstock.gateway.admission.keys_file import keys_file, read_keys
 from penstock.gateway.requests.sender import Budget, Sender
 from penstock.http.errors import ApiError
+from penstock.http.request import first_values
 
 ALL = f"""
 keys:
@@ -47,7 +48,7 @@ class Keys:
         os.utime(self.path, (self.now, self.now))
 
     def sender(self, key: str) -> Sender:
-        sender = self.keys.check("/v1/models", {"headers": [(b"authorization", b"Bearer " + key.encode())]})
+        sender = self.keys.check("/v1/models", {b"authorization": b"Bearer " + key.encode()})
         assert sender is not None
         return sender
 
@@ -91,17 +92,17 @@ def test_other_keys_are_refused(path: Path) -> None:
     keys = Keys(path, ALL)
     for headers in ([], [(b"authorization", b"Basic sk-search")], [(b"x-api-key", b"sk-3")]):
         with pytest.raises(ApiError) as refusal:
-            keys.keys.check("/v1/models", {"headers": headers})
+            keys.keys.check("/v1/models", first_values(headers))
         assert refusal.value.status == 401
-    assert keys.keys.check("/health", {"headers": []}) is None
+    assert keys.keys.check("/health", {}) is None
 
 
 def test_keys_without_names_stay_what_they_were(path: Path) -> None:
     keys = Keys(path, ALL, plain=("plain",))
     assert (len(keys.sender("plain").id), keys.sender("plain").name) == (32, "")
     alone = ClientKeys(["plain"], None, lambda: 0.0)
-    assert alone.check("/v1/models", {"headers": [(b"x-api-key", b"plain")]}) == Sender()
-    assert ClientKeys([], None, lambda: 0.0).check("/v1/models", {"headers": []}) is None
+    assert alone.check("/v1/models", {b"x-api-key": b"plain"}) == Sender()
+    assert ClientKeys([], None, lambda: 0.0).check("/v1/models", {}) is None
 
 
 def test_the_file_is_read_again_when_it_has_changed(path: Path, caplog: pytest.LogCaptureFixture) -> None:

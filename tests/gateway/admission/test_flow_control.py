@@ -13,8 +13,8 @@ from penstock.gateway.admission.drain_rate import WINDOW_S, DrainRate
 from penstock.gateway.admission.flow_control import GUARD_INTERVAL, FlowControl, FlowLimits, FlowRequest
 from penstock.gateway.routing.endpoint import Endpoint
 from penstock.gateway.routing.endpoint_places import CandidatePlaces, EndpointPlaces
-from penstock.http.asgi import ClientGone
 from penstock.http.errors import ApiError
+from penstock.http.request import ClientGone
 
 SMALL = FlowLimits(most_requests=3, most_bytes=1000, timeout_s=30.0)
 

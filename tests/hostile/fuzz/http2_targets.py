@@ -6,7 +6,6 @@ import asyncio
 from collections import Counter
 from typing import Any
 
-from penstock.http.asgi import send_json
 from penstock.http.http2 import frames
 from penstock.http.http2.faults import ErrorCode
 from penstock.http.http2.frames import (
@@ -19,6 +18,7 @@ from penstock.http.http2.frames import (
     RST_STREAM,
 )
 from penstock.http.http2.header_blocks import encode_fields
+from penstock.http.request import HttpRequest
 from tests.hostile.fuzz.byte_source import ByteSource
 from tests.hostile.fuzz.failures import logged
 from tests.hostile.fuzz.http_targets import received_body
@@ -46,18 +46,18 @@ class Application:
         self.sinks: list[Any] = []
         self.listeners: list[Recorder] = []
 
-    async def __call__(self, scope: Any, receive: Any, send: Any, sink: Any) -> None:
-        body = await received_body(receive, send)
+    async def __call__(self, http: HttpRequest) -> None:
+        body = await received_body(http)
         if body is None:
             return
-        self.requests.append((scope["method"], scope["raw_path"], tuple(scope["headers"]), body))
-        sink.release()
+        self.requests.append((http.method, http.raw_path, tuple(http.headers), body))
+        http.sink.release()
         if len(self.requests) % 2:
-            await send_json(send, b"x" * 100)
+            await http.reply_json(b"x" * 100)
         else:
             self.listeners.append(Recorder())
-            self.sinks.append(sink)
-            sink.listen(self.listeners[-1])
+            self.sinks.append(http.sink)
+            http.sink.listen(self.listeners[-1])
 
 
 async def _end(client: Client) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 from penstock.gateway.upstream.connection_pool import ConnectionPool
 from penstock.gateway.upstream.exchange import Failure, Headers, UpstreamRequest
-from penstock.http.asgi import send_error, send_json
 from penstock.http.errors import ApiError
 from penstock.http.http2.frames import settings_frame
+from penstock.http.request import ClientGone, HttpRequest
 from tests.hostile.fuzz.byte_source import ByteSource
 from tests.hostile.fuzz.failures import logged
 from tests.http.connections import FakeTransport, connection
@@ -24,19 +24,17 @@ _connected = socket.socketpair()
 """The client asks the system what of a request the server has not got."""
 
 
-async def received_body(receive: Any, send: Any) -> bytes | None:
+async def received_body(http: HttpRequest) -> bytes | None:
     """A request's body; None if the client has left, or if the rest does not come, which is answered."""
-    body, more = b"", True
-    while more:
-        try:
-            message = await receive()
-        except ApiError as error:
-            await send_error(send, error)
-            return None
-        if message["type"] == "http.disconnect":
-            return None
-        body += message.get("body", b"")
-        more = message.get("more_body", False)
+    body = b""
+    try:
+        while part := await http.read_part():
+            body += part
+    except ApiError as error:
+        await http.reply_error(error)
+        return None
+    except ClientGone:
+        return None
     return body
 
 
@@ -50,15 +48,15 @@ class Served:
         self.statuses: list[int] = []
         self.ended = ""
 
-    async def app(self, scope: Any, receive: Any, send: Any, sink: Any) -> None:
+    async def app(self, http: HttpRequest) -> None:
         """Reads the body and answers."""
         self.started += 1
-        body = await received_body(receive, send)
+        body = await received_body(http)
         if body is None:
             return
-        seen = scope["method"], scope["raw_path"], scope["query_string"], tuple(scope["headers"]), body
+        seen = http.method, http.raw_path, http.query, tuple(http.headers), body
         self.requests.append(seen)
-        await send_json(send, b"{}")
+        await http.reply_json(b"{}")
 
 
 async def _settle(transport: FakeTransport, served: Served) -> None:
@@ -73,8 +71,8 @@ async def serve(pieces: list[bytes]) -> Served:
     """One connection that receives ``pieces`` and then closes."""
     served = Served()
 
-    async def app(scope: Any, receive: Any, send: Any, sink: Any) -> None:
-        await served.app(scope, receive, send, sink)
+    async def app(http: HttpRequest) -> None:
+        await served.app(http)
 
     protocol, transport = connection(app)
     for piece in pieces:

@@ -6,13 +6,13 @@ import asyncio
 import json
 import tracemalloc
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 
 from penstock.api import piecewise
-from penstock.api.exchange import Exchange
+from penstock.api.api_request import ApiRequest
 from penstock.dialects.chat.reply import ChatReply
 from penstock.dialects.completions.reply import CompletionReply
 from penstock.dialects.openai_reply import OpenAIReply
@@ -24,10 +24,11 @@ from penstock.generation.replies.logprobs import (
 )
 from penstock.generation.request.validation import MAX_STREAMED_CANDIDATES, check_streamed_echo
 from penstock.http.errors import ApiError
-from penstock.http.sink import Listener, Message
 from penstock.streaming.token_table import TokenTable
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
+from tests.api.requests import api_request
 from tests.generation.planning import tiny_tokenizer
+from tests.http.requests import FakeSink, http_request
 
 NAMES = TokenNames(TokenTable.from_tokenizer(tiny_tokenizer().raw, skip_special_tokens=False))
 TOKENS, ALTERNATIVES = 2000, 20
@@ -81,27 +82,22 @@ def test_a_stream_echoes_long_prompts_without_logprobs_only() -> None:
     assert refused.value.param == "echo"
 
 
-class FakeExchange:
-    """Notes what is sent; its client leaves after ``leaves_after`` parts."""
+class Leaving(FakeSink):
+    """A client that leaves after a part of the reply."""
 
     def __init__(self, leaves_after: int = -1) -> None:
-        self.scope = {"http_version": "1.1"}
-        self.sink = self
-        self.messages: list[Message] = []
+        super().__init__()
         self._leaves_after = leaves_after
-        self._listener: Listener | None = None
 
-    def listen(self, listener: Listener) -> None:
-        self._listener = listener
+    def write_body(self, data: bytes) -> None:
+        super().write_body(data)
+        if len(self.parts) == self._leaves_after:
+            assert self.listener is not None
+            self.listener.on_disconnect()
 
-    async def send(self, message: Message) -> None:
-        self.messages.append(message)
-        if len(self.messages) == self._leaves_after:
-            assert self._listener is not None
-            self._listener.on_disconnect()
 
-    def bodies(self) -> list[bytes]:
-        return [message["body"] for message in self.messages[1:]]
+def requested(sink: FakeSink) -> ApiRequest:
+    return api_request(http_request(sink=sink))
 
 
 async def rounds_while(work: Any) -> int:
@@ -125,26 +121,27 @@ def test_large_replies_take_turns_with_other_work(monkeypatch: pytest.MonkeyPatc
 
     async def attack() -> None:
         sender, made = piecewise.PiecewiseSender(), list[int]()
-        exchanges = [FakeExchange() for _ in range(3)]
-        work = [sender.send_json(cast(Exchange, each), pieces(200, made)) for each in exchanges]
+        sinks = [FakeSink() for _ in range(3)]
+        work = [sender.send_json(requested(each), pieces(200, made)) for each in sinks]
         assert await rounds_while(asyncio.gather(*work)) >= 3 * 199
-        for each in exchanges:
-            assert b"".join(each.bodies()) == b"x" * 4096 * 200
-            assert max(map(len, each.bodies())) <= piecewise.WHOLE_BYTES + 4096
-            assert [message.get("more_body") for message in each.messages[-2:]] == [True, False]
+        for each in sinks:
+            assert each.body == b"x" * 4096 * 200
+            assert max(map(len, each.parts)) <= piecewise.WHOLE_BYTES + 4096
+            assert len(each.parts) > 2
+            assert each.ended == "finish"
 
     asyncio.run(attack())
 
 
 def test_small_ones_are_sent_at_once() -> None:
-    exchange = FakeExchange()
-    asyncio.run(piecewise.PiecewiseSender().send_json(cast(Exchange, exchange), iter([b"{", b"}"])))
-    assert exchange.bodies() == [b"{}"]
-    assert (b"content-length", b"2") in exchange.messages[0]["headers"]
+    sink = FakeSink()
+    asyncio.run(piecewise.PiecewiseSender().send_json(requested(sink), iter([b"{", b"}"])))
+    assert sink.parts == [b"{}"]
+    assert sink.headers[b"content-length"] == b"2"
 
 
 def test_formatting_ends_when_the_client_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(piecewise, "TURN_S", 0)
-    exchange, made = FakeExchange(leaves_after=3), list[int]()
-    asyncio.run(piecewise.PiecewiseSender().send_json(cast(Exchange, exchange), pieces(1000, made)))
+    sink, made = Leaving(leaves_after=2), list[int]()
+    asyncio.run(piecewise.PiecewiseSender().send_json(requested(sink), pieces(1000, made)))
     assert len(made) < 200

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from penstock.http.asgi import ClientGone, read_any_body, send_json, unless_gone
 from penstock.http.errors import ApiError
 from penstock.http.http1.chunked_body import CHUNKS_PER_ROUND, CHUNKS_PER_TURN
 from penstock.http.http1.chunks import chunk
 from penstock.http.http1.connection import MAX_WAITING_BYTES, ServerProtocol
 from penstock.http.http2.connection import Http2Connection
 from penstock.http.http2.frames import PREFACE, settings_frame
+from penstock.http.request import ClientGone, HttpRequest
 from penstock.http.server_state import Limits, ServerState
 from tests.http.connections import REQUEST, App, answer, connection, settle
 
@@ -103,12 +103,12 @@ def test_the_application_answers_a_request_whose_body_fails(why: str) -> None:
     """So it counts and logs the request once, with the status that the client gets."""
     refusals, ends = list[ApiError](), list[object]()
 
-    async def app(scope: Any, receive: Any, send: Any, sink: Any) -> None:
+    async def app(http: HttpRequest) -> None:
         try:
-            ends.append(await read_any_body(scope, receive, 100, lambda limit: ApiError(413, "")))
+            ends.append(await http.read_body(100, lambda limit: ApiError(413, "")))
         except ApiError as error:
             ends.append(error.status)
-            await send_json(send, b"{}", error.status)
+            await http.reply_json(b"{}", error.status)
 
     async def run() -> None:
         state = ServerState(limits=Limits(max_held_bytes=4), on_refusal=refusals.append)
@@ -151,9 +151,9 @@ def test_a_client_that_does_not_read_its_reply_is_cut() -> None:
 @pytest.mark.parametrize("headers", [[(b"content-length", b"9")], []], ids=["sized", "chunked"])
 def test_a_reply_that_its_client_does_not_take_is_cut_also_before_its_end(headers: Any) -> None:
     async def run() -> None:
-        async def large(scope: Any, receive: Any, send: Any, sink: Any) -> None:
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await send({"type": "http.response.body", "body": b"1", "more_body": True})
+        async def large(http: HttpRequest) -> None:
+            await http.begin(200, headers)
+            await http.write(b"1")
             await asyncio.Event().wait()  # as for room
 
         protocol, transport = connection(large)
@@ -175,8 +175,8 @@ async def end_tasks() -> None:
     await asyncio.gather(*others, return_exceptions=True)
 
 
-async def stream(scope: Any, receive: Any, send: Any, sink: Any) -> None:
-    sink.send(b"first", last=False)
+async def stream(http: HttpRequest) -> None:
+    http.sink.send(b"first", last=False)
     await asyncio.Event().wait()
 
 
@@ -254,10 +254,11 @@ def test_a_client_that_ends_its_sending_side_within_a_request_has_left() -> None
 
 
 def test_a_client_that_reads_no_replies_gets_no_further_ones() -> None:
-    async def fill(scope: Any, receive: Any, send: Any, sink: Any) -> None:
-        sink.begin(200, [(b"content-length", b"0")])
-        sink.pause_writing()
-        sink.finish()
+    async def fill(http: HttpRequest) -> None:
+        assert isinstance(http.sink, ServerProtocol)
+        http.sink.begin(200, [(b"content-length", b"0")])
+        http.sink.pause_writing()
+        http.sink.finish()
 
     async def run() -> None:
         protocol, transport = connection(fill)
@@ -295,8 +296,8 @@ class Absent:
 
 
 def test_a_reply_goes_on_when_the_application_has_returned() -> None:
-    async def leave(scope: Any, receive: Any, send: Any, sink: Any) -> None:
-        sink.listen(Absent())
+    async def leave(http: HttpRequest) -> None:
+        http.sink.listen(Absent())
 
     async def run() -> None:
         protocol, transport = connection(leave)
@@ -314,9 +315,9 @@ def test_a_reply_goes_on_when_the_application_has_returned() -> None:
 
 
 def test_an_application_that_returns_without_a_reply_loses_the_connection() -> None:
-    async def forget(scope: Any, receive: Any, send: Any, sink: Any) -> None: ...
+    async def forget(http: HttpRequest) -> None: ...
 
-    async def fail(scope: Any, receive: Any, send: Any, sink: Any) -> None:
+    async def fail(http: HttpRequest) -> None:
         raise ValueError
 
     async def run() -> None:
@@ -387,9 +388,8 @@ def test_a_socket_is_lent_while_chunks_may_go_to_it_and_it_is_this_connections()
 def test_a_connection_that_ended_needs_no_garbage_collector(requests: bytes) -> None:
     """Whatever it was doing: a busy server collects late, and would grow with every client that leaves."""
 
-    async def wait_for_the_end(scope: Any, receive: Any, send: Any, sink: Any) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
+    async def wait_for_the_end(http: HttpRequest) -> None:
+        await http.gone()
 
     async def run(app: App) -> weakref.ref[ServerProtocol]:
         protocol, _ = connection(app)
@@ -419,9 +419,9 @@ def test_connections_with_tiny_chunks_share_the_rounds_of_the_event_loop() -> No
         state = ServerState()
         bodies: list[bytes] = []
 
-        async def read(scope: Any, receive: Any, send: Any, sink: Any) -> None:
-            bodies.append(await read_any_body(scope, receive, 1 << 20, lambda limit: ApiError(413, "")))
-            await send_json(send, b"{}")
+        async def read(http: HttpRequest) -> None:
+            bodies.append(await http.read_body(1 << 20, lambda limit: ApiError(413, "")))
+            await http.reply_json(b"{}")
 
         for _ in range(many):
             protocol, _ = connection(read, state)
@@ -469,14 +469,14 @@ def test_work_for_a_client_that_leaves_is_cancelled() -> None:
             raise
         return "result"
 
-    async def app(scope: Any, receive: Any, send: Any, sink: Any) -> None:
-        await receive()
-        assert await unless_gone(receive, work(0.0)) == "result"
+    async def app(http: HttpRequest) -> None:
+        assert await http.read_part() == b"{}"
+        assert await http.unless_gone(work(0.0)) == "result"
         with pytest.raises(ValueError, match="of the work"):
-            await unless_gone(receive, failing())
+            await http.unless_gone(failing())
         ends.append("waits")
         with pytest.raises(ClientGone):
-            await unless_gone(receive, work(3600.0))
+            await http.unless_gone(work(3600.0))
 
     async def failing() -> None:
         raise ValueError("a fault of the work")

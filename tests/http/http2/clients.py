@@ -13,6 +13,7 @@ from penstock.http.http2 import frames
 from penstock.http.http2.connection import Http2Connection
 from penstock.http.http2.faults import ErrorCode
 from penstock.http.http2.frames import Frame, FrameScanner
+from penstock.http.request import HttpRequest
 from penstock.http.server_state import ServerState
 from penstock.http.sink import Listener
 from tests.http.connections import App, FakeTransport, answer, timed
@@ -142,11 +143,11 @@ class Streaming:
         self.sinks = list[Any]()
         self.listeners = list[Recorder]()
 
-    async def __call__(self, scope: Any, receive: Any, send: Any, sink: Any) -> None:
+    async def __call__(self, http: HttpRequest) -> None:
         listener = Recorder()
-        self.sinks.append(sink)
+        self.sinks.append(http.sink)
         self.listeners.append(listener)
-        sink.listen(listener)
+        http.sink.listen(listener)
 
 
 async def settle() -> None:

@@ -6,11 +6,11 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from penstock.http.asgi import send_json
 from penstock.http.http2 import connection as module
 from penstock.http.http2 import frames
 from penstock.http.http2.connection import MAX_STREAMS
@@ -31,7 +31,7 @@ from penstock.http.http2.frames import (
 from penstock.http.http2.header_blocks import encode_fields
 from penstock.http.http2.rates import CONTROL_BURST, HEADER_BYTES_PER_CONTROL, RESET_BURST
 from penstock.http.http2.stream import Http2Stream
-from penstock.http.served_request import ServedRequest
+from penstock.http.request import ClientGone, HttpRequest
 from penstock.http.server_state import Limits, ServerState
 from tests.http.http2.clients import GET, POST, Client, Streaming, in_loop, settle
 
@@ -61,9 +61,11 @@ async def until_over(client: Client) -> None:
         await settle()
 
 
-async def wait(scope: Any, receive: Any, send: Any, sink: Any) -> None:
-    while (await receive())["type"] == "http.request":
-        pass
+async def wait(http: HttpRequest) -> None:
+    with suppress(ClientGone):
+        while await http.read_part():
+            pass
+        await http.gone()
 
 
 @pytest.mark.parametrize("flood", FLOODS)
@@ -131,10 +133,10 @@ def provoke_by_data(stream_id: int) -> bytes:
 async def test_rapid_resets_end_the_connection(end: Callable[[int], bytes]) -> None:
     started = 0
 
-    async def app(scope: Any, receive: Any, send: Any, sink: Any) -> None:
+    async def app(http: HttpRequest) -> None:
         nonlocal started
         started += 1
-        await wait(scope, receive, send, sink)
+        await wait(http)
 
     client = Client(app)
     client.send(b"".join(client.headers(2 * n + 1) + end(2 * n + 1) for n in range(RESET_BURST + 1000)))
@@ -147,8 +149,8 @@ async def test_rapid_resets_end_the_connection(end: Callable[[int], bytes]) -> N
 
 @in_loop
 async def test_a_gateway_whose_clients_cancel_is_no_attacker() -> None:
-    async def app(scope: Any, receive: Any, send: Any, sink: Any) -> None:
-        await (wait(scope, receive, send, sink) if scope["path"] == "/wait" else send_json(send, b"{}"))
+    async def app(http: HttpRequest) -> None:
+        await (wait(http) if http.path == "/wait" else http.reply_json(b"{}"))
 
     client = Client(app)
     hangs = [*GET[:2], (b":path", b"/wait"), GET[3]]
@@ -164,7 +166,7 @@ async def test_a_gateway_whose_clients_cancel_is_no_attacker() -> None:
 async def test_work_that_outlives_its_stream_counts_as_a_stream() -> None:
     finish = asyncio.Event()
 
-    async def app(scope: Any, receive: Any, send: Any, sink: Any) -> None:
+    async def app(http: HttpRequest) -> None:
         await finish.wait()
 
     client = Client(app)
@@ -306,8 +308,8 @@ async def test_partial_headers_count_as_held_bytes() -> None:
 async def test_replies_to_a_client_without_windows_are_bounded_and_cut() -> None:
     """CVE-2019-9511 and -9517: many requests for large replies, and windows that hardly open."""
 
-    async def app(scope: Any, receive: Any, send: Any, sink: Any) -> None:
-        await send_json(send, b"x" * 100_000)
+    async def app(http: HttpRequest) -> None:
+        await http.reply_json(b"x" * 100_000)
 
     client = Client(app, INITIAL_WINDOW_SIZE=0)
     for n in range(50):
@@ -376,8 +378,8 @@ async def test_a_lost_connection_ends_its_streams_in_turns() -> None:
 
 @in_loop
 async def test_streams_leave_nothing_to_the_garbage_collector() -> None:
-    async def app(scope: Any, receive: Any, send: Any, sink: Any) -> None:
-        await (send_json(send, b"{}") if scope["method"] == "GET" else wait(scope, receive, send, sink))
+    async def app(http: HttpRequest) -> None:
+        await (http.reply_json(b"{}") if http.method == "GET" else wait(http))
 
     client = Client(app)
     gc.collect()
@@ -388,7 +390,9 @@ async def test_streams_leave_nothing_to_the_garbage_collector() -> None:
             await asyncio.sleep(0)
             client.send(rst_stream(2 * n + 3, 8))
         await settle()
-        left = [each for each in gc.get_objects() if type(each) in (Http2Stream, ServedRequest)]
+        kept = gc.get_objects()
+        left = [each for each in kept if type(each) is Http2Stream]
+        left += [each for each in kept if type(each) is HttpRequest and type(each.sink) is Http2Stream]
     finally:
         gc.enable()
     assert not left

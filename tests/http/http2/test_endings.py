@@ -7,7 +7,6 @@ import gc
 import weakref
 from typing import Any
 
-from penstock.http.asgi import send_error, send_json
 from penstock.http.errors import ApiError
 from penstock.http.http2 import frames
 from penstock.http.http2.faults import ErrorCode
@@ -22,6 +21,7 @@ from penstock.http.http2.frames import (
     frame,
 )
 from penstock.http.http2.header_blocks import encode_fields
+from penstock.http.request import HttpRequest
 from penstock.http.server_state import LINGER_S, ServerState
 from tests.http.http2.clients import GET, POST, TIMES, Client, Streaming, in_loop
 
@@ -104,10 +104,10 @@ async def test_a_server_that_retires_tells_its_clients() -> None:
 async def test_a_server_that_ends_answers_one_request_of_a_new_connection_however_it_is_cut() -> None:
     """Clients send the preface first, and a body behind its HEADERS."""
 
-    async def answer_body(scope: Any, receive: Any, send: Any, sink: Any) -> None:
-        while (await receive())["more_body"]:
+    async def answer_body(http: HttpRequest) -> None:
+        while await http.read_part():
             pass
-        await send_json(send, b"{}")
+        await http.reply_json(b"{}")
 
     client = Client(answer_body, ServerState(ending=True))
     assert goaways(await client.frames()) == []
@@ -211,12 +211,12 @@ async def test_a_header_block_that_drips_has_its_time() -> None:
 async def test_a_body_has_its_time_to_arrive_and_others_go_on() -> None:
     statuses, refusals = list[tuple[int, bytes]](), list[ApiError]()
 
-    async def app(scope: Any, receive: Any, send: Any, sink: Any) -> None:
+    async def app(http: HttpRequest) -> None:
         try:
-            while (await receive())["type"] == "http.request":
+            while await http.read_part():
                 pass
         except ApiError as error:
-            await send_error(send, error)
+            await http.reply_error(error)
 
     client = Client(app, ServerState(on_refusal=refusals.append))
     client.send(client.headers(1, POST, end=False) + client.headers(3, POST, end=False))

@@ -16,10 +16,10 @@ import pytest
 import uvloop
 
 from penstock.config.serve import ServeConfig
-from penstock.http.asgi import read_any_body, send_json
 from penstock.http.errors import ApiError
 from penstock.http.http2 import frames
 from penstock.http.http2.header_blocks import encode_fields
+from penstock.http.request import HttpRequest
 from penstock.http.server import HttpServer
 from penstock.http.server_state import Limits
 from penstock.http.sockets.connection_source import ListeningSocket
@@ -63,20 +63,20 @@ class App:
     def __init__(self) -> None:
         self.gone = 0
 
-    async def __call__(self, scope: Any, receive: Any, send: Any, sink: Any) -> None:
-        path = scope["path"]
+    async def __call__(self, http: HttpRequest) -> None:
+        path = http.path
         if path == "/large":
-            await send_json(send, b"x" * LARGE)
+            await http.reply_json(b"x" * LARGE)
         elif path in ("/events", "/forever"):
-            Events(self, sink, last=EVENTS - 1 if path == "/events" else -1)
+            Events(self, http.sink, last=EVENTS - 1 if path == "/events" else -1)
         elif path == "/early":
-            await send_json(send, b"{}", 413)
+            await http.reply_json(b"{}", 413)
         elif path == "/gone":
-            await send_json(send, b"%d" % self.gone)
+            await http.reply_json(b"%d" % self.gone)
         else:
-            body = await read_any_body(scope, receive, 2**26, lambda limit: ApiError(413, "too large"))
-            sink.release()
-            await send_json(send, b'{"size":%d,"version":"%b"}' % (len(body), scope["http_version"].encode()))
+            body = await http.read_body(2**26, lambda limit: ApiError(413, "too large"))
+            http.sink.release()
+            await http.reply_json(b'{"size":%d,"version":"%b"}' % (len(body), http.version.encode()))
 
 
 class Events(Recorder):
@@ -258,11 +258,11 @@ def test_an_event_overtakes_a_large_reply_that_a_slow_client_has_not_read() -> N
     """Neither the transport nor the kernel takes more of a large reply than a client reads soon."""
     streaming = Streaming()
 
-    async def app(scope: Any, receive: Any, send: Any, sink: Any) -> None:
-        if scope["path"] == "/large":
-            await send_json(send, b"x" * 8_000_000)
+    async def app(http: HttpRequest) -> None:
+        if http.path == "/large":
+            await http.reply_json(b"x" * 8_000_000)
         else:
-            await streaming(scope, receive, send, sink)
+            await streaming(http)
 
     def request(stream_id: int, path: bytes) -> bytes:
         block = encode_fields([*GET[:2], (b":path", path), GET[3]])

@@ -7,31 +7,31 @@ from typing import Any
 
 import pytest
 
-from penstock.http.asgi import read_any_body, send_empty, send_error, send_json
 from penstock.http.errors import ApiError
 from penstock.http.http2 import frames
 from penstock.http.http2.faults import ErrorCode
 from penstock.http.http2.frames import DATA, END_STREAM, HEADERS, RST_STREAM, WINDOW_UPDATE, frame
 from penstock.http.http2.header_blocks import encode_fields
 from penstock.http.http2.stream import STREAM_WINDOW
+from penstock.http.request import HttpRequest
 from penstock.http.server_state import LINGER_S, Limits, ServerState
 from tests.http.http2.clients import GET, POST, TIMES, Client, Recorder, Streaming, in_loop
 
 
-async def echo(scope: Any, receive: Any, send: Any, sink: Any) -> None:
-    body = await read_any_body(scope, receive, 100_000_000, lambda limit: ApiError(413, "too large"))
-    sink.release()
-    await send_json(send, body)
+async def echo(http: HttpRequest) -> None:
+    body = await http.read_body(100_000_000, lambda limit: ApiError(413, "too large"))
+    http.sink.release()
+    await http.reply_json(body)
 
 
 @in_loop
-async def test_a_request_is_a_scope_as_of_http1_and_its_reply_one_write() -> None:
-    scopes = []
+async def test_a_request_is_one_as_of_http1_and_its_reply_one_write() -> None:
+    requests = []
 
-    async def app(scope: Any, receive: Any, send: Any, sink: Any) -> None:
-        scopes.append(scope)
-        assert await receive() == {"type": "http.request", "body": b"", "more_body": False}
-        await send_json(send, b"{}", headers=[(b"X-Upper", b" v "), (b"Connection", b"close")])
+    async def app(http: HttpRequest) -> None:
+        requests.append(http)
+        assert await http.read_part() == b""
+        await http.reply_json(b"{}", headers=[(b"X-Upper", b" v "), (b"Connection", b"close")])
 
     client = Client(app)
     path = (b":path", b"/a%20b?q=1")
@@ -47,21 +47,11 @@ async def test_a_request_is_a_scope_as_of_http1_and_its_reply_one_write() -> Non
         },
         b"{}",
     )
-    [scope] = scopes
-    assert scope == {
-        "type": "http",
-        "asgi": {"version": "3.0", "spec_version": "2.3"},
-        "http_version": "2",
-        "server": None,
-        "client": None,
-        "scheme": "http",
-        "method": "GET",
-        "root_path": "",
-        "path": "/a b",
-        "raw_path": b"/a%20b",
-        "query_string": b"q=1",
-        "headers": [(b"host", b"h"), (b"x-one", b"1"), (b"te", b"trailers")],
-    }
+    [request] = requests
+    assert (request.version, request.client, request.method) == ("2", None, "GET")
+    assert (request.path, request.raw_path, request.query) == ("/a b", b"/a%20b", b"q=1")
+    assert request.headers == [(b"host", b"h"), (b"x-one", b"1"), (b"te", b"trailers")]
+    assert request.fields == dict(request.headers)
 
 
 @in_loop
@@ -134,9 +124,9 @@ async def test_a_header_block_in_pieces_is_one() -> None:
 async def test_cookies_are_joined_and_host_may_stand_for_authority() -> None:
     seen = []
 
-    async def app(scope: Any, receive: Any, send: Any, sink: Any) -> None:
-        seen.append(scope["headers"])
-        await send_empty(send)
+    async def app(http: HttpRequest) -> None:
+        seen.append(http.headers)
+        await http.reply(204, ())
 
     client = Client(app)
     client.send(client.headers(1, [*GET[:3], (b"cookie", b"a=1"), (b"host", b"h"), (b"cookie", b"b=2")]))
@@ -171,8 +161,8 @@ async def test_a_body_is_asked_for_with_100_continue() -> None:
 async def test_the_rest_of_an_answered_request_is_discarded_for_a_while() -> None:
     """A client that is told at once to stop may lose the reply: curl 7.88 does."""
 
-    async def app(scope: Any, receive: Any, send: Any, sink: Any) -> None:
-        await send_json(send, b"{}", 401)
+    async def app(http: HttpRequest) -> None:
+        await http.reply_json(b"{}", 401)
 
     client = Client(app)
     for stream_id in (1, 3, 5, 7):
@@ -194,8 +184,8 @@ async def test_the_rest_of_an_answered_request_is_discarded_for_a_while() -> Non
 
 @in_loop
 async def test_an_answered_request_keeps_to_its_window_and_has_a_maximum(monkeypatch: Any) -> None:
-    async def app(scope: Any, receive: Any, send: Any, sink: Any) -> None:
-        await send_json(send, b"{}", 401)
+    async def app(http: HttpRequest) -> None:
+        await http.reply_json(b"{}", 401)
 
     monkeypatch.setattr("penstock.http.http2.closed_streams.MAX_LINGER_BYTES", 40_000)
     client = Client(app)
@@ -282,15 +272,15 @@ async def test_a_body_must_have_its_content_length() -> None:
 
 @in_loop
 async def test_an_application_that_fails_ends_its_stream_alone() -> None:
-    async def app(scope: Any, receive: Any, send: Any, sink: Any) -> None:
-        if scope["path"] == "/before":
+    async def app(http: HttpRequest) -> None:
+        if http.path == "/before":
             raise ValueError
-        if scope["path"] == "/after":
-            sink.begin(200, [])
+        if http.path == "/after":
+            http.sink.begin(200, [])
             raise ValueError
-        if scope["path"] == "/without":
+        if http.path == "/without":
             return
-        await send_json(send, b"{}")
+        await http.reply_json(b"{}")
 
     client = Client(app)
     for stream_id, path in ((1, b"/before"), (3, b"/after"), (5, b"/without"), (7, b"/x")):
@@ -351,10 +341,10 @@ async def test_rst_stream_ends_a_reply_at_once_and_no_other() -> None:
 async def test_a_reply_that_listens_after_its_client_has_gone_is_told() -> None:
     listener, wake = Recorder(), asyncio.Event()
 
-    async def app(scope: Any, receive: Any, send: Any, sink: Any) -> None:
+    async def app(http: HttpRequest) -> None:
         await wake.wait()
-        sink.listen(listener)
-        await send_json(send, b"{}")
+        http.sink.listen(listener)
+        await http.reply_json(b"{}")
 
     client = Client(app)
     client.send(client.headers(1) + frames.rst_stream(1, ErrorCode.CANCEL))
@@ -378,12 +368,12 @@ async def test_cut_resets_the_stream_alone() -> None:
 async def test_bodies_beyond_the_budget_lose_the_largest_of_them() -> None:
     state = ServerState(limits=Limits(max_held_bytes=100_000))
 
-    async def app(scope: Any, receive: Any, send: Any, sink: Any) -> None:
+    async def app(http: HttpRequest) -> None:
         try:
-            while (await receive())["type"] == "http.request":
+            while await http.read_part():
                 pass
         except ApiError as error:
-            await send_error(send, error)
+            await http.reply_error(error)
 
     client = Client(app, state)
     for stream_id in (1, 3, 5):

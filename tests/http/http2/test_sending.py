@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from penstock.http.asgi import send_json
 from penstock.http.http2 import frames
 from penstock.http.http2.faults import ErrorCode
 from penstock.http.http2.frames import (
@@ -20,14 +19,15 @@ from penstock.http.http2.frames import (
     window_update,
 )
 from penstock.http.http2.sender import BULK_BYTES, MAX_UNSENT_BYTES, UNSENT_BYTES_PER_STREAM
+from penstock.http.request import HttpRequest
 from tests.http.http2.clients import GET, TIMES, Client, Streaming, in_loop
 
 LARGE = 200_000
 FRAME = frames.DEFAULT_FRAME_SIZE
 
 
-async def large(scope: Any, receive: Any, send: Any, sink: Any) -> None:
-    await send_json(send, scope["path"][1:2].encode() * LARGE)
+async def large(http: HttpRequest) -> None:
+    await http.reply_json(http.path[1:2].encode() * LARGE)
 
 
 def request(client: Client, stream_id: int, path: bytes) -> bytes:
@@ -80,13 +80,13 @@ async def test_windows_that_open_in_small_steps_are_used_together() -> None:
 async def test_large_replies_take_turns_and_small_ones_and_events_pass_them() -> None:
     events = Streaming()
 
-    async def app(scope: Any, receive: Any, send: Any, sink: Any) -> None:
-        if scope["path"] == "/events":
-            await events(scope, receive, send, sink)
-        elif scope["path"] == "/small":
-            await send_json(send, b"small")
+    async def app(http: HttpRequest) -> None:
+        if http.path == "/events":
+            await events(http)
+        elif http.path == "/small":
+            await http.reply_json(b"small")
         else:
-            await large(scope, receive, send, sink)
+            await large(http)
 
     client = Client(app, INITIAL_WINDOW_SIZE=MAX_WINDOW)
     client.transport.stalled = True
@@ -262,10 +262,10 @@ async def test_a_part_waits_while_the_client_does_not_read() -> None:
     """An application that sends its reply in parts waits, and is told when its client has gone."""
     sent = []
 
-    async def app(scope: Any, receive: Any, send: Any, sink: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
+    async def app(http: HttpRequest) -> None:
+        await http.begin(200, [])
         for number in range(5):
-            await send({"type": "http.response.body", "body": b"x" * 10, "more_body": number < 4})
+            await http.write(b"x" * 10)
             sent.append(number)
 
     client = Client(app, INITIAL_WINDOW_SIZE=15)
@@ -305,10 +305,11 @@ async def test_a_relayed_reply_of_known_length_waits_where_events_do_not() -> No
 @pytest.mark.parametrize("headers", [[(b"content-length", b"9")], []], ids=["sized", "unsized"])
 @in_loop
 async def test_a_reply_that_its_client_does_not_take_is_cut_also_before_its_end(headers: Any) -> None:
-    async def parts(scope: Any, receive: Any, send: Any, sink: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": b"123", "more_body": True})
-        await send({"type": "http.response.body", "body": b"456789", "more_body": False})
+    async def parts(http: HttpRequest) -> None:
+        await http.begin(200, headers)
+        await http.write(b"123")
+        await http.write(b"456789")
+        await http.finish()
 
     client = Client(parts, INITIAL_WINDOW_SIZE=0)
     client.send(client.headers(1))

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
-from penstock.http.asgi import first_headers, forget_headers, read_body, request_header
 from penstock.http.errors import ApiError
+from penstock.http.http1.request_head import parse_head
+from tests.http.requests import http_request
 
 Headers = list[tuple[bytes, bytes]]
 
 
 def test_the_first_of_several_headers_counts_until_they_are_forgotten() -> None:
-    scope: dict[str, Any] = {"headers": [(b"a", b"1"), (b"b", b"\xe9"), (b"a", b"2")]}
-    assert first_headers(scope) == {b"a": b"1", b"b": b"\xe9"}
-    assert (request_header(scope, b"a"), request_header(scope, b"b")) == ("1", "é")
-    assert request_header(scope, b"c") is None
-    forget_headers(scope)
-    assert request_header(scope, b"a") is None
+    request = http_request(headers=[(b"a", b"1"), (b"b", b"\xe9"), (b"a", b"2")])
+    assert request.fields == {b"a": b"1", b"b": b"\xe9"}
+    assert (request.header(b"a"), request.header(b"b")) == ("1", "é")
+    assert request.header(b"c") is None
+    request.forget_headers()
+    assert request.header(b"a") is None
+    assert request.headers == []
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,6 @@ def test_the_first_of_several_headers_counts_until_they_are_forgotten() -> None:
     [
         ([(b"content-encoding", b"gzip")], "Content-Encoding"),
         ([(b"content-encoding", b"identity"), (b"content-encoding", b"gzip")], "Content-Encoding"),
-        ([(b"content-type", b"application/json"), (b"content-type", b"text/plain")], "Content-Type"),
         ([(b"content-type", b"text/plain"), (b"content-encoding", b"br")], "Content-Encoding"),
         ([(b"content-type", b"application/json; charset=utf-8"), (b"content-encoding", b"Identity")], None),
         ([(b"content-type", b"application/x+json")], None),
@@ -35,11 +35,8 @@ def test_the_first_of_several_headers_counts_until_they_are_forgotten() -> None:
     ],
 )
 def test_every_header_of_the_body_is_checked(headers: Headers, param: str | None) -> None:
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": b"{}", "more_body": False}
-
     async def read() -> bytes:
-        return await read_body({"headers": headers}, receive, 10)
+        return await http_request("POST", headers=headers, body=b"{}").read_json(10)
 
     if param is None:
         assert asyncio.run(read()) == b"{}"
@@ -47,3 +44,10 @@ def test_every_header_of_the_body_is_checked(headers: Headers, param: str | None
     with pytest.raises(ApiError) as caught:
         asyncio.run(read())
     assert caught.value.param == param
+
+
+def test_a_second_content_type_is_refused_with_the_head() -> None:
+    lines = b"Host: x\r\nContent-Type: application/json\r\nContent-Type: text/plain\r\n\r\n"
+    with pytest.raises(ApiError) as caught:
+        parse_head(b"POST /x HTTP/1.1\r\n" + lines)
+    assert caught.value.param == "content-type"
