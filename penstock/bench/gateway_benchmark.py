@@ -124,7 +124,7 @@ def load_of(config: BenchGatewayConfig, gateway: ServerProcess, seconds: float) 
 
 
 def _options_shown(config: BenchGatewayConfig) -> dict[str, object]:
-    values = msgspec.structs.asdict(config)
+    values = vars(config)
     return {name: value for name, value in values.items() if value is not None and name not in NOT_SHOWN}
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 
-import msgspec
-
 from penstock.bench import report
 from penstock.bench.deadline import Deadline, ProgressCallback
 from penstock.bench.kernel_floor import KernelFloor
@@ -152,7 +150,7 @@ def options_shown(config: BenchHostConfig) -> dict[str, object]:
     """The options that affect the results."""
     hidden = set(NOT_SHOWN)
     hidden |= {"url", "pid"} if config.url is None else set(OF_STARTED_SERVER)
-    values = msgspec.structs.asdict(config)
+    values = dict(vars(config))
     if config.http2:
         values["connections"] = config.load_connections
     values |= {"requests": config.requests_per_round, "concurrency": config.in_flight}

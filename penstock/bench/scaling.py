@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -97,9 +98,7 @@ class _ScaledServer:
     ) -> None:
         if config.grow_load:
             connections = config.load_connections * api_servers if config.http2 else None
-            config = msgspec.structs.replace(
-                config, streams=config.streams * api_servers, connections=connections
-            )
+            config = replace(config, streams=config.streams * api_servers, connections=connections)
         self.config = config
         server = start_server(config, api_servers, stack, deadline)
         self._coordinators = server.processes.coordinators

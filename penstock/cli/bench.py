@@ -33,7 +33,7 @@ from penstock.config.values import convert
 if TYPE_CHECKING:  # penstock.bench imports httpx, numpy and psutil
     from penstock.bench.deadline import ProgressCallback
 
-C = TypeVar("C", bound=msgspec.Struct)
+C = TypeVar("C")
 R = TypeVar("R")
 
 
@@ -174,7 +174,7 @@ def compared(command: Command[C], config: C, text: str) -> C:
         if field in OF_BOTH:
             raise ConfigError(f"--compare-with: {option.flag} holds for both measurements")
         changes[field] = convert(option, Origin("command line", f"--compare-with: {option.flag}"), value)
-    values = msgspec.structs.asdict(config) | {"compare_with": None}
+    values = vars(config) | {"compare_with": None}
     if changes.get("http2") is False:
         values["connections"] = None  # HTTP/1.1 takes one per stream
     try:

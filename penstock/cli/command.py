@@ -6,7 +6,7 @@
 
     COMMAND = Command(("complete",), "Continue a text with a served model.", CompleteConfig, run)
 
-Flags, variables, file keys, help and documentation are derived from the fields of the config Struct, which
+Flags, variables, file keys, help and documentation are derived from the fields of the config class, which
 are described with :func:`penstock.config.describe.option`. :mod:`penstock.cli.main` lists the commands and
 imports a module when its command runs. Importing a module must stay cheap: heavy imports (torch, numpy,
 uvloop, httpx, rich …) belong inside ``run``.
@@ -18,11 +18,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-import msgspec
-
 from penstock.config.origins import Origins
 
-C = TypeVar("C", bound=msgspec.Struct)
+C = TypeVar("C")
 
 ReadOptions = Callable[[], tuple[C, Origins]]
 """Reads the options of a command: of the same command line, and of files as they are. Raises ConfigError."""

@@ -6,14 +6,13 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
-
 from penstock.cli.command import Command
-from penstock.config.describe import option
+from penstock.config.describe import option, option_group
 from penstock.config.origins import Origins
 
 
-class DocsOptionsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+@option_group
+class DocsOptionsConfig:
     """Options of ``penstock docs-options``."""
 
     page: Annotated[

@@ -8,8 +8,6 @@ import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import msgspec
-
 from penstock import __version__
 from penstock.cli import early_signals, parser
 from penstock.cli.command import Command
@@ -125,7 +123,7 @@ def _run(argv: list[str]) -> int:
 
     files = TextFiles()
 
-    def read() -> tuple[msgspec.Struct, Origins]:
+    def read() -> tuple[object, Origins]:
         resolved = resolve(
             command.config,
             line.arguments,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from penstock import __version__
 from penstock.cli.command import Command
+from penstock.config.describe import option_group
 from penstock.config.origins import Origins
 
 
-class VersionConfig(msgspec.Struct, frozen=True):
+@option_group
+class VersionConfig:
     """No options."""
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import field
 from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta
 
-from penstock.config.describe import ALLOWED_KEY, Key, option
+from penstock.config.describe import ALLOWED_KEY, Key, option, option_group
 from penstock.config.gateway_options.picking import DEFAULT_SCORERS, Scorers
 from penstock.config.options.synthetic import MAX_TOKENS_PER_STEP, STEP_MS, TOKENS_PER_STEP
+from penstock.config.rules.bench_rules import CONNECTION_RULES, HOST_RULES, SPECULATION_RULES
+from penstock.config.rules.rule import check
 
 # -- of several commands
 
@@ -46,7 +48,8 @@ CompareWith = Annotated[
 Report = Annotated[str | None, option("File for the report, as JSON.", "Report", metavar="FILE")]
 
 
-class BenchHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+@option_group
+class BenchHostConfig:
     """Options of ``penstock bench host``."""
 
     # -- load
@@ -115,7 +118,7 @@ class BenchHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             "Number of API server processes. Several numbers are measured by turns and compared: 1,2,4.",
             "Server",
         ),
-    ] = msgspec.field(default_factory=lambda: [1])
+    ] = field(default_factory=lambda: [1])
     grow_load: Annotated[
         bool,
         option(
@@ -167,39 +170,8 @@ class BenchHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     def __post_init__(self) -> None:
         """Raises ValueError for options that contradict each other."""
-        counts = self.api_server_count
-        if len(set(counts)) < len(counts):
-            raise ValueError(f"--api-server-count: {', '.join(map(str, counts))} has a number twice")
-        if len(counts) > 1 and self.slow_readers:
-            raise ValueError("--slow-readers: takes one --api-server-count")
-        if self.grow_load and (len(counts) == 1 or self.requests or self.concurrency):
-            raise ValueError("--grow-load: takes several --api-server-count, no --requests or --concurrency")
-        if self.slow_readers >= self.streams:
-            raise ValueError(
-                f"--slow-readers: {self.slow_readers} leave none of {self.streams} streams to compare"
-            )
-        if self.concurrency is not None and self.concurrency > self.measured_streams:
-            raise ValueError(
-                f"--concurrency: {self.concurrency} requests cannot be in flight on {self.measured_streams} "
-                "streams, it takes at most --streams without --slow-readers"
-            )
-        check_connections(self.http2, self.connections, self.measured_streams)
-        if self.http2 and max(counts) > self.load_connections:
-            raise ValueError(
-                f"--connections: {self.load_connections} leave some of {max(counts)} API servers without load"
-            )
-        if self.compare_with is not None and (self.slow_readers or len(counts) > 1):
-            raise ValueError("--compare-with: takes no --slow-readers, and one --api-server-count")
-        if self.prompt_kind == "ids" and self.endpoint != "completions":
-            raise ValueError(
-                f"--prompt-kind: {self.endpoint} takes text only, use --endpoint completions for ids"
-            )
-        if self.logprobs is not None and self.endpoint == "messages":
-            raise ValueError("--logprobs: the messages API has none")
-        if self.url is not None and self.pid is None:
-            raise ValueError("--url: CPU time can be read only of known processes, give them with --pid")
-        if self.pid is not None and self.url is None:
-            raise ValueError("--pid: names processes of a running server, give its address with --url")
+        check(self, HOST_RULES)
+        check(self, CONNECTION_RULES)
         check_arguments("--server-args", self.server_args)
 
     @property
@@ -227,18 +199,19 @@ class BenchHostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return self.concurrency or self.measured_streams
 
 
-class BenchEngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+@option_group
+class BenchEngineConfig:
     """Options of ``penstock bench engine``."""
 
     rows: Annotated[
         list[Annotated[int, Meta(ge=1, le=65536)]],
         option("Streams that decode in every step; several values are measured one after the other.", "Load"),
-    ] = msgspec.field(default_factory=lambda: [1024])
+    ] = field(default_factory=lambda: [1024])
     steps: Annotated[int, option("Number of measured steps.", "Load", ge=1, le=1_000_000)] = 1000
     sequence_length: Annotated[
         list[Annotated[int, Meta(ge=1, le=1 << 20)]],
         option("Prompt length, in tokens; several values are measured one after the other.", "Load"),
-    ] = msgspec.field(default_factory=lambda: [128])
+    ] = field(default_factory=lambda: [128])
     accept: Annotated[
         int,
         option(
@@ -264,7 +237,8 @@ MAX_PROMPT_TOKENS = 1 << 28
 """Maximum prompt tokens of ``penstock bench engine``: two processes hold them, 4 bytes per token."""
 
 
-class BenchAdaptersConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+@option_group
+class BenchAdaptersConfig:
     """Options of ``penstock bench adapters``."""
 
     model: Annotated[
@@ -281,7 +255,7 @@ class BenchAdaptersConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     ranks: Annotated[
         list[Annotated[int, Meta(ge=1, le=1024)]],
         option("Ranks of the adapters; several values are measured one after the other.", "Load"),
-    ] = msgspec.field(default_factory=lambda: [8, 16, 64])
+    ] = field(default_factory=lambda: [8, 16, 64])
     steps: Annotated[int, option("Steps of each turn.", "Load", ge=1, le=10_000)] = 100
     rounds: Annotated[
         int, option("Turns without adapters and with them, by turns.", "Load", ge=1, le=1000)
@@ -290,7 +264,8 @@ class BenchAdaptersConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     json: Report = None
 
 
-class BenchSpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+@option_group
+class BenchSpeculationConfig:
     """Options of ``penstock bench speculation``."""
 
     model: Annotated[
@@ -316,11 +291,11 @@ class BenchSpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_u
             "without repetition.",
             "Load",
         ),
-    ] = msgspec.field(default_factory=lambda: ["repeat", "schema", "document", "random"])
+    ] = field(default_factory=lambda: ["repeat", "schema", "document", "random"])
     streams: Annotated[
         list[Annotated[int, Meta(ge=1, le=4096)]],
         option("Streams at the same time; several values are measured one after the other.", "Load"),
-    ] = msgspec.field(default_factory=lambda: [1, 8, 64])
+    ] = field(default_factory=lambda: [1, 8, 64])
     tokens: Annotated[int, option("Output tokens of each stream.", "Load", ge=2, le=10_000)] = 200
     rounds: Annotated[int, option("Turns without and with speculation, by turns.", "Load", ge=1, le=1000)] = 5
     dtype: Annotated[
@@ -330,14 +305,12 @@ class BenchSpeculationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_u
     json: Report = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a draft model without its method, or the method without one."""
-        if self.method == "draft" and self.draft_model is None:
-            raise ValueError("--method draft: needs --draft-model")
-        if self.method != "draft" and self.draft_model is not None:
-            raise ValueError(f"--draft-model {self.draft_model}: needs --method draft")
+        """Raise ValueError for a draft model without its method, or the method without one."""
+        check(self, SPECULATION_RULES)
 
 
-class BenchSessionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+@option_group
+class BenchSessionConfig:
     """Options of ``penstock bench session``."""
 
     history_tokens: Annotated[
@@ -358,7 +331,8 @@ class BenchSessionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         check_arguments("--server-args", self.server_args)
 
 
-class BenchGatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+@option_group
+class BenchGatewayConfig:
     """Options of ``penstock bench gateway``."""
 
     streams: Annotated[int, option("Concurrent streams.", "Load", ge=1, le=65536)] = 256
@@ -374,7 +348,7 @@ class BenchGatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     pick_endpoints: Annotated[
         list[Annotated[int, Meta(ge=2, le=65536)]],
         option("Numbers of endpoints to measure the choice of one for.", "Load"),
-    ] = msgspec.field(default_factory=lambda: [64, 1000])
+    ] = field(default_factory=lambda: [64, 1000])
     gateway_args: Annotated[
         str | None,
         option(
@@ -387,11 +361,17 @@ class BenchGatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
     def __post_init__(self) -> None:
         """Raises ValueError for options that contradict each other."""
-        check_connections(self.http2, self.connections, self.streams)
+        check(self, CONNECTION_RULES)
         check_arguments("--gateway-args", self.gateway_args)
 
+    @property
+    def measured_streams(self) -> int:
+        """Streams of the load client."""
+        return self.streams
 
-class BenchRoutingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+
+@option_group
+class BenchRoutingConfig:
     """Options of ``penstock bench routing``."""
 
     servers: Annotated[int, option("Number of simulated servers.", "Simulation", ge=2, le=1024)] = 16
@@ -402,7 +382,7 @@ class BenchRoutingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
             "40 documents.",
             "Simulation",
         ),
-    ] = msgspec.field(default_factory=lambda: ["chat", "agents", "documents"])
+    ] = field(default_factory=lambda: ["chat", "agents", "documents"])
     load: Annotated[
         float,
         option("Rate of new conversations, as a multiple of the trace's own.", "Simulation", gt=0, le=100),
@@ -423,16 +403,6 @@ DEFAULT_CONNECTIONS = 4
 def http2_connections(given: int | None, streams: int) -> int:
     """Connections that share ``streams``."""
     return given or min(DEFAULT_CONNECTIONS, streams)
-
-
-def check_connections(http2: bool, connections: int | None, streams: int) -> None:
-    """Raises ValueError for --connections without HTTP/2, or more of them than streams."""
-    if connections is None:
-        return
-    if not http2:
-        raise ValueError("--connections: needs --http2, as HTTP/1.1 takes one connection per stream")
-    if connections > streams:
-        raise ValueError(f"--connections: {connections} are more than {streams} streams")
 
 
 def check_arguments(flag: str, text: str | None) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta
 
-from penstock.config.describe import ALLOWED_KEY, Key, option
-
-ALLOWED_URL = "http://HOST:PORT or https://HOST:PORT, with or without /v1"
+from penstock.config.describe import option, option_group
+from penstock.config.options.connection import ConnectionOptions
 
 
 def short(letter: str) -> Meta:
@@ -17,29 +15,13 @@ def short(letter: str) -> Meta:
     return Meta(extra={"short": f"-{letter}"})
 
 
-class ClientConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of both commands: server, model and sampling parameters."""
+@option_group
+class ClientConfig(ConnectionOptions):
+    """Options of both commands: model, sampling parameters and what is printed."""
 
-    url: Annotated[
-        str,
-        option(
-            "URL of the server, with or without /v1. Certificates: SSL_CERT_FILE names those to trust.",
-            "Server",
-            pattern=r"^https?://[^/]+",
-            allowed=ALLOWED_URL,
-        ),
-    ] = "http://127.0.0.1:8000"
     model: Annotated[
         str | None, option("Model name. Default: the first that the server lists.", "Server")
     ] = None
-    api_key: Annotated[
-        Key | None,
-        option("API key, sent as a bearer token.", "Server", secret=True, allowed=ALLOWED_KEY),
-    ] = None
-    timeout: Annotated[
-        float, option("Maximum time without data from the server, in seconds.", "Server", gt=0)
-    ] = 600.0
-
     max_tokens: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         option("Maximum output tokens. Default: the server's.", "Sampling"),
@@ -66,7 +48,8 @@ class ClientConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = False
 
 
-class CompleteConfig(ClientConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+@option_group
+class CompleteConfig(ClientConfig):
     """Options of ``penstock complete``."""
 
     prompt: Annotated[
@@ -80,7 +63,8 @@ class CompleteConfig(ClientConfig, frozen=True, kw_only=True, forbid_unknown_fie
     max_tokens: Annotated[int, option("Maximum output tokens.", "Sampling", ge=1)] = 128
 
 
-class ChatConfig(ClientConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+@option_group
+class ChatConfig(ClientConfig):
     """Options of ``penstock chat``."""
 
     quick: Annotated[

@@ -1,8 +1,9 @@
-"""The metadata of an option."""
+"""Options and groups of options."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeVar, dataclass_transform
 
 from msgspec import Meta
 
@@ -11,6 +12,19 @@ KEY_PATTERN = r"^[!-~]+\Z"
 the header, or all of them: what follows would be another request."""
 Key = Annotated[str, Meta(pattern=KEY_PATTERN)]
 ALLOWED_KEY = "visible ASCII without spaces"
+
+T = TypeVar("T")
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
+def option_group(cls: type[T]) -> type[T]:
+    """Make ``cls`` a group of options: a frozen dataclass, every field of which is described with
+    :func:`option`.
+
+    A config is a group that names others as its bases, side by side; one that is written again has another
+    default there. ``--help`` and the documentation show the options in the order of the bases.
+    """
+    return dataclass(frozen=True, kw_only=True)(cls)
 
 
 def option(description: str, group: str, **meta: Any) -> Meta:

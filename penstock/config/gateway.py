@@ -1,9 +1,45 @@
-"""Options of ``penstock gateway``."""
+"""The config of ``penstock gateway``: its own groups of options, and those that it shares with ``serve``."""
 
 from __future__ import annotations
 
-from penstock.config.gateway_options.process import ProcessOptions
+from penstock.config.describe import option_group
+from penstock.config.gateway_options.endpoints import EndpointOptions
+from penstock.config.gateway_options.flow_control import FlowControlOptions
+from penstock.config.gateway_options.listeners import EnvoyOptions, RouteOptions
+from penstock.config.gateway_options.metrics import MetricsOptions
+from penstock.config.gateway_options.models import ModelRoutingOptions
+from penstock.config.gateway_options.picking import PickingOptions
+from penstock.config.gateway_options.processes import WorkerOptions
+from penstock.config.gateway_options.relaying import RelayingOptions
+from penstock.config.options.keys import KeyOptions
+from penstock.config.options.listen import ListenOptions, MaxRequestBytes, Port
+from penstock.config.options.logs import LogOptions
+from penstock.config.options.shutdown import DrainTimeout, ShutdownOptions
+from penstock.config.options.tls import TlsOptions
+from penstock.config.options.tracing import OtlpServiceName, TracingOptions
 
 
-class GatewayConfig(ProcessOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of ``penstock gateway``, by group in :mod:`penstock.config.gateway_options`."""
+@option_group
+class GatewayConfig(
+    EndpointOptions,
+    ListenOptions,
+    KeyOptions,
+    RouteOptions,
+    TlsOptions,
+    EnvoyOptions,
+    PickingOptions,
+    ModelRoutingOptions,
+    FlowControlOptions,
+    RelayingOptions,
+    WorkerOptions,
+    ShutdownOptions,
+    LogOptions,
+    MetricsOptions,
+    TracingOptions,
+):
+    """The options of ``penstock gateway``."""
+
+    port: Port = 8080
+    max_request_bytes: MaxRequestBytes = 64 << 20
+    drain_timeout: DrainTimeout = 60.0
+    otlp_service_name: OtlpServiceName = "penstock-gateway"

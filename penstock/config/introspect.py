@@ -1,9 +1,10 @@
-"""Options, read from the fields of a config Struct: the source of flags, variables, file keys and docs."""
+"""Options, read from the fields of a config class: the source of flags, variables, file keys and docs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal, get_args, get_origin
+from dataclasses import fields, is_dataclass
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import inspect
@@ -123,12 +124,12 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
         return f"one or more values, each {one}" if self.many else one
 
 
-_options: dict[type[msgspec.Struct], tuple[Option, ...]] = {}
-"""Of each config Struct that was read: that takes milliseconds."""
+_options: dict[type, tuple[Option, ...]] = {}
+"""Of each config class that was read: that takes milliseconds."""
 
 
-def options_of(config: type[msgspec.Struct]) -> tuple[Option, ...]:
-    """The options of a config Struct, in the order of its fields.
+def options_of(config: type) -> tuple[Option, ...]:
+    """The options of a config class: those of its bases, one after the other, then its own.
 
     Raises TypeError for a required field, for one without :func:`penstock.config.describe.option`, and for
     types other than bool, int, float, str, a Literal of strings, a list of these, or a union of these with
@@ -137,28 +138,35 @@ def options_of(config: type[msgspec.Struct]) -> tuple[Option, ...]:
     options = _options.get(config)
     if options is None:
         described = {field.name: field for field in inspect.type_info(config).fields}  # type: ignore[attr-defined]
-        fields = msgspec.structs.fields(config)
-        options = _options[config] = tuple(_option(config, each, described[each.name]) for each in fields)
+        types = get_type_hints(config, include_extras=True)
+        options = tuple(_option(config, types[name], described[name]) for name in _names(config))
+        _options[config] = options
     return options
 
 
-def _option(config: type, field: msgspec.structs.FieldInfo, described: inspect.Field) -> Option:
+def _names(config: type) -> dict[str, None]:
+    """Names of the fields, in the order of the bases: that of a dataclass is the reverse."""
+    names = {name: None for base in config.__bases__ if is_dataclass(base) for name in _names(base)}
+    return names | dict.fromkeys(field.name for field in fields(config))
+
+
+def _option(config: type, annotation: Any, field: inspect.Field) -> Option:
     where = f"{config.__name__}.{field.name}"
-    if not isinstance(described.type, inspect.Metadata) or described.type.extra is None:
+    if not isinstance(field.type, inspect.Metadata) or field.type.extra is None:
         raise TypeError(f"{where} is not described with option()")
     if field.required:
         raise TypeError(f"{where} has no default")
-    extra = described.type.extra
-    many, optional, alternatives = _alternatives(where, described.type, list(_literals(field.type)))
+    extra = field.type.extra
+    many, optional, alternatives = _alternatives(where, field.type, list(_literals(annotation)))
     return Option(
         field=field.name,
-        description=(described.type.extra_json_schema or {})["description"],
+        description=(field.type.extra_json_schema or {})["description"],
         group=extra["group"],
-        type=field.type,
+        type=annotation,
         alternatives=alternatives,
         many=many,
         optional=optional,
-        default=field.default_factory() if field.default is msgspec.NODEFAULT else field.default,
+        default=field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory(),
         metavar=extra.get("metavar") or _metavar(field.name, alternatives),
         short=extra.get("short"),
         words=extra.get("allowed"),
@@ -221,15 +229,14 @@ def _metavar(field: str, alternatives: tuple[Alternative, ...]) -> str:
     return "|".join("|".join(one.choices) if one.choices else names[one.kind] for one in alternatives)
 
 
-def without_secrets(config: msgspec.Struct) -> dict[str, Any]:
+def without_secrets(config: object) -> dict[str, Any]:
     """Field names and values of a config for logs and banners, without secrets and credentials of URLs."""
     secret = {option.field for option in options_of(type(config)) if option.secret}
-    values = msgspec.structs.asdict(config)
     return {
         name: HIDDEN
         if name in secret and value
         else hide_credentials(value)
         if isinstance(value, str)
         else value
-        for name, value in values.items()
+        for name, value in vars(config).items()
     }

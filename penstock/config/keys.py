@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import msgspec
-
-from penstock.config.describe import option
+from penstock.config.describe import option, option_group
 
 
-class KeysConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+@option_group
+class KeysConfig:
     """Options of ``penstock keys``."""
 
     cluster_key_file: Annotated[

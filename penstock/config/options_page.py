@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import msgspec
-
 from penstock.config.introspect import Option, options_of
 
 PREFACE = """\
@@ -35,7 +33,7 @@ Integers take suffixes: `k`, `m`, `g` count in thousands (`32k` is 32,000); `K`,
 """
 
 
-def options_page(commands: Iterable[tuple[str, type[msgspec.Struct]]]) -> str:
+def options_page(commands: Iterable[tuple[str, type]]) -> str:
     """The Markdown page for pairs of command name and config. Commands without options are omitted."""
     sections = [PREFACE]
     for name, config in commands:

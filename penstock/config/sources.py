@@ -22,7 +22,7 @@ from penstock.config.watched_file import TextFiles
 if TYPE_CHECKING:  # imported when there is something of another server's
     from penstock.config.other_servers.review import GivenFlag
 
-C = TypeVar("C", bound=msgspec.Struct)
+C = TypeVar("C")
 Given = tuple[Option, Origin, str | list[str] | None]
 
 CONFIG_VARIABLE = PREFIX + "CONFIG"
@@ -112,7 +112,7 @@ class _Sources:
 
     def __init__(
         self,
-        config: type[msgspec.Struct],
+        config: type,
         environ: Mapping[str, str],
         other_options: Callable[[], Iterable[Option]],
         other_servers: OtherServers | None,

@@ -4,31 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import msgspec
-
-from penstock.config.client import ALLOWED_URL
-from penstock.config.describe import ALLOWED_KEY, Key, option
+from penstock.config.describe import option, option_group
+from penstock.config.options.connection import ConnectionOptions, ReadTimeout
 
 
-class StatusConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+@option_group
+class StatusConfig(ConnectionOptions):
     """Options of ``penstock status``."""
 
-    url: Annotated[
-        str,
-        option(
-            "URL of the gateway or server, with or without /v1.",
-            "Server",
-            pattern=r"^https?://[^/]+",
-            allowed=ALLOWED_URL,
-        ),
-    ] = "http://127.0.0.1:8000"
-    api_key: Annotated[
-        Key | None,
-        option("API key, sent as a bearer token.", "Server", secret=True, allowed=ALLOWED_KEY),
-    ] = None
-    timeout: Annotated[
-        float, option("Maximum time without data from the server, in seconds.", "Server", gt=0)
-    ] = 10.0
+    timeout: ReadTimeout = 10.0
     interval: Annotated[
         float,
         option(

@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 
 import msgspec
@@ -178,7 +178,7 @@ class _Gateway:
             role="gateway",
             index=name.index,
             epoch=epoch,
-            config=msgspec.structs.replace(self.config, ext_proc_port=self.envoy_port),
+            config=replace(self.config, ext_proc_port=self.envoy_port),
             run_dir=self.run_dir,
             worker_count=self.config.workers,
             supervisor_pid=os.getpid(),
@@ -213,13 +213,13 @@ class _Gateway:
             if getattr(config, name) != value:
                 flag = f"--{name.replace('_', '-')}"
                 log.warning("SIGHUP: %s stays %s until the gateway is started again", flag, value)
-        self.config_before, self.config = self.config, msgspec.structs.replace(config, **fixed)
+        self.config_before, self.config = self.config, replace(config, **fixed)
         return [ApiKeys(api_key=config.api_key or [], admin_api_key=config.admin_api_key or [])]
 
     def _restore_options(self) -> None:
         """No worker could start with the options as they are now. The keys hold: those that run have them."""
         keys = {name: getattr(self.config, name) for name in ("api_key", "admin_api_key")}
-        self.config = msgspec.structs.replace(self.config_before, **keys)
+        self.config = replace(self.config_before, **keys)
 
     def _announce(self, pids: Mapping[ProcessName, int], infos: Mapping[ProcessName, Info]) -> None:
         """All workers are ready: shows the banner."""

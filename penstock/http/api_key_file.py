@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import logging
 import re
+from dataclasses import replace
 from typing import TypeVar
-
-import msgspec
 
 from penstock.config.describe import KEY_PATTERN
 from penstock.config.errors import ConfigError
-from penstock.config.gateway import GatewayConfig
+from penstock.config.options.keys import KeyOptions
 from penstock.config.origins import Origins
 from penstock.config.secret_files import warn_if_open_to_others
-from penstock.config.serve import ServeConfig
 from penstock.config.watched_file import TextFiles
 
 log = logging.getLogger(__name__)
 
 _KEY = re.compile(KEY_PATTERN)
 
-Config = TypeVar("Config", ServeConfig, GatewayConfig)
+Config = TypeVar("Config", bound=KeyOptions)
 
 
 def load_api_keys(config: Config, origins: Origins, files: TextFiles) -> Config:
@@ -36,7 +34,7 @@ def load_api_keys(config: Config, origins: Origins, files: TextFiles) -> Config:
     for origin, key in admins.items():
         if key in clients.values():
             raise ConfigError(f"{origin} is a key of clients as well, which would all be administrators")
-    return msgspec.structs.replace(
+    return replace(
         config,
         api_key=list(dict.fromkeys(clients.values())) or None,
         admin_api_key=list(dict.fromkeys(admins.values())) or None,
@@ -56,7 +54,7 @@ def reload_api_keys(given: Config, before: Config, files: TextFiles) -> Config |
             old, new = (set(getattr(config, option) or ()) for config in (before, loaded))
             flag, numbers = f"--{option.replace('_', '-')}-file", (len(new), len(new - old), len(old - new))
             log.info("SIGHUP: %s: %d keys are in effect, %d added, %d removed", flag, *numbers)
-    return msgspec.structs.replace(before, api_key=loaded.api_key, admin_api_key=loaded.admin_api_key)
+    return replace(before, api_key=loaded.api_key, admin_api_key=loaded.admin_api_key)
 
 
 def _load(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -41,7 +42,7 @@ def test_two_gateways_are_compared_before_the_same_servers() -> None:
         streams=4, tokens=8, rounds=1, step_ms=1.0, timeout=120.0, compare_with="--http2"
     )
     said: list[str] = []
-    report = compare_gateways(config, msgspec.structs.replace(config, http2=True), said.append)
+    report = compare_gateways(config, replace(config, http2=True), said.append)
     assert report.errors == 0
     assert report.us_per_event.ratio is not None
     assert report.first.protocol == "HTTP/1.1 over 4 connections"

@@ -111,5 +111,5 @@ def test_logprobs_are_asked_for_as_each_api_has_it(endpoint: Any, fields: dict[s
 
 
 def test_messages_have_no_logprobs() -> None:
-    with pytest.raises(ValueError, match="--logprobs: the messages API has none"):
+    with pytest.raises(ValueError, match="--logprobs 0: the messages API has none"):
         BenchHostConfig(endpoint="messages", logprobs=0)

@@ -12,11 +12,11 @@ from penstock.config.serve import ServeConfig
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"lora_modules": ["a=/a"]}, "--lora-modules: needs --enable-lora"),
-        ({"lora_dir": "/d"}, "--lora-dir: needs --enable-lora"),
-        ({"max_loras": 2}, "--max-loras: needs --enable-lora"),
-        ({"max_lora_rank": 64}, "--max-lora-rank: needs --enable-lora"),
-        ({"max_cpu_loras": 8}, "--max-cpu-loras: needs --enable-lora"),
+        ({"lora_modules": ["a=/a"]}, "--lora-modules a=/a: needs --enable-lora"),
+        ({"lora_dir": "/d"}, "--lora-dir /d: needs --enable-lora"),
+        ({"max_loras": 2}, "--max-loras 2: needs --enable-lora"),
+        ({"max_lora_rank": 64}, "--max-lora-rank 64: needs --enable-lora"),
+        ({"max_cpu_loras": 8}, "--max-cpu-loras 8: needs --enable-lora"),
         (
             {"enable_lora": True, "max_loras": 5, "max_cpu_loras": 4},
             "--max-cpu-loras 4: it must be at least --max-loras, which is 5",

@@ -29,7 +29,10 @@ def test_attached_engines_are_vllms() -> None:
     [
         ({"engine": "synthetic"}, "--engine synthetic: does not go with --attach"),
         ({"headless": True}, "--headless: does not go with --attach"),
-        ({"coordinator": "tcp://h:1", "cluster_key_file": "f"}, "--coordinator: does not go with --attach"),
+        (
+            {"coordinator": "tcp://h:1", "cluster_key_file": "f"},
+            "--coordinator tcp://h:1: does not go with --attach",
+        ),
         ({"enable_expert_parallel": True, "data_parallel_size": 2}, "--enable-expert-parallel: does not go"),
         (
             {"data_parallel_size": 4, "data_parallel_size_local": 3},

@@ -1,17 +1,19 @@
 from __future__ import annotations
 
+from dataclasses import field, make_dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
 import pytest
 
 from penstock.config.client import ChatConfig, CompleteConfig, short
-from penstock.config.describe import option
+from penstock.config.describe import option, option_group
 from penstock.config.introspect import options_of, without_secrets
 from penstock.config.serve import ServeConfig
 
 
-class Sample(msgspec.Struct, frozen=True, kw_only=True):
+@option_group
+class Sample:
     """One field of every type an option may have."""
 
     text: Annotated[str, option("A text.", "One", pattern="^a")] = "a"
@@ -23,7 +25,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[int, msgspec.Meta(ge=1, le=9)] | Literal["auto"], option("A number or auto.", "Two")
     ] = "auto"
     keys: Annotated[list[str] | None, option("Some keys.", "Two", secret=True)] = None
-    numbers: Annotated[list[int], option("Some numbers.", "Two")] = msgspec.field(default_factory=list)
+    numbers: Annotated[list[int], option("Some numbers.", "Two")] = field(default_factory=list)
     place: Annotated[str | None, option("A place.", "Two", positional=True)] = None
 
 
@@ -57,6 +59,21 @@ def test_names_follow_from_the_field() -> None:
 )
 def test_what_is_allowed_in_words(field: str, allowed: str) -> None:
     assert OPTIONS[field].allowed == allowed
+
+
+def test_options_stand_in_the_order_of_the_groups() -> None:
+    @option_group
+    class Other:
+        other: Annotated[int, option("Another.", "Three")] = 1
+        shared: Annotated[int, option("A default of its own.", "Three")] = 1
+
+    @option_group
+    class Both(Sample, Other):
+        last: Annotated[int, option("The last.", "Four")] = 1
+        shared: Annotated[int, option("A default of its own.", "Three")] = 2
+
+    assert [one.field for one in options_of(Both)] == [*OPTIONS, "other", "shared", "last"]
+    assert next(one.default for one in options_of(Both) if one.field == "shared") == 2
 
 
 def test_facts_beside_the_type() -> None:
@@ -94,7 +111,7 @@ def test_a_default_is_shown_as_one_would_write_it(default: Any, text: str) -> No
 
 
 @pytest.mark.parametrize("config", [ServeConfig, CompleteConfig, ChatConfig, Sample])
-def test_every_default_is_allowed(config: type[msgspec.Struct]) -> None:
+def test_every_default_is_allowed(config: type) -> None:
     for one in options_of(config):
         msgspec.convert(one.default, one.type)
 
@@ -103,15 +120,15 @@ def test_every_default_is_allowed(config: type[msgspec.Struct]) -> None:
     ("annotation", "default", "complaint"),
     [
         (int, 1, "not described with option"),
-        (Annotated[dict[str, int], option("A table.", "One")], {}, "cannot have the type"),
+        (Annotated[dict[str, int], option("A table.", "One")], None, "cannot have the type"),
         (Annotated[Literal[1, 2], option("A number.", "One")], 1, "cannot have the type"),
         (Annotated[int, option("A number.", "One")], msgspec.NODEFAULT, "has no default"),
     ],
 )
 def test_a_field_that_no_source_could_set_is_refused(annotation: Any, default: Any, complaint: str) -> None:
-    fields = [("odd", annotation) if default is msgspec.NODEFAULT else ("odd", annotation, default)]
+    fields = [("odd", annotation, field() if default is msgspec.NODEFAULT else field(default=default))]
     with pytest.raises(TypeError, match=f"Odd.odd.*{complaint}"):
-        options_of(msgspec.defstruct("Odd", fields))
+        options_of(make_dataclass("Odd", fields))
 
 
 def test_secrets_are_hidden_and_nothing_else() -> None:

@@ -3,13 +3,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
+from typing import Annotated
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.config.client import ChatConfig
+from penstock.config.describe import option, option_group
 from penstock.config.errors import ConfigError
 from penstock.config.gateway import GatewayConfig
 from penstock.config.introspect import HIDDEN, Option, options_of
@@ -189,9 +190,7 @@ def service_links(service: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("service", ["PENSTOCK_PICKER", "PENSTOCK_SERVE_2", "VLLM"])
 @pytest.mark.parametrize("config", [ServeConfig, GatewayConfig, ChatConfig])
-def test_variables_that_kubernetes_sets_for_services_are_ignored(
-    config: type[msgspec.Struct], service: str
-) -> None:
+def test_variables_that_kubernetes_sets_for_services_are_ignored(config: type, service: str) -> None:
     links = service_links(service)
     assert resolve(config, {}, links, other_options=every_option) == (config(), {}, [])
 
@@ -219,10 +218,11 @@ def test_a_bad_secret_is_hidden() -> None:
     assert "sesame" not in str(caught.value)
 
 
-class Pair(msgspec.Struct, frozen=True):
+@option_group
+class Pair:
     """A rule over two options."""
 
-    low: options_of(ServeConfig)[0].type = None  # type: ignore[valid-type]
+    low: Annotated[str | None, option("A text.", "One")] = None
 
     def __post_init__(self) -> None:
         raise ValueError("low is above high")

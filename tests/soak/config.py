@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta
 
 from penstock.bench.server_process import BASE_MODEL_LEN, serve_command
 from penstock.config.bench import Report, ServerArgs, Timeout, check_arguments
-from penstock.config.describe import option
+from penstock.config.describe import option, option_group
 from penstock.config.options.synthetic import STEP_MS
 
 SOAK_BACKLOG = 256 * 1024
 """Bytes a server holds for a client that does not read. Small, so that such clients are disconnected soon."""
 
 
-class SoakConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+@option_group
+class SoakConfig:
     """Options of ``python -m tests.soak server``."""
 
     # -- load
@@ -92,7 +92,8 @@ class SoakConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         check_arguments("--server-args", self.server_args)
 
 
-class GatewayMemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+@option_group
+class GatewayMemoryConfig:
     """Options of ``python -m tests.soak gateway``."""
 
     requests: Annotated[int, option("Number of requests.", "Load", ge=10)] = 100_000
@@ -104,7 +105,8 @@ class GatewayMemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     json: Report = None
 
 
-class OutcomeSoakConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+@option_group
+class OutcomeSoakConfig:
     """Options of ``python -m tests.soak outcomes``."""
 
     minutes: Annotated[float, option("Duration of the load, in minutes.", "Load", gt=0, le=10_000)] = 30.0

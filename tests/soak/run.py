@@ -13,7 +13,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
-import msgspec
 import psutil
 import uvloop
 
@@ -401,5 +400,5 @@ class _Soak:
 
 def _options(config: SoakConfig) -> dict[str, object]:
     """The options that are set, without --json."""
-    values = msgspec.structs.asdict(config)
+    values = vars(config)
     return {name: value for name, value in values.items() if value is not None and name != "json"}

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta
 
-from penstock.config.describe import option
+from penstock.config.describe import option, option_group
 
 Url = Annotated[str, Meta(pattern=r"^https?://[^/@?#\s]+/?\Z")]
 """URL of an endpoint: scheme, host and optional port."""
 
 
-class EndpointOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+@option_group
+class EndpointOptions:
     """Options of the gateway: the model servers."""
 
     endpoints: Annotated[

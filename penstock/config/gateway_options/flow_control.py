@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from penstock.config.describe import option
-from penstock.config.gateway_options.models import ModelRoutingOptions
+from penstock.config.describe import option, option_group
 
 
-class FlowControlOptions(ModelRoutingOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+@option_group
+class FlowControlOptions:
     """Options of the gateway: the clients' keys and budgets, and who waits while all endpoints are full."""
 
     client_keys_file: Annotated[

@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from penstock.config.describe import option
-from penstock.config.gateway_options.picking import PickingOptions
+from penstock.config.describe import option, option_group
 
 
-class ModelRoutingOptions(PickingOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+@option_group
+class ModelRoutingOptions:
     """Options of the gateway: which model serves a request."""
 
     model_rewrite: Annotated[

@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from penstock.config.describe import option
-from penstock.config.gateway_options.listeners import ListenerOptions
+from penstock.config.describe import option, option_group
 
 Scorers = Annotated[
     str,
@@ -20,7 +19,8 @@ Scorers = Annotated[
 DEFAULT_SCORERS = "queue=2,running=1,kv=1,prefix=2,session=2"
 
 
-class PickingOptions(ListenerOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+@option_group
+class PickingOptions:
     """Options of the gateway: which endpoint a request is sent to."""
 
     scorers: Scorers = DEFAULT_SCORERS

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from penstock.config.describe import option
-from penstock.config.gateway_options.flow_control import FlowControlOptions
+from penstock.config.describe import option, option_group
 
 
-class RelayingOptions(FlowControlOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+@option_group
+class RelayingOptions:
     """Options of the gateway: how requests are relayed."""
 
     include_usage: Annotated[

@@ -1,6 +1,5 @@
-"""The options of ``penstock serve``, one Struct for each group.
+"""Groups of options of ``penstock serve``. Those of listening, keys, TLS, logs, shutdown and tracing are the
+gateway's as well; ``connection`` is that of commands which ask a running server.
 
-Each Struct inherits from the group before it, because a msgspec Struct has at most one base with fields.
-:class:`penstock.config.serve.ServeConfig` ends the chain and checks combinations. The order of the
-groups is the order of ``--help``. ``kw_only`` is not inherited: every Struct repeats it.
+:class:`penstock.config.serve.ServeConfig` puts them side by side and checks combinations.
 """

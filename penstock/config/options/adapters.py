@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from penstock.config.describe import option
-from penstock.config.options.engines import EngineOptions
+from penstock.config.describe import option, option_group
 
 GROUP = "LoRA adapters"
 
 
-class AdapterOptions(EngineOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+@option_group
+class AdapterOptions:
     """Options of LoRA adapters."""
 
     enable_lora: Annotated[bool, option("Run LoRA adapters: requests name one as their model.", GROUP)] = (

@@ -6,11 +6,11 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from penstock.config.describe import option
-from penstock.config.options.hosts import HostOptions
+from penstock.config.describe import option, option_group
 
 
-class AttachOptions(HostOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+@option_group
+class AttachOptions:
     """Options of engines of vLLM's that run elsewhere."""
 
     attach: Annotated[

@@ -6,11 +6,11 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from penstock.config.describe import option
-from penstock.config.options.http import HttpOptions
+from penstock.config.describe import option, option_group
 
 
-class CorsOptions(HttpOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+@option_group
+class CorsOptions:
     """CORS options."""
 
     allowed_origins: Annotated[

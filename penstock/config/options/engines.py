@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from penstock.config.describe import option
-from penstock.config.options.response_store import ResponseStoreOptions
+from penstock.config.describe import option, option_group
 
 
-class EngineOptions(ResponseStoreOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+@option_group
+class EngineOptions:
     """Options of engines: batches, scheduling and memory."""
 
     engine: Annotated[

@@ -6,14 +6,14 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from penstock.config.describe import option
-from penstock.config.options.synthetic import SyntheticOptions
+from penstock.config.describe import option, option_group
 
 HEAD = "head"
 """Name in ``--api-server-hosts`` of the host where ``penstock serve`` runs."""
 
 
-class HostOptions(SyntheticOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+@option_group
+class HostOptions:
     """Options of a server that spans several hosts."""
 
     data_parallel_size_local: Annotated[

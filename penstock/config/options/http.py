@@ -1,65 +1,16 @@
-"""Options of the HTTP server: address, authentication and limits."""
+"""Options of the HTTP server of API servers."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from penstock.config.describe import option
-from penstock.config.options.models import ModelOptions
-
-Host = Annotated[str, option("IP address or host name to listen on.", "HTTP server")]
-
-Port = Annotated[
-    int, option("TCP port to listen on; 0: a free port, which is printed.", "HTTP server", ge=0, le=65535)
-]
-
-ApiKeyFile = Annotated[
-    str | None,
-    option(
-        "File with additional API keys, one per line; lines that start with # are comments.", "HTTP server"
-    ),
-]
-
-AdminApiKey = Annotated[
-    list[str] | None,
-    option(
-        "Keys of administrators: administrative routes need one of them instead of a client's key, or of a "
-        "local connection. They open all other routes, too. Default: every key opens all routes.",
-        "HTTP server",
-        secret=True,
-    ),
-]
-AdminApiKeyFile = Annotated[
-    str | None,
-    option("File with further keys of administrators, written as --api-key-file.", "HTTP server"),
-]
-
-MaxRequestBytes = Annotated[int, option("Maximum size of a request body, in bytes.", "HTTP server", ge=1024)]
-
-MaxHeaderBytes = Annotated[
-    int, option("Maximum size of request line and headers together, in bytes.", "HTTP server", ge=1024)
-]
-
-HeaderTimeout = Annotated[
-    float,
-    option(
-        "Maximum time for a client to send the headers of a request, for a pause within its body, and for "
-        "its TLS handshake, in seconds. After that time a body must come with 1 KiB/s on average.",
-        "HTTP server",
-        gt=0,
-    ),
-]
-
-KeepAliveTimeout = Annotated[
-    float, option("Time after which an idle connection is closed, in seconds.", "HTTP server", gt=0)
-]
+from penstock.config.describe import option, option_group
 
 
-class HttpOptions(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of the HTTP server: address, authentication and limits."""
+@option_group
+class HttpOptions:
+    """Options of the HTTP server of API servers."""
 
-    host: Host = "127.0.0.1"
-    port: Port = 8000
     uds: Annotated[
         str | None,
         option("Path of a unix socket to listen on instead of a TCP port.", "HTTP server"),
@@ -83,26 +34,6 @@ class HttpOptions(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields
             allowed="a path such as /llm, without / at its end",
         ),
     ] = ""
-    api_key: Annotated[
-        list[str] | None,
-        option(
-            "API keys; clients must send one of them as a bearer token. Default: no authentication.",
-            "HTTP server",
-            secret=True,
-        ),
-    ] = None
-    api_key_file: ApiKeyFile = None
-    admin_api_key: AdminApiKey = None
-    admin_api_key_file: AdminApiKeyFile = None
-    allow_loopback_admin: Annotated[
-        bool,
-        option(
-            "Without API keys, allow administrative routes (/sleep, /admin/..., /debug/...) to programs on "
-            "this machine: connections from a loopback address. A proxy on this machine that adds no header "
-            "such as X-Forwarded-For allows them to its clients, too. Default: over a unix socket only.",
-            "HTTP server",
-        ),
-    ] = False
     shared_prefix_cache: Annotated[
         bool,
         option(
@@ -114,19 +45,6 @@ class HttpOptions(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields
     api_server_count: Annotated[
         int, option("Number of API server processes.", "HTTP server", ge=1, le=1024)
     ] = 1
-    max_request_bytes: MaxRequestBytes = 16 << 20
-    max_header_bytes: MaxHeaderBytes = 64 << 10
-    header_timeout: HeaderTimeout = 30.0
-    keep_alive_timeout: KeepAliveTimeout = 75.0
-    max_connections: Annotated[
-        int,
-        option(
-            "Maximum connections per API server, and HTTP/2 requests at a time; further ones get 503. "
-            "For want of open files (ulimit -n), further ones wait.",
-            "HTTP server",
-            ge=1,
-        ),
-    ] = 65536
     access_log: Annotated[
         Literal["none", "errors", "all"],
         option(

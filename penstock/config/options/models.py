@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta
 
-from penstock.config.describe import option
+from penstock.config.describe import option, option_group
 
 
-class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+@option_group
+class ModelOptions:
     """Options of the model: source, formats and data type."""
 
     model: Annotated[

@@ -1,19 +1,17 @@
-"""Options of processes: timeouts, logs, spans and garbage collection."""
+"""Options of processes: timeouts, figures in the log, profiles and garbage collection."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from penstock.config.describe import option
-from penstock.config.options.attach import AttachOptions
-from penstock.config.options.tracing import OtlpEndpoint, OtlpSamplingRatio, OtlpServiceName
+from penstock.config.describe import option, option_group
 
-LogFormat = Literal["text", "json"]
 GcPolicy = Literal["idle", "default", "off"]
 
 
-class ProcessOptions(AttachOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of processes: timeouts, logs, spans and garbage collection."""
+@option_group
+class ProcessOptions:
+    """Options of processes: timeouts, figures in the log, profiles and garbage collection."""
 
     run_dir: Annotated[
         str | None,
@@ -52,23 +50,6 @@ class ProcessOptions(AttachOptions, frozen=True, kw_only=True, forbid_unknown_fi
             ge=0,
         ),
     ] = 60.0
-    drain_timeout: Annotated[
-        float,
-        option(
-            "Maximum time for running streams to finish after SIGTERM or SIGINT, in seconds.",
-            "Processes",
-            ge=0,
-        ),
-    ] = 5.0
-    drain_grace: Annotated[
-        float,
-        option(
-            "Time between SIGTERM and the shutdown, in seconds: /ready answers 503, but requests are served "
-            "until load balancers have noticed. SIGINT (Ctrl-C) and a second signal end it.",
-            "Processes",
-            ge=0,
-        ),
-    ] = 0.0
     log_interval: Annotated[
         float,
         option(
@@ -102,18 +83,3 @@ class ProcessOptions(AttachOptions, frozen=True, kw_only=True, forbid_unknown_fi
             gt=0,
         ),
     ] = 5.0
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], option("Minimum severity of log messages.", "Processes")
-    ] = "info"
-    log_format: Annotated[
-        LogFormat,
-        option(
-            "Format of log lines. json: one object per line, from every process, with time, level, process, "
-            "logger, message, and exception or fields.",
-            "Processes",
-        ),
-    ] = "text"
-
-    otlp_endpoint: OtlpEndpoint = None
-    otlp_sampling_ratio: OtlpSamplingRatio = 1.0
-    otlp_service_name: OtlpServiceName = "penstock"

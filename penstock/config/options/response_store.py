@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from penstock.config.describe import option
-from penstock.config.options.streams import StreamOptions
+from penstock.config.describe import option, option_group
 
 
-class ResponseStoreOptions(StreamOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+@option_group
+class ResponseStoreOptions:
     """Options of the response store."""
 
     response_store: Annotated[

@@ -6,13 +6,13 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from penstock.config.describe import option
-from penstock.config.options.adapters import AdapterOptions
+from penstock.config.describe import option, option_group
 
 GROUP = "Speculative decoding"
 
 
-class SpeculationOptions(AdapterOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+@option_group
+class SpeculationOptions:
     """Options of speculative decoding in the torch engine."""
 
     speculative_method: Annotated[

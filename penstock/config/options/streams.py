@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from penstock.config.describe import option
-from penstock.config.options.tls import TlsOptions
+from penstock.config.describe import option, option_group
 
 
-class StreamOptions(TlsOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+@option_group
+class StreamOptions:
     """Options of streamed replies."""
 
     stream_interval: Annotated[

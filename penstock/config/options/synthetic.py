@@ -6,8 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from penstock.config.describe import option
-from penstock.config.options.speculation import SpeculationOptions
+from penstock.config.describe import option, option_group
 
 STEP_MS = "Step duration of the synthetic engine, in milliseconds."
 TOKENS_PER_STEP = (
@@ -17,7 +16,8 @@ TOKENS_PER_STEP = (
 MAX_TOKENS_PER_STEP = 64
 
 
-class SyntheticOptions(SpeculationOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+@option_group
+class SyntheticOptions:
     """Options of the synthetic engine."""
 
     synthetic_step_ms: Annotated[float, option(STEP_MS, "Synthetic engine", ge=0)] = 10.0

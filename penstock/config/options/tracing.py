@@ -6,24 +6,31 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta
 
-from penstock.config.describe import option
+from penstock.config.describe import option, option_group
 
-OtlpEndpoint: TypeAlias = Annotated[
-    Annotated[str, Meta(pattern=r"^https?://[^/@?#\s]+(/[^@?#\s]*)?\Z")] | None,
-    option(
-        "OpenTelemetry collector for spans, OTLP over HTTP: http://HOST:4318. Default: no spans.",
-        "Tracing",
-        allowed="http://HOST:PORT or https://HOST:PORT, without a user",
-        metavar="URL",
-    ),
-]
-OtlpSamplingRatio: TypeAlias = Annotated[
-    float,
-    option(
-        "Fraction of traces to sample; requests with a traceparent follow its sampled flag.",
-        "Tracing",
-        ge=0,
-        le=1,
-    ),
-]
 OtlpServiceName: TypeAlias = Annotated[str, option("Service name in spans (service.name).", "Tracing")]
+
+
+@option_group
+class TracingOptions:
+    """Where spans are sent, and how many."""
+
+    otlp_endpoint: Annotated[
+        Annotated[str, Meta(pattern=r"^https?://[^/@?#\s]+(/[^@?#\s]*)?\Z")] | None,
+        option(
+            "OpenTelemetry collector for spans, OTLP over HTTP: http://HOST:4318. Default: no spans.",
+            "Tracing",
+            allowed="http://HOST:PORT or https://HOST:PORT, without a user",
+            metavar="URL",
+        ),
+    ] = None
+    otlp_sampling_ratio: Annotated[
+        float,
+        option(
+            "Fraction of traces to sample; requests with a traceparent follow its sampled flag.",
+            "Tracing",
+            ge=0,
+            le=1,
+        ),
+    ] = 1.0
+    otlp_service_name: OtlpServiceName = "penstock"

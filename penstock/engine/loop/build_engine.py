@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-
-import msgspec
+from dataclasses import replace
 
 from penstock.config.serve import ServeConfig
 from penstock.engine.base import Engine
@@ -82,7 +81,7 @@ def with_rank_limits(config: ServeConfig, rank: int) -> ServeConfig:
     def part(limit: int | None) -> int | None:
         return None if limit is None else limit // engines + (rank < limit % engines)
 
-    return msgspec.structs.replace(
+    return replace(
         config,
         max_num_queued_reqs=part(config.max_num_queued_reqs),
         max_num_queued_tokens=part(config.max_num_queued_tokens),

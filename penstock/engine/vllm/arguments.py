@@ -54,7 +54,7 @@ def arguments(config: ServeConfig, model_dir: str, given: Sequence[str]) -> list
 def engine_options(config: ServeConfig, given: Sequence[str], adapter_room: int = 1) -> list[str]:
     """vLLM's arguments for the options ``given``, and the limits of adapters; ``adapter_room``: by how much
     vLLM's number of loaded ones exceeds Penstock's. Raises ConfigError for a refused option."""
-    values = msgspec.structs.asdict(config)
+    values = vars(config)
     result: list[str] = []
     for field in given:
         if field in REFUSED:

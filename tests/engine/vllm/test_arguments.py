@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from penstock.config.errors import ConfigError
+from penstock.config.introspect import options_of
 from penstock.config.serve import ServeConfig
 from penstock.engine.vllm.arguments import OTHER_NAME, REFUSED, SAME_NAME, arguments
 
@@ -75,7 +76,7 @@ def test_options_of_other_engines_are_refused_by_name(field: str) -> None:
 
 
 def test_every_name_is_an_option() -> None:
-    fields = {field.name for field in msgspec.structs.fields(ServeConfig)}
+    fields = {option.field for option in options_of(ServeConfig)}
     assert fields >= {*SAME_NAME, *OTHER_NAME, *REFUSED}
 
 

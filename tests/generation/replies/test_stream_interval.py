@@ -47,8 +47,11 @@ def test_nobody_watches_a_reply_that_is_not_streamed() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"stream_interval": "5", "stream_interval_ms": "20"}, "--stream-interval-ms: events are paced by"),
-        ({"stream_interval": "5", "min_stream_interval": "6"}, "--min-stream-interval: 6 is more than"),
+        (
+            {"stream_interval": "5", "stream_interval_ms": "20"},
+            "--stream-interval-ms 20: events are paced by",
+        ),
+        ({"stream_interval": "5", "min_stream_interval": "6"}, "--min-stream-interval 6: is more than"),
         ({"min_stream_interval": "0"}, "--min-stream-interval"),
         ({"stream_interval_ms": "0"}, "--stream-interval-ms"),
     ],

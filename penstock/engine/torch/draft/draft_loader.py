@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 
 from penstock.config.errors import ConfigError
+from penstock.config.options.adapters import AdapterOptions
 from penstock.config.serve import ServeConfig
 from penstock.engine.torch.model import PagedModel
 from penstock.engine.torch.model_loader import ModelShape, read_shape
@@ -42,12 +43,8 @@ def load_draft_model(
     config: ServeConfig, draft_dir: str, shape: ModelShape, dtype: torch.dtype, device: torch.device
 ) -> PagedModel:
     """The draft model, without adapters, in the data type of the model."""
-    without = dict.fromkeys(("lora_modules", "lora_dir")) | {"enable_lora": False}
-    for name in ("max_loras", "max_lora_rank", "max_cpu_loras"):
-        without[name] = getattr(ServeConfig(), name)
-    return PagedModel(
-        draft_dir, msgspec.structs.replace(config, **without), shape, dtype=dtype, device=device
-    )
+    without_adapters = replace(config, **vars(AdapterOptions()))
+    return PagedModel(draft_dir, without_adapters, shape, dtype=dtype, device=device)
 
 
 def _vocabulary(path: Path) -> Any:

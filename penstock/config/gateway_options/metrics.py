@@ -1,16 +1,15 @@
-"""Options of the gateway: metrics and spans."""
+"""Options of the gateway: metrics."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from penstock.config.describe import option
-from penstock.config.gateway_options.relaying import RelayingOptions
-from penstock.config.options.tracing import OtlpEndpoint, OtlpSamplingRatio, OtlpServiceName
+from penstock.config.describe import option, option_group
 
 
-class TelemetryOptions(RelayingOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of the gateway: metrics and spans."""
+@option_group
+class MetricsOptions:
+    """Options of the gateway: metrics."""
 
     metrics_compat: Annotated[
         Literal["none", "llm-d", "gie"],
@@ -37,6 +36,3 @@ class TelemetryOptions(RelayingOptions, frozen=True, kw_only=True, forbid_unknow
             "Metrics",
         ),
     ] = None
-    otlp_endpoint: OtlpEndpoint = None
-    otlp_sampling_ratio: OtlpSamplingRatio = 1.0
-    otlp_service_name: OtlpServiceName = "penstock-gateway"

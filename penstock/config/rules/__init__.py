@@ -1,0 +1,1 @@
+"""What options need and exclude, as tables, and the check of a config by them."""

@@ -1,0 +1,50 @@
+"""A rule of options, and the message of one that a config breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from penstock.config.introspect import options_of
+
+C = TypeVar("C")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule(Generic[C]):
+    """Options that may have other values than their defaults only where a condition holds."""
+
+    options: tuple[str, ...]
+    """Their fields."""
+    allowed: Callable[[C], bool]
+    reason: str
+    """What the options need or do not go with. ``{0.engine}`` stands for the config's engine."""
+
+
+def needs(options: str, holds: Callable[[C], bool], reason: str) -> Rule[C]:
+    """The rule that ``options``, whose fields are separated by spaces, need what ``holds``."""
+    return Rule(tuple(options.split()), holds, reason)
+
+
+def excludes(options: str, holds: Callable[[C], bool], reason: str) -> Rule[C]:
+    """The rule that ``options``, whose fields are separated by spaces, do not go with what ``holds``."""
+    return Rule(tuple(options.split()), lambda config: not holds(config), reason)
+
+
+def check(config: C, rules: Iterable[Rule[C]]) -> None:
+    """Raise ValueError for the first rule that ``config`` breaks: the option, its value and the reason."""
+    defaults = {option.field: option.default for option in options_of(type(config))}
+    for rule in rules:
+        for field in rule.options:
+            value = getattr(config, field)
+            if value != defaults[field] and not rule.allowed(config):
+                raise ValueError(f"{written(field, value)}: {rule.reason.format(config)}")
+
+
+def written(field: str, value: Any) -> str:
+    """An option as on the command line: ``--headless``, ``--no-web-page``, ``--max-loras 4``."""
+    name = field.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no-{name}"
+    return f"--{name} {' '.join(map(str, value)) if isinstance(value, list) else value}"
