@@ -141,5 +141,5 @@ def test_drafts_are_counted(model_dir: Path) -> None:
 
 
 def test_a_script_has_its_own_pace() -> None:
-    with pytest.raises(ValueError, match="--synthetic-tokens-per-step 4: a script's replies"):
+    with pytest.raises(ValueError, match="--synthetic-tokens-per-step 2: a script's replies"):
         ServeConfig(engine="synthetic", synthetic_script="rules.yaml", synthetic_tokens_per_step=2)
