@@ -31,7 +31,7 @@ from penstock.gateway.relay.plain_events import PlainEvents
 from penstock.gateway.relay.relay import Relay
 from penstock.gateway.relay.retry_policy import RetryPolicy
 from penstock.gateway.requests.relayed_routes import RelayedRoutes
-from penstock.gateway.requests.via import Via, gateway_id
+from penstock.gateway.requests.via import Via
 from penstock.gateway.responses.request_record import RequestRecord
 from penstock.gateway.routing.endpoint_places import EndpointPlaces
 from penstock.gateway.routing.endpoint_pool import EndpointPool
@@ -43,11 +43,10 @@ from penstock.gateway.telemetry.request_recorder import RequestRecorder
 from penstock.gateway.telemetry.spans import span_data
 from penstock.gateway.upstream.timeouts import Timeouts
 from penstock.gateway.upstream.tls import upstream_tls
-from penstock.gateway.workers.exchange import Exchange
 from penstock.gateway.workers.exposition import WorkerExposition
-from penstock.gateway.workers.metric_files import MetricFiles
+from penstock.gateway.workers.keeper_link import KeeperLink
+from penstock.gateway.workers.scoreboard import Scoreboard
 from penstock.gateway.workers.shared_budgets import SharedBudgetStore
-from penstock.gateway.workers.shared_places import SharedPlaces
 from penstock.gateway.workers.shared_state import SharedState
 from penstock.http.http2.flow_windows import FlowWindows
 from penstock.http.receive_budget import ReceiveBudget
@@ -85,7 +84,6 @@ class GatewayParts:
     http: HttpServer
     exposition: WorkerExposition
     shared_state: SharedState
-    shared_places: SharedPlaces
     caches: FollowedCaches | None
     """None: endpoints publish no KV cache events."""
     spans: BatchSpanExporter[RequestRecord] | None
@@ -105,14 +103,16 @@ def assemble(
     weights: dict[str, float],
     source: ConnectionSource,
     clock: Callable[[], float],
-    exchange: Exchange,
+    link: KeeperLink,
+    scoreboard: Scoreboard,
+    gateway: str,
 ) -> GatewayParts:
     """Create the parts; nothing listens yet. ``weights`` are those of ``--scorers``; ``source`` gives
-    connections; ``clock`` is the event loop's, in seconds; ``exchange`` leads to the other workers.
-    Raises ConfigError when libraries are missing."""
+    connections; ``clock`` is the event loop's, in seconds; ``link`` and ``scoreboard`` lead to the other
+    workers, with which this one is ``gateway``, a name that no other gateway has. Raises ConfigError when
+    libraries are missing."""
     windows, burst, collector = FlowWindows(), make_burst_writer(), GarbageCollector()
-    shared_places = SharedPlaces(exchange)
-    admission = make_admission(config, clock, exchange, shared_places)
+    admission = make_admission(config, clock, link, scoreboard, gateway)
     timeouts = Timeouts(
         connect=config.connect_timeout,
         first_token=config.first_token_timeout,
@@ -142,9 +142,8 @@ def assemble(
         most_waiting=config.saturated_waiting,
         most_kv_used=config.saturated_kv_used,
         scraping=config.scrape_interval > 0,
-        elsewhere=shared_places.in_flight_elsewhere,
+        elsewhere=scoreboard.in_flight_elsewhere,
     )
-    pool.on_updated.append(shared_places.follow)
     picker = _make_picker(config, weights)
     router = Router(pool, models, picker, clock, config.ttft_slo, admission, places)
     plain_events, retry_policy = PlainEvents(burst, windows), RetryPolicy(router, config.max_attempts)
@@ -186,7 +185,7 @@ def assemble(
         priorities={} if kubernetes is None else kubernetes.priorities,
         relays_kv_transfer=config.allow_kv_transfer_params,
     )
-    exposition = WorkerExposition(exchange, MetricFiles(exchange.run_dir), metrics)
+    exposition = WorkerExposition(link, metrics)
     app = GatewayApp(
         intake=intake,
         relay=relay,
@@ -197,12 +196,13 @@ def assemble(
         clock=clock,
         burst=burst,
         expose=exposition.text,
-        via=Via(f"penstock-{gateway_id(exchange.run_dir)}"),
+        via=Via(f"penstock-{gateway}"),
         loopback_administers=config.allow_loopback_admin,
     )
     routed_requests, envoy, log_forwarding = make_external_processor(
         config,
-        exchange,
+        link,
+        gateway,
         relay=relay,
         recorder=recorder,
         intake=intake,
@@ -218,8 +218,7 @@ def assemble(
         collector=collector,
         app=app,
         exposition=exposition,
-        shared_places=shared_places,
-        shared_state=SharedState(exchange, router, clock, config.scrape_interval),
+        shared_state=SharedState(link, scoreboard, router, clock, config.scrape_interval),
         http=_make_http_server(config, app, source, windows, tls),
         caches=caches,
         spans=spans,
@@ -249,15 +248,19 @@ def _make_picker(config: GatewayConfig, weights: dict[str, float]) -> Picker:
 
 
 def make_admission(
-    config: GatewayConfig, clock: Callable[[], float], exchange: Exchange, places: SharedPlaces
+    config: GatewayConfig,
+    clock: Callable[[], float],
+    link: KeeperLink,
+    scoreboard: Scoreboard,
+    gateway: str,
 ) -> Admission:
     """Flow control and budgets. Raises ConfigError for options that do not fit together, and when libraries
     are missing."""
     flow, header = None, config.fairness_header
     if config.flow_control:
         limits = FlowLimits(config.max_queued_requests, config.max_queued_bytes, config.queue_timeout)
-        flow = FlowControl(limits, clock, places)
-        places.on_wake = flow.fill_places
+        flow = FlowControl(limits, clock, scoreboard)
+        scoreboard.on_wake = flow.fill_places
     else:
         for option, given in (
             ("--max-requests-per-endpoint", config.max_requests_per_endpoint),
@@ -265,15 +268,15 @@ def make_admission(
         ):
             if given is not None:
                 raise ConfigError(f"{option} {given}: it has an effect only with --flow-control")
-    store = _make_budget_store(config, clock, exchange)
+    store = _make_budget_store(config, link, gateway)
     budgets = Budgets(store, clock, config.budget_store_outage, share=1.0 / config.workers)
     name = None if header is None else header.lower().encode()
     return Admission(budgets, flow, name, config.request_timeout)
 
 
-def _make_budget_store(config: GatewayConfig, clock: Callable[[], float], exchange: Exchange) -> BudgetStore:
+def _make_budget_store(config: GatewayConfig, link: KeeperLink, gateway: str) -> BudgetStore:
     if config.budget_store == "memory":
-        return SharedBudgetStore(exchange, clock)
+        return SharedBudgetStore(link)
     from penstock.gateway.admission.redis_budget_store import Place, RedisBudgetStore
 
     try:
@@ -281,7 +284,7 @@ def _make_budget_store(config: GatewayConfig, clock: Callable[[], float], exchan
             config.budget_store,
             timeout_s=config.budget_store_timeout,
             longest_request_s=config.queue_timeout + config.request_timeout,
-            place=Place(gateway_id(exchange.run_dir), str(exchange.own), exchange.first_epochs),
+            place=Place(gateway, str(link.own), lambda: link.first_epochs),
         )
     except ModuleNotFoundError as error:
         raise ConfigError(f"--budget-store needs the package {error.name}: {pip_install('redis')}") from None
@@ -330,7 +333,8 @@ def read_weights(text: str, ttft_slo_s: float | None) -> dict[str, float]:
 
 def make_external_processor(
     config: GatewayConfig,
-    exchange: Exchange,
+    link: KeeperLink,
+    gateway: str,
     *,
     relay: Relay,
     recorder: RequestRecorder,
@@ -357,7 +361,7 @@ def make_external_processor(
         tracing=tracing,
         budget=ReceiveBudget(HELD_BODIES * config.max_request_bytes),
     )
-    forwarding = LogForwarding(exchange, requests)
+    forwarding = LogForwarding(link, requests, gateway)
     return requests, EnvoyServer(requests, is_ready, certificates), forwarding
 
 

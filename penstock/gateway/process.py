@@ -23,10 +23,13 @@ from penstock.config.errors import ConfigError
 from penstock.exit_codes import EXIT_FAILED, EXIT_FATAL, EXIT_OK
 from penstock.gateway.assembly import GatewayParts, assemble, read_weights
 from penstock.gateway.discovery.endpoints_file import EndpointsDocument, EndpointSource
+from penstock.gateway.requests.via import gateway_id
 from penstock.gateway.routing.endpoint_discovery import ResolvedEndpoint, ResolveSchedule, resolve
 from penstock.gateway.telemetry.access_log import log_to_file
 from penstock.gateway.workers import shared_state
-from penstock.gateway.workers.exchange import Exchange, WorkerName
+from penstock.gateway.workers.keeper_link import KeeperLink
+from penstock.gateway.workers.letters import WorkerName
+from penstock.gateway.workers.scoreboard import Scoreboard
 from penstock.http.server import STOP_S
 from penstock.http.sockets.connection_source import ConnectionSource, HandedOverConnections, ListeningSocket
 from penstock.wire.channel import ControlChannel, SupervisorGone
@@ -48,8 +51,6 @@ CHECK_INTERVAL_S = 0.25
 """Interval of checks for time-outs, and so the most by which they are late."""
 FILE_INTERVAL_S = 1.0
 """Interval of checks whether the endpoints file has changed."""
-SIBLINGS_INTERVAL_S = 1.0
-"""Interval of checks for other workers."""
 ENVOY_LEAVES_S = 12.0
 """Time in which Envoy leaves a worker that was replaced: more than the age of its connections."""
 RESOLVE_WAIT_S = 2.0
@@ -115,15 +116,22 @@ class _Worker:
 
     async def serve(self) -> int:
         loop = asyncio.get_running_loop()
-        exchange = Exchange(self._launch.run_dir, WorkerName(self._launch.index, self._launch.epoch))
+        launch = self._launch
+        link = KeeperLink(socket.socket(fileno=launch.keeper_fd), WorkerName(launch.index, launch.epoch))
         self._parts = parts = assemble(
-            self._config, self._weights, self._connection_source(), loop.time, exchange
+            self._config,
+            self._weights,
+            self._connection_source(),
+            loop.time,
+            link,
+            Scoreboard(link, launch.run_dir, launch.scoreboard_slot),
+            gateway_id(launch.run_dir),
         )
         if parts.kubernetes is not None:
             await parts.kubernetes.connect()
         loop.add_reader(self._control.fileno(), self._on_command)
-        exchange.open()
-        background = [self._check_timeouts(), self._watch_endpoints(), self._share(exchange)]
+        link.open()
+        background = [self._check_timeouts(), self._watch_endpoints(), self._share(link)]
         if parts.kubernetes is not None:
             background.append(parts.kubernetes.run())
         if parts.caches is not None:
@@ -151,9 +159,8 @@ class _Worker:
             if parts.caches is not None:
                 parts.caches.close()
             parts.pool.close()
-            parts.exposition.write()
-            parts.shared_places.close()
-            exchange.close()
+            parts.exposition.send()
+            link.close()
         return EXIT_OK
 
     def _connection_source(self) -> ConnectionSource:
@@ -219,22 +226,18 @@ class _Worker:
             with contextlib.suppress(SupervisorGone):  # the reader of commands ends the process
                 self._control.heartbeat()
 
-    async def _share(self, exchange: Exchange) -> None:
-        """Tell the other workers what helps them."""
-        looked_at = 0.0
+    async def _share(self, link: KeeperLink) -> None:
+        """Tell the other workers what helps them, and the keeper what this one counts."""
         while True:
-            await asyncio.sleep(self._share_interval_s(exchange))
+            await asyncio.sleep(self._share_interval_s(link))
             self._parts.shared_state.share()
             if self._parts.log_forwarding is not None:
                 self._parts.log_forwarding.send()
-            if time.monotonic() - looked_at >= SIBLINGS_INTERVAL_S:
-                looked_at = time.monotonic()
-                exchange.look()
-                self._parts.exposition.write_when_due()
+            self._parts.exposition.send_when_due()
 
-    def _share_interval_s(self, exchange: Exchange) -> float:
-        if not exchange.siblings:
-            return SIBLINGS_INTERVAL_S
+    def _share_interval_s(self, link: KeeperLink) -> float:
+        if not link.siblings:
+            return shared_state.ALONE_INTERVAL_S
         return shared_state.INTERVAL_S if self._parts.metrics.running else shared_state.IDLE_INTERVAL_S
 
     async def _scrape(self) -> None:

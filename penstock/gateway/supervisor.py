@@ -31,8 +31,9 @@ from penstock.exit_codes import EXIT_FAILED, StartupError, exit_code_of
 from penstock.gateway.admission.envoy_certificates import certificate_files
 from penstock.gateway.routing.endpoint_discovery import host_and_port
 from penstock.gateway.upstream.tls import upstream_tls
-from penstock.gateway.workers.exchange import WorkerName
-from penstock.gateway.workers.metric_files import MetricFiles
+from penstock.gateway.workers.keeper import Keeper
+from penstock.gateway.workers.letters import WorkerName
+from penstock.gateway.workers.scoreboard import ScoreboardFile
 from penstock.http.api_key_file import load_api_keys
 from penstock.http.sockets.listener import ListenSocket, listen, reserve_port
 from penstock.http.tls import server_context
@@ -95,6 +96,8 @@ def serve(config: GatewayConfig, origins: Origins, read_again: ReadOptions) -> i
                 )
             with signals_blocked():  # it is removed whatever comes
                 run_dir = owned.enter_context(RunDirectory(None, parents=("/dev/shm",))).path
+            scoreboard = owned.enter_context(ScoreboardFile(run_dir))
+            keeper = owned.enter_context(Keeper())
             acceptor = owned.enter_context(Acceptor(listener.socket)) if config.workers > 1 else None
             gateway = _Gateway(
                 config=config,
@@ -105,7 +108,8 @@ def serve(config: GatewayConfig, origins: Origins, read_again: ReadOptions) -> i
                 acceptor=acceptor,
                 envoy_port=envoy_port,
                 run_dir=run_dir,
-                metric_files=MetricFiles(run_dir),
+                keeper=keeper,
+                scoreboard=scoreboard,
                 began=began,
             )
             return gateway.run(service_manager)
@@ -144,7 +148,8 @@ class _Gateway:
     acceptor: Acceptor | None
     envoy_port: int | None
     run_dir: str
-    metric_files: MetricFiles
+    keeper: Keeper
+    scoreboard: ScoreboardFile
     # time.monotonic() at the start of the command.
     began: float
     environ: dict[str, str] = field(default_factory=_worker_environment)
@@ -174,26 +179,32 @@ class _Gateway:
         return supervisor.run()
 
     def _start(self, name: ProcessName, epoch: int, restarts: int) -> ChildProcess:
-        launch = GatewayLaunch(
-            role="gateway",
-            index=name.index,
-            epoch=epoch,
-            config=replace(self.config, ext_proc_port=self.envoy_port),
-            run_dir=self.run_dir,
-            worker_count=self.config.workers,
-            supervisor_pid=os.getpid(),
-            restarts=restarts,
-        )
         ends = contextlib.ExitStack()
-        ends.callback(self.metric_files.add_to_sum, WorkerName(name.index, epoch))
-        if self.acceptor is None:
-            launch = msgspec.structs.replace(launch, listen_fd=self.listener.socket.fileno())
-        else:
-            target = self.acceptor.add_target(str(name))
-            ends.callback(target.remove)
-            launch = msgspec.structs.replace(launch, handover_fd=target.sender.server_end)
         try:
-            return ChildProcess.start(launch, self.command, on_end=ends.close, environ=self.environ)
+            slot = self.scoreboard.take_slot()
+            ends.callback(self.scoreboard.free_slot, slot)
+            with self.keeper.add(WorkerName(name.index, epoch)) as keeper:
+                launch = GatewayLaunch(
+                    role="gateway",
+                    index=name.index,
+                    epoch=epoch,
+                    config=replace(self.config, ext_proc_port=self.envoy_port),
+                    run_dir=self.run_dir,
+                    worker_count=self.config.workers,
+                    supervisor_pid=os.getpid(),
+                    keeper_fd=keeper.fileno(),
+                    scoreboard_slot=slot,
+                    restarts=restarts,
+                )
+                if self.acceptor is None:
+                    launch = msgspec.structs.replace(launch, listen_fd=self.listener.socket.fileno())
+                else:
+                    target = self.acceptor.add_target(str(name))
+                    ends.callback(target.remove)
+                    launch = msgspec.structs.replace(launch, handover_fd=target.sender.server_end)
+                return ChildProcess.start(
+                    launch, self.command, ends.close, environ=self.environ, pass_fds=[launch.keeper_fd]
+                )
         except OSError:
             ends.close()
             raise

@@ -153,6 +153,10 @@ class GatewayLaunch(_Message, frozen=True, tag="launch-gateway"):
     # Workers that serve at a time.
     worker_count: int
     supervisor_pid: int
+    # Its end of the socket to the keeper of what the workers share.
+    keeper_fd: int
+    # Its slot of the scoreboard, which the workers map.
+    scoreboard_slot: int
     restarts: int = 0
     listen_fd: int | None = None
     handover_fd: int | None = None

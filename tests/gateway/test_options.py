@@ -14,9 +14,8 @@ from penstock.config.errors import ConfigError
 from penstock.config.gateway import GatewayConfig
 from penstock.gateway.assembly import make_admission, name_of_pool, read_weights
 from penstock.gateway.discovery.endpoints_file import EndpointSource
-from penstock.gateway.workers.exchange import Exchange, WorkerName
-from penstock.gateway.workers.shared_places import SharedPlaces
 from tests.gateway.processes import WAIT_S, closed_port, gateway
+from tests.gateway.workers.linked import gateway_of
 
 
 def test_weights() -> None:
@@ -97,10 +96,10 @@ def test_the_name_of_the_pool_in_metrics(options: dict[str, Any], name: str) -> 
 def test_flow_control_that_is_none(options: dict[str, Any], problem: str, tmp_path: Path) -> None:
     if "budget_store" in options:
         pytest.importorskip("redis")
-    exchange = Exchange(str(tmp_path), WorkerName(0, 0))
-    with pytest.raises(ConfigError, match=problem):
-        make_admission(GatewayConfig(**options), lambda: 0.0, exchange, SharedPlaces(exchange))
-    exchange._socket.close()
+    with gateway_of(tmp_path) as gateway:
+        link, scoreboard = gateway.link(0)
+        with pytest.raises(ConfigError, match=problem):
+            make_admission(GatewayConfig(**options), lambda: 0.0, link, scoreboard, "gateway")
 
 
 @pytest.mark.parametrize(

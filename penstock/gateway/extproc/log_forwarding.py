@@ -2,13 +2,12 @@
 
 Envoy's connections are spread over the workers of a gateway, and its access log has connections of its own.
 So an entry may reach another worker than the request did. It names the process that picked, which gets it.
-Entries wait for the next turn, and for room; in the end, requests without an entry are counted by their
-observed reply.
+Entries wait until they are sent together, a few times a second; in the end, requests without an entry are
+counted by their observed reply.
 """
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from dataclasses import replace
 
@@ -16,14 +15,11 @@ import msgspec
 
 from penstock.gateway.extproc.messages import AccessLogEntry
 from penstock.gateway.extproc.routed_requests import NAMESPACE, PICK_KEY, PROCESS_KEY, RoutedRequests
-from penstock.gateway.workers.exchange import Exchange, WorkerName
+from penstock.gateway.workers.keeper_link import KeeperLink
+from penstock.gateway.workers.letters import WorkerName
 
 MAX_WAITING = 1 << 14
 """Entries that wait for one worker; of more the oldest are lost."""
-MAX_AT_ONCE = 64
-"""Entries in one datagram; one has some 500 bytes."""
-MAX_DATAGRAMS = 8
-"""Datagrams to one worker in one turn."""
 ENTRIES, STREAMS = "log entries", "log streams"
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -34,20 +30,21 @@ _count_decoder = msgspec.msgpack.Decoder(int)
 class LogForwarding:
     """One worker's part."""
 
-    def __init__(self, exchange: Exchange, requests: RoutedRequests) -> None:
-        self._exchange = exchange
+    def __init__(self, link: KeeperLink, requests: RoutedRequests, gateway: str) -> None:
+        """``gateway`` is a name that no other gateway has, the same for all its workers."""
+        self._link = link
         self._requests = requests
         self._waiting: dict[WorkerName, deque[AccessLogEntry]] = {}
         self._streams: dict[WorkerName, int] = {}
         """Open streams of the access log, by worker."""
         self._streams_told = 0
-        self._prefix = os.path.basename(exchange.run_dir)
-        requests.process = self._process_of(exchange.own)
+        self._gateway = gateway
+        requests.process = self._process_of(link.own)
         requests.forward = self._forward
-        exchange.on(ENTRIES, self._on_entries)
-        exchange.on(STREAMS, self._on_streams)
-        exchange.on_joined.append(self._on_joined)
-        exchange.on_gone.append(self._on_gone)
+        link.on(ENTRIES, self._on_entries)
+        link.on(STREAMS, self._on_streams)
+        link.on_joined.append(self._on_joined)
+        link.on_gone.append(self._on_gone)
 
     def close(self) -> None:
         """This worker ends, and has no streams any more."""
@@ -57,27 +54,19 @@ class LogForwarding:
     def send(self) -> None:
         """Sends what waits; called several times a second."""
         count = self._requests.open_log_streams
-        if count != self._streams_told and self._exchange.send(STREAMS, _encode(count)):
+        if count != self._streams_told and self._link.tell_others(STREAMS, _encode(count)):
             self._streams_told = count
         for worker, entries in list(self._waiting.items()):
-            for _ in range(MAX_DATAGRAMS):
-                some = [entries[row] for row in range(min(MAX_AT_ONCE, len(entries)))]
-                if not some or not self._exchange.send(ENTRIES, _encode(some), worker):
-                    break
-                if worker not in self._waiting:  # it has died, as was found just now
-                    break
-                for _ in some:
-                    entries.popleft()
-            if not entries:
+            if self._link.tell_others(ENTRIES, _encode(list(entries)), worker):
                 del self._waiting[worker]
 
     def _process_of(self, worker: WorkerName) -> str:
         """The process's name in the metadata that Envoy's access log repeats."""
-        return f"{self._prefix}/{worker}"
+        return f"{self._gateway}/{worker}"
 
     def _forward(self, process: str, entry: AccessLogEntry) -> bool:
         """Whether ``process``, which picked, is another worker of this gateway: then it gets the entry."""
-        for worker in self._exchange.siblings:
+        for worker in self._link.siblings:
             if self._process_of(worker) == process:
                 told = entry.metadata.get(NAMESPACE, {})
                 kept = {key: told[key] for key in (PROCESS_KEY, PICK_KEY) if key in told}
@@ -86,12 +75,15 @@ class LogForwarding:
                 return True
         return False
 
-    def _on_entries(self, sender: WorkerName, data: bytes) -> None:
+    def _on_entries(self, sender: WorkerName | None, data: bytes) -> None:
+        """Entries of requests that this worker has picked, or that one has which has ended meanwhile: the
+        keeper sends those back."""
         for entry in _entries_decoder.decode(data):
             self._requests.on_log_entry(entry)
 
-    def _on_streams(self, sender: WorkerName, data: bytes) -> None:
-        self._streams[sender] = _count_decoder.decode(data)
+    def _on_streams(self, sender: WorkerName | None, data: bytes) -> None:
+        if sender is not None:
+            self._streams[sender] = _count_decoder.decode(data)
         self._requests.log_streams_elsewhere = sum(self._streams.values())
 
     def _on_joined(self, worker: WorkerName) -> None:

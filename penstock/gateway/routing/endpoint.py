@@ -78,8 +78,8 @@ class Endpoint:
     own_sent: int = 0
     own_tokens: int = 0
     """Those three, of this worker of the gateway alone."""
-    on_count: Callable[[int], None] | None = None
-    """Called with each new number of ``own_in_flight``."""
+    on_count: Callable[[int, int, int], None] | None = None
+    """Called with those three when they have changed."""
     ttft_s: float | None = None
     """Moving average of the time to first token."""
     breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
@@ -138,6 +138,7 @@ class Endpoint:
         self.sent_since_scrape = self.own_sent = 0
         self.in_flight_at_scrape = self.in_flight
         self.reports_load, self.scrapes_late = True, False
+        self._tell_counts()
 
     def scrape_had_no_load(self) -> None:
         """The endpoint is up but reports no load; only the requests in flight are known."""
@@ -168,8 +169,7 @@ class Endpoint:
         self.in_flight_tokens += tokens
         self.own_tokens += tokens
         self.breaker.request_sent(now)
-        if self.on_count is not None:
-            self.on_count(self.own_in_flight)
+        self._tell_counts()
 
     def request_ended(self, tokens: int) -> None:
         self.in_flight -= 1
@@ -178,13 +178,16 @@ class Endpoint:
         self.own_sent = min(self.own_sent, self.own_in_flight)
         self.in_flight_tokens -= tokens
         self.own_tokens -= tokens
-        if self.on_count is not None:
-            self.on_count(self.own_in_flight)
+        self._tell_counts()
 
     def request_lost(self) -> None:
         """Called before :meth:`request_ended` if it is not known to have ended: what the latest scrape counts
         stays."""
         self.in_flight_at_scrape = max(self.in_flight_at_scrape - 1, 0)
+
+    def _tell_counts(self) -> None:
+        if self.on_count is not None:
+            self.on_count(self.own_in_flight, self.own_sent, self.own_tokens)
 
     def count_elsewhere(self, in_flight: int, sent: int, tokens: int) -> None:
         """What the other workers together have sent: requests in flight, those of them that the scraped load

@@ -38,22 +38,24 @@ class ChildProcess:
         on_end: Callable[[], None] = lambda: None,
         *,
         environ: Mapping[str, str] | None = None,
+        pass_fds: Sequence[int] = (),
     ) -> ChildProcess:
         """Starts ``command`` with the descriptor of its control channel as last argument, and sends
         ``launch``.
 
         Must run in the main thread, see
         :func:`penstock.supervisor.children.parent_death.exit_with_supervisor`. The child inherits standard
-        error, also as its standard output, and nothing on standard input. ``on_end`` is called when it has
-        exited; ``environ`` is its environment (default: this process's). Raises OSError when no process can
-        be started, StartupError for options that take too much room.
+        error, also as its standard output, nothing on standard input, and ``pass_fds``. ``on_end`` is called
+        when it has exited; ``environ`` is its environment (default: this process's). Raises OSError when no
+        process can be started, StartupError for options that take too much room.
         """
         channel, theirs = ChildChannel.pair()
         try:
             channel.send(launch)
         except ControlError as error:
             raise StartupError(f"the options are too long to be passed on: {error}") from None
-        inherited = [fd for fd in (theirs.fileno(), launch.listen_fd, launch.handover_fd) if fd is not None]
+        given = (theirs.fileno(), launch.listen_fd, launch.handover_fd, *pass_fds)
+        inherited = [fd for fd in given if fd is not None]
         try:
             with signals_blocked(), theirs:
                 popen = subprocess.Popen(

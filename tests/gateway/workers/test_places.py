@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
+import random
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,11 +16,10 @@ import pytest
 from penstock.gateway.admission.flow_control import MAX_YIELD_S, FlowControl, FlowLimits, FlowRequest
 from penstock.gateway.routing.endpoint import Endpoint
 from penstock.gateway.routing.endpoint_places import CandidatePlaces, EndpointPlaces
-from penstock.gateway.workers import shared_places
-from penstock.gateway.workers.exchange import Exchange, WorkerName
-from penstock.gateway.workers.shared_places import SharedPlaces
+from penstock.gateway.workers import scoreboard
 from tests.gateway.behaviours import good
 from tests.gateway.processes import WAIT_S, Call, Upstream, eventually, gateway
+from tests.gateway.workers.linked import Gateway, gateway_of, know_each_other
 
 WORKERS, PLACES, CLIENTS = 3, 4, 24
 
@@ -108,16 +107,15 @@ def test_a_killed_worker_s_requests_hold_no_places() -> None:
 class Worker:
     """One worker's queue, before a server that has one place."""
 
-    def __init__(self, run_dir: Path, number: int, clock: list[float]) -> None:
-        self.exchange = Exchange(str(run_dir), WorkerName(number, 0))
-        self.shared = SharedPlaces(self.exchange)
+    def __init__(self, gateway: Gateway, number: int, clock: list[float]) -> None:
+        self.link, self.shared = gateway.link(number)
         self.endpoint = Endpoint("http://a")
         self.shared.follow([self.endpoint])
         self._places = EndpointPlaces(1, scraping=False, elsewhere=self.shared.in_flight_elsewhere)
         self._clock = clock
         self.flow = FlowControl(FlowLimits(), lambda: clock[0], self.shared)
         self.shared.on_wake = self.flow.fill_places
-        self.exchange.open()
+        self.link.open()
 
     async def run(self, priority: int) -> FlowRequest:
         request = FlowRequest("f", priority=priority)
@@ -138,24 +136,17 @@ class Worker:
         self.endpoint.request_ended(1)
         self.flow.ended(task.result(), None)
 
-    def kill(self) -> None:
-        asyncio.get_running_loop().remove_reader(self.exchange._socket.fileno())
-        self.exchange._socket.close()
-
 
 @contextlib.asynccontextmanager
-async def two(run_dir: Path, clock: list[float]) -> AsyncIterator[tuple[Worker, Worker]]:
-    first, second = (Worker(run_dir, number, clock) for number in range(2))
-    try:
-        for each in (first, second):
-            each.exchange.look()
-        yield first, second
-    finally:
-        for each in (first, second):
-            each.flow.stop()
-            each.shared.close()
-            with contextlib.suppress(ValueError):  # it was killed
-                each.exchange.close()
+async def two(run_dir: Path, clock: list[float]) -> AsyncIterator[tuple[Gateway, Worker, Worker]]:
+    with gateway_of(run_dir) as made:
+        first, second = (Worker(made, number, clock) for number in range(2))
+        await know_each_other(first.link, second.link)
+        try:
+            yield made, first, second
+        finally:
+            for each in (first, second):
+                each.flow.stop()
 
 
 async def is_done(task: asyncio.Task[FlowRequest]) -> bool:
@@ -165,7 +156,7 @@ async def is_done(task: asyncio.Task[FlowRequest]) -> bool:
 
 def test_a_place_goes_to_the_request_that_is_first_of_all_workers(tmp_path: Path) -> None:
     async def run() -> None:
-        async with two(tmp_path, [100.0]) as (here, there):
+        async with two(tmp_path, [100.0]) as (_, here, there):
             running = await here.start()
             assert running.done()
             older, newer, urgent = await there.start(), await here.start(), await there.start(priority=1)
@@ -187,7 +178,7 @@ def test_a_place_that_another_worker_leaves_is_taken(tmp_path: Path, monkeypatch
     clock = [100.0]
 
     async def run() -> None:
-        async with two(tmp_path, clock) as (here, there):
+        async with two(tmp_path, clock) as (_, here, there):
             running = await here.start()
             older, newer = await there.start(), await here.start()
             monkeypatch.setattr(there.flow, "fill_places", lambda: 0)  # it hangs
@@ -205,24 +196,24 @@ def test_figures_of_a_killed_worker_are_forgotten(tmp_path: Path) -> None:
     clock = [100.0]
 
     async def run() -> None:
-        async with two(tmp_path, clock) as (here, there):
+        async with two(tmp_path, clock) as (made, here, there):
             await there.start()
             assert here.shared.in_flight_elsewhere(here.endpoint) == 1
             waiting = await here.start()
-            there.kill()
+            made.kill(there.link)
             clock[0] += 1.0
-            here.exchange.send("hello", b"")
             await asyncio.wait_for(waiting, 60)
-            assert sorted(os.listdir(tmp_path)) == ["places.0.0", "worker-0.0"]
+            assert here.shared.first(1) == here.shared.promised(1) == 0
+            assert not here.shared.are_waiting
 
     asyncio.run(run())
 
 
 def test_entries_that_count_nothing_are_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_places, "MAX_ENTRIES", 4)
+    monkeypatch.setattr(scoreboard, "MAX_ENTRIES", 4)
 
     async def run() -> None:
-        async with two(tmp_path, [100.0]) as (here, there):
+        async with two(tmp_path, [100.0]) as (_, here, there):
             for key in range(1, 100):
                 here.shared.tell(key, key, 0)
                 assert there.shared.promised(key) == key
@@ -230,9 +221,71 @@ def test_entries_that_count_nothing_are_used_again(tmp_path: Path, monkeypatch: 
             for key in range(1, 7):
                 here.shared.tell(key, 1, key)
             assert [there.shared.promised(key) for key in range(1, 7)] == [1, 1, 1, 1, 0, 0]
+            assert [there.shared.first(key) for key in range(1, 7)] == [1, 2, 3, 4, 0, 0]
             assert there.shared.are_waiting
             here.endpoint.request_sent(1, 0.0)
-            there.endpoint.count_elsewhere(1, 1, 1)
-            assert there.shared.in_flight_elsewhere(there.endpoint) == 1, "as it was told by a datagram"
+            assert there.shared.in_flight_elsewhere(there.endpoint) == 0, "there was no room for it"
+            here.endpoint.request_ended(1)
+            here.shared.tell(1, 0, 0)
+            here.endpoint.request_sent(1, 0.0)
+            assert there.shared.in_flight_elsewhere(there.endpoint) == 1
+
+    asyncio.run(run())
+
+
+def test_what_has_changed_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a random history of two workers, one of which is replaced now and then."""
+    monkeypatch.setattr(scoreboard, "MAX_ENTRIES", 8)
+    chance = random.Random(1)
+
+    async def run() -> None:
+        with gateway_of(tmp_path) as made:
+            _, reader = made.link(0)
+            writers = [made.link(number) for number in (1, 2)]
+            counts: list[dict[int, tuple[int, int, int]]] = [{}, {}]
+            known: dict[int, tuple[int, int, int]] = {}
+            for step in range(2000):
+                which = chance.randrange(2)
+                if not chance.randrange(50):
+                    made.kill(writers[which][0])
+                    writers[which], counts[which] = made.link(which + 1, step), {}
+                key = chance.randrange(1, 7)
+                counts[which][key] = chance.randrange(3), chance.randrange(3), chance.randrange(9)
+                writers[which][1]._count(key, *counts[which][key])
+                if not counts[which][key][0]:  # of one without requests nothing need be shown
+                    counts[which][key] = (0, 0, 0)
+                    writers[which][1]._count(key, 0, 0, 0)
+                if not chance.randrange(3):
+                    for changed in reader.changed_keys():
+                        figures = [reader._sum(changed, column) for column in (1, 2, 3)]
+                        known[changed] = (figures[0], figures[1], figures[2])
+                    for each in range(1, 7):
+                        sums = [
+                            sum(found)
+                            for found in zip(*(c.get(each, (0, 0, 0)) for c in counts), strict=True)
+                        ]
+                        assert list(known.get(each, (0, 0, 0))) == sums
+
+    asyncio.run(run())
+
+
+def test_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each worker has its own; one that is free is empty, and is used again."""
+    monkeypatch.setattr(scoreboard, "MAX_SLOTS", 3)
+
+    async def run() -> None:
+        with gateway_of(tmp_path) as made:
+            workers = [made.link(number) for number in range(3)]
+            with pytest.raises(OSError, match="3 workers run already"):
+                made.board.take_slot()
+            for number, (_, shared) in enumerate(workers):
+                shared.tell(7, 10**number, 1)
+            assert [shared.promised(7) for _, shared in workers] == [110, 101, 11]
+            made.kill(workers[1][0])
+            assert [workers[number][1].promised(7) for number in (0, 2)] == [100, 1]
+            _, later = made.link(1, 1)
+            assert later.promised(7) == 101
+            later.tell(8, 5, 0)
+            assert [workers[0][1].promised(key) for key in (7, 8)] == [100, 5]
 
     asyncio.run(run())

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
-import os
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
@@ -18,29 +16,23 @@ from penstock.gateway.routing.pick_request import PickRequest
 from penstock.gateway.routing.picker import Picker
 from penstock.gateway.routing.prefix_affinity import BLOCK_ENDS
 from penstock.gateway.upstream.timeouts import Timeouts
-from penstock.gateway.workers.exchange import Exchange, WorkerName
-from penstock.gateway.workers.shared_state import MAX_PICKS, REPEAT_S, SILENCE_S, SharedState
+from penstock.gateway.workers.shared_state import SILENCE_S, SharedState
 from tests.gateway.routers import router_over
+from tests.gateway.workers.linked import Gateway, gateway_of, know_each_other
 
 URLS = ("http://a:1", "http://b:1", "http://c:1")
 PREFERS_MEMORY = {"prefix": 1.0, "session": 1.0}
 
-OPEN: list[Worker] = []
 
+def in_loop(test: Callable[[Gateway], Coroutine[None, None, None]]) -> Callable[[Path], None]:
+    """Runs a test in an event loop, with the workers' keeper."""
 
-def in_loop(test: Callable[..., Coroutine[None, None, None]]) -> Callable[..., None]:
-    """Runs a test in an event loop, and closes its workers."""
+    async def run_and_close(run_dir: Path) -> None:
+        with gateway_of(run_dir) as gateway:
+            await test(gateway)
 
-    async def run_and_close(**fixtures: object) -> None:
-        try:
-            await test(**fixtures)
-        finally:
-            while OPEN:
-                OPEN.pop().exchange.close()
-
-    @functools.wraps(test)
-    def run(**fixtures: object) -> None:
-        asyncio.run(run_and_close(**fixtures))
+    def run(tmp_path: Path) -> None:
+        asyncio.run(run_and_close(tmp_path))
 
     return run
 
@@ -49,16 +41,15 @@ class Worker:
     """One worker's state, with three endpoints."""
 
     def __init__(
-        self, run_dir: Path, index: int, urls: tuple[str, ...] = URLS, scrape_interval_s: float = 0.5
+        self, gateway: Gateway, index: int, urls: tuple[str, ...] = URLS, scrape_interval_s: float = 0.5
     ) -> None:
         self.now = 100.0
-        self.exchange = Exchange(str(run_dir), WorkerName(index, 0))
-        pool = EndpointPool(Timeouts(), lambda endpoint: None)
-        pool.update(ResolvedEndpoint(url) for url in urls)
-        self.router = router_over(pool, Picker(PREFERS_MEMORY), lambda: self.now)
-        self.state = SharedState(self.exchange, self.router, lambda: self.now, scrape_interval_s)
-        self.exchange.open()
-        OPEN.append(self)
+        self.link, scoreboard = gateway.link(index)
+        self.pool = EndpointPool(Timeouts(), lambda endpoint: None)
+        self.pool.update(ResolvedEndpoint(url) for url in urls)
+        self.router = router_over(self.pool, Picker(PREFERS_MEMORY), lambda: self.now)
+        self.state = SharedState(self.link, scoreboard, self.router, lambda: self.now, scrape_interval_s)
+        self.link.open()
 
     def endpoint(self, url: str) -> Endpoint:
         return next(each for each in self.router.pool.endpoints if each.url == url)
@@ -72,20 +63,19 @@ async def told(*workers: Worker, until: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
         while not until():
             for worker in workers:
-                worker.exchange.look()
                 worker.state.share()
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
 
 
-async def both(run_dir: Path, urls: tuple[str, ...] = URLS) -> tuple[Worker, Worker]:
-    first, second = Worker(run_dir, 0, urls), Worker(run_dir, 1, urls)
-    await told(first, second, until=lambda: bool(first.exchange.siblings and second.exchange.siblings))
+async def both(gateway: Gateway, urls: tuple[str, ...] = URLS) -> tuple[Worker, Worker]:
+    first, second = Worker(gateway, 0, urls), Worker(gateway, 1, urls)
+    await know_each_other(first.link, second.link)
     return first, second
 
 
 @in_loop
-async def test_requests_of_all_workers_count(tmp_path: Path) -> None:
-    first, second = await both(tmp_path)
+async def test_requests_of_all_workers_count(gateway: Gateway) -> None:
+    first, second = await both(gateway)
     ours, theirs = first.endpoint(URLS[0]), second.endpoint(URLS[0])
     ours.request_sent(10, 100.0)
     theirs.request_sent(20, 100.0)
@@ -96,35 +86,34 @@ async def test_requests_of_all_workers_count(tmp_path: Path) -> None:
     assert ours.sent_since_scrape == 3
     theirs.request_ended(20)
     await told(first, second, until=lambda: ours.in_flight == 2)
-    third = Worker(tmp_path, 2)  # it is told what was told before
+    third = Worker(gateway, 2)  # it knows what was counted before
     await told(first, second, third, until=lambda: third.endpoint(URLS[0]).in_flight == 2)
-    OPEN.remove(second)
-    second.exchange.close()  # its requests have ended with it
+    gateway.end(second.link)  # its requests have ended with it
     await told(first, third, until=lambda: ours.in_flight == third.endpoint(URLS[0]).in_flight == 1)
 
 
 @in_loop
-async def test_a_worker_that_was_killed_is_forgotten(tmp_path: Path) -> None:
-    first, second = await both(tmp_path)
+async def test_a_worker_that_was_killed_is_forgotten(gateway: Gateway) -> None:
+    first, second = await both(gateway)
     ours = first.endpoint(URLS[0])
     second.endpoint(URLS[0]).request_sent(1, 100.0)
     await told(first, second, until=lambda: ours.in_flight == 1)
-    OPEN.remove(second)
-    asyncio.get_running_loop().remove_reader(second.exchange._socket.fileno())
-    second.exchange._socket.close()  # its path stays
+    gateway.kill(second.link)
+    await told(first, until=lambda: not first.link.siblings and ours.in_flight == 0)
     ours.request_sent(1, 100.0)
-    await told(first, until=lambda: not first.exchange.siblings)
     assert ours.in_flight == 1
-    assert os.listdir(tmp_path) == ["worker-0.0"]
+    later = Worker(gateway, 1)  # it gets the slot of the one that died
+    later.endpoint(URLS[1]).request_sent(1, 100.0)
+    await told(first, later, until=lambda: first.endpoint(URLS[1]).in_flight == 1)
+    assert (ours.in_flight, later.endpoint(URLS[0]).in_flight) == (1, 1)
 
 
 @in_loop
-async def test_picks_and_owners_are_known_to_all(tmp_path: Path) -> None:
-    first, second = await both(tmp_path)
+async def test_picks_and_owners_are_known_to_all(gateway: Gateway) -> None:
+    first, second = await both(gateway)
     blocks = list(range(10**15, 10**15 + len(BLOCK_ENDS) - 1))
     chosen = [
-        (first.pick(session=f"s{number}"), first.pick(blocks=[number, *blocks]))
-        for number in range(3 * MAX_PICKS)
+        (first.pick(session=f"s{number}"), first.pick(blocks=[number, *blocks])) for number in range(96)
     ]
     await told(first, second, until=lambda: not first.state._picks)
     first.router.owners.learn("resp_x", first.endpoint(URLS[2]))  # comes last
@@ -136,8 +125,8 @@ async def test_picks_and_owners_are_known_to_all(tmp_path: Path) -> None:
 
 
 @in_loop
-async def test_an_opened_breaker_is_open_everywhere(tmp_path: Path) -> None:
-    first, second = await both(tmp_path)
+async def test_an_opened_breaker_is_open_everywhere(gateway: Gateway) -> None:
+    first, second = await both(gateway)
     ours, theirs = first.endpoint(URLS[1]).breaker, second.endpoint(URLS[1]).breaker
     for _ in range(3):
         ours.record_unavailable(100.0, 100.0)
@@ -147,8 +136,8 @@ async def test_an_opened_breaker_is_open_everywhere(tmp_path: Path) -> None:
 
 
 @in_loop
-async def test_a_breaker_that_one_worker_has_closed_is_closed_everywhere(tmp_path: Path) -> None:
-    first, second = await both(tmp_path)
+async def test_a_breaker_that_one_worker_has_closed_is_closed_everywhere(gateway: Gateway) -> None:
+    first, second = await both(gateway)
     ours, theirs = first.endpoint(URLS[1]).breaker, second.endpoint(URLS[1]).breaker
     again, still = first.endpoint(URLS[2]).breaker, second.endpoint(URLS[2]).breaker
     for breaker in (ours, again):
@@ -168,8 +157,8 @@ async def test_a_breaker_that_one_worker_has_closed_is_closed_everywhere(tmp_pat
 
 
 @in_loop
-async def test_one_worker_scrapes_for_all(tmp_path: Path) -> None:
-    first, second = await both(tmp_path)
+async def test_one_worker_scrapes_for_all(gateway: Gateway) -> None:
+    first, second = await both(gateway)
     pools = first.router.pool, second.router.pool
     assert [pool.scrapes() for pool in pools] == [True, False]
     load = EndpointLoad(3, 4, 0.5, frozenset({"adapter"}), 2)
@@ -188,10 +177,10 @@ async def test_one_worker_scrapes_for_all(tmp_path: Path) -> None:
 
 
 @in_loop
-async def test_scrapes_that_are_rare_are_no_silence(tmp_path: Path) -> None:
+async def test_scrapes_that_are_rare_are_no_silence(gateway: Gateway) -> None:
     interval_s = 2 * SILENCE_S
-    first, second = (Worker(tmp_path, number, scrape_interval_s=interval_s) for number in range(2))
-    await told(first, second, until=lambda: bool(second.exchange.siblings))
+    first, second = (Worker(gateway, number, scrape_interval_s=interval_s) for number in range(2))
+    await know_each_other(first.link, second.link)
     second.now += interval_s
     assert not second.router.pool.scrapes()
     second.now += interval_s
@@ -199,33 +188,57 @@ async def test_scrapes_that_are_rare_are_no_silence(tmp_path: Path) -> None:
 
 
 @in_loop
-async def test_endpoints_that_have_left_are_forgotten(tmp_path: Path) -> None:
-    first, second = await both(tmp_path)
-    left = "http://left:1"
-    third = Worker(tmp_path, 2, (left,))
-    elsewhere = first.state._elsewhere
-    await told(first, second, third, until=lambda: left in elsewhere.get(third.exchange.own, {}))
-    first.now += REPEAT_S
+async def test_the_first_of_those_that_run_scrapes(gateway: Gateway) -> None:
+    first, second = await both(gateway)
+    third = Worker(gateway, 2)
+    await know_each_other(first.link, second.link, third.link)
+    assert [each.router.pool.scrapes() for each in (first, second, third)] == [True, False, False]
+    gateway.kill(first.link)
+    await know_each_other(second.link, third.link)
+    assert [each.router.pool.scrapes() for each in (second, third)] == [True, False]
+
+
+@in_loop
+async def test_endpoints_that_come_and_go(gateway: Gateway) -> None:
+    """What others have sent to one that this worker gets to know later counts at once."""
+    first, _ = await both(gateway)
+    later = "http://later:1"
+    third = Worker(gateway, 2, (later,))
+    third.endpoint(later).request_sent(7, 100.0)
+    for _ in range(2):
+        first.state.share()
+    assert {each.in_flight for each in first.pool.endpoints} == {0}
+    first.pool.update(ResolvedEndpoint(url) for url in (later, URLS[0]))
+    assert (first.endpoint(later).in_flight, first.endpoint(later).in_flight_tokens) == (1, 7)
+    first.pool.update([ResolvedEndpoint(URLS[0])])
+    third.endpoint(later).request_ended(7)
     first.state.share()
-    assert {url for counts in elsewhere.values() for url in counts} == set(URLS)
+    first.pool.update(ResolvedEndpoint(url) for url in (later, URLS[0]))
+    assert first.endpoint(later).in_flight == 0
+
+
+def test_nonsense_is_no_harm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    @in_loop
+    async def run(gateway: Gateway) -> None:
+        first, second = await both(gateway)
+        second.link.tell_others("state", b"nonsense")
+        second.link.tell_others("unknown", b"")
+        second.link.ask_keeper("budget questions", b"nonsense")
+        second.link._stream._unsent += b"\0\0\0\1\xc1"  # a letter that is none
+        for _ in range(3):
+            second.endpoint(URLS[0]).breaker.record_unavailable(100.0, 100.0)
+        await told(first, second, until=lambda: not first.endpoint(URLS[0]).breaker.closed)
+        warnings = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+        assert len([each for each in warnings if "underst" in each]) == 3, warnings
+
+    run(tmp_path)
 
 
 @in_loop
-async def test_nonsense_is_no_harm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    first, second = await both(tmp_path)
-    second.exchange.send("state", b"nonsense")
-    second.exchange.send("unknown", b"")
-    second.exchange._socket.sendto(b"\xc1", str(tmp_path / "worker-0.0"))
-    second.endpoint(URLS[0]).request_sent(1, 100.0)
-    await told(first, second, until=lambda: first.endpoint(URLS[0]).in_flight == 1)
-    warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert len(warnings) == 2
-
-
-@in_loop
-async def test_a_thousand_endpoints(tmp_path: Path) -> None:
+async def test_a_thousand_endpoints(gateway: Gateway) -> None:
     urls = tuple(f"http://server{number}:8000" for number in range(1000))
-    first, second = await both(tmp_path, urls)
+    first, second = await both(gateway, urls)
     for url in urls:
         second.endpoint(url).request_sent(1, 100.0)
-    await told(first, second, until=lambda: all(first.endpoint(url).in_flight for url in urls[::50]))
+    first.state.share()
+    assert all(first.endpoint(url).in_flight for url in urls)
