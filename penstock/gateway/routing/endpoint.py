@@ -138,7 +138,8 @@ class Endpoint:
         self.sent_since_scrape = self.own_sent = 0
         self.in_flight_at_scrape = self.in_flight
         self.reports_load, self.scrapes_late = True, False
-        self._tell_counts()
+        if self.on_count is not None:
+            self.on_count(self.own_in_flight, self.own_sent, self.own_tokens)
 
     def scrape_had_no_load(self) -> None:
         """The endpoint is up but reports no load; only the requests in flight are known."""
@@ -169,7 +170,8 @@ class Endpoint:
         self.in_flight_tokens += tokens
         self.own_tokens += tokens
         self.breaker.request_sent(now)
-        self._tell_counts()
+        if self.on_count is not None:
+            self.on_count(self.own_in_flight, self.own_sent, self.own_tokens)
 
     def request_ended(self, tokens: int) -> None:
         self.in_flight -= 1
@@ -178,16 +180,13 @@ class Endpoint:
         self.own_sent = min(self.own_sent, self.own_in_flight)
         self.in_flight_tokens -= tokens
         self.own_tokens -= tokens
-        self._tell_counts()
+        if self.on_count is not None:
+            self.on_count(self.own_in_flight, self.own_sent, self.own_tokens)
 
     def request_lost(self) -> None:
         """Called before :meth:`request_ended` if it is not known to have ended: what the latest scrape counts
         stays."""
         self.in_flight_at_scrape = max(self.in_flight_at_scrape - 1, 0)
-
-    def _tell_counts(self) -> None:
-        if self.on_count is not None:
-            self.on_count(self.own_in_flight, self.own_sent, self.own_tokens)
 
     def count_elsewhere(self, in_flight: int, sent: int, tokens: int) -> None:
         """What the other workers together have sent: requests in flight, those of them that the scraped load
