@@ -105,14 +105,12 @@ def assemble(
     clock: Callable[[], float],
     link: KeeperLink,
     scoreboard: Scoreboard,
-    gateway: str,
 ) -> GatewayParts:
     """Create the parts; nothing listens yet. ``weights`` are those of ``--scorers``; ``source`` gives
     connections; ``clock`` is the event loop's, in seconds; ``link`` and ``scoreboard`` lead to the other
-    workers, with which this one is ``gateway``, a name that no other gateway has. Raises ConfigError when
-    libraries are missing."""
+    workers. Raises ConfigError when libraries are missing."""
     windows, burst, collector = FlowWindows(), make_burst_writer(), GarbageCollector()
-    admission = make_admission(config, clock, link, scoreboard, gateway)
+    admission = make_admission(config, clock, link, scoreboard)
     timeouts = Timeouts(
         connect=config.connect_timeout,
         first_token=config.first_token_timeout,
@@ -196,13 +194,12 @@ def assemble(
         clock=clock,
         burst=burst,
         expose=exposition.text,
-        via=Via(f"penstock-{gateway}"),
+        via=Via(f"penstock-{link.gateway}"),
         loopback_administers=config.allow_loopback_admin,
     )
     routed_requests, envoy, log_forwarding = make_external_processor(
         config,
         link,
-        gateway,
         relay=relay,
         recorder=recorder,
         intake=intake,
@@ -252,7 +249,6 @@ def make_admission(
     clock: Callable[[], float],
     link: KeeperLink,
     scoreboard: Scoreboard,
-    gateway: str,
 ) -> Admission:
     """Flow control and budgets. Raises ConfigError for options that do not fit together, and when libraries
     are missing."""
@@ -268,13 +264,13 @@ def make_admission(
         ):
             if given is not None:
                 raise ConfigError(f"{option} {given}: it has an effect only with --flow-control")
-    store = _make_budget_store(config, link, gateway)
+    store = _make_budget_store(config, link)
     budgets = Budgets(store, clock, config.budget_store_outage, share=1.0 / config.workers)
     name = None if header is None else header.lower().encode()
     return Admission(budgets, flow, name, config.request_timeout)
 
 
-def _make_budget_store(config: GatewayConfig, link: KeeperLink, gateway: str) -> BudgetStore:
+def _make_budget_store(config: GatewayConfig, link: KeeperLink) -> BudgetStore:
     if config.budget_store == "memory":
         return SharedBudgetStore(link)
     from penstock.gateway.admission.redis_budget_store import Place, RedisBudgetStore
@@ -284,7 +280,7 @@ def _make_budget_store(config: GatewayConfig, link: KeeperLink, gateway: str) ->
             config.budget_store,
             timeout_s=config.budget_store_timeout,
             longest_request_s=config.queue_timeout + config.request_timeout,
-            place=Place(gateway, str(link.own), lambda: link.first_epochs),
+            place=Place(link.gateway, str(link.own), lambda: link.first_epochs),
         )
     except ModuleNotFoundError as error:
         raise ConfigError(f"--budget-store needs the package {error.name}: {pip_install('redis')}") from None
@@ -334,7 +330,6 @@ def read_weights(text: str, ttft_slo_s: float | None) -> dict[str, float]:
 def make_external_processor(
     config: GatewayConfig,
     link: KeeperLink,
-    gateway: str,
     *,
     relay: Relay,
     recorder: RequestRecorder,
@@ -361,7 +356,7 @@ def make_external_processor(
         tracing=tracing,
         budget=ReceiveBudget(HELD_BODIES * config.max_request_bytes),
     )
-    forwarding = LogForwarding(link, requests, gateway)
+    forwarding = LogForwarding(link, requests)
     return requests, EnvoyServer(requests, is_ready, certificates), forwarding
 
 

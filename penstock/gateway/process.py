@@ -117,7 +117,11 @@ class _Worker:
     async def serve(self) -> int:
         loop = asyncio.get_running_loop()
         launch = self._launch
-        link = KeeperLink(socket.socket(fileno=launch.keeper_fd), WorkerName(launch.index, launch.epoch))
+        link = KeeperLink(
+            socket.socket(fileno=launch.keeper_fd),
+            WorkerName(launch.index, launch.epoch),
+            gateway_id(launch.run_dir),
+        )
         self._parts = parts = assemble(
             self._config,
             self._weights,
@@ -125,12 +129,11 @@ class _Worker:
             loop.time,
             link,
             Scoreboard(link, launch.run_dir, launch.scoreboard_slot),
-            gateway_id(launch.run_dir),
         )
         if parts.kubernetes is not None:
             await parts.kubernetes.connect()
         loop.add_reader(self._control.fileno(), self._on_command)
-        link.open()
+        await link.open()
         background = [self._check_timeouts(), self._watch_endpoints(), self._share(link)]
         if parts.kubernetes is not None:
             background.append(parts.kubernetes.run())
@@ -160,7 +163,7 @@ class _Worker:
                 parts.caches.close()
             parts.pool.close()
             parts.exposition.send()
-            link.close()
+            await link.close()
         return EXIT_OK
 
     def _connection_source(self) -> ConnectionSource:

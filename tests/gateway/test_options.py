@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import subprocess
 import sys
@@ -96,10 +97,13 @@ def test_the_name_of_the_pool_in_metrics(options: dict[str, Any], name: str) -> 
 def test_flow_control_that_is_none(options: dict[str, Any], problem: str, tmp_path: Path) -> None:
     if "budget_store" in options:
         pytest.importorskip("redis")
-    with gateway_of(tmp_path) as gateway:
-        link, scoreboard = gateway.link(0)
-        with pytest.raises(ConfigError, match=problem):
-            make_admission(GatewayConfig(**options), lambda: 0.0, link, scoreboard, "gateway")
+
+    async def check() -> None:
+        async with gateway_of(tmp_path) as gateway:
+            with pytest.raises(ConfigError, match=problem):
+                make_admission(GatewayConfig(**options), lambda: 0.0, *gateway.link(0))
+
+    asyncio.run(check())
 
 
 @pytest.mark.parametrize(

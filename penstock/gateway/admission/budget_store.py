@@ -160,32 +160,6 @@ class MemoryBudgetStore:
             for request in [each for each in running if each.startswith(prefix)]:
                 self.settle(client, request, (), counted=True)
 
-    def take_state(self) -> tuple[list[tuple[str, str, float]], list[tuple[str, str]]]:
-        """:meth:`state`, and forget it."""
-        state = self.state()
-        self._full_at.clear()
-        self._running.clear()
-        return state
-
-    def state(self) -> tuple[list[tuple[str, str, float]], list[tuple[str, str]]]:
-        """For each client and budget that is not full the time at which it will be; clients and their running
-        requests."""
-        now = self._clock()
-        full_at = [(*key, at) for key, at in self._full_at.items() if at > now]
-        running = [(client, request) for client, requests in self._running.items() for request in requests]
-        return full_at, running
-
-    def add_state(
-        self, full_at: Sequence[tuple[str, str, float]], running: Sequence[tuple[str, str]]
-    ) -> None:
-        """Take over the state of a store that has ended."""
-        for client, budget, at in full_at:
-            now = self._clock()
-            debt_s = max(self._full_at.get((client, budget), now) - now, 0.0)
-            self._full_at[client, budget] = max(at, now) + debt_s
-        for client, request in running:
-            self._running.setdefault(client, set()).add(request)
-
 
 async def is_answered(answer: asyncio.Future[Any], timeout_s: float) -> bool:
     """Whether ``answer`` comes within ``timeout_s``, of which this event loop has been there for

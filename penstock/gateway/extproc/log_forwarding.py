@@ -30,15 +30,13 @@ _count_decoder = msgspec.msgpack.Decoder(int)
 class LogForwarding:
     """One worker's part."""
 
-    def __init__(self, link: KeeperLink, requests: RoutedRequests, gateway: str) -> None:
-        """``gateway`` is a name that no other gateway has, the same for all its workers."""
+    def __init__(self, link: KeeperLink, requests: RoutedRequests) -> None:
         self._link = link
         self._requests = requests
         self._waiting: dict[WorkerName, deque[AccessLogEntry]] = {}
         self._streams: dict[WorkerName, int] = {}
         """Open streams of the access log, by worker."""
         self._streams_told = 0
-        self._gateway = gateway
         requests.process = self._process_of(link.own)
         requests.forward = self._forward
         link.on(ENTRIES, self._on_entries)
@@ -62,7 +60,7 @@ class LogForwarding:
 
     def _process_of(self, worker: WorkerName) -> str:
         """The process's name in the metadata that Envoy's access log repeats."""
-        return f"{self._gateway}/{worker}"
+        return f"{self._link.gateway}/{worker}"
 
     def _forward(self, process: str, entry: AccessLogEntry) -> bool:
         """Whether ``process``, which picked, is another worker of this gateway: then it gets the entry."""

@@ -7,12 +7,11 @@ kept, up to a bound.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import select
-import socket
 import struct
-import time
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, cast
 
 import msgspec
 
@@ -24,7 +23,6 @@ MAX_LETTER_BYTES = 32 << 20
 """The metrics of a worker with 20,000 series take some 4 MB; other letters a few KB."""
 MAX_UNSENT_BYTES = 64 << 20
 """Bytes that wait for an end that does not read; further letters to it are dropped."""
-READ_BYTES = 256 << 10
 _LENGTH = struct.Struct("!I")
 
 
@@ -52,87 +50,52 @@ _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(Letter)
 
 
-class StreamEnded(Exception):
-    """The other end has closed the socket, or sends what is no letter."""
+class LetterStream(asyncio.Protocol):
+    """One end of the socket. ``on_letter`` is called with each letter; what it raises as msgspec does is
+    logged: processes of two versions may write letters in two ways. ``on_end`` is called at the end."""
 
-
-class LetterStream:
-    """One end of the socket."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        sock.setblocking(False)
-        self._socket = sock
+    def __init__(self, on_letter: Callable[[Letter], None], on_end: Callable[[], None]) -> None:
+        self.transport: asyncio.Transport
+        self._on_letter = on_letter
+        self._on_end = on_end
         self._received = bytearray()
-        self._unsent = bytearray()
-
-    def fileno(self) -> int:
-        return self._socket.fileno()
-
-    @property
-    def has_unsent(self) -> bool:
-        """Whether letters wait for room: call :meth:`flush` when the socket is writable."""
-        return bool(self._unsent)
 
     def send(self, letter: Letter) -> bool:
-        """Send a letter, as far as there is room at once. Returns False for one that is dropped: too many
-        wait."""
-        data = _encode(letter)
-        if len(data) > MAX_LETTER_BYTES or len(self._unsent) + len(data) > MAX_UNSENT_BYTES:
-            _complain(letter.topic, "no room for %d bytes of %s", len(data), letter.topic)
+        """Send a letter, as soon as there is room. Returns False for one that is dropped: too many wait, or
+        the stream has ended."""
+        if self.transport.is_closing():
             return False
-        self._unsent += _LENGTH.pack(len(data))
-        self._unsent += data
-        self.flush()
+        data = _encode(letter)
+        unsent = self.transport.get_write_buffer_size() + len(data)
+        if len(data) > MAX_LETTER_BYTES or unsent > MAX_UNSENT_BYTES:
+            _complain(letter.topic, "%d bytes of %s are dropped", len(data), letter.topic)
+            return False
+        self.transport.write(_LENGTH.pack(len(data)) + data)
         return True
 
-    def flush(self) -> None:
-        """Send what there is room for."""
-        try:
-            while self._unsent:
-                del self._unsent[: self._socket.send(self._unsent)]
-        except BlockingIOError:
-            return
-        except OSError:  # the other end is gone, as reading will tell
-            self._unsent.clear()
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
 
-    def receive(self) -> list[Letter]:
-        """The letters that one read completes, possibly none. Raises StreamEnded."""
-        try:
-            data = self._socket.recv(READ_BYTES)
-        except BlockingIOError:
-            return []
-        except OSError:
-            data = b""
-        if not data:
-            raise StreamEnded("it is closed")
+    def data_received(self, data: bytes) -> None:
         self._received += data
-        letters, start = [], _LENGTH.size
+        start = _LENGTH.size
         while len(self._received) >= start:
             (size,) = _LENGTH.unpack_from(self._received, start - _LENGTH.size)
             if size > MAX_LETTER_BYTES:
-                raise StreamEnded(f"a letter of {size} bytes")
+                _complain("length", "a letter of %d bytes", size)
+                self.transport.abort()
+                return
             if len(self._received) < start + size:
                 break
-            letters += _decoded(bytes(self._received[start : start + size]))
+            self._take_letter(bytes(self._received[start : start + size]))
             start += size + _LENGTH.size
         del self._received[: start - _LENGTH.size]
-        return letters
 
-    def close(self, wait_s: float = 0.0) -> None:
-        """Close the socket, after at most ``wait_s`` for room for what is unsent."""
-        poll, until = select.poll(), time.monotonic() + wait_s
-        while self._unsent and (left_s := until - time.monotonic()) > 0:
-            poll.register(self._socket, select.POLLOUT)
-            poll.poll(1000 * left_s)
-            self.flush()
-        self._unsent.clear()
-        self._socket.close()
+    def connection_lost(self, error: Exception | None) -> None:
+        self._on_end()
 
-
-def _decoded(data: bytes) -> list[Letter]:
-    """The letter, or none if a process of another version has written it in another way."""
-    try:
-        return [_decoder.decode(data)]
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        _complain("letter", "a letter was not understood: %s", error)
-        return []
+    def _take_letter(self, data: bytes) -> None:
+        try:
+            self._on_letter(_decoder.decode(data))
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            _complain("letter", "a letter was not understood: %s", error)

@@ -14,20 +14,19 @@ from penstock.gateway.extproc.messages import MessagePart, ProcessingRequest
 from penstock.gateway.routing.endpoint import EndpointLoad
 from penstock.gateway.routing.endpoint_places import EndpointPlaces
 from tests.gateway.extproc.test_processor_stream import World, picked, picked_metadata
-from tests.gateway.workers.linked import Gateway, gateway_of, know_each_other
+from tests.gateway.workers.linked import Gateway, gateway_of, know_each_other, stream_of
 
 
 class Worker:
     def __init__(self, gateway: Gateway, number: int) -> None:
         self.world = World()
         self.link, _ = gateway.link(number)
-        self.forwarding = LogForwarding(self.link, self.world.requests, "gateway")
-        self.link.open()
+        self.forwarding = LogForwarding(self.link, self.world.requests)
 
 
 @contextlib.asynccontextmanager
 async def workers(run_dir: Path, count: int = 2) -> AsyncIterator[tuple[Gateway, list[Worker]]]:
-    with gateway_of(run_dir) as gateway:
+    async with gateway_of(run_dir) as gateway:
         made = [Worker(gateway, number) for number in range(count)]
         await know_each_other(*(each.link for each in made))
         yield gateway, made
@@ -58,7 +57,7 @@ def test_entries_reach_the_worker_that_picked(tmp_path: Path) -> None:
             await sent(picking, logging, until=lambda: here.counts() == ends)
             assert there.counts() == {}
             assert not here.requests.is_busy
-            gateway.end(picking.link)
+            await gateway.end(picking.link)
             await know_each_other(logging.link)
             # It has gone: its requests are counted here, like those of another gateway.
             there.logged(metadata=first)
@@ -73,13 +72,13 @@ def test_entries_for_a_worker_that_died_are_counted(tmp_path: Path, under_way: b
 
     async def check() -> None:
         async with workers(tmp_path, 3) as (gateway, [dying, logging, third]):
-            asyncio.get_running_loop().remove_reader(logging.link._stream.fileno())
+            stream_of(logging.link).transport.pause_reading()
             logging.world.logged(metadata=picked_metadata(dying.world))
             gateway.kill(dying.link)
             await sent(third, until=lambda: len(third.link.siblings) == 1)
             if under_way:
                 logging.forwarding.send()
-            asyncio.get_running_loop().add_reader(logging.link._stream.fileno(), logging.link._on_readable)
+            stream_of(logging.link).transport.resume_reading()
             await sent(third, until=lambda: bool(logging.world.counts()))
             assert dying.link.own not in logging.link.siblings
             assert sum(logging.world.counts().values()) == 1
@@ -151,7 +150,7 @@ def test_a_worker_that_ends_has_forwarded_all(tmp_path: Path) -> None:
             first, _ = picked_metadata(here), picked_metadata(here)
             logging.world.logged(metadata=first)
             logging.forwarding.close()
-            gateway.end(logging.link)
+            await gateway.end(logging.link)
             await sent(picking, until=lambda: not picking.link.siblings and bool(here.counts()))
             assert here.endpoints[0].in_flight == 1
 

@@ -115,7 +115,6 @@ class Worker:
         self._clock = clock
         self.flow = FlowControl(FlowLimits(), lambda: clock[0], self.shared)
         self.shared.on_wake = self.flow.fill_places
-        self.link.open()
 
     async def run(self, priority: int) -> FlowRequest:
         request = FlowRequest("f", priority=priority)
@@ -139,7 +138,7 @@ class Worker:
 
 @contextlib.asynccontextmanager
 async def two(run_dir: Path, clock: list[float]) -> AsyncIterator[tuple[Gateway, Worker, Worker]]:
-    with gateway_of(run_dir) as made:
+    async with gateway_of(run_dir) as made:
         first, second = (Worker(made, number, clock) for number in range(2))
         await know_each_other(first.link, second.link)
         try:
@@ -239,7 +238,7 @@ def test_what_has_changed_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     chance = random.Random(1)
 
     async def run() -> None:
-        with gateway_of(tmp_path) as made:
+        async with gateway_of(tmp_path) as made:
             _, reader = made.link(0)
             writers = [made.link(number) for number in (1, 2)]
             counts: list[dict[int, tuple[int, int, int]]] = [{}, {}]
@@ -274,7 +273,7 @@ def test_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scoreboard, "MAX_SLOTS", 3)
 
     async def run() -> None:
-        with gateway_of(tmp_path) as made:
+        async with gateway_of(tmp_path) as made:
             workers = [made.link(number) for number in range(3)]
             with pytest.raises(OSError, match="3 workers run already"):
                 made.board.take_slot()

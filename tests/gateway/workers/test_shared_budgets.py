@@ -13,7 +13,7 @@ from penstock.gateway.admission.budget_store import BudgetStoreError, Charge
 from penstock.gateway.requests.sender import Budget
 from penstock.gateway.workers import letters
 from penstock.gateway.workers.shared_budgets import SharedBudgetStore
-from tests.gateway.workers.linked import Gateway, gateway_of, know_each_other
+from tests.gateway.workers.linked import Gateway, gateway_of, know_each_other, stream_of
 
 BUDGET = Budget("tokens-per-day", 100, 86_400.0)
 
@@ -22,7 +22,6 @@ class Worker:
     def __init__(self, gateway: Gateway, number: int, epoch: int = 0) -> None:
         self.link, _ = gateway.link(number, epoch)
         self.store = SharedBudgetStore(self.link, timeout_s=5.0)
-        self.link.open()
 
     async def take(self, amount: int, most: int | None = None, request: str = "r") -> bool:
         found = await self.store.reserve("a", request, [Charge(BUDGET, amount)], most)
@@ -35,7 +34,7 @@ class Worker:
 
 @contextlib.asynccontextmanager
 async def two(path: Path) -> AsyncIterator[tuple[Gateway, Worker, Worker]]:
-    with gateway_of(path) as gateway:
+    async with gateway_of(path) as gateway:
         first, second = Worker(gateway, 0), Worker(gateway, 1)
         await know_each_other(first.link, second.link)
         yield gateway, first, second
@@ -95,7 +94,10 @@ def test_requests_of_a_worker_that_died_count_no_more(tmp_path: Path, killed: bo
             assert await first.take(1, most=2, request="r1")
             assert await second.take(1, most=2, request="r2")
             assert not await first.take(1, most=2, request="r3")
-            (gateway.kill if killed else gateway.end)(second.link)
+            if killed:
+                gateway.kill(second.link)
+            else:
+                await gateway.end(second.link)
             await know_each_other(first.link)
             assert await first.take(1, most=2, request="r3")
             assert not await first.take(1, most=2, request="r4")
@@ -119,7 +121,7 @@ def test_no_end_of_a_request_is_lost_while_the_keeper_is_late(tmp_path: Path) ->
                 for name in names:
                     second.settle(name)
                     await asyncio.sleep(0)
-                assert second.link._stream.has_unsent
+                assert stream_of(second.link).transport.get_write_buffer_size()
             await until(lambda: first.take(0, most=1, request="last"))
 
     asyncio.run(run())
@@ -138,7 +140,7 @@ def test_budgets_outlive_all_workers(tmp_path: Path) -> None:
             assert await second.take(0, most=2, request="r3"), "r1 has ended with its worker"
             assert not await second.take(0, most=2, request="r4")
             await second.store.close()
-            gateway.end(second.link)
+            await gateway.end(second.link)
             third, fourth = Worker(gateway, 0, 1), Worker(gateway, 1, 1)
             await know_each_other(third.link, fourth.link)
             assert not await third.take(50)
@@ -154,7 +156,7 @@ def test_what_a_worker_settles_as_it_ends_counts(tmp_path: Path) -> None:
             assert await second.take(80)
             second.store.settle("a", "r", [Charge(BUDGET, -60)], counted=False)
             await second.store.close()
-            gateway.end(second.link)
+            await gateway.end(second.link)
             await know_each_other(first.link)
             assert await first.take(80)
             assert not await first.take(1)
@@ -190,7 +192,7 @@ def test_a_keeper_that_takes_no_questions_is_not_waited_for(
             if full:
                 monkeypatch.setattr(letters, "MAX_UNSENT_BYTES", 0)
             else:
-                second.link._end(0.0)
+                await second.link.close()
             with pytest.raises(BudgetStoreError, match="is silent"):
                 await asyncio.wait_for(second.take(1), 4.0)
 
