@@ -5,9 +5,6 @@ from __future__ import annotations
 from penstock.http.http2 import frames
 from penstock.http.http2.faults import ConnectionFault, ErrorCode
 
-BLOCK_BYTES_PER_LIST_BYTE = 2
-"""An encoded header block may be this many times as long as the list, which is then refused with 431."""
-
 Block = tuple[int, int, bytes]
 """Flags of HEADERS, stream id, block."""
 
@@ -15,11 +12,13 @@ Block = tuple[int, int, bytes]
 class BlockAssembler:
     """The header blocks of one connection, of which one may be incomplete."""
 
-    __slots__ = ("_block", "_flags", "_max_bytes", "stream_id")
+    __slots__ = ("_block", "_flags", "_frames", "_max_bytes", "_max_frames", "stream_id")
 
-    def __init__(self, max_header_bytes: int) -> None:
-        self._max_bytes = BLOCK_BYTES_PER_LIST_BYTE * max_header_bytes
-        self._flags = 0
+    def __init__(self, max_bytes: int, max_frames: int) -> None:
+        """The bounds are those of a block of several frames."""
+        self._max_bytes = max_bytes
+        self._max_frames = max_frames
+        self._flags = self._frames = 0
         self._block = bytearray()
         self.stream_id = 0
         """Stream of the incomplete block; 0: there is none."""
@@ -30,10 +29,10 @@ class BlockAssembler:
         return len(self._block)
 
     def on_headers(self, flags: int, stream_id: int, payload: bytes) -> Block | None:
-        """The block, if it is complete with this frame. Raises ConnectionFault."""
+        """Return the block, if it is complete with this frame. Raises ConnectionFault."""
         if not stream_id & 1:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"HEADERS on stream {stream_id}")
-        block = frames.without_padding(flags, payload)
+        block = frames.without_padding(flags, payload) if flags & frames.PADDED else payload
         if flags & frames.PRIORITY_FLAG:
             if len(block) < 5:
                 raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "HEADERS are too short for a priority")
@@ -41,16 +40,18 @@ class BlockAssembler:
             block = block[5:]
         if flags & frames.END_HEADERS:
             return flags, stream_id, block
-        self._flags, self.stream_id = flags, stream_id
+        self._flags, self._frames, self.stream_id = flags, 1, stream_id
         self._block += block
         return None
 
     def on_continuation(self, flags: int, stream_id: int, payload: bytes) -> Block | None:
-        """The same. Frames of other streams are refused before."""
+        """Return the block, if it is complete with this frame, which is known to be of its stream. Raises
+        ConnectionFault."""
         if not self.stream_id:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS before it")
         self._block += payload
-        if len(self._block) > self._max_bytes:
+        self._frames += 1
+        if len(self._block) > self._max_bytes or self._frames > self._max_frames:
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "a header block is too large")
         if not flags & frames.END_HEADERS:
             return None

@@ -6,7 +6,7 @@ from collections import deque
 
 from penstock.http.http2 import frames
 from penstock.http.http2.faults import ErrorCode, StreamFault
-from penstock.http.http2.stream import STREAM_WINDOW
+from penstock.http.http2.roles import STREAM_WINDOW
 from penstock.http.server_state import LINGER_S, MAX_LINGER_BYTES
 
 MAX_CUT_IDS = 1024

@@ -1,9 +1,9 @@
 """The HTTP/2 server protocol: one object per client connection, which many requests share (RFC 9113).
 
-It reads frames and keeps the states of the streams (:mod:`penstock.http.http2.stream`); the sender writes
-(:mod:`penstock.http.http2.sender`). What breaks the protocol ends the connection with GOAWAY, or the stream
-with RST_STREAM; a request that is refused gets a reply. Floods are bounded by
-:mod:`penstock.http.http2.rates`.
+It reads frames for the core (:mod:`penstock.http.http2.core`) and keeps the streams
+(:mod:`penstock.http.http2.stream`); the sender writes (:mod:`penstock.http.http2.sender`). What breaks the
+protocol ends the connection with GOAWAY, or the stream with RST_STREAM; a request that is refused gets a
+reply. Floods are bounded by :mod:`penstock.http.http2.rates`.
 """
 
 from __future__ import annotations
@@ -19,49 +19,36 @@ from penstock.http.eager import run_eagerly
 from penstock.http.errors import ApiError
 from penstock.http.http1.request_head import MAX_HEADERS, RequestHead
 from penstock.http.http2 import frames
-from penstock.http.http2.block_assembler import Block, BlockAssembler, check_dependency
 from penstock.http.http2.closed_streams import ClosedStreams
-from penstock.http.http2.ending import Ending
+from penstock.http.http2.core import Http2Core
+from penstock.http.http2.ending import Ending, Phase
 from penstock.http.http2.faults import ConnectionFault, ErrorCode, StreamFault
 from penstock.http.http2.frames import FrameScanner
-from penstock.http.http2.header_blocks import HeaderDecoder, HeaderListTooLarge
-from penstock.http.http2.peer_settings import PeerSettings
-from penstock.http.http2.rates import (
-    BYTES_PER_CONTROL,
-    HEADER_BYTES_PER_CONTROL,
-    SETTINGS_BYTES_PER_CONTROL,
-    WINDOWS_PER_CONTROL,
-    control_limit,
-    reset_limit,
-)
+from penstock.http.http2.header_blocks import Field
+from penstock.http.http2.rates import reset_limit
 from penstock.http.http2.request_fields import MalformedRequest, parse_fields, refused_head
+from penstock.http.http2.roles import MAX_STREAMS, server_role
 from penstock.http.http2.sender import FrameSender
-from penstock.http.http2.stream import STREAM_WINDOW, Http2Stream
+from penstock.http.http2.stream import Http2Stream
 from penstock.http.request import Application, HttpRequest
 from penstock.http.server_state import ServerState, address
 
 log = logging.getLogger(__name__)
 
-MAX_STREAMS = 2048
-"""Requests of one connection at a time, with those whose client has gone and whose work has not ended."""
-CONNECTION_WINDOW = 1024 * 1024
-"""Bytes of all bodies that a client may send before WINDOW_UPDATE; it gets that as soon as they are read."""
 FRAMES_PER_PIECE = 32
 """Frames between two looks at the clock."""
 TURN_S = 0.002
 """Time for the frames of one connection in a turn of the event loop."""
-SMALL_DATA = 64
-"""Smaller DATA frames within a body count as frames that carry nothing."""
+GOAWAY_DELAY_S = 1.0
+"""Maximum time between the two GOAWAY frames of a connection that ends (RFC 9113 §6.8)."""
+IDLE_S = 1.0
+"""A client that has asked for nothing for this long, or longer, has read the replies before, and a new one
+has nothing to ask."""
 LOST_PER_TURN = 64
 """Streams of a lost connection that end in one turn of the event loop, so others' events are not late."""
 UNSENT_IN_KERNEL = 128 * 1024
 """Bytes that the kernel takes beyond what it can send: rows wait behind no more than that."""
 _TCP_NOTSENT_LOWAT: int | None = getattr(socket, "TCP_NOTSENT_LOWAT", None)
-
-_ANNOUNCED = {
-    frames.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
-    frames.INITIAL_WINDOW_SIZE: STREAM_WINDOW,
-}
 
 
 class Http2Connection(Protocol):
@@ -75,28 +62,19 @@ class Http2Connection(Protocol):
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
-        self.now = now = self.state.clock()
-        """Of the latest read or sweep."""
-        limits = self.state.limits
-        self.sender = FrameSender(transport, self.state.windows, self._open_streams)
+        now, limits = self.state.clock(), self.state.limits
         self.streams: dict[int, Http2Stream] = {}
+        self.sender = FrameSender(transport, self.state.windows, self.streams)
+        role = server_role(limits.max_header_bytes)
+        self.core = Http2Core[Http2Stream](role, self.streams, self.sender, self, now)
         self._scanner = FrameScanner()
-        self._decoder = HeaderDecoder()
-        self._max_header_bytes = limits.max_header_bytes
-        self.settings = PeerSettings()
         self._completed = 0
         """Replies that were sent to their end."""
-        self._control = control_limit(now)
         self._resets = reset_limit(now)
         self._client = address(transport.get_extra_info("peername"))
         _limit_kernel_buffer(transport.get_extra_info("socket"))
         self._prefaced = 0
         """Bytes of the preface that have come."""
-        self._has_settings = False
-        """Whether the client's first frame has come."""
-        self._blocks = BlockAssembler(limits.max_header_bytes)
-        self.last_id = 0
-        """The latest stream of the client."""
         self._closed = ClosedStreams()
         self._abandoned = 0
         """Requests whose stream is closed and whose application runs on."""
@@ -106,7 +84,6 @@ class Http2Connection(Protocol):
         """Streams whose request is incomplete."""
         self._holding: set[Http2Stream] = set()
         """Streams with bytes that wait."""
-        self._receive_window = CONNECTION_WINDOW
         self._read_on = False
         """Whether the next turn goes on with what was read."""
         self._held = 0
@@ -114,16 +91,12 @@ class Http2Connection(Protocol):
         self._partial_since: float | None = None
         """Since when the preface, a frame or a header block is incomplete."""
         self.idle_since = now
-        self._ending = Ending(self)
-        self._is_over = False
+        self._ending = Ending()
         self._losing = False
         """Whether streams of an ended connection are still to be closed."""
         self._lost = False
         self.state.connections.add(self)
-        self.sender.write(
-            frames.settings_frame({**_ANNOUNCED, frames.MAX_HEADER_LIST_SIZE: limits.max_header_bytes})
-            + frames.window_update(0, CONNECTION_WINDOW - frames.DEFAULT_WINDOW)
-        )
+        self.sender.write(role.hello)
         excess = self.state.excess_connections
         self._is_excess = excess > 0
         """It is beyond the limit of connections: its requests are refused, and it ends."""
@@ -147,13 +120,6 @@ class Http2Connection(Protocol):
         """The client sends nothing more: it is gone."""
         return False
 
-    def _open_streams(self) -> list[Any]:
-        return list(self.streams.values())
-
-    def _spend_control(self, count: int = 1) -> None:
-        """A frame that carries nothing, or hardly anything, has come, or what takes as long as ``count``."""
-        self._control.spend(self.now, self.sender.data_bytes // BYTES_PER_CONTROL, count)
-
     @property
     def bytes_queued(self) -> int:
         size: int = self.transport.get_write_buffer_size()
@@ -161,13 +127,14 @@ class Http2Connection(Protocol):
 
     @property
     def is_over(self) -> bool:
-        return (self._is_over or self.transport.is_closing()) and not self.bytes_queued
+        return (self.core.is_over or self.transport.is_closing()) and not self.bytes_queued
 
     # -- reading
 
     def data_received(self, data: bytes) -> None:
-        if self._is_over:
-            self._ending.discard(len(data))
+        if self.core.is_over:
+            if self._ending.discard(len(data)):
+                self.transport.abort()
             return
         self._scanner.receive(data)
         if not self._read_on:
@@ -176,9 +143,10 @@ class Http2Connection(Protocol):
     def _read(self) -> None:
         """Handle the frames that have come, for a limited time."""
         self._read_on = False
-        if self._is_over:
+        core = self.core
+        if core.is_over:
             return
-        self.now = now = self.state.clock()
+        core.now = now = self.state.clock()
         self.sender.begin_batch()
         progress = False
         try:
@@ -187,19 +155,19 @@ class Http2Connection(Protocol):
             while taken := self._scanner.take(FRAMES_PER_PIECE):
                 progress = True
                 for frame in taken:
-                    self._handle(*frame)
+                    core.handle(*frame)
                 self._start_fresh()
                 if len(taken) == FRAMES_PER_PIECE and self.state.clock() > now + TURN_S:
                     self._read_on = True
                     break
             if (self.state.ending or self._is_excess) and not self.streams:
-                self._ending.on_server_ends()
+                self._drain_at_end()
             self._after_read(progress=progress)
         except ConnectionFault as fault:
-            self._ending.fail(fault.code, fault.reason)
+            self._fail(fault.code, fault.reason)
         except Exception:
             log.exception("an HTTP/2 connection failed")
-            self._ending.fail(ErrorCode.INTERNAL_ERROR, "the server failed")
+            self._fail(ErrorCode.INTERNAL_ERROR, "the server failed")
         finally:
             self.sender.end_batch()
 
@@ -214,11 +182,12 @@ class Http2Connection(Protocol):
         if self._read_on:
             self.transport.pause_reading()
             get_running_loop().call_soon(self._continue)
-        partial = self._scanner.waiting + self._blocks.waiting
+        block_bytes = self.core.blocks.waiting
+        partial = self._scanner.waiting + block_bytes
         if not partial and self._prefaced == len(frames.PREFACE):
             self._partial_since = None
-        elif self._partial_since is None or (progress and not self._blocks.waiting):
-            self._partial_since = self.now
+        elif self._partial_since is None or (progress and not block_bytes):
+            self._partial_since = self.core.now
         if partial != self._held:
             self._held = partial
             self.state.budget.hold(self, partial)
@@ -228,171 +197,62 @@ class Http2Connection(Protocol):
             self.transport.resume_reading()
         self._read()
 
-    def _handle(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        if self._is_over:
-            return
-        unfinished = self._blocks.stream_id
-        if unfinished and (kind != frames.CONTINUATION or stream_id != unfinished):
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a header block is interrupted by another frame")
-        if not self._has_settings:
-            if kind != frames.SETTINGS or flags & frames.ACK:
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the first frame is not SETTINGS")
-            self._has_settings = True
-        try:
-            if kind == frames.DATA:
-                self._on_data(flags, stream_id, payload)
-            elif kind == frames.HEADERS:
-                self._on_block(self._blocks.on_headers(flags, stream_id, payload))
-            elif kind == frames.WINDOW_UPDATE:
-                self._on_window_update(stream_id, frames.unpack_long(payload, "WINDOW_UPDATE"))
-            elif kind == frames.RST_STREAM:
-                self._on_rst_stream(stream_id, payload)
-            else:
-                self._spend_control()
-                self._on_control(kind, flags, stream_id, payload)
-        except StreamFault as fault:
-            self._resets.spend(self.now, self._completed)
-            log.debug("stream %d: %s", fault.stream_id, fault.reason)
-            stream = self.streams.get(fault.stream_id)
-            if stream is None:
-                self.sender.write(self._closed.cut(fault.stream_id, fault.code))
-            else:
-                self.reset_stream(stream, fault.code)
+    # -- what the core tells: see ConnectionEvents
 
-    def _on_control(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        if kind == frames.SETTINGS:
-            self._on_settings(flags, stream_id, payload)
-        elif kind == frames.PING:
-            if stream_id:
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PING on a stream")
-            if len(payload) != 8:
-                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "the length of PING is not 8")
-            if not flags & frames.ACK:
-                self.sender.write(frames.ping(payload, ack=True))
-            else:
-                self._ending.on_ping_ack(payload)
-        elif kind == frames.CONTINUATION:
-            self._on_block(self._blocks.on_continuation(flags, stream_id, payload))
-        elif kind == frames.PRIORITY:
-            if not stream_id:
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PRIORITY without a stream")
-            if len(payload) != 5:
-                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "the length of PRIORITY is not 5")
-            check_dependency(stream_id, payload)
-        elif kind == frames.GOAWAY:
-            if stream_id:
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "GOAWAY on a stream")
-            frames.unpack_goaway(payload)
-        elif kind == frames.PUSH_PROMISE:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a client cannot push")
+    def on_settings(self) -> None:
+        """The windows of the streams follow; nothing else waits for them."""
 
-    def _on_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
-        if stream_id:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "SETTINGS on a stream")
-        if flags & frames.ACK:
-            if payload:
-                raise ConnectionFault(
-                    ErrorCode.FRAME_SIZE_ERROR, "an acknowledgement of SETTINGS has settings"
-                )
-            return
-        before = self.settings.initial_window
-        self.settings.apply(payload)
-        difference = self.settings.initial_window - before
-        windows = len(self.streams) // WINDOWS_PER_CONTROL if difference else 0
-        self._spend_control(windows + len(payload) // SETTINGS_BYTES_PER_CONTROL)
-        if difference and not self.sender.change_initial_window(difference):
-            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "SETTINGS raise a window above 2^31-1")
-        self.sender.write(frames.SETTINGS_ACK)
+    def on_goaway(self, last_id: int, code: int, debug: bytes) -> None:
+        """The client opens no further streams, which it may leave at any time."""
 
-    def _on_window_update(self, stream_id: int, increment: int) -> None:
-        self._spend_control()
-        increment &= frames.STREAM_BITS
-        stream = self.streams.get(stream_id)
-        if stream is None and stream_id:
-            self._check_not_idle(stream_id, "WINDOW_UPDATE")
-            return
-        if not increment:
-            if not stream_id:
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE by 0")
-            raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE by 0")
-        if not self.sender.widen(None if stream is None else stream.slot, increment):
-            text = "WINDOW_UPDATE beyond 2^31-1"
-            if not stream_id:
-                raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, text)
-            raise StreamFault(stream_id, ErrorCode.FLOW_CONTROL_ERROR, text)
+    def on_ping_ack(self, payload: bytes) -> None:
+        if self._ending.is_understood(payload):
+            self._say_last()
+
+    def on_stream_fault(self, fault: StreamFault) -> None:
+        self._resets.spend(self.core.now, self._completed)
+        log.debug("stream %d: %s", fault.stream_id, fault.reason)
+        stream = self.streams.get(fault.stream_id)
         if stream is None:
-            self.sender.pump()
-        elif stream.held:
-            self.sender.queue(stream)
+            self.sender.write(self._closed.cut(fault.stream_id, fault.code))
+        else:
+            self.reset_stream(stream, fault.code)
 
-    def _on_rst_stream(self, stream_id: int, payload: bytes) -> None:
-        frames.unpack_long(payload, "RST_STREAM")
-        self._check_not_idle(stream_id, "RST_STREAM")
-        stream = self.streams.get(stream_id)
+    def on_reset(self, stream_id: int, stream: Http2Stream | None, code: int) -> None:
         if stream is None:
             self._closed.on_rst_stream(stream_id)
-            self._spend_control()
             return
-        self._resets.spend(self.now, self._completed)
+        self._resets.spend(self.core.now, self._completed)
         del self.streams[stream_id]
         self._close(stream)
         self._after_stream()
 
-    def _check_not_idle(self, stream_id: int, name: str) -> None:
-        if not stream_id or stream_id > self.last_id or not stream_id & 1:
-            text = f"{name} on stream {stream_id}, which the client has not opened"
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, text)
-
-    # -- requests
-
-    def _on_data(self, flags: int, stream_id: int, payload: bytes) -> None:
-        size = len(payload)
-        self._check_not_idle(stream_id, "DATA")
-        self._receive_window -= size
-        if self._receive_window < 0:
-            raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "DATA beyond the connection's window")
-        if self._receive_window < CONNECTION_WINDOW // 2:
-            self.sender.write(frames.window_update(0, CONNECTION_WINDOW - self._receive_window))
-            self._receive_window = CONNECTION_WINDOW
-        data = frames.without_padding(flags, payload)
-        last = bool(flags & frames.END_STREAM)
-        if len(data) < SMALL_DATA and not last:
-            self._spend_control()
-        stream = self.streams.get(stream_id)
+    def on_data(
+        self, stream_id: int, stream: Http2Stream | None, content: bytes, size: int, *, last: bool
+    ) -> None:
         if stream is None:
             if not self._ending.is_unserved(stream_id) and (
                 sent := self._closed.on_data(stream_id, size, last=last)
             ):
                 self.sender.write(sent)
             return
-        stream.on_data(data, size, self.now, last=last)
+        stream.on_data(content, size, self.core.now, last=last)
         if last:
             self._receiving.discard(stream)
 
-    def _on_block(self, complete: Block | None) -> None:
-        """A header block: of a request, or of trailers; None: it is not complete yet."""
-        if complete is None:
+    def on_headers(self, stream_id: int, fields: list[Field] | None, size: int, *, last: bool) -> None:
+        """A header block: of a request, or of trailers."""
+        if stream_id <= self.core.last_id:
+            self._on_trailers(stream_id, fields or [], last=last)
             return
-        flags, stream_id, block = complete
-        if len(block) >= HEADER_BYTES_PER_CONTROL:
-            self._spend_control(len(block) // HEADER_BYTES_PER_CONTROL)
-        too_large = False
-        try:
-            fields = self._decoder.decode(block, self._max_header_bytes, MAX_HEADERS)
-        except HeaderListTooLarge:
-            fields, too_large = [], True
-        last = bool(flags & frames.END_STREAM)
-        if stream_id <= self.last_id:
-            self._on_trailers(stream_id, fields, last=last)
-            return
-        self.last_id = stream_id
+        self.core.last_id = stream_id
         if self._ending.is_unserved(stream_id):
             return
         if len(self.streams) + self._abandoned + self._closed.unfinished >= MAX_STREAMS:
             raise StreamFault(stream_id, ErrorCode.REFUSED_STREAM, "too many streams")
         try:
-            if too_large:
-                raise _too_large(self._max_header_bytes)
+            if fields is None:
+                raise _too_large(self.state.limits.max_header_bytes)
             if self._is_excess:
                 raise too_many_connections()
             if self.state.http2_streams >= self.state.limits.max_connections:
@@ -403,11 +263,13 @@ class Http2Connection(Protocol):
         except MalformedRequest as malformed:
             raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR, str(malformed)) from None
         except ApiError as error:
-            method = "HEAD" if (b":method", b"HEAD") in fields else "GET"
+            method = "HEAD" if (b":method", b"HEAD") in (fields or ()) else "GET"
             stream = self._open(stream_id, refused_head(method), last=last)
             stream.refuse(error)
             return
         self._begin(stream_id, head, last=last)
+
+    # -- requests
 
     def _on_trailers(self, stream_id: int, fields: list[tuple[bytes, bytes]], *, last: bool) -> None:
         """Trailers are dropped."""
@@ -426,7 +288,7 @@ class Http2Connection(Protocol):
             raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR, "HEADERS within a body")
         if any(not name or name[0] == 58 for name, _ in fields):
             raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR, "trailers with malformed or pseudo fields")
-        stream.on_data(b"", 0, self.now, last=True)
+        stream.on_data(b"", 0, self.core.now, last=True)
         self._receiving.discard(stream)
 
     def _begin(self, stream_id: int, head: RequestHead, *, last: bool) -> None:
@@ -437,7 +299,7 @@ class Http2Connection(Protocol):
             self._fresh.append(stream)
 
     def _open(self, stream_id: int, head: RequestHead, *, last: bool) -> Http2Stream:
-        slot = self.state.windows.add_stream(self.sender.slot, self.settings.initial_window)
+        slot = self.state.windows.add_stream(self.sender.slot, self.core.settings.initial_window)
         stream = Http2Stream(self, stream_id, slot, head.length)
         stream.request = HttpRequest(head, stream, self._client)
         self.streams[stream_id] = stream
@@ -468,7 +330,7 @@ class Http2Connection(Protocol):
         request = stream.request
         del self.streams[stream.id]
         if request is not None and not request.body_complete:
-            self._closed.add_answered(stream.id, stream.receive_window, self.now)
+            self._closed.add_answered(stream.id, stream.receive_window, self.core.now)
         self._completed += 1
         self._close(stream)
         self._after_stream()
@@ -492,14 +354,15 @@ class Http2Connection(Protocol):
     def _after_stream(self) -> None:
         if not self.streams:
             self.idle_since = self.state.clock()
-            self._ending.on_last_stream()
+            if self._ending.phase is Phase.LAST:
+                self._linger()
 
     def on_run_end(self) -> None:
         """The application has returned for a request whose stream is closed."""
         self._abandoned -= 1
 
     def on_held(self, stream: Http2Stream) -> None:
-        stream.progress_at = self.now
+        stream.progress_at = self.core.now
         self._holding.add(stream)
 
     def on_sent(self, stream: Http2Stream) -> None:
@@ -509,7 +372,7 @@ class Http2Connection(Protocol):
 
     @property
     def receiving(self) -> bool:
-        return self._blocks.waiting > 0
+        return self.core.blocks.waiting > 0
 
     def on_over_budget(self) -> None:
         self._held = 0
@@ -520,14 +383,71 @@ class Http2Connection(Protocol):
     def _refuse(self, error: ApiError) -> None:
         """End the connection for want of room."""
         self.state.on_refusal(error)
-        self._ending.fail(ErrorCode.ENHANCE_YOUR_CALM, error.message)
+        self._fail(ErrorCode.ENHANCE_YOUR_CALM, error.message)
 
     def shutdown(self) -> None:
-        self._ending.drain()
+        """Close after the replies in progress, and those of requests on their way."""
+        if self._ending.phase is not Phase.SERVING:
+            return
+        if not self.streams and self._was_busy:
+            self._say_last()  # it lingers
+            return
+        self.sender.write(self._ending.warn())
+        get_running_loop().call_later(GOAWAY_DELAY_S, self._say_last)
+
+    def _drain_at_end(self) -> None:
+        """Drain once the first request is answered, or does not come: the server tells new clients why it
+        does not serve them."""
+        if self.core.last_id or not self._was_busy:
+            self.shutdown()
+
+    @property
+    def _was_busy(self) -> bool:
+        """Whether the connection is new, or had a stream a moment ago."""
+        return self.state.clock() - self.idle_since < IDLE_S
+
+    def _say_last(self) -> None:
+        """The client knows that the connection ends: serve what has come, and nothing after it."""
+        if self._ending.phase >= Phase.LAST:
+            return
+        self.sender.write(self._ending.say_last(self.core.last_id))
+        if self.streams:
+            return
+        if self._was_busy:
+            self._linger()
+        else:
+            self.sender.flush()
+            self.transport.close()
+
+    def _fail(self, code: ErrorCode, reason: str) -> None:
+        """The client broke the protocol, or takes too much: end all its streams."""
+        if self._ending.phase >= Phase.LINGERING:
+            return
+        log.debug("connection ended: %s: %s", code.name, reason)
+        self.sender.write(frames.goaway(self.core.last_id, code, reason))
+        self._linger(faulty=True)
+
+    def _linger(self, *, faulty: bool = False) -> None:
+        """Close once the client has closed, or is too late: closing with unread bytes would destroy what it
+        has not read. With TLS, which has no end of one direction, it may have read all replies and wait for
+        us; a ``faulty`` one is not waited for."""
+        self._ending.linger(self.core.now)
+        self.sender.flush()
+        self.end_all()
+        lingering, transport = self.state.lingering, self.transport
+        half = transport.can_write_eof()
+        if transport.is_closing():
+            return
+        if len(lingering) < self.state.limits.max_lingering and (half or not faulty):
+            lingering.add(self)
+            if half:
+                transport.write_eof()
+        else:
+            transport.close()
 
     def end_all(self) -> None:
         """Nothing is read or written any more."""
-        self._is_over = True
+        self.core.end()
         self.sender.close()
         self._forget_input()
         if not self._losing:
@@ -535,7 +455,6 @@ class Http2Connection(Protocol):
 
     def _forget_input(self) -> None:
         self._scanner.clear()
-        self._blocks.clear()
         self._partial_since = None
         self._fresh.clear()
         if self._held:
@@ -555,15 +474,16 @@ class Http2Connection(Protocol):
             get_running_loop().call_soon(self._lose_some)
         elif self._lost:
             self.state.windows.remove_connection(self.sender.slot)
-            self._ending.forget()
+            self._ending.lose()
 
     def cut_if_slow(self, now: float, request_timeout_s: float, keep_alive_s: float) -> None:
-        self.now = now
-        if self._is_over:
-            self._ending.check(now)
+        self.core.now = now
+        if self.core.is_over:
+            if self._ending.is_late(now):
+                self.transport.abort()
             return
         if self.state.ending or self._is_excess:
-            self._ending.on_server_ends()
+            self._drain_at_end()
         for stream in list(self._receiving):
             stream.check_body(now, request_timeout_s)
         if resets := self._closed.sweep(now):
@@ -574,9 +494,9 @@ class Http2Connection(Protocol):
             self.transport.abort()
             return
         if self._partial_since is not None and now - self._partial_since > request_timeout_s:
-            self._ending.fail(ErrorCode.PROTOCOL_ERROR, "a frame or header block did not arrive in time")
+            self._fail(ErrorCode.PROTOCOL_ERROR, "a frame or header block did not arrive in time")
         elif not self.streams and now - self.idle_since > keep_alive_s:
-            self._ending.drain()
+            self.shutdown()
 
 
 def _too_large(limit: int) -> ApiError:

@@ -17,11 +17,10 @@ BYTES_PER_CONTROL = 32
 MAX_CONTROL = 300_000
 """Control frames that are allowed at once at most: those for the 9 MB that the sockets of a client that lags
 behind may hold."""
-HEADER_BYTES_PER_CONTROL = 256
-"""Bytes of a header block that count as a control frame: to decode them takes up to 80 microseconds."""
 SETTINGS_BYTES_PER_CONTROL = 256
-"""The same for SETTINGS, and for the windows of streams that they change."""
+"""Bytes of SETTINGS that count as a control frame."""
 WINDOWS_PER_CONTROL = 16
+"""Windows of streams that SETTINGS change that count as a control frame."""
 RESET_BURST = 2_048
 """As many as a gateway may have streams, all of which it may cancel at once."""
 RESETS_PER_S = 100
@@ -57,8 +56,12 @@ class RateLimit:
                 raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, f"too many {self._what}")
 
 
-def control_limit(now: float) -> RateLimit:
-    return RateLimit("control frames and empty frames", CONTROL_BURST, CONTROL_PER_S, now, most=MAX_CONTROL)
+def control_limit(now: float, burst: int = CONTROL_BURST) -> RateLimit:
+    return RateLimit("control frames and empty frames", burst, CONTROL_PER_S, now, most=MAX_CONTROL)
+
+
+def window_change_limit(now: float, burst: int) -> RateLimit:
+    return RateLimit("changes of windows by SETTINGS", burst, burst // 10, now)
 
 
 def reset_limit(now: float) -> RateLimit:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from asyncio import get_running_loop
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from penstock.http.http2 import frames
@@ -78,8 +78,8 @@ class FrameSender:
         "slot",
     )
 
-    def __init__(self, transport: Any, windows: FlowWindows, streams: Callable[[], list[HeldStream]]) -> None:
-        """``streams``: all of the connection's."""
+    def __init__(self, transport: Any, windows: FlowWindows, streams: Mapping[int, HeldStream]) -> None:
+        """``streams``: all of the connection's, by id."""
         self._transport = transport
         self._windows = windows
         self._streams = streams
@@ -153,12 +153,10 @@ class FrameSender:
 
     def _pause_if_unread(self) -> None:
         unsent = self._transport.get_write_buffer_size()
-        if unsent > MAX_UNSENT_BYTES:
-            streams = self._streams()
-            if unsent > UNSENT_BYTES_PER_STREAM * len(streams):
-                self.paused = True
-                for stream in streams:
-                    stream.pause()
+        if unsent > MAX_UNSENT_BYTES and unsent > UNSENT_BYTES_PER_STREAM * len(self._streams):
+            self.paused = True
+            for stream in list(self._streams.values()):
+                stream.pause()
 
     def take_window(self, slot: int, size: int, *, urgent: bool) -> bool:
         """Whether a frame of ``size`` bytes may be sent now for the stream in ``slot``, whose windows are
@@ -175,18 +173,22 @@ class FrameSender:
         self.data_bytes += size
         return True
 
-    def widen(self, slot: int | None, increment: int) -> bool:
-        """WINDOW_UPDATE for the stream in ``slot``, or for the connection. Returns whether the window stays
-        below its maximum."""
+    def widen(self, stream: HeldStream | None, increment: int) -> bool:
+        """WINDOW_UPDATE for a stream, or for the connection: what has waited for it goes on. Return whether
+        the window stays below its maximum."""
         windows = self._windows
-        if slot is None:
+        if stream is None:
             column, slot = windows.connections, self.slot
         else:
-            column = windows.streams
+            column, slot = windows.streams, stream.slot
         window = column.item(slot) + increment
         if window > frames.MAX_WINDOW:
             return False
         column[slot] = window
+        if stream is None:
+            self.pump()
+        elif stream.held:
+            self.queue(stream)
         return True
 
     # -- held streams
@@ -253,7 +255,7 @@ class FrameSender:
         self.congested = False
         if self.paused:
             self.paused = False
-            self._resuming = deque(self._streams())
+            self._resuming = deque(self._streams.values())
             self._resume_some()
         self.pump()
 
@@ -275,8 +277,8 @@ class FrameSender:
         return bool(now - self._taken_at > timeout_s)
 
     def change_initial_window(self, difference: int) -> bool:
-        """New SETTINGS change the windows of all streams. Returns whether none exceeds the maximum."""
-        streams = self._streams()
+        """Change the windows of all streams, as SETTINGS want. Return whether none exceeds the maximum."""
+        streams = list(self._streams.values())
         if not streams:
             return True
         slots = [stream.slot for stream in streams]
@@ -291,7 +293,7 @@ class FrameSender:
     def close(self) -> None:
         """Nothing is sent any more. The slot stays until no stream is left."""
         self._closed = True
-        self._streams = list  # breaks a reference cycle
+        self._streams = {}
         self._out.clear()
         self._bulk.clear()
         self._resuming.clear()

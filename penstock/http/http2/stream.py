@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import logging
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from penstock.http.errors import ApiError
 from penstock.http.http2 import frames
+from penstock.http.http2.core import Http2Core
 from penstock.http.http2.faults import ErrorCode, StreamFault
 from penstock.http.http2.header_blocks import encode_fields, encode_status
-from penstock.http.http2.sender import MAX_FRAME
-from penstock.http.request import HttpRequest
+from penstock.http.http2.roles import STREAM_WINDOW
+from penstock.http.http2.sender import MAX_FRAME, FrameSender
+from penstock.http.request import Application, HttpRequest
 from penstock.http.row_path import RowPath
+from penstock.http.server_state import ServerState
 from penstock.http.sink import EVENT_STREAM_HEADERS, Headers, Listener
 from penstock.http.slow_clients import MIN_BODY_RATE, SlowClientTimer, Verdict
 
-if TYPE_CHECKING:
-    from penstock.http.http2.connection import Http2Connection
-
 log = logging.getLogger(__name__)
 
-STREAM_WINDOW = 256 * 1024
-"""Bytes of a body that a client may send before the application asks for more."""
 SMALL_BODY = 16 * 1024
 """Complete bodies of this size are not counted: the application takes them at once."""
 _EVENTS_HEAD = encode_status(200) + encode_fields(EVENT_STREAM_HEADERS)
@@ -36,6 +34,35 @@ _PER_CONNECTION = frozenset(
 @lru_cache(maxsize=2)
 def _date_field(date: bytes) -> bytes:
     return encode_fields([(b"date", date)])
+
+
+class StreamOwner(Protocol):
+    """The connection of a server, as its streams see it."""
+
+    app: Application
+    state: ServerState
+    sender: FrameSender
+    core: Http2Core[Http2Stream]
+
+    def end_stream(self, stream: Http2Stream) -> None:
+        """END_STREAM was written."""
+        ...
+
+    def reset_stream(self, stream: Http2Stream, code: ErrorCode) -> None:
+        """End the stream by RST_STREAM."""
+        ...
+
+    def on_run_end(self) -> None:
+        """The application has returned for a request whose stream is closed."""
+        ...
+
+    def on_held(self, stream: Http2Stream) -> None:
+        """The stream holds bytes from here on."""
+        ...
+
+    def on_sent(self, stream: Http2Stream) -> None:
+        """The stream holds no bytes any more."""
+        ...
 
 
 class Http2Stream:
@@ -66,7 +93,7 @@ class Http2Stream:
         "timer",
     )
 
-    def __init__(self, connection: Http2Connection, id: int, slot: int, body_left: int | None) -> None:
+    def __init__(self, connection: StreamOwner, id: int, slot: int, body_left: int | None) -> None:
         """``slot``: in the flow windows. ``body_left``: content-length; None: it is not known."""
         self._connection = connection
         self._sender = connection.sender
@@ -230,7 +257,7 @@ class Http2Stream:
 
     def _head(self, block: bytes) -> bytes:
         """HEADERS of a reply, or of an interim one."""
-        block = self._connection.settings.block_start + block
+        block = self._connection.core.settings.block_start + block
         return frames.header_frames(self.id, block, end_stream=False, max_frame_size=MAX_FRAME)
 
     def reply(self, status: int, headers: Headers, body: bytes) -> None:
@@ -354,7 +381,7 @@ class Http2Stream:
         start = self._sent
         self._sent = end = start + size
         last = self.ends and end == len(self._unsent)
-        self.progress_at = self._connection.now
+        self.progress_at = self._connection.core.now
         header = frames.frame_header(size, frames.DATA, frames.END_STREAM if last else 0, self.id)
         return header, memoryview(self._unsent)[start:end]
 

@@ -153,7 +153,9 @@ async def _act(source: ByteSource) -> None:
             case 7 if app.sinks:
                 _reply(source, source.pick(app.sinks))
             case 8:
-                client.connection.cut_if_slow(client.connection.now + source.pick((0.0, 20.0, 80.0)), *TIMES)
+                client.connection.cut_if_slow(
+                    client.connection.core.now + source.pick((0.0, 20.0, 80.0)), *TIMES
+                )
             case 9:
                 transport.stalled = not transport.stalled
                 if not transport.stalled:

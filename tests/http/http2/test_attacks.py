@@ -13,7 +13,6 @@ import pytest
 
 from penstock.http.http2 import connection as module
 from penstock.http.http2 import frames
-from penstock.http.http2.connection import MAX_STREAMS
 from penstock.http.http2.faults import ErrorCode
 from penstock.http.http2.frames import (
     CONTINUATION,
@@ -29,7 +28,8 @@ from penstock.http.http2.frames import (
     window_update,
 )
 from penstock.http.http2.header_blocks import encode_fields
-from penstock.http.http2.rates import CONTROL_BURST, HEADER_BYTES_PER_CONTROL, RESET_BURST
+from penstock.http.http2.rates import CONTROL_BURST, RESET_BURST
+from penstock.http.http2.roles import HEADER_BYTES_PER_CONTROL, MAX_STREAMS
 from penstock.http.http2.stream import Http2Stream
 from penstock.http.request import ClientGone, HttpRequest
 from penstock.http.server_state import Limits, ServerState
@@ -222,8 +222,8 @@ async def test_a_connection_beyond_the_limit_that_asks_for_nothing_is_closed() -
     state = ServerState(limits=Limits(max_connections=0))
     client = Client(state=state)
     client.connection.idle_since -= 1.5
-    client.connection.cut_if_slow(client.connection.now + 1.5, 30.0, 75.0)
-    client.connection._ending.go()
+    client.connection.cut_if_slow(client.connection.core.now + 1.5, 30.0, 75.0)
+    client.connection._say_last()
     assert [each[0] for each in await client.frames()][-1] == GOAWAY
     assert client.transport.end == "close"
 
@@ -256,7 +256,7 @@ async def test_header_bombs_are_refused() -> None:
     for n in range(1, 200, 2):
         block = client.encoder.encode([*GET, (b"x-%d" % n, b"v" * 3000)], huffman=False)
         client.send(frame(HEADERS, END_HEADERS | frames.END_STREAM, n, block))
-    assert sum(size for _, size in client.connection._decoder._entries) <= 4096
+    assert sum(size for _, size in client.connection.core._decoder._entries) <= 4096
 
 
 @in_loop
@@ -316,11 +316,11 @@ async def test_replies_to_a_client_without_windows_are_bounded_and_cut() -> None
         client.send(client.headers(2 * n + 1))
     assert sum(len(each[3]) for each in await client.frames() if each[0] == DATA) == 0
     for now in (10.0, 60.0):
-        client.connection.cut_if_slow(client.connection.now + now, 30.0, 75.0)
+        client.connection.cut_if_slow(client.connection.core.now + now, 30.0, 75.0)
     client.send(window_update(1, 1) + window_update(3, 1))
     received = await client.frames()
     assert [each[3] for each in received if each[0] == DATA] == [b"x", b"x"]
-    at = client.connection.now
+    at = client.connection.core.now
     client.connection.cut_if_slow(at + 70.0, 30.0, 75.0)
     assert await client.resets() == {}
     client.connection.cut_if_slow(at + 76.0, 30.0, 75.0)

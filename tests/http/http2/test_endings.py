@@ -82,7 +82,7 @@ async def test_a_busy_connection_serves_what_is_on_its_way_and_ends_with_its_las
 
 @in_loop
 async def test_the_last_goaway_does_not_wait_for_a_client_that_answers_no_ping(monkeypatch: Any) -> None:
-    monkeypatch.setattr("penstock.http.http2.ending.GOAWAY_DELAY_S", 0.001)
+    monkeypatch.setattr("penstock.http.http2.connection.GOAWAY_DELAY_S", 0.001)
     client = Client(Streaming())
     client.send(client.headers(1))
     client.connection.shutdown()
@@ -115,7 +115,7 @@ async def test_a_server_that_ends_answers_one_request_of_a_new_connection_howeve
     assert goaways(await client.frames()) == []
     client.send(frame(DATA, END_STREAM, 1, b"x"))
     assert [each[0] for each in await client.frames()] == [HEADERS, DATA]
-    client.connection.cut_if_slow(client.connection.now, *TIMES)
+    client.connection.cut_if_slow(client.connection.core.now, *TIMES)
     assert goaways(await client.frames()) == [(1, 0)]
     assert client.transport.end == "eof"
 
@@ -123,10 +123,10 @@ async def test_a_server_that_ends_answers_one_request_of_a_new_connection_howeve
 @in_loop
 async def test_a_server_that_ends_waits_a_second_for_the_request_of_a_new_connection() -> None:
     client = Client(state=ServerState(ending=True))
-    client.connection.cut_if_slow(client.connection.now, *TIMES)
+    client.connection.cut_if_slow(client.connection.core.now, *TIMES)
     assert await client.frames() == []
     client.connection.idle_since -= 1.0
-    client.connection.cut_if_slow(client.connection.now, *TIMES)
+    client.connection.cut_if_slow(client.connection.core.now, *TIMES)
     assert goaways(await client.frames()) == [(STREAM_BITS, 0)]
 
 
@@ -152,9 +152,9 @@ async def test_a_closing_connection_discards_what_comes_for_a_while() -> None:
     client.send(b"x" * 9)
     assert client.transport.end == "eof"
     client.send(b"late")
-    client.connection.cut_if_slow(client.connection.now + LINGER_S - 0.1, *TIMES)
+    client.connection.cut_if_slow(client.connection.core.now + LINGER_S - 0.1, *TIMES)
     assert client.transport.end == "eof"
-    client.connection.cut_if_slow(client.connection.now + LINGER_S + 0.2, *TIMES)
+    client.connection.cut_if_slow(client.connection.core.now + LINGER_S + 0.2, *TIMES)
     assert client.transport.end == "abort"
 
 
@@ -162,7 +162,7 @@ async def test_a_closing_connection_discards_what_comes_for_a_while() -> None:
 async def test_a_connection_with_a_stream_is_not_idle() -> None:
     client = Client(Streaming())
     client.send(client.headers(1))
-    client.connection.cut_if_slow(client.connection.now + 1000.0, *TIMES)
+    client.connection.cut_if_slow(client.connection.core.now + 1000.0, *TIMES)
     assert client.transport.end == ""
 
 
@@ -174,7 +174,7 @@ async def test_frames_and_header_blocks_have_their_time_to_arrive() -> None:
     ):
         client = Client()
         client.send(start)
-        now = client.connection.now
+        now = client.connection.core.now
         client.connection.cut_if_slow(now + 29.0, *TIMES)
         assert client.transport.end == ""
         client.connection.cut_if_slow(now + 31.0, *TIMES)
@@ -184,7 +184,7 @@ async def test_frames_and_header_blocks_have_their_time_to_arrive() -> None:
 @in_loop
 async def test_a_busy_connection_whose_reads_end_within_frames_is_not_slow() -> None:
     client = Client()
-    now = client.connection.now
+    now = client.connection.core.now
     requests = b"".join(client.headers(2 * n + 1) for n in range(100))
     for second in range(100):
         client.clock.now = now + second
@@ -197,7 +197,7 @@ async def test_a_busy_connection_whose_reads_end_within_frames_is_not_slow() -> 
 @in_loop
 async def test_a_header_block_that_drips_has_its_time() -> None:
     client = Client()
-    now = client.connection.now
+    now = client.connection.core.now
     client.send(frame(HEADERS, 0, 1, encode_fields(GET)))
     for second in range(40):
         client.clock.now = now + second
@@ -220,7 +220,7 @@ async def test_a_body_has_its_time_to_arrive_and_others_go_on() -> None:
 
     client = Client(app, ServerState(on_refusal=refusals.append))
     client.send(client.headers(1, POST, end=False) + client.headers(3, POST, end=False))
-    now = client.connection.now
+    now = client.connection.core.now
     for late in (1.0, 25.0, 50.0):
         client.clock.now = now + late
         client.connection.cut_if_slow(now + late, *TIMES)
@@ -269,14 +269,14 @@ async def test_with_tls_a_client_closes_after_goaway_and_a_faulty_one_is_closed(
         client.send(start)
         client.connection.shutdown()
         ends.append(client.transport.end)
-        client.connection.cut_if_slow(client.connection.now + LINGER_S + 0.1, *TIMES)
+        client.connection.cut_if_slow(client.connection.core.now + LINGER_S + 0.1, *TIMES)
         ends.append(client.transport.end)
     assert ends == ["", "abort", "close", "abort"]
 
 
 @in_loop
 async def test_a_lost_connection_needs_no_garbage_collection(monkeypatch: Any) -> None:
-    monkeypatch.setattr("penstock.http.http2.ending.GOAWAY_DELAY_S", 0.001)
+    monkeypatch.setattr("penstock.http.http2.connection.GOAWAY_DELAY_S", 0.001)
     failures: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: failures.append(context))
     for ends in ("lost", "drained", "faulty"):

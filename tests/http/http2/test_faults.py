@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from penstock.http.http2 import frames
-from penstock.http.http2.connection import CONNECTION_WINDOW, Http2Connection
+from penstock.http.http2.connection import Http2Connection
 from penstock.http.http2.faults import ErrorCode
 from penstock.http.http2.frames import (
     CONTINUATION,
@@ -31,7 +31,7 @@ from penstock.http.http2.frames import (
     window_update,
 )
 from penstock.http.http2.header_blocks import encode_fields
-from penstock.http.http2.stream import STREAM_WINDOW
+from penstock.http.http2.roles import CONNECTION_WINDOW, STREAM_WINDOW
 from penstock.http.server_state import ServerState
 from tests.http.http2.clients import GET, POST, Client, Streaming, Transport, answer, in_loop
 
@@ -198,11 +198,11 @@ async def test_a_fault_of_a_stream_ends_it_alone(case: str) -> None:
 @in_loop
 async def test_data_beyond_the_window_of_the_connection_ends_it() -> None:
     client = Client(Streaming())
-    client.connection._receive_window = 20_000  # as if WINDOW_UPDATE were on its way
+    client.connection.core.receive_window = 20_000  # as if WINDOW_UPDATE were on its way
     client.send(client.headers(1, POST, end=False) + frame(DATA, 0, 1, b"x" * 16_384))
     assert [each[0] for each in await client.frames()] == [WINDOW_UPDATE]
-    assert client.connection._receive_window == CONNECTION_WINDOW
-    client.connection._receive_window = 10_000
+    assert client.connection.core.receive_window == CONNECTION_WINDOW
+    client.connection.core.receive_window = 10_000
     client.send(frame(DATA, 0, 1, b"x" * 16_384))
     assert (await client.goaway())[0] is FLOW
 

@@ -12,7 +12,7 @@ from penstock.http.http2 import frames
 from penstock.http.http2.faults import ErrorCode
 from penstock.http.http2.frames import DATA, END_STREAM, HEADERS, RST_STREAM, WINDOW_UPDATE, frame
 from penstock.http.http2.header_blocks import encode_fields
-from penstock.http.http2.stream import STREAM_WINDOW
+from penstock.http.http2.roles import STREAM_WINDOW
 from penstock.http.request import HttpRequest
 from penstock.http.server_state import LINGER_S, Limits, ServerState
 from tests.http.http2.clients import GET, POST, TIMES, Client, Recorder, Streaming, in_loop
@@ -174,7 +174,7 @@ async def test_the_rest_of_an_answered_request_is_discarded_for_a_while() -> Non
     client.send(frame(DATA, END_STREAM, 1, b"x") + client.headers(3, [(b"x", b"y")]))
     client.send(frames.rst_stream(5, ErrorCode.NO_ERROR))
     assert await client.frames() == []
-    client.connection.cut_if_slow(client.connection.now + LINGER_S + 0.1, *TIMES)
+    client.connection.cut_if_slow(client.connection.core.now + LINGER_S + 0.1, *TIMES)
     assert await client.resets() == {7: ErrorCode.NO_ERROR}
     client.send(frame(DATA, 0, 7, b"x" * 1000) + client.headers(7, [(b"x", b"y")]))  # on their way
     assert await client.frames() == []

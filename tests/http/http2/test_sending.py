@@ -208,7 +208,7 @@ async def test_a_client_that_reads_nothing_pauses_all_its_streams_and_is_cut() -
     assert [each for each in await client.frames() if each[0] == DATA] == [(DATA, 0, 3, b"held")]
     assert [listener.told for listener in app.listeners] == [["pause", "resume"]] * 100
     assert app.sinks[0].row_path is not None
-    now = client.connection.now
+    now = client.connection.core.now
     for _ in range(2):
         client.connection.sender.write_frames(row(app.sinks[0], windows, b"x" * 16_000))
         for late in (30.0, 74.0):
@@ -226,7 +226,7 @@ async def test_a_client_that_has_never_read_has_its_time_too() -> None:
     client = Client(Streaming())
     client.send(client.headers(1))
     client.transport.unread = client.connection.sender._written
-    now = client.connection.now
+    now = client.connection.core.now
     client.connection.cut_if_slow(now, *TIMES)
     client.connection.cut_if_slow(now + 75.0, *TIMES)
     assert client.transport.end == ""
@@ -314,7 +314,7 @@ async def test_a_reply_that_its_client_does_not_take_is_cut_also_before_its_end(
     client = Client(parts, INITIAL_WINDOW_SIZE=0)
     client.send(client.headers(1))
     await client.frames()
-    now = client.connection.now
+    now = client.connection.core.now
     client.connection.cut_if_slow(now + 75.0, *TIMES)
     assert await client.resets() == {}
     client.connection.cut_if_slow(now + 75.1, *TIMES)
