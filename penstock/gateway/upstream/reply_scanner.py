@@ -10,7 +10,14 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from penstock.http.http2.faults import ConnectionFault, ErrorCode
-from penstock.http.http2.frames import DEFAULT_FRAME_SIZE, HEADER_BYTES, STREAM_BITS, Frame, unpack_header
+from penstock.http.http2.frames import (
+    DEFAULT_FRAME_SIZE,
+    HEADER_BYTES,
+    STREAM_BITS,
+    Frame,
+    FrameScanner,
+    unpack_header,
+)
 
 FRAMES_AT_ONCE = 64
 BYTES_AT_ONCE = 32 << 10
@@ -40,36 +47,24 @@ class PlainEventRelay(Protocol):
         ...
 
 
-class ReplyScanner:
+class ReplyScanner(FrameScanner):
     """The bytes that one connection has received and not handled."""
 
-    __slots__ = ("_buffer", "_start", "lanes")
+    __slots__ = ("lanes",)
 
     def __init__(self) -> None:
-        self._buffer = b""
-        self._start = 0
-        """Where the first frame that has not been taken starts."""
+        super().__init__()
         self.lanes: dict[int, Lane] = {}
         """By stream id. A frame that is no plain event ends the lane of its stream, so that what follows
         it is not relayed before it."""
 
-    @property
-    def waiting(self) -> int:
-        """Bytes that have come and have not been taken."""
-        return len(self._buffer) - self._start
-
-    def receive(self, data: bytes) -> None:
-        start = self._start
-        self._buffer = data if start == len(self._buffer) else self._buffer[start:] + data
-        self._start = 0
-
     def clear(self) -> None:
-        self._buffer, self._start = b"", 0
+        super().clear()
         self.lanes.clear()
 
-    def take(self, slots: list[int], events: list[bytes], texts: list[bytes]) -> list[Frame]:
-        """The next frames. Plain events among them, and their texts, are added to the lists instead. Raises
-        ConnectionFault."""
+    def take_events(self, slots: list[int], events: list[bytes], texts: list[bytes]) -> list[Frame]:
+        """Take the next frames. Plain events among them, and their texts, are added to the lists instead.
+        Raises ConnectionFault."""
         buffer, start, lanes = self._buffer, self._start, self.lanes
         find, add_slot, add_event, add_text = lanes.get, slots.append, events.append, texts.append
         frames: list[Frame] = []

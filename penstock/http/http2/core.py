@@ -33,7 +33,7 @@ class SendingHalf(Protocol[_S]):
     data_bytes: int
     """Bytes of content sent, ever."""
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes, /) -> object:
         """Send complete frames."""
         ...
 

@@ -24,6 +24,11 @@ class ErrorCode(IntEnum):
     HTTP_1_1_REQUIRED = 13
 
 
+def name_of(code: int) -> str:
+    """The name of an error code, for people."""
+    return ErrorCode(code).name if code in set(ErrorCode) else f"error {code}"
+
+
 class ConnectionFault(Exception):
     """The peer broke the protocol: the connection ends with GOAWAY. ``reason`` becomes its debug data."""
 

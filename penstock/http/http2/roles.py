@@ -32,8 +32,6 @@ MAX_REPLY_HEADER_BYTES: Final = 64 << 10
 MAX_REPLY_HEADERS: Final = 256
 MAX_REPLY_BLOCK_FRAMES: Final = 16
 """Frames of one header block of a reply."""
-WINDOW_CHANGES: Final = 100
-"""Changes of the windows of all streams that a client bears at once, and a tenth of them per second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

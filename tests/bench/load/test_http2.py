@@ -15,9 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.bench.load import http2
 from penstock.bench.load.client import LoadClient, LoadError
-from penstock.bench.load.http2 import Http2Connection, Http2Requests
+from penstock.bench.load.http2 import WINDOW, Http2Connection, Http2Requests
 from penstock.bench.load.latency import ReadLog
 from penstock.bench.load.messages import LoadPlan, RoundOrder, RoundResult
 from penstock.http.http2.faults import ErrorCode
@@ -242,13 +241,14 @@ def test_reads_may_end_anywhere(cuts: list[int], events: int) -> None:
     assert connection.take_output().endswith(ping(b"12345678", ack=True))
 
 
-def test_the_server_is_granted_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http2, "UPDATE_BYTES", 3 * len(EVENT))
+def test_the_server_is_granted_what_was_read() -> None:
     connection, log = ready({}), ReadLog()
     connection.start(0)
     connection.take_output()
     connection.feed(frame(HEADERS, END_HEADERS, 1, bytes([0x88])), log)
+    connection.core.receive_window = WINDOW // 2 + 3 * len(EVENT)
     connection.feed(frame(DATA, 0, 1, EVENT) * 2, log)
     assert connection.take_output() == b""
     connection.feed(frame(DATA, 0, 1, EVENT) * 2, log)
-    assert connection.take_output() == window_update(0, 4 * len(EVENT))
+    assert connection.take_output() == window_update(0, WINDOW // 2 + len(EVENT))
+    assert connection.core.receive_window == WINDOW

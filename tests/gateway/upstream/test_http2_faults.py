@@ -12,11 +12,12 @@ import pytest
 from penstock.gateway.upstream import http2_connection
 from penstock.gateway.upstream.connection_pool import ConnectionPool
 from penstock.gateway.upstream.exchange import MAX_OVERHEAD_BYTES, Failure, UpstreamRequest
-from penstock.gateway.upstream.http2_connection import CONNECTION_WINDOW, MAX_HEADER_BYTES, Http2Connection
+from penstock.gateway.upstream.http2_connection import CONNECTION_WINDOW, Http2Connection
 from penstock.gateway.upstream.http2_exchange import WINDOW
 from penstock.http.http2 import frames as h2
 from penstock.http.http2.faults import ErrorCode
 from penstock.http.http2.header_blocks import encode_fields
+from penstock.http.http2.roles import MAX_REPLY_HEADER_BYTES
 from tests.gateway.upstream.receivers import Collected
 
 REQUEST = UpstreamRequest(b"POST", b"/x", [], b"body")
@@ -259,7 +260,7 @@ def test_a_header_block_without_end_is_bounded() -> None:
         while not peer.transport.closing:
             await peer.receive(part)
             sent += 16_384
-            assert sent <= 2 * MAX_HEADER_BYTES
+            assert sent <= 2 * MAX_REPLY_HEADER_BYTES
         assert peer.ended_with() is ErrorCode.ENHANCE_YOUR_CALM
 
     run(main)
