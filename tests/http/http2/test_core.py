@@ -118,7 +118,7 @@ FAULTS: dict[str, tuple[bytes, ErrorCode]] = {
     "PING on a stream": (h2.frame(h2.PING, 0, 1, bytes(8)), ErrorCode.PROTOCOL_ERROR),
     "a short PING": (h2.frame(h2.PING, 0, 0, bytes(7)), ErrorCode.FRAME_SIZE_ERROR),
     "SETTINGS on a stream": (h2.frame(h2.SETTINGS, 0, 1, b""), ErrorCode.PROTOCOL_ERROR),
-    "SETTINGS in an acknowledgement": (
+    "an acknowledgement with SETTINGS": (
         h2.frame(h2.SETTINGS, h2.ACK, 0, bytes(6)),
         ErrorCode.FRAME_SIZE_ERROR,
     ),
