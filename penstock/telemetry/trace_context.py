@@ -17,8 +17,6 @@ TRACEPARENT, TRACESTATE = b"traceparent", b"tracestate"
 SAMPLED = 1
 MAX_TRACESTATE = 512
 """Characters of a tracestate that is kept; the recommendation asks for as many."""
-MAX_SENT = 55 + 1 + MAX_TRACESTATE
-"""Characters of :attr:`TraceContext.sent`."""
 _FIELDS = re.compile(
     rb"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?"
 )

@@ -86,7 +86,6 @@ class ClockEngine:
         self._max_num_seqs = max_num_seqs
         self._max_model_len = max_model_len
         self._encoded = [_encode(token) for token in range(FIRST_TOKEN, min(vocab_size, LAST_TOKEN))]
-        self._list_header = bytes([0x90 | tokens_per_step])
         self._empty = b"\xc0" * 11 + b"\x00" + b"\xc0" * (OUTPUT_FIELDS - 14)
         self._waiting: dict[str, Stream] = {}
         self._running: dict[str, Stream] = {}

@@ -15,7 +15,6 @@ MAX_LITERAL = 16_384
 """Maximum characters of a list or dictionary in Python's syntax, which is read at once."""
 MAX_REFERENCES = 16
 """Maximum references that lead from a parameter to its type."""
-_JSON_TYPES = ("array", "boolean", "integer", "null", "number", "object")
 
 
 class ValueType(Enum):
