@@ -36,7 +36,7 @@ VLLM_CASES := .venv-vllm-cases
 # What clients leave open, and warn of, is theirs.
 CLIENT_TESTS := -m pytest -W ignore -p no:unraisableexception tests/clients
 
-.PHONY: install install-dev no-gpu serve test test-slow test-gpu test-all test-pythons test-ray test-vllm test-parsers test-templates test-clients test-agents test-schemas check format bench clean
+.PHONY: install install-dev no-gpu serve test test-slow test-gpu test-all test-pythons test-ray test-vllm test-parsers test-templates test-clients test-agents test-schemas check format bench bench-against clean
 
 install: $(VENV)/.installed  ## What serving needs.
 install-dev: $(VENV)/.installed-dev  ## What tests, linters and every optional part need.
@@ -159,6 +159,10 @@ format: install-dev
 
 bench: install  ## Host cost per token of an API server; see docs/benchmarks.md.
 	$(BIN)/penstock bench host $(ARGS)
+
+# A change is compared with the commit before, and a release with the pinned one of docs/log.md.
+bench-against: install  ## REF=COMMIT: CPU time of requests beside that commit's, by turns; ONLY=short,text TURNS=9 QUICK=1.
+	$(BIN)/python scripts/bench_against.py $(REF) $(if $(ONLY),--only $(ONLY)) $(if $(TURNS),--turns $(TURNS)) $(if $(QUICK),--quick)
 
 clean:
 	rm -rf $(VENV) $(RAY_VENV) $(VLLM_VENV) $(VLLM_CASES) $(TEMPLATES_VENV) $(CLIENTS_VENV) $(OPENAI2_VENV) $(SCHEMAS) $(NODE)/node_modules $(AGENTS)/node_modules build dist *.egg-info .mypy_cache .ruff_cache

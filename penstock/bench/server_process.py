@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Self
 
 import psutil
@@ -49,9 +50,12 @@ class ServerProcess:
         seconds: float,
         *,
         on_line: Callable[[str], None] = lambda line: None,
+        python: str = sys.executable,
+        tree: Path | None = None,
     ) -> None:
         """Starts ``penstock`` with ``arguments`` and waits at most ``seconds`` until it is ready. ``on_line``
-        is called with every line of its output, in a thread.
+        is called with every line of its output, in a thread. ``python``: the interpreter; ``tree``: a working
+        tree whose code runs in place of this one's.
 
         Raises BenchError.
         """
@@ -59,14 +63,16 @@ class ServerProcess:
         self._lines: collections.deque[str] = collections.deque(maxlen=SHOWN_LINES)
         self._ready = threading.Event()
         self.url = ""
+        environ = {key: value for key, value in os.environ.items() if not key.startswith((PREFIX, "VLLM_"))}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "penstock.cli.main", *arguments],
+            [python, "-m", "penstock.cli.main", *arguments],
+            cwd=tree,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            env={name: value for name, value in os.environ.items() if not name.startswith((PREFIX, "VLLM_"))},
+            env=environ if tree is None else environ | {"PYTHONPATH": str(tree)},
             start_new_session=True,  # Ctrl-C must not kill it: it is shut down in order
         )
         self._reader = threading.Thread(target=self._read, name="server-output", daemon=True)

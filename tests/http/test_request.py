@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from penstock.http.errors import ApiError
-from penstock.http.http1.request_head import parse_head
+from penstock.http.http1.request_head import MAX_KNOWN_BYTES, MAX_KNOWN_LINES, _known_lines, parse_head
 from tests.http.requests import http_request
 
 Headers = list[tuple[bytes, bytes]]
@@ -51,3 +51,18 @@ def test_a_second_content_type_is_refused_with_the_head() -> None:
     with pytest.raises(ApiError) as caught:
         parse_head(b"POST /x HTTP/1.1\r\n" + lines)
     assert caught.value.param == "content-type"
+
+
+def test_header_lines_are_remembered_within_bounds() -> None:
+    _known_lines.clear()
+    long = b"x-long: " + b"x" * MAX_KNOWN_BYTES
+    for number in range(3 * MAX_KNOWN_LINES):
+        line = b"X-Number: %d" % number
+        head = parse_head(b"GET / HTTP/1.1\r\nHost: x\r\n%b\r\n%b\r\n\r\n" % (line, long))
+        assert head.headers[1:] == [(b"x-number", b"%d" % number), (b"x-long", long[8:])]
+        assert len(_known_lines) <= MAX_KNOWN_LINES
+    assert long not in _known_lines
+    for malformed in (b"X-Number 1", b": 1", b"x y: 1", b"x: 1\n", b"x: 1\r", b"x: \x00"):
+        for _ in range(2):
+            with pytest.raises(ApiError):
+                parse_head(b"GET / HTTP/1.1\r\nHost: x\r\n%b\r\n\r\n" % malformed)
