@@ -162,7 +162,7 @@ bench: install  ## Host cost per token of an API server; see docs/benchmarks.md.
 
 # A change is compared with the commit before, and a release with the pinned one of docs/log.md.
 bench-against: install  ## REF=COMMIT: CPU time of requests beside that commit's, by turns; ONLY=short,text TURNS=9 QUICK=1.
-	$(BIN)/python scripts/bench_against.py $(REF) $(if $(ONLY),--only $(ONLY)) $(if $(TURNS),--turns $(TURNS)) $(if $(QUICK),--quick)
+	$(BIN)/python -m scripts.bench_against $(REF) $(if $(ONLY),--only $(ONLY)) $(if $(TURNS),--turns $(TURNS)) $(if $(QUICK),--quick)
 
 clean:
 	rm -rf $(VENV) $(RAY_VENV) $(VLLM_VENV) $(VLLM_CASES) $(TEMPLATES_VENV) $(CLIENTS_VENV) $(OPENAI2_VENV) $(SCHEMAS) $(NODE)/node_modules $(AGENTS)/node_modules build dist *.egg-info .mypy_cache .ruff_cache

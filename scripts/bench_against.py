@@ -1,6 +1,6 @@
 """Measure this tree beside another commit: CPU time of the API server, by turns, for nine kinds of requests.
 
-    python scripts/bench_against.py REF [--only short,text] [--turns 5] [--quick]
+    python -m scripts.bench_against REF [--only short,text] [--turns 5] [--quick]
 
 The commit is checked out beside this tree, with an environment of its own if it needs other packages. Both
 servers of a workload run at the same time and are loaded by turns, by this tree's load client: what the
