@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import time
 from pathlib import Path
 
 import httpx
@@ -31,12 +30,13 @@ def note(frame, event, argument):
 
 
 def toggle(number, frame):
+    path = os.path.join(os.environ["RECORDED_CALLS"], str(os.getpid()))
     if sys.getprofile() is None:
+        open(path + ".begun", "w").close()
         sys.setprofile(note)
         return
     sys.setprofile(None)
     calls = [(code.co_filename, code.co_qualname, at) for code, at in FIRST.items()]
-    path = os.path.join(os.environ["RECORDED_CALLS"], str(os.getpid()))
     with open(path + ".part", "w") as file:
         json.dump(calls, file)
     os.rename(path + ".part", path)
@@ -48,8 +48,6 @@ if "child_main" in " ".join(sys.orig_argv):
 """Python runs it at the start of each process. A signal begins the record of a process, another ends it."""
 SIGNAL = getattr(signal, "SIGRTMIN", 0) + 3
 """One that no process of a server ignores."""
-BEGIN_S = 0.3
-"""Time for processes to begin: nothing shows that one has."""
 
 
 def ladder(title: str) -> list[str]:
@@ -70,14 +68,15 @@ def called(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
         processes = [*server.children("api-server"), *server.children("engine")]
         for process in processes:
             process.send_signal(SIGNAL)
-        time.sleep(BEGIN_S)
-        body = {"messages": [{"role": "user", "content": "Hello."}], "max_tokens": 32, "stream": True}
+        files = [directory / str(process.pid) for process in processes]
+        begun = [file.with_suffix(".begun") for file in files]
+        wait_until(lambda: all(file.exists() for file in begun), 30, "the start of all records")
+        body = {"messages": [{"role": "user", "content": "Hello."}], "max_tokens": 128, "stream": True}
         body |= {"seed": 1, "temperature": 1.0, "ignore_eos": True}
         reply = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
         assert reply.status_code == 200
         for process in processes:
             process.send_signal(SIGNAL)
-        files = [directory / str(process.pid) for process in processes]
         wait_until(lambda: all(file.exists() for file in files), 30, "the records of all processes")
     for file in files:
         for path, name, at in json.loads(file.read_text()):
