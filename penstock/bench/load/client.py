@@ -38,8 +38,8 @@ from penstock.bench.load.messages import (
 from penstock.bench.load.reply_counter import ERROR, EVENT, find_last
 from penstock.bench.load.tls import RECORD_BYTES, SEALED_BYTES, TlsSession, client_context
 
-WHOLE_EVENTS = (b"}\n\n\r\n", b"}\n\n")
-"""Ends of a read that holds only whole JSON events, with or without the end of a chunk."""
+WHOLE_EVENTS = b"}\n\n\r\n"
+"""End of a read that holds only whole JSON events in whole chunks."""
 BATCH = 64
 """Ready connections taken from the kernel at once, and requests started at once. Reads of a batch share a
 timestamp, which limits its error."""

@@ -6,8 +6,10 @@ from penstock.bench.load.connection import Ended
 from penstock.bench.load.latency import ReadLog
 from penstock.bench.load.messages import LoadPlan
 from penstock.bench.load.reply_counter import SHOWN, ReplyCounter
+from penstock.http.http1.reply_reader import ReplyFault, ReplyReader
 
-_LAST_CHUNK = b"0\r\n\r\n"
+_CHUNK_END = b"\n\r\n"
+"""Ends a read that ends with a chunk, if the chunks hold whole lines."""
 
 
 def request_bytes(plan: LoadPlan, body: bytes) -> bytes:
@@ -23,7 +25,7 @@ def request_bytes(plan: LoadPlan, body: bytes) -> bytes:
 class Http1Connection:
     """A :class:`Connection`. ``requests``: whole requests, used in turn; ``lane``: its number in the log."""
 
-    __slots__ = ("_lane", "_output", "_reply", "_request", "_requests", "failure")
+    __slots__ = ("_lane", "_output", "_reply", "_request", "_requests", "failure", "running")
 
     places = 1
     ready = True
@@ -34,134 +36,99 @@ class Http1Connection:
         self._lane = lane
         self._output = b""
         self._request = 0
-        self._reply: Http1Reply | None = None
-
-    @property
-    def running(self) -> int:
-        return int(self._reply is not None)
+        self._reply = Http1Reply()
+        self.running = 0
 
     @property
     def whole_events(self) -> bool:
-        return self._reply is not None and self._reply.in_stream
+        return self._reply.in_stream
 
     def start(self, request: int) -> int:
         self._request = request
-        self._reply = Http1Reply()
+        self._reply.begin()
+        self.running = 1
         self._output = self._requests[request % len(self._requests)]
         return self._lane
 
     def feed(self, data: bytes, log: ReadLog) -> list[Ended]:
-        reply = self._reply
-        if reply is None:
+        if not self.running:
             self.failure = "data without a request"
             return []
-        events = reply.feed(data)
+        events = self._reply.feed(data)
         log.entries.append(self._lane)
         log.counts.append(events)
-        return self._end(reply) if reply.ended else []
+        return self._end() if self._reply.ended else []
 
     def close(self) -> list[Ended]:
         self.failure = "closed"
-        reply = self._reply
-        if reply is None:
+        if not self.running:
             return []
-        reply.close()
-        return self._end(reply)
+        self._reply.close()
+        return self._end()
 
     def take_output(self) -> bytes:
         output, self._output = self._output, b""
         return output
 
-    def _end(self, reply: Http1Reply) -> list[Ended]:
-        self._reply = None
+    def _end(self) -> list[Ended]:
+        reply, self.running = self._reply, 0
         if reply.error is not None or not reply.reusable:
             self.failure = self.failure or reply.error or "not kept alive"
         return [Ended(self._request, reply.error)]
 
 
 class Http1Reply:
-    """One reply, with its head.
+    """One reply after the other, with their heads.
 
     Call ``feed`` until ``ended``. Then ``error`` is None, or the reason: a status other than 200, an error
     event, or an end without ``[DONE]``.
     """
 
-    __slots__ = ("_chunked", "_counter", "_head", "_last", "_left", "ended", "error", "reusable")
+    __slots__ = ("_chunked", "_counter", "_reader", "ended", "error", "in_stream", "reusable")
 
     def __init__(self) -> None:
+        self._reader = ReplyReader(self._on_head)
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin the next reply."""
+        self._reader.begin(bodyless=False)
+        self._counter = ReplyCounter()
         self.ended = False
         self.error: str | None = None
         self.reusable = True  # whether the connection may carry another request after this reply
-        self._counter = ReplyCounter()
-        self._chunked = False
-        self._head: bytes | None = b""  # None once the header section is complete
-        self._left: int | None = (
-            None  # bytes of the body to come; None: chunked, or until the connection ends
-        )
-        self._last = b""  # the last bytes read, for the end of the chunks
-
-    @property
-    def in_stream(self) -> bool:
-        """Whether a read that holds only whole JSON events may be counted without ``feed``."""
-        return self._left is None and self._counter.between_events
+        # Whether a read of whole JSON events in whole chunks may be counted without ``feed``.
+        self.in_stream = self._chunked = False
 
     def feed(self, data: bytes) -> int:
-        """Reads more bytes; returns the number of JSON events that they complete."""
-        if self._head is not None:
-            self._head += data
-            head, separator, data = self._head.partition(b"\r\n\r\n")
-            if not separator:
-                return 0
-            self._head = None
-            self._read_head(head)
-        events = self._counter.feed(data)
-        self._find_end(data)
+        """Read more bytes. Return the number of JSON events that they complete."""
+        reader, counter = self._reader, self._counter
+        try:
+            content = reader.feed(data)
+        except ReplyFault as fault:
+            shown = data.partition(b"\r\n")[0][:SHOWN]
+            self._finish(str(fault) if reader.has_head else f"not an HTTP/1.1 reply: {shown!r}")
+            return 0
+        events = counter.feed(content) if content else 0
+        if reader.complete:
+            self._finish(counter.end(None))
+        else:
+            self.in_stream = self._chunked and data.endswith(_CHUNK_END) and counter.between_events
         return events
 
     def close(self) -> None:
         """The connection was closed."""
-        if not self.ended:
-            self.reusable = False
-            # Only a reply without length and chunks ends when its connection closes.
-            self._finish(cut=self._head is not None or self._left is not None or self._chunked)
-
-    # -- parts of a reply
-
-    def _read_head(self, head: bytes) -> None:
-        first, *lines = head.split(b"\r\n")
-        version, _, rest = first.partition(b" ")
-        status = rest[:3]
-        if not version.startswith(b"HTTP/1.") or not status.isdigit():
-            self.error = f"not an HTTP/1.1 reply: {first[:SHOWN]!r}"
-            self.ended = True
-            return
-        self._counter.status = int(status)
-        headers = {
-            name.strip().lower(): value.strip() for name, _, value in (x.partition(b":") for x in lines)
-        }
-        length = headers.get(b"content-length", b"")
-        if length.isdigit():
-            self._left = int(length)
-        self._chunked = b"chunked" in headers.get(b"transfer-encoding", b"").lower()
-        self.reusable = headers.get(b"connection", b"").lower() != b"close"
-
-    def _find_end(self, data: bytes) -> None:
         if self.ended:
             return
-        if self._left is not None:
-            self._left -= len(data)
-            if self._left <= 0:
-                self._finish()
-        elif self._chunked:
-            self._last = (self._last + data)[-len(_LAST_CHUNK) :]
-            if self._last == _LAST_CHUNK:
-                self._finish()
-
-    def _finish(self, *, cut: bool = False) -> None:
-        self.ended = True
         counter = self._counter
-        if self._chunked:
-            # The first chunk of a refusal, without its header.
-            counter.body = counter.body.partition(b"\r\n")[2].partition(b"\r\n")[0]
         early = "the connection ended before the reply did" if counter.status else "closed without a reply"
-        self.error = counter.end(early if cut else None)
+        self._finish(counter.end(None if self._reader.ends_with_connection else early))
+        self.reusable = False
+
+    def _on_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self._counter.status = status
+        self._chunked = b"transfer-encoding" in dict(headers)
+
+    def _finish(self, error: str | None) -> None:
+        self.error, self.ended, self.in_stream = error, True, False
+        self.reusable = self._reader.complete and self._reader.keeps_alive

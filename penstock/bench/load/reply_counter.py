@@ -20,8 +20,7 @@ SHOWN = 300
 class ReplyCounter:
     """Counts the events of one reply, of either protocol.
 
-    Lines are counted, so an event that is split over reads counts when its line is complete. Chunk headers of
-    HTTP/1.1 are ignored as separate lines: chunks must hold whole events, as servers write them.
+    Lines are counted, so an event that is split over reads counts when its line is complete.
     """
 
     __slots__ = ("_error", "_line", "body", "done", "status")

@@ -19,8 +19,6 @@ PIECE_BYTES = 4 << 10
 """Bytes that are processed at a time. The loop reads up to 256 KiB at once: half a second for tiny events."""
 TURN_S = 0.002
 """A piece after which processing has taken longer is the connection's last one in this turn of the loop."""
-MAX_OVERHEAD_BYTES = 256 << 10
-"""Maximum bytes of a reply without content in between: interim replies, head, chunk extensions, trailers."""
 IDLE_S = 30.0
 """Seconds that an idle connection is kept; below the 75 s and 60 s of common servers."""
 IDLE_CLOSE_S = 0.2

@@ -10,22 +10,19 @@ import termios
 import time
 from typing import Protocol, cast
 
-import httptools
-
 from penstock.gateway.upstream.exchange import (
     IDLE_CLOSE_S,
-    MAX_OVERHEAD_BYTES,
     PIECE_BYTES,
     REPLACED,
     TURN_S,
     Failure,
     Headers,
     ReplyReceiver,
-    UpstreamError,
     UpstreamRequest,
 )
 from penstock.gateway.upstream.reply_scanner import Lane, PlainEventRelay
-from penstock.http.tls_problem import ALERT, tls_problem
+from penstock.http.http1.reply_reader import ReplyFault, ReplyReader
+from penstock.http.tls_problem import tls_problem
 
 
 class ConnectionOwner(Protocol):
@@ -63,13 +60,7 @@ class Http1Connection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._loop = asyncio.get_running_loop()
         self._receiver: ReplyReceiver | None = None
-        self._parser: httptools.HttpResponseParser | None = None
-        self._headers: Headers = []
-        self._body: list[bytes] = []
-        self.on_body = self._body.append  # httptools' callback for each piece of content
-        self._overhead = 0
-        """Bytes received since the latest piece of content."""
-        self._complete = self._has_head = False
+        self._reader = ReplyReader(self._on_head)
         self._unread = b""
         """Bytes that have come and are not processed; the transport does not read while there are any."""
         self._paused = False
@@ -79,8 +70,6 @@ class Http1Connection(asyncio.Protocol):
         """The server has ended the connection in order."""
         self._lost: str | None = None
         """Why the connection was lost; None: it was not."""
-        self._bodyless = False
-        """The request is HEAD: the reply has the length of a body, but no body."""
         self._reusable = True
         self.idle_since = 0.0
         self._answered = False
@@ -109,12 +98,22 @@ class Http1Connection(asyncio.Protocol):
 
     def _process(self, data: bytes) -> None:
         """Process what has come, as far as this turn of the event loop and the receiver allow."""
-        at, size, started = 0, len(data), time.perf_counter()
+        at, size, started, reader = 0, len(data), time.perf_counter(), self._reader
         while True:
             piece = data if size <= PIECE_BYTES else data[at : at + PIECE_BYTES]
             at += PIECE_BYTES
-            self._process_piece(piece, last=at >= size)
+            try:
+                content = reader.feed(piece)
+            except ReplyFault as fault:
+                self._break(str(fault))
+                return
+            if content and self._receiver is not None:
+                self._receiver.on_body(content, self._loop.time())
             if self._receiver is None:
+                return
+            if reader.complete:
+                self._reusable = self._reusable and reader.keeps_alive and at >= size
+                self._finish()
                 return
             late = time.perf_counter() - started > TURN_S
             if late or self._paused or at >= size:
@@ -125,35 +124,6 @@ class Http1Connection(asyncio.Protocol):
             self._wait_for_turn()
         if self._lost is not None and not self._unread:
             self._on_lost()
-
-    def _process_piece(self, piece: bytes, *, last: bool) -> None:
-        """``last``: nothing has come behind it."""
-        assert self._parser is not None
-        try:
-            self._parser.feed_data(piece)
-        except httptools.HttpParserUpgrade:
-            self._break("it switched protocols, which it was not asked to")
-            return
-        except httptools.HttpParserError as error:
-            if not self._complete:
-                tls = ": it speaks TLS, https:// instead?" if piece.startswith(ALERT) else f": {error}"
-                self._break(f"not HTTP/1.1{tls}")
-                return
-            self._reusable = False  # bytes that nobody asked for follow the reply
-        if self._body:
-            self._overhead = 0
-            body = b"".join(self._body)
-            self._body.clear()
-            if self._receiver is not None and not self._bodyless:  # it may be sent nevertheless
-                self._receiver.on_body(body, self._loop.time())
-        else:
-            self._overhead += len(piece)
-            if self._overhead > MAX_OVERHEAD_BYTES and not self._complete:
-                self._break(f"more than {MAX_OVERHEAD_BYTES} bytes of headers or trailers")
-                return
-        if self._complete and self._receiver is not None:
-            self._reusable = self._reusable and last
-            self._finish()
 
     def _wait_for_turn(self) -> None:
         """Continue in the next turn of the event loop, after other connections."""
@@ -197,44 +167,16 @@ class Http1Connection(asyncio.Protocol):
             self._finish()
         else:
             self._break(self._lost)
-        self._parser = None  # breaks a reference cycle
+        self._reader.close()
 
     def _ends_with_connection(self) -> bool:
-        """Whether the end of the connection ends the reply: a body without a length."""
-        return self._receiver is not None and self._has_head and not self._is_framed()
+        """Whether the end of the connection ends the reply."""
+        return self._receiver is not None and self._reader.ends_with_connection
 
-    # -- httptools
-
-    def on_message_begin(self) -> None:
-        if self._complete:
-            raise UpstreamError("a second reply to one request")
-        self._headers = []
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._has_head:  # a trailer is not passed on
-            self._headers.append((name.lower(), value))
-
-    def on_headers_complete(self) -> None:
-        assert self._parser is not None
-        status = self._parser.get_status_code()
-        if status < 100:
-            raise UpstreamError(f"status {status}")
-        if status < 200 or self._receiver is None:
-            return
-        codings = [value for name, value in self._headers if name == b"transfer-encoding"]
-        if codings and [coding.strip().lower() for coding in codings] != [b"chunked"]:
-            raise UpstreamError("a transfer coding that nobody has asked for")
-        self._has_head = True
-        self._owner.on_answered()
-        self._reusable = self._parser.should_keep_alive()
-        self._receiver.on_head(status, self._headers)
-        if self._bodyless:
-            self._complete, self._reusable = True, False  # the parser would wait for a body
-
-    def on_message_complete(self) -> None:
-        assert self._parser is not None
-        if self._parser.get_status_code() >= 200:
-            self._complete = True
+    def _on_head(self, status: int, headers: Headers) -> None:
+        if self._receiver is not None:
+            self._owner.on_answered()
+            self._receiver.on_head(status, headers)
 
     # -- called by the relay
 
@@ -254,13 +196,12 @@ class Http1Connection(asyncio.Protocol):
     def send(self, request: UpstreamRequest, receiver: ReplyReceiver) -> None:
         """Send a request. ``receiver`` gets the reply, or on_broken if the connection broke while idle."""
         self._receiver = receiver
-        self._bodyless = request.method == b"HEAD"
-        self._parser = httptools.HttpResponseParser(self)
-        self._complete = self._answered = self._has_head = False
-        self._overhead = 0
+        self._reader.begin(bodyless=request.method == b"HEAD")
+        self._answered = False
         self._sent_at = self._loop.time()
-        self._unprocessed = not self.usable
-        if self.usable:
+        usable = self.usable
+        self._unprocessed = not usable
+        if usable:
             data = request_bytes(request, self._authority)
             self._request_size = len(data)
             self._transport.write(data)
@@ -301,9 +242,6 @@ class Http1Connection(asyncio.Protocol):
     def close(self) -> None:
         self._transport.close()
 
-    def _is_framed(self) -> bool:
-        return any(name in (b"content-length", b"transfer-encoding") for name, _ in self._headers)
-
     def _finish(self) -> None:
         receiver, self._receiver = self._receiver, None
         self._paused = False
@@ -322,7 +260,7 @@ class Http1Connection(asyncio.Protocol):
         self._transport.abort()
         if receiver is None:
             return
-        if not (self.was_used or self._has_head):
+        if not (self.was_used or self._reader.has_head):
             self._owner.on_unanswered()
         if self._unprocessed:
             receiver.on_broken(f"the connection was closed before the request: {reason}", Failure.UNPROCESSED)

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Protocol
 
 from penstock.gateway.upstream.exchange import (
-    MAX_OVERHEAD_BYTES,
     PIECE_BYTES,
     Failure,
     Headers,
@@ -17,6 +16,7 @@ from penstock.gateway.upstream.exchange import (
     UpstreamRequest,
 )
 from penstock.gateway.upstream.reply_scanner import Lane, PlainEventRelay
+from penstock.http.http1.reply_reader import MAX_OVERHEAD_BYTES
 from penstock.http.http2.faults import ErrorCode, StreamFault
 from penstock.http.http2.header_blocks import MALFORMED, Field
 

@@ -92,7 +92,9 @@ def test_an_error_event_within_a_stream_is_seen(scripted: Scripted, monkeypatch:
     error = chunk(b'data: {"error":{"code":500}}\n\n')
     head_and_event = HEAD + chunk(EVENT)
     monkeypatch.setattr(client, "READ_BYTES", len(head_and_event))
-    scripted.reply = lambda number: head_and_event + error + b" " * (len(head_and_event) - len(error))
+    rest = chunk(b" " * (len(head_and_event) - len(error) - len(b"xx\r\n\r\n")))
+    assert len(error + rest) == len(head_and_event)
+    scripted.reply = lambda number: head_and_event + error + rest
     scripted.closing = lambda number: True
     result = run(plan(scripted, connections=1, in_flight=1, requests=1))[0]
     assert result.error_samples == ['error event: {"error":{"code":500}}']

@@ -14,7 +14,6 @@ import uvloop
 from penstock.gateway.upstream import http1_connection
 from penstock.gateway.upstream.connection_pool import ConnectionPool
 from penstock.gateway.upstream.exchange import (
-    MAX_OVERHEAD_BYTES,
     PIECE_BYTES,
     Failure,
     UpstreamError,
@@ -22,6 +21,7 @@ from penstock.gateway.upstream.exchange import (
     without_hop_by_hop,
 )
 from penstock.gateway.upstream.http1_connection import Http1Connection, request_bytes
+from penstock.http.http1.reply_reader import MAX_OVERHEAD_BYTES
 from tests.gateway.upstream.receivers import WAIT_S, Collected
 
 REQUEST = UpstreamRequest(b"POST", b"/x", [(b"a", b"b")], b"body")

@@ -11,9 +11,10 @@ import pytest
 
 from penstock.gateway.upstream import http2_connection
 from penstock.gateway.upstream.connection_pool import ConnectionPool
-from penstock.gateway.upstream.exchange import MAX_OVERHEAD_BYTES, Failure, UpstreamRequest
+from penstock.gateway.upstream.exchange import Failure, UpstreamRequest
 from penstock.gateway.upstream.http2_connection import CONNECTION_WINDOW, Http2Connection
 from penstock.gateway.upstream.http2_exchange import WINDOW
+from penstock.http.http1.reply_reader import MAX_OVERHEAD_BYTES
 from penstock.http.http2 import frames as h2
 from penstock.http.http2.faults import ErrorCode
 from penstock.http.http2.header_blocks import encode_fields
