@@ -59,8 +59,8 @@ class ReplyReader:
         """Whether the connection may carry another request, as far as the reply says."""
 
     def close(self) -> None:
-        """Nothing is read any more."""
-        self._parser = None  # breaks a reference cycle
+        """Nothing is read any more: let go of what refers to the reader."""
+        self._parser, self._on_head = None, _ignore
 
     @property
     def ends_with_connection(self) -> bool:
@@ -122,3 +122,7 @@ class ReplyReader:
         assert self._parser is not None
         if self._parser.get_status_code() >= 200:
             self.complete = True
+
+
+def _ignore(status: int, headers: Headers) -> None:
+    """The connection is closed."""
