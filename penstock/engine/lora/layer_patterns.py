@@ -3,69 +3,61 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Generic, TypeVar
 
-from penstock.engine.lora.bounded_regex import BoundedRegex, PatternError, StepBudget
 from penstock.engine.lora.errors import AdapterError
 
 V = TypeVar("V")
 
-PLAIN = re.compile(r"(\^?)([A-Za-z0-9_.-]+)\$?")
-"""A layer's name or its end, as PEFT's own methods write them. A dot means a dot here."""
-MAX_EXPRESSIONS = 256
-"""Patterns that are not :data:`PLAIN`."""
-MAX_STEPS = 20_000_000
-"""Steps of matching, some seconds. A pattern takes 3 million for the 46000 layers of a large mixture of
-experts."""
+MAX_SUFFIXES = 256
+"""Names after ``.*``, each of which every layer is compared with."""
+_GROUP = re.compile(r"([^()|]*)\(([^()]*)\)\$?")
+"""Alternatives after a common beginning."""
+_NAME = re.compile(r"(\^?)(\.\*)?((?:[A-Za-z0-9_.-]|\\\.)+)\$?")
+"""A layer's name or its end, as PEFT's own methods write them. A dot means a dot, with a backslash or not."""
+FORMS = (
+    "a pattern is the end of a layer's name, such as q_proj or 0.self_attn.q_proj, which may follow ^ for "
+    "the whole name or .* for any beginning; several stand with | between them, as in .*(q_proj|v_proj)"
+)
 
 
 class LayerPatterns(Generic[V]):
     """Values by pattern. The first pattern that matches a layer's name, or what follows one of its dots,
-    gives the layer its value, as in PEFT."""
+    gives the layer its value, as in PEFT. Patterns are names with ``|``, ``^`` and ``.*``; other regular
+    expressions are refused."""
 
     def __init__(self, field: str, values: Mapping[str, V]) -> None:
         """``field`` is named in errors. Raises AdapterError for a pattern that is not supported."""
-        self._field = field
         self._whole: dict[str, tuple[int, V]] = {}
         """Place in the file and value, by whole name."""
         self._ends: dict[str, tuple[int, V]] = {}
-        """The same by a name's end."""
-        self._expressions: list[tuple[int, V, str, BoundedRegex]] = []
-        budget = StepBudget(MAX_STEPS)
+        """Place in the file and value, by the end of a name that begins it or follows one of its dots."""
+        self._suffixes: dict[str, tuple[int, V]] = {}
+        """Place in the file and value, by the end of a name that begins anywhere."""
         for place, (pattern, value) in enumerate(values.items()):
-            plain = PLAIN.fullmatch(pattern)
-            if plain is not None:
-                names = self._whole if plain[1] else self._ends
-                names.setdefault(plain[2], (place, value))
-                continue
-            if len(self._expressions) == MAX_EXPRESSIONS:
-                raise AdapterError(f"{field}: it has more than {MAX_EXPRESSIONS} regular expressions")
-            try:
-                BoundedRegex(pattern, budget)  # alone: its groups must not end or begin outside it
-                expression = BoundedRegex(rf"(.*\.)?({pattern})", budget)
-            except PatternError as error:
-                raise self._refused(pattern, error) from None
-            self._expressions.append((place, value, pattern, expression))
+            for alternative in _alternatives(pattern):
+                found = _NAME.fullmatch(alternative)
+                if found is None:
+                    raise AdapterError(f"{field}: {pattern[:100]!r} is not supported: {FORMS}")
+                names = self._suffixes if found[2] else self._whole if found[1] else self._ends
+                names.setdefault(found[3].replace("\\", ""), (place, value))
+        if len(self._suffixes) > MAX_SUFFIXES:
+            raise AdapterError(f"{field}: it has more than {MAX_SUFFIXES} names after .*")
 
     def find(self, layer: str, default: V) -> V:
-        """The value of ``layer``. Raises AdapterError when patterns take too long."""
+        """The value of ``layer``."""
         found = [self._whole[layer]] if layer in self._whole else []
-        ends = _ends(layer) if self._ends or self._expressions else []
-        found += [self._ends[end] for end in ends if end in self._ends]
-        first = min(found, key=lambda placed: placed[0], default=None)
-        for place, value, pattern, expression in self._expressions:
-            if first is not None and first[0] < place:
-                break
-            try:
-                if expression.fullmatch(layer):
-                    return value
-            except PatternError as error:
-                raise self._refused(pattern, error) from None
-        return default if first is None else first[1]
+        if self._ends:
+            found += [self._ends[end] for end in _ends(layer) if end in self._ends]
+        found += [placed for suffix, placed in self._suffixes.items() if layer.endswith(suffix)]
+        return min(found, key=lambda placed: placed[0])[1] if found else default
 
-    def _refused(self, pattern: str, error: PatternError) -> AdapterError:
-        return AdapterError(f"{self._field}: the regular expression {pattern[:100]!r} is refused: {error}")
+
+def _alternatives(pattern: str) -> Iterator[str]:
+    group = _GROUP.fullmatch(pattern)
+    for alternative in (pattern if group is None else group[2]).split("|"):
+        yield alternative if group is None else group[1] + alternative
 
 
 def _ends(layer: str) -> list[str]:

@@ -44,7 +44,7 @@ def save(directory: Path, **config: Any) -> Any:
         {"use_rslora": True},
         {"target_modules": ["q_proj"]},
         {"rank_pattern": {"layers.1.q_proj": 2}, "alpha_pattern": {"v_proj": 3}},
-        {"rank_pattern": {r"layers\.[01]\.(q|k)_proj": 3}, "alpha_pattern": {r"^layers\.\d+\.v_proj$": 7}},
+        {"rank_pattern": {r".*\.(q_proj|k_proj)": 3}, "alpha_pattern": {r"^layers\.0\.v_proj|1.v_proj$": 7}},
         {"rank_pattern": {"layers.0.q_proj": 2, "q_proj": 1}, "use_rslora": True},
     ],
 )
@@ -76,6 +76,7 @@ def test_layers_weights_and_scalings_are_those_of_peft(tmp_path: Path, config: d
         ({"use_dora": True}, "use_dora is not supported"),
         ({"bias": "all"}, "bias is 'all'"),
         ({"lora_bias": True}, "lora_bias is not supported"),
+        ({"rank_pattern": {r"layers\.[01]\.q_proj": 3}}, r"rank_pattern: .* is not supported: a pattern is"),
         ({"modules_to_save": ["v_proj"], "target_modules": ["q_proj"]}, "modules_to_save is not supported"),
     ],
 )
