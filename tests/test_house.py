@@ -103,6 +103,17 @@ def test_host_processes_do_not_load_model_libraries(module: str) -> None:
     assert loaded.stdout.strip() == ""
 
 
+def test_the_gateway_loads_nothing_that_reads_prompts() -> None:
+    """Its workers relay bodies; model libraries, tokenizers and templates are the API servers'."""
+    code = "import penstock.gateway.process, penstock.gateway.supervisor, sys; print(*sorted(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = loaded.stdout.split()
+    libraries = {"tokenizers", "fastokens", "jinja2", "llguidance", "torch", "transformers"}
+    assert not libraries & set(modules)
+    rooms = {room(module) for module in modules if module.startswith("penstock.")}
+    assert not rooms & {"generation", "engine", "dispatch", "store", "api", "coordinator"}
+
+
 MAX_MODULES = 22
 """Modules side by side in one folder; about 20 is the aim."""
 

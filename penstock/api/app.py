@@ -27,13 +27,12 @@ from penstock.config.serve import ServeConfig
 from penstock.dispatch.engine_client import EngineClient
 from penstock.generation.dialect import Dialect, TokenCounter
 from penstock.generation.replies.stream_failure import stream_failed
-from penstock.generation.request.schemas import MAX_REQUEST_ID
 from penstock.http.access_keys import OPEN_PATHS, Keys, check_local
 from penstock.http.admission import no_engine, send_readiness, unavailable
 from penstock.http.cors import Cors
 from penstock.http.eager import in_task
 from penstock.http.errors import ApiError, encode_json, unknown_route
-from penstock.http.request import ClientGone, HttpRequest
+from penstock.http.request import MAX_REQUEST_ID, ClientGone, HttpRequest
 from penstock.metrics.api_server_metrics import ApiServerMetrics
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.streaming.output_processor import OutputProcessor

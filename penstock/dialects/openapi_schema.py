@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from penstock.generation.request.schemas import MAX_REQUEST_ID
 from penstock.generation.request.unsupported import UnsupportedField
+from penstock.http.request import MAX_REQUEST_ID
 
 Schema = dict[str, Any]
 

@@ -24,11 +24,10 @@ from penstock.gateway.responses.request_record import RequestRecord
 from penstock.gateway.telemetry.metrics import GatewayMetrics
 from penstock.gateway.telemetry.request_recorder import RequestRecorder
 from penstock.gateway.upstream.exchange import Headers
-from penstock.generation.request.schemas import MAX_REQUEST_ID
 from penstock.http.access_keys import check_local
 from penstock.http.admission import send_readiness, unavailable
 from penstock.http.errors import ApiError
-from penstock.http.request import ClientGone, HttpRequest
+from penstock.http.request import MAX_REQUEST_ID, ClientGone, HttpRequest
 from penstock.metrics.exposition import CONTENT_TYPE
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.metrics.shared_exposition import SharedExposition

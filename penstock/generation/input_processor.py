@@ -28,11 +28,12 @@ from penstock.generation.prompt.tokenizer import ESTIMATED_ABOVE, Tokenizer
 from penstock.generation.replies.stream_interval import EVERY_TOKEN, IntervalPolicy
 from penstock.generation.request import validation
 from penstock.generation.request.body_decoder import MAX_COMMAS, BodyDecoder
-from penstock.generation.request.schemas import MAX_REQUEST_ID, GenerateRequest, Message, Tool
+from penstock.generation.request.schemas import GenerateRequest, Message, Tool
 from penstock.generation.request.structured_output import parse_constraint
 from penstock.generation.request.tool_choice import CallSyntax, ToolChoice, message_format
 from penstock.generation.request.unsupported import UnsupportedField, UnsupportedFieldCheck
 from penstock.http.errors import ApiError, refused, unknown_model
+from penstock.http.request import MAX_REQUEST_ID
 from penstock.wire.messages import Adapter
 
 Request = TypeVar("Request", bound=msgspec.Struct)

@@ -14,6 +14,8 @@ from penstock.http.http1.request_head import RequestHead
 from penstock.http.sink import Headers, Sink
 
 JSON = b"application/json"
+MAX_REQUEST_ID = 256
+"""Characters of a request id, in the body or in the header X-Request-Id."""
 
 Result = TypeVar("Result")
 

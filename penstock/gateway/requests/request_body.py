@@ -7,7 +7,7 @@ import msgspec
 from penstock.gateway.requests.apis import APIS
 from penstock.gateway.requests.named_response import RESPONSES, response_in_body, response_in_path
 from penstock.gateway.requests.one_meaning import check_meaning
-from penstock.generation.request.body_decoder import malformed, wrong_type
+from penstock.http.body_errors import malformed, wrong_type
 
 GENERATION_PATHS = frozenset(APIS)
 STREAMING_PATHS = frozenset({"/v1/completions", "/v1/chat/completions"})

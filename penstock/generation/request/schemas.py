@@ -12,6 +12,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from penstock.http.request import MAX_REQUEST_ID
+
 
 def about(description: str, **bounds: Any) -> Meta:
     """A field's description and the bounds of its value."""
@@ -19,8 +21,6 @@ def about(description: str, **bounds: Any) -> Meta:
 
 
 Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
-MAX_REQUEST_ID = 256
-"""Maximum characters of a request id, in the body or in the header X-Request-Id."""
 PromptToken = Annotated[int, Meta(ge=0)]
 JsonObject = dict[str, Any]
 _OF_HELPERS = "Not used; the openai package's helpers add it to messages."
