@@ -22,6 +22,7 @@ RANK = {
     "logging_setup": 0,
     "wire": 1,
     "telemetry": 1,
+    "adapters": 2,
     "metrics": 2,
     "http": 2,
     "streaming": 3,

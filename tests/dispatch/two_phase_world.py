@@ -12,6 +12,7 @@ from collections import deque
 from concurrent.futures import Executor, Future
 from typing import Any, cast
 
+from penstock.adapters.errors import AdapterError
 from penstock.dispatch.adapter_changes import AdapterChange, AdapterChanges
 from penstock.dispatch.adapter_registry import AdapterRegistry
 from penstock.dispatch.connections import EngineState
@@ -23,7 +24,6 @@ from penstock.engine.loop.rpc import RpcServer
 from penstock.engine.loop.two_phase import TwoPhaseParticipant
 from penstock.engine.lora.adapter_state import AdapterState
 from penstock.engine.lora.adapter_table import AdapterTable, LoadedAdapter
-from penstock.engine.lora.errors import AdapterError
 from penstock.supervisor.children.actions import ProcessName
 from penstock.supervisor.children.agreed_state_store import AgreedStateStore
 from penstock.wire.control import AgreedStates, ProposeState

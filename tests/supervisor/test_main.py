@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock.engine.lora.adapter_files import describe_adapter
+from penstock.adapters.adapter_files import describe_adapter
 from penstock.exit_codes import EXIT_FAILED, EXIT_OK
 from penstock.supervisor.children.lifecycle import SIGNAL_DEBOUNCE_S
 from tests.adapters import make_adapter

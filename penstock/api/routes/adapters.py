@@ -15,6 +15,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from penstock.adapters.adapter_files import check_adapter, describe_adapter
+from penstock.adapters.adapter_names import check_name
+from penstock.adapters.errors import AdapterError
+from penstock.adapters.lora_dir import path_below
 from penstock.api.api_request import ApiRequest, Handler
 from penstock.api.routes.adapter_schemas import (
     LoadAdapterRequest,
@@ -32,10 +36,6 @@ from penstock.dispatch.adapter_changes import (
 )
 from penstock.dispatch.engine_client import EngineClient
 from penstock.dispatch.two_phase_change import Outcome
-from penstock.engine.lora.adapter_files import check_adapter, describe_adapter
-from penstock.engine.lora.adapter_names import check_name
-from penstock.engine.lora.errors import AdapterError
-from penstock.engine.lora.lora_dir import path_below
 from penstock.generation.input_processor import InputProcessor
 from penstock.http.admission import unavailable
 from penstock.http.eager import in_task

@@ -125,7 +125,7 @@ RULES: tuple[Rule[ServeConfig], ...] = (
         lambda config: config.block_size % 16 != 0,
         "does not go with --block-size {0.block_size}, which is no multiple of 16",
     ),
-    # Others may stand behind -- for vLLM's engine: engine.lora.lora_modules reads these, and checks all.
+    # Others may stand behind -- for vLLM's engine: adapters.lora_modules reads these, and checks all.
     needs(
         "lora_modules lora_dir max_loras max_lora_rank max_cpu_loras",
         lambda config: config.enable_lora or config.engine == "vllm",

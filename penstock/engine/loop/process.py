@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from penstock.adapters.errors import AdapterError
 from penstock.config.errors import ConfigError
 from penstock.engine.base import Engine, StepRows
 from penstock.engine.group.membership import EngineMembership, listening_address
@@ -33,7 +34,6 @@ from penstock.engine.loop.stats import EngineStats
 from penstock.engine.loop.stream_spans import EndedStream, StreamSpans, describe
 from penstock.engine.loop.two_phase import ParticipantState, TwoPhaseParticipant
 from penstock.engine.lora.adapter_state import AdapterState
-from penstock.engine.lora.errors import AdapterError
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.metrics.memory import Trimmer
 from penstock.telemetry.spans import BatchSpanExporter, make_span_exporter

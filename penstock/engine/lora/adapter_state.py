@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
+from penstock.adapters.errors import AdapterError
 from penstock.engine.lora.adapter_table import AdapterTable
-from penstock.engine.lora.errors import AdapterError
 from penstock.wire.adapter_list import ADAPTERS, AdapterList, AdapterStatus
 from penstock.wire.messages import Adapter, AdapterKey
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import zlib
 
+from penstock.adapters.adapter_files import AdapterFiles, read_adapter
 from penstock.config.serve import ServeConfig
-from penstock.engine.lora.adapter_files import AdapterFiles, read_adapter
 from penstock.engine.lora.adapter_table import LoadedAdapter
 from penstock.wire.messages import Adapter, LoraInfo
 

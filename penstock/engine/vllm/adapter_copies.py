@@ -23,10 +23,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from penstock.engine.lora.adapter_files import PREFIX, WEIGHTS_FILE, LoraPair, ReadAdapter
-from penstock.engine.lora.errors import AdapterError
-from penstock.engine.lora.peft_config import CONFIG_FILE
-from penstock.engine.lora.safetensors_header import ITEM_BYTES, LENGTH_BYTES, TensorView
+from penstock.adapters.adapter_files import PREFIX, WEIGHTS_FILE, LoraPair, ReadAdapter
+from penstock.adapters.errors import AdapterError
+from penstock.adapters.peft_config import CONFIG_FILE
+from penstock.adapters.safetensors_header import ITEM_BYTES, LENGTH_BYTES, TensorView
 from penstock.engine.vllm.adapter_weights import values
 
 WIDE = "F32"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from penstock.engine.lora.adapter_files import read_adapter
+from penstock.adapters.adapter_files import read_adapter
+from penstock.adapters.errors import AdapterError
 from penstock.engine.lora.adapter_table import LoadedAdapter
-from penstock.engine.lora.errors import AdapterError
 from penstock.engine.vllm.adapter_copies import AdapterCopies, AdapterCopy
 from penstock.engine.vllm.adapter_weights import check_weights
 from penstock.engine.vllm.base_shapes import BaseShapes

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.engine.lora.adapter_files import ReadAdapter
-from penstock.engine.lora.errors import AdapterError
-from penstock.engine.lora.safetensors_header import TensorView
+from penstock.adapters.adapter_files import ReadAdapter
+from penstock.adapters.errors import AdapterError
+from penstock.adapters.safetensors_header import TensorView
 from penstock.wire.arrays import F32
 
 MAX_NORM = 1e4

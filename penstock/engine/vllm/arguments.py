@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from penstock.adapters.lora_modules import lora_settings
 from penstock.config.errors import ConfigError
 from penstock.config.serve import ServeConfig
-from penstock.engine.lora.lora_modules import lora_settings
 
 SAME_NAME = (
     "tokenizer",

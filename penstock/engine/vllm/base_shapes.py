@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.engine.lora.adapter_files import AdapterFiles
-from penstock.engine.lora.errors import AdapterError
-from penstock.engine.lora.safetensors_header import LENGTH_BYTES
+from penstock.adapters.adapter_files import AdapterFiles
+from penstock.adapters.errors import AdapterError
+from penstock.adapters.safetensors_header import LENGTH_BYTES
 
 PLAIN_DTYPES = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 """Dtypes whose tensors have one element per weight. Others may hold several weights in one element."""

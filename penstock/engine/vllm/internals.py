@@ -23,9 +23,9 @@ import msgspec
 import numpy as np
 import torch
 
+from penstock.adapters.errors import AdapterError
 from penstock.config.errors import ConfigError
 from penstock.engine.base import RequestRejected
-from penstock.engine.lora.errors import AdapterError
 from penstock.engine.vllm.seeds import seed_of
 from penstock.engine.vllm.step_output import TokenLogprobs, VllmCounters, VllmStepOutput
 from penstock.wire.frames import FinishReason

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import msgspec
 import zmq
 
+from penstock.adapters.lora_modules import lora_settings
 from penstock.config.errors import ConfigError
 from penstock.config.serve import ServeConfig
-from penstock.engine.lora.lora_modules import lora_settings
 from penstock.engine.vllm_remote.attached_core import AttachedCore
 from penstock.engine.vllm_remote.connection import EngineConnection
 from penstock.engine.vllm_remote.request_ids import MAX_SLOTS, RequestIds

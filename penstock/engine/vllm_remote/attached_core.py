@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from penstock.engine.lora.errors import AdapterError
+from penstock.adapters.errors import AdapterError
 from penstock.engine.vllm_remote.connection import EngineConnection
 from penstock.engine.vllm_remote.output_decoder import DecodedOutputs, OutputDecoder, UnreadableOutput
 from penstock.engine.vllm_remote.request_ids import RequestIds

@@ -16,11 +16,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from penstock.adapters.lora_modules import lora_settings
 from penstock.config.serve import ServeConfig
 from penstock.engine.base import Load, RequestRejected, StepRows
 from penstock.engine.batch.rows import concat_rows
 from penstock.engine.lora.adapter_table import AdapterTable, LoadedAdapter
-from penstock.engine.lora.lora_modules import lora_settings
 from penstock.engine.vllm.adapter_copies import AdapterCopies
 from penstock.engine.vllm.adapter_loader import VllmAdapterLoader, request_of
 from penstock.engine.vllm.base_shapes import BaseShapes

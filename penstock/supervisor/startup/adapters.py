@@ -10,10 +10,10 @@ from pathlib import Path
 
 import msgspec
 
+from penstock.adapters.errors import AdapterError
+from penstock.adapters.lora_modules import FLAG, LoraModule, LoraSettings, lora_settings
 from penstock.config.errors import ConfigError
 from penstock.config.serve import ServeConfig
-from penstock.engine.lora.errors import AdapterError
-from penstock.engine.lora.lora_modules import FLAG, LoraModule, LoraSettings, lora_settings
 from penstock.wire.adapter_list import ADAPTERS, AdapterList
 from penstock.wire.control import MAX_STATE_BYTES, AgreedState, AgreedStates
 from penstock.wire.messages import Adapter, LoraInfo
@@ -52,7 +52,7 @@ def _describe(module: LoraModule, settings: LoraSettings, model: str) -> Adapter
             f"{where}: no such directory; an adapter of the Hugging Face hub must be downloaded first: "
             "hf download OWNER/NAME --local-dir DIRECTORY"
         )
-    from penstock.engine.lora.adapter_files import describe_adapter  # other starts do without
+    from penstock.adapters.adapter_files import describe_adapter  # other starts do without
 
     limits = LoraInfo(settings.max_loras, settings.max_lora_rank, settings.max_cpu_loras)
     try:

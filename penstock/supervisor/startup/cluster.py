@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from pathlib import Path
 
+from penstock.adapters.lora_modules import lora_settings
 from penstock.config.serve import ServeConfig
 from penstock.distribution import build_id
-from penstock.engine.lora.lora_modules import lora_settings
 from penstock.supervisor.startup.model_resolution import ResolvedModel
 from penstock.wire.coordination import BUILD
 

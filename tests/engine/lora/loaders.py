@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from penstock.adapters.errors import AdapterError
 from penstock.engine.lora.adapter_table import LoadedAdapter
-from penstock.engine.lora.errors import AdapterError
 from penstock.wire.messages import Adapter
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.adapters.errors import AdapterError
 from penstock.engine.loop.two_phase import TwoPhaseParticipant
 from penstock.engine.lora.adapter_state import INTERNAL_ERROR, AdapterState
 from penstock.engine.lora.adapter_table import AdapterTable
-from penstock.engine.lora.errors import AdapterError
 from penstock.wire.adapter_list import AdapterList, AdapterStatus
 from penstock.wire.messages import Adapter, RpcCall, RpcPhase
 from tests.engine.lora.loaders import FakeLoader

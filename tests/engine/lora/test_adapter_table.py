@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from penstock.adapters.errors import AdapterError
 from penstock.config.serve import ServeConfig
 from penstock.engine.base import RequestRejected
 from penstock.engine.batch.slots import SlotTable
 from penstock.engine.lora.adapter_table import AdapterTable, adapter_of
-from penstock.engine.lora.errors import AdapterError
 from penstock.engine.schedule.waiting_queue import WaitingQueue
 from penstock.wire.messages import NO_ADAPTER, Adapter, Submit
 from tests.engine.lora.loaders import FakeLoader

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.adapters.adapter_files import describe_adapter
+from penstock.adapters.errors import AdapterError
 from penstock.config.serve import ServeConfig
 from penstock.engine.base import RequestRejected
-from penstock.engine.lora.adapter_files import describe_adapter
 from penstock.engine.lora.adapter_state import AdapterState
-from penstock.engine.lora.errors import AdapterError
 from penstock.engine.synthetic.engine import SyntheticEngine
 from penstock.wire.messages import Adapter, LoraInfo, Submit
 from tests.adapters import make_adapter

@@ -11,7 +11,7 @@ import msgspec
 import torch
 import transformers
 
-from penstock.engine.lora.adapter_files import describe_adapter
+from penstock.adapters.adapter_files import describe_adapter
 from penstock.engine.torch.engine import TorchEngine
 from penstock.wire.messages import Adapter, Submit
 from tests.engine.torch.harness import submit

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.engine.lora.adapter_files import WEIGHTS_FILE, describe_adapter
+from penstock.adapters.adapter_files import WEIGHTS_FILE, describe_adapter
+from penstock.adapters.errors import AdapterError
 from penstock.engine.lora.adapter_table import LoadedAdapter
-from penstock.engine.lora.errors import AdapterError
 from penstock.engine.torch.lora.adapter_reader import AdapterReader
 from penstock.engine.torch.lora.lora_layers import AdapterWeights
 from penstock.wire.messages import Adapter, LoraInfo

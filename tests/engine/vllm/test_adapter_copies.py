@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.engine.lora.adapter_files import LoraPair, ReadAdapter, describe_adapter, read_adapter
-from penstock.engine.lora.errors import AdapterError
+from penstock.adapters.adapter_files import LoraPair, ReadAdapter, describe_adapter, read_adapter
+from penstock.adapters.errors import AdapterError
 from penstock.engine.vllm.adapter_copies import AdapterCopies
 from tests.adapters import make_adapter
 

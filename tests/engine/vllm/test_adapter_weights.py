@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.engine.lora.adapter_files import describe_adapter, read_adapter
-from penstock.engine.lora.errors import AdapterError
-from penstock.engine.lora.safetensors_header import ITEM_BYTES
+from penstock.adapters.adapter_files import describe_adapter, read_adapter
+from penstock.adapters.errors import AdapterError
+from penstock.adapters.safetensors_header import ITEM_BYTES
 from penstock.engine.vllm.adapter_weights import check_weights
 from tests.adapters import make_adapter
 

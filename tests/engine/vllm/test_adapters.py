@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.engine.lora.adapter_files import describe_adapter
-from penstock.engine.lora.errors import AdapterError
+from penstock.adapters.adapter_files import describe_adapter
+from penstock.adapters.errors import AdapterError
 from penstock.engine.vllm import internals
 from penstock.engine.vllm.adapter_loader import VllmAdapterLoader
 from penstock.engine.vllm.adapter_weights import MAX_NORM

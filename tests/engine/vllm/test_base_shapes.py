@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.engine.lora.adapter_files import describe_adapter
-from penstock.engine.lora.errors import AdapterError
+from penstock.adapters.adapter_files import describe_adapter
+from penstock.adapters.errors import AdapterError
 from penstock.engine.vllm.base_shapes import BaseShapes
 from tests.adapters import MODULES, make_adapter, pack, safetensors
 

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.adapters.adapter_files import describe_adapter
 from penstock.config.errors import ConfigError
 from penstock.config.serve import ServeConfig
-from penstock.engine.lora.adapter_files import describe_adapter
 from penstock.supervisor.startup.adapters import agreed_at_start, start_adapters
 from penstock.supervisor.startup.model_resolution import ResolvedModel, check_model_aliases
 from penstock.wire.adapter_list import ADAPTERS, AdapterList

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from penstock.engine.lora.adapter_files import ReadAdapter, read_adapter
+from penstock.adapters.adapter_files import ReadAdapter, read_adapter
+from penstock.adapters.errors import AdapterError
+from penstock.adapters.safetensors_header import TensorView
 from penstock.engine.lora.adapter_table import LoadedAdapter
-from penstock.engine.lora.errors import AdapterError
-from penstock.engine.lora.safetensors_header import TensorView
 from penstock.engine.torch.lora.lora_layers import AdapterWeights
 from penstock.wire.messages import Adapter, LoraInfo
 

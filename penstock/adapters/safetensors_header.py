@@ -13,7 +13,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from penstock.engine.lora.errors import AdapterError
+from penstock.adapters.errors import AdapterError
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 1 << 25

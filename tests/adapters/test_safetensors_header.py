@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.lora.errors import AdapterError
-from penstock.engine.lora.safetensors_header import (
+from penstock.adapters.errors import AdapterError
+from penstock.adapters.safetensors_header import (
     ITEM_BYTES,
     MAX_FILE_BYTES,
     MAX_HEADER_BYTES,

@@ -12,8 +12,8 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from penstock.engine.lora.errors import AdapterError
-from penstock.engine.lora.layer_patterns import LayerPatterns
+from penstock.adapters.errors import AdapterError
+from penstock.adapters.layer_patterns import LayerPatterns
 
 CONFIG_FILE = "adapter_config.json"
 MAX_RANK = 1 << 16

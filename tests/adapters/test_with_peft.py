@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from penstock.engine.lora.adapter_files import describe_adapter, read_adapter
-from penstock.engine.lora.errors import AdapterError
+from penstock.adapters.adapter_files import describe_adapter, read_adapter
+from penstock.adapters.errors import AdapterError
 
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft")

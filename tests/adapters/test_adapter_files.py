@@ -15,15 +15,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.engine.lora import adapter_directory
-from penstock.engine.lora.adapter_files import (
+from penstock.adapters import adapter_directory
+from penstock.adapters.adapter_files import (
     MAX_CONFIG_BYTES,
     AdapterFiles,
     check_adapter,
     describe_adapter,
     read_adapter,
 )
-from penstock.engine.lora.errors import AdapterError
+from penstock.adapters.errors import AdapterError
 from penstock.wire.messages import LoraInfo
 from tests.adapters import MODULES, PREFIX, make_adapter, safetensors
 
@@ -81,7 +81,7 @@ def test_weights_of_many_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     path = make_adapter(tmp_path / "a")
     whole = read_adapter(str(path), describe(path).digest)
     monkeypatch.setattr(adapter_directory, "READ_BYTES", 100)
-    monkeypatch.setattr("penstock.engine.lora.adapter_files.READ_BYTES", 100)
+    monkeypatch.setattr("penstock.adapters.adapter_files.READ_BYTES", 100)
     assert describe(path) == whole.files
     assert read_adapter(str(path), whole.files.digest) == whole
 
@@ -343,7 +343,7 @@ def test_json_of_the_generator_is_what_peft_writes(adapter: Path) -> None:
 
 AS_NOBODY = """
 import os, sys
-from penstock.engine.lora.adapter_files import describe_adapter
+from penstock.adapters.adapter_files import describe_adapter
 if not os.getuid():
     os.setgroups([]), os.setgid(65534), os.setuid(65534)
 print(describe_adapter(sys.argv[1]).digest)

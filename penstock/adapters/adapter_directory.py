@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import PurePosixPath
 from types import TracebackType
 
-from penstock.engine.lora.errors import AdapterError
+from penstock.adapters.errors import AdapterError
 
 READ_BYTES = 1 << 22
 """Bytes of one read."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Generic, TypeVar
 
-from penstock.engine.lora.errors import AdapterError
+from penstock.adapters.errors import AdapterError
 
 V = TypeVar("V")
 

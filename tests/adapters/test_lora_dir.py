@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engine.lora.errors import AdapterError
-from penstock.engine.lora.lora_dir import path_below
+from penstock.adapters.errors import AdapterError
+from penstock.adapters.lora_dir import path_below
 
 
 @pytest.fixture

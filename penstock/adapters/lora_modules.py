@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import msgspec
 
+from penstock.adapters.adapter_names import MAX_NAME_CHARS, check_name
+from penstock.adapters.errors import AdapterError
 from penstock.config.errors import ConfigError
 from penstock.config.serve import ServeConfig
-from penstock.engine.lora.adapter_names import MAX_NAME_CHARS, check_name
-from penstock.engine.lora.errors import AdapterError
 from penstock.wire.messages import MAX_PATH_CHARS
 
 FLAG = "--lora-modules"

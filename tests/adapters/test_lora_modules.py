@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from penstock.adapters.lora_modules import LoraModule, LoraSettings, lora_settings
 from penstock.config.errors import ConfigError
 from penstock.config.serve import ServeConfig
-from penstock.engine.lora.lora_modules import LoraModule, LoraSettings, lora_settings
 
 
 def settings(*behind: str, **options: Any) -> LoraSettings:

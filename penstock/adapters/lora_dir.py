@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import PurePosixPath
 
-from penstock.engine.lora.errors import AdapterError
+from penstock.adapters.errors import AdapterError
 from penstock.wire.messages import MAX_PATH_CHARS
 
 MAX_SHOWN_PATH = 200

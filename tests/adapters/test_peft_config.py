@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.lora.errors import AdapterError
-from penstock.engine.lora.layer_patterns import LayerPatterns
-from penstock.engine.lora.peft_config import MUST_BE_OFF, PeftConfig, parse_peft_config
+from penstock.adapters.errors import AdapterError
+from penstock.adapters.layer_patterns import LayerPatterns
+from penstock.adapters.peft_config import MUST_BE_OFF, PeftConfig, parse_peft_config
 
 Q = "model.layers.0.self_attn.q_proj"
 

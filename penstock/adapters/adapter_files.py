@@ -10,10 +10,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from penstock.engine.lora.adapter_directory import READ_BYTES, AdapterDirectory, AdapterFile
-from penstock.engine.lora.errors import AdapterError
-from penstock.engine.lora.peft_config import CONFIG_FILE, PeftConfig, parse_peft_config
-from penstock.engine.lora.safetensors_header import (
+from penstock.adapters.adapter_directory import READ_BYTES, AdapterDirectory, AdapterFile
+from penstock.adapters.errors import AdapterError
+from penstock.adapters.peft_config import CONFIG_FILE, PeftConfig, parse_peft_config
+from penstock.adapters.safetensors_header import (
     LENGTH_BYTES,
     MAX_FILE_BYTES,
     TensorView,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.engine.lora.errors import AdapterError
+from penstock.adapters.errors import AdapterError
 
 MAX_NAME_CHARS = 256
 
