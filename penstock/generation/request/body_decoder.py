@@ -117,8 +117,8 @@ class BodyDecoder(Generic[Request]):
             self.unknown[name] = seen + 1
         if fresh:
             more = f" and {len(fresh) - 5} more" if len(fresh) > 5 else ""
-            shown = ", ".join(map(repr, fresh[:5])) + more
-            log.warning("requests have unknown fields, which are ignored: %s", shown)
+            names = ", ".join(map(repr, fresh[:5])) + more
+            log.warning("requests have unknown fields, which are ignored: %s", names)
 
 
 def _has_many_ids(body: bytes) -> bool:
