@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 
-import msgspec
-
-from penstock import __version__
 from penstock.dialects.messages.errors import is_anthropic
 from penstock.gateway.admission.intake import Intake
+from penstock.gateway.own_routes import OWN_PATHS, OwnRoutes
 from penstock.gateway.relay.client_connection import REQUEST_ID, HttpClientConnection
 from penstock.gateway.relay.relay import Relay, reply_with_json
 from penstock.gateway.relay.write_batch import WriteBatch
@@ -24,47 +21,32 @@ from penstock.gateway.responses.request_record import RequestRecord
 from penstock.gateway.telemetry.metrics import GatewayMetrics
 from penstock.gateway.telemetry.request_recorder import RequestRecorder
 from penstock.gateway.upstream.exchange import Headers
-from penstock.http.access_keys import check_local
-from penstock.http.admission import send_readiness, unavailable
+from penstock.http.admission import unavailable
 from penstock.http.errors import ApiError
 from penstock.http.request import MAX_REQUEST_ID, ClientGone, HttpRequest
-from penstock.metrics.exposition import CONTENT_TYPE
-from penstock.metrics.gc_policy import GarbageCollector
-from penstock.metrics.shared_exposition import SharedExposition
 from penstock.streaming.rows.io_submit import BurstWriter
 from penstock.telemetry.trace_context import TracePropagator, inject_trace_context
 
 log = logging.getLogger(__name__)
 
-OWN_PATHS = frozenset({"/health", "/ready", "/ping", "/metrics", "/version", "/debug/gc"})
-"""Routes of the gateway itself; requests for them are not counted."""
-OWN_METHODS = ("GET", "HEAD", "POST")
-"""POST is for /ping, as on API servers."""
-
 
 class GatewayApp:
-    """The application of the gateway process. ``clock`` gives seconds."""
+    """The application of the gateway process."""
 
     def __init__(
         self,
         *,
+        own_routes: OwnRoutes,
         intake: Intake,
         relay: Relay,
         metrics: GatewayMetrics,
         recorder: RequestRecorder,
         tracing: TracePropagator,
-        collector: GarbageCollector,
-        clock: Callable[[], float],
         burst: BurstWriter,
-        expose: Callable[[], Awaitable[bytes]],
         via: Via,
-        loopback_administers: bool = False,
     ) -> None:
-        """``expose`` makes the text of ``/metrics``. ``loopback_administers``: without keys, administrative
-        routes answer connections from a loopback address."""
-        self.leaving = False
-        """A shutdown was announced: requests are still relayed, but ``/ready`` answers 503."""
-        self.draining = False
+        """``burst`` writes to the sockets of several connections; ``via`` names this gateway to others."""
+        self.own_routes = own_routes
         self.in_flight = 0
         """Relayed requests that have not ended."""
         self._intake = intake
@@ -72,12 +54,9 @@ class GatewayApp:
         self._metrics = metrics
         self._recorder = recorder
         self._tracing = tracing
-        self._collector = collector
-        self._clock = clock
+        self._clock = relay.clock
         self._via = via
         self._write_batch = WriteBatch(burst)
-        self._loopback_administers = loopback_administers
-        self._exposition = SharedExposition(expose)
 
     def set_keys(self, keys: Iterable[str], admin_keys: Iterable[str]) -> None:
         """Requests need these keys without a name from here on."""
@@ -94,54 +73,16 @@ class GatewayApp:
         try:
             if path == "/" and http.method in ("GET", "HEAD"):  # load balancers and Claude Code ask so
                 await http.reply_json(b"{}" if http.method == "GET" else b"")
-                return
-            if path not in OWN_PATHS:
+            elif path in OWN_PATHS:
+                await self.own_routes.answer(http)
+            else:
                 await self._relay_request(http)
-                return
-            if self._intake.keys.guards(path):
-                self._intake.keys.check(path, http.fields)
-            else:
-                check_local(http, unix_socket=None, loopback=self._loopback_administers)
-            if http.method not in OWN_METHODS:
-                allowed = [(b"allow", ", ".join(OWN_METHODS).encode())]
-                raise ApiError(405, f"{path} does not take {http.method}.", headers=allowed)
-            if path == "/metrics":
-                await http.reply_json(await self._exposition.get(), kind=CONTENT_TYPE.encode())
-            elif path == "/version":
-                await http.reply_json(json.dumps({"version": __version__}).encode())
-            elif path == "/debug/gc":
-                report = {"processes": {"gateway": self._collector.report()}, "failed": {}}
-                await http.reply_json(msgspec.json.encode(report))
-            elif path == "/health":
-                await http.reply_json(b"{}")
-            else:
-                await self._send_readiness(http)
         except ApiError as error:
             body = None
             if is_anthropic(path, http.fields):
                 id = next((value for name, value in error.headers if name == REQUEST_ID), b"")
                 body = error_body(error, id.decode("latin-1"), messages=True)
             await http.reply_error(error, body)
-
-    async def _send_readiness(self, http: HttpRequest) -> None:
-        endpoints, now = self._relay.router.pool.endpoints, self._clock()
-        ready = sum(each.is_ready(now) for each in endpoints)
-        error, phase = None, "serving"
-        if self.leaving or self.draining:
-            error, phase = unavailable("The gateway is shutting down.", "draining"), "draining"
-        elif not ready:
-            error, phase = (
-                unavailable("No model server is ready.", "none_ready"),
-                "waiting for a model server",
-            )
-        state = {"phase": phase, "model_servers_ready": ready, "model_servers": len(endpoints)}
-        await send_readiness(http, state, error)
-
-    def is_ready(self) -> bool:
-        """Whether load balancers should send requests: one would be relayed to a model server."""
-        now = self._clock()
-        leaving = self.leaving or self.draining
-        return not leaving and any(each.is_ready(now) for each in self._relay.router.pool.endpoints)
 
     # -- relaying
 
@@ -185,7 +126,7 @@ class GatewayApp:
             self._recorder.finish(record)
 
     async def _incoming(self, http: HttpRequest, record: RequestRecord) -> IncomingRequest:
-        if self.draining:
+        if self.own_routes.draining:
             raise unavailable("The gateway is shutting down.", "draining")
         intake, headers = self._intake, http.headers
         record.sender = intake.authorize(record.method, record.path, headers, http.address)

@@ -27,6 +27,7 @@ from penstock.gateway.models.learner import ModelLearner
 from penstock.gateway.models.model_figures import model_figures
 from penstock.gateway.models.model_routes import parse_weight
 from penstock.gateway.models.shadows import Shadows
+from penstock.gateway.own_routes import OwnRoutes
 from penstock.gateway.relay.plain_events import PlainEvents
 from penstock.gateway.relay.relay import Relay
 from penstock.gateway.relay.retry_policy import RetryPolicy
@@ -185,17 +186,21 @@ def assemble(
     )
     exposition = WorkerExposition(link, metrics)
     app = GatewayApp(
+        own_routes=OwnRoutes(
+            intake.keys,
+            pool,
+            collector,
+            clock,
+            exposition.text,
+            loopback_administers=config.allow_loopback_admin,
+        ),
         intake=intake,
         relay=relay,
         metrics=metrics,
         recorder=recorder,
         tracing=tracing,
-        collector=collector,
-        clock=clock,
         burst=burst,
-        expose=exposition.text,
         via=Via(f"penstock-{link.gateway}"),
-        loopback_administers=config.allow_loopback_admin,
     )
     routed_requests, envoy, log_forwarding = make_external_processor(
         config,
@@ -204,7 +209,7 @@ def assemble(
         recorder=recorder,
         intake=intake,
         tracing=tracing,
-        is_ready=app.is_ready,
+        is_ready=app.own_routes.is_ready,
     )
     tls = server_context(config)
     return GatewayParts(

@@ -212,11 +212,11 @@ class _Worker:
                 parts.collector.on_busy()
             else:
                 parts.collector.on_idle()
-            if parts.app.draining:
+            if parts.app.own_routes.draining:
                 self._end_when_idle()
             if parts.routed_requests is not None:
                 parts.routed_requests.expire()
-                if parts.app.draining and not parts.routed_requests.is_busy:
+                if parts.app.own_routes.draining and not parts.routed_requests.is_busy:
                     self._finished.set()
                 left = self._retiring and time.monotonic() >= self._envoy_until
                 if left and parts.routed_requests.may_leave:
@@ -308,7 +308,7 @@ class _Worker:
                 case AcceptConnections():
                     self._accepting.set()
                 case AnnounceDrain():
-                    self._parts.app.leaving = True
+                    self._parts.app.own_routes.leave()
                 case ApiKeys():
                     self._parts.app.set_keys(command.api_key, command.admin_api_key)
                 case Drain(replaced=True):
@@ -329,7 +329,7 @@ class _Worker:
 
     def _drain(self) -> None:
         log.info("draining: %d requests are in flight", self._parts.metrics.running)
-        self._parts.app.draining = True
+        self._parts.app.own_routes.drain()
         self._parts.http.end_connections()
         self._end_when_idle()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.gateway.relay.plain_events import PlainEvents
 from penstock.gateway.responses.expected_reply import ExpectedReply, make_observer
@@ -40,6 +40,28 @@ RESENT = frozenset({TransportResult.IDLE_CLOSED, TransportResult.UNPROCESSED})
 """After these the same endpoint may be sent the request again, on a new connection."""
 
 
+class Requester(NamedTuple):
+    """What an attempt asks and tells the request that it is made for."""
+
+    screen: Callable[[int, Headers], Headers | None]
+    """Gets status and headers of the reply, and gives the headers to relay; None: the reply is discarded."""
+    error_event: Callable[[str, str], bytes]
+    """Makes an event of a code and a message."""
+    on_response: ResponseCallback
+    """Gets the id of a stored response."""
+    on_first_token: Callable[[], None]
+    """Called when a stream's first token comes."""
+
+
+class TimeLimits(NamedTuple):
+    """How long an attempt may take, in seconds on ``clock``."""
+
+    timeouts: Timeouts
+    deadline: float
+    """When the request has taken too long."""
+    clock: Callable[[], float]
+
+
 class Attempt:
     """Receives one reply and relays it; listens to the client's connection.
 
@@ -55,20 +77,11 @@ class Attempt:
         *,
         expects: ExpectedReply,
         strip_usage: bool,
-        screen: Callable[[int, Headers], Headers | None],
-        error_event: Callable[[str, str], bytes],
-        on_response: ResponseCallback,
+        requester: Requester,
         held: HeldBytes,
-        on_first_token: Callable[[], None],
-        timeouts: Timeouts,
-        deadline: float,
-        clock: Callable[[], float],
+        limits: TimeLimits,
     ) -> None:
-        """``screen`` gets status and headers of the reply, and gives the headers to relay; None: the reply is
-        discarded. ``error_event`` makes an event of a code and a message. ``on_response`` gets the id of a
-        stored response.
-        ``on_first_token`` is called when a stream's first token comes. ``deadline`` is the time at which the
-        request has taken too long."""
+        """``strip_usage``: the gateway has asked for usage that the client does not want."""
         self.ended: asyncio.Future[TransportResult] = asyncio.get_running_loop().create_future()
         self.status: int | None = None
         self.relayed = False
@@ -87,14 +100,11 @@ class Attempt:
         """Whether plain events may come by a lane."""
         self._expects = expects
         self._strip_usage = strip_usage
-        self._screen = screen
-        self._error_event = error_event
-        self._on_response = on_response
+        self._requester = requester
         self._held = held
-        self._on_first_token = on_first_token
-        self._timeouts = timeouts
-        self._deadline = deadline
-        self._clock = clock
+        self._timeouts = timeouts = limits.timeouts
+        self._deadline = deadline = limits.deadline
+        self._clock = clock = limits.clock
         self._sent_at = self._read_at = now = clock()
         self.check_at = min(now + timeouts.event, now + timeouts.first_token, deadline)
         """No time-out is exceeded before."""
@@ -113,7 +123,7 @@ class Attempt:
 
     def on_head(self, status: int, headers: Headers) -> None:
         self.status = status
-        relayed = self._screen(status, headers)
+        relayed = self._requester.screen(status, headers)
         if relayed is None:
             self._exchange.abort()
             self._end(TransportResult.COMPLETE)
@@ -123,12 +133,12 @@ class Attempt:
             status,
             headers,
             self._expects,
-            on_response=self._on_response,
+            on_response=self._requester.on_response,
             strip_usage=self._strip_usage,
             held=self._held,
         )
         if isinstance(self._observer, StreamObserver):
-            self._observer.on_first_token = self._on_first_token
+            self._observer.on_first_token = self._requester.on_first_token
         if self.seen.stream:  # it may get an error event, or lose its usage
             self._takes_lanes = self._exchange.has_lanes
             self._headers = [header for header in self._headers if header[0] != b"content-length"]
@@ -288,7 +298,7 @@ class Attempt:
         if self.relayed and not self.seen.ended:
             if self.seen.stream:
                 code = "server_stopped" if ending is TransportResult.STOPPED else "upstream_broken"
-                self._client.write(self._error_event(code, reason))
+                self._client.write(self._requester.error_event(code, reason))
                 self._client.end()
             else:
                 self._client.cut()

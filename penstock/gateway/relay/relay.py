@@ -12,7 +12,14 @@ from math import ceil
 from time import perf_counter
 from typing import Literal
 
-from penstock.gateway.relay.attempt import RESENT, Attempt, local_reply_headers, too_late
+from penstock.gateway.relay.attempt import (
+    RESENT,
+    Attempt,
+    Requester,
+    TimeLimits,
+    local_reply_headers,
+    too_late,
+)
 from penstock.gateway.relay.client_connection import HttpClientConnection
 from penstock.gateway.relay.plain_events import PlainEvents
 from penstock.gateway.relay.retry_policy import (
@@ -287,14 +294,14 @@ class _RequestRelay:
             relay.plain_events,
             expects=expected_reply(body, incoming.path),
             strip_usage=with_usage,
-            screen=lambda status, headers: self._screen(endpoint, status, headers, with_usage),
-            error_event=self._record.error_event,
-            on_response=lambda id: relay.router.owners.learn(id, endpoint),
+            requester=Requester(
+                screen=lambda status, headers: self._screen(endpoint, status, headers, with_usage),
+                error_event=self._record.error_event,
+                on_response=lambda id: relay.router.owners.learn(id, endpoint),
+                on_first_token=lambda: self._on_first_token(endpoint),
+            ),
             held=relay.held,
-            on_first_token=lambda: self._on_first_token(endpoint),
-            timeouts=relay.timeouts,
-            deadline=self._deadline,
-            clock=relay.clock,
+            limits=TimeLimits(relay.timeouts, self._deadline, relay.clock),
         )
         raw = body.with_usage() if with_usage and body is not None else incoming.raw
         request = UpstreamRequest(incoming.method.encode(), incoming.target, incoming.headers, raw)

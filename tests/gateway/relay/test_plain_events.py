@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from penstock.gateway.relay.attempt import Attempt
+from penstock.gateway.relay.attempt import Attempt, Requester, TimeLimits
 from penstock.gateway.relay.client_connection import HttpClientConnection
 from penstock.gateway.relay.plain_events import PlainEvents
 from penstock.gateway.relay.write_batch import WriteBatch
@@ -181,13 +181,13 @@ class Relayed:
                 expects="stream",
                 strip_usage=strip_usage,
                 held=HeldBytes(),
-                screen=lambda status, headers: headers,
-                error_event=RequestRecord("/v1/completions").error_event,
-                on_response=lambda id: None,
-                on_first_token=lambda: None,
-                timeouts=Timeouts(),
-                deadline=loop.time() + 60.0,
-                clock=loop.time,
+                requester=Requester(
+                    screen=lambda status, headers: headers,
+                    error_event=RequestRecord("/v1/completions").error_event,
+                    on_response=lambda id: None,
+                    on_first_token=lambda: None,
+                ),
+                limits=TimeLimits(Timeouts(), loop.time() + 60.0, loop.time),
             )
             exchange.send(UpstreamRequest(b"POST", b"/", [], b""), attempt)
             connection.listen(attempt)

@@ -1,0 +1,101 @@
+"""The gateway's own routes: readiness, metrics, version, and what is in memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from penstock import __version__
+from penstock.gateway.admission.client_keys import ClientKeys
+from penstock.gateway.routing.endpoint_pool import EndpointPool
+from penstock.http.access_keys import check_local
+from penstock.http.admission import send_readiness, unavailable
+from penstock.http.errors import ApiError
+from penstock.http.request import HttpRequest
+from penstock.metrics.exposition import CONTENT_TYPE
+from penstock.metrics.gc_policy import GarbageCollector
+from penstock.metrics.shared_exposition import SharedExposition
+
+OWN_PATHS = frozenset({"/health", "/ready", "/ping", "/metrics", "/version", "/debug/gc"})
+"""Routes of the gateway itself; requests for them are not counted."""
+OWN_METHODS = ("GET", "HEAD", "POST")
+"""POST is for /ping, as on API servers."""
+
+
+class OwnRoutes:
+    """Answers requests for the gateway itself, and knows whether it takes others."""
+
+    def __init__(
+        self,
+        keys: ClientKeys,
+        pool: EndpointPool,
+        collector: GarbageCollector,
+        clock: Callable[[], float],
+        expose: Callable[[], Awaitable[bytes]],
+        *,
+        loopback_administers: bool,
+    ) -> None:
+        """``expose`` makes the text of ``/metrics``. ``loopback_administers``: without keys, administrative
+        routes answer connections from a loopback address."""
+        self._keys = keys
+        self._pool = pool
+        self._collector = collector
+        self._clock = clock
+        self._exposition = SharedExposition(expose)
+        self._loopback_administers = loopback_administers
+        self._leaving = False
+        self.draining = False
+        """Whether other requests are refused, as the gateway shuts down."""
+
+    def leave(self) -> None:
+        """A shutdown was announced: requests are still relayed, but ``/ready`` answers 503."""
+        self._leaving = True
+
+    def drain(self) -> None:
+        """Refuse requests from here on."""
+        self.draining = True
+
+    def is_ready(self) -> bool:
+        """Whether load balancers should send requests: one would be relayed to a model server."""
+        return not (self._leaving or self.draining) and self._count_ready() > 0
+
+    def _count_ready(self) -> int:
+        now = self._clock()
+        return sum(each.is_ready(now) for each in self._pool.endpoints)
+
+    async def answer(self, http: HttpRequest) -> None:
+        """Answer a request whose path is one of OWN_PATHS. Raises ApiError."""
+        path = http.path
+        if self._keys.guards(path):
+            self._keys.check(path, http.fields)
+        else:
+            check_local(http, unix_socket=None, loopback=self._loopback_administers)
+        if http.method not in OWN_METHODS:
+            allowed = [(b"allow", ", ".join(OWN_METHODS).encode())]
+            raise ApiError(405, f"{path} does not take {http.method}.", headers=allowed)
+        if path == "/metrics":
+            await http.reply_json(await self._exposition.get(), kind=CONTENT_TYPE.encode())
+        elif path == "/version":
+            await http.reply_json(json.dumps({"version": __version__}).encode())
+        elif path == "/debug/gc":
+            report = {"processes": {"gateway": self._collector.report()}, "failed": {}}
+            await http.reply_json(msgspec.json.encode(report))
+        elif path == "/health":
+            await http.reply_json(b"{}")
+        else:
+            await self._send_readiness(http)
+
+    async def _send_readiness(self, http: HttpRequest) -> None:
+        ready = self._count_ready()
+        error, phase = None, "serving"
+        if self._leaving or self.draining:
+            error, phase = unavailable("The gateway is shutting down.", "draining"), "draining"
+        elif not ready:
+            error = unavailable("No model server is ready.", "none_ready")
+            phase = "waiting for a model server"
+        servers = len(self._pool.endpoints)
+        await send_readiness(
+            http, {"phase": phase, "model_servers_ready": ready, "model_servers": servers}, error
+        )
