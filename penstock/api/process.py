@@ -129,7 +129,7 @@ class _Server:
         self._launch: Launch = control.launch
         self._config = self._launch.config
         self._metrics = ApiServerMetrics()
-        self._collector = GarbageCollector(self._config.gc_policy, self._config.gc_pause_budget_ms / 1000)
+        self._collector = GarbageCollector(self._config.gc_policy)
         self._trimmer = Trimmer()
         self._first_engine: asyncio.Future[EngineInfo]
         self._engine_client: EngineClient

@@ -112,9 +112,8 @@ def run_by_turns(
 ) -> tuple[list[MeasuredRound], list[MeasuredRound]]:
     """The rounds of both, as many as the first is to have. Raises BenchError."""
     turns: list[tuple[ServerUnderLoad, list[MeasuredRound]]] = [(first, []), (second, [])]
-    for _ in range(first.config.warmup_rounds):
-        for load, _ in turns:
-            load.run(deadline.left("the warm-up"), keep=False)
+    for load, _ in turns:
+        load.run(deadline.left("the warm-up"), keep=False)
     for number in range(1, first.config.rounds + 1):
         # Each is the first of its round in every other round.
         for load, rounds in turns if number % 2 else reversed(turns):

@@ -20,6 +20,8 @@ from penstock.bench.server_process import ServerProcess, serve_arguments
 from penstock.bench.server_under_load import MeasuredServer, ServerUnderLoad
 from penstock.config.bench import BenchGatewayConfig, BenchHostConfig
 
+PICKED_ENDPOINTS = (64, 1000)
+"""Numbers of endpoints of which one is chosen."""
 PICKED_MODELS = 64
 PICKED_WEIGHTS = {"queue": 2.0, "running": 1.0, "kv": 1.0, "prefix": 2.0}
 PICKED_PROMPT_BYTES = 8000
@@ -50,7 +52,7 @@ def measure_gateway(config: BenchGatewayConfig, say: ProgressCallback) -> Gatewa
     events = relay.events_per_request * relay.requests
     return GatewayReport(
         cpu_us_per_event=relay.api_server_cpu_s.total / events * 1e6 if events else 0.0,
-        cpu_us_per_pick={count: pick_cost_us(count) for count in config.pick_endpoints},
+        cpu_us_per_pick={count: pick_cost_us(count) for count in PICKED_ENDPOINTS},
         resident_bytes=relay.subject.api_server_resident_bytes,
         errors=relay.errors,
         relay=relay,

@@ -23,7 +23,7 @@ FLOOR_RUNS = 5
 """Measurements of the C floor before the rounds, and again after them."""
 AFTER_S = 1.0
 """Time for API servers to notice closed connections and free their memory."""
-NOT_SHOWN = ("json", "api_key", "timeout", "rounds", "warmup_rounds", "compare_with")
+NOT_SHOWN = ("json", "api_key", "timeout", "rounds", "compare_with")
 """Options that affect neither load nor server."""
 
 
@@ -42,7 +42,7 @@ def measure(config: BenchHostConfig, say: ProgressCallback) -> HostReport:
         with contextlib.ExitStack() as connected:
             load = ServerUnderLoad(config, server, connected, deadline)
             facts, plan, endless = load.prepared
-            chunk = _warm_up(config, load, deadline, say)
+            chunk = _warm_up(load, deadline, say)
             floors = _measure_floor(floor, config, chunk, deadline, say)
             rounds = _measure_rounds(config, load, deadline, say)
             resident, peak = resident_bytes(api_servers), memory.peak
@@ -108,16 +108,11 @@ def _plain_rounds(config: BenchHostConfig, load: ServerUnderLoad, deadline: Dead
     return [load.run(deadline.left("another round"), keep=False).load for _ in range(config.rounds)]
 
 
-def _warm_up(
-    config: BenchHostConfig, load: ServerUnderLoad, deadline: Deadline, say: ProgressCallback
-) -> int:
-    """Runs the warm-up rounds. Returns the mean size of an event in bytes."""
-    chunk = 1
-    for number in range(1, config.warmup_rounds + 1):
-        say(f"warm-up round {number} of {config.warmup_rounds}")
-        warm = load.run(deadline.left("the warm-up"), keep=False).load
-        chunk = max(1, round(warm.bytes / max(1, warm.events)))
-    return chunk
+def _warm_up(load: ServerUnderLoad, deadline: Deadline, say: ProgressCallback) -> int:
+    """Run a round that is not measured. Returns the mean size of an event in bytes."""
+    say("warm-up round")
+    warm = load.run(deadline.left("the warm-up"), keep=False).load
+    return max(1, round(warm.bytes / max(1, warm.events)))
 
 
 def _measure_rounds(

@@ -120,9 +120,8 @@ def measure(config: BenchHostConfig, say: ProgressCallback) -> ScalingReport:
         for count in config.api_server_count:
             say(f"starting penstock serve --engine synthetic --api-server-count {count}")
             servers.append(_ScaledServer(config, count, stack, deadline))
-        for _ in range(config.warmup_rounds):
-            for server in servers:
-                server.run(deadline.left("the warm-up"))
+        for server in servers:
+            server.run(deadline.left("the warm-up"))
         samples: list[list[ScalingSample]] = [[] for _ in servers]
         for number in range(1, config.rounds + 1):
             for server, taken in zip(servers, samples, strict=True):

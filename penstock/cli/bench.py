@@ -149,7 +149,6 @@ GATEWAY = Command(
 
 OF_BOTH = (
     "rounds",
-    "warmup_rounds",
     "timeout",
     "json",
     "compare_with",

@@ -99,9 +99,6 @@ class BenchHostConfig:
         ),
     ] = 0
     rounds: Rounds = 3
-    warmup_rounds: Annotated[
-        int, option("Number of rounds before the measured ones.", "Load", ge=1, le=1000)
-    ] = 1
     compare_with: CompareWith = None
     timeout: Timeout = 300.0
 
@@ -345,10 +342,6 @@ class BenchGatewayConfig:
         float, option("Step duration of the model servers, in milliseconds.", "Load", ge=0)
     ] = 20.0
     servers: Annotated[int, option("Number of model servers behind the gateway.", "Servers", ge=1, le=16)] = 1
-    pick_endpoints: Annotated[
-        list[Annotated[int, Meta(ge=2, le=65536)]],
-        option("Numbers of endpoints to measure the choice of one for.", "Load"),
-    ] = field(default_factory=lambda: [64, 1000])
     gateway_args: Annotated[
         str | None,
         option(

@@ -115,7 +115,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
             return str(self.default).lower()
         if isinstance(self.default, int) and self.default >= _MEBI and self.default % _MEBI == 0:
             return f"{self.default // _MEBI}Mi"
-        return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
+        return f"{self.default:.15g}" if isinstance(self.default, float) else str(self.default)
 
     @property
     def allowed(self) -> str:

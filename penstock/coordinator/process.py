@@ -78,7 +78,7 @@ def run(control: ControlChannel) -> int:
         file = BoardFile(launch.run_dir, launch.incarnation)
         file.load(state.board)
         coordinator = Coordinator(socket, state, file)
-        collector = GarbageCollector(config.gc_policy, config.gc_pause_budget_ms / 1000)
+        collector = GarbageCollector(config.gc_policy)
         collector.start()
         control.ready()
         own_metrics = CoordinatorMetrics(launch, collector.pauses)

@@ -37,7 +37,7 @@ _FINGERPRINT = b',"system_fingerprint":' + encode_json(SYSTEM_FINGERPRINT)
 class OpenAIReply(ReplyFormat):
     """The reply to one request; a subclass per API formats choices."""
 
-    __slots__ = ("_done_after_error", "_prefix", "_service_tier", "created", "id", "model", "role")
+    __slots__ = ("_prefix", "_service_tier", "created", "id", "model", "role")
 
     event_object: ClassVar[str]
     body_object: ClassVar[str]
@@ -46,16 +46,12 @@ class OpenAIReply(ReplyFormat):
     text_end: ClassVar[bytes]
     """JSON that closes what ``text_start`` opens."""
 
-    def __init__(
-        self, id: str, model: str, role: str, *, done_after_error: bool = False, show_tier: bool = False
-    ) -> None:
-        """``done_after_error``: send ``[DONE]`` after an error event (--compat-done-after-error).
-        ``show_tier``: name the service tier, as OpenAI does if the request has one."""
+    def __init__(self, id: str, model: str, role: str, *, show_tier: bool = False) -> None:
+        """``show_tier``: name the service tier, as OpenAI does if the request has one."""
         self.id = id
         self.model = model
         self.role = role
         self.created = int(time.time())
-        self._done_after_error = done_after_error
         self._service_tier = SERVICE_TIER if show_tier else b"null"
         after_id = _event_fields(self.event_object, self.created, model, show_tier)
         self._prefix = b'data: {"id":"%b%b' % (escape_json(id), after_id)
@@ -110,7 +106,7 @@ class OpenAIReply(ReplyFormat):
 
     def error(self, error: StreamError) -> bytes:
         event = b"data: %b\n\n" % stream_failed(error).body()
-        return event + DONE if self._done_after_error else event
+        return event
 
     # -- replies that are not streamed
 

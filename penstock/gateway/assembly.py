@@ -38,7 +38,6 @@ from penstock.gateway.routing.endpoint_places import EndpointPlaces
 from penstock.gateway.routing.endpoint_pool import EndpointPool
 from penstock.gateway.routing.picker import SCORERS, Picker
 from penstock.gateway.routing.router import Router
-from penstock.gateway.routing.usable_endpoints import PickerLimits
 from penstock.gateway.telemetry.metrics import GatewayMetrics, MetricsOptions
 from penstock.gateway.telemetry.request_recorder import RequestRecorder
 from penstock.gateway.telemetry.spans import span_data
@@ -127,7 +126,7 @@ def assemble(
         root_path=config.root_path,
     )
     directory = ModelDirectory(config.unknown_models)
-    shadows = Shadows(pool, directory, _make_picker(config, weights), timeouts, clock)
+    shadows = Shadows(pool, directory, Picker(weights), timeouts, clock)
     models = ModelLearner(
         pool,
         directory,
@@ -138,12 +137,10 @@ def assemble(
     )
     places = EndpointPlaces(
         config.max_requests_per_endpoint,
-        most_waiting=config.saturated_waiting,
-        most_kv_used=config.saturated_kv_used,
         scraping=config.scrape_interval > 0,
         elsewhere=scoreboard.in_flight_elsewhere,
     )
-    picker = _make_picker(config, weights)
+    picker = Picker(weights)
     router = Router(pool, models, picker, clock, config.ttft_slo, admission, places)
     plain_events, retry_policy = PlainEvents(burst, windows), RetryPolicy(router, config.max_attempts)
     has_own_key = config.endpoint_api_key is not None
@@ -154,7 +151,6 @@ def assemble(
         pool,
         picker,
         clock,
-        min_tokens=config.remote_prefill_tokens,
         timeout_s=min(config.first_token_timeout, config.request_timeout),
         caches=caches,
     )
@@ -164,7 +160,7 @@ def assemble(
         spans = make_span_exporter(
             config.otlp_endpoint, span_data, service=config.otlp_service_name, scope="penstock.gateway"
         )
-    options = MetricsOptions(config.metrics_compat, config.metrics_max_models, name_of_pool(config))
+    options = MetricsOptions(config.metrics_compat, pool=name_of_pool(config))
     kubernetes = make_kubernetes_discovery(config)
     metrics = GatewayMetrics(lambda: pool.endpoints, options, directory.listed_name)
     metrics.sources += [admission.figures, prefill.figures, shadows.figures]
@@ -241,14 +237,6 @@ def _follow_caches(config: GatewayConfig, router: Router) -> FollowedCaches | No
     return caches
 
 
-def _make_picker(config: GatewayConfig, weights: dict[str, float]) -> Picker:
-    return Picker(
-        weights,
-        limits=PickerLimits(config.saturated_waiting, config.saturated_kv_used, config.affinity_excess),
-        choose=config.picker,
-    )
-
-
 def make_admission(
     config: GatewayConfig,
     clock: Callable[[], float],
@@ -259,7 +247,7 @@ def make_admission(
     are missing."""
     flow, header = None, config.fairness_header
     if config.flow_control:
-        limits = FlowLimits(config.max_queued_requests, config.max_queued_bytes, config.queue_timeout)
+        limits = FlowLimits(config.max_queued_requests, timeout_s=config.queue_timeout)
         flow = FlowControl(limits, clock, scoreboard)
         scoreboard.on_wake = flow.fill_places
     else:
@@ -368,7 +356,7 @@ def make_external_processor(
 def name_of_pool(config: GatewayConfig) -> str:
     """Name of the endpoints' pool in metrics."""
     pools = config.kubernetes_pool or ()
-    return config.metrics_pool_name or (pools[0].rpartition("/")[2] if len(pools) == 1 else "penstock")
+    return pools[0].rpartition("/")[2] if len(pools) == 1 else "penstock"
 
 
 def make_kubernetes_discovery(config: GatewayConfig) -> KubernetesDiscovery | None:

@@ -207,7 +207,7 @@ class _Service:
             serves_with_one_engine=self.config.attach is not None,
             agreed_states=self.agreed_states,
         )
-        collector = GarbageCollector(self.config.gc_policy, self.config.gc_pause_budget_ms / 1000)
+        collector = GarbageCollector(self.config.gc_policy)
         with contextlib.closing(make_progress_display(live=self.config.log_format == "text")) as display:
             supervisor = Supervisor(
                 manager,

@@ -20,10 +20,6 @@ from penstock.config.serve import ServeConfig
         ),
         ({"speculative_tokens": 3}, "--speculative-tokens 3: needs --speculative-method ngram"),
         (
-            {"speculative_method": "ngram", "suffix_cache_bytes": 5 << 20},
-            "--suffix-cache-bytes 5242880: needs --speculative-method suffix",
-        ),
-        (
             {"speculative_method": "ngram", "engine": "vllm"},
             "is for --engine torch, not vllm: give --speculative-config behind --",
         ),
@@ -41,4 +37,4 @@ def test_contradictions(options: dict[str, Any], message: str) -> None:
 
 def test_what_belongs_together_is_accepted() -> None:
     assert ServeConfig(speculative_method="draft", draft_model="small", speculative_tokens=4)
-    assert ServeConfig(speculative_method="suffix", suffix_cache_bytes=5 << 20)
+    assert ServeConfig(speculative_method="suffix", speculative_tokens=4)

@@ -26,11 +26,7 @@ def test_an_event_has_the_body_of_the_reply(kind: type[OpenAIReply], status: int
     assert body["error"]["type"] == TYPES[status]
 
 
-def test_done_follows_an_error_only_on_demand() -> None:
+def test_no_done_follows_an_error() -> None:
     error = StreamError(503, "engine_died", "The engine is gone.")
     plain = CompletionReply("id", "m", "assistant").error(error)
     assert b"[DONE]" not in plain
-    assert (
-        CompletionReply("id", "m", "assistant", done_after_error=True).error(error)
-        == plain + b"data: [DONE]\n\n"
-    )

@@ -260,16 +260,16 @@ def test_loads_are_read_with_the_key() -> None:
 
 
 def test_names_of_other_pickers() -> None:
-    options = ("--metrics-compat", "llm-d", "--metrics-pool-name", "mine", "--model-rewrite", "m=small")
+    options = ("--metrics-compat", "llm-d", "--model-rewrite", "m=small")
     with Upstream(good) as server, gateway(server, options=options) as front:
         front.complete()
         text = front.client.get("/metrics").text
     labels = 'fairness_id="default-flow",model_name="m",priority="0",target_model_name="small"'
     assert f"llm_d_epp_request_total{{{labels}}} 1.0" in text
     assert f"llm_d_epp_request_output_tokens_sum{{{labels}}} 2.0" in text
-    assert 'llm_d_epp_ready_endpoints{name="mine"} 1.0' in text
+    assert 'llm_d_epp_ready_endpoints{name="penstock"} 1.0' in text
     assert "llm_d_epp_scheduler_e2e_duration_seconds_count 1.0" in text
-    labels = 'api="completions",model="m",outcome="ok",pool="mine",target_model="small"'
+    labels = 'api="completions",model="m",outcome="ok",pool="penstock",target_model="small"'
     assert f"penstock_gateway_request_total{{{labels}}} 1.0" in text
 
 

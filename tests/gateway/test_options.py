@@ -72,7 +72,6 @@ def test_a_port_that_is_taken(option: str) -> None:
         ({}, "penstock"),
         ({"kubernetes_pool": ["team/llama"]}, "llama"),
         ({"kubernetes_pool": ["llama", "qwen"]}, "penstock"),
-        ({"kubernetes_pool": ["llama"], "metrics_pool_name": "mine"}, "mine"),
     ],
 )
 def test_the_name_of_the_pool_in_metrics(options: dict[str, Any], name: str) -> None:

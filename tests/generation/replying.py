@@ -110,7 +110,6 @@ class Desk:
 
     tables: TextTables
     max_backlog: int = 1 << 20
-    done_after_error: bool = False
     engine_client: FakeFleet = field(default_factory=FakeFleet)
     outcomes: list[str] = field(default_factory=list)
 
@@ -160,7 +159,7 @@ class Desk:
 
     def _format(self, chat: bool) -> OpenAIReply:
         kind = ChatReply if chat else CompletionReply
-        return kind("r", "m", "assistant", done_after_error=self.done_after_error)
+        return kind("r", "m", "assistant")
 
     def open(self, reply: RequestReply, prompt: Prompt = PROMPT) -> None:
         prompt = copy(prompt)  # a request for its logprobs adds to it

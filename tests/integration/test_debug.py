@@ -14,7 +14,7 @@ from tests.integration.server import SYNTHETIC, Server, wait_until
 
 
 def test_every_process_reports_its_garbage(tmp_path: Path) -> None:
-    options = ("--data-parallel-size", "2", "--gc-pause-budget-ms", "2")
+    options = ("--data-parallel-size", "2")
     with Server(*SYNTHETIC, *options, directory=tmp_path) as server:
         wait_until(lambda: not report(server)["failed"], 90, "connecting to both engines")
         server.complete(max_tokens=5)

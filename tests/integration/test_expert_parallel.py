@@ -30,7 +30,7 @@ WAIT_S = 90
 @pytest.fixture(scope="module")
 def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     directory = tmp_path_factory.mktemp("group")
-    with Server(*GROUP, "--dp-sync-interval", "4", directory=directory) as running:
+    with Server(*GROUP, directory=directory) as running:
         yield running
 
 
@@ -45,7 +45,7 @@ def steps_of(group: Server, ranks: int = RANKS) -> list[float]:
     return [sum(pair) for pair in zip(real, dummies, strict=True)]
 
 
-def at_rest(group: Server, interval: int = 4) -> bool:
+def at_rest(group: Server, interval: int = 32) -> bool:
     """Whether all reports are those of the last agreement."""
     steps, waves = steps_of(group), of_ranks(group, "penstock:engine_waves_total")
     return steps[0] > 0 and steps[0] % interval == 0 and len(set(steps)) == len(set(waves)) == 1

@@ -98,22 +98,16 @@ def test_a_killed_api_server_comes_back_on_the_same_port(killed: Server) -> None
 
 
 @pytest.mark.parametrize(
-    ("fault", "interval", "done"),
-    [("error@7", 1, False), ("error@7", 4, True), ("stream-error@7", 1, False), ("stream-error@7", 10, True)],
+    ("fault", "interval"),
+    [("error@7", 1), ("error@7", 4), ("stream-error@7", 1), ("stream-error@7", 10)],
 )
-def test_every_token_before_a_fault_is_delivered(
-    tmp_path: Path, fault: str, interval: int, done: bool
-) -> None:
+def test_every_token_before_a_fault_is_delivered(tmp_path: Path, fault: str, interval: int) -> None:
     arguments = [*SYNTHETIC, "--synthetic-fault", fault, "--resume-timeout", "0"]
-    if done:
-        arguments.append("--compat-done-after-error")
     with Server(*arguments, directory=tmp_path) as server:
         body = LONG | {"stream": True, "return_token_ids": True, "stream_interval": interval}
         reply = server.post("/v1/completions", body)
         assert reply.status_code == 200
         events = data_of(reply.text)
-        if done:
-            assert events.pop() == "[DONE]"
         error = json.loads(events[-1])["error"]
         expected = "ended: it failed" if fault.startswith("error") else "injected"
         assert expected in error["message"]

@@ -62,9 +62,6 @@ class FlowControlOptions:
     max_queued_requests: Annotated[
         int, option("Maximum requests that wait in each worker.", "Flow control", ge=0)
     ] = 1024
-    max_queued_bytes: Annotated[
-        int, option("Maximum bytes of the bodies of requests that wait in each worker.", "Flow control", ge=0)
-    ] = 256 << 20
     queue_timeout: Annotated[
         float,
         option(

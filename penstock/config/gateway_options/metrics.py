@@ -19,20 +19,3 @@ class MetricsOptions:
             "Metrics",
         ),
     ] = "none"
-    metrics_max_models: Annotated[
-        int,
-        option(
-            "Maximum models with metrics of their own, besides those that endpoints list, and those of "
-            "--model-rewrite and its like; others count as 'other'.",
-            "Metrics",
-            ge=0,
-        ),
-    ] = 64
-    metrics_pool_name: Annotated[
-        str | None,
-        option(
-            "Pool that metrics name for endpoints of none. Default: the --kubernetes-pool, if there is one; "
-            "else penstock.",
-            "Metrics",
-        ),
-    ] = None

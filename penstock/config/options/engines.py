@@ -41,15 +41,6 @@ class EngineOptions:
             "Engine",
         ),
     ] = False
-    dp_sync_interval: Annotated[
-        int,
-        option(
-            "Steps between two checks of whether any expert-parallel engine has work.",
-            "Engine",
-            ge=1,
-            le=1024,
-        ),
-    ] = 32
     max_num_seqs: Annotated[
         int,
         option(

@@ -70,16 +70,8 @@ class ProcessOptions:
     gc_policy: Annotated[
         GcPolicy,
         option(
-            "Garbage collection. idle: while nothing runs, otherwise within --gc-pause-budget-ms; "
+            "Garbage collection. idle: while nothing runs, otherwise in pauses of 5 ms; "
             "default: as Python does; off: never after startup.",
             "Processes",
         ),
     ] = "idle"
-    gc_pause_budget_ms: Annotated[
-        float,
-        option(
-            "Maximum pause for garbage collection while streams run, in milliseconds, for --gc-policy idle.",
-            "Processes",
-            gt=0,
-        ),
-    ] = 5.0

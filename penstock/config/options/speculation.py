@@ -40,12 +40,3 @@ class SpeculationOptions:
             metavar="MODEL",
         ),
     ] = None
-    suffix_cache_bytes: Annotated[
-        int,
-        option(
-            "Earlier outputs that an engine keeps for --speculative-method suffix, in bytes; 0: none.",
-            GROUP,
-            ge=0,
-            le=1 << 34,
-        ),
-    ] = 64 << 20

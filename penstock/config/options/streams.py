@@ -21,15 +21,6 @@ class StreamOptions:
             "Streaming",
         ),
     ] = "auto"
-    min_stream_interval: Annotated[
-        int,
-        option(
-            "Minimum of tokens per event; requests that ask for fewer get this.",
-            "Streaming",
-            ge=1,
-            le=1024,
-        ),
-    ] = 1
     stream_interval_ms: Annotated[
         Annotated[int, Meta(ge=1, le=60_000)] | None,
         option(
@@ -53,10 +44,3 @@ class StreamOptions:
             ge=0,
         ),
     ] = 15.0
-    compat_done_after_error: Annotated[
-        bool,
-        option(
-            "Send [DONE] after an error event, as vLLM does.",
-            "Streaming",
-        ),
-    ] = False

@@ -52,6 +52,7 @@ ADVICE: dict[str, Advice] = {
     "--fail-on-environ-validation": Unneeded("unknown PENSTOCK_ variables are warned about"),
     "--use-tqdm-on-load": Unneeded("progress is shown on a terminal"),
     "--structured-outputs-config": Unneeded("grammars are always those of llguidance"),
+    "--dp-sync-interval": Unneeded("engines in lock-step ask each other for work every 32 steps"),
     "--attention-backend": Unneeded("the torch engine has one"),
     "--distributed-executor-backend": Unneeded("an engine of Penstock's own is one process"),
     "--disable-custom-all-reduce": Unneeded("an engine of Penstock's own uses one device"),

@@ -100,13 +100,6 @@ RULES: tuple[Rule[ServeConfig], ...] = (
         lambda config: config.stream_interval == "auto",
         "events are paced by tokens (--stream-interval) or by time, not by both",
     ),
-    excludes(
-        "min_stream_interval",
-        lambda config: (
-            config.stream_interval != "auto" and config.stream_interval < config.min_stream_interval
-        ),
-        "is more than --stream-interval, which is {0.stream_interval}",
-    ),
     needs(
         "response_store_dir",
         lambda config: config.response_store == "disk",
@@ -152,11 +145,6 @@ RULES: tuple[Rule[ServeConfig], ...] = (
         "speculative_tokens",
         lambda config: config.speculative_method == "none",
         "needs --speculative-method ngram, suffix or draft",
-    ),
-    needs(
-        "suffix_cache_bytes",
-        lambda config: config.speculative_method == "suffix",
-        "needs --speculative-method suffix",
     ),
     # -- a Ray cluster
     needs(

@@ -29,7 +29,6 @@ class ChatCompletions(Dialect):
         self._processor = processor
         self._decoder = processor.decoder(ChatCompletionRequest)
         self._unsupported = processor.unsupported(UNSUPPORTED)
-        self._done_after_error = config.compat_done_after_error
 
     def plan(self, body: bytes, info: RequestInfo = NO_INFO, found: Any = None) -> RequestPlan:
         processor = self._processor
@@ -88,7 +87,7 @@ class ChatCompletions(Dialect):
     def reply_format(self, plan: RequestPlan, request_id: str) -> ChatReply:
         id = f"chatcmpl-{plan.request_id or request_id}"
         tier = plan.dialect_fields is not None
-        return ChatReply(id, plan.model, plan.role, done_after_error=self._done_after_error, show_tier=tier)
+        return ChatReply(id, plan.model, plan.role, show_tier=tier)
 
     def _logprobs(self, request: ChatCompletionRequest) -> int:
         alternatives = request.top_logprobs or 0

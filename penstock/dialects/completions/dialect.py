@@ -28,7 +28,6 @@ class Completions(Dialect):
         self._processor = processor
         self._decoder = processor.decoder(CompletionRequest, id_field="prompt")
         self._unsupported = processor.unsupported(UNSUPPORTED)
-        self._done_after_error = config.compat_done_after_error
 
     def plan(self, body: bytes, info: RequestInfo = NO_INFO, found: Any = None) -> RequestPlan:
         processor = self._processor
@@ -59,6 +58,4 @@ class Completions(Dialect):
     def reply_format(self, plan: RequestPlan, request_id: str) -> CompletionReply:
         id = f"cmpl-{plan.request_id or request_id}"
         tier = plan.dialect_fields is not None
-        return CompletionReply(
-            id, plan.model, plan.role, done_after_error=self._done_after_error, show_tier=tier
-        )
+        return CompletionReply(id, plan.model, plan.role, show_tier=tier)

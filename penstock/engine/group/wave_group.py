@@ -11,6 +11,10 @@ from penstock.wire.parts import Part
 from penstock.wire.sockets import PeerLinks, engine_address, engine_identity
 from penstock.wire.waves import WaveMessage, decode_from_peer
 
+SYNC_INTERVAL = 32
+"""Steps between two checks of whether any rank has work: fewer wait for peers more often, more make steps
+without work."""
+
 
 class WaveGroup:
     """Tells the engine loop when to step, and exchanges the wave protocol's messages with the peers.
@@ -19,7 +23,7 @@ class WaveGroup:
     """
 
     def __init__(self, rank: int, size: int, *, interval: int, epoch: int, links: PeerLinks) -> None:
-        """``interval``: steps between two sync rounds (``--dp-sync-interval``)."""
+        """``interval``: steps between two sync rounds ."""
         self._protocol = WaveProtocol(rank, size, interval)
         self._peers = {engine_identity(peer, epoch): peer for peer in range(size) if peer != rank}
         self._links = links
@@ -37,7 +41,7 @@ class WaveGroup:
         return cls(
             launch.index,
             launch.engine_count,
-            interval=launch.config.dp_sync_interval,
+            interval=SYNC_INTERVAL,
             epoch=launch.epoch,
             links=links,
         )

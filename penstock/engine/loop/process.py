@@ -91,7 +91,7 @@ def run(control: ControlChannel) -> int:
         socket = RouterSocket(listening_address(launch), key=launch.key if remote else None)
         try:
             config = launch.config
-            collector = GarbageCollector(config.gc_policy, config.gc_pause_budget_ms / 1000)
+            collector = GarbageCollector(config.gc_policy)
             with ExitStack() as links:
                 membership = EngineMembership.from_launch(launch, socket.address, engine.info)
                 group = WaveGroup.from_launch(launch)

@@ -204,7 +204,7 @@ class TorchEngine:
             case "ngram":
                 proposer: Proposer = NgramProposer(self._table)
             case "suffix":
-                proposer = SuffixProposer(self._table, store_bytes=config.suffix_cache_bytes)
+                proposer = SuffixProposer(self._table)
             case "draft":
                 most = config.max_num_batched_tokens
                 proposer = self._draft_model = DraftModel(

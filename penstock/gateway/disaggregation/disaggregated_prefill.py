@@ -29,6 +29,9 @@ from penstock.gateway.upstream.fetch import BrokenReplyError, fetch
 
 log = logging.getLogger(__name__)
 
+MIN_TOKENS = 512
+"""Tokens of a prompt that are not cached, estimated, from which another endpoint computes it: fewer take less
+time than their KV cache takes to arrive."""
 MAX_ATTEMPTS = 2
 """Endpoints that are asked to prefill a prompt."""
 MAX_REPLY_BYTES = 8 << 20
@@ -53,7 +56,7 @@ class DisaggregatedPrefill:
         picker: Picker,
         clock: Callable[[], float],
         *,
-        min_tokens: int,
+        min_tokens: int = MIN_TOKENS,
         timeout_s: float,
         caches: CachedPrompts | None = None,
     ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import numpy as np
 
@@ -30,7 +29,6 @@ class Picker:
         weights: dict[str, float],
         *,
         limits: PickerLimits | None = None,
-        choose: Literal["max-score", "power-of-two"] = "max-score",
         rng: random.Random | None = None,
     ) -> None:
         """``weights`` by scorer name, see :data:`SCORERS`."""
@@ -40,7 +38,6 @@ class Picker:
         self.index = PrefixIndex(self._columns)
         self._limits = limits or PickerLimits()
         self._filters = UsableEndpoints(self._columns, self._limits)
-        self._choose = choose
         self._rng = rng or random.Random()
         self._sessions: OrderedDict[int, Endpoint] = OrderedDict()
         """By Python's hash of the session's name, which a client chooses at any length."""
@@ -158,9 +155,6 @@ class Picker:
     # -- choice
 
     def _choose_index(self, scores: Floats) -> int:
-        if self._choose == "power-of-two":
-            one, other = self._rng.sample(range(len(scores)), 2)
-            return one if scores[one] >= scores[other] else other
         best = np.flatnonzero(scores == scores.max())
         return int(best[self._rng.randrange(len(best))] if len(best) > 1 else best[0])
 

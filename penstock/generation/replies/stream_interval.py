@@ -30,11 +30,10 @@ class IntervalPolicy:
     """Chooses the intervals of one server's streams."""
 
     def __init__(self, config: ServeConfig) -> None:
-        self._least = config.min_stream_interval
         if config.stream_interval_ms is not None:
-            self._default = StreamInterval(self._least, config.stream_interval_ms)
+            self._default = StreamInterval(1, config.stream_interval_ms)
         elif config.stream_interval == "auto":
-            self._default = StreamInterval(self._least)
+            self._default = EVERY_TOKEN
         else:
             self._default = StreamInterval(config.stream_interval)
 
@@ -53,7 +52,7 @@ class IntervalPolicy:
         if not streamed:
             return NOT_STREAMED
         if tokens is not None:
-            return StreamInterval(max(tokens, self._least))
+            return StreamInterval(tokens)
         if ms is not None:
-            return StreamInterval(self._least, ms)
+            return StreamInterval(1, ms)
         return self._default

@@ -24,12 +24,6 @@ from penstock.generation.replies.stream_interval import NOT_STREAMED, IntervalPo
         (ServeConfig(stream_interval_ms=20), None, None, StreamInterval(1, 20)),
         (ServeConfig(stream_interval_ms=20), 3, None, StreamInterval(3)),
         (ServeConfig(stream_interval_ms=20), None, 5, StreamInterval(1, 5)),
-        (ServeConfig(min_stream_interval=4), None, None, StreamInterval(4)),
-        (ServeConfig(min_stream_interval=4), 1, None, StreamInterval(4)),
-        (ServeConfig(min_stream_interval=4), 9, None, StreamInterval(9)),
-        (ServeConfig(min_stream_interval=4), None, 1, StreamInterval(4, 1)),
-        (ServeConfig(min_stream_interval=4, stream_interval=10), 2, None, StreamInterval(4)),
-        (ServeConfig(min_stream_interval=4, stream_interval_ms=20), None, None, StreamInterval(4, 20)),
     ],
 )
 def test_a_request_gets_what_it_asks_for_within_the_operators_bound(
@@ -51,8 +45,6 @@ def test_nobody_watches_a_reply_that_is_not_streamed() -> None:
             {"stream_interval": "5", "stream_interval_ms": "20"},
             "--stream-interval-ms 20: events are paced by",
         ),
-        ({"stream_interval": "5", "min_stream_interval": "6"}, "--min-stream-interval 6: is more than"),
-        ({"min_stream_interval": "0"}, "--min-stream-interval"),
         ({"stream_interval_ms": "0"}, "--stream-interval-ms"),
     ],
 )
