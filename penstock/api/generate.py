@@ -388,7 +388,7 @@ class GenerationRoutes:
         sleeping = client.sleeps()
         if adapter is not None and not sleeping and client.accepts_streams(rank):
             where = "No engine" if rank is None else f"Engine {rank} (X-data-parallel-rank)"
-            if not client.has_confirmed():
+            if not client.is_up_to_date():
                 return unavailable(f"{where} has confirmed the adapter {adapter[0]!r} yet.", "no_engine")
             # 404, not 503: the engines serve everything else, and gateways would rest the whole server
             return ApiError(

@@ -42,7 +42,7 @@ from penstock.dispatch.adapter_changes import AdapterChanges
 from penstock.dispatch.coordinator_client import CoordinatorClient
 from penstock.dispatch.engine_client import EngineClient
 from penstock.dispatch.periodic_timer import PeriodicTimer
-from penstock.dispatch.two_phase_commit import TwoPhaseCommit
+from penstock.dispatch.state_changes import StateChanges
 from penstock.generation.input_processor import InputProcessor
 from penstock.generation.model_info import ModelInfo, SamplingDefaults, model_type, sampling_defaults
 from penstock.generation.prompt.chat_template import ChatTemplate
@@ -72,14 +72,14 @@ from penstock.wire.channel import ControlChannel, SupervisorGone
 from penstock.wire.control import (
     HEARTBEAT_INTERVAL_S,
     AcceptConnections,
-    AgreedStates,
     AnnounceDrain,
     ApiKeys,
+    ChildReport,
+    DesiredStates,
     Drain,
     EnableThroughputLog,
     EnginesDraining,
     Launch,
-    ProposeState,
     Stop,
     SupervisorMetrics,
 )
@@ -133,7 +133,7 @@ class _Server:
         self._trimmer = Trimmer()
         self._first_engine: asyncio.Future[EngineInfo]
         self._engine_client: EngineClient
-        self._two_phase_commit: TwoPhaseCommit
+        self._state_changes: StateChanges
         self._generation: GenerationRoutes
         self._input_processor: InputProcessor | None = None
         self._app: App
@@ -190,11 +190,10 @@ class _Server:
             lockstep=self._config.enable_expert_parallel,
             servers=launch.api_server_count,
         )
-        self._two_phase_commit = TwoPhaseCommit(self._engine_client, self._propose, self._control.adopted)
-        self._two_phase_commit.on_confirmed = self._check_own_engines
-        if launch.agreed is not None:
-            self._two_phase_commit.on_agreed_states(launch.agreed)
-            self._engine_client.adapters.assume_confirmed()
+        self._state_changes = StateChanges(self._engine_client, self._report, self._check_own_engines)
+        if launch.desired is not None:
+            self._state_changes.on_desired_states(launch.desired)
+            self._engine_client.adapters.assume_observed()
         loop.add_reader(self._control.fileno(), self._on_command)
         self._engine_client.connect()
         with contextlib.ExitStack() as ends:
@@ -237,7 +236,7 @@ class _Server:
             self._first_engine.set_result(info)
 
     def _check_own_engines(self) -> None:
-        """Note whether all engines of this host are connected and have confirmed the agreed states."""
+        """Note whether all engines of this host are connected and have observed the desired states."""
         ranks = self._launch.own_ranks
         if all(engine.up_to_date for engine in self._engine_client.engines if engine.rank in ranks):
             self._own_engines_up.set()
@@ -334,11 +333,11 @@ class _Server:
             adapters=AdapterRoutes(
                 self._config,
                 self._engine_client,
-                AdapterChanges(self._engine_client, self._two_phase_commit),
+                AdapterChanges(self._engine_client, self._state_changes),
                 input_processor,
             ),
             operations=OperationRoutes(
-                self._engine_client, self._two_phase_commit, profiles=self._config.profile_dir is not None
+                self._engine_client, self._state_changes, profiles=self._config.profile_dir is not None
             ),
             tracing=self._tracing,
             spans=self._spans,
@@ -408,10 +407,10 @@ class _Server:
 
     # -- while it runs
 
-    def _propose(self, change: ProposeState) -> None:
-        """Send a change to the supervisor. A long one has no room in the socket of some systems (8 KiB on
-        macOS), and the next heartbeat, which would go on with it, comes only after a second."""
-        self._control.forward(change)
+    def _report(self, report: ChildReport) -> None:
+        """Send a report about states to the supervisor. A long one has no room in the socket of some systems
+        (8 KiB on macOS), and the next heartbeat, which would go on with it, comes only after a second."""
+        self._control.forward(report)
         if self._control.unsent:
             asyncio.get_running_loop().add_writer(self._control.fileno(), self._send_rest)
 
@@ -502,8 +501,8 @@ class _Server:
                     self._engine_client.set_draining(command.ranks)
                 case SupervisorMetrics():
                     self._engine_client.board.offer(decode_snapshot(command.snapshot), command.snapshot)
-                case AgreedStates():
-                    self._two_phase_commit.on_agreed_states(command)
+                case DesiredStates():
+                    self._state_changes.on_desired_states(command)
                 case ApiKeys():
                     self._app.set_keys(command.api_key, command.admin_api_key)
                 case EnableThroughputLog():

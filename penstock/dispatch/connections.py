@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,10 +19,12 @@ from penstock.wire.curve import ClusterKey
 from penstock.wire.frames import TokenFrame, decode_frame
 from penstock.wire.messages import (
     AdapterKey,
+    DesiredState,
     Disconnect,
     EngineInfo,
     FrameHeader,
     Hello,
+    ObservedState,
     Submit,
     WireError,
     decode_from_engine,
@@ -109,12 +111,11 @@ class EngineState:
         self.leaving = False
         """The engine drains itself before it exits."""
         self.asleep = False
-        """The agreed state is that engines sleep."""
-        self.target_revision = 0
-        """Revision of the agreed states that the engine must reach."""
-        self.least_revision = 0
-        """The revision that it must reach before it gets streams: of the latest change that streams depend
-        on, whatever they ask for."""
+        """Engines are desired to sleep."""
+        self.desired: Sequence[DesiredState] = ()
+        """The states that the engine shall have."""
+        self.gate = 0
+        """Generation of the state that the engine must have observed before it gets streams."""
         self.connections = 0
         """Connections made so far."""
         self.connected_at = 0.0
@@ -123,12 +124,14 @@ class EngineState:
 
     def clear(self) -> None:
         """Resets what belongs to one connection."""
-        self.reached_revision = 0
-        """Revision of the agreed states that the engine has confirmed; 0: those it was started with."""
+        self.observed: dict[str, ObservedState] = {}
+        """What the engine has observed, by name of the state."""
+        self.passed_gate = 0
+        """The latest generation of that state which it, or in lock-step all engines, have observed."""
         self.adapters: dict[str, str] = {}
-        """Digests of the LoRA adapters that the engine has confirmed, by name."""
+        """Digests of the LoRA adapters that the engine has, by name."""
         self.missing_adapters: dict[str, str] = {}
-        """Why it lacks adapters of the agreed list, by name."""
+        """Why it lacks adapters of the desired list, by name."""
         self.submitted = 0
         """Streams submitted on this connection."""
         self.queued_bytes = 0
@@ -187,15 +190,29 @@ class EngineState:
     def up(self) -> bool:
         return self.link is not None and self.info is not None
 
-    @property
-    def up_to_date(self) -> bool:
-        """Whether the engine has confirmed the agreed states."""
-        return self.up and self.reached_revision == self.target_revision
+    def observed_generation(self, name: str) -> int:
+        """The latest generation of a state that the engine has applied; 0: none."""
+        observed = self.observed.get(name)
+        return 0 if observed is None or observed.error is not None else observed.generation
+
+    def has_reached(self, state: DesiredState) -> bool:
+        """Whether the engine has applied this generation of a state, or a later one."""
+        return self.observed_generation(state.name) >= state.generation
+
+    def has_failed(self, state: DesiredState) -> bool:
+        """Whether the engine could not apply this generation of a state."""
+        observed = self.observed.get(state.name)
+        return observed is not None and observed.error is not None and observed.generation == state.generation
 
     @property
-    def awaits_revision(self) -> bool:
-        """Whether it has not confirmed yet what it must before it gets streams."""
-        return self.up and self.reached_revision < self.least_revision
+    def up_to_date(self) -> bool:
+        """Whether the engine has observed the desired states."""
+        return self.up and all(self.has_reached(state) for state in self.desired)
+
+    @property
+    def awaits_gate(self) -> bool:
+        """Whether it has not observed yet what it must before it gets streams."""
+        return self.up and self.passed_gate < self.gate
 
     @property
     def accepts_streams(self) -> bool:
@@ -203,7 +220,7 @@ class EngineState:
         return (
             self.info is not None
             and self.link is not None
-            and self.reached_revision >= self.least_revision
+            and self.passed_gate >= self.gate
             and not (self.asleep or self.draining or self.leaving)
         )
 

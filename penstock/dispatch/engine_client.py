@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from penstock.dispatch.adapter_registry import AdapterRegistry
 from penstock.dispatch.connections import Connections, EngineState
+from penstock.dispatch.desired_states import EngineStates
 from penstock.dispatch.engine_rpc import Calls
 from penstock.dispatch.load_balancer import LoadBalancer, affinity_keys
 from penstock.dispatch.metrics_queries import MetricsQueries
@@ -33,6 +34,7 @@ from penstock.wire.messages import (
     SLEEPING,
     Abort,
     AdapterKey,
+    ApplyStates,
     Draining,
     EngineInfo,
     EngineMetrics,
@@ -43,6 +45,7 @@ from penstock.wire.messages import (
     RpcCall,
     RpcReply,
     Started,
+    StatesObserved,
     StreamFailed,
     Submit,
     Welcome,
@@ -103,6 +106,7 @@ class EngineClient:
         self.calls = Calls(self._send_call)
         self.adapters = AdapterRegistry()
         """The LoRA adapters of all engines."""
+        self.states = EngineStates(self.engines, self.adapters, self._send_states, lockstep=lockstep)
         self.metrics_queries = MetricsQueries(self._send_metrics_query)
         self.board = MetricsBoard(for_totals=True)
         """The metrics of every other process."""
@@ -145,6 +149,7 @@ class EngineClient:
         """The connection is closed. ``reason``: for clients whose request the engine ran. ``accepted``:
         number of streams that it had taken from the connection before its last step that ended."""
         self.calls.on_disconnected(engine.rank)
+        self.states.on_disconnected()
         self.metrics_queries.on_disconnected(engine.rank)
         if self._resumption is not None:
             self._resumption.on_lost(engine.rank, reason, time.monotonic(), accepted)
@@ -209,7 +214,7 @@ class EngineClient:
 
     def sleeps(self) -> bool:
         """Whether no engine accepts streams because the engines sleep or have not woken up yet."""
-        resting = any(engine.asleep or engine.awaits_revision for engine in self.engines)
+        resting = any(engine.asleep or engine.awaits_gate for engine in self.engines)
         return resting and not self.accepts_streams()
 
     def set_draining(self, ranks: list[int]) -> None:
@@ -305,6 +310,9 @@ class EngineClient:
     def _send_call(self, rank: int, call: RpcCall) -> None:
         self._connections.send(self.engines[rank], encode(call))
 
+    def _send_states(self, engine: EngineState, message: ApplyStates) -> None:
+        self._connections.send(engine, encode(message))
+
     def _send_metrics_query(self, rank: int, number: int) -> None:
         self._connections.send(self.engines[rank], encode(EngineMetricsQuery(number)))
 
@@ -314,8 +322,8 @@ class EngineClient:
         self._unconfirmed_aborts.clear()
         await self.metrics_queries.ask([engine.rank for engine in self.engines if engine.up])
 
-    def has_confirmed(self) -> bool:
-        """Whether all connected engines have confirmed the agreed states."""
+    def is_up_to_date(self) -> bool:
+        """Whether all connected engines have observed the desired states."""
         return all(engine.up_to_date for engine in self.engines if engine.up)
 
     @property
@@ -366,6 +374,7 @@ class EngineClient:
                 engine.info = message.info
                 engine.epoch, engine.incarnation = message.epoch, message.incarnation
                 self._on_up(message.info)
+                self.states.on_connected(engine)
                 self.calls.on_connected(engine.rank, engine.epoch, engine.incarnation)
                 self.on_engine_available()
             case StreamFailed():
@@ -376,6 +385,9 @@ class EngineClient:
                 self._on_metrics(engine, message)
             case RpcReply():
                 self.calls.on_reply(engine.rank, message)
+            case StatesObserved():
+                self.states.on_observed(engine, message)
+                self.on_engine_available()
             case Draining():
                 engine.leaving = True
             case GoAway():

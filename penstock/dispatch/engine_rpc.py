@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from penstock.wire.messages import RpcCall, RpcPhase, RpcReply
+from penstock.wire.messages import RpcCall, RpcReply
 
 EngineEpoch: TypeAlias = tuple[int, int]
 """Identifies a process of an engine: its restarts, and the run of its supervisor."""
@@ -18,8 +19,22 @@ EngineEpoch: TypeAlias = tuple[int, int]
 log = logging.getLogger(__name__)
 
 
+class Outcome(enum.Enum):
+    """In one word, how an operation on all engines ended."""
+
+    DONE = "done"
+    ABORTED = "aborted"
+    """A state was set back, as it could not be applied or was not in time."""
+    CONFLICT = "conflict"
+    """Another change was in progress, or the key was used for something else."""
+    UNDECIDED = "undecided"
+    """The supervisor has not answered in time whether a state is set."""
+    PARTIAL = "partial"
+    """Some engines have failed. A state holds: they apply it as soon as they can."""
+
+
 class Receipt(msgspec.Struct, frozen=True):
-    """One engine's answer to a call, or the reason why there is none."""
+    """One engine's answer to a call or to the change of a state, or the reason why there is none."""
 
     rank: int
     epoch: int | None = None
@@ -27,13 +42,24 @@ class Receipt(msgspec.Struct, frozen=True):
     step: int | None = None
     """Steps that the engine had published when the call ran; None unless the call is known to have run."""
     repeated: bool = False
-    """The call ran earlier, with the same key."""
+    """The call ran earlier, with the same key; the state was set by an earlier request."""
     restarted: bool = False
     """The engine restarted during the call; whether its previous process ran the call is unknown."""
     result: Any = None
     error: str | None = None
     code: str = ""
     """With an error: ``timeout``, ``gone``, ``restarted``, or the engine's code."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperationResult:
+    """How an operation on all engines ended."""
+
+    outcome: Outcome
+    receipts: list[Receipt]
+    """One per engine, ordered by rank; none if no engine was asked."""
+    reason: str = ""
+    """Why no engine was asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +74,12 @@ class RpcRequest:
     method: str
     arguments: dict[str, Any]
     key: str = ""
-    phase: RpcPhase = RpcPhase.RUN
-    version: int = 0
     after_restart: bool = True
 
     @property
     def patient(self) -> bool:
-        """Whether to wait for an engine that is not connected. ABORT does not: an engine that has ended has
-        lost what it had prepared."""
-        return bool(self.key) and self.phase is not RpcPhase.ABORT
+        """Whether to wait for an engine that is not connected."""
+        return bool(self.key)
 
 
 class Calls:
@@ -74,7 +97,6 @@ class Calls:
         """Connected engines, by rank."""
         self._awaited: dict[int, asyncio.Future[None]] = {}
         """Futures of connections that calls wait for, by rank."""
-        self._connection_listener: Callable[[int], None] = lambda rank: None
 
     async def ask(self, ranks: Sequence[int], request: RpcRequest, timeout_s: float) -> list[Receipt]:
         """Calls the engines of ``ranks`` concurrently; returns their receipts in the same order."""
@@ -121,8 +143,6 @@ class Calls:
             method=request.method,
             arguments=request.arguments,
             key=request.key,
-            phase=request.phase,
-            version=request.version,
         )
         future: asyncio.Future[RpcReply | None] = asyncio.get_running_loop().create_future()
         self._open[rank, call.call] = future
@@ -134,15 +154,9 @@ class Calls:
 
     # -- events of engines
 
-    def set_connection_listener(self, listener: Callable[[int], None]) -> None:
-        """``listener`` is called with the rank of each engine that connects or disconnects, before pending
-        calls go on."""
-        self._connection_listener = listener
-
     def on_connected(self, rank: int, epoch: int, incarnation: int = 0) -> None:
         """An engine accepted a connection."""
         self._connected[rank] = epoch, incarnation
-        self._connection_listener(rank)
         future = self._awaited.pop(rank, None)
         if future is not None:
             future.set_result(None)
@@ -150,7 +164,6 @@ class Calls:
     def on_disconnected(self, rank: int) -> None:
         """The connection to an engine broke: its pending calls get no reply."""
         self._connected.pop(rank, None)
-        self._connection_listener(rank)
         for (asked, _), future in self._open.items():
             if asked == rank and not future.done():
                 future.set_result(None)

@@ -28,8 +28,8 @@ from penstock.http.sockets.listener import ListenSocket, open_listener
 from penstock.http.tls import server_context
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.supervisor.children.actions import ProcessName
-from penstock.supervisor.children.agreed_state_store import AgreedStateStore
 from penstock.supervisor.children.child_process import ChildProcess
+from penstock.supervisor.children.desired_state_store import DesiredStateStore
 from penstock.supervisor.children.module_command import module_command
 from penstock.supervisor.children.process_manager import ProcessManager
 from penstock.supervisor.event_loop import Supervisor
@@ -42,7 +42,7 @@ from penstock.supervisor.signals import (
     interruptible,
     signals_blocked,
 )
-from penstock.supervisor.startup.adapters import agreed_at_start, start_adapters
+from penstock.supervisor.startup.adapters import start_adapters, states_at_start
 from penstock.supervisor.startup.banner import banner, banner_facts
 from penstock.supervisor.startup.cluster import traits_of
 from penstock.supervisor.startup.cluster_key import read_cluster_key
@@ -141,7 +141,7 @@ def serve(
                 run_dir=run_dir,
                 store_dir=store_dir,
                 model=model,
-                agreed_states=AgreedStateStore(agreed_at_start(adapters)),
+                desired_states=states_at_start(adapters),
                 script=script,
                 cluster_key=cluster_key,
                 traits={} if config.coordinator is None else traits_of(config, model),
@@ -179,8 +179,8 @@ class _Service:
     run_dir: str
     store_dir: str | None
     model: ResolvedModel
-    # What the engines have agreed on, from the adapters of the start on.
-    agreed_states: AgreedStateStore
+    # From the adapters of the start on.
+    desired_states: DesiredStateStore
     # Rules of --synthetic-script.
     script: list[ScriptedRule] | None
     cluster_key: str | None
@@ -205,7 +205,7 @@ class _Service:
             coordinator=self._coordinator is not None and not self.config.headless,
             expert_parallel=self.config.enable_expert_parallel,
             serves_with_one_engine=self.config.attach is not None,
-            agreed_states=self.agreed_states,
+            desired_states=self.desired_states,
         )
         collector = GarbageCollector(self.config.gc_policy)
         with contextlib.closing(make_progress_display(live=self.config.log_format == "text")) as display:
@@ -304,7 +304,7 @@ class _Service:
             restarts=restarts,
             script=self.script if name.role == "engine" else None,
             response_store_dir=self.store_dir,
-            agreed=self.agreed_states.agreed if self.agreed_states.agreed.revision else None,
+            desired=self.desired_states.settled(),
         )
 
     def _announce(self, pids: Mapping[ProcessName, int], infos: Mapping[ProcessName, Info]) -> None:

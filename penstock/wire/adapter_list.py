@@ -1,4 +1,4 @@
-"""The agreed list of adapters, as API servers, engines and the supervisor exchange it."""
+"""The desired list of adapters, as API servers, engines and the supervisor exchange it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ ADAPTERS = "adapters"
 
 
 class AdapterList(msgspec.Struct, frozen=True):
-    """The arguments of a change: the whole list after it."""
+    """The state's value."""
 
-    adapters: list[Adapter]
-    keys: list[tuple[str, str]] = []
-    """Keys of the latest requests that changed the list, with what each asked for."""
+    adapters: list[Adapter] = []
 
 
 class AdapterStatus(msgspec.Struct, frozen=True):
-    """What an engine has of the agreed list."""
+    """What an engine has of the desired list."""
 
     loaded: dict[str, str]
     """Digest of each adapter that streams may use, by name."""

@@ -15,6 +15,7 @@ from collections.abc import Hashable
 from penstock.wire.control import (
     MAX_FAILURE_CHARACTERS,
     AnyLaunch,
+    ChangeState,
     ChildReport,
     ControlError,
     DrainEngine,
@@ -25,9 +26,7 @@ from penstock.wire.control import (
     LineBuffer,
     ProcessFailed,
     Progress,
-    ProposeState,
     Ready,
-    StatesAdopted,
     SupervisorCommand,
     decode_for_child,
     decode_for_supervisor,
@@ -141,10 +140,6 @@ class ControlChannel:
         """Asks that an engine stop getting new streams, or get them again."""
         self._stream.send(DrainEngine(rank=rank, draining=draining))
 
-    def adopted(self, revision: int) -> None:
-        """Confirms that this API server applies a revision of the agreed states."""
-        self._stream.send(StatesAdopted(revision=revision))
-
     def heartbeat(self) -> None:
         """Reports that the process's loop runs."""
         self._stream.send(Heartbeat())
@@ -159,7 +154,7 @@ class ControlChannel:
             self._stream.flush()
 
     def forward(self, report: ChildReport) -> None:
-        """Sends a report that was made elsewhere: a proposal, or one of a process that this one proxies."""
+        """Sends a report that was made elsewhere: about states, or one of a process that this one proxies."""
         self._stream.send(report)
 
     def close(self) -> None:
@@ -214,8 +209,8 @@ def subject(message: Message) -> Hashable:
     match message:
         case DrainEngine():
             return DrainEngine, message.rank
-        case ProposeState():  # of two with the same base, the supervisor would refuse one anyway
-            return ProposeState, message.name
+        case ChangeState():  # of two with the same base, the supervisor would refuse one anyway
+            return ChangeState, message.name
     return type(message)
 
 

@@ -12,7 +12,7 @@ AnnounceDrain        supervisor               API server  none; Drain follows
 Drain                supervisor               API server  none; the process exits with 0 when it is idle
 Stop                 supervisor               any child   none; the process exits with 0
 EnginesDraining      supervisor               API server  none
-AgreedStates         supervisor               API server  StatesAdopted
+DesiredStates        supervisor               API server  StatesReport
 EnableThroughputLog  supervisor               API server  none
 ApiKeys              supervisor               API server  none
 SupervisorMetrics    supervisor               API server  none
@@ -21,8 +21,8 @@ Ready                child                    supervisor  none
 ProcessFailed        child                    supervisor  none; the process exits
 Heartbeat            any child                supervisor  none
 DrainEngine          API server               supervisor  EnginesDraining, to every API server
-ProposeState         API server               supervisor  AgreedStates, to every API server
-StatesAdopted        API server               supervisor  AgreedStates, once every API server has confirmed
+ChangeState          API server               supervisor  DesiredStates, to every API server
+StatesReport         API server               supervisor  DesiredStates, when that changes them
 ===================  =======================  ==========  ==================================================
 
 AcceptConnections, AnnounceDrain, Drain and ApiKeys go to the workers of a gateway as to API servers; Drain
@@ -41,6 +41,7 @@ from msgspec import Meta
 from penstock.config.gateway import GatewayConfig
 from penstock.config.serve import ServeConfig
 from penstock.wire.curve import ClusterKey
+from penstock.wire.messages import MAX_IDEMPOTENCY_KEY_LENGTH, DesiredState
 from penstock.wire.scripted import ScriptedRule
 
 # Maximum bytes of a line, newline included. The largest message, Launch, takes about 1 kB and
@@ -49,9 +50,15 @@ MAX_LINE_BYTES = 1 << 20
 MAX_FAILURE_CHARACTERS = 4096
 """Longest reason that a child reports; the rest is cut off."""
 MAX_STATES = 64
-"""Settings that API servers may agree on; all of them travel in one line."""
+"""Desired states that there may be; all of them travel in one line."""
 MAX_STATE_BYTES = 256 << 10
-"""Maximum size of a proposed setting's line: a thousand adapters with paths of usual length."""
+"""Maximum size of a change's line: a thousand adapters with paths of usual length."""
+MAX_CHANGES = 64
+"""Changes of a state that are remembered, with their keys."""
+MAX_ASKED_CHARS = 512
+"""Characters of what a change asks for, in words."""
+MAX_ERROR_CHARS = 2048
+"""Characters of the reason why a change is rolled back."""
 HEARTBEAT_INTERVAL_S = 1.0
 """Minimum time between two heartbeats of a process."""
 
@@ -120,8 +127,8 @@ class Launch(_Message, frozen=True, tag="launch"):
     script: list[ScriptedRule] | None = None
     # Absolute path of the directory of stored responses; None: there is no store.
     response_store_dir: str | None = None
-    # What all engines have agreed on so far, for API servers and engines.
-    agreed: AgreedStates | None = None
+    # What settled states there are, for API servers and engines.
+    desired: DesiredStates | None = None
     # Directory of the draft model, for engines; None: there is none.
     draft_dir: str | None = None
 
@@ -234,42 +241,64 @@ class EnginesDraining(_Message, frozen=True, tag="engines-draining"):
     ranks: list[int]
 
 
-class AgreedState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A setting that all engines must share, and its decided value."""
+class ChangeRecord(msgspec.Struct, array_like=True, frozen=True):
+    """A change of a state, and what became of it."""
+
+    # Idempotency key.
+    key: str
+    # What it asked for, in words.
+    asked: str
+    # The generation that it has set; with ``settled``, that of its final value.
+    generation: int
+    # Everybody has observed it. Otherwise it is pending, unless there is an error.
+    settled: bool = False
+    # Why it was rolled back.
+    error: str = ""
+    # The engine that could not apply it.
+    rank: int | None = None
+
+
+class DesiredStates(_Message, frozen=True, tag="desired-states"):
+    """All states that ever changed. API servers have the engines apply them."""
+
+    states: list[DesiredState]
+    # The latest changes of each state, by name.
+    changes: dict[str, list[ChangeRecord]]
+
+
+class ChangeState(_Message, frozen=True, tag="change-state"):
+    """Set a state, unless it has changed since generation ``base`` or another change is pending. Either way
+    DesiredStates is the answer."""
 
     name: str
-    # Key of the change that set it.
-    key: str
-    # Revision of that change: later changes of any state have greater ones.
-    version: int
-    # Arguments of the engines' calls.
-    arguments: dict[str, Any]
-
-
-class ProposeState(_Message, frozen=True, tag="propose-state"):
-    """Decide a change that every engine has prepared, unless the state has changed since ``base``. Either
-    way AgreedStates is the answer."""
-
-    name: str
-    key: str
-    # Version of the state before the change; 0 for a state that never changed.
+    key: Annotated[str, Meta(max_length=MAX_IDEMPOTENCY_KEY_LENGTH)]
+    # What is asked for, in words: the same key again stands for the same.
+    asked: Annotated[str, Meta(max_length=MAX_ASKED_CHARS)]
+    # 0 for a state that never changed.
     base: Count
-    arguments: dict[str, Any]
+    # Values, the final one last. Everybody must have observed one before the next is set.
+    stages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
 
 
-class AgreedStates(_Message, frozen=True, tag="agreed-states"):
-    """All states that ever changed. API servers make the engines commit them."""
+class StateReport(msgspec.Struct, array_like=True, frozen=True):
+    """What an API server, with all engines that are connected to it, has reached of a state."""
 
-    revision: int
-    # The latest revision that every API server has confirmed.
-    adopted: int
-    states: list[AgreedState]
+    generation: Count
+    # Empty: it is observed. Otherwise why it is not; it is rolled back, unless it holds already.
+    error: Annotated[str, Meta(max_length=MAX_ERROR_CHARS)] = ""
+    # The engine that could not apply it.
+    rank: int | None = None
+
+    @property
+    def reason(self) -> str:
+        """The error, with the engine that has it."""
+        return self.error if self.rank is None else f"engine {self.rank}: {self.error}"
 
 
-class StatesAdopted(_Message, frozen=True, tag="states-adopted"):
-    """The API server applies this revision of the agreed states."""
+class StatesReport(_Message, frozen=True, tag="states-report"):
+    """What the API server has reached of each state, by name."""
 
-    revision: Count
+    states: dict[str, StateReport]
 
 
 class EnableThroughputLog(_Message, frozen=True, tag="speak"):
@@ -296,12 +325,12 @@ SupervisorCommand = (
     | Drain
     | Stop
     | EnginesDraining
-    | AgreedStates
+    | DesiredStates
     | EnableThroughputLog
     | SupervisorMetrics
     | ApiKeys
 )
-ChildReport = Progress | Ready | ProcessFailed | Heartbeat | DrainEngine | ProposeState | StatesAdopted
+ChildReport = Progress | Ready | ProcessFailed | Heartbeat | DrainEngine | ChangeState | StatesReport
 
 AnyLaunch = Launch | GatewayLaunch
 
@@ -360,8 +389,8 @@ def decode_for_supervisor(line: bytes) -> ChildReport:
         report = _to_supervisor.decode(line)
     except _UNREADABLE as error:
         raise _refusal(line, error) from error
-    if isinstance(report, ProposeState) and len(line) > MAX_STATE_BYTES:
-        raise ControlError(f"a proposed setting of {len(line)} bytes, at most {MAX_STATE_BYTES}")
+    if isinstance(report, ChangeState) and len(line) > MAX_STATE_BYTES:
+        raise ControlError(f"a change of a state of {len(line)} bytes, at most {MAX_STATE_BYTES}")
     return report
 
 

@@ -10,11 +10,13 @@ Abort               API server  engine      FrameHeader with the streams' last r
 Disconnect          API server  engine      none
 RpcCall             API server  engine      RpcReply
 EngineMetricsQuery  API server  engine      EngineMetrics
+ApplyStates         API server  engine      StatesObserved, again when the engine has observed more
 Welcome             engine      API server  none
 FrameHeader         engine      API server  none; columns follow, see :mod:`penstock.wire.frames`
 StreamFailed        engine      API server  none
 RpcReply            engine      API server  none
 EngineMetrics       engine      API server  none
+StatesObserved      engine      API server  none
 Started             engine      API server  none
 Draining            engine      API server  none
 GoAway              engine      API server  none; the engine exits
@@ -27,14 +29,13 @@ one message, or a token frame: a FrameHeader part and a part of raw columns.
 
 from __future__ import annotations
 
-import enum
 import re
 from typing import Annotated, Any, TypeAlias, TypeGuard, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-ENGINE_PROTOCOL_VERSION = 6
+ENGINE_PROTOCOL_VERSION = 7
 
 Handle: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
 """An API server's number for one stream, repeated in every row; int32 on the wire."""
@@ -56,11 +57,12 @@ OVERLOADED = "overloaded"
 """StreamFailed.code of a stream that was rejected or dropped from the queue, because the queue is full."""
 SLEEPING = "sleeping"
 """StreamFailed.code of a stream that was ended or rejected because its engine sleeps."""
+SLEEP = "sleep"
+"""Name of the desired state that says whether engines sleep."""
 NO_ADAPTER = "model_not_found"
 """StreamFailed.code of a stream whose LoRA adapter the engine does not have."""
 CONFLICT = "conflict"
-"""RpcReply.code of a call that conflicts with another one: its key was used for something else, or another
-change is in progress."""
+"""RpcReply.code of a call whose key was used for something else."""
 MAX_IDEMPOTENCY_KEY_LENGTH = 255
 """Maximum characters of RpcCall.key."""
 MAX_SERVERS = 1024
@@ -218,19 +220,6 @@ class EngineMetricsQuery(msgspec.Struct, array_like=True, frozen=True, tag=6, gc
     number: Annotated[int, Meta(ge=1, lt=1 << 31)]
 
 
-class RpcPhase(enum.IntEnum):
-    """What a call does. The last three are phases of a two-phase commit over all engines: ``method`` names
-    the state that changes, ``key`` the change."""
-
-    RUN = 0
-    PREPARE = 1
-    """Do every part of the change that may fail, but do not make it."""
-    COMMIT = 2
-    """The change is decided: make it, even if it was not prepared."""
-    ABORT = 3
-    """The change is rejected: undo the preparation."""
-
-
 class RpcCall(msgspec.Struct, array_like=True, frozen=True, tag=5):
     """Run a named operation once, between steps."""
 
@@ -239,9 +228,45 @@ class RpcCall(msgspec.Struct, array_like=True, frozen=True, tag=5):
     arguments: dict[str, Any] = {}
     key: Annotated[str, Meta(max_length=MAX_IDEMPOTENCY_KEY_LENGTH)] = ""
     """Idempotency key: another call with it gets the first one's reply. Empty: every call runs."""
-    phase: RpcPhase = RpcPhase.RUN
-    version: Count = 0
-    """With COMMIT: number of the decision; later ones have greater numbers."""
+
+
+class DesiredState(msgspec.Struct, array_like=True, frozen=True):
+    """A state that all engines and API servers shall have, such as sleep or the list of adapters."""
+
+    name: Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
+    generation: Count
+    """Greater with each value that is set, also for a value that was set before."""
+    value: dict[str, Any]
+    """Empty: the state's default."""
+    rollback: bool = False
+    """It takes the place of a value that could not be applied."""
+    settled: bool = False
+    """Everybody who was there has observed it."""
+
+    @property
+    def is_firm(self) -> bool:
+        """Whether it holds: a member applies it as far as it can. Another one is given up when a member
+        cannot apply it."""
+        return self.rollback or self.settled
+
+
+class ApplyStates(msgspec.Struct, array_like=True, frozen=True, tag=7):
+    """Apply these states, except those of which the engine knows a later generation."""
+
+    states: list[DesiredState]
+
+
+class ObservedState(msgspec.Struct, array_like=True, frozen=True):
+    """The latest generation of a state that the engine has applied, or could not apply."""
+
+    name: str
+    generation: Count
+    error: str | None = None
+    """Why it could not be applied."""
+    result: dict[str, int | str | dict[str, str]] = {}
+    """What the engine has of the state."""
+    step: Count = 0
+    """Steps that the engine had published then."""
 
 
 # -- engine → API server
@@ -396,9 +421,23 @@ class EngineMetrics(msgspec.Struct, array_like=True, frozen=True, tag=21, gc=Fal
     """Number of the EngineMetricsQuery that this answers; 0: none."""
 
 
-FromServer: TypeAlias = Hello | Submit | Abort | Disconnect | RpcCall | EngineMetricsQuery
+class StatesObserved(msgspec.Struct, array_like=True, frozen=True, tag=24):
+    """What the engine has observed of every state that was ever desired of it."""
+
+    states: list[ObservedState]
+
+
+FromServer: TypeAlias = Hello | Submit | Abort | Disconnect | RpcCall | EngineMetricsQuery | ApplyStates
 FromEngine: TypeAlias = (
-    Welcome | FrameHeader | StreamFailed | Started | RpcReply | GoAway | EngineMetrics | Draining
+    Welcome
+    | FrameHeader
+    | StreamFailed
+    | Started
+    | RpcReply
+    | GoAway
+    | EngineMetrics
+    | Draining
+    | StatesObserved
 )
 
 encode = msgspec.msgpack.Encoder().encode
@@ -426,6 +465,7 @@ _MAX_BYTES: dict[type[msgspec.Struct], int] = {
     Disconnect: 1 << 12,
     RpcCall: MAX_CALL_BYTES,
     EngineMetricsQuery: 1 << 12,
+    ApplyStates: MAX_CALL_BYTES,
 }
 """Length of an API server's message; a request's body has at most 64 MiB (``--max-request-bytes``)."""
 _OF_SERVER = {kind.__struct_config__.tag: kind for kind in _MAX_BYTES}

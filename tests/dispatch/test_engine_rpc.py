@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from penstock.dispatch.engine_rpc import Calls, Receipt, RpcRequest
-from penstock.wire.messages import RpcCall, RpcPhase, RpcReply
+from penstock.wire.messages import RpcCall, RpcReply
 
 LONG_S = 30.0
 SOON_S = 0.01
@@ -173,30 +173,5 @@ def test_the_time_holds_for_all_attempts_together() -> None:
             "not connected within 0.01 s",
             "the engine went before it answered, and was not back within 0.01 s",
         ]
-
-    asyncio.run(run())
-
-
-def test_what_is_given_up_is_told_only_to_those_that_are_there() -> None:
-    async def run() -> None:
-        engines = Engines(1)
-        task = await engines.started([0, 1], RpcRequest("fly", {}, "k", RpcPhase.ABORT))
-        engines.calls.on_disconnected(0)
-        assert [receipt.code for receipt in await task] == ["gone", "gone"]
-
-    asyncio.run(run())
-
-
-def test_a_connection_is_told_before_anybody_is_asked_over_it() -> None:
-    async def run() -> None:
-        engines = Engines(0)
-        told: list[tuple[int, int]] = []
-        engines.calls.set_connection_listener(lambda rank: told.append((rank, len(engines.asked))))
-        task = await engines.started([1], KEYED)
-        engines.calls.on_connected(1, 0)
-        await turn()
-        assert told == [(1, 0)]
-        assert len(engines.asked) == 1
-        task.cancel()
 
     asyncio.run(run())

@@ -25,8 +25,7 @@ from penstock.generation.prompt.prompt_encoder import PromptEncoder
 from penstock.generation.prompt.tokenizer import Tokenizer
 from penstock.http.errors import ApiError
 from penstock.wire.adapter_list import ADAPTERS, AdapterList
-from penstock.wire.control import AgreedState, AgreedStates
-from penstock.wire.messages import Adapter
+from penstock.wire.messages import Adapter, DesiredState
 
 DATA = Path(__file__).parent.parent / "data"
 TINY_LLAMA = DATA / "tiny_llama"
@@ -79,12 +78,11 @@ def tiny_input_processor(
 
 
 def registry_of(adapters: Sequence[Adapter]) -> AdapterRegistry:
-    """The registry of an agreed list."""
+    """The registry of a desired list."""
     registry = AdapterRegistry()
     listed = msgspec.to_builtins(AdapterList(list(adapters)))
-    state = AgreedState(name=ADAPTERS, key="start", version=1, arguments=listed)
-    registry.take(AgreedStates(revision=1, adopted=0, states=[state]))
-    registry.assume_confirmed()
+    registry.desire(DesiredState(ADAPTERS, 1, listed, settled=True))
+    registry.assume_observed()
     return registry
 
 

@@ -46,8 +46,8 @@ def serve(control: ControlChannel, launch: Launch, *, deaf: bool = False) -> int
         listener = socket.socket(fileno=launch.listen_fd)
     if launch.handover_fd is not None:
         taker = HandoverReceiver(launch.handover_fd)
-    if launch.agreed is not None:
-        log.info("begins with %s", msgspec.json.encode(launch.agreed).decode())
+    if launch.desired is not None:
+        log.info("begins with %s", msgspec.json.encode(launch.desired).decode())
     control.ready({"device": "fake", "pid": os.getpid()} if launch.role == "engine" else {})
     while True:
         for key, _ in selector.select(HEARTBEAT_INTERVAL_S):

@@ -360,11 +360,11 @@ def test_every_process_begins_with_the_adapters_of_the_start(serve: Serve, tmp_p
     begun = [json.loads(found) for found in re.findall(r"begins with (.*)", running.text)]
     assert len(begun) == 2, "an engine and an API server"
     [state] = begun[0].pop("states")
-    assert begun[0] == {"type": "agreed-states", "revision": 1, "adopted": 0}
-    assert (state["name"], state["version"]) == ("adapters", 1)
+    assert begun[0] == {"type": "desired-states", "changes": {}}
     model = str(tmp_path / "model")
     digest = describe_adapter(str(path)).digest
-    assert state["arguments"] == {"adapters": [["a", str(path), model, digest, 8]], "keys": []}
+    value = {"adapters": [["a", str(path), model, digest, 8]]}
+    assert state == ["adapters", 1, value, False, True]
     assert begun[1].pop("states") == [state]
 
 

@@ -13,6 +13,7 @@ from penstock.config.serve import ServeConfig
 from penstock.wire.channel import ChildChannel, ChildGone, ControlChannel, SupervisorGone
 from penstock.wire.control import (
     MAX_FAILURE_CHARACTERS,
+    ChangeState,
     ControlError,
     Drain,
     DrainEngine,
@@ -21,9 +22,9 @@ from penstock.wire.control import (
     Launch,
     ProcessFailed,
     Progress,
-    ProposeState,
     Ready,
-    StatesAdopted,
+    StateReport,
+    StatesReport,
     Stop,
     SupervisorMetrics,
     encode,
@@ -154,7 +155,7 @@ def test_a_child_never_waits_for_its_supervisor(ends: tuple[ChildChannel, Contro
     for revision in range(20_000):  # far more than a socket's buffer holds
         child.heartbeat()
         child.drain_engine(revision % 2, draining=revision % 4 < 2)
-        child.adopted(revision)
+        child.forward(StatesReport(states={"sleep": StateReport(revision)}))
     child.ready()
     first = received(supervisor)
     assert len(first) < 30_000
@@ -162,7 +163,11 @@ def test_a_child_never_waits_for_its_supervisor(ends: tuple[ChildChannel, Contro
     child.heartbeat()  # what found no room goes with the next
     rest = received(supervisor)
     assert len(rest) <= 6, "at most one of a kind, and what was sent in part"
-    for report in (Ready(), DrainEngine(rank=1, draining=False), StatesAdopted(revision=19_999)):
+    for report in (
+        Ready(),
+        DrainEngine(rank=1, draining=False),
+        StatesReport(states={"sleep": StateReport(19_999)}),
+    ):
         assert report in rest
 
 
@@ -207,15 +212,15 @@ def test_a_launch_longer_than_the_socket_has_room_for_arrives() -> None:
 def test_a_long_report_is_sent_in_parts(ends: tuple[ChildChannel, ControlChannel]) -> None:
     supervisor, child = ends
     child._stream.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    arguments = {"text": "x" * 100_000}
-    child.forward(ProposeState(name="adapters", key="k", base=0, arguments=arguments))
+    value = {"text": "x" * 100_000}
+    child.forward(ChangeState(name="adapters", key="k", asked="load", base=0, stages=[value]))
     assert child.unsent
     received: list[Any] = []
     while not received:
         received += supervisor.receive()
         child.flush()
     assert not child.unsent
-    assert received[0].arguments == arguments
+    assert received[0].stages == [value]
 
 
 def test_a_flood_is_read_in_portions() -> None:

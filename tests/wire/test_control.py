@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 from penstock.config.serve import ServeConfig
 from penstock.wire.control import (
     MAX_LINE_BYTES,
-    AgreedState,
-    AgreedStates,
     ApiKeys,
+    ChangeRecord,
+    ChangeState,
     ChildReport,
     ControlError,
+    DesiredStates,
     Drain,
     DrainEngine,
     EnginesDraining,
@@ -21,9 +22,9 @@ from penstock.wire.control import (
     LineBuffer,
     ProcessFailed,
     Progress,
-    ProposeState,
     Ready,
-    StatesAdopted,
+    StateReport,
+    StatesReport,
     Stop,
     SupervisorCommand,
     SupervisorMetrics,
@@ -31,6 +32,7 @@ from penstock.wire.control import (
     decode_for_supervisor,
     encode,
 )
+from penstock.wire.messages import DesiredState
 from tests.launches import launch
 
 LAUNCH = launch(
@@ -59,17 +61,21 @@ LAUNCH = launch(
         ),
         (EnginesDraining(ranks=[0, 2]), b'{"type":"engines-draining","ranks":[0,2]}\n'),
         (
-            ProposeState(name="sleep", key="k", base=2, arguments={"level": 1}),
-            b'{"type":"propose-state","name":"sleep","key":"k","base":2,"arguments":{"level":1}}\n',
+            ChangeState(name="sleep", key="k", asked="sleep", base=2, stages=[{"level": 1}]),
+            b'{"type":"change-state","name":"sleep","key":"k","asked":"sleep","base":2,"stages":[{"level":1}]}\n',
         ),
         (
-            AgreedStates(
-                revision=3, adopted=2, states=[AgreedState(name="a", key="k", version=3, arguments={})]
+            DesiredStates(
+                states=[DesiredState("a", 3, {"x": 1}, rollback=True)],
+                changes={"a": [ChangeRecord("k", "load", 2, error="no room", rank=1)]},
             ),
-            b'{"type":"agreed-states","revision":3,"adopted":2,'
-            b'"states":[{"name":"a","key":"k","version":3,"arguments":{}}]}\n',
+            b'{"type":"desired-states","states":[["a",3,{"x":1},true,false]],'
+            b'"changes":{"a":[["k","load",2,false,"no room",1]]}}\n',
         ),
-        (StatesAdopted(revision=3), b'{"type":"states-adopted","revision":3}\n'),
+        (
+            StatesReport(states={"a": StateReport(3), "b": StateReport(2, "no room", 1)}),
+            b'{"type":"states-report","states":{"a":[3,"",null],"b":[2,"no room",1]}}\n',
+        ),
         (Stop(), b'{"type":"stop"}\n'),
         (Progress(text="weights", fraction=0.5), b'{"type":"progress","text":"weights","fraction":0.5}\n'),
         (Progress(text="a"), b'{"type":"progress","text":"a","fraction":null}\n'),

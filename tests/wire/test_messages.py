@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from penstock.wire.messages import (
     Abort,
+    ApplyStates,
+    DesiredState,
     Disconnect,
     Draining,
     EngineInfo,
@@ -22,11 +24,12 @@ from penstock.wire.messages import (
     GoAway,
     Hello,
     LoraInfo,
+    ObservedState,
     RpcCall,
-    RpcPhase,
     RpcReply,
     SamplingParams,
     Started,
+    StatesObserved,
     StreamFailed,
     Submit,
     SubmitChoice,
@@ -90,10 +93,10 @@ FROM_SERVER: list[tuple[FromServer, str]] = [
     (Abort([1], stopped=True), "93039101c3"),
     (Disconnect(), "9104"),
     (EngineMetricsQuery(7), "920607"),
-    (RpcCall(9, "profile", {"on": True}), "970509a770726f66696c6581a26f6ec3a00000"),
+    (RpcCall(9, "profile", {"on": True}), "950509a770726f66696c6581a26f6ec3a0"),
     (
-        RpcCall(9, "sleep", {"level": 1}, "k", RpcPhase.COMMIT, 3),
-        "970509a5736c65657081a56c6576656c01a16b0203",
+        ApplyStates([DesiredState("sleep", 3, {"level": 1}), DesiredState("a", 4, {}, True, True)]),
+        "92079295a5736c6565700381a56c6576656c01c2c295a1610480c3c3",
     ),
 ]
 LORA = LoraInfo(4, 16, 64, {"m.q": (8, 16)})
@@ -120,6 +123,10 @@ FROM_ENGINE: list[tuple[FromEngine, str]] = [
     (RpcReply(9, None, {"a": 1.0}), "971309c081a161cb3ff000000000000000c2a0"),
     (RpcReply(9, "no", None, 300, True, "conflict"), "971309a26e6fc0cd012cc3a8636f6e666c696374"),
     (GoAway("stopping"), "9214a873746f7070696e67"),
+    (
+        StatesObserved([ObservedState("sleep", 3, None, {"level": 1}, 9), ObservedState("a", 4, "no")]),
+        "92189295a5736c65657003c081a56c6576656c010995a16104a26e6f8000",
+    ),
     (EngineMetrics(b"\x01\x02", 4, 5, 0.5, 2, 9), "9715c40201020405cb3fe00000000000000209"),
 ]
 
@@ -157,7 +164,7 @@ def _required(message: Any) -> int:
             ),
             Submit(5, PROMPT, GREEDY),
         ),
-        (RpcCall(9, "profile", {"on": True}, "k", RpcPhase.PREPARE, 1), RpcCall(9, "profile")),
+        (RpcCall(9, "profile", {"on": True}, "k"), RpcCall(9, "profile")),
         (FrameHeader(12, [], 4, 5, 0.5, 7, {3: b"{}"}), FrameHeader(12, [])),
         (RpcReply(9, "error", 1, 2, True, "code"), RpcReply(9)),
         (Abort([1], stopped=True), Abort([1])),

@@ -27,15 +27,9 @@ from penstock.api.routes.adapter_schemas import (
 )
 from penstock.api.routes.receipts import OperationOptions, operation_options, send_receipts
 from penstock.config.serve import ServeConfig
-from penstock.dispatch.adapter_changes import (
-    AdapterChange,
-    AdapterChanges,
-    KeyReused,
-    NameTaken,
-    TooManyAdapters,
-)
+from penstock.dispatch.adapter_changes import AdapterChanges, NameTaken, TooManyAdapters
 from penstock.dispatch.engine_client import EngineClient
-from penstock.dispatch.two_phase_change import Outcome
+from penstock.dispatch.engine_rpc import OperationResult, Outcome
 from penstock.generation.input_processor import InputProcessor
 from penstock.http.admission import unavailable
 from penstock.http.eager import in_task
@@ -92,7 +86,7 @@ class AdapterRoutes:
     # -- handlers
 
     async def list(self, request: ApiRequest) -> None:
-        """The agreed list, and what each engine has of it."""
+        """The desired list, and what each engine has of it."""
         await request.http.reply_json(encode_json({"adapters": describe_adapters(self._engine_client)}))
 
     async def load(self, request: ApiRequest) -> None:
@@ -135,7 +129,7 @@ class AdapterRoutes:
             raise ApiError(400, f"{asked.path_field}: {error}", param=asked.path_field) from None
         except TimeoutError:
             reason = f"The files could not be read within {options.timeout_s:g} s."
-            await self._refuse(request, LOAD, options, Outcome.ABORTED, reason)
+            await send_receipts(request, LOAD, options, OperationResult(Outcome.ABORTED, [], reason))
             return
         making = self._changes.load(adapter, options.key, options.timeout_s, replace=asked.replace)
         try:
@@ -174,7 +168,7 @@ class AdapterRoutes:
 
     async def _unload(self, request: ApiRequest, options: OperationOptions, name: str, field: str) -> None:
         self._limits()
-        if name not in self._registry and options.key not in self._registry.keys:
+        if name not in self._registry and not self._changes.knows(options.key):
             loaded = names_in_error(self._registry.adapters) or "none"
             message = f"No adapter has the name {name!r}. Loaded are: {loaded}."
             raise ApiError(404, message, param=field, code="model_not_found")
@@ -198,31 +192,15 @@ class AdapterRoutes:
         request: ApiRequest,
         operation: str,
         options: OperationOptions,
-        making: Coroutine[Any, Any, AdapterChange],
+        making: Coroutine[Any, Any, OperationResult],
         **more: Any,
     ) -> None:
         """Answers when the change is made. ``more``: further fields then. Raises ApiError and NameTaken."""
         try:
-            change = await making
-        except KeyReused as error:
-            await self._refuse(request, operation, options, Outcome.CONFLICT, f"Idempotency-Key: {error}.")
-            return
+            result = await making
         except TooManyAdapters as error:
             raise ApiError(400, f"{error}.", code="too_many_adapters") from None
-        fields = more if change.outcome is Outcome.DONE else {}
-        if change.outcome is Outcome.CONFLICT and not change.receipts:
-            reason = "Another change of adapters, at this API server, did not end in time."
-            await self._refuse(request, operation, options, Outcome.CONFLICT, reason)
-            return
-        await send_receipts(
-            request, operation, options, outcome=change.outcome, receipts=change.receipts, **fields
-        )
-
-    async def _refuse(
-        self, request: ApiRequest, operation: str, options: OperationOptions, outcome: Outcome, reason: str
-    ) -> None:
-        """Answers that no engine was asked."""
-        await send_receipts(request, operation, options, outcome=outcome, receipts=[], reason=reason)
+        await send_receipts(request, operation, options, result, **more)
 
 
 def _facts(adapter: Adapter) -> dict[str, Any]:
@@ -236,7 +214,7 @@ def _facts(adapter: Adapter) -> dict[str, Any]:
 
 
 def describe_adapters(engine_client: EngineClient) -> list[dict[str, Any]]:
-    """The adapters of the agreed list, each with the ranks of the engines that have it, and why others lack
+    """The adapters of the desired list, each with the ranks of the engines that have it, and why others lack
     it, by rank."""
     described = []
     for adapter in engine_client.adapters.adapters.values():

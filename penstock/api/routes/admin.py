@@ -67,7 +67,7 @@ def describe(engine: EngineState) -> dict[str, Any]:
         "host": engine.host,
         "up": engine.up,
         "draining": engine.draining,
-        "asleep": engine.asleep and engine.up and not engine.awaits_revision,
+        "asleep": engine.asleep and engine.up and not engine.awaits_gate,
         "running": engine.running,
         "waiting": engine.waiting,
     }

@@ -10,12 +10,11 @@ from typing import Any
 from penstock.api.api_request import ApiRequest
 from penstock.api.routes.receipts import OperationOptions, operation_options, refused_value, send_receipts
 from penstock.dispatch.engine_client import EngineClient
-from penstock.dispatch.engine_rpc import RpcRequest
-from penstock.dispatch.two_phase_change import Outcome
-from penstock.dispatch.two_phase_commit import SLEEP, TwoPhaseCommit
+from penstock.dispatch.engine_rpc import OperationResult, Outcome, RpcRequest
+from penstock.dispatch.state_changes import StateChanges
 from penstock.http.admission import unavailable
 from penstock.http.errors import ApiError, encode_json
-from penstock.wire.messages import CONFLICT
+from penstock.wire.messages import CONFLICT, SLEEP
 
 MODES = ("abort", "wait")
 
@@ -23,11 +22,9 @@ MODES = ("abort", "wait")
 class OperationRoutes:
     """The handlers. ``profiles``: whether --profile-dir is set."""
 
-    def __init__(
-        self, engine_client: EngineClient, two_phase_commit: TwoPhaseCommit, *, profiles: bool
-    ) -> None:
+    def __init__(self, engine_client: EngineClient, state_changes: StateChanges, *, profiles: bool) -> None:
         self._engine_client = engine_client
-        self._two_phase_commit = two_phase_commit
+        self._state_changes = state_changes
         self._profiles = profiles
 
     async def reset_prefix_cache(self, request: ApiRequest) -> None:
@@ -50,10 +47,13 @@ class OperationRoutes:
             raise refused_value("level", level, "1 or 2")
         if mode not in MODES:
             raise refused_value("mode", mode, " or ".join(MODES))
-        await self._change(request, options, "sleep", {"level": int(level), "mode": mode})
+        value = {"level": int(level), "mode": mode}
+        # no engine gives its memory back before all of them take no streams
+        stages = [value | {"hold": True}, value]
+        await self._set_sleep(request, options, "sleep", f"sleep level={level} mode={mode}", stages)
 
     async def wake_up(self, request: ApiRequest) -> None:
-        await self._change(request, operation_options(request.http), "wake_up", {"level": 0})
+        await self._set_sleep(request, operation_options(request.http), "wake_up", "wake_up", [{"level": 0}])
 
     async def is_sleeping(self, request: ApiRequest) -> None:
         await request.http.reply_json(encode_json({"is_sleeping": self._engine_client.sleeps()}))
@@ -73,7 +73,7 @@ class OperationRoutes:
         if any(receipt.error is not None for receipt in receipts):
             conflict = any(receipt.code == CONFLICT for receipt in receipts)
             outcome = Outcome.CONFLICT if conflict else Outcome.PARTIAL
-        await send_receipts(request, name, options, outcome=outcome, receipts=receipts)
+        await send_receipts(request, name, options, OperationResult(outcome, receipts))
 
     def _members(self) -> list[int]:
         members = self._engine_client.members()
@@ -81,10 +81,14 @@ class OperationRoutes:
             raise unavailable("There is no engine.", "no_engine")
         return members
 
-    async def _change(
-        self, request: ApiRequest, options: OperationOptions, name: str, arguments: dict[str, Any]
+    async def _set_sleep(
+        self,
+        request: ApiRequest,
+        options: OperationOptions,
+        name: str,
+        asked: str,
+        stages: list[dict[str, Any]],
     ) -> None:
         self._members()
-        change = await self._two_phase_commit.change(SLEEP, arguments, options.key, options.timeout_s)
-        assert change.outcome is not None  # it has ended
-        await send_receipts(request, name, options, outcome=change.outcome, receipts=change.receipts())
+        result = await self._state_changes.change(SLEEP, options.key, asked, stages, options.timeout_s)
+        await send_receipts(request, name, options, result)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl
@@ -11,8 +10,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from penstock.api.api_request import ApiRequest
-from penstock.dispatch.engine_rpc import Receipt
-from penstock.dispatch.two_phase_change import Outcome
+from penstock.dispatch.engine_rpc import OperationResult, Outcome
 from penstock.http.errors import ApiError, encode_json
 from penstock.http.request import HttpRequest
 from penstock.wire.messages import MAX_IDEMPOTENCY_KEY_LENGTH
@@ -25,6 +23,7 @@ _STATUS = {
     Outcome.CONFLICT: 409,
     Outcome.UNDECIDED: 504,
 }
+NOT_EVERY_SERVER = "Not every API server has observed it in time."
 _LATE = frozenset({"timeout", "aborted"})
 """Codes of receipts that report no failure: the engine did not answer, or nobody waited for it."""
 
@@ -80,30 +79,23 @@ def refused_value(name: str, value: str, allowed: str) -> ApiError:
 
 
 async def send_receipts(
-    request: ApiRequest,
-    name: str,
-    options: OperationOptions,
-    *,
-    outcome: Outcome,
-    receipts: Sequence[Receipt],
-    reason: str = "Not every API server has confirmed in time.",
-    **more: Any,
+    request: ApiRequest, name: str, options: OperationOptions, result: OperationResult, **more: Any
 ) -> None:
-    """The reply of the operation ``name``. ``reason``: of a failure of which no receipt tells; ``more``:
-    further fields."""
-    failed = [receipt for receipt in receipts if receipt.error is not None]
+    """The reply of the operation ``name``. ``more``: further fields, if it is done."""
+    outcome = result.outcome
+    failed = [receipt for receipt in result.receipts if receipt.error is not None]
     late = all(receipt.code in _LATE for receipt in failed)
     status = _STATUS.get(outcome, 504 if late else 502)
     body: dict[str, Any] = {
         "operation": name,
         "key": options.key,
         "outcome": outcome.value,
-        **more,
+        **(more if outcome is Outcome.DONE else {}),
         "failed": [receipt.rank for receipt in failed],
-        "engines": [msgspec.to_builtins(receipt) for receipt in receipts],
+        "engines": [msgspec.to_builtins(receipt) for receipt in result.receipts],
     }
     if outcome is not Outcome.DONE:
         told = "; ".join(f"engine {receipt.rank}: {receipt.error}" for receipt in failed)
-        message = f"{name}: {outcome.value}. {told or reason}"
+        message = f"{name}: {outcome.value}. {told or result.reason or NOT_EVERY_SERVER}"
         body |= msgspec.json.decode(ApiError(status, message, code=outcome.value).body())
     await request.http.reply_json(encode_json(body), status)

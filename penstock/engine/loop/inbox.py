@@ -1,4 +1,4 @@
-"""Handles API servers' messages to an engine: Hello, Submit, Abort, RpcCall, EngineMetricsQuery, Disconnect.
+"""Handles API servers' messages to an engine: Hello, streams, calls, desired states, queries, Disconnect.
 
 A stream that cannot run fails alone. A peer whose messages cannot be understood, or that breaks the protocol,
 is refused: its streams are dropped, it is told, and named in the log once a minute. Nothing that one peer
@@ -18,12 +18,14 @@ from penstock.engine.base import Engine, RequestRejected, StreamFailure
 from penstock.engine.loop.peers import Peer, peer_name
 from penstock.engine.loop.publisher import Publisher
 from penstock.engine.loop.rpc import RpcServer
+from penstock.engine.loop.state_reconciler import StateReconciler
 from penstock.engine.loop.stats import EngineStats
 from penstock.engine.loop.stream_spans import StreamSpans
 from penstock.logging_setup import RateLimitedLog
 from penstock.wire.messages import (
     ENGINE_PROTOCOL_VERSION,
     Abort,
+    ApplyStates,
     Disconnect,
     EngineMetricsQuery,
     FromServer,
@@ -59,6 +61,7 @@ class Inbox:
         incarnation: int = 0,
         build: str = "",
         calls: RpcServer,
+        states: StateReconciler,
         stats: EngineStats,
         clock: Callable[[], float] = time.monotonic,
         on_metrics_query: Callable[[int, EngineMetricsQuery], None] = lambda server, query: None,
@@ -73,6 +76,7 @@ class Inbox:
         belongs to, 0: unknown. ``probe`` drops the API servers whose connection has broken."""
         self._engine = engine
         self._calls = calls
+        self._states = states
         self._spans = spans
         self._on_metrics_query = on_metrics_query
         self._refuse_streams = refuse_streams
@@ -86,8 +90,8 @@ class Inbox:
         self._epoch = epoch
         self._incarnation = incarnation
         self._build = build
-        self._decider = 0
-        """Incarnation of the head whose decisions the engine has followed last; 0: none's."""
+        self._head = 0
+        """Incarnation of the head whose desired states the engine has followed last; 0: none's."""
         self._parts: deque[tuple[bytes, Part]] = deque()
         """Messages received and not handled yet, with their peer."""
         self._refused: set[bytes] = set()
@@ -120,7 +124,6 @@ class Inbox:
     def drop_left(self) -> None:
         """Drop the streams of API servers that have been detached."""
         for peer in self._peers.take_left():
-            self._calls.drop_server(peer.server)
             self._engine.drop_server(peer.server)
             self._stats.drop(peer.streams.values())
             if self._spans is not None:
@@ -161,6 +164,8 @@ class Inbox:
                 self._on_abort(peer, message)
             case RpcCall():
                 self._calls.handle(peer.server, message)
+            case ApplyStates():
+                self._states.apply(peer.server, message.states)
             case EngineMetricsQuery():
                 self._on_metrics_query(peer.server, message)
             case Disconnect():
@@ -181,9 +186,9 @@ class Inbox:
             raise WireError("it sent a second Hello on a connection")
         order = hello.incarnation, hello.epoch, hello.connection
         self._make_way(hello.server, order)
-        if hello.incarnation != self._decider and hello.incarnation == self._current_head():
-            self._decider = hello.incarnation
-            self._calls.forget_decisions()
+        if hello.incarnation != self._head and hello.incarnation == self._current_head():
+            self._head = hello.incarnation
+            self._states.forget()
         self._refused.discard(identity)
         self._publisher.attach(hello.server, identity, order)
         welcome = Welcome(

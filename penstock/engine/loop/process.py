@@ -30,9 +30,9 @@ from penstock.engine.loop.profiler import EngineProfiler
 from penstock.engine.loop.publisher import Publisher
 from penstock.engine.loop.rpc import RpcServer
 from penstock.engine.loop.sleep import SleepState
+from penstock.engine.loop.state_reconciler import StateApplier, StateReconciler
 from penstock.engine.loop.stats import EngineStats
 from penstock.engine.loop.stream_spans import EndedStream, StreamSpans, describe
-from penstock.engine.loop.two_phase import ParticipantState, TwoPhaseParticipant
 from penstock.engine.lora.adapter_state import AdapterState
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.metrics.memory import Trimmer
@@ -130,15 +130,15 @@ def run(control: ControlChannel) -> int:
 
 
 def _load_adapters(engine: Engine, launch: Launch, control: ControlChannel) -> AdapterState | None:
-    """The state of the engine's adapters, with those that were agreed before its start; None: it runs none.
+    """The state of the engine's adapters, with those that were desired before its start; None: it runs none.
     Raises ConfigError if the engine has never served and one cannot be loaded."""
     if engine.adapters is None:
         return None
     state = AdapterState(engine.adapters)
-    for agreed in () if launch.agreed is None else launch.agreed.states:
-        if agreed.name == ADAPTERS:
+    for desired in () if launch.desired is None else launch.desired.states:
+        if desired.name == ADAPTERS:
             control.progress("loading adapters", None)
-            adapters = msgspec.convert(agreed.arguments, AdapterList).adapters
+            adapters = msgspec.convert(desired.value, AdapterList).adapters
             try:
                 state.load_at_start(adapters, tolerant=launch.epoch > 0)
             except AdapterError as error:
@@ -221,12 +221,14 @@ class EngineLoop:
         self._spans = None if span_exporter is None else StreamSpans(span_exporter, self._stats, rank, model)
         sleep = SleepState(engine, self._end_streams, self._is_idle)
         self._adapters = adapters
-        states: list[ParticipantState] = [sleep] if adapters is None else [sleep, adapters]
-        self._calls = RpcServer(
-            self._run_operation,
-            {state.name: TwoPhaseParticipant(state) for state in states},
+        appliers: list[StateApplier] = [sleep] if adapters is None else [sleep, adapters]
+        self._clock = time.monotonic
+        self._states = StateReconciler(
+            appliers,
             self._publisher.send,
+            self._publisher.send_to_all,
             lambda: self._publisher.step,
+            lambda: self._clock(),
         )
         self._reporter = MetricsReporter(
             engine,
@@ -247,7 +249,8 @@ class EngineLoop:
             epoch=epoch,
             incarnation=incarnation,
             build=build,
-            calls=self._calls,
+            calls=RpcServer(self._run_operation, self._publisher.send, lambda: self._publisher.step),
+            states=self._states,
             stats=self._stats,
             spans=self._spans,
             on_metrics_query=self._reporter.on_query,
@@ -259,7 +262,6 @@ class EngineLoop:
         self._trimmer = Trimmer()
         self._membership = membership
         self._group = group
-        self._clock = time.monotonic
         self._next_control = self._next_heartbeat = self._next_probe = 0.0
         self._disconnects = 0
         """``disconnects`` of the socket at the last probe."""
@@ -289,7 +291,7 @@ class EngineLoop:
     def run_once(self, commands: CommandChannel) -> None:
         """Drain the inbox, step, publish; or wait when there is nothing to do."""
         self._drain_inbox()
-        self._answer_calls()
+        self._advance_states()
         can_step = self._engine.can_step()
         if self._may_step(can_step):
             now = self._step_and_publish() if can_step else self._dummy_step()
@@ -361,11 +363,12 @@ class EngineLoop:
         self._publisher.flush()
         return self._clock()
 
-    # -- calls (RPC)
+    # -- states and calls
 
-    def _answer_calls(self) -> None:
-        """Reply to calls that have finished, and send metrics to API servers that have just connected."""
-        self._calls.answer_pending()
+    def _advance_states(self) -> None:
+        """Apply desired states as far as possible, and send metrics to API servers that have just
+        connected."""
+        self._states.advance()
         if self._adapters is not None:
             self._adapters.tidy()
         if self._reporter.has_new_server:

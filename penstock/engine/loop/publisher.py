@@ -25,6 +25,7 @@ from penstock.wire.messages import (
     KVTransferParams,
     RpcReply,
     Started,
+    StatesObserved,
     StreamFailed,
     Welcome,
     encode,
@@ -38,7 +39,7 @@ when more gathers."""
 MAX_FAREWELLS = 1024
 """Peers that are told why they were refused once their queue has room."""
 
-Message = Welcome | StreamFailed | Started | RpcReply | GoAway | Draining | EngineMetrics
+Message = Welcome | StreamFailed | Started | RpcReply | GoAway | Draining | EngineMetrics | StatesObserved
 
 log = logging.getLogger(__name__)
 

@@ -1,1 +1,1 @@
-"""LoRA adapters: the table of loaded ones, and the agreed list. Imports no torch."""
+"""LoRA adapters: the table of loaded ones, and the desired list. Imports no torch."""

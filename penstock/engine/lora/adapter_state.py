@@ -1,14 +1,15 @@
-"""The list of LoRA adapters as a state that all engines share, changed by two-phase commit.
+"""The list of LoRA adapters as a desired state of all engines.
 
 To prepare a change is to read the new adapters' files, in a thread, and to load them; to commit it is to let
-streams use the adapters of the new list and no others. Whoever proposes a change has checked that the files
-suit the model; an engine checks them again, as they may have changed since.
+streams use the adapters of the new list and no others. Those of the list before stay in memory until the new
+one holds. Whoever asks for a change has checked that the files suit the model; an engine checks them again,
+as they may have changed since.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
@@ -25,9 +26,10 @@ INTERNAL_ERROR = "it could not be loaded; the engine's log says more"
 
 
 class AdapterState:
-    """The agreed list on one engine, for :class:`penstock.engine.loop.two_phase.TwoPhaseParticipant`."""
+    """The desired list on one engine, for :class:`penstock.engine.loop.state_reconciler.StateReconciler`."""
 
     name = ADAPTERS
+    default: Mapping[str, Any] = {"adapters": []}
 
     def __init__(self, table: AdapterTable, executor: Executor | None = None) -> None:
         """``executor`` reads the files; None: a thread, from the first change on."""
@@ -68,9 +70,10 @@ class AdapterState:
 
     # -- a change
 
-    def prepare(self, arguments: dict[str, Any]) -> None:
-        """``arguments``: an :class:`AdapterList`. Raises ValueError."""
-        wanted = msgspec.convert(arguments, AdapterList).adapters
+    def prepare(self, value: dict[str, Any]) -> None:
+        """Begin to read what the list ``value``, an :class:`AdapterList`, has in addition. Raises
+        ValueError."""
+        wanted = msgspec.convert(value, AdapterList).adapters
         self._next = wanted
         self._failed.clear()
         try:
@@ -87,8 +90,9 @@ class AdapterState:
                     self._executor = ThreadPoolExecutor(1, "adapters")
                 self._reading[key] = adapter, self._executor.submit(self._table.loader.read, adapter)
 
-    def prepared(self, *, decided: bool) -> bool:
-        """See :class:`penstock.engine.loop.two_phase.ParticipantState`. Raises AdapterError."""
+    def prepared(self, *, firm: bool) -> bool:
+        """Whether all files are read, and what they hold is loaded. Raises AdapterError when an adapter
+        cannot be loaded, unless ``firm``."""
         if not all(future.done() for _, future in self._reading.values()):
             return False
         while self._reading:
@@ -97,7 +101,7 @@ class AdapterState:
                 self._table.add(adapter, future.result())
             except Exception as error:  # noqa: BLE001 - the change is refused, or made without the adapter
                 self._note_failed(adapter, _reason(adapter, error))
-        if not decided:
+        if not firm:
             self._refuse_new()
             self._check_retired()
         return True
@@ -108,6 +112,10 @@ class AdapterState:
         self._list, self._next = self._next, None
         self._missing, self._failed = self._failed, {}
         self._table.make_current(self._list)
+        self._has_retired = False
+
+    def settle(self) -> None:
+        """Let adapters go that only the list before had."""
         self._has_retired = True
 
     def abort(self) -> None:

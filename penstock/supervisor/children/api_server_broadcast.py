@@ -1,4 +1,4 @@
-"""State that every API server must know: drained engines, agreed states, and which one logs the throughput.
+"""State that every API server must know: drained engines, desired states, and which one logs the throughput.
 
 API servers get each change when it happens, and everything when they become ready.
 """
@@ -10,14 +10,15 @@ import logging
 import msgspec
 
 from penstock.supervisor.children.actions import ProcessName
-from penstock.supervisor.children.agreed_state_store import AgreedStateStore
 from penstock.supervisor.children.child_state import Child, ChildState, ChildTable
+from penstock.supervisor.children.desired_state_store import DesiredStateStore
 from penstock.wire.adapter_list import ADAPTERS, AdapterList
 from penstock.wire.control import (
+    ChangeState,
     DrainEngine,
     EnableThroughputLog,
     EnginesDraining,
-    ProposeState,
+    StatesReport,
     SupervisorCommand,
 )
 
@@ -29,20 +30,21 @@ class ApiServerBroadcast:
     """Answers API servers' requests and sends their results to all. ``all_engines`` counts engines of all
     hosts."""
 
-    def __init__(self, children: ChildTable, all_engines: int, agreed_states: AgreedStateStore) -> None:
+    def __init__(self, children: ChildTable, all_engines: int, desired_states: DesiredStateStore) -> None:
         self._children = children
         self._all_engines = all_engines
         # Ranks of the engines that get no new streams.
         self._draining: set[int] = set()
-        self._agreed_states = agreed_states
+        self._desired_states = desired_states
         self._throughput_logger: ProcessName | None = None
 
     def send_current_state(self, server: Child) -> None:
         """To an API server that has become ready."""
         if self._draining:
             self._children.send(server, self._engines_draining())
-        if self._agreed_states.agreed.revision:
-            self._children.send(server, self._agreed_states.agreed)
+        desired = self._desired_states.table()
+        if desired.states:
+            self._children.send(server, desired)
 
     def drain_engine(self, child: Child, report: DrainEngine) -> None:
         """An API server asks that an engine get no new streams, or get them again."""
@@ -60,25 +62,25 @@ class ApiServerBroadcast:
         self._children.log_rarely(logging.INFO, text, text)
         self._send_to_all(self._engines_draining())
 
-    def propose(self, child: Child, change: ProposeState) -> None:
-        """Decides a change that all engines have prepared. The sender of one that is outdated gets the agreed
-        states."""
-        if self._agreed_states.propose(change):
-            text = f"agreed by all engines: {change.name} ({_shown(change)})"
+    def change_state(self, child: Child, change: ChangeState) -> None:
+        """Set a state. The sender of a change that is not made gets what is desired instead."""
+        if self._desired_states.change(child.name, change):
+            text = f"{change.name} is set to: {_shown(change)}"
             self._children.log_rarely(logging.INFO, text, text)
-            self._send_to_all(self._agreed_states.agreed)
+            self._send_to_all(self._desired_states.table())
         else:
-            self._children.send(child, self._agreed_states.agreed)
+            self._children.send(child, self._desired_states.table())
 
-    def confirm(self, server: ProcessName, revision: int) -> None:
-        """An API server has applied a revision of the agreed states."""
-        self._agreed_states.confirm(server, revision)
-        self._advance_adopted()
+    def on_states_report(self, server: ProcessName, report: StatesReport) -> None:
+        """An API server tells what it and its engines have reached."""
+        self._desired_states.report(server, report.states)
+        self._advance_states()
 
     def forget(self, server: ProcessName) -> None:
-        """A child has exited: nobody waits for its confirmation, and another one logs the throughput."""
-        self._agreed_states.forget(server)
-        self._advance_adopted()
+        """A child has exited: nobody waits for what it has not observed, what it asked for and is pending is
+        set back, and another one logs the throughput."""
+        self._desired_states.forget(server)
+        self._advance_states()
         if server == self._throughput_logger:
             self._throughput_logger = None
             self.choose_throughput_logger()
@@ -90,9 +92,13 @@ class ApiServerBroadcast:
             self._throughput_logger = ready[0]
             self._children.send(self._children[self._throughput_logger], EnableThroughputLog())
 
-    def _advance_adopted(self) -> None:
-        if self._agreed_states.advance_adopted([child.name for child in self._serving()]):
-            self._send_to_all(self._agreed_states.agreed)
+    def _advance_states(self) -> None:
+        """Settle what everybody has reached, and set back what somebody cannot reach."""
+        changed, failures = self._desired_states.advance([child.name for child in self._serving()])
+        for text in failures:
+            self._children.log_rarely(logging.WARNING, text, text)
+        if changed:
+            self._send_to_all(self._desired_states.table())
 
     def _engines_draining(self) -> EnginesDraining:
         return EnginesDraining(ranks=sorted(self._draining))
@@ -106,10 +112,10 @@ class ApiServerBroadcast:
         return self._children.with_role("api-server", ChildState.READY, ChildState.RETIRING)
 
 
-def _shown(change: ProposeState) -> str:
+def _shown(change: ChangeState) -> str:
     """What a change is to, for the log: of adapters the names."""
     if change.name == ADAPTERS:
-        names = [adapter.name for adapter in msgspec.convert(change.arguments, AdapterList).adapters]
+        names = [adapter.name for adapter in msgspec.convert(change.stages[-1], AdapterList).adapters]
         more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
         return (", ".join(names[:NAMES_SHOWN]) + more) or "none"
-    return ", ".join(f"{name} {value}" for name, value in change.arguments.items())
+    return ", ".join(f"{name} {value}" for name, value in change.stages[-1].items())

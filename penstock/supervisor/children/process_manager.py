@@ -12,25 +12,25 @@ import logging
 
 from penstock.exit_codes import EXIT_FAILED, EXIT_FATAL, EXIT_OK, describe_exit
 from penstock.supervisor.children.actions import Action, ProcessName, ShowProgress
-from penstock.supervisor.children.agreed_state_store import AgreedStateStore
 from penstock.supervisor.children.api_server_broadcast import ApiServerBroadcast
 from penstock.supervisor.children.child_state import EXIT_GRACE_S, Child, ChildState, ChildTable
+from penstock.supervisor.children.desired_state_store import DesiredStateStore
 from penstock.supervisor.children.hang_detection import HangDetector
 from penstock.supervisor.children.lifecycle import Lifecycle, Phase
 from penstock.supervisor.children.recovery import Recovery
 from penstock.supervisor.children.rolling_restart import RollingRestart
 from penstock.wire.control import (
     SERVER_ROLES,
+    ChangeState,
     ChildReport,
     DrainEngine,
     Heartbeat,
     Info,
     ProcessFailed,
     Progress,
-    ProposeState,
     Ready,
     Role,
-    StatesAdopted,
+    StatesReport,
 )
 
 
@@ -55,13 +55,13 @@ class ProcessManager:
         serves_with_one_engine: bool = False,
         first_rank: int = 0,
         all_engines: int | None = None,
-        agreed_states: AgreedStateStore | None = None,
+        desired_states: DesiredStateStore | None = None,
     ) -> None:
         """``engines`` start here, from ``first_rank`` on, of ``all_engines`` on all hosts (None: there are
         no others). A hang timeout of 0: these processes may be silent for any time; that of API servers is
         the coordinator's too. ``coordinator``: start one. ``expert_parallel``: the engines are one group,
         restarted together. ``serves_with_one_engine``: clients are served from the first engine on;
-        otherwise from the last one on. ``agreed_states`` None: none so far. Without API servers, as on a
+        otherwise from the last one on. ``desired_states`` None: none so far. Without API servers, as on a
         headless host, engines are drained instead. ``gateways``: the workers of a gateway, which has no
         other children."""
         names = [ProcessName("coordinator", 0)] if coordinator else []
@@ -85,7 +85,7 @@ class ProcessManager:
         self._broadcast = ApiServerBroadcast(
             self._children,
             engines if all_engines is None else all_engines,
-            AgreedStateStore() if agreed_states is None else agreed_states,
+            DesiredStateStore() if desired_states is None else desired_states,
         )
         self._startup_timeout = startup_timeout
         self._serves_with_one_engine = serves_with_one_engine
@@ -150,10 +150,10 @@ class ProcessManager:
                 self._hang_detector.on_heartbeat(child, now)
             case DrainEngine():
                 self._broadcast.drain_engine(child, report)
-            case ProposeState():
-                self._broadcast.propose(child, report)
-            case StatesAdopted():
-                self._broadcast.confirm(name, report.revision)
+            case ChangeState():
+                self._broadcast.change_state(child, report)
+            case StatesReport():
+                self._broadcast.on_states_report(name, report)
             case ProcessFailed():
                 self._on_failure(child, report, now)
         return self._children.take_actions()

@@ -1,4 +1,4 @@
-"""Adapters of the start: read and checked before any engine starts, and the first list that all agree on."""
+"""Adapters of the start: read and checked before any engine starts, and the first desired list."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from penstock.adapters.errors import AdapterError
 from penstock.adapters.lora_modules import FLAG, LoraModule, LoraSettings, lora_settings
 from penstock.config.errors import ConfigError
 from penstock.config.serve import ServeConfig
+from penstock.supervisor.children.desired_state_store import DesiredStateStore
 from penstock.wire.adapter_list import ADAPTERS, AdapterList
-from penstock.wire.control import MAX_STATE_BYTES, AgreedState, AgreedStates
+from penstock.wire.control import MAX_STATE_BYTES
 from penstock.wire.messages import Adapter, LoraInfo
 
 log = logging.getLogger(__name__)
@@ -30,17 +31,15 @@ def start_adapters(config: ServeConfig, served_names: Sequence[str]) -> list[Ada
     return [_describe(module, settings, served_names[0]) for module in settings.modules]
 
 
-def agreed_at_start(adapters: Sequence[Adapter]) -> AgreedStates | None:
-    """What engines and API servers agree on before any change; None: nothing. Raises ConfigError for a list
-    that is too long to be sent."""
+def states_at_start(adapters: Sequence[Adapter]) -> DesiredStateStore:
+    """What engines and API servers start with. Raises ConfigError for a list that is too long to be sent."""
     if not adapters:
-        return None
-    arguments = msgspec.to_builtins(AdapterList(list(adapters)))
-    size = len(msgspec.json.encode(arguments))
+        return DesiredStateStore()
+    value = msgspec.to_builtins(AdapterList(list(adapters)))
+    size = len(msgspec.json.encode(value))
     if size > MAX_STATE_BYTES:
         raise ConfigError(f"{FLAG}: names and paths have {size} bytes; the maximum is {MAX_STATE_BYTES}")
-    state = AgreedState(name=ADAPTERS, key=secrets.token_hex(16), version=1, arguments=arguments)
-    return AgreedStates(revision=1, adopted=0, states=[state])
+    return DesiredStateStore({ADAPTERS: value}, key=secrets.token_hex(16))  # no client's key
 
 
 def _describe(module: LoraModule, settings: LoraSettings, model: str) -> Adapter:

@@ -15,6 +15,7 @@ from penstock.engine.loop.drain_rate import MIN_RETRY_MS
 from penstock.engine.loop.inbox import INTERNAL_ERROR, MAX_REFUSED_PEERS, Inbox
 from penstock.engine.loop.publisher import Publisher
 from penstock.engine.loop.rpc import RpcServer
+from penstock.engine.loop.state_reconciler import StateReconciler
 from penstock.engine.loop.stats import EngineStats
 from penstock.engine.lora.adapter_table import AdapterTable
 from penstock.wire.messages import (
@@ -23,13 +24,17 @@ from penstock.wire.messages import (
     MAX_CALL_BYTES,
     MAX_SERVERS,
     Abort,
+    ApplyStates,
+    DesiredState,
     Disconnect,
     EngineInfo,
     GoAway,
     Hello,
+    ObservedState,
     RpcCall,
     RpcReply,
     SamplingParams,
+    StatesObserved,
     StreamFailed,
     Submit,
     Welcome,
@@ -37,6 +42,7 @@ from penstock.wire.messages import (
     encode,
 )
 from penstock.wire.sockets import PeerGone, Wakeup, server_identity
+from tests.engine.loop.levels import Level
 from tests.engine.support import submit
 
 INFO = EngineInfo("fake", 100, 50, 4)
@@ -126,13 +132,18 @@ class Desk:
         self.head = 0
         self.broken: list[int] = []
         """API servers whose connection has broken, which a probe finds."""
+        self.level = Level()
+        self.states = StateReconciler(
+            [self.level], self.publisher.send, self.publisher.send_to_all, lambda: 0, lambda: 0.0
+        )
         self.inbox = Inbox(
             engine,
             self.publisher,
             rank=2,
             epoch=5,
             build="1.2+a",
-            calls=RpcServer(engine.call, {}, self.publisher.send, lambda: 0),
+            calls=RpcServer(engine.call, self.publisher.send, lambda: 0),
+            states=self.states,
             stats=self.stats,
             refuse_streams=lambda: self.refusal,
             current_head=lambda: self.head,
@@ -458,6 +469,19 @@ def test_the_api_server_of_the_head_that_this_engine_has_joined_replaces_another
     assert [type(message) for _, message in desk.sent].count(Welcome) == 2
     desk.take(of_run(second)[0], submit(2))
     assert desk.engine.asked[-1] == ("submit", 0, 2)
+
+
+def test_another_head_numbers_its_desired_states_from_the_beginning(desk: Desk) -> None:
+    observed = StatesObserved([ObservedState("level", 5, None, {"level": 2})])
+    desk.take(*of_run(7))
+    desk.take(of_run(7)[0], ApplyStates([DesiredState("level", 5, {"level": 2})]))
+    assert [message for _, message in desk.sent[1:]] == [observed, observed], "a report and the answer"
+    desk.head = 8
+    desk.take(*of_run(8))
+    desk.states.advance()
+    assert desk.level.level == 0
+    desk.take(of_run(8)[0], ApplyStates([DesiredState("level", 1, {"level": 3})]))
+    assert desk.sent[-1][1] == StatesObserved([ObservedState("level", 1, None, {"level": 3})])
 
 
 @pytest.mark.parametrize(("first", "second"), [(8, 7), (7, 8)])

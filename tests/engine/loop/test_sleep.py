@@ -35,7 +35,7 @@ class Sleeper(FakeEngine):
 
     def change(self, level: int, **arguments: Any) -> None:
         self.state.prepare({"level": level, **arguments})
-        assert self.state.prepared(decided=False)
+        assert self.state.prepared(firm=False)
         self.state.commit()
         assert self.state.result() == {"level": level}
 
@@ -56,12 +56,42 @@ def test_there_and_back(engine: Sleeper) -> None:
     assert engine.told == [SLEEPING, ("sleep", 1), ("wake_up", None)]
 
 
+def test_held_it_keeps_its_memory_and_takes_nothing_until_the_level_is_set(engine: Sleeper) -> None:
+    engine.state.prepare({"level": 1, "hold": True})
+    assert engine.state.prepared(firm=False)
+    engine.state.commit()
+    assert engine.state.result() == {"level": 0}
+    assert engine.state.refusal() is not None
+    assert engine.told == [SLEEPING]
+    engine.change(1)
+    assert engine.told == [SLEEPING, ("sleep", 1)]
+    engine.change(0)
+    assert engine.state.refusal() is None
+
+
+def test_held_in_vain_it_takes_streams_again(engine: Sleeper) -> None:
+    engine.state.prepare({"level": 1, "hold": True})
+    engine.state.commit()
+    engine.change(0)
+    assert engine.state.refusal() is None
+    assert engine.told == [SLEEPING]
+
+
+def test_held_it_sleeps_on(engine: Sleeper) -> None:
+    engine.change(1)
+    engine.state.prepare({"level": 1, "hold": True})
+    engine.state.commit()
+    assert engine.state.result() == {"level": 1}
+    engine.change(1)
+    assert engine.told == [SLEEPING, ("sleep", 1)]
+
+
 def test_waiting_takes_nothing_new_and_lets_streams_end(engine: Sleeper) -> None:
     engine.state.prepare({"level": 1, "mode": "wait"})
     assert engine.state.refusal() is not None
-    assert not engine.state.prepared(decided=False)
+    assert not engine.state.prepared(firm=False)
     engine.busy = False
-    assert engine.state.prepared(decided=False)
+    assert engine.state.prepared(firm=False)
     assert engine.told == []
 
 
@@ -115,7 +145,7 @@ def test_refused(engine: Sleeper, arguments: dict[str, Any], message: str) -> No
     assert engine.busy
 
 
-def test_an_engine_that_cannot_says_so_before_anything_is_decided(engine: Sleeper) -> None:
+def test_an_engine_that_cannot_says_so_before_any_stream_is_ended(engine: Sleeper) -> None:
     engine.can_sleep = False
     with pytest.raises(ValueError, match="this engine cannot sleep"):
         engine.state.prepare({"level": 1})
@@ -125,5 +155,14 @@ def test_an_engine_that_cannot_says_so_before_anything_is_decided(engine: Sleepe
 
 def test_weights_that_are_gone_do_not_come_back_by_sleeping_less(engine: Sleeper) -> None:
     engine.change(2)
+    engine.state.prepare({"level": 1})
     with pytest.raises(ValueError, match="sleeps at level 2: wake it first"):
-        engine.state.prepare({"level": 1})
+        engine.state.prepared(firm=False)
+    engine.state.abort()
+    assert engine.state.refusal() is not None
+    # set back to less sleep, which others have
+    engine.state.prepare({"level": 1})
+    assert engine.state.prepared(firm=True)
+    engine.state.commit()
+    assert engine.state.result() == {"level": 2}
+    assert engine.told == [SLEEPING, ("sleep", 2)]

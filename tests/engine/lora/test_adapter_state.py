@@ -1,4 +1,4 @@
-"""The agreed list of adapters on one engine."""
+"""The desired list of adapters on one engine."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from penstock.adapters.errors import AdapterError
-from penstock.engine.loop.two_phase import TwoPhaseParticipant
+from penstock.engine.loop.state_reconciler import StateReconciler
 from penstock.engine.lora.adapter_state import INTERNAL_ERROR, AdapterState
 from penstock.engine.lora.adapter_table import AdapterTable
 from penstock.wire.adapter_list import AdapterList, AdapterStatus
-from penstock.wire.messages import Adapter, RpcCall, RpcPhase
+from penstock.wire.messages import Adapter, DesiredState, StatesObserved
 from tests.engine.lora.loaders import FakeLoader
 from tests.engine.support import submit
 
@@ -57,11 +57,12 @@ class Engine:
         self.state.prepare(msgspec.to_builtins(AdapterList(list(adapters))))
 
     def change(self, *adapters: Adapter) -> AdapterStatus:
-        """Prepare and commit."""
+        """Prepare, commit and settle."""
         self.prepare(*adapters)
         self.reader.read()
-        assert self.state.prepared(decided=False)
+        assert self.state.prepared(firm=False)
         self.state.commit()
+        self.state.settle()
         return self.status
 
     @property
@@ -80,9 +81,9 @@ def engine() -> Engine:
 def test_streams_find_an_adapter_from_the_commit_on(engine: Engine) -> None:
     engine.prepare(A1)
     assert engine.state.is_reading
-    assert not engine.state.prepared(decided=False)
+    assert not engine.state.prepared(firm=False)
     engine.reader.read()
-    assert engine.state.prepared(decided=False)
+    assert engine.state.prepared(firm=False)
     assert not engine.state.is_reading
     assert (engine.loader.keys, engine.table.names()) == (["a 1"], [])
     engine.state.tidy()
@@ -141,10 +142,25 @@ def test_nothing_is_removed_while_a_change_is_prepared(engine: Engine) -> None:
     engine.prepare(A1)
     engine.state.tidy()
     assert engine.loader.keys == ["a 1"]
-    assert engine.state.prepared(decided=False)
+    assert engine.state.prepared(firm=False)
     engine.state.commit()
+    engine.state.settle()
     engine.state.tidy()
     assert engine.status.loaded == {"a": "1"}
+
+
+def test_what_was_there_before_stays_until_the_change_holds(engine: Engine) -> None:
+    engine.change(A1)
+    engine.prepare(A2)
+    engine.reader.read()
+    assert engine.state.prepared(firm=False)
+    engine.state.commit()
+    engine.state.tidy()
+    assert (engine.status.loaded, engine.loader.keys) == ({"a": "2"}, ["a 1", "a 2"])
+    engine.loader.unreadable["/a1"] = AdapterError("it was overwritten")
+    assert engine.change(A1).loaded == {"a": "1"}  # set back
+    engine.state.tidy()
+    assert engine.loader.keys == ["a 1"]
 
 
 # -- changes that are not made
@@ -154,7 +170,7 @@ def test_an_abort_drops_what_was_loaded(engine: Engine) -> None:
     engine.change(A1)
     engine.prepare(A1, B1)
     engine.reader.read()
-    assert engine.state.prepared(decided=False)
+    assert engine.state.prepared(firm=False)
     engine.state.abort()
     engine.state.tidy()
     assert engine.loader.keys == ["a 1"]
@@ -181,7 +197,7 @@ def test_an_adapter_that_cannot_be_loaded_is_refused_by_name(engine: Engine, whe
     engine.prepare(A1, B1)
     engine.reader.read()
     with pytest.raises(AdapterError, match=r"adapter b: (its files have changed|there is no room)"):
-        engine.state.prepared(decided=False)
+        engine.state.prepared(firm=False)
     engine.state.abort()
     engine.state.tidy()
     assert engine.status == AdapterStatus({"a": "1"})
@@ -192,23 +208,23 @@ def test_an_error_of_the_engine_s_own_is_not_told(engine: Engine, caplog: pytest
     engine.prepare(B1)
     engine.reader.read()
     with pytest.raises(AdapterError, match="adapter b: it could not be loaded; the engine's log says more"):
-        engine.state.prepared(decided=False)
+        engine.state.prepared(firm=False)
     assert "secret" in caplog.text
 
 
 def test_arguments_that_are_no_list(engine: Engine) -> None:
     with pytest.raises(ValueError, match="adapters"):
-        engine.state.prepare({"level": 1})
+        engine.state.prepare({"adapters": 1})
 
 
-# -- changes that are decided all the same
+# -- changes that hold all the same
 
 
-def test_a_decided_change_is_made_without_what_cannot_be_loaded(engine: Engine) -> None:
+def test_a_change_that_holds_is_made_without_what_cannot_be_loaded(engine: Engine) -> None:
     engine.loader.unreadable["/b"] = AdapterError("its files have changed")
     engine.prepare(A1, B1)
     engine.reader.read()
-    assert engine.state.prepared(decided=True)
+    assert engine.state.prepared(firm=True)
     engine.state.commit()
     assert engine.status == AdapterStatus({"a": "1"}, {"b": "its files have changed"})
 
@@ -217,7 +233,7 @@ def test_what_is_missing_does_not_keep_others_out_and_is_tried_again(engine: Eng
     engine.loader.unreadable["/b"] = AdapterError("no")
     engine.prepare(B1)
     engine.reader.read()
-    assert engine.state.prepared(decided=True)
+    assert engine.state.prepared(firm=True)
     engine.state.commit()
     assert engine.change(B1, C1) == AdapterStatus({"c": "1"}, {"b": "no"})
     engine.loader.unreadable.clear()
@@ -244,7 +260,7 @@ def test_a_first_start_fails_and_a_later_one_serves_without(
     assert engine.status == AdapterStatus({"a": "1"}, {"b": "it does not exist"})
     engine.prepare(A1, B1)  # as the API servers have it do next
     engine.reader.read()
-    assert engine.state.prepared(decided=True)
+    assert engine.state.prepared(firm=True)
     engine.state.commit()
     assert caplog.messages == ["adapter b (/b) cannot be loaded: it does not exist"]
 
@@ -258,7 +274,7 @@ def test_adapters_that_only_their_streams_keep_are_bounded(engine: Engine) -> No
     engine.prepare(versions[9])
     engine.reader.read()
     with pytest.raises(AdapterError, match="9 adapters that were unloaded or replaced still have streams"):
-        engine.state.prepared(decided=False)
+        engine.state.prepared(firm=False)
     engine.state.abort()
     engine.state.tidy()
     assert len(engine.loader.keys) == 9
@@ -294,11 +310,11 @@ def test_a_change_whose_thread_cannot_start_is_undone(
 
     engine.change(A1)
     monkeypatch.setattr(engine.reader, "submit", refuse)
-    participant = TwoPhaseParticipant(engine.state)
-    arguments = msgspec.to_builtins(AdapterList([B1]))
-    with pytest.raises(RuntimeError):
-        participant.begin(0, RpcCall(1, "adapters", arguments, "k", RpcPhase.PREPARE))
-    assert not participant.is_preparing
+    told: list[StatesObserved] = []
+    states = StateReconciler([engine.state], lambda server, one: None, told.append, lambda: 0, lambda: 0.0)
+    states.apply(0, [DesiredState("adapters", 1, msgspec.to_builtins(AdapterList([A1, B1])))])
+    assert told[-1].states[0].error == "RuntimeError: can't start new thread"
+    assert engine.status.loaded == {"a": "1"}
     monkeypatch.undo()
     engine.change()
     engine.state.tidy()

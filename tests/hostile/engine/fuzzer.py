@@ -14,7 +14,6 @@ from penstock.wire.messages import (
     Disconnect,
     Hello,
     RpcCall,
-    RpcPhase,
     encode,
 )
 from tests.engine.support import submit
@@ -72,7 +71,7 @@ class Fuzzer:
             logprobs=rng.choice((-1, 0, 5)),
             min_tokens=rng.choice((0, 1)),
         )
-        call = RpcCall(self._handle, "reset_prefix_cache", {"a": [1, {"b": 2}]}, "key", RpcPhase.RUN)
+        call = RpcCall(self._handle, "reset_prefix_cache", {"a": [1, {"b": 2}]}, "key")
         return encode(
             rng.choice(
                 (

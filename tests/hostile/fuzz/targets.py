@@ -16,7 +16,19 @@ from penstock.metrics.snapshot import Distribution, Series, Snapshot
 from penstock.wire import control, coordination, waves
 from penstock.wire.frames import TokenFrame, encode_frame
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
-from penstock.wire.messages import Abort, Disconnect, EngineMetrics, RpcCall, SamplingParams, Submit, encode
+from penstock.wire.messages import (
+    Abort,
+    ApplyStates,
+    DesiredState,
+    Disconnect,
+    EngineMetrics,
+    ObservedState,
+    RpcCall,
+    SamplingParams,
+    StatesObserved,
+    Submit,
+    encode,
+)
 from tests.gateway.foreign_streams import STREAMS
 from tests.hostile.fuzz import event_targets, http2_targets, http_targets, text_targets, wire_targets
 
@@ -73,7 +85,9 @@ def _messages() -> tuple[bytes, ...]:
         Submit(1, b"\1\0\0\0", sampling, kv_transfer_params=b"{}"),
         Abort([1, 2], True),
         Disconnect(),
-        RpcCall(1, "sleep", {"level": [1, {"a": None}]}, "key"),
+        RpcCall(1, "reset", {"level": [1, {"a": None}]}, "key"),
+        ApplyStates([DesiredState("sleep", 1, {"level": [1, {"a": None}]})]),
+        StatesObserved([ObservedState("sleep", 1, None, {"level": 1})]),
         EngineMetrics(msgspec.msgpack.encode(snapshot)),
         waves.Vote(3, True),
         *_members(),
@@ -106,7 +120,8 @@ def _control_seeds() -> tuple[bytes, ...]:
         control.Drain(replaced=True),
         control.Ready(info={"device": "cpu"}),
         control.Progress(text="loading", fraction=0.5),
-        control.ProposeState(name="sleep", key="k", base=0, arguments={"level": 1}),
+        control.ChangeState(name="sleep", key="k", asked="sleep", base=0, stages=[{"level": 1}]),
+        control.StatesReport(states={"sleep": control.StateReport(1, "no room", 0)}),
         control.SupervisorMetrics(snapshot=b"x"),
     )
     return (NO_CUTS + b"".join(map(control.encode, lines)),)

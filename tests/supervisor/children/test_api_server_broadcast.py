@@ -5,15 +5,17 @@ import signal
 from penstock.supervisor.children.actions import Action, ProcessName, Send
 from penstock.supervisor.children.restart_policy import FIRST_DELAY_S
 from penstock.wire.control import (
-    AgreedState,
-    AgreedStates,
+    ChangeRecord,
+    ChangeState,
+    DesiredStates,
     DrainEngine,
     EnableThroughputLog,
     EnginesDraining,
-    ProposeState,
     Ready,
-    StatesAdopted,
+    StateReport,
+    StatesReport,
 )
+from penstock.wire.messages import DesiredState
 from tests.supervisor.children.managers import ENGINE, OTHER, SERVER, done, errors, make, ready, said, serving
 
 
@@ -47,40 +49,66 @@ def test_engines_of_other_hosts_can_be_drained() -> None:
     assert "which does not exist" in error
 
 
-# -- states that all engines agree on ----------------------------------------------------------------
+# -- desired states
 
-SLEEP = ProposeState(name="sleep", key="a", base=0, arguments={"level": 1})
-AGREED = [AgreedState(name="sleep", key="a", version=1, arguments={"level": 1})]
-
-
-def agreed(adopted: int = 0) -> AgreedStates:
-    return AgreedStates(revision=1, adopted=adopted, states=AGREED)
+SLEEP = ChangeState(name="sleep", key="a", asked="sleep 1", base=0, stages=[{"level": 1}])
 
 
-def test_a_decision_is_told_to_all_api_servers_and_again_when_all_act_by_it() -> None:
+def desired(*, settled: bool = False) -> DesiredStates:
+    return DesiredStates(
+        states=[DesiredState("sleep", 1, {"level": 1}, settled=settled)],
+        changes={"sleep": [ChangeRecord("a", "sleep 1", 1, settled=settled)]},
+    )
+
+
+def set_back(error: str, rank: int | None = None) -> DesiredStates:
+    return DesiredStates(
+        states=[DesiredState("sleep", 2, {}, rollback=True)],
+        changes={"sleep": [ChangeRecord("a", "sleep 1", 1, error=error, rank=rank)]},
+    )
+
+
+def test_a_change_is_told_to_all_api_servers_and_again_when_all_have_observed_it() -> None:
     manager = serving(2)
     actions = manager.report(OTHER, SLEEP, 2.0)
-    assert done(actions) == [Send(SERVER, agreed()), Send(OTHER, agreed())]
-    assert said(actions) == ["agreed by all engines: sleep (level 1)"]
-    assert manager.report(SERVER, StatesAdopted(revision=1), 3.0) == []
-    everyone = [Send(SERVER, agreed(1)), Send(OTHER, agreed(1))]
-    assert manager.report(OTHER, StatesAdopted(revision=1), 3.0) == everyone
+    assert done(actions) == [Send(SERVER, desired()), Send(OTHER, desired())]
+    assert said(actions) == ["sleep is set to: level 1"]
+    assert manager.report(SERVER, StatesReport(states={"sleep": StateReport(1)}), 3.0) == []
+    everyone = [Send(SERVER, desired(settled=True)), Send(OTHER, desired(settled=True))]
+    assert manager.report(OTHER, StatesReport(states={"sleep": StateReport(1)}), 3.0) == everyone
 
 
-def test_who_comes_too_late_is_told_what_is_agreed() -> None:
+def test_who_comes_too_late_is_told_what_is_desired() -> None:
     manager = serving(2)
     manager.report(OTHER, SLEEP, 2.0)
-    late = ProposeState(name="sleep", key="b", base=0, arguments={"level": 2})
-    assert manager.report(SERVER, late, 2.0) == [Send(SERVER, agreed())]
+    late = ChangeState(name="sleep", key="b", asked="sleep 2", base=0, stages=[{"level": 2}])
+    assert manager.report(SERVER, late, 2.0) == [Send(SERVER, desired())]
+
+
+def test_what_an_engine_cannot_apply_is_set_back() -> None:
+    manager = serving(2)
+    manager.report(OTHER, SLEEP, 2.0)
+    report = StatesReport(states={"sleep": StateReport(1, "no room", 0)})
+    actions = manager.report(SERVER, report, 3.0)
+    assert done(actions) == [Send(SERVER, set_back("no room", 0)), Send(OTHER, set_back("no room", 0))]
+    assert "sleep is set back: engine 0: no room" in errors(actions)
 
 
 def test_one_that_dies_is_not_waited_for_and_told_when_it_is_back() -> None:
     manager = serving(2)
     manager.report(OTHER, SLEEP, 2.0)
-    manager.report(OTHER, StatesAdopted(revision=1), 2.0)
-    assert done(manager.exited(SERVER, -signal.SIGKILL, 3.0)) == [Send(OTHER, agreed(1))]
+    manager.report(OTHER, StatesReport(states={"sleep": StateReport(1)}), 2.0)
+    assert done(manager.exited(SERVER, -signal.SIGKILL, 3.0)) == [Send(OTHER, desired(settled=True))]
     manager.tick(3.0 + FIRST_DELAY_S)
-    assert done(manager.report(SERVER, Ready(), 5.0)) == [Send(SERVER, agreed(1))]
+    assert done(manager.report(SERVER, Ready(), 5.0)) == [Send(SERVER, desired(settled=True))]
+
+
+def test_what_one_asked_for_that_dies_is_set_back() -> None:
+    manager = serving(2)
+    manager.report(OTHER, SLEEP, 2.0)
+    actions = manager.exited(OTHER, -signal.SIGKILL, 3.0)
+    assert done(actions) == [Send(SERVER, set_back("the API server that was asked has ended"))]
+    assert "sleep is set back: the API server that was asked has ended" in errors(actions)
 
 
 # -- the log

@@ -12,7 +12,7 @@ import pytest
 from penstock.adapters.adapter_files import describe_adapter
 from penstock.config.errors import ConfigError
 from penstock.config.serve import ServeConfig
-from penstock.supervisor.startup.adapters import agreed_at_start, start_adapters
+from penstock.supervisor.startup.adapters import start_adapters, states_at_start
 from penstock.supervisor.startup.model_resolution import ResolvedModel, check_model_aliases
 from penstock.wire.adapter_list import ADAPTERS, AdapterList
 from penstock.wire.messages import Adapter
@@ -72,27 +72,25 @@ def test_what_cannot_be_run_is_named(tmp_path: Path) -> None:
         read(lora_dir="/none/such")
 
 
-def test_without_adapters_nothing_is_agreed_on() -> None:
+def test_without_adapters_nothing_is_desired() -> None:
     assert start_adapters(ServeConfig(), NAMES) == []
-    assert agreed_at_start([]) is None
+    store = states_at_start([])
+    assert (store.table().states, store.settled()) == ([], None)
 
 
-def test_the_first_agreed_list() -> None:
+def test_the_first_list() -> None:
     adapters = [Adapter("a", "/a", None, "d", 8)]
-    agreed = agreed_at_start(adapters)
-    assert agreed is not None
-    (state,) = agreed.states
-    assert (agreed.revision, agreed.adopted) == (1, 0)
-    assert (state.name, state.version) == (ADAPTERS, 1)
-    again = agreed_at_start(adapters)
-    assert again is not None
-    assert again.states[0].key != state.key, "a client could have it for an idempotency key"
-    assert msgspec.convert(state.arguments, AdapterList).adapters == adapters
+    table = states_at_start(adapters).table()
+    (state,) = table.states
+    assert (state.name, state.generation, state.settled) == (ADAPTERS, 1, True)
+    again = states_at_start(adapters).table()
+    assert again.changes[ADAPTERS][0].key != table.changes[ADAPTERS][0].key, "a client could have it"
+    assert msgspec.convert(state.value, AdapterList).adapters == adapters
 
 
 def test_a_list_that_is_too_long_to_be_sent() -> None:
     with pytest.raises(ConfigError, match=r"--lora-modules: names and paths have .* the maximum is 262144"):
-        agreed_at_start([Adapter(f"{number}", "/" + "a" * 4000) for number in range(70)])
+        states_at_start([Adapter(f"{number}", "/" + "a" * 4000) for number in range(70)])
 
 
 def test_aliases_may_name_adapters() -> None:
