@@ -17,6 +17,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 RANK = {
     "": 0,  # penstock/__init__.py: the version
     "config": 0,
+    "module_command": 0,
     "distribution": 0,
     "exit_codes": 0,
     "logging_setup": 0,
@@ -85,10 +86,10 @@ def test_imports_point_downwards(path: Path) -> None:
     assert not wrong, f"{dotted(path)} (rank {RANK[own]}) imports {wrong}"
 
 
-def test_one_module_imports_vllm() -> None:
-    """Its internals move from version to version."""
+def test_nothing_imports_vllm() -> None:
+    """It is a process of its own, of whatever version."""
     importing = [dotted(path) for path in MODULES if imports(path, of="vllm")]
-    assert importing == ["penstock.engine.vllm.internals"]
+    assert importing == []
 
 
 @pytest.mark.parametrize("path", MODULES, ids=dotted)

@@ -12,9 +12,9 @@ from penstock.config.serve import ServeConfig
 def run(config: ServeConfig, origins: Origins) -> int:
     """Serves until SIGINT or SIGTERM; returns the supervisor's exit code."""
     if config.print_engine_command:
-        from penstock.engine.vllm.engine_command import engine_commands
+        from penstock.engine.attach.launch.serve_command import attach_commands
 
-        print("\n".join(engine_commands(config, _model(config), sorted(origins))))
+        print("\n".join(attach_commands(config, _model(config), sorted(origins))))
         return 0
     from penstock.supervisor.main import serve
 

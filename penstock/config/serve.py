@@ -61,7 +61,7 @@ class ServeConfig(
         else:
             _check_ports(self)
             check(self, WITH_ATTACH)
-            # The same engine, in another process: all that is said of one holds for the other.
+            # All that is said of an engine that is started here holds for one that is started elsewhere.
             object.__setattr__(self, "engine", "vllm")
         check(self, RULES)
         if self.enable_lora and self.engine != "vllm" and self.max_cpu_loras < self.max_loras:

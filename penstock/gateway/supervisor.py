@@ -38,9 +38,9 @@ from penstock.http.api_key_file import load_api_keys
 from penstock.http.sockets.listener import ListenSocket, listen, reserve_port
 from penstock.http.tls import server_context
 from penstock.metrics.gc_policy import GarbageCollector
+from penstock.module_command import module_command
 from penstock.supervisor.children.actions import ProcessName
 from penstock.supervisor.children.child_process import ChildProcess
-from penstock.supervisor.children.module_command import module_command
 from penstock.supervisor.children.process_manager import ProcessManager
 from penstock.supervisor.event_loop import Supervisor
 from penstock.supervisor.listening.acceptor import Acceptor

@@ -24,8 +24,8 @@ from penstock.distribution import build_id
 from penstock.exit_codes import EXIT_FAILED, EXIT_FATAL, StartupError
 from penstock.http.sockets.listener import listen
 from penstock.http.tls import server_context
+from penstock.module_command import module_command
 from penstock.placement.port_claim import claim_port
-from penstock.supervisor.children.module_command import module_command
 from penstock.supervisor.listening.loading_server import LoadingServer
 from penstock.supervisor.startup.cluster import traits_of
 from penstock.supervisor.startup.file_limit import raise_file_limit

@@ -21,16 +21,16 @@ from penstock.config.origins import Origins
 from penstock.config.secret_files import warn_if_open_to_others
 from penstock.config.serve import ServeConfig
 from penstock.config.watched_file import TextFiles
-from penstock.engine.vllm.engine_command import engine_commands
+from penstock.engine.attach.launch.serve_command import attach_commands
 from penstock.exit_codes import EXIT_FAILED, StartupError, exit_code_of
 from penstock.http.api_key_file import load_api_keys, reload_api_keys
 from penstock.http.sockets.listener import ListenSocket, open_listener
 from penstock.http.tls import server_context
 from penstock.metrics.gc_policy import GarbageCollector
+from penstock.module_command import module_command
 from penstock.supervisor.children.actions import ProcessName
 from penstock.supervisor.children.child_process import ChildProcess
 from penstock.supervisor.children.desired_state_store import DesiredStateStore
-from penstock.supervisor.children.module_command import module_command
 from penstock.supervisor.children.process_manager import ProcessManager
 from penstock.supervisor.event_loop import Supervisor
 from penstock.supervisor.listening.acceptor import Acceptor
@@ -339,7 +339,7 @@ def _prepare_to_attach(config: ServeConfig, origins: Origins) -> None:
         raise ConfigError(f"--attach {config.attach}: {error.strerror}") from None
     if config.run_dir is None:
         log.info("without --run-dir, engines must be restarted when this server is")
-    commands = engine_commands(config, str(config.model), sorted(origins))
+    commands = attach_commands(config, str(config.model), sorted(origins))
     if split_address(str(config.attach))[1]:  # otherwise the coordinator tells the port
         for command in commands:
             log.info("engines start with: %s", command)

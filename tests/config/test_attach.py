@@ -11,7 +11,7 @@ import pytest
 
 from penstock.cli.main import main
 from penstock.config.serve import ServeConfig
-from penstock.engine.vllm.engine_command import engine_commands
+from penstock.engine.attach.launch.serve_command import attach_commands
 from penstock.wire.vllm.addresses import address_towards, split_address
 from penstock.wire.vllm.model_kind import has_experts
 
@@ -69,7 +69,7 @@ def test_one_command_for_each_host() -> None:
         engine_args=["--tensor-parallel-size", "2"],
     )
     given = ["attach", "data_parallel_size", "max_model_len", "max_num_seqs", "enable_lora"]
-    commands = [shlex.split(line) for line in engine_commands(config, "org/model", given)]
+    commands = [shlex.split(line) for line in attach_commands(config, "org/model", given)]
     assert [command[:4] for command in commands] == [["vllm", "serve", "org/model", "--headless"]] * 2
     rest = [dict(zip(command[4:-1:2], command[5::2], strict=False)) for command in commands]
     assert [each["--data-parallel-start-rank"] for each in rest] == ["0", "2"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.config.introspect import options_of
 from penstock.config.serve import ServeConfig
-from penstock.engine.vllm.arguments import OTHER_NAME, REFUSED, SAME_NAME
+from penstock.engine.attach.launch.serve_command import OTHER_NAME, REFUSED, SAME_NAME
 
 PAGES = Path(__file__).parent.parent.parent / "docs"
 PAGE = (PAGES / "from-vllm.md").read_text()

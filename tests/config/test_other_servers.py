@@ -23,7 +23,7 @@ from penstock.config.other_servers.vllm_names import FILE, vllm_names
 from penstock.config.serve import ServeConfig
 from penstock.config.sources import OtherServers, Resolved, resolve
 from penstock.config.values import convert
-from tests.engine.vllm import known_names
+from tests.engine.attach import known_names
 
 FLAGS, NAMES = vllm_names().flags, vllm_names().variables
 OWN = {option.flag: option for option in options_of(ServeConfig) if not option.positional}

@@ -15,7 +15,7 @@ from typing import Self
 
 import psutil
 
-from tests.integration import vllm_cli
+from penstock.engine.attach.launch import vllm_main
 from tests.integration.server import START_S, VLLM_START_S, Server, wait_until
 
 _ADDRESS = re.compile(r"--data-parallel-address (\S+) --data-parallel-rpc-port ([0-9]+)")
@@ -75,7 +75,7 @@ class AttachedVllm(Server):
         assert program == "vllm"
         with (self._directory / f"engine-{len(self.engines)}.log").open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, str(vllm_cli.__file__), *arguments],
+                [sys.executable, str(vllm_main.__file__), *arguments],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=None if self._environ is None else dict(self._environ),

@@ -43,7 +43,7 @@ def vllm_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_llama_in_vllm(vllm_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """vLLM's engine on the model of the recorded replies; its model is called tiny-llama."""
+    """vLLM's engine, which the server starts, on the model of the recorded replies, called tiny-llama."""
     directory = tmp_path_factory.mktemp("vllm")
     with Server(*in_vllm(vllm_model), directory=directory, start_s=VLLM_START_S) as running:
         yield running
@@ -56,7 +56,7 @@ def tiny_llama_attached(vllm_model: Path, tmp_path_factory: pytest.TempPathFacto
         yield running
 
 
-@pytest.fixture(params=["tiny_llama_in_vllm", "tiny_llama_attached"], ids=["embedded", "attached"])
+@pytest.fixture(params=["tiny_llama_in_vllm", "tiny_llama_attached"], ids=["started", "attached"])
 def vllm_server(request: pytest.FixtureRequest) -> Server:
     """vLLM's engine on the model of the recorded replies, in either way."""
     server: Server = request.getfixturevalue(request.param)

@@ -52,11 +52,33 @@ def test_greedy_streams_of_a_killed_engine_go_on_as_they_would_have(pair: Server
     assert kill_one(pair, bodies) == undisturbed
 
 
-def test_structured_output_goes_on_in_its_grammar(pair: Server) -> None:
+def test_structured_output_of_a_killed_engine_ends_with_an_error(pair: Server) -> None:
+    """vLLM continues no grammar; streams of the other engine end within theirs."""
     choice = {"choice": ["ab " * 400, "cd " * 400]}
     bodies = [GREEDY | {"ignore_eos": False, "structured_outputs": choice} for _ in range(8)]
-    for text in kill_one(pair, bodies):
-        assert text in choice["choice"]
+    wait_until(lambda: pair.metric("penstock:engine_up") == 2, VLLM_START_S, "both engines being up")
+    with Streams(pair.url, bodies) as streams:
+        streams.until_each_has(3)
+        pair.children("engine")[0].kill()
+        streams.until_all_ended(300)
+    whole = [text for text in streams.texts if text in choice["choice"]]
+    assert 0 < len(streams.failures) < len(bodies)
+    assert all("send the request again" in str(failure) for failure in streams.failures)
+    assert len(whole) == len(bodies) - len(streams.failures)
+
+
+def test_vllms_own_death_is_one_of_its_engine(pair: Server) -> None:
+    """Of the process that computes, behind the one that was started."""
+    wait_until(lambda: pair.metric("penstock:engine_up") == 2, VLLM_START_S, "both engines being up")
+    bodies = [GREEDY | {"prompt": f"{place}: {GREEDY['prompt']}"} for place in range(8)]
+    undisturbed = texts_of(pair.url, bodies)
+    with Streams(pair.url, bodies) as streams:
+        streams.until_each_has(3)
+        [core] = [each for each in pair.children("engine")[1].children(recursive=True) if is_core(each)]
+        core.kill()
+        streams.until_all_ended(300)
+    assert (streams.failures, streams.texts) == ([], undisturbed)
+    wait_until(lambda: pair.metric("penstock:engine_up") == 2, VLLM_START_S, "both engines being up")
 
 
 def test_seeded_streams_are_repeatable(vllm_server: Server) -> None:
@@ -98,14 +120,20 @@ def test_tensor_parallel_workers_serve_and_end_with_their_engine(
     with Server(*arguments, directory=tmp_path, environ=environ, start_s=VLLM_START_S) as server:
         assert texts_of(server.url, [GREEDY]) == expected
         (engine,) = server.children("engine")
-        workers = [child for child in engine.children(recursive=True) if "VLLM" in child.cmdline()[0]]
+        below = engine.children(recursive=True)
+        workers = [child for child in below if child.cmdline()[0].startswith("VLLM::Worker")]
         assert len(workers) == 2
+        assert any(map(is_core, below))
         with Streams(server.url, [GREEDY]) as streams:
             streams.until_each_has(3)
             engine.kill()
-            wait_until(lambda: not any(map(alive, workers)), 60, "ending the workers of a killed engine")
+            wait_until(lambda: not any(map(alive, below)), 60, "ending all of a killed engine's vLLM")
             streams.until_all_ended(VLLM_START_S)
         assert (streams.failures, streams.texts) == ([], expected)
+
+
+def is_core(process: Any) -> bool:
+    return bool(process.cmdline()[0].startswith("VLLM::EngineCore"))
 
 
 def alive(process: Any) -> bool:

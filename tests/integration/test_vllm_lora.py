@@ -69,7 +69,7 @@ def adapters(vllm_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return directory
 
 
-@pytest.fixture(scope="module", params=[Server, AttachedVllm], ids=["embedded", "attached"])
+@pytest.fixture(scope="module", params=[Server, AttachedVllm], ids=["started", "attached"])
 def server(
     request: pytest.FixtureRequest,
     vllm_model: Path,

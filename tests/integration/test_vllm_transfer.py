@@ -28,7 +28,7 @@ PARAMS = {"do_remote_decode": True, "remote": {"host": "h", "ids": [1, 2]}, "lar
 BODY: dict[str, Any] = {"prompt": "The with statement", "max_tokens": 3, "temperature": 0}
 
 
-@pytest.fixture(scope="module", params=[Server, AttachedVllm], ids=["embedded", "attached"])
+@pytest.fixture(scope="module", params=[Server, AttachedVllm], ids=["started", "attached"])
 def server(
     request: pytest.FixtureRequest, vllm_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:

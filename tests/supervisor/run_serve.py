@@ -12,7 +12,7 @@ import msgspec
 
 from penstock.config.errors import ConfigError
 from penstock.config.serve import ServeConfig
-from penstock.supervisor.children.module_command import module_command
+from penstock.module_command import module_command
 from penstock.supervisor.main import serve
 
 if __name__ == "__main__":

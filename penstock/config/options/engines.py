@@ -30,6 +30,15 @@ class EngineOptions:
             rest=True,
         ),
     ] = None
+    vllm_command: Annotated[
+        str | None,
+        option(
+            "Command that runs vllm, for --engine vllm, such as /opt/vllm/bin/vllm: that of another "
+            "environment, with its own version. Default: the vLLM of this environment.",
+            "Engine",
+            metavar="COMMAND",
+        ),
+    ] = None
     data_parallel_size: Annotated[
         int, option("Number of engine processes on all hosts together.", "Engine", ge=1, le=1024)
     ] = 1

@@ -1,6 +1,6 @@
 """The flags and variables of one version of vLLM, read from ``vllm_names.json`` beside this module.
 
-``python -m tests.engine.vllm.known_names`` writes the file where vLLM is installed.
+``python -m tests.engine.attach.known_names`` writes the file where vLLM is installed.
 """
 
 from __future__ import annotations

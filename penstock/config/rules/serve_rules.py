@@ -27,7 +27,7 @@ WITH_ATTACH: tuple[Rule[ServeConfig], ...] = (
         _ATTACHED + "it is an option of the engines' commands",
     ),
     excludes("headless coordinator", lambda config: True, _ATTACHED + "attached engines may run on any host"),
-    excludes("data_parallel_backend", lambda config: True, _ATTACHED + "it starts no engines"),
+    excludes("data_parallel_backend vllm_command", lambda config: True, _ATTACHED + "it starts no engines"),
     excludes(
         "enable_expert_parallel",
         lambda config: True,
@@ -73,6 +73,13 @@ RULES: tuple[Rule[ServeConfig], ...] = (
         "engine_args",
         lambda config: config.engine == "vllm",
         "these are for --engine vllm, not {0.engine}",
+    ),
+    needs("vllm_command", lambda config: config.engine == "vllm", "is for --engine vllm, not {0.engine}"),
+    excludes(
+        "enable_expert_parallel",
+        lambda config: config.engine == "vllm",
+        "does not go with --engine vllm, whose engines are independent of one another; behind -- it splits "
+        "experts over the workers of one engine, and engines of --attach step together",
     ),
     needs(
         "synthetic_script",

@@ -10,6 +10,7 @@ from penstock.engine.base import Engine
 from penstock.wire.control import Launch
 from penstock.wire.sockets import process_group_spec
 from penstock.wire.vllm.addresses import bind_address
+from penstock.wire.vllm.attachment_file import AttachmentFile
 
 
 def build_engine(launch: Launch, progress: Callable[[str, float | None], None]) -> Engine:
@@ -25,6 +26,8 @@ def build_engine(launch: Launch, progress: Callable[[str, float | None], None]) 
             tokenizer_dir=launch.tokenizer_dir,
             script=launch.script,
         )
+    if config.engine == "vllm":
+        return _attached_engine(launch, config, progress)
     group = None
     if config.enable_expert_parallel:
         group = process_group_spec(
@@ -33,33 +36,6 @@ def build_engine(launch: Launch, progress: Callable[[str, float | None], None]) 
             size=launch.engine_count,
             epoch=launch.epoch,
             incarnation=launch.incarnation,
-        )
-    if config.attach is not None:
-        from penstock.engine.vllm_remote.engine import AttachedEngine
-
-        return AttachedEngine(
-            config,
-            launch.model_dir,
-            progress,
-            address=bind_address(config.attach),
-            run_dir=launch.run_dir,
-            rank=launch.index,
-            given=launch.given,
-        )
-    if config.engine == "vllm":
-        from penstock.engine.vllm.versions import check_installed
-
-        check_installed()  # before the import, which may fail with another version
-        from penstock.engine.vllm.engine import VllmEngine
-
-        return VllmEngine(
-            config,
-            launch.model_dir,
-            progress,
-            run_dir=launch.run_dir,
-            rank=launch.index,
-            given=launch.given,
-            group=group,
         )
     from penstock.engine.torch.engine import TorchEngine
 
@@ -72,6 +48,33 @@ def build_engine(launch: Launch, progress: Callable[[str, float | None], None]) 
         rank=launch.index,
         group=group,
     )
+
+
+def _attached_engine(
+    launch: Launch, config: ServeConfig, progress: Callable[[str, float | None], None]
+) -> Engine:
+    """Attach an engine of vLLM's: one that is started elsewhere (``--attach``), or one that is started
+    here. Raises ConfigError."""
+    from penstock.engine.attach.attach import attach
+    from penstock.engine.attach.engine import AttachedEngine, ModelFacts
+    from penstock.engine.attach.launch.start_engine import start_engine
+
+    model = ModelFacts(launch.model_dir)
+    run_dir, rank = launch.run_dir, launch.index
+    if config.attach is not None:
+        address = bind_address(config.attach)
+        attached = attach(config, address, AttachmentFile(run_dir, address[1], rank), rank, progress)
+    else:
+        attached = start_engine(
+            config,
+            launch.model_dir,
+            run_dir=run_dir,
+            rank=rank,
+            epoch=launch.epoch,
+            given=launch.given,
+            progress=progress,
+        )
+    return AttachedEngine(config, model, attached, run_dir=run_dir, rank=rank, given=launch.given)
 
 
 def with_rank_limits(config: ServeConfig, rank: int) -> ServeConfig:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import logging
 import re
+import shlex
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,9 +92,7 @@ def _check_software(config: ServeConfig) -> None:
     if config.engine == "torch":
         _require_torch()
     elif config.engine == "vllm":
-        from penstock.engine.vllm.versions import check_installed  # importlib.metadata takes milliseconds
-
-        check_installed()
+        _require_vllm(config.vllm_command)
 
 
 def _check_model(config: ServeConfig, model_dir: Path) -> None:
@@ -112,6 +112,22 @@ def _require_torch() -> None:
             f"--engine torch: {' and '.join(absent)} cannot be imported; run {pip_install('torch')}, "
             "or take --engine synthetic, which needs no model"
         )
+
+
+def _require_vllm(command: str | None) -> None:
+    if command is None and importlib.util.find_spec("vllm") is None:
+        raise ConfigError(
+            f"--engine vllm: vLLM is not installed; run {pip_install('vllm')}, name that of another "
+            "environment with --vllm-command, or take --engine torch"
+        )
+    if command is None:
+        return
+    try:
+        program, *_ = shlex.split(command)
+    except ValueError:
+        raise ConfigError(f"--vllm-command {command}: it is no command") from None
+    if shutil.which(program) is None:
+        raise ConfigError(f"--vllm-command {command}: there is no program {program}")
 
 
 def _model_directory(config: ServeConfig, *, for_engine: bool) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from penstock.config.errors import ConfigError
 from penstock.exit_codes import StartupError
-from penstock.supervisor.children.module_command import module_command
+from penstock.module_command import module_command
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """The messages of vLLM's engine processes and their front end, as msgpack, and what of them is read.
 
 Structs without field names on the wire are positional: fields keep their places, and versions append
-further ones (:mod:`penstock.engine.vllm_remote.versions`), as plugins may; those are skipped. Others are
+further ones (:mod:`penstock.engine.attach.versions`), as plugins may; those are skipped. Others are
 maps, of which unknown keys are skipped. Sources: ``vllm/v1/engine/__init__.py``, ``utils.py`` and
 ``core.py`` of vLLM 0.27 to 0.33.
 
@@ -98,7 +98,7 @@ class Output(msgspec.Struct, array_like=True, frozen=True, gc=False):
     request_id: str
     new_token_ids: list[Tokens]
     new_logprobs: Any = None
-    """Arrays of ids, logprobs and ranks; see :mod:`penstock.engine.vllm_remote.arrays`."""
+    """Arrays of ids, logprobs and ranks; see :mod:`penstock.engine.attach.arrays`."""
     new_prompt_logprobs: Any = None
     pooling_output: Any = None
     finish_reason: int | None = None

@@ -1,0 +1,416 @@
+"""An attached engine: a headless engine process of ``vllm serve``, behind Penstock's Engine interface.
+
+The process that runs this lives as long as one attachment. When the engine is lost, or a connection to it
+breaks, :class:`.connection.EngineLost` ends it: its API servers resume the streams on other engines, and
+the supervisor starts a successor, which starts an engine of its own (:mod:`.launch`), or waits for one of its
+rank (``--attach``).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from penstock.adapters.lora_modules import lora_settings
+from penstock.config.serve import ServeConfig
+from penstock.engine.attach.adapter_copies import AdapterCopies
+from penstock.engine.attach.adapter_loader import AttachedAdapterLoader, request_of
+from penstock.engine.attach.arrays import UnreadableArray, read_logprobs
+from penstock.engine.attach.attached_process import AttachedProcess
+from penstock.engine.attach.base_shapes import BaseShapes
+from penstock.engine.attach.output_decoder import DecodedOutputs
+from penstock.engine.attach.requests import encode_add
+from penstock.engine.attach.step_output import StepEvents, VllmCounters
+from penstock.engine.attach.streams import AttachedStreams
+from penstock.engine.base import Load, RequestRejected, StepRows
+from penstock.engine.batch.rows import concat_rows
+from penstock.engine.lora.adapter_table import AdapterTable, LoadedAdapter
+from penstock.engine.vocabulary import read_eos_token_ids, read_vocab_size
+from penstock.wire.frames import FinishReason
+from penstock.wire.kv_events import KVCacheEvent
+from penstock.wire.messages import EngineInfo, LoraInfo, Submit
+from penstock.wire.sockets import Wakeup
+from penstock.wire.vllm.messages import (
+    PREEMPTED,
+    EngineLost,
+    Output,
+    ReadyResponse,
+    VllmFinishReason,
+)
+
+log = logging.getLogger(__name__)
+
+ABORTED_PER_STEP = 1024
+"""Requests of an earlier attachment that one message aborts."""
+DROPS_WEIGHTS = 2
+"""The sleep level at which vLLM drops the model's weights."""
+FINISHED: dict[int, FinishReason] = {
+    VllmFinishReason.LENGTH: FinishReason.LENGTH,
+    VllmFinishReason.REPETITION: FinishReason.STOP_TOKEN,
+}
+
+
+class ModelFacts:
+    """What the model's files tell."""
+
+    def __init__(self, model_dir: str) -> None:
+        """Raise ConfigError."""
+        self.directory = model_dir
+        self.vocab_size = read_vocab_size(Path(model_dir))
+        self.eos_token_ids = read_eos_token_ids(Path(model_dir))
+
+
+class AttachedEngine:
+    """Streams wait in Penstock's queue for a slot; requests with a slot are in vLLM, which schedules them."""
+
+    # -- lifetime: process
+
+    def __init__(
+        self,
+        config: ServeConfig,
+        model: ModelFacts,
+        attached: AttachedProcess,
+        *,
+        run_dir: str,
+        rank: int,
+        given: Sequence[str] = (),
+    ) -> None:
+        """``run_dir``: where copies of adapters are kept. ``given``: fields of ``config`` that the operator
+        has set."""
+        ready = attached.ready
+        self._end_process = attached.end
+        self._profile_dir = config.profile_dir if config.attach is None else None
+        self._core = core = attached.core
+        self._ids = core.ids
+        self.info = _info(config, model, ready)
+        self._loader: AttachedAdapterLoader | None = None
+        self.adapters: AdapterTable | None = None
+        if self.info.lora is not None:
+            copies = AdapterCopies(run_dir, rank)
+            self._loader = AttachedAdapterLoader(core, self.info.lora, copies, BaseShapes(model.directory))
+            self.adapters = AdapterTable(self._loader, self.info.lora.max_cpu_loras)
+        self.wakeups: Sequence[Wakeup] = attached.connection.wakeups
+        self.can_sleep = ready.enable_sleep_mode
+        self._eos = self.info.eos_token_ids
+        self._streams = AttachedStreams(config, self.info, self._ids.slots, self.adapters)
+        self._counts = VllmCounters()
+        self._waiting_in_vllm = 0
+        """Requests that vLLM has not begun yet, when it has last told."""
+        self._speculates = any("speculative" in argument for argument in config.engine_args or ())
+        self._silence_s = config.engine_hang_timeout
+        self._lost: EngineLost | None = None
+        """Why the engine is lost, as was found outside of a step."""
+        self._lost_weights = False
+        """Whether vLLM has dropped the model's weights."""
+        _warn_of_differences(config, given, ready, rank)
+        log.info("engine %d is vLLM %s, attached", rank, ready.vllm_version)
+
+    def close(self) -> None:
+        self._core.abort(self._running_ids())
+        self._core.close()
+        self._end_process()
+
+    # -- streams come and go
+
+    def submit(self, server: int, request: Submit) -> None:
+        sampling = request.sampling
+        if self._speculates and (sampling.min_p or sampling.logit_bias):
+            field = "min_p" if sampling.min_p else "logit_bias"
+            raise RequestRejected(f"{field}: vLLM does not support it with speculative decoding, which is on")
+        slot = self._streams.begin_at_once(server, request)
+        if slot is None:
+            self._streams.submit(server, request)
+            return
+        try:
+            self._send(slot, request, self._streams.table.adapters.get(slot))
+        except RequestRejected:
+            self._release([slot])
+            raise
+
+    def abort(self, server: int, streams: Sequence[int]) -> None:
+        self._streams.abort(server, streams)
+
+    def drop_server(self, server: int) -> None:
+        slots = self._streams.drop_server(server)
+        self._core.abort([self._ids.of(slot) for slot in slots])
+        self._release(slots)
+
+    def fail_all(self, code: str, message: str) -> StepRows:
+        self._core.abort(self._running_ids())
+        for slot in self._streams.table.running_slots():
+            self._ids.forget(slot)
+        return self._streams.fail_all(code, message)
+
+    def _running_ids(self) -> list[str]:
+        return [self._ids.of(slot) for slot in self._streams.table.running_slots()]
+
+    def _release(self, slots: Sequence[int]) -> None:
+        """Free slots, whose requests vLLM runs no longer."""
+        for slot in slots:
+            self._ids.forget(slot)
+        self._streams.release(slots)
+
+    def _admit(self) -> None:
+        """Give vLLM as many waiting requests as there are free slots."""
+        while (first := self._streams.next_waiting()) is not None:
+            slot = self._streams.begin(first)
+            try:
+                self._send(slot, first.request, first.adapter)
+            except RequestRejected as error:
+                self._release([slot])
+                self._streams.queue.fail(first, error.code, str(error))
+
+    def _send(self, slot: int, request: Submit, adapter: LoadedAdapter | None) -> None:
+        """Give vLLM the request of a slot. Raises RequestRejected."""
+        if self._streams.table.running() == 1:
+            self._core.heard_at = time.monotonic()  # silence counts from now on
+        self._core.send(
+            encode_add(self._ids.assign(slot), request, self._eos, self.info.vocab_size, request_of(adapter))
+        )
+
+    # -- the step
+
+    def has_work(self) -> bool:
+        streams = self._streams
+        return bool(
+            streams.aborted or streams.queue or streams.queue.has_finished() or streams.table.running()
+        )
+
+    def can_step(self) -> bool:
+        """Whether there is output, a stream to begin or to end, or the engine is silent or lost. Sends what
+        has been submitted since."""
+        streams = self._streams
+        try:
+            self._core.flush()
+        except EngineLost as error:
+            self._lost = error
+        return bool(
+            self._lost is not None
+            or self._core.has_output
+            or streams.aborted
+            or streams.queue.has_finished()
+            or (streams.queue and streams.table.free_count())
+            or self._is_silent()
+        )
+
+    def _is_silent(self) -> bool:
+        """Whether vLLM has requests, and has sent nothing for too long."""
+        return (
+            self._silence_s > 0
+            and self._streams.table.running() > 0
+            and time.monotonic() > self._core.heard_at + self._silence_s
+        )
+
+    def step(self) -> StepRows:
+        """Admit waiting streams, settle the next outputs of vLLM's. Raises EngineLost."""
+        if self._lost is not None:
+            raise self._lost
+        parts = [self._take_aborted()] if self._streams.aborted else []
+        self._admit()
+        if self._streams.queue.has_finished():
+            parts.append(self._streams.queue.take_finished())
+        received = self._core.receive()
+        if received is not None:
+            parts += self._settle(*received)
+        elif self._is_silent():
+            raise EngineLost(f"it has requests, and has sent nothing for {self._silence_s:g} s")
+        self._core.flush()
+        return concat_rows(parts)
+
+    def dummy_step(self) -> None:
+        """vLLM's engines step along by themselves."""
+
+    def _take_aborted(self) -> StepRows:
+        """The ends of aborted streams, with their held tokens; frees their slots."""
+        slots, rows = self._streams.take_aborted()
+        self._core.abort([self._ids.of(slot) for slot in slots])
+        self._release(slots)
+        return rows
+
+    def _settle(self, decoded: DecodedOutputs, frames: list[memoryview]) -> list[StepRows]:
+        """Append vLLM's output to the slots, make the rows that are due, and free slots of ended streams.
+        Raises EngineLost."""
+        stats = decoded.rest.scheduler_stats
+        if stats is not None:
+            self._counts.add(stats)
+            self._waiting_in_vllm = stats.num_waiting_reqs + stats.num_skipped_waiting_reqs
+            self._speculates = self._speculates or stats.spec_decoding_stats is not None
+        if decoded.foreign:
+            self._core.abort(decoded.foreign[:ABORTED_PER_STEP])
+        if not len(decoded.slots):
+            return []
+        events = StepEvents()
+        try:
+            for entry, output in decoded.rare:
+                self._read_rare(events, entry, int(decoded.slots[entry]), output, frames)
+        except UnreadableArray as error:
+            raise EngineLost(f"it sent what cannot be understood: {error}") from None
+        self._check_room(decoded)
+        self._check_scored(decoded, events)
+        parts, ended = self._streams.settle(decoded.slots, decoded.tokens, decoded.count, events)
+        self._release(ended)
+        return parts
+
+    def _check_room(self, decoded: DecodedOutputs) -> None:
+        """Raises EngineLost for more tokens than were asked for, or than the vocabulary has."""
+        table, slots = self._streams.table, decoded.slots
+        added = 1 if decoded.count is None else decoded.count
+        if np.count_nonzero(table.length[slots] + added > table.end[slots]):
+            raise EngineLost("it sent more tokens than a request asked for")
+        if np.count_nonzero(decoded.tokens.view(np.uint32) >= self.info.vocab_size):
+            raise EngineLost(
+                "it sent a token that the vocabulary does not have: is MODEL the engine's model?"
+            )
+
+    def _check_scored(self, decoded: DecodedOutputs, events: StepEvents) -> None:
+        """Raises EngineLost for tokens without the logprobs that were asked for."""
+        wanting = self._streams.alternatives[decoded.slots] >= 0
+        if decoded.count is not None:
+            wanting &= decoded.count > 0
+        if np.count_nonzero(wanting) != len(events.logprobs):
+            raise EngineLost("it sent tokens without the logprobs that were asked for")
+
+    def _read_rare(
+        self, events: StepEvents, entry: int, slot: int, output: Output, frames: list[memoryview]
+    ) -> None:
+        """Read the fields of an output beside its tokens. Raises UnreadableArray, EngineLost."""
+        if output.finish_reason is not None:
+            events.ended.append((entry, self._finish(events, entry, output)))
+            if output.kv_transfer_params:
+                encoded = msgspec.json.encode(output.kv_transfer_params, enc_hook=str)
+                events.transfers.append((entry, encoded))
+        for event in output.events or ():
+            if event.type == PREEMPTED:
+                events.preempted.append(entry)
+                self._counts.preemptions += 1
+        if output.prefill_stats is not None:
+            events.cached.append((entry, output.prefill_stats.num_cached_tokens))
+            self._counts.external_prompt_tokens += output.prefill_stats.num_external_cached_tokens
+        wants = self._streams.alternatives[slot] >= 0
+        if output.new_logprobs is not None and output.new_token_ids and wants:
+            scores = read_logprobs(output.new_logprobs, frames)
+            if len(scores.rank) < len(output.new_token_ids):
+                raise UnreadableArray("logprobs of fewer tokens than there are")
+            events.logprobs.append((entry, scores))
+        if output.new_prompt_logprobs is not None:
+            prompt = read_logprobs(output.new_prompt_logprobs, frames)
+            if len(prompt.rank) >= self._streams.table.prompt_len[slot]:
+                raise UnreadableArray("logprobs of more tokens than the prompt has")
+            events.prompts.append((entry, prompt))
+
+    def _finish(self, events: StepEvents, entry: int, output: Output) -> FinishReason | None:
+        """Why an output is its request's last; None: an error. Raises EngineLost for an abort: this side has
+        not asked for one, so the engine is shutting down."""
+        reason = output.finish_reason
+        if reason == VllmFinishReason.STOP:
+            return FinishReason.EOS if output.stop_reason is None else FinishReason.STOP_TOKEN
+        if reason == VllmFinishReason.ABORT:
+            raise EngineLost("it has ended requests by itself: it is shutting down, or was paused")
+        found = FINISHED.get(reason or 0)
+        if found is None and isinstance(output.error, dict):
+            message = str(output.error.get("message") or "")[:200]
+            if message:
+                events.errors[entry] = f"vLLM ended this request by an error: {message}"
+        return found
+
+    # -- reporting
+
+    def take_admitted(self) -> Sequence[tuple[int, int]]:
+        return self._streams.table.take_admitted()
+
+    def take_preempted(self) -> Sequence[tuple[int, int]]:
+        return self._streams.table.take_preempted()
+
+    def take_kv_events(self) -> Sequence[KVCacheEvent]:
+        """vLLM publishes them itself."""
+        return ()
+
+    def on_resubmitted_start(self, notify: Callable[[int, int], None]) -> None:
+        self._streams.table.notify_start = notify
+
+    def load(self) -> Load:
+        streams = self._streams
+        running = streams.table.running()
+        waiting = min(running, self._waiting_in_vllm)
+        return Load(
+            waiting=len(streams.queue) + waiting,
+            running=running - waiting,
+            kv_used=_fraction(self._counts.kv_usage),
+            generated=streams.table.generated,
+        )
+
+    def metrics(self) -> dict[str, float]:
+        return self._counts.metrics()
+
+    def call(self, method: str, arguments: dict[str, Any]) -> Any:
+        core = self._core
+        if method in ("sleep", "wake_up") and not self.can_sleep:
+            raise ValueError("vLLM's engine sleeps only when it is started with --enable-sleep-mode")
+        match method:
+            case "reset_prefix_cache":
+                if not core.call("reset_prefix_cache"):
+                    raise ValueError("the prefix cache cannot be reset while requests use it; try again")
+            case "sleep":
+                core.call("reset_prefix_cache")
+                core.call("sleep", arguments["level"])
+                core.is_asleep = True
+                self._lost_weights = arguments["level"] >= DROPS_WEIGHTS
+            case "wake_up":
+                core.call("wake_up")
+                if self._lost_weights:
+                    core.call("collective_rpc", "reload_weights")
+                core.is_asleep = False
+                if self._lost_weights and self._loader is not None:
+                    self._loader.restore()
+                self._lost_weights = False
+            case "start_profile":
+                core.call("profile", True)
+            case "stop_profile":
+                core.call("profile", False)
+                return self._profile_dir or "the directory of the engine's own --profiler-config"
+            case _:
+                raise ValueError(f"vLLM's engine has no operation {method!r}")
+
+
+def _fraction(number: float) -> float:
+    """``number`` within 0 and 1; 0 for what is none."""
+    return min(number, 1.0) if number > 0 else 0.0
+
+
+def _info(config: ServeConfig, model: ModelFacts, ready: ReadyResponse) -> EngineInfo:
+    """Return the engine's facts: what it tells, what the model's files tell, and the options."""
+    lora = lora_settings(config)
+    blocks = {"block_size": ready.block_size, "num_gpu_blocks": ready.num_gpu_blocks}
+    transfers = any(argument.startswith("--kv-transfer-config") for argument in lora.engine_args)
+    return EngineInfo(
+        engine="vllm",
+        max_model_len=ready.max_model_len,
+        vocab_size=model.vocab_size,
+        max_num_seqs=ready.max_num_seqs,
+        eos_token_ids=model.eos_token_ids,
+        device=f"that of vLLM {ready.vllm_version}",
+        dtype=ready.dtype,
+        kv_cache_tokens=ready.kv_cache_size_tokens or ready.num_gpu_blocks * (ready.block_size or 0),
+        cache_config={name: str(value) for name, value in blocks.items() if value is not None},
+        transfers_kv=transfers,
+        lora=LoraInfo(ready.max_loras or lora.max_loras, lora.max_lora_rank, lora.max_cpu_loras)
+        if lora.enabled
+        else None,
+    )
+
+
+def _warn_of_differences(config: ServeConfig, given: Sequence[str], ready: ReadyResponse, rank: int) -> None:
+    """Log what the operator has set here and the engine has otherwise: its own values hold."""
+    for field in ("max_model_len", "max_num_seqs", "block_size", "dtype"):
+        wanted, found = getattr(config, field), getattr(ready, field)
+        if field in given and wanted not in (None, "auto", found):
+            flag = field.replace("_", "-")
+            log.warning(
+                "engine %d was started with --%s %s, not %s: its own holds", rank, flag, found, wanted
+            )

@@ -1,0 +1,1 @@
+"""vLLM's engine as a child process: ``vllm serve --headless``, started, attached and ended here."""

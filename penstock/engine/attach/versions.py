@@ -1,0 +1,59 @@
+"""The versions of vLLM whose engines can be attached, and the places of fields in their messages.
+
+The messages carry no version: an engine tells its own when it is ready. All versions listed have the same
+fields at the places that are read (:class:`.messages.Output`, :class:`.messages.Outputs`); later ones have
+appended others.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+
+from penstock.config.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+OLDEST, NEWEST = (0, 27), (0, 33)
+"""Minor versions, with any patch level. Change these after a run of ``make test-vllm`` only."""
+OUTPUT_FIELDS: dict[tuple[int, int], int] = {
+    (0, 27): 14,
+    (0, 28): 16,
+    (0, 29): 17,
+    (0, 30): 17,
+    (0, 31): 18,
+    (0, 32): 18,
+    (0, 33): 19,
+}
+"""Number of fields of EngineCoreOutput."""
+OUTPUTS_FIELDS: dict[tuple[int, int], int] = {
+    (0, 27): 8,
+    (0, 28): 8,
+    (0, 29): 8,
+    (0, 30): 8,
+    (0, 31): 8,
+    (0, 32): 9,
+    (0, 33): 9,
+}
+"""Number of fields of EngineCoreOutputs."""
+_NUMBERS = re.compile(r"([0-9]{1,6})\.([0-9]{1,6})")
+SUPPORTED = f"{'.'.join(map(str, OLDEST))} to {'.'.join(map(str, NEWEST))}"
+
+
+def check_version(version: str, rank: int) -> None:
+    """Raises ConfigError for an engine that is older than any supported one. Logs a warning for a newer one,
+    or a build without a number, whose messages are read as those of the newest."""
+    match = _NUMBERS.match(version)
+    found = None if match is None else (int(match[1]), int(match[2]))
+    if found is not None and found < OLDEST:
+        raise ConfigError(
+            f"engine {rank} is vLLM {version[:80]}; supported are {SUPPORTED}, and later versions "
+            "as far as they only append to messages"
+        )
+    if found is None or found > NEWEST:
+        log.warning(
+            "engine %d is vLLM %s, which has not been tested; its messages are read as those of %s",
+            rank,
+            version[:80],
+            ".".join(map(str, NEWEST)),
+        )

@@ -1,1 +1,0 @@
-"""An engine that runs elsewhere: a headless engine process of ``vllm serve``, over its own wire protocol."""

@@ -1,0 +1,185 @@
+"""vLLM's own encoder and decoder at the other end of what attached engines send and take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+import vllm.v1.engine as vllm_engine
+from vllm.v1.outputs import LogprobsLists, LogprobsTensors
+from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder, UtilityResult
+
+from penstock.engine.attach.arrays import read_logprobs
+from penstock.engine.attach.output_decoder import OutputDecoder
+from penstock.engine.attach.request_ids import RequestIds
+from penstock.engine.attach.requests import encode_add
+from penstock.wire.messages import SamplingParams, Submit
+from penstock.wire.vllm.messages import (
+    ABORT,
+    ADD,
+    START_DP_WAVE,
+    UTILITY,
+    HandshakeReply,
+    Output,
+    Outputs,
+    ReadyResponse,
+    VllmFinishReason,
+    encode_abort,
+    encode_call,
+)
+
+EOS = (2, 5)
+
+
+def test_the_names_and_places_of_fields() -> None:
+    places = vllm_engine.EngineCoreOutput.__struct_fields__
+    ours = [
+        name.replace("new_prompt_logprobs", "new_prompt_logprobs_tensors")
+        for name in Output.__struct_fields__
+    ]
+    assert list(places[: len(ours)]) == ours[: len(places)]
+    fields = vllm_engine.EngineCoreOutputs.__struct_fields__
+    assert list(fields[: len(Outputs.__struct_fields__)]) == list(Outputs.__struct_fields__)
+    assert vllm_engine.UtilityOutput.__struct_fields__ == ("call_id", "failure_message", "result")
+    described = set(vllm_engine.EngineCoreReadyResponse.__annotations__)
+    assert set(ReadyResponse.__struct_fields__) <= described
+
+
+def test_kinds_of_messages_and_reasons() -> None:
+    kinds = vllm_engine.EngineCoreRequestType
+    assert tuple(kinds[name].value for name in ("ADD", "ABORT", "START_DP_WAVE", "UTILITY")) == (
+        ADD,
+        ABORT,
+        START_DP_WAVE,
+        UTILITY,
+    )
+    ours = {reason.name: int(reason) for reason in VllmFinishReason}
+    assert {reason.name: int(reason) for reason in vllm_engine.FinishReason} == ours
+
+
+def test_vllm_reads_our_requests() -> None:
+    sampling = SamplingParams(
+        max_tokens=9,
+        seed=4,
+        seeded=True,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=7,
+        min_p=0.1,
+        repetition_penalty=1.1,
+        presence_penalty=0.2,
+        frequency_penalty=0.3,
+        min_tokens=2,
+        stop_token_ids=(8,),
+        logprobs=3,
+        prompt_logprobs=1,
+        logit_bias={6: -1.0},
+        allowed_token_ids=(3, 4, 6, 8),
+        bad_words=((3, 4), (6,)),
+        grammar='start: "a"',
+    )
+    request = Submit(
+        1,
+        np.array([3, 4], "<i4").tobytes(),
+        sampling,
+        priority=-3,
+        cache_salt="salt",
+        kv_transfer_params=b'{"x": 1}',
+    )
+    _, body = encode_add("id", request, EOS, 100, ["name", 7, "/path"])
+    found = MsgpackDecoder(vllm_engine.EngineCoreRequest).decode([body])
+    assert (found.request_id, found.prompt_token_ids, found.cache_salt) == ("id", [3, 4], "salt")
+    assert (found.priority, found.client_index, found.current_wave) == (-3, 0, -1)
+    assert (found.lora_request.lora_name, found.lora_request.lora_int_id) == ("name", 7)
+    assert found.lora_request.lora_path == "/path"
+    params = found.sampling_params
+    for name in ("temperature", "top_p", "top_k", "min_p", "max_tokens", "min_tokens", "seed", "logprobs"):
+        assert getattr(params, name) == getattr(sampling, name), name
+    for name in ("repetition_penalty", "presence_penalty", "frequency_penalty", "prompt_logprobs"):
+        assert getattr(params, name) == getattr(sampling, name), name
+    assert params.eos_token_id == 2
+    assert sorted(params.stop_token_ids) == [5, 8]
+    assert params.all_stop_token_ids == {2, 5, 8}
+    assert params.logit_bias == {6: -1.0}
+    assert params.allowed_token_ids == [3, 4, 6, 8]
+    assert params.bad_words_token_ids == [[3, 4], [6]]
+    assert params.extra_args == {"kv_transfer_params": {"x": 1}}
+    assert not params.detokenize
+    asked = params.structured_outputs
+    assert (asked.grammar, asked._backend) == ('start: "a"', "guidance")
+
+
+def test_a_request_with_nothing_special_has_vllms_defaults() -> None:
+    request = Submit(1, np.array([3], "<i4").tobytes(), SamplingParams(max_tokens=9, seed=4))
+    _, body = encode_add("id", request, (), 100)
+    params = MsgpackDecoder(vllm_engine.EngineCoreRequest).decode([body]).sampling_params
+    assert (params.seed, params.logprobs, params.prompt_logprobs, params.structured_outputs) == (None,) * 4
+    assert (params.eos_token_id, params.all_stop_token_ids) == (None, set())
+
+
+def test_vllm_reads_our_calls_and_aborts() -> None:
+    decoder = MsgpackDecoder()
+    _, call = encode_call(5, "sleep", (1,))
+    assert decoder.decode([call]) == [0, 5, "sleep", [1]]
+    _, aborted = encode_abort(["a", "b"])
+    assert decoder.decode([aborted]) == ["a", "b"]
+
+
+def test_vllm_reads_our_answer_to_hello() -> None:
+    from vllm.v1.engine.utils import EngineHandshakeMetadata
+
+    from penstock.wire.vllm.messages import Addresses, encode
+
+    reply = encode(HandshakeReply(Addresses(["tcp://a:1"], ["tcp://a:2"]), {"data_parallel_size": 2}))
+    found = msgspec.msgpack.decode(reply, type=EngineHandshakeMetadata)
+    assert (found.addresses.inputs, found.addresses.outputs) == (["tcp://a:1"], ["tcp://a:2"])
+    assert found.addresses.coordinator_output is None
+    assert found.parallel_config == {"data_parallel_size": 2}
+
+
+def frames_of(message: Any) -> list[memoryview]:
+    return [memoryview(bytes(frame)) for frame in MsgpackEncoder().encode(message)]
+
+
+def test_we_read_vllms_outputs() -> None:
+    ids = RequestIds(64)
+    names = [ids.assign(slot) for slot in range(40)]
+    outputs = [vllm_engine.EngineCoreOutput(name, [slot * 1000]) for slot, name in enumerate(names)]
+    wide = 100
+    outputs[3].new_logprobs = LogprobsLists(
+        np.arange(wide, dtype=np.int32).reshape(1, wide),
+        np.linspace(0, -9, wide, dtype=np.float32).reshape(1, wide),
+        np.array([4], np.int32),
+    )
+    outputs[4].new_prompt_logprobs_tensors = LogprobsTensors(
+        torch.arange(2 * wide, dtype=torch.int32).reshape(2, wide),
+        torch.zeros(2, wide),
+        torch.ones(2, dtype=torch.int32),
+    )
+    outputs[5].finish_reason = vllm_engine.FinishReason.LENGTH
+    message = vllm_engine.EngineCoreOutputs(engine_index=3, outputs=outputs)
+    decoder = OutputDecoder(ids)
+    for _ in range(2):
+        frames = frames_of(message)
+        found = decoder.decode(frames[0])
+        assert found.slots.tolist() == list(range(40))
+        assert found.tokens.tolist() == [slot * 1000 for slot in range(40)]
+        rare = dict(found.rare)
+        assert sorted(rare) == [3, 4, 5]
+        scores = read_logprobs(rare[3].new_logprobs, frames)
+        assert scores.ids.tolist() == [list(range(wide))]
+        assert scores.rank.tolist() == [4]
+        prompt = read_logprobs(rare[4].new_prompt_logprobs, frames)
+        assert prompt.ids.shape == (2, wide)
+        assert rare[5].finish_reason == 1
+    assert decoder.by_columns == 2
+
+
+def test_we_read_vllms_answers() -> None:
+    answer = vllm_engine.UtilityOutput(9, None, UtilityResult({"a": [1]}))
+    (frame,) = frames_of(vllm_engine.EngineCoreOutputs(utility_output=answer))
+    found = msgspec.msgpack.decode(frame, type=Outputs).utility_output
+    assert found is not None
+    assert (found.call_id, found.result) == (9, [None, {"a": [1]}])
