@@ -82,7 +82,7 @@ test-ray: $(RAY_VENV)/.installed  ## Engines on a real Ray cluster, in an enviro
 
 test-vllm: $(VLLM_VENV)/.installed  ## The tests of --engine vllm and --attach, on the CPU.
 	$(VLLM_VENV)/bin/python -m pytest --slow -k "not torch" $(ARGS) \
-		tests/engine/vllm tests/dialects/test_fields.py tests/integration/test_vllm.py \
+		tests/engine/attach tests/dialects/test_fields.py tests/integration/test_vllm.py \
 		tests/integration/test_vllm_lora.py tests/integration/test_vllm_transfer.py tests/integration/test_golden.py \
 		tests/integration/test_attach_vllm.py
 
