@@ -53,16 +53,17 @@ def test_greedy_streams_of_a_killed_engine_go_on_as_they_would_have(pair: Server
 
 
 def test_structured_output_of_a_killed_engine_ends_with_an_error(pair: Server) -> None:
-    """vLLM continues no grammar; streams of the other engine end within theirs."""
-    choice = {"choice": ["ab " * 400, "cd " * 400]}
+    """vLLM continues no grammar. A stream that has ended before is whole."""
+    choice = {"choice": ["ab " * 600, "cd " * 600]}
     bodies = [GREEDY | {"ignore_eos": False, "structured_outputs": choice} for _ in range(8)]
     wait_until(lambda: pair.metric("penstock:engine_up") == 2, VLLM_START_S, "both engines being up")
     with Streams(pair.url, bodies) as streams:
-        streams.until_each_has(3)
-        pair.children("engine")[0].kill()
+        streams.until_each_has(1)
+        for engine in pair.children("engine"):
+            engine.kill()
         streams.until_all_ended(300)
     whole = [text for text in streams.texts if text in choice["choice"]]
-    assert 0 < len(streams.failures) < len(bodies)
+    assert streams.failures
     assert all("send the request again" in str(failure) for failure in streams.failures)
     assert len(whole) == len(bodies) - len(streams.failures)
 
