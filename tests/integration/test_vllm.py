@@ -27,7 +27,8 @@ SCHEMA = {
 @pytest.fixture(scope="module")
 def pair(vllm_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Two engines, of which tests kill one."""
-    arguments = in_vllm(vllm_model, "--data-parallel-size", "2")
+    patient = ("--resume-timeout", str(VLLM_START_S))
+    arguments = in_vllm(vllm_model, "--data-parallel-size", "2", *patient)
     directory = tmp_path_factory.mktemp("pair")
     with Server(*arguments, directory=directory, start_s=VLLM_START_S) as running:
         yield running
