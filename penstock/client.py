@@ -100,7 +100,7 @@ class Answer:
         self._body = body
 
     def __iter__(self) -> Generator[str, None, None]:
-        """Sends the request and yields text. Closing the iterator closes the connection.
+        """Send the request and yield text. Closing the iterator closes the connection.
 
         Raises ClientError, also when the stream ends before ``[DONE]``.
         """
@@ -208,7 +208,7 @@ class Client:
         return Answer(self, "/v1/chat/completions", body)
 
     def events(self, path: str, body: dict[str, Any]) -> Generator[bytes, None, None]:
-        """Sends ``body`` and yields the data of each event before ``[DONE]``."""
+        """Send ``body`` and yield the data of each event before ``[DONE]``."""
         headers = {"Content-Type": "application/json"}
         content = msgspec.json.encode(body)
         with (
@@ -229,7 +229,7 @@ class Client:
 
     @contextlib.contextmanager
     def _failures(self) -> Iterator[None]:
-        """Converts httpx's errors to ClientError."""
+        """Convert httpx's errors to ClientError."""
         try:
             yield
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:

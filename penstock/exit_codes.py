@@ -36,7 +36,7 @@ def exit_code_of(signum: int) -> int:
 
 
 def describe_exit(returncode: int, *, killed: bool = False) -> str:
-    """Describes ``returncode``, which is negative for a signal, as subprocess gives it. ``killed``: by us."""
+    """Describe ``returncode``, which is negative for a signal, as subprocess gives it. ``killed``: by us."""
     if returncode >= 0:
         return f"ended with exit code {returncode}"
     try:

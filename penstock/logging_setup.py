@@ -24,7 +24,7 @@ LogFormat: TypeAlias = Literal["text", "json"]
 
 
 def configure(process: str, level: str, format: LogFormat = "text") -> None:
-    """Logs our messages from ``level`` on, and those of other libraries from warning on.
+    """Log our messages from ``level`` on, and those of other libraries from warning on.
 
     ``process`` is the name in each line, such as ``engine 0``; ``level`` and ``format`` are values of
     ``--log-level`` and ``--log-format``.
@@ -45,7 +45,7 @@ def configure(process: str, level: str, format: LogFormat = "text") -> None:
 
 
 def log_event(logger: logging.Logger, event: str, fields: Mapping[str, object], text: str) -> None:
-    """Logs an event with values: as ``text``, or in JSON as ``event`` with ``fields``."""
+    """Log an event with values: as ``text``, or in JSON as ``event`` with ``fields``."""
     logger.info("%s", text, extra={"event": event, "fields": fields})
 
 
@@ -78,7 +78,7 @@ class RateLimitedLog:
         """Per subject: time of its last line, and events since that line."""
 
     def __call__(self, subject: str, message: str, *arguments: object, exc_info: bool = False) -> None:
-        """Logs ``message % arguments``, unless ``subject`` had a line within the interval; with ``exc_info``
+        """Log ``message % arguments``, unless ``subject`` had a line within the interval; with ``exc_info``
         and the traceback of the exception that is being handled."""
         now = self._clock()
         logged_at, suppressed = self._subjects.pop(subject, (-float("inf"), 0))

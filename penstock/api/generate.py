@@ -104,7 +104,7 @@ class GenerationRoutes:
         self._idle.set()
 
     def close(self) -> None:
-        """Ends the child processes."""
+        """End the child processes."""
         self._grammars.close()
 
     def handler(self, dialect: Dialect) -> Handler:
@@ -225,7 +225,7 @@ class GenerationRoutes:
         hints: RoutingHints,
         prompts: list[Prompt],
     ) -> Work:
-        """Checks what depends on the prompts' lengths, and prepares the reply. Raises ApiError."""
+        """Check what depends on the prompts' lengths, and prepare the reply. Raises ApiError."""
         if plan.logprob_bytes or plan.prompt_logprobs >= 0:
             of_prompts = wide_prompt_logprob_bytes(
                 plan.prompt_logprobs, sum(prompt.length for prompt in prompts)

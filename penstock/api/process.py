@@ -441,7 +441,7 @@ class _Server:
             self._collector.on_idle()
 
     async def _log_throughput(self) -> None:
-        """Runs until this API server ends or is replaced."""
+        """Run until this API server ends or is replaced."""
         throughput_log = ThroughputLog(self._metrics_endpoint.totals, lambda: self._logs_throughput)
         while True:
             await asyncio.sleep(self._config.log_interval)

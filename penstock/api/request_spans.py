@@ -106,7 +106,7 @@ class RequestSpans:
         return self._exporter.counts
 
     def close(self) -> None:
-        """Exports what waits, for at most 2 seconds."""
+        """Export what waits, for at most 2 seconds."""
         self._exporter.close()
 
 

@@ -89,7 +89,7 @@ def render(report: AdapterBenchmarkReport) -> str:
 
 
 def measure(config: BenchAdaptersConfig, say: ProgressCallback) -> AdapterBenchmarkReport:
-    """Runs all measurements; ``say`` gets a line before each. Raises BenchError, and ConfigError for a model
+    """Run all measurements; ``say`` gets a line before each. Raises BenchError, and ConfigError for a model
     that the engine does not run."""
     if not (importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")):
         raise BenchError(f"the torch engine is not installed: {pip_install('torch')}")

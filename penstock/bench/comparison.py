@@ -87,7 +87,7 @@ class ComparisonReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure(config: BenchHostConfig, other: BenchHostConfig, say: ProgressCallback) -> ComparisonReport:
-    """Runs both by turns: on one server, if its options are the same. Raises BenchError."""
+    """Run both by turns: on one server, if its options are the same. Raises BenchError."""
     deadline = Deadline(config.timeout)
     with contextlib.ExitStack() as stack:
         servers: dict[tuple[str, ...], MeasuredServer] = {}

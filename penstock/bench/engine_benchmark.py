@@ -85,7 +85,7 @@ def render(report: EngineBenchmarkReport) -> str:
 
 
 def measure(config: BenchEngineConfig, say: ProgressCallback) -> EngineBenchmarkReport:
-    """Runs all measurements; ``say`` gets a line before each. Raises BenchError."""
+    """Run all measurements; ``say`` gets a line before each. Raises BenchError."""
     runs = []
     for rows in config.rows:
         for length in config.sequence_length:
@@ -130,7 +130,7 @@ def _measure(rows: int, sequence_length: int, steps: int, accept: int) -> Engine
 
 
 def _steady(stepper: _Stepper, rows: int, sequence_length: int, steps: int, tokens_per_row: int) -> EngineRun:
-    """Measures ``steps`` steps in which no stream starts or ends."""
+    """Measure ``steps`` steps in which no stream starts or ends."""
     parts = -(-steps // STEPS_AT_A_TIME)
     cpu_s = [0.0] * parts  # allocated before objects are counted
     collections = _CollectionCounter()
@@ -183,7 +183,7 @@ class _Stepper:
         self._steps = 0
 
     def run(self, steps: int) -> float:
-        """Runs at most STEPS_AT_A_TIME steps. Returns their CPU seconds, without the wait for the reader."""
+        """Run at most STEPS_AT_A_TIME steps. Returns their CPU seconds, without the wait for the reader."""
         step, reader = self._loop.run_once, self._reader
         began = time.process_time()
         for _ in range(steps):
@@ -219,7 +219,7 @@ class _ReaderProcess:
         self._process.communicate()
 
     def wait_for(self, lines: int) -> None:
-        """Waits until it has written this many lines in total. Raises BenchError after READER_SECONDS."""
+        """Wait until it has written this many lines in total. Raises BenchError after READER_SECONDS."""
         while self._lines < lines:
             if not select.select([self._stdout], [], [], READER_SECONDS)[0]:
                 raise BenchError(f"the frames were not read within {READER_SECONDS:.0f} s")
@@ -237,7 +237,7 @@ class _ReaderProcess:
         return []
 
     def heartbeat(self) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
     def fileno(self) -> int:
         return self._stdout.fileno()

@@ -56,7 +56,7 @@ class FrameReader:
         self._poller.register(sys.stdin.fileno(), select.POLLHUP)
 
     def submit(self) -> None:
-        """Sends Hello and all streams."""
+        """Send Hello and all streams."""
         plan = self._plan
         self._link.send([encode(Hello(ENGINE_PROTOCOL_VERSION, 0, 0))])
         prompts = np.full((plan.streams, plan.prompt_tokens), plan.prompt_token, "<i4")
@@ -69,7 +69,7 @@ class FrameReader:
             self._link.send(requests[start : start + SUBMITS_PER_MESSAGE])
 
     def run(self) -> None:
-        """Reads frames until standard input is closed. Raises BenchError for an unexpected message."""
+        """Read frames until standard input is closed. Raises BenchError for an unexpected message."""
         tokens = np.zeros(self._plan.streams, np.int64)
         goal = self._plan.every
         while True:

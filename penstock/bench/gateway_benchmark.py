@@ -44,7 +44,7 @@ class GatewayReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure_gateway(config: BenchGatewayConfig, say: ProgressCallback) -> GatewayReport:
-    """Runs the measurement and ends all its processes. Raises BenchError."""
+    """Run the measurement and end all its processes. Raises BenchError."""
     deadline = Deadline(config.timeout)
     with contextlib.ExitStack() as stack:
         gateway = _Gateways(stack, deadline, say).start(config)
@@ -62,7 +62,7 @@ def measure_gateway(config: BenchGatewayConfig, say: ProgressCallback) -> Gatewa
 def compare_gateways(
     config: BenchGatewayConfig, other: BenchGatewayConfig, say: ProgressCallback
 ) -> ComparisonReport:
-    """Measures two gateways by turns, in front of the same servers if these have the same options.
+    """Measure two gateways by turns, in front of the same servers if these have the same options.
 
     Raises BenchError.
     """

@@ -28,7 +28,7 @@ NOT_SHOWN = ("json", "api_key", "timeout", "rounds", "compare_with")
 
 
 def measure(config: BenchHostConfig, say: ProgressCallback) -> HostReport:
-    """Runs the measurement and ends all its processes; ``say`` gets a line for each stage.
+    """Run the measurement and end all its processes; ``say`` gets a line for each stage.
 
     Raises BenchError when it is impossible or exceeds its time limit. Failed requests are counted instead.
     """

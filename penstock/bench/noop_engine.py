@@ -91,7 +91,7 @@ class NoOpEngine:
     can_step = has_work
 
     def dummy_step(self) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
     def step(self) -> StepRows:
         aborted = self._scheduler.take_aborted()

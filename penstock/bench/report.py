@@ -108,7 +108,7 @@ def slow_reading(
     others: Sequence[RoundResult],
     resident_growth_bytes: int,
 ) -> SlowReading:
-    """Compares rounds without slow readers to rounds of the ``others`` with slow readers."""
+    """Compare rounds without slow readers to rounds of the ``others`` with slow readers."""
     before, beside = _median_p99(without), _median_p99(others)
     ratio = beside / before if before and beside is not None else None
     return SlowReading(

@@ -38,7 +38,7 @@ class RequestBodies:
     """Builds the request bodies for one server."""
 
     def __init__(self, config: BenchHostConfig, http: httpx.Client) -> None:
-        """Requests the server's model. ``http`` has the server as its base URL. Raises BenchError."""
+        """Request the server's model. ``http`` has the server as its base URL. Raises BenchError."""
         self._config = config
         self._http = http
         self._random = random.Random(_SEED)
@@ -57,7 +57,7 @@ class RequestBodies:
         return self._body(self._prompts(1)[0], stream=True, tokens=SLOW_TOKENS)
 
     def probe(self) -> ProbeResult:
-        """Sends one request and checks its number of tokens, which later requests do not check.
+        """Send one request and check its number of tokens, which later requests do not check.
 
         Raises BenchError when the server refuses it or sends another number of tokens.
         """

@@ -113,7 +113,7 @@ class _ScaledServer:
 
 
 def measure(config: BenchHostConfig, say: ProgressCallback) -> ScalingReport:
-    """Runs the rounds for all numbers of API servers by turns. Raises BenchError."""
+    """Run the rounds for all numbers of API servers by turns. Raises BenchError."""
     deadline = Deadline(config.timeout)
     with contextlib.ExitStack() as stack:
         servers = []

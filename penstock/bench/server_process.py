@@ -53,7 +53,7 @@ class ServerProcess:
         python: str = sys.executable,
         tree: Path | None = None,
     ) -> None:
-        """Starts ``penstock`` with ``arguments`` and waits at most ``seconds`` until it is ready. ``on_line``
+        """Start ``penstock`` with ``arguments`` and wait at most ``seconds`` until it is ready. ``on_line``
         is called with every line of its output, in a thread. ``python``: the interpreter; ``tree``: a working
         tree whose code runs in place of this one's.
 
@@ -101,7 +101,7 @@ class ServerProcess:
         return "\n".join(self._lines)
 
     def close(self) -> None:
-        """Ends all its processes."""
+        """End all its processes."""
         family: list[psutil.Process | subprocess.Popen[str]] = [self._process]
         with contextlib.suppress(psutil.NoSuchProcess):
             family += psutil.Process(self._process.pid).children(recursive=True)
@@ -124,7 +124,7 @@ class ServerProcess:
         self.close()
 
     def _read(self) -> None:
-        """Reads the output; finds the URL, then the ready line."""
+        """Read the output; finds the URL, then the ready line."""
         url = ""
         assert self._process.stdout is not None
         for line in self._process.stdout:

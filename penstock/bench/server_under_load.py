@@ -60,7 +60,7 @@ class PreparedLoad(NamedTuple):
 def start_server(
     config: BenchHostConfig, api_servers: int, stack: contextlib.ExitStack, deadline: Deadline
 ) -> MeasuredServer:
-    """Starts ``penstock serve --engine synthetic`` for the measurement; the stack ends it."""
+    """Start ``penstock serve --engine synthetic`` for the measurement; the stack ends it."""
     arguments, authority = serve_arguments(config, api_servers), None
     if config.tls:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-tls-"))
@@ -79,7 +79,7 @@ def start_server(
 
 
 def prepare(config: BenchHostConfig, server: MeasuredServer, deadline: Deadline) -> PreparedLoad:
-    """Sends one request and plans the load."""
+    """Send one request and plan the load."""
     headers = {"authorization": f"Bearer {config.api_key}"} if config.api_key else {}
     parts = urlsplit(server.url)
     with httpx.Client(

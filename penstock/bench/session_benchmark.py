@@ -54,7 +54,7 @@ class SessionReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure(config: BenchSessionConfig, say: ProgressCallback) -> SessionReport:
-    """Runs the measurement and ends its processes. Raises BenchError."""
+    """Run the measurement and end its processes. Raises BenchError."""
     deadline = Deadline(config.timeout)
     turns = WARM_TURNS + config.turns + config.history_turns
     room = config.history_tokens * 2 + turns * (config.new_tokens * 2 + TURN_TOKENS)
@@ -74,7 +74,7 @@ def measure(config: BenchSessionConfig, say: ProgressCallback) -> SessionReport:
         conversations = [_Conversation(config, number) for number in range(config.sessions)]
 
         def run(turns: int) -> float:
-            """Runs turns of all sessions at the same time. Returns the seconds to decode their bodies."""
+            """Run turns of all sessions at the same time. Returns the seconds to decode their bodies."""
             with ThreadPoolExecutor(config.sessions) as pool:
                 played = [pool.submit(each.play, server.url, turns, deadline) for each in conversations]
                 return sum(each.result() for each in played)
@@ -138,7 +138,7 @@ class _Conversation:
             self._add_call(self._text(each // 10), self._text(each // 10), self._text(each * 8 // 10))
 
     def play(self, url: str, turns: int, deadline: Deadline) -> float:
-        """Runs turns. Returns the seconds of CPU to decode the JSON of their bodies. Raises BenchError."""
+        """Run turns. Returns the seconds of CPU to decode the JSON of their bodies. Raises BenchError."""
         decoding_s = 0.0
         with httpx.Client(base_url=url, timeout=60) as client:
             for turn in range(turns):

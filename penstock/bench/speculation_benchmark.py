@@ -123,7 +123,7 @@ def render(report: SpeculationReport) -> str:
 
 
 def measure(config: BenchSpeculationConfig, say: ProgressCallback) -> SpeculationReport:
-    """Runs all measurements; ``say`` gets a line before each. Raises BenchError, and ConfigError for a model
+    """Run all measurements; ``say`` gets a line before each. Raises BenchError, and ConfigError for a model
     that the engine does not run."""
     if not (importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")):
         raise BenchError(f"the torch engine is not installed: {pip_install('torch')}")

@@ -185,7 +185,7 @@ def compared(command: Command[C], config: C, text: str) -> C:
 def run_measurement(
     measure: Callable[[ProgressCallback], R], render: Callable[[R], str], path: str | None
 ) -> R | None:
-    """Runs ``measure`` with progress on standard error, prints its report and writes it to ``path`` as JSON.
+    """Run ``measure`` with progress on standard error, print its report and write it to ``path`` as JSON.
 
     None, with the reason on standard error, when nothing could be measured or written.
     """

@@ -29,12 +29,12 @@ class Conversation:
         self.clear()
 
     def clear(self) -> None:
-        """Removes all messages but the system prompt."""
+        """Remove all messages but the system prompt."""
         prompt = self.config.system_prompt
         self.messages = [{"role": "system", "content": prompt}] if prompt else []
 
     def say(self, message: str) -> None:
-        """Sends a message and prints the answer as it arrives.
+        """Send a message and print the answer as it arrives.
 
         An answer that the user interrupts (KeyboardInterrupt) stays in the conversation, incomplete.
         When the server fails (ClientError), the message and its answer are dropped.
@@ -51,7 +51,7 @@ class Conversation:
 
 
 def run(config: ChatConfig, origins: Origins) -> int:
-    """Sends one message, or chats until the user exits. 1 when the server fails."""
+    """Send one message, or chat until the user exits. 1 when the server fails."""
     from penstock.client import Client, ClientError
 
     try:
@@ -67,7 +67,7 @@ def run(config: ChatConfig, origins: Origins) -> int:
 
 
 def _converse(conversation: Conversation) -> int:
-    """Reads lines from the user and prints answers. Without a terminal, a failure or Ctrl-C ends it."""
+    """Read lines from the user and print answers. Without a terminal, a failure or Ctrl-C ends it."""
     from penstock.client import ClientError
 
     interactive = sys.stdin.isatty()

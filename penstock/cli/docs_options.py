@@ -29,7 +29,7 @@ def page() -> str:
 
 
 def run(config: DocsOptionsConfig, origins: Origins) -> int:
-    """Writes the page to the file, or prints it."""
+    """Write the page to the file, or print it."""
     if config.page is None:
         sys.stdout.write(page())
     else:

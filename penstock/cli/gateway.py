@@ -8,7 +8,7 @@ from penstock.config.origins import Origins
 
 
 def run(config: GatewayConfig, origins: Origins, read_again: ReadOptions[GatewayConfig]) -> int:
-    """Serves until SIGINT or SIGTERM; SIGHUP reads the options again."""
+    """Serve until SIGINT or SIGTERM; SIGHUP reads the options again."""
     from penstock.gateway.supervisor import serve
 
     return serve(config, origins, read_again)

@@ -11,7 +11,7 @@ from penstock.config.origins import Origins
 
 
 def run(config: KeysConfig, origins: Origins) -> int:
-    """Writes the file and prints what to do with it. Raises ConfigError when it cannot be written."""
+    """Write the file and print what to do with it. Raises ConfigError when it cannot be written."""
     from penstock.supervisor.startup.cluster_key import write_cluster_key
 
     path = Path(config.cluster_key_file).expanduser()

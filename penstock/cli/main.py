@@ -75,7 +75,7 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs ``penstock`` with these arguments (default: those of the process) and returns its exit code."""
+    """Run ``penstock`` with these arguments (default: those of the process) and return its exit code."""
     argv = sys.argv[1:] if argv is None else argv
     try:
         code = _run(argv)
@@ -93,7 +93,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def load(entry: CommandEntry) -> Command[Any]:
-    """Imports a command."""
+    """Import a command."""
     command = getattr(importlib.import_module(entry.module), entry.attribute)
     assert isinstance(command, Command)
     return command
@@ -149,7 +149,7 @@ def _find(argv: list[str]) -> CommandEntry | None:
 
 
 def _help(argv: list[str]) -> int:
-    """Prints the list of commands: all, or those of a group such as ``bench``."""
+    """Print the list of commands: all, or those of a group such as ``bench``."""
     words = [word for word in argv if word not in ("-h", "--help")]
     group = tuple(words[:1]) if _is_group(tuple(words[:1])) else ()
     entries = [entry for entry in COMMANDS if entry.help and entry.name[: len(group)] == group]

@@ -33,7 +33,7 @@ class Formatter(argparse.HelpFormatter):
         self._width = min(self._width, HELP_WIDTH)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        """Wraps each line; those that begin with spaces stay as they are."""
+        """Wrap each line; those that begin with spaces stay as they are."""
         lines = text.splitlines()
         return "\n".join(line if line[:1] in ("", " ") else textwrap.fill(line, width) for line in lines)
 
@@ -93,7 +93,7 @@ def _description(command: Command[Any]) -> str:
 
 
 def parse(command: Command[Any], argv: list[str], program: str = "penstock") -> CommandLine:
-    """Reads ``argv``. Flags of other servers are taken apart for commands that expect them.
+    """Read ``argv``. Flags of other servers are taken apart for commands that expect them.
 
     Raises ConfigError for an unknown flag and a missing or unexpected value. ``--help`` prints the help and
     raises SystemExit(0).

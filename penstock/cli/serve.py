@@ -10,7 +10,7 @@ from penstock.config.serve import ServeConfig
 
 
 def run(config: ServeConfig, origins: Origins) -> int:
-    """Serves until SIGINT or SIGTERM; returns the supervisor's exit code."""
+    """Serve until SIGINT or SIGTERM; return the supervisor's exit code."""
     if config.print_engine_command:
         from penstock.engine.attach.launch.serve_command import attach_commands
 

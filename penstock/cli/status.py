@@ -13,7 +13,7 @@ from penstock.config.status import StatusConfig
 
 
 def run(config: StatusConfig, origins: Origins) -> int:
-    """Prints tables or JSON to standard output. 1 when the status cannot be read."""
+    """Print tables or JSON to standard output. 1 when the status cannot be read."""
     from penstock.cli.status_reading import Source, status_of
     from penstock.cli.status_text import tables
     from penstock.cli.status_watch import make_display, watch

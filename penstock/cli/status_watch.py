@@ -23,7 +23,7 @@ class Display(Protocol):
     """Where statuses are shown."""
 
     def show(self, status: dict[str, Any], note: str) -> None:
-        """Shows a status. ``note``: what happened since the last one."""
+        """Show a status. ``note``: what happened since the last one."""
 
     def away(self, problem: str) -> None:
         """Shows that the server does not answer."""
@@ -38,7 +38,7 @@ def watch(
     interval_s: float,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Shows readings until KeyboardInterrupt; returns the exit code.
+    """Show readings until KeyboardInterrupt; return the exit code.
 
     Raises ClientError if there is no first reading, except while the server loads: its URL or key is wrong.
     """

@@ -43,7 +43,7 @@ def text_or_stdin(text: str) -> str:
 
 
 def write(answer: Answer, *, stats: bool) -> None:
-    """Writes an answer to standard output as it arrives, then its statistics to standard error.
+    """Write an answer to standard output as it arrives, then its statistics to standard error.
 
     An answer that ends early (ClientError, KeyboardInterrupt) is shown as far as it arrived, with a newline.
     """
@@ -61,6 +61,6 @@ def write(answer: Answer, *, stats: bool) -> None:
 
 
 def report(error: Exception) -> int:
-    """Prints an error to standard error and returns its exit code."""
+    """Print an error to standard error and return its exit code."""
     print(f"penstock: error: {error}", file=sys.stderr)
     return 1

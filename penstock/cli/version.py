@@ -14,7 +14,7 @@ class VersionConfig:
 
 
 def run(config: VersionConfig, origins: Origins) -> int:
-    """Prints the versions of Penstock, Python and the main libraries, one per line."""
+    """Print the versions of Penstock, Python and the main libraries, one per line."""
     import platform
     from importlib import metadata
 

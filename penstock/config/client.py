@@ -11,7 +11,7 @@ from penstock.config.options.connection import ConnectionOptions
 
 
 def short(letter: str) -> Meta:
-    """Adds a one-letter flag, such as ``-q``, to an option."""
+    """Add a one-letter flag, such as ``-q``, to an option."""
     return Meta(extra={"short": f"-{letter}"})
 
 

@@ -59,7 +59,7 @@ class MetricsRounds:
         return requests, answers + self._end_round(members, now)
 
     def _end_round(self, members: Collection[bytes], now: float) -> list[tuple[bytes, int]]:
-        """Returns the queries of the round, if all have answered or the time is over."""
+        """Return the queries of the round, if all have answered or the time is over."""
         self._waiting.intersection_update(members)
         if self._waiting and now < self._began_at + ROUND_TIMEOUT_S:
             return []

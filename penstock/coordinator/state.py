@@ -107,7 +107,7 @@ class CoordinatorState:
     _rounds: MetricsRounds = field(default_factory=MetricsRounds)
 
     def receive(self, identity: bytes, message: FromMember, now: float) -> list[Outgoing]:
-        """Handle a message of a member; returns the replies. Raises WireError for metrics that are invalid or
+        """Handle a message of a member; return the replies. Raises WireError for metrics that are invalid or
         find no room."""
         match message:
             case EngineJoin():
@@ -300,7 +300,7 @@ class CoordinatorState:
             server.sent_version, server.paused_until = -1, now + PAUSE_S
 
     def take_updates(self, now: float) -> list[Outgoing]:
-        """Answers to queries and requests for metrics that are due; and updates for every API server that
+        """Answer to queries and request for metrics that are due; and updates for every API server that
         lacks some, if the last ones are ``interval_s`` old."""
         requests, answers = self._rounds.advance(list(self._servers), now)
         updates: list[Outgoing] = [*requests]

@@ -49,7 +49,7 @@ class VllmHandshake:
         in_group: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Binds ``port`` of ``host``, a number; 0: a free one. ``in_group``: the engines step together.
+        """Bind ``port`` of ``host``, a number; 0: a free one. ``in_group``: the engines step together.
         Raises zmq.ZMQError."""
         self._host = host
         self._given_port = port

@@ -33,7 +33,7 @@ class VllmWaves:
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], host: str, first_port: int, ranks: int
     ) -> None:
-        """Binds ``first_port`` of ``host`` and the next one; 0: free ones. Raises zmq.ZMQError."""
+        """Bind ``first_port`` of ``host`` and the next one; 0: free ones. Raises zmq.ZMQError."""
         self._ranks = ranks
         self._subscribed = 0
         self._wave = 0

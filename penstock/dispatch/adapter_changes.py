@@ -79,7 +79,7 @@ class AdapterChanges:
         return await self._make(_Wanted(f"unload {name}", name), key, timeout_s)
 
     async def _make(self, wanted: _Wanted, key: str, timeout_s: float) -> OperationResult:
-        """Makes a change until it does not lose against another one."""
+        """Make a change until it does not lose against another one."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         while True:

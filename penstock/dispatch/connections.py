@@ -76,7 +76,7 @@ class SubmitBatch:
         self._first_size = self.size
 
     def add(self, owner: object, submit: Submit) -> int | None:
-        """Adds another stream of the same request. Returns the bytes it adds, None if it needs another
+        """Add another stream of the same request. Returns the bytes it adds, None if it needs another
         batch."""
         first = self.submits[0]
         if owner is not self.owner or submit.kv_transfer_params is not first.kv_transfer_params:
@@ -123,7 +123,7 @@ class EngineState:
         self.clear()
 
     def clear(self) -> None:
-        """Resets what belongs to one connection."""
+        """Reset what belongs to one connection."""
         self.observed: dict[str, ObservedState] = {}
         """What the engine has observed, by name of the state."""
         self.passed_gate = 0
@@ -151,7 +151,7 @@ class EngineState:
         self._step = 0
 
     def on_submit(self, now: float, size: int = 0) -> None:
-        """Counts a submitted stream of ``size`` bytes."""
+        """Count a submitted stream of ``size`` bytes."""
         self.submitted += 1
         self.queued_bytes += size
         self._queued.append((self.submitted, size))
@@ -161,7 +161,7 @@ class EngineState:
     def update_load(
         self, step: int, waiting: int, running: int, kv_used: float, accepted: int, now: float
     ) -> None:
-        """Takes the load of a frame or a report, unless a newer one has been taken."""
+        """Take the load of a frame or a report, unless a newer one has been taken."""
         if step < self._step:
             return
         self._step = step
@@ -281,7 +281,7 @@ class Connections:
         self._timer = PeriodicTimer("the engines' connections", CHECK_INTERVAL_S, self._tick)
 
     def set_address(self, rank: int, address: str | None) -> None:
-        """Sets the address of an engine; None: it leaves, so a broken connection is not made again."""
+        """Set the address of an engine; None: it leaves, so a broken connection is not made again."""
         engine = self.engines[rank]
         if engine.address == address:
             return
@@ -320,7 +320,7 @@ class Connections:
             self.disconnect(engine, "The engine does not answer.")
 
     def disconnect(self, engine: EngineState, reason: str) -> None:
-        """Closes a connection; it is made again later if the engine has an address. ``reason``: for clients
+        """Close a connection; it is made again later if the engine has an address. ``reason``: for clients
         whose request the engine ran."""
         link = engine.link
         if link is None:
@@ -337,7 +337,7 @@ class Connections:
             self._loop.call_later(RECONNECT_S, self._connect, engine)
 
     def _look(self, engine: EngineState) -> None:
-        """Reads a connection, and finds out whether it is broken."""
+        """Read a connection, and find out whether it is broken."""
         self._receive(engine)
         self._check(engine)
 
@@ -346,7 +346,7 @@ class Connections:
             self._look(engine)
 
     def stop(self) -> None:
-        """Makes no more connections."""
+        """Make no more connections."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -363,7 +363,7 @@ class Connections:
     # -- sending
 
     def send(self, engine: EngineState, part: bytes) -> None:
-        """Adds an encoded message to the next ZMQ message, which is sent in the loop's next iteration, or now
+        """Add an encoded message to the next ZMQ message, which is sent in the loop's next iteration, or now
         if it has MESSAGE_PARTS."""
         engine.outbox.append(part)
         self._schedule_flush(engine)
@@ -396,7 +396,7 @@ class Connections:
                 self._receive(engine)  # sending may consume the descriptor's edge
 
     def _flush(self, engine: EngineState) -> None:
-        """Sends one ZMQ message. What is left is sent in the loop's next iteration, so that rows are not
+        """Send one ZMQ message. What is left is sent in the loop's next iteration, so that rows are not
         delayed by the encoding of large requests."""
         outbox, size = engine.outbox, 0
         parts: list[bytes] = []
@@ -420,19 +420,19 @@ class Connections:
     # -- receiving
 
     def yield_to_pump(self) -> None:
-        """Receives waiting messages, at most every PUMP_INTERVAL_S. To be called within bursts of work."""
+        """Receive waiting messages, at most every PUMP_INTERVAL_S. To be called within bursts of work."""
         if time.monotonic() - self._last_pump > PUMP_INTERVAL_S:
             self.pump()
 
     def pump(self) -> None:
-        """Sends and receives on all connections."""
+        """Send and receive on all connections."""
         for engine in self.engines:
             if engine.outbox:
                 self._flush(engine)
             self._receive(engine)
 
     def _receive(self, engine: EngineState) -> None:
-        """Receives waiting messages of an engine; consecutive frames are delivered together."""
+        """Receive waiting messages of an engine; consecutive frames are delivered together."""
         now = self._last_pump = time.monotonic()
         try:
             if not self._receive_some(engine, now):
@@ -445,7 +445,7 @@ class Connections:
             self.disconnect(engine, "The server failed to handle a message of the engine.")
 
     def _receive_some(self, engine: EngineState, now: float) -> bool:
-        """Receives up to MESSAGES_PER_READ messages; False if more may wait."""
+        """Receive up to MESSAGES_PER_READ messages; False if more may wait."""
         frames: list[TokenFrame] = []
         link = engine.link
         try:

@@ -85,7 +85,7 @@ class CoordinatorClient:
         self._tick()
 
     def start_reporting(self, snapshot: Callable[[], Snapshot]) -> None:
-        """Sends this process's metrics from here on; ``snapshot`` returns them."""
+        """Send this process's metrics from here on; ``snapshot`` returns them."""
         self._snapshot = snapshot
 
     async def refresh_metrics(self, own: Snapshot) -> None:
@@ -133,7 +133,7 @@ class CoordinatorClient:
         return True
 
     def close(self) -> None:
-        """Sends the final metrics and disconnects."""
+        """Send the final metrics and disconnect."""
         if self._snapshot is not None:
             self._send_metrics(self._snapshot())
         for task in self._confirming:

@@ -169,7 +169,7 @@ class EngineClient:
                 self.streams.break_off(stream, ended=True)
 
     def _watch_resumption(self) -> None:
-        """Starts the timer of :meth:`resume` if streams wait for an engine."""
+        """Start the timer of :meth:`resume` if streams wait for an engine."""
         waits = self._resumption is not None and self._resumption.waits
         if waits and self._resumption_timer is None:
             self._resumption_timer = PeriodicTimer(
@@ -177,7 +177,7 @@ class EngineClient:
             )
 
     def resume(self, now: float) -> None:
-        """Resumes or ends streams that wait for an engine. Called every RESUMPTION_INTERVAL_S while there
+        """Resume or end streams that wait for an engine. Called every RESUMPTION_INTERVAL_S while there
         are any."""
         if self._resumption is not None:
             self._resumption.tick(now)
@@ -190,7 +190,7 @@ class EngineClient:
             self._resumption_timer = None
 
     def close(self, message: str) -> None:
-        """Ends every stream with an error and disconnects from the engines."""
+        """End every stream with an error and disconnect from the engines."""
         self._connections.stop()
         self._end_resumption_timer()
         if self._resumption is not None:
@@ -218,7 +218,7 @@ class EngineClient:
         return resting and not self.accepts_streams()
 
     def set_draining(self, ranks: list[int]) -> None:
-        """Stops new streams to these engines, and allows them to all others."""
+        """Stop new streams to these engines, and allow them to all others."""
         for engine in self.engines:
             engine.draining = engine.rank in ranks
         self.on_engine_available()
@@ -247,7 +247,7 @@ class EngineClient:
         cache_salt: str | None = None,
         adapter: AdapterKey | None = None,
     ) -> EngineState | None:
-        """Chooses the engine for a stream. ``prompt``: int32 token ids. None if no engine that has the
+        """Choose the engine for a stream. ``prompt``: int32 token ids. None if no engine that has the
         adapter accepts streams, or the one of ``hints.rank`` does not."""
         rank: int | None = 0 if len(self.engines) == 1 else hints.rank
         if rank is not None:
@@ -270,12 +270,12 @@ class EngineClient:
         return engines if adapter is None else [engine for engine in engines if engine.has_adapter(adapter)]
 
     def submit(self, stream: Stream, request: Submit) -> None:
-        """Submits the stream to the engine of its rank, and keeps the request for resumption."""
+        """Submit the stream to the engine of its rank, and keep the request for resumption."""
         self._connections.submit(self.engines[stream.rank], request, owner=stream.reply)
         stream.request = request
 
     def _resubmit(self, stream: Stream, request: Submit) -> bool:
-        """Submits a stream that lost its engine to another one, or to the only one that may run it; False if
+        """Submit a stream that lost its engine to another one, or to the only one that may run it; False if
         none accepts streams."""
         adapter = request.adapter_key
         if adapter is not None and not self.adapters.has(*adapter):
@@ -291,7 +291,7 @@ class EngineClient:
         return True
 
     def abort(self, stream: Stream, *, stopped: bool = False) -> None:
-        """Aborts a stream that its request has dropped on its engine; its handle is free once the engine has
+        """Abort a stream that its request has dropped on its engine; its handle is free once the engine has
         confirmed, or now if no engine has it.
 
         ``stopped``: the stream is complete, as its text contains a stop string.
@@ -332,7 +332,7 @@ class EngineClient:
         return bool(self._unconfirmed_aborts)
 
     async def confirm_aborts(self) -> None:
-        """Waits until engines have counted the streams that were aborted so far."""
+        """Wait until engines have counted the streams that were aborted so far."""
         ranks = [rank for rank in self._unconfirmed_aborts if self.engines[rank].up]
         self._unconfirmed_aborts.clear()
         await self.metrics_queries.ask(ranks)
@@ -340,11 +340,11 @@ class EngineClient:
     # -- messages of engines
 
     def yield_to_pump(self) -> None:
-        """Receives waiting rows. To be called within bursts of other work, which would delay them."""
+        """Receive waiting rows. To be called within bursts of other work, which would delay them."""
         self._connections.yield_to_pump()
 
     def on_frames(self, engine: EngineState, frames: list[TokenFrame], now: float) -> None:
-        """Delivers consecutive token frames, at least one, to their streams in one pass."""
+        """Deliver consecutive token frames, at least one, to their streams in one pass."""
         if self.streams is None:
             raise WireError("a token frame before any stream")
         self.frames_received += len(frames)
@@ -361,7 +361,7 @@ class EngineClient:
         self.streams.process_frame(engine.rank, frame, now)
 
     def on_message(self, engine: EngineState, message: FromEngine) -> None:
-        """Handles any message but a token frame, in order with frames."""
+        """Handle any message but a token frame, in order with frames."""
         match message:
             case Welcome():
                 if message.protocol != ENGINE_PROTOCOL_VERSION or message.rank != engine.rank:
@@ -429,7 +429,7 @@ class EngineClient:
         self.streams.end(stream, StreamError(status, code, message, retry_after_ms, param))
 
     def _submit_to_next(self, stream: Stream) -> bool:
-        """Submits a stream that an engine with a full queue rejected to the next engine.
+        """Submit a stream that an engine with a full queue rejected to the next engine.
 
         False if every engine that may run it has rejected it.
         """

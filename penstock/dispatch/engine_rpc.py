@@ -99,12 +99,12 @@ class Calls:
         """Futures of connections that calls wait for, by rank."""
 
     async def ask(self, ranks: Sequence[int], request: RpcRequest, timeout_s: float) -> list[Receipt]:
-        """Calls the engines of ``ranks`` concurrently; returns their receipts in the same order."""
+        """Call the engines of ``ranks`` concurrently; return their receipts in the same order."""
         asks = (self.ask_one(rank, request, timeout_s) for rank in ranks)
         return list(await asyncio.gather(*asks))
 
     async def ask_one(self, rank: int, request: RpcRequest, timeout_s: float) -> Receipt:
-        """Calls one engine."""
+        """Call one engine."""
         attempt = _Attempt(rank, request)
         try:
             async with asyncio.timeout(timeout_s):
@@ -127,7 +127,7 @@ class Calls:
                 return attempt.without("the engine is gone", "gone")
 
     async def _connection(self, rank: int) -> EngineEpoch:
-        """Waits until the engine is connected; returns its process."""
+        """Wait until the engine is connected; return its process."""
         while rank not in self._connected:
             future = self._awaited.get(rank)
             if future is None:
@@ -136,7 +136,7 @@ class Calls:
         return self._connected[rank]
 
     async def _reply(self, rank: int, request: RpcRequest) -> RpcReply | None:
-        """Sends the call; None if the connection broke before the reply."""
+        """Send the call; None if the connection broke before the reply."""
         self._next += 1
         call = RpcCall(
             call=self._next,
@@ -202,7 +202,7 @@ class _Attempt:
         return None if self._engine_epoch is None else self._engine_epoch[0]
 
     def on_connected(self, engine_epoch: EngineEpoch) -> bool:
-        """Notes the process that the call is sent to; returns whether it is another one than before."""
+        """Note the process that the call is sent to; return whether it is another one than before."""
         restarted = self._engine_epoch not in (None, engine_epoch)
         self._engine_epoch = engine_epoch
         self._restarted |= restarted

@@ -27,7 +27,7 @@ class MetricsQueries:
         """Engines that have not answered in time, and the number of that query."""
 
     async def ask(self, ranks: Iterable[int]) -> None:
-        """Returns once the engines of ``ranks`` have answered, or are late."""
+        """Return once the engines of ``ranks`` have answered, or are late."""
         self._number += 1
         number, loop = self._number, asyncio.get_running_loop()
         asked = {rank: loop.create_future() for rank in ranks if rank not in self._late}

@@ -113,7 +113,7 @@ class Resumption:
         return bool(self._waiting or self._suspects or self._retry_at is not None)
 
     def tick(self, now: float) -> None:
-        """Resumes the next suspect and streams that were refused, and ends the streams that have expired."""
+        """Resume the next suspect and streams that were refused, and end the streams that have expired."""
         if self._retry_at is not None and now >= self._retry_at:
             self._retry_at = None
             self.on_engine()
@@ -133,7 +133,7 @@ class Resumption:
     # -- streams
 
     def _count_failed_resume(self, stream: Stream, message: str, accepted: int) -> None:
-        """Counts a failed resume of a stream that has just lost its engine, and ends one with too many."""
+        """Count a failed resume of a stream that has just lost its engine, and end one with too many."""
         if not self._awaits_progress(stream):
             stream.failed_resumes = 0
             return
@@ -154,7 +154,7 @@ class Resumption:
         self._try_suspect()
 
     def _go_on(self, entries: list[Entry]) -> list[Entry]:
-        """Resumes streams on engines; returns those that no engine accepts.
+        """Resume streams on engines; return those that no engine accepts.
 
         Skips streams that have ended meanwhile, such as other choices of a failed request.
         """
@@ -178,7 +178,7 @@ class Resumption:
         return left
 
     def _try_suspect(self) -> None:
-        """Resumes the next suspect, once the one before has made progress or has ended."""
+        """Resume the next suspect, once the one before has made progress or has ended."""
         trial = self._trial
         if trial is not None and self._streams.is_running(trial) and self._awaits_progress(trial):
             return

@@ -74,7 +74,7 @@ def run(control: ControlChannel) -> int:
 
 
 async def run_with(main: Coroutine[Any, Any, None], background: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Runs ``main`` to its end, then cancels ``background``. A background task never ends by itself: if one
+    """Run ``main`` to its end, then cancel ``background``. A background task never ends by itself: if one
     does, ``main`` is cancelled. Raises what either raises, and RuntimeError for a task that just ends."""
     running = asyncio.ensure_future(main)
     tasks = [asyncio.ensure_future(each) for each in background]

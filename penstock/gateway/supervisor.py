@@ -68,7 +68,7 @@ ReadOptions = Callable[[], tuple[GatewayConfig, Origins]]
 
 
 def serve(config: GatewayConfig, origins: Origins, read_again: ReadOptions) -> int:
-    """Serves until a signal or a failure ends it; returns the exit code, see :mod:`penstock.exit_codes`.
+    """Serve until a signal or a failure ends it; return the exit code, see :mod:`penstock.exit_codes`.
 
     Must be called in the main thread. ``read_again`` reads the options as they are now, for SIGHUP. Raises
     ConfigError.

@@ -82,7 +82,7 @@ class CertificateWatch:
         self._seen = self._state()
 
     async def run(self) -> None:
-        """Runs until it is cancelled."""
+        """Run until it is cancelled."""
         while True:
             await asyncio.sleep(WATCH_INTERVAL_S)
             self.look()
@@ -125,5 +125,5 @@ def load_certificate(context: ssl.SSLContext, certificate: str, key: str | None)
 
 
 def _no_password() -> NoReturn:
-    """Replaces the prompt at the terminal."""
+    """Replace the prompt at the terminal."""
     raise ValueError("the private key has a password; store it without one, readable by the server alone")

@@ -62,12 +62,12 @@ class ApiServerMetrics:
         return found
 
     def end(self, api: str, outcome: str) -> None:
-        """Counts a request that has ended."""
+        """Count a request that has ended."""
         self.requests[outcome] += 1
         self.api_requests[api, outcome] += 1
 
     def reject(self, status: int, code: str | int | None) -> None:
-        """Counts a request that was answered with an error; ``code``: the error's code."""
+        """Count a request that was answered with an error; ``code``: the error's code."""
         self.rejected[status] += 1
         if status in (429, 503):
             self.refused[str(code)] += 1

@@ -28,7 +28,7 @@ class BoardFile:
         self._complain = RateLimitedLog(logging.getLogger(__name__))
 
     def load(self, board: MetricsBoard) -> None:
-        """Adds what was saved to ``board``; nothing if there is no file. A fault is logged."""
+        """Add what was saved to ``board``; nothing if there is no file. A fault is logged."""
         try:
             for data in _decoder.decode(self._path.read_bytes()):
                 board.offer(decode_snapshot(data), data)
@@ -38,7 +38,7 @@ class BoardFile:
             self._complain("load", "earlier metrics are lost: %s", error)
 
     def save(self, board: MetricsBoard) -> None:
-        """Replaces the file. A fault is logged."""
+        """Replace the file. A fault is logged."""
         data = msgspec.msgpack.encode([posted.data for posted in board])
         temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         try:

@@ -32,7 +32,7 @@ def exposition(totals: Totals) -> Iterator[bytes]:
 
 
 def render(families: Iterable[tuple[MetricFamily, Mapping[Labels, Value]]]) -> Iterator[bytes]:
-    """Renders families with their values by labels, in pieces of :data:`SERIES_AT_ONCE` series at most:
+    """Render families with their values by labels, in pieces of :data:`SERIES_AT_ONCE` series at most:
     an event loop has others to serve."""
     for family, values in families:
         rest = iter(sorted(values.items()))

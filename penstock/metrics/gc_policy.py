@@ -48,7 +48,7 @@ class GcPauses:
         self._began = 0.0
 
     def watch(self) -> None:
-        """Starts timing."""
+        """Start timing."""
         gc.callbacks.append(self._on_collection)
 
     def collections(self, generation: int) -> int:
@@ -121,7 +121,7 @@ class GarbageCollector:
         self._census: Counter[str] | None = None
 
     def start(self) -> None:
-        """Applies the policy; to be called when the process is ready to serve."""
+        """Apply the policy; to be called when the process is ready to serve."""
         self.pauses.watch()
         if self._policy == "default":
             return
@@ -168,7 +168,7 @@ class GarbageCollector:
         self._survivors = 0
 
     def _timed_collection(self, generation: int) -> float:
-        """Collects; returns the CPU seconds of this thread, which other processes do not affect."""
+        """Collect; returns the CPU seconds of this thread, which other processes do not affect."""
         began = time.thread_time()
         gc.collect(generation)
         return time.thread_time() - began
@@ -176,7 +176,7 @@ class GarbageCollector:
     # -- reports
 
     def report(self) -> GarbageReport:
-        """Counts all tracked objects, at about 0.1 microseconds each."""
+        """Count all tracked objects, at about 0.1 microseconds each."""
         census = Counter(f"{kind.__module__}.{kind.__qualname__}" for kind in map(type, gc.get_objects()))
         growth = Counter(census)
         growth.subtract(census if self._census is None else self._census)

@@ -44,13 +44,13 @@ class Histogram:
         return self._total
 
     def observe(self, values: NDArray[Any]) -> None:
-        """Adds observations, numbers[N]. The array is kept: it must not change afterwards."""
+        """Add observations, numbers[N]. The array is kept: it must not change afterwards."""
         self._columns.append(values)
         if len(self._columns) >= KEPT_COLUMNS:
             self._count()
 
     def _count(self) -> None:
-        """Counts the kept observations."""
+        """Count the kept observations."""
         if not (self._columns or self._values):
             return
         values = np.concatenate((*self._columns, self._values), dtype=np.float64)
@@ -60,19 +60,19 @@ class Histogram:
         self._total += float(values.sum())
 
     def observe_times(self, values: NDArray[np.float64], times: NDArray[np.int32]) -> None:
-        """Adds each of ``values``, float64[N], ``times`` times, int32[N], not negative."""
+        """Add each of ``values``, float64[N], ``times`` times, int32[N], not negative."""
         buckets = np.searchsorted(self._bounds, values)
         weighed = np.bincount(buckets, weights=times, minlength=len(self._counts))
         self._counts += weighed.astype(np.int64)
         self._total += float(values @ times)
 
     def merge(self, counts: Sequence[int], total: float) -> None:
-        """Adds another histogram of the same bounds: its :attr:`counts` and its :attr:`total`."""
+        """Add another histogram of the same bounds: its :attr:`counts` and its :attr:`total`."""
         self._counts += np.asarray(counts, np.int64)
         self._total += total
 
     def add(self, value: float, times: int = 1) -> None:
-        """Adds one observation ``times`` times."""
+        """Add one observation ``times`` times."""
         if times == 1:
             self._values.append(value)
             if len(self._values) >= KEPT_VALUES:

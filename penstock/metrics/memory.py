@@ -11,7 +11,7 @@ stream, left 36 MiB of free memory."""
 
 
 def release_free_memory() -> None:
-    """Returns free memory to the system. Does nothing unless the C library has malloc_trim(3), as glibc."""
+    """Return free memory to the system. Does nothing unless the C library has malloc_trim(3), as glibc."""
     library = ctypes.CDLL(None)
     try:
         trim = library.malloc_trim
@@ -29,7 +29,7 @@ class Trimmer:
         self._most = 0
 
     def watch(self, connections: int, *, idle: bool) -> None:
-        """Reports the open connections; ``idle``: the process has nothing to do."""
+        """Report the open connections; ``idle``: the process has nothing to do."""
         self._most = max(self._most, connections)
         if idle and self._most - connections >= MANY_CONNECTIONS:
             self._most = connections

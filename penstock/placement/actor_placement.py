@@ -43,7 +43,7 @@ class PlacedActor(NamedTuple):
 
 
 def connect(ray: Any, address: str) -> None:
-    """Connects to the cluster as a driver. Raises PlacementError."""
+    """Connect to the cluster as a driver. Raises PlacementError."""
     try:
         if address != "auto":
             _check_reachable(address)  # Ray itself would try for minutes
@@ -53,7 +53,7 @@ def connect(ray: Any, address: str) -> None:
 
 
 def place(ray: Any, launch: Launch, progress: Progress) -> PlacedActor:
-    """Creates the actor for the process of ``launch``, after waiting for its machine. Raises
+    """Create the actor for the process of ``launch``, after waiting for its machine. Raises
     PlacementError."""
     if launch.role == "engine":
         return _place_engine(ray, launch, progress)

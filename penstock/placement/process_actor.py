@@ -62,7 +62,7 @@ class ProcessActor:
         self._failure = b""
 
     def start(self, line: bytes, command: Sequence[str] | None = None, listen_on: str | None = None) -> None:
-        """Starts the process of ``line``, an encoded Launch. ``listen_on`` is the address of this machine on
+        """Start the process of ``line``, an encoded Launch. ``listen_on`` is the address of this machine on
         which an API server listens, with --port."""
         launch = decode_for_child(line)
         assert isinstance(launch, Launch)
@@ -72,7 +72,7 @@ class ProcessActor:
         self._started.wait()
 
     def read(self) -> ProcessOutput:
-        """Waits for output of the process on its control channel, or for its exit."""
+        """Wait for output of the process on its control channel, or for its exit."""
         if self._failure:
             data, self._failure = self._failure, b""
             return ProcessOutput(data, None)
@@ -86,7 +86,7 @@ class ProcessActor:
         return ProcessOutput(b"", self._returncode)
 
     def write(self, data: bytes) -> None:
-        """Writes one command to the process's control channel; nothing if that is closed, as :meth:`read`
+        """Write one command to the process's control channel; nothing if that is closed, as :meth:`read`
         returns why."""
         if self._loading_server is not None and isinstance(decode_for_child(data), AcceptConnections):
             self._loading_server.hand_over()
@@ -148,7 +148,7 @@ class ProcessActor:
         return process
 
     def _make_loading_server(self, launch: Launch, listener: socket.socket) -> LoadingServer:
-        """Answers clients until the supervisor lets the API server take them. What the engines do is known to
+        """Answer clients until the supervisor lets the API server take them. What the engines do is known to
         the supervisor alone."""
         status = StartupStatus(launch.engine_count, engines_ready=None)
         status.set_phase(STARTING)

@@ -37,7 +37,7 @@ class ProcessLostError(Exception):
 
 
 def main(fd: int) -> int:
-    """Runs the process that the supervisor at the other end of ``fd`` asks for. Returns its exit code, or
+    """Run the process that the supervisor at the other end of ``fd`` asks for. Returns its exit code, or
     ends by the signal that it ended by."""
     try:
         control = open_control_channel(fd, "penstock: stand-in of {}")
@@ -71,7 +71,7 @@ class _Proxy:
         self._was_ready = False
 
     def run(self) -> int:
-        """From the request for a machine to the process's exit; returns its exit code. Raises PlacementError,
+        """From the request for a machine to the process's exit; return its exit code. Raises PlacementError,
         ProcessLostError."""
         os.environ.setdefault(
             "RAY_DEDUP_LOGS", "0"
@@ -96,7 +96,7 @@ class _Proxy:
             raise ProcessLostError(message, was_ready=self._was_ready) from error
 
     def _forward_reports(self, ray: Any, placed: PlacedActor) -> int:
-        """Forwards the process's reports until it exits; returns its exit code."""
+        """Forward the process's reports until it exits; return its exit code."""
         while True:
             output: ProcessOutput = ray.get(placed.actor.read.remote())
             for line in self._lines.feed(output.data):
@@ -105,7 +105,7 @@ class _Proxy:
                 return output.returncode
 
     def _with_address(self, report: ChildReport, address: str | None) -> ChildReport:
-        """Adds the URL to the Ready report of an API server, which listens on ``address``."""
+        """Add the URL to the Ready report of an API server, which listens on ``address``."""
         if not isinstance(report, Ready):
             return report
         self._was_ready = True
@@ -116,7 +116,7 @@ class _Proxy:
         return msgspec.structs.replace(report, info=report.info | {"URL": url})
 
     def _forward_commands(self, ray: Any, actor: Any) -> None:
-        """Forwards the supervisor's commands until the supervisor ends, and this process with it.
+        """Forward the supervisor's commands until the supervisor ends, and this process with it.
 
         One at a time, because an actor with several threads does not keep the order of its calls.
         """

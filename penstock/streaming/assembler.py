@@ -42,7 +42,7 @@ class Assembler:
         return self._matcher is not None or self._detokenizer.pending
 
     def push(self, tokens: Sequence[int]) -> TextDelta:
-        """Takes the stream's next tokens."""
+        """Take the stream's next tokens."""
         delta = self._push(tokens)
         self.characters += len(delta.text)
         return delta

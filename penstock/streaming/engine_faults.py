@@ -66,7 +66,7 @@ class EngineFaults:
         count: int = 1,
         exc_info: bool = False,
     ) -> None:
-        """Counts ``count`` faults of one engine, and logs ``message % arguments``; with ``exc_info`` and the
+        """Count ``count`` faults of one engine, and log ``message % arguments``; with ``exc_info`` and the
         traceback of the exception at hand."""
         self.counts[rank, reason] += count
         _warn(f"engine {rank}", f"engine %d: {message}", rank, *arguments, exc_info=exc_info)

@@ -144,7 +144,7 @@ class OutputProcessor:
         return self._discard.tokens
 
     def discard_tokens(self, count: int) -> None:
-        """Counts tokens that a reply received and did not output."""
+        """Count tokens that a reply received and did not output."""
         self._discard.tokens += count
 
     def discard(self, stream: Stream) -> None:
@@ -197,7 +197,7 @@ class OutputProcessor:
     # -- rows arrive
 
     def process_frame(self, rank: int, frame: TokenFrame, now: float) -> None:
-        """Delivers the rows of a frame of engine ``rank`` to their streams.
+        """Deliver the rows of a frame of engine ``rank`` to their streams.
 
         Rows of streams that the engine does not run are dropped; other rows that do not fit end their stream.
         Both are counted in ``faults``. Raises nothing that concerns single streams.
@@ -226,7 +226,7 @@ class OutputProcessor:
             return None
 
     def _settle(self, rank: int) -> None:
-        """Writes down how far the steady rows of an engine have come."""
+        """Write down how far the steady rows of an engine have come."""
         steady = self._steady.get(rank)
         if steady is not None and steady.frames:
             self._columns.advance(steady.latest)
@@ -280,7 +280,7 @@ class OutputProcessor:
         now: float,
         steady: SteadyRows | None,
     ) -> None:
-        """Delivers rows that fit, one per stream. ``texts``: of their tokens. ``steady``: these rows, if they
+        """Deliver rows that fit, one per stream. ``texts``: of their tokens. ``steady``: these rows, if they
         continue those of the frame before."""
         if frame.prompt is not None:
             frame = self._without_prompts(rank, frame, frame.prompt)  # those without tokens
@@ -309,7 +309,7 @@ class OutputProcessor:
         self._writer.write(frame, texts, steady)
 
     def _without_prompts(self, rank: int, frame: TokenFrame, prompt: PromptLogprobs) -> TokenFrame:
-        """Delivers prompt logprobs to their streams. Returns the rows that have tokens or a finish."""
+        """Deliver prompt logprobs to their streams. Returns the rows that have tokens or a finish."""
         rows, starts = np.unique(prompt.row, return_index=True)
         ends = [*starts.tolist()[1:], len(prompt.row)]
         for row, start, end in zip(rows.tolist(), starts.tolist(), ends, strict=True):
@@ -389,7 +389,7 @@ class OutputProcessor:
         self._fail(stream, stream.reply, error, ended=True)
 
     def _fail(self, stream: Stream, reply: StreamReply, error: StreamError, *, ended: bool) -> None:
-        """Ends a stream of ``reply``, and aborts it at its engine unless that has ``ended`` it."""
+        """End a stream of ``reply``, and abort it at its engine unless that has ``ended`` it."""
         self._wide.finish(stream.handle)
         if stream.state is StreamState.ENDED:
             return  # its last row waited

@@ -21,7 +21,7 @@ class StopMatcher:
         self._held = ""
 
     def push(self, piece: str) -> tuple[str, str | None]:
-        """Takes the next piece. Returns the final text, and the stop string if one is complete."""
+        """Take the next piece. Returns the final text, and the stop string if one is complete."""
         text = self._held + piece
         best: tuple[int, int, str] | None = None
         for stop in self._stops:

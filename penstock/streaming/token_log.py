@@ -64,7 +64,7 @@ class TokenLog:
         self._used = end
 
     def _compact(self, coming: int) -> None:
-        """Drops entries of closed streams. Makes room for ``coming`` entries and for as many as are kept."""
+        """Drop entries of closed streams. Makes room for ``coming`` entries and for as many as are kept."""
         kept = self._drop()
         capacity = self.capacity
         if 8 * kept < capacity:
@@ -79,7 +79,7 @@ class TokenLog:
         self._from[self._from != _NO_STREAM] = 0
 
     def _drop(self) -> int:
-        """Moves the entries of open streams to the front; returns their number.
+        """Move the entries of open streams to the front; return their number.
 
         Works block by block: allocating pages for large temporary arrays would take longer than the copy.
         """

@@ -97,7 +97,7 @@ class Supervisor:
         self._sequence = 0
 
     def run(self) -> int:
-        """Runs until every child is gone for good; returns the exit code. No child survives an exception."""
+        """Run until every child is gone for good; return the exit code. No child survives an exception."""
         with self._signals, self._selector:
             self._selector.register(self._signals, selectors.EVENT_READ, None)
             if self._acceptor_failure is not None:
@@ -135,7 +135,7 @@ class Supervisor:
         service.beat()
 
     def _send_metrics(self, now: float) -> None:
-        """Sends this process's metrics to all API servers, when they are due."""
+        """Send this process's metrics to all API servers, when they are due."""
         if now < self._metrics_sent_at + METRICS_INTERVAL_S:
             return
         self._metrics_sent_at = now
@@ -147,7 +147,7 @@ class Supervisor:
                 self._send(name, message)
 
     def _wait(self) -> list[tuple[selectors.SelectorKey, int]]:
-        """Waits for the next event or deadline."""
+        """Wait for the next event or deadline."""
         now = self._clock.now()
         for name in [name for name, until in self._paused.items() if until <= now]:
             del self._paused[name]
@@ -223,7 +223,7 @@ class Supervisor:
         self._watch(name)
 
     def _watch(self, name: ProcessName) -> None:
-        """Polls a child's channel: for reports unless it is paused, and for room while messages wait."""
+        """Poll a child's channel: for reports unless it is paused, and for room while messages wait."""
         process = self._processes.get(name)
         if process is None:
             return

@@ -75,7 +75,7 @@ _API_SERVER_FIELDS = ("lora_modules", "lora_dir")
 def serve(
     config: ServeConfig, origins: Origins | None = None, *, child_command: Sequence[str] | None = None
 ) -> int:
-    """Serves until a signal or a failure ends it; returns the exit code, see :mod:`penstock.exit_codes`.
+    """Serve until a signal or a failure ends it; return the exit code, see :mod:`penstock.exit_codes`.
 
     Must be called in the main thread. ``origins`` says where values of ``config`` were set;
     ``child_command`` is the command that starts a child, for tests. Raises ConfigError for options that

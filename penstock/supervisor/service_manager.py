@@ -25,7 +25,7 @@ class ServiceManager:
         environ: MutableMapping[str, str] = os.environ,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Takes the variables out of ``environ``: they are not for child processes."""
+        """Take the variables out of ``environ``: they are not for child processes."""
         self._address = environ.pop("NOTIFY_SOCKET", "")
         watchdog_us, pid = environ.pop("WATCHDOG_USEC", ""), environ.pop("WATCHDOG_PID", "")
         watched = watchdog_us.isdecimal() and pid in ("", str(os.getpid()))
@@ -36,7 +36,7 @@ class ServiceManager:
         self._status = ""
 
     def set_state(self, state: ServiceState) -> None:
-        """Sends the state if it is another one than before."""
+        """Send the state if it is another one than before."""
         if state is self._state:
             return
         self._state = state
@@ -46,7 +46,7 @@ class ServiceManager:
         self._send(*lines)
 
     def set_status(self, status: str) -> None:
-        """Sends a line for people, as ``systemctl status`` shows it, if it is another one than before."""
+        """Send a line for people, as ``systemctl status`` shows it, if it is another one than before."""
         if status != self._status:
             self._status = status
             self._send(f"STATUS={status.splitlines()[0] if status else ''}")

@@ -124,11 +124,11 @@ class ControlChannel:
         return self._stream.unsent
 
     def flush(self) -> None:
-        """Sends what there is room for. Raises SupervisorGone."""
+        """Send what there is room for. Raises SupervisorGone."""
         self._stream.flush()
 
     def progress(self, text: str, fraction: float | None = None) -> None:
-        """Reports startup progress; ``fraction`` is 0 to 1."""
+        """Report startup progress; ``fraction`` is 0 to 1."""
         self._stream.send(Progress(text=text, fraction=fraction))
 
     def ready(self, info: Info | None = None) -> None:
@@ -145,7 +145,7 @@ class ControlChannel:
         self._stream.send(Heartbeat())
 
     def failed(self, message: str, *, fatal: bool, usage: bool = False) -> None:
-        """Reports why the process exits; ``fatal``: a restart would fail the same way; ``usage``: the options
+        """Report why the process exits; ``fatal``: a restart would fail the same way; ``usage``: the options
         cannot be run. Waits up to LAST_WORD_TIMEOUT_S until the report is sent."""
         self._stream.send(ProcessFailed(message=message[:MAX_FAILURE_CHARACTERS], fatal=fatal, usage=usage))
         deadline = time.monotonic() + LAST_WORD_TIMEOUT_S
@@ -154,7 +154,7 @@ class ControlChannel:
             self._stream.flush()
 
     def forward(self, report: ChildReport) -> None:
-        """Sends a report that was made elsewhere: about states, or one of a process that this one proxies."""
+        """Send a report that was made elsewhere: about states, or one of a process that this one proxies."""
         self._stream.send(report)
 
     def close(self) -> None:
@@ -177,7 +177,7 @@ class ChildChannel:
         return self._stream.sock.fileno()
 
     def send(self, message: AnyLaunch | SupervisorCommand) -> None:
-        """Sends what the child has room for; the rest waits for :meth:`flush`. Raises ChildGone, and
+        """Send what the child has room for; the rest waits for :meth:`flush`. Raises ChildGone, and
         ControlError for a message too long."""
         self._stream.send(message)
 
@@ -187,7 +187,7 @@ class ChildChannel:
         return self._stream.unsent
 
     def flush(self) -> None:
-        """Sends messages that wait. Raises ChildGone."""
+        """Send messages that wait. Raises ChildGone."""
         self._stream.flush()
 
     def receive(self) -> list[ChildReport]:
@@ -259,7 +259,7 @@ class _Stream:
         self._lock = threading.Lock()
 
     def wait(self, event: int, timeout_s: float | None = None) -> None:
-        """Waits for one of poll's events."""
+        """Wait for one of poll's events."""
         poll = select.poll()
         poll.register(self.sock, event)
         poll.poll(None if timeout_s is None else timeout_s * 1000)
@@ -287,7 +287,7 @@ class _Stream:
         self.flush()
 
     def flush(self) -> None:
-        """Sends what there is room for."""
+        """Send what there is room for."""
         try:
             with self._lock:
                 while data := self._outbox.next_bytes():

@@ -51,14 +51,14 @@ class ClusterKey:
         return self._secret.decode()
 
     def secure_server(self, socket: zmq.Socket[bytes]) -> ZapAuthenticator:
-        """Makes a socket that will be bound accept only peers with this key pair."""
+        """Make a socket that will be bound accept only peers with this key pair."""
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret)
         socket.setsockopt(zmq.ZAP_DOMAIN, b"penstock")
         return ZapAuthenticator(socket, z85.decode(self._public))
 
     def secure_client(self, socket: zmq.Socket[bytes]) -> None:
-        """Makes a socket that will be connected accept only a server with this key pair."""
+        """Make a socket that will be connected accept only a server with this key pair."""
         socket.setsockopt(zmq.CURVE_SERVERKEY, self._public)
         socket.setsockopt(zmq.CURVE_PUBLICKEY, self._public)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret)
@@ -110,7 +110,7 @@ class ZapAuthenticator:
         self._zap.send_multipart([request[0], request[1], *status, b"", b""])
 
     def _read_monitor(self) -> None:
-        """Reads the pending events first, so that a descriptor whose number was reused is not mistaken."""
+        """Read the pending events first, so that a descriptor whose number was reused is not mistaken."""
         for _ in range(_EVENTS_PER_TURN):
             if not self._monitor.poll(0):
                 break

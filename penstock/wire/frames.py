@@ -225,7 +225,7 @@ def _layout(numbers: tuple[int, ...]) -> _Layout:
 
 
 def decode_frame(header: FrameHeader, body: bytes) -> TokenFrame:
-    """Decodes and checks a frame. Its arrays are read-only views of ``body``.
+    """Decode and check a frame. Its arrays are read-only views of ``body``.
 
     Raises WireError when a column is missing, unknown, repeated or cut short, or when columns disagree.
     """

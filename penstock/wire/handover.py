@@ -55,7 +55,7 @@ class HandoverSender:
         return self._theirs.fileno()
 
     def send(self, connection: socket.socket) -> bool:
-        """Sends a connection; the caller closes its own descriptor. False: the queue is full."""
+        """Send a connection; the caller closes its own descriptor. False: the queue is full."""
         try:
             socket.send_fds(self._ours, [_CONNECTION], [connection.fileno()])
         except OSError:  # full queue, or more descriptors in transit than the system allows
@@ -129,7 +129,7 @@ class HandoverReceiver:
         return connections
 
     def report(self, open_connections: int, *, accepts: bool) -> bool:
-        """Sends a report if the counts have changed. False: the queue is full, call again later."""
+        """Send a report if the counts have changed. False: the queue is full, call again later."""
         report = HandoverReport(self._taken, open_connections, accepts)
         if report != self._last_report:
             try:

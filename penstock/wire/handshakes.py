@@ -53,7 +53,7 @@ class HandshakeLimit:
                 del self._per_host[peer[0]]
 
     def close_excess(self) -> int:
-        """Closes connections until no more than the limit are in their handshake, and forgets those that have
+        """Close connections until no more than the limit are in their handshake, and forget those that have
         ended it. Returns how many it has closed."""
         closed = 0
         while len(self._pending) > self._limit:

@@ -451,7 +451,7 @@ Message = TypeVar("Message")
 
 
 def decoded(decoder: msgspec.msgpack.Decoder[Message], part: bytes | memoryview, whose: str) -> Message:
-    """Decodes one message. Raises WireError, whose text names the message as "a message ``whose``"."""
+    """Decode one message. Raises WireError, whose text names the message as "a message ``whose``"."""
     try:
         return decoder.decode(part)
     except _REFUSALS as error:
@@ -474,7 +474,7 @@ _ARRAY_HEADERS = {0xDC: 3, 0xDD: 5}
 
 
 def decode_from_server(part: bytes | memoryview) -> FromServer:
-    """Decodes one message of an API server. Raises WireError, and of that InvalidSubmit."""
+    """Decode one message of an API server. Raises WireError, and of that InvalidSubmit."""
     kind = _kind(part)
     if kind is None:
         raise WireError("it sent what is no message of an API server")
@@ -559,5 +559,5 @@ def _is_count(value: object) -> TypeGuard[int]:
 
 
 def decode_from_engine(part: bytes | memoryview) -> FromEngine:
-    """Decodes one message of an engine, which may be the header of a token frame. Raises WireError."""
+    """Decode one message of an engine, which may be the header of a token frame. Raises WireError."""
     return decoded(_from_engine, part, "of an engine")

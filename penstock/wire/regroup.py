@@ -75,7 +75,7 @@ def _taken_logprobs(entries: Logprobs, gather: NDArray[np.intp]) -> Logprobs | N
 
 
 def merge_frames(frames: Sequence[TokenFrame]) -> TokenFrame:
-    """Merges consecutive frames of one engine into one frame with one row per stream, ordered by handle; a
+    """Merge consecutive frames of one engine into one frame with one row per stream, ordered by handle; a
     single frame stays as it is.
 
     A stream's rows are joined; its finish reason and cached count are kept. Step and load are those of the

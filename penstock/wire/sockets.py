@@ -158,7 +158,7 @@ class RouterSocket:
         receive_queue: int = MESSAGES_RECEIVED_AHEAD,
         reconnecting: bool = False,
     ) -> None:
-        """Binds ``addresses``; the port of a tcp:// address may be "*". Raises zmq.ZMQError on failure.
+        """Bind ``addresses``; the port of a tcp:// address may be "*". Raises zmq.ZMQError on failure.
 
         With ``key``, which tcp:// requires, only peers with the same key are accepted, on every address.
         ``receive_queue``: messages received from one peer that may wait here. ``reconnecting``: peers keep
@@ -200,7 +200,7 @@ class RouterSocket:
         return cast(int, self._socket.getsockopt(zmq.FD))
 
     def wait(self, timeout_s: float | None, *also: Wakeup) -> bool:
-        """Blocks until a message can be received or one of ``also``, descriptors and sockets, is readable;
+        """Block until a message can be received or one of ``also``, descriptors and sockets, is readable;
         False after ``timeout_s`` seconds."""
         if self._poller is None or also != self._polled:
             self._poller, self._polled = zmq.Poller(), also
@@ -396,7 +396,7 @@ class CoordinatorLink:
         return bool(read_monitor_events(self._monitor, HANDSHAKE_FAILURES))
 
     def wait(self, timeout_s: float) -> bool:
-        """Blocks until a message can be received; False after ``timeout_s`` seconds."""
+        """Block until a message can be received; False after ``timeout_s`` seconds."""
         return bool(self._socket.poll(int(timeout_s * 1000)))
 
     def send(self, part: bytes) -> bool:

@@ -151,7 +151,7 @@ class AdapterRoutes:
                 raise ApiError(400, f"{asked.name_field}: {asked.name!r} is {what}.", param=asked.name_field)
 
     async def _read(self, asked: _Load, lora_dir: str, limits: LoraInfo, timeout_s: float) -> Adapter:
-        """Reads and checks the files. Raises AdapterError, and TimeoutError if that takes too long."""
+        """Read and check the files. Raises AdapterError, and TimeoutError if that takes too long."""
 
         parent = self._processor.model_info.names[0]
 
@@ -195,7 +195,7 @@ class AdapterRoutes:
         making: Coroutine[Any, Any, OperationResult],
         **more: Any,
     ) -> None:
-        """Answers when the change is made. ``more``: further fields then. Raises ApiError and NameTaken."""
+        """Answer when the change is made. ``more``: further fields then. Raises ApiError and NameTaken."""
         try:
             result = await making
         except TooManyAdapters as error:

@@ -47,7 +47,7 @@ class RoutingReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure(config: BenchRoutingConfig, say: ProgressCallback) -> RoutingReport:
-    """Runs the simulations. Raises BenchError when the time is over, and for an empty trace."""
+    """Run the simulations. Raises BenchError when the time is over, and for an empty trace."""
     deadline = Deadline(config.timeout)
     return RoutingReport(servers=config.servers, figures=list(_simulate_all(config, deadline, say)))
 

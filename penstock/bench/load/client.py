@@ -84,19 +84,19 @@ class LoadClient:
         self._read_bytes = self._reads = 0
 
     def open(self) -> None:
-        """Opens all connections. Raises LoadError."""
+        """Open all connections. Raises LoadError."""
         descriptors = [self._connect() for _ in range(self._plan.connections)]
         places = max(connection.places for connection in self._connections.values())
         self._idle = deque(descriptors * places)  # requests go to the connections in turn
 
     def close(self) -> None:
-        """Closes all connections."""
+        """Close all connections."""
         for connection in self._sockets.values():
             connection.close()
         self._sockets.clear()
 
     def run(self, order: RoundOrder) -> RoundResult:
-        """Runs one round. Raises LoadError when the server is unreachable or the time limit is exceeded."""
+        """Run one round. Raises LoadError when the server is unreachable or the time limit is exceeded."""
         self._read_between_rounds()
         log = self._log = ReadLog()
         self._errors = []
@@ -128,7 +128,7 @@ class LoadClient:
     # -- a round
 
     def _drive(self, deadline: float) -> None:
-        """Starts the requests of the round and reads until all have finished."""
+        """Start the requests of the round and read until all have finished."""
         log, careful, receive, wait = self._log, self._careful, self._receive, self._wait
         buffer, clock = self._buffer, time.perf_counter
         append_entry, append_count = log.entries.append, log.counts.append
@@ -164,7 +164,7 @@ class LoadClient:
             log.end_batch(now)
 
     def _take(self, fd: int, data: bytes) -> None:
-        """Hands a read to its connection; empty: the server closed it. Starts requests in free places."""
+        """Hand a read to its connection; empty: the server closed it. Starts requests in free places."""
         connection = self._connections[fd]
         ended = connection.feed(data, self._log) if data else connection.close()
         self._send(fd)
@@ -187,7 +187,7 @@ class LoadClient:
         self._idle.append(fd)
 
     def _start_requests(self) -> None:
-        """Sends further requests of the round, each on the connection that has waited longest.
+        """Send further requests of the round, each on the connection that has waited longest.
 
         Those of one turn share a write per connection, as in a proxy whose clients' requests come together.
         """
@@ -209,7 +209,7 @@ class LoadClient:
         return min(len(self._idle), plan.in_flight - self._running, plan.requests - len(self._log.starts))
 
     def _send(self, fd: int) -> None:
-        """Sends what the connection has to send; the rest when the kernel takes it."""
+        """Send what the connection has to send; the rest when the kernel takes it."""
         data = self._connections[fd].take_output()
         if not data:
             return
@@ -229,7 +229,7 @@ class LoadClient:
             self._poller.modify(fd, select.POLLIN | select.POLLOUT)
 
     def _handle_unusual(self, fd: int, mask: int) -> None:
-        """Handles events other than POLLIN: sends the rest of a request, or reads a broken connection."""
+        """Handle events other than POLLIN: sends the rest of a request, or reads a broken connection."""
         if mask & select.POLLOUT:
             rest = self._unsent[fd]
             rest = rest[self._sockets[fd].send(rest) :]
@@ -252,7 +252,7 @@ class LoadClient:
     # -- connections
 
     def _connect(self) -> int:
-        """Opens a connection, ready for requests. Returns its descriptor. Raises LoadError."""
+        """Open a connection, ready for requests. Returns its descriptor. Raises LoadError."""
         host, port = self._plan.host, self._plan.port
         try:
             connection = socket.create_connection((host, port), timeout=CONNECT_SECONDS)
@@ -291,7 +291,7 @@ class LoadClient:
             raise LoadError(connection.failure)
 
     def _replace(self, fd: int) -> None:
-        """Opens another connection for one that takes no requests, once its last one has ended."""
+        """Open another connection for one that takes no requests, once its last one has ended."""
         connection = self._connections[fd]
         self._idle = deque(each for each in self._idle if each != fd)
         if connection.running:
@@ -303,7 +303,7 @@ class LoadClient:
         self._idle.extend([self._connect()] * connection.places)
 
     def _read_between_rounds(self) -> None:
-        """Reads what came since the last round: connections that the server has closed are replaced."""
+        """Read what came since the last round: connections that the server has closed are replaced."""
         left = len(self._sockets)
         while left > 0 and (ready := self._wait(0)):
             for fd, _ in ready:

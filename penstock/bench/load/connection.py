@@ -41,10 +41,10 @@ class Connection(Protocol):
         """Whether a read that holds only whole JSON events may be counted without ``feed``."""
 
     def start(self, request: int) -> int:
-        """Starts the request of this number. Returns the number of its reads in the log."""
+        """Start the request of this number. Returns the number of its reads in the log."""
 
     def feed(self, data: bytes, log: ReadLog) -> list[Ended]:
-        """Takes what was read, and logs the events in it. Returns the requests that ended."""
+        """Take what was read, and log the events in it. Returns the requests that ended."""
 
     def close(self) -> list[Ended]:
         """The server closed the connection. Returns the requests that ended with it."""

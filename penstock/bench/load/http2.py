@@ -127,7 +127,7 @@ class Http2Connection:
         return request
 
     def grant(self, stream: int, by: int) -> None:
-        """Lets the server send more on one stream."""
+        """Let the server send more on one stream."""
         self._output.append(h2.window_update(stream, by))
 
     def feed(self, data: bytes, log: ReadLog) -> list[Ended]:
@@ -206,7 +206,7 @@ class Http2Connection:
             self._settle(stream_id, stream)
 
     def _settle(self, number: int, stream: _Stream) -> None:
-        """Notes whether the fast path may count the next event."""
+        """Note whether the fast path may count the next event."""
         if stream.reply.between_events:
             self._steady[number] = stream.request
         else:

@@ -60,7 +60,7 @@ class ReadLog:
         return len(self.starts) - 1
 
     def end_batch(self, time: float) -> None:
-        """Ends a batch: ``time`` is that of all reads since the last one."""
+        """End a batch: ``time`` is that of all reads since the last one."""
         self.ends.append(len(self.entries))
         self.times.append(time)
 

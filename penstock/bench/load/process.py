@@ -30,7 +30,7 @@ class LoadProcess:
     """
 
     def __init__(self, plan: LoadPlan, seconds: float) -> None:
-        """Opens the connections of ``plan`` within ``seconds``. Raises BenchError."""
+        """Open the connections of ``plan`` within ``seconds``. Raises BenchError."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", "penstock.bench.load.client"],
             stdin=subprocess.PIPE,
@@ -51,14 +51,14 @@ class LoadProcess:
         return self._process.pid
 
     def run(self, *, keep: bool, seconds: float) -> RoundResult:
-        """Runs one round. Raises BenchError when it fails or takes longer than ``seconds``."""
+        """Run one round. Raises BenchError when it fails or takes longer than ``seconds``."""
         answer = self._ask(RoundOrder(keep=keep, seconds=seconds), seconds)
         if not isinstance(answer, RoundResult):
             raise BenchError(f"the load client did not run a round: {answer!r}")
         return answer
 
     def close(self) -> None:
-        """Ends the process."""
+        """End the process."""
         self._process.kill()  # it has nothing to clean up but sockets
         self._process.communicate()
 

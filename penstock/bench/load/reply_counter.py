@@ -41,7 +41,7 @@ class ReplyCounter:
         return self.status == 200 and not (self._line or self.done or self._error)
 
     def feed(self, data: bytes) -> int:
-        """Reads more of the body; returns the number of JSON events that it completes."""
+        """Read more of the body; return the number of JSON events that it completes."""
         if self.status != 200:
             self.body += data[: SHOWN - len(self.body)] if len(self.body) < SHOWN else b""
             return 0

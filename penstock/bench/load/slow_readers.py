@@ -29,10 +29,10 @@ class SlowReader(Protocol):
     """One connection."""
 
     def turn(self) -> int:
-        """Does what it does every TURN_S. Returns the number of streams that the server has cut since."""
+        """Do what it does every TURN_S. Returns the number of streams that the server has cut since."""
 
     def close(self) -> None:
-        """Closes the connection."""
+        """Close the connection."""
 
 
 class SlowReaders:
@@ -43,7 +43,7 @@ class SlowReaders:
     """
 
     def __init__(self, plan: LoadPlan, body: str, count: int) -> None:
-        """Sends ``body`` on ``count`` streams to the server of ``plan``. Raises BenchError."""
+        """Send ``body`` on ``count`` streams to the server of ``plan``. Raises BenchError."""
         self.cut = 0
         """Streams that the server cut."""
         self._done = threading.Event()
@@ -106,7 +106,7 @@ class _Socket:
             raise
 
     def send(self, data: bytes) -> None:
-        """Sends ``data``, after all that the kernel has not taken yet."""
+        """Send ``data``, after all that the kernel has not taken yet."""
         self._unsent += self._tls.seal(data) if self._tls else data
         try:
             while self._unsent:
@@ -183,7 +183,7 @@ class _Http2Streams:
         self.feed(data or b"")
 
     def feed(self, data: bytes) -> int:
-        """Takes what was read and answers it. Returns the streams that ended."""
+        """Take what was read and answer it. Returns the streams that ended."""
         ended = self.state.feed(data, self._log)
         self._log = ReadLog()
         self._flush()

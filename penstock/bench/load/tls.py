@@ -49,7 +49,7 @@ class TlsSession:
         return self._outgoing.read()
 
     def recv_into(self, buffer: bytearray | memoryview) -> int:
-        """Reads into ``buffer``; 0 once the server has closed the connection.
+        """Read into ``buffer``; 0 once the server has closed the connection.
 
         What does not fit stays for a later read: SEALED_BYTES + RECORD_BYTES hold all of a read.
         Raises BlockingIOError when no record is complete.

@@ -174,7 +174,7 @@ class EngineConnection:
             raise EngineLost("its connection has broken")
 
     def wait(self, timeout_s: float) -> bool:
-        """Blocks until there is something to receive or to check; False after ``timeout_s`` seconds."""
+        """Block until there is something to receive or to check; False after ``timeout_s`` seconds."""
         poller = zmq.Poller()
         for socket in self.wakeups:
             poller.register(socket, zmq.POLLIN)

@@ -26,7 +26,7 @@ class FrameBacklog:
         return len(self._frames)
 
     def append(self, frame: TokenFrame) -> None:
-        """Merges like a binary carry: while the last frame has at least half its neighbour's tokens."""
+        """Merge like a binary carry: while the last frame has at least half its neighbour's tokens."""
         frames = self._frames
         self._push(frame)
         while len(frames) > 1 and _mergeable(frames[-2], frames[-1]):

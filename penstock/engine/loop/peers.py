@@ -124,7 +124,7 @@ class Peers:
         return int(self._handles[number])
 
     def to_handles(self, rows: StepRows) -> StepRows:
-        """Puts handles in place of the engine's numbers, and closes the streams that end in these rows."""
+        """Put handles in place of the engine's numbers, and close the streams that end in these rows."""
         numbers = rows.stream
         rows.stream = self._handles[numbers]
         if rows.kv_transfer_params:

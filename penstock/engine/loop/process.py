@@ -78,7 +78,7 @@ class CommandChannel(Protocol):
 
 
 def run(control: ControlChannel) -> int:
-    """Run the engine of ``control.launch``; returns the exit code.
+    """Run the engine of ``control.launch``; return the exit code.
 
     Raises what starting raises (ConfigError, zmq.ZMQError, the engine's own), what breaks the engine, and
     SupervisorGone.
@@ -340,7 +340,7 @@ class EngineLoop:
         return may_step
 
     def _step_and_publish(self) -> float:
-        """Returns the clock's time at the end of the step."""
+        """Return the clock's time at the end of the step."""
         began = self._clock()
         rows = self._engine.step()
         now = self._clock()

@@ -84,7 +84,7 @@ class _AppliedState:
                 self._hold(self.observed)
 
     def advance(self, step: int, now: float) -> bool:
-        """Apply what is desired if that is possible now; returns whether anything was observed."""
+        """Apply what is desired if that is possible now; return whether anything was observed."""
         state = self.desired
         if state is None or self._apply_at is None or now < self._apply_at:
             return False
@@ -110,7 +110,7 @@ class _AppliedState:
             self.desire(DesiredState(self._applier.name, 0, {}, settled=True))
 
     def _try_to_apply(self, state: DesiredState) -> bool:
-        """Returns whether it is applied. Raises what the applier does."""
+        """Return whether it is applied. Raises what the applier does."""
         if not self._prepared:
             self._applier.prepare(state.value or dict(self._applier.default))
             self._prepared = True

@@ -56,7 +56,7 @@ class MaskFiller:
         """Whether a part was slow: the rows are measured until none is."""
 
     def fill(self, rows: Sequence[Row]) -> None:
-        """Computes the masks of ``rows``. Those of grammars that it gives up, which have an ``error`` then,
+        """Compute the masks of ``rows``. Those of grammars that it gives up, which have an ``error`` then,
         are left as they are."""
         at, size = 0, FIRST_PART
         while at < len(rows) and not self._measures:

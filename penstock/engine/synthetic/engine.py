@@ -149,7 +149,7 @@ class SyntheticEngine:
         self._steps = 0
 
     def close(self) -> None:
-        """Holds nothing but memory."""
+        """Hold nothing but memory."""
 
     # -- streams come and go
 
@@ -263,7 +263,7 @@ class SyntheticEngine:
         return rows
 
     def dummy_step(self) -> None:
-        """Takes a step's time."""
+        """Take a step's time."""
         if self._step_s:
             self._sleep(self._step_s)
 
@@ -376,7 +376,7 @@ class SyntheticEngine:
     # -- faults
 
     def _inject_fault(self) -> dict[int, str]:
-        """Inject the fault in its step; returns the slot of a stream to fail, for ``stream-error``."""
+        """Inject the fault in its step; return the slot of a stream to fail, for ``stream-error``."""
         step = self._steps
         self._steps += 1
         if self._fault is None or step != self._fault[1]:

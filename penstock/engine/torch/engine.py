@@ -93,7 +93,7 @@ class TorchEngine:
         rank: int = 0,
         group: ProcessGroupSpec | None = None,
     ) -> None:
-        """Loads the model. ``tokenizer_dir`` contains tokenizer.json; None: ``model_dir`` does.
+        """Load the model. ``tokenizer_dir`` contains tokenizer.json; None: ``model_dir`` does.
         ``draft_dir``: the draft model, for ``--speculative-method draft``. ``rank``: the data-parallel rank,
         which chooses the device. ``group``: the process group of the ranks that experts are split over, which
         all load at the same time; None: this rank runs alone.
@@ -279,7 +279,7 @@ class TorchEngine:
         return []
 
     def _try_launch(self, batch: Batch) -> Exception | None:
-        """Returns what the batch fails with."""
+        """Return what the batch fails with."""
         try:
             self._in_flight.append((batch, self._launch_whole(batch)))
         except Exception as error:

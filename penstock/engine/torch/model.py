@@ -54,7 +54,7 @@ class PagedModel:
         device: torch.device,
         experts: ExpertParallel | None = None,
     ) -> None:
-        """Loads the weights; with ``experts``, only this rank's share of the experts. Raises ConfigError when
+        """Load the weights; with ``experts``, only this rank's share of the experts. Raises ConfigError when
         they cannot be read."""
         from transformers import AttentionInterface
 

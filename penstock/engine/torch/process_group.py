@@ -33,7 +33,7 @@ class ProcessGroup:
     """
 
     def __init__(self, spec: ProcessGroupSpec, device: torch.device) -> None:
-        """Waits for the other ranks. Host tensors are exchanged through gloo, GPU tensors through NCCL unless
+        """Wait for the other ranks. Host tensors are exchanged through gloo, GPU tensors through NCCL unless
         ranks share a GPU, which NCCL refuses. All ranks are on this host and use its loopback interface.
         A CUDA ``device`` is the process's current one, which NCCL uses.
         """

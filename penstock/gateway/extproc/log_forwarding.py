@@ -50,7 +50,7 @@ class LogForwarding:
         self.send()
 
     def send(self) -> None:
-        """Sends what waits; called several times a second."""
+        """Send what waits; called several times a second."""
         count = self._requests.open_log_streams
         if count != self._streams_told and self._link.tell_others(STREAMS, _encode(count)):
             self._streams_told = count

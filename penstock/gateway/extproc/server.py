@@ -191,7 +191,7 @@ def _credentials(files: CertificateFiles) -> grpc.ServerCredentials:
 
 
 def stop_listening(port: int) -> None:
-    """Closes the listening sockets of this process that are bound to a port, whoever has them."""
+    """Close the listening sockets of this process that are bound to a port, whoever has them."""
     for name in os.listdir("/dev/fd"):
         with contextlib.suppress(OSError):
             sock = socket.socket(fileno=int(name))

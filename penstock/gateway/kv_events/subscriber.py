@@ -164,7 +164,7 @@ class KVEventSubscriber:
             self._scheduled = False
 
     def _apply_next(self) -> bool:
-        """Returns whether there may be more."""
+        """Return whether there may be more."""
         if not self._steps:
             return self.index.sweep(SWEPT_BLOCKS)
         source, step = self._steps.popleft()

@@ -136,7 +136,7 @@ class ModelDirectory:
             self._forget()
 
     def add_adapters(self, endpoint: Endpoint, names: Iterable[str]) -> bool:
-        """Models that the endpoint serves although it did not list them; returns whether there are any."""
+        """Models that the endpoint serves although it did not list them; return whether there are any."""
         listed = self._listings.get(endpoint)
         if not listed:
             return False
@@ -288,7 +288,7 @@ class ModelDirectory:
         return found | others
 
     def card(self, name: str) -> ModelCard | None:
-        """Describes a model that can be asked for, also by a pattern; None: nobody is known to serve it."""
+        """Describe a model that can be asked for, also by a pattern; None: nobody is known to serve it."""
         cards = self.models()
         if name in cards:
             return cards[name]

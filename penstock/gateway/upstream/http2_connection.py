@@ -464,7 +464,7 @@ class Http2Connection(asyncio.Protocol):
             self.ready.exception()  # nobody may wait for it
 
     def _tick(self) -> None:
-        """Closes an idle connection, and finds out whether a silent one is alive."""
+        """Close an idle connection, and find out whether a silent one is alive."""
         if self._state is State.CLOSED:
             return
         if not self.active:

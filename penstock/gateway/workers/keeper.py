@@ -92,7 +92,7 @@ class Keeper:
             self._send(sender, Letter(letter.topic, letter.data))
 
     def _send(self, worker: WorkerName, letter: Letter) -> bool:
-        """Returns False for a letter that is dropped."""
+        """Return False for a letter that is dropped."""
         return worker in self._streams and self._streams[worker].send(letter)
 
     # -- which workers run

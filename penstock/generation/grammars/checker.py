@@ -82,7 +82,7 @@ class GrammarChecker:
         return Verdict(problem=f"it takes more than {CPU_LIMIT_S:g} s to check")
 
     def close(self) -> None:
-        """Ends the child processes."""
+        """End the child processes."""
         self._quick.close()
         self._patient.close()
 

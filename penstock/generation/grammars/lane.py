@@ -69,13 +69,13 @@ class Lane:
         self._busy = False
 
     def close(self) -> None:
-        """Ends the child process."""
+        """End the child process."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         self.process.close()
 
 
 def _shortest(grammars: list[_Entry]) -> asyncio.Future[None] | None:
-    """Takes the next grammar out of a heap; None if all its requests are cancelled."""
+    """Take the next grammar out of a heap; None if all its requests are cancelled."""
     while grammars:
         _, _, turn = heappop(grammars)
         if not turn.cancelled():

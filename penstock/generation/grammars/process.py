@@ -60,7 +60,7 @@ class GrammarProcess:
         self._child: subprocess.Popen[bytes] | None = None
 
     def validate(self, question: Question) -> Verdict | None:
-        """Blocks until the grammar is validated; None: it takes more CPU time than there is. What else kills
+        """Block until the grammar is validated; None: it takes more CPU time than there is. What else kills
         the child is a problem of the grammar."""
         child = self._running()
         assert child.stdin is not None
@@ -73,7 +73,7 @@ class GrammarProcess:
             return None if _reaped(child) == -signal.SIGVTALRM else Verdict(problem=TOO_COMPLEX)
 
     def close(self) -> None:
-        """Ends the child, in the middle of a grammar too."""
+        """End the child, in the middle of a grammar too."""
         child, self._child = self._child, None
         if child is not None:
             child.kill()

@@ -51,7 +51,7 @@ def read_json_object(reader: Reader, end: str = "") -> Steps[None]:
 
 @contextmanager
 def closed(reader: Reader, emit: Callable[[str], object], closing: str) -> Iterator[None]:
-    """Emits ``closing`` after what is read within, even if that ends early; not if max_tokens cut it."""
+    """Emit ``closing`` after what is read within, even if that ends early; not if max_tokens cut it."""
     try:
         yield
     except (NotACall, EndOfOutput):

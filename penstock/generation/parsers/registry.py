@@ -66,7 +66,7 @@ class OutputFormat(msgspec.Struct, frozen=True):
     def reasoning_parser(
         self, prompt: str, *, calls: bool, parameters: Parameters = NO_PARAMETERS
     ) -> Callable[[], TurnParser] | None:
-        """Makes the parser of the reasoning after ``prompt``; in harmony that of calls too, if the request
+        """Make the parser of the reasoning after ``prompt``; in harmony that of calls too, if the request
         allows ``calls``. ``parameters``: of the functions that may be called."""
         known = parameters if calls else None
         if self.harmony:
@@ -77,7 +77,7 @@ class OutputFormat(msgspec.Struct, frozen=True):
         return partial(ReasoningParser, prompt, self.reasoning, ends)
 
     def call_parser(self, parameters: Parameters) -> Callable[[], OutputParser] | None:
-        """Makes the parser of calls, unless that of reasoning parses them."""
+        """Make the parser of calls, unless that of reasoning parses them."""
         return partial(CallParser, self.tools, parameters) if self.tools else None
 
     @property

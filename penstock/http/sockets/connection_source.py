@@ -102,7 +102,7 @@ class _OpenConnections:
         return self.room < 1
 
     def report_full(self) -> None:
-        """Tells, once a minute, that further connections wait."""
+        """Tell, once a minute, that further connections wait."""
         self._on_full()
         text = "%d connections are open, as many as the limit of open files allows (ulimit -n); others wait"
         rarely("full", text, self.count)

@@ -40,7 +40,7 @@ class ListenSocket(NamedTuple):
 
 @contextlib.contextmanager
 def open_listener(config: ServeConfig, origins: Origins) -> Iterator[ListenSocket]:
-    """Listens on the address of ``config`` until the end of the block.
+    """Listen on the address of ``config`` until the end of the block.
 
     Raises ConfigError for an invalid address, StartupError for one that cannot be bound.
     """
@@ -60,7 +60,7 @@ def open_listener(config: ServeConfig, origins: Origins) -> Iterator[ListenSocke
 
 @contextlib.contextmanager
 def reserve_port(host: str, port: int, flag: str) -> Iterator[int]:
-    """Keeps a port for child processes that listen on it with SO_REUSEPORT, until the end of the block;
+    """Keep a port for child processes that listen on it with SO_REUSEPORT, until the end of the block;
     nothing listens on it here. Yields its number, which is another one if ``port`` is 0. ``flag``: its
     option.
 
@@ -80,7 +80,7 @@ def reserve_port(host: str, port: int, flag: str) -> Iterator[int]:
 
 
 def listen(host: str, port: int, *, shared: bool = False, flag: str = "--port") -> ListenSocket:
-    """Listens on ``host`` (a name, an IPv4 or IPv6 address; ``::`` includes IPv4) and ``port``.
+    """Listen on ``host`` (a name, an IPv4 or IPv6 address; ``::`` includes IPv4) and ``port``.
 
     Port 0 takes a free one. ``shared``: other sockets may share the port (SO_REUSEPORT). ``flag``: the option
     of the port, beside which there is one of the host. Raises ConfigError for an invalid address,
@@ -145,7 +145,7 @@ def _bind_error(error: OSError, host: str, port: int, ip: str, flag: str) -> Exc
 
 
 def _port_owner(ip: str, port: int) -> str:
-    """Describes the process that holds the port, as far as the system shows it."""
+    """Describe the process that holds the port, as far as the system shows it."""
     try:
         connections = psutil.net_connections(kind="tcp")
     except (psutil.Error, OSError):

@@ -48,7 +48,7 @@ def _identity(path: str) -> tuple[int, int]:
 
 
 def _remove_stale_socket(path: str) -> None:
-    """Removes a socket that refuses connections: its server was killed and could not clean up."""
+    """Remove a socket that refuses connections: its server was killed and could not clean up."""
     try:
         mode = os.lstat(path).st_mode
     except OSError:

@@ -155,7 +155,7 @@ class IoSubmitWriter:
         return list(zip(missed.tolist(), sent[missed].clip(0).tolist(), strict=True))
 
     def _collect(self, count: int) -> None:
-        """Reads the results of ``count`` writes."""
+        """Read the results of ``count`` writes."""
         left = count
         while left:
             got = self._get_events(self._context, left, left, self._events_address, None)

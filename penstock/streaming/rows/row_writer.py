@@ -245,13 +245,13 @@ class RowWriter:
         return True
 
     def _complete_sizes(self, sizes: NDArray[np.int64], columns: ChunkColumns | FrameColumns) -> None:
-        """Makes the sizes of texts those of events."""
+        """Make the sizes of texts those of events."""
         sizes += columns.sizes
         if columns.recorded is not None:
             sizes[columns.recorded.rows] += self._records.sizes(columns.recorded.handles, _NOT_DIRECT)
 
     def _fill(self, lengths: Objects, texts: _Texts, columns: ChunkColumns | FrameColumns) -> None:
-        """Completes the grid."""
+        """Complete the grid."""
         columns.grid.fill(lengths, *texts)
         recorded = columns.recorded
         if recorded is not None:

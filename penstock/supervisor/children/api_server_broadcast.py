@@ -86,7 +86,7 @@ class ApiServerBroadcast:
             self.choose_throughput_logger()
 
     def choose_throughput_logger(self) -> None:
-        """Chooses an API server that gets new connections, unless there is none or one is chosen already."""
+        """Choose an API server that gets new connections, unless there is none or one is chosen already."""
         ready = [child.name for child in self._children.with_role("api-server", ChildState.READY)]
         if ready and self._throughput_logger not in ready:
             self._throughput_logger = ready[0]

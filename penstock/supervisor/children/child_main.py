@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 def main(fd: int, role_main: Callable[[Role], Callable[[ControlChannel], int]] | None = None) -> int:
-    """Runs the role that the supervisor at the other end of ``fd`` asks for; returns the exit code.
+    """Run the role that the supervisor at the other end of ``fd`` asks for; return the exit code.
 
     ``role_main`` gives the main function of a role; tests pass their own.
     """

@@ -40,7 +40,7 @@ class ChildProcess:
         environ: Mapping[str, str] | None = None,
         pass_fds: Sequence[int] = (),
     ) -> ChildProcess:
-        """Starts ``command`` with the descriptor of its control channel as last argument, and sends
+        """Start ``command`` with the descriptor of its control channel as last argument, and send
         ``launch``.
 
         Must run in the main thread, see
@@ -90,7 +90,7 @@ class ChildProcess:
         return self._popen.poll()
 
     def kill(self) -> None:
-        """Sends SIGKILL; nothing when the process has exited."""
+        """Send SIGKILL; nothing when the process has exited."""
         self._popen.kill()
 
     def close(self) -> None:

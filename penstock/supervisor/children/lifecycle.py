@@ -120,7 +120,7 @@ class Lifecycle:
         self.advance(now)
 
     def begin_shutdown(self, exit_code: int, now: float) -> None:
-        """Drains a server that serves, stops one that still starts."""
+        """Drain a server that serves, stop one that still starts."""
         self._exit_code = exit_code
         for child in self._children:
             if child.state is ChildState.WAITING:
@@ -144,7 +144,7 @@ class Lifecycle:
             self.phase, self.deadline = Phase.ENDED, None
 
     def tick(self, now: float) -> None:
-        """Ends a phase whose deadline has passed."""
+        """End a phase whose deadline has passed."""
         if self.deadline is None or now < self.deadline:
             return
         self.deadline = None

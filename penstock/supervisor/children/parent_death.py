@@ -15,7 +15,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def exit_with_supervisor(supervisor_pid: int, control_fd: int) -> None:
-    """Ends this process at once when process ``supervisor_pid``, its parent, ends or has ended.
+    """End this process at once when process ``supervisor_pid``, its parent, ends or has ended.
 
     A thread waits for the other end of the control channel to close, which works everywhere and while the
     main thread is busy. On Linux the kernel sends SIGKILL as well: when the *thread* that started this

@@ -130,7 +130,7 @@ class ProcessManager:
     # -- events, each returns the actions to take --------------------------------------------------
 
     def start(self, now: float) -> list[Action]:
-        """Starts all children; API servers do not wait for the others, as they connect later."""
+        """Start all children; API servers do not wait for the others, as they connect later."""
         for child in self._children:
             self._children.spawn(child, now)
         return self._children.take_actions()
@@ -212,7 +212,7 @@ class ProcessManager:
         return self._children.take_actions()
 
     def tick(self, now: float) -> list[Action]:
-        """Handles the deadlines that have passed."""
+        """Handle the deadlines that have passed."""
         for child in self._children:
             if child.deadline is not None and child.deadline <= now:
                 child.deadline = None
@@ -278,7 +278,7 @@ class ProcessManager:
         )
 
     def _on_exit(self, child: Child, cause: str, now: float, *, orderly: bool = False) -> None:
-        """Logs the exit once, with its cause, and decides what follows."""
+        """Log the exit once, with its cause, and decide what follows."""
         retired = child.state is ChildState.RETIRING
         child.exit()
         self._broadcast.forget(child.name)

@@ -37,7 +37,7 @@ class Recovery:
         return [other for other in self._group if self.in_group(child) and other is not child and other.alive]
 
     def restart_group(self, child: Child, cause: str, now: float) -> None:
-        """Kills the peers of a group's engine that has exited; restarts the group once all have exited."""
+        """Kill the peers of a group's engine that has exited; restart the group once all have exited."""
         left = self.group_peers(child)
         if child.exit_cause is not ExitCause.KILLED_WITH_GROUP:
             self._children.log(logging.ERROR, f"{child.name} {cause}")

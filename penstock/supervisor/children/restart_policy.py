@@ -24,7 +24,7 @@ class RestartPolicy:
         self._failed_starts = 0
 
     def next_delay(self, now: float, *, started: bool = True) -> float | None:
-        """Counts an exit. Returns seconds to wait before the next start; None: it failed too often, give
+        """Count an exit. Returns seconds to wait before the next start; None: it failed too often, give
         up. Not ``started``: the system refused another process, which says nothing about this one."""
         if not started:
             pass

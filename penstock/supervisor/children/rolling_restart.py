@@ -33,13 +33,13 @@ class RollingRestart:
         return any(child.replaces is not None for child in self._children)
 
     def start_later(self) -> None:
-        """Replaces all servers once the first start is over."""
+        """Replace all servers once the first start is over."""
         self._ordered_again = True
         text = f"SIGHUP while starting: {self._noun} are replaced after that"
         self._children.log_rarely(logging.WARNING, "SIGHUP", text)
 
     def start(self, now: float) -> None:
-        """Replaces all servers that are ready; once more, if one is starting."""
+        """Replace all servers that are ready; once more, if one is starting."""
         self._ordered_again = bool(self._children.servers(ChildState.STARTING))
         if self.running:
             text = f"SIGHUP while replacing {self._noun}: they are replaced again after that"
@@ -80,7 +80,7 @@ class RollingRestart:
         return False
 
     def replace_next(self, now: float) -> None:
-        """Starts the next replacement, unless one is starting."""
+        """Start the next replacement, unless one is starting."""
         if self.running:
             return
         while self._remaining:

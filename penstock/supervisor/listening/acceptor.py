@@ -95,7 +95,7 @@ class Acceptor:
         self.failure.close()
 
     def add_target(self, name: str) -> ConnectionTarget:
-        """Adds an API server that is about to start; ``name`` is for the log."""
+        """Add an API server that is about to start; ``name`` is for the log."""
         return ConnectionTarget(name, self._post)
 
     def _post(self, target: ConnectionTarget, added: bool) -> None:
@@ -137,7 +137,7 @@ class Acceptor:
         return max(0.0, min(times) - now) if times else None
 
     def _update_listener_registration(self, now: float) -> None:
-        """Polls the listener only while an API server takes connections; at first, only once all do, because
+        """Poll the listener only while an API server takes connections; at first, only once all do, because
         the first one would get all connections of a burst."""
         if self._resume_at is not None and now >= self._resume_at:
             self._resume_at = None

@@ -55,7 +55,7 @@ class LeastConnectionsBalancer(Generic[Server]):
         self._max_in_transit = max_in_transit
 
     def add(self, server: Server) -> None:
-        """Adds a server; it gets connections once it reports that it accepts them."""
+        """Add a server; it gets connections once it reports that it accepts them."""
         self._servers[server] = _ServerState()
 
     def remove(self, server: Server) -> None:

@@ -14,7 +14,7 @@ KEY_FILE_PREFIX = "penstock-cluster-key-1 "
 
 
 def write_cluster_key(path: Path) -> None:
-    """Makes a key file that only its owner can read. Raises FileExistsError, OSError."""
+    """Make a key file that only its owner can read. Raises FileExistsError, OSError."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(fd, "w", encoding="ascii") as file:
         file.write(f"{KEY_FILE_PREFIX}{ClusterKey.generate().secret}\n")

@@ -44,7 +44,7 @@ class ResolvedModel:
 
 
 def resolve_model(config: ServeConfig, run_dir: str, *, for_engine: bool = True) -> ResolvedModel:
-    """Finds or downloads the model and checks that it has what the engine needs.
+    """Find or download the model, and check that it has what the engine needs.
 
     A converted tokenizer is written to ``run_dir``. ``for_engine`` False: for an API server, which needs
     neither weights nor the engine's libraries. Raises ConfigError, StartupError.

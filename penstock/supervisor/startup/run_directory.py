@@ -89,7 +89,7 @@ def _temporary(parents: Sequence[str]) -> str:
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """Removes temporary run directories of killed supervisors, which nobody locks any more.
+    """Remove temporary run directories of killed supervisors, which nobody locks any more.
 
     A directory without a process id is just being made, or not a run directory.
     """
@@ -102,7 +102,7 @@ def _remove_abandoned(parent: Path) -> None:
 
 
 def _prepare(given: str) -> str:
-    """Makes the directory, or checks that it can be a run directory."""
+    """Make the directory, or check that it can be a run directory."""
     path = Path(given).expanduser().absolute()
     if len(os.fsencode(path)) > MAX_PATH_BYTES:
         raise ConfigError(
@@ -146,7 +146,7 @@ def _lock(path: Path) -> int:
 
 
 def _remove_sockets(path: str) -> None:
-    """Removes sockets, the rendezvous files by which ranks find each other, and kept metrics."""
+    """Remove sockets, the rendezvous files by which ranks find each other, and kept metrics."""
     with os.scandir(path) as entries:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):

@@ -9,7 +9,7 @@ import sys
 
 
 def convert(source: str, target: str) -> None:
-    """Converts the tokenizer in directory ``source`` and writes it to directory ``target``."""
+    """Convert the tokenizer in directory ``source`` and write it to directory ``target``."""
     from transformers import AutoTokenizer
 
     AutoTokenizer.from_pretrained(source, use_fast=True, trust_remote_code=False).save_pretrained(target)

@@ -119,7 +119,7 @@ class LoraLayers:
     and layers compute what they would without this class."""
 
     def __init__(self, model: Any, places: int, rank: int) -> None:
-        """Wraps the model's layers, for ``places`` adapters of up to ``rank``; :meth:`allocate` is next."""
+        """Wrap the model's layers, for ``places`` adapters of up to ``rank``; :meth:`allocate` is next."""
         targets = {path: module for path, module in model.named_modules() if _is_target(path, module)}
         self.sizes: LayerSizes = {path: _size(module) for path, module in targets.items()}
         self.plan: LoraPlan | None = None
