@@ -23,6 +23,7 @@ from penstock.bench.frame_reader import ReaderPlan
 from penstock.bench.machine import Machine, this_machine
 from penstock.bench.noop_engine import TOKEN, NoOpEngine
 from penstock.config.bench import BenchEngineConfig
+from penstock.engine.loop.identity import EngineIdentity
 from penstock.engine.loop.process import EngineLoop
 from penstock.wire.control import SupervisorCommand
 from penstock.wire.sockets import FRAMES_IN_FLIGHT, RouterSocket, engine_address
@@ -109,7 +110,7 @@ def _measure(rows: int, sequence_length: int, steps: int, accept: int) -> Engine
         address = engine_address(directory, 0)
         socket = RouterSocket(address)
         try:
-            loop = EngineLoop(engine, socket, 0, 0)
+            loop = EngineLoop(engine, socket, EngineIdentity(0))
             plan = ReaderPlan(
                 address=address,
                 streams=rows,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config.serve import ServeConfig
+from penstock.engine.loop.identity import EngineIdentity
 from penstock.engine.loop.process import EngineLoop
 from penstock.engine.synthetic.engine import SyntheticEngine
 from penstock.wire.channel import ChildChannel, ControlChannel
@@ -32,7 +33,7 @@ class Host:
     def __init__(self, model_dir: Path, run_dir: str, **options: Any) -> None:
         self.engine = SyntheticEngine(ServeConfig(engine="synthetic", **options), str(model_dir))
         self.socket = CountingSocket(engine_address(run_dir, 0))
-        self.loop = EngineLoop(self.engine, self.socket, 0, 0)
+        self.loop = EngineLoop(self.engine, self.socket, EngineIdentity(0))
         self.supervisor, theirs = ChildChannel.pair()
         self.control = ControlChannel(theirs.detach())
         self.error: Exception | None = None

@@ -11,10 +11,12 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 
 from penstock.engine.base import Engine, RequestRejected, StreamFailure
+from penstock.engine.loop.identity import EngineIdentity
 from penstock.engine.loop.peers import Peer, peer_name
 from penstock.engine.loop.publisher import Publisher
 from penstock.engine.loop.rpc import RpcServer
@@ -48,6 +50,19 @@ MAX_REFUSED_PEERS = 1024
 INTERNAL_ERROR = "the engine could not handle this request; its log says more"
 
 
+class InboxHooks(NamedTuple):
+    """What an inbox asks and tells the engine's loop."""
+
+    on_metrics_query: Callable[[int, EngineMetricsQuery], None] = lambda server, query: None
+    """Takes the query of an API server."""
+    refuse_streams: Callable[[], RequestRejected | None] = lambda: None
+    """Returns why new streams are refused; None: they are not."""
+    current_head: Callable[[], int] = lambda: 0
+    """Returns the incarnation of the head that this engine belongs to; 0: unknown."""
+    probe: Callable[[], None] = lambda: None
+    """Drops the API servers whose connection has broken."""
+
+
 class Inbox:
     """Handles one message at a time; replies go out through the publisher."""
 
@@ -55,41 +70,24 @@ class Inbox:
         self,
         engine: Engine,
         publisher: Publisher,
+        identity: EngineIdentity,
         *,
-        rank: int,
-        epoch: int,
-        incarnation: int = 0,
-        build: str = "",
         calls: RpcServer,
         states: StateReconciler,
         stats: EngineStats,
-        clock: Callable[[], float] = time.monotonic,
-        on_metrics_query: Callable[[int, EngineMetricsQuery], None] = lambda server, query: None,
         spans: StreamSpans | None = None,
-        refuse_streams: Callable[[], RequestRejected | None] = lambda: None,
-        current_head: Callable[[], int] = lambda: 0,
-        probe: Callable[[], None] = lambda: None,
+        hooks: InboxHooks,
     ) -> None:
-        """``build``: that of this engine, in a fleet of several hosts.
-        ``on_metrics_query`` takes the query of an API server. ``refuse_streams`` returns why new streams
-        are refused, None: they are not. ``current_head`` returns the incarnation of the head that this engine
-        belongs to, 0: unknown. ``probe`` drops the API servers whose connection has broken."""
+        """``spans`` None: streams have no spans."""
         self._engine = engine
         self._calls = calls
         self._states = states
         self._spans = spans
-        self._on_metrics_query = on_metrics_query
-        self._refuse_streams = refuse_streams
-        self._current_head = current_head
-        self._probe = probe
+        self._hooks = hooks
         self._stats = stats
-        self._clock = clock
         self._publisher = publisher
         self._peers = publisher.peers
-        self._rank = rank
-        self._epoch = epoch
-        self._incarnation = incarnation
-        self._build = build
+        self._identity = identity
         self._head = 0
         """Incarnation of the head whose desired states the engine has followed last; 0: none's."""
         self._parts: deque[tuple[bytes, Part]] = deque()
@@ -167,7 +165,7 @@ class Inbox:
             case ApplyStates():
                 self._states.apply(peer.server, message.states)
             case EngineMetricsQuery():
-                self._on_metrics_query(peer.server, message)
+                self._hooks.on_metrics_query(peer.server, message)
             case Disconnect():
                 self._peers.detach(peer)
 
@@ -178,25 +176,26 @@ class Inbox:
             raise WireError(
                 f"its protocol version is {hello.protocol}, this engine speaks {ENGINE_PROTOCOL_VERSION}"
             )
-        if self._build and hello.build and hello.build != self._build:
-            raise WireError(f"its build is {hello.build}, this engine's is {self._build}")
+        build = self._identity.build
+        if build and hello.build and hello.build != build:
+            raise WireError(f"its build is {hello.build}, this engine's is {build}")
         if identity != server_identity(hello.server, hello.epoch, hello.incarnation, hello.connection):
             raise WireError(f"its Hello, of API server {hello.server}, is not this peer's")
         if self._peers.find(identity) is not None:
             raise WireError("it sent a second Hello on a connection")
         order = hello.incarnation, hello.epoch, hello.connection
         self._make_way(hello.server, order)
-        if hello.incarnation != self._head and hello.incarnation == self._current_head():
+        if hello.incarnation != self._head and hello.incarnation == self._hooks.current_head():
             self._head = hello.incarnation
             self._states.forget()
         self._refused.discard(identity)
         self._publisher.attach(hello.server, identity, order)
         welcome = Welcome(
             protocol=ENGINE_PROTOCOL_VERSION,
-            rank=self._rank,
-            epoch=self._epoch,
+            rank=self._identity.rank,
+            epoch=self._identity.epoch,
             info=self._engine.info,
-            incarnation=self._incarnation,
+            incarnation=self._identity.incarnation,
         )
         self._publisher.send(hello.server, welcome)
 
@@ -210,8 +209,8 @@ class Inbox:
         if known is not None and known.order[0] == order[0]:
             if order < known.order:
                 raise WireError(f"a later process or connection serves as API server {server}")
-        elif known is not None and order[0] != self._current_head():
-            self._probe()
+        elif known is not None and order[0] != self._hooks.current_head():
+            self._hooks.probe()
             known = self._peers.get(server)
             if known is not None:
                 raise WireError(f"it is not of this engine's head, whose API server {server} is connected")
@@ -224,12 +223,12 @@ class Inbox:
         handle = request.stream
         number = self._peers.open(peer, handle)
         try:
-            refusal = self._refuse_streams()
+            refusal = self._hooks.refuse_streams()
             if refusal is not None:
                 raise refusal
             numbered = msgspec.structs.replace(request, stream=number)
             self._engine.submit(peer.server, numbered)
-            self._stats.arrive(numbered, self._clock())
+            self._stats.arrive(numbered, time.monotonic())
             if self._spans is not None:
                 self._spans.begin(numbered)
         except RequestRejected as error:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 import msgspec
 
 from penstock.engine.base import Engine
+from penstock.engine.loop.identity import EngineIdentity
 from penstock.engine.loop.publisher import Publisher
 from penstock.engine.loop.stats import EngineStats
 from penstock.metrics.families import SLEEP_STATE
@@ -28,23 +29,20 @@ class MetricsReporter:
         publisher: Publisher,
         stats: EngineStats,
         collector: GarbageCollector | None,
+        identity: EngineIdentity,
         *,
-        rank: int,
-        epoch: int,
-        incarnation: int = 0,
-        model: str,
         sleep_level: Callable[[], int] = lambda: 0,
         spans: Mapping[str, int] | None = None,
     ) -> None:
-        """``model`` is the value of the label ``model_name``; ``spans``: their numbers by state."""
+        """``spans``: their numbers by state."""
         self._engine = engine
         self._stats = stats
         self._collector = collector
         self._publisher = publisher
-        self._process = process_name("engine", rank)
-        self._epoch = epoch
-        self._incarnation = incarnation
-        self._labels = model, str(rank)
+        self._process = process_name("engine", identity.rank)
+        self._epoch = identity.epoch
+        self._incarnation = identity.incarnation
+        self._labels = identity.model, str(identity.rank)
         self._sequence = 0
         self._reported = 0, 0
         """``stats.changes`` and ``attach_count`` of the peers at the last report."""

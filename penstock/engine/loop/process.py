@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -24,7 +24,8 @@ from penstock.engine.group.membership import EngineMembership, listening_address
 from penstock.engine.group.wave_group import WaveGroup
 from penstock.engine.kv_events.publisher import KVEventPublisher
 from penstock.engine.loop.build_engine import build_engine
-from penstock.engine.loop.inbox import Inbox
+from penstock.engine.loop.identity import EngineIdentity
+from penstock.engine.loop.inbox import Inbox, InboxHooks
 from penstock.engine.loop.metrics_reporter import MetricsReporter
 from penstock.engine.loop.profiler import EngineProfiler
 from penstock.engine.loop.publisher import Publisher
@@ -106,18 +107,22 @@ def run(control: ControlChannel) -> int:
                 loop = EngineLoop(
                     engine,
                     socket,
-                    launch.index,
-                    launch.epoch,
-                    collector=collector,
-                    membership=membership,
-                    group=group,
-                    model=launch.served_model_names[0],
-                    incarnation=launch.incarnation,
-                    build=launch.traits.get(BUILD, ""),
-                    profile_dir=config.profile_dir,
-                    span_exporter=_span_exporter(launch),
-                    kv_events=kv_events,
-                    adapters=adapters,
+                    EngineIdentity(
+                        launch.index,
+                        launch.epoch,
+                        launch.incarnation,
+                        launch.traits.get(BUILD, ""),
+                        launch.served_model_names[0],
+                    ),
+                    LoopParts(
+                        collector=collector,
+                        membership=membership,
+                        group=group,
+                        profile_dir=config.profile_dir,
+                        span_exporter=_span_exporter(launch),
+                        kv_events=kv_events,
+                        adapters=adapters,
+                    ),
                 )
                 collector.start()
                 control.ready(ready_info(engine.info))
@@ -180,6 +185,28 @@ def ready_info(info: EngineInfo) -> Info:
     return {name: value for name, value in facts.items() if value}
 
 
+class LoopParts(NamedTuple):
+    """What an engine loop has beside its engine."""
+
+    collector: GarbageCollector | None = None
+    """None: Python's own garbage collection stays on."""
+    membership: EngineMembership | None = None
+    """None: there is no coordinator."""
+    group: WaveGroup | None = None
+    """None: the engine steps whenever it has work."""
+    profile_dir: str | None = None
+    """None: profiling is off."""
+    span_exporter: BatchSpanExporter[EndedStream] | None = None
+    """None: streams have no spans."""
+    kv_events: KVEventPublisher | None = None
+    """None: the engine has none to publish."""
+    adapters: AdapterState | None = None
+    """None: the engine runs none."""
+
+
+NO_PARTS = LoopParts()
+
+
 class EngineLoop:
     """Drain the inbox, step, publish; wait when there is nothing to do."""
 
@@ -187,41 +214,29 @@ class EngineLoop:
         self,
         engine: Engine,
         socket: RouterSocket,
-        rank: int,
-        epoch: int,
-        *,
-        collector: GarbageCollector | None = None,
-        membership: EngineMembership | None = None,
-        group: WaveGroup | None = None,
-        model: str = "",
-        incarnation: int = 0,
-        build: str = "",
-        profile_dir: str | None = None,
-        span_exporter: BatchSpanExporter[EndedStream] | None = None,
-        kv_events: KVEventPublisher | None = None,
-        adapters: AdapterState | None = None,
+        identity: EngineIdentity,
+        parts: LoopParts = NO_PARTS,
     ) -> None:
-        """``collector`` None: Python's own garbage collection stays on. ``membership`` None: there is no
-        coordinator. ``group`` None: the engine steps whenever it has work. ``model`` is the metrics' label
-        ``model_name``. ``profile_dir`` None: profiling is off. ``span_exporter`` None: streams have no
-        spans. ``kv_events`` None: the engine has none to publish. ``adapters`` None: it runs none."""
+        collector, membership = parts.collector, parts.membership
         self._engine = engine
         self._socket = socket
         self._publisher = Publisher(socket)
-        self._kv_events = kv_events
+        self._kv_events = parts.kv_events
         engine.on_resubmitted_start(self._publisher.start)
         self._operations: dict[str, Callable[[], Any]] = {}
         """RPC methods of the process; all others are the engine's."""
         if collector is not None:
             self._operations["gc"] = collector.report
-        if profile_dir is not None:
-            profiler = EngineProfiler(engine, profile_dir, rank, epoch)
+        if parts.profile_dir is not None:
+            profiler = EngineProfiler(engine, parts.profile_dir, identity.rank, identity.epoch)
             self._operations |= {"start_profile": profiler.start, "stop_profile": profiler.stop}
         self._stats = EngineStats()
-        self._spans = None if span_exporter is None else StreamSpans(span_exporter, self._stats, rank, model)
+        self._spans = None
+        if parts.span_exporter is not None:
+            self._spans = StreamSpans(parts.span_exporter, self._stats, identity.rank, identity.model)
         sleep = SleepState(engine, self._end_streams, self._is_idle)
-        self._adapters = adapters
-        appliers: list[StateApplier] = [sleep] if adapters is None else [sleep, adapters]
+        self._adapters = parts.adapters
+        appliers: list[StateApplier] = [sleep] if parts.adapters is None else [sleep, parts.adapters]
         self._clock = time.monotonic
         self._states = StateReconciler(
             appliers,
@@ -235,33 +250,31 @@ class EngineLoop:
             self._publisher,
             self._stats,
             collector,
-            rank=rank,
-            epoch=epoch,
-            incarnation=incarnation,
-            model=model,
+            identity,
             sleep_level=lambda: sleep.level,
             spans=None if self._spans is None else self._spans.counts,
         )
         self._inbox = Inbox(
             engine,
             self._publisher,
-            rank=rank,
-            epoch=epoch,
-            incarnation=incarnation,
-            build=build,
+            identity,
             calls=RpcServer(self._run_operation, self._publisher.send, lambda: self._publisher.step),
             states=self._states,
             stats=self._stats,
             spans=self._spans,
-            on_metrics_query=self._reporter.on_query,
-            refuse_streams=sleep.refusal,
-            current_head=(lambda: incarnation) if membership is None else membership.current_head,
-            probe=self._probe_servers,
+            hooks=InboxHooks(
+                on_metrics_query=self._reporter.on_query,
+                refuse_streams=sleep.refusal,
+                current_head=(lambda: identity.incarnation)
+                if membership is None
+                else membership.current_head,
+                probe=self._probe_servers,
+            ),
         )
         self._collector = collector
         self._trimmer = Trimmer()
         self._membership = membership
-        self._group = group
+        self._group = parts.group
         self._next_control = self._next_heartbeat = self._next_probe = 0.0
         self._disconnects = 0
         """``disconnects`` of the socket at the last probe."""

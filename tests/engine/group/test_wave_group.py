@@ -15,7 +15,8 @@ import pytest
 from penstock.config.serve import ServeConfig
 from penstock.engine.group.wave_group import WaveGroup
 from penstock.engine.group.wave_protocol import WaveProtocolError
-from penstock.engine.loop.process import EngineLoop
+from penstock.engine.loop.identity import EngineIdentity
+from penstock.engine.loop.process import EngineLoop, LoopParts
 from penstock.engine.synthetic.engine import SyntheticEngine
 from penstock.wire.channel import ChildChannel, ControlChannel
 from penstock.wire.control import Stop
@@ -91,7 +92,7 @@ class Rank:
         self.supervisor, theirs = ChildChannel.pair()
         self.control = ControlChannel(theirs.detach())
         self.group = WaveGroup(rank, RANKS, interval=interval, epoch=0, links=self.links)
-        self.loop = EngineLoop(self.engine, self.socket, rank, 0, group=self.group)
+        self.loop = EngineLoop(self.engine, self.socket, EngineIdentity(rank), LoopParts(group=self.group))
         self.error: Exception | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.server = ApiServer(run_dir, rank=rank)

@@ -12,7 +12,8 @@ import pytest
 from penstock.engine.base import Engine, Load, RequestRejected, StepRows
 from penstock.engine.batch.rows import aborted_rows, empty_rows
 from penstock.engine.loop.drain_rate import MIN_RETRY_MS
-from penstock.engine.loop.inbox import INTERNAL_ERROR, MAX_REFUSED_PEERS, Inbox
+from penstock.engine.loop.identity import EngineIdentity
+from penstock.engine.loop.inbox import INTERNAL_ERROR, MAX_REFUSED_PEERS, Inbox, InboxHooks
 from penstock.engine.loop.publisher import Publisher
 from penstock.engine.loop.rpc import RpcServer
 from penstock.engine.loop.state_reconciler import StateReconciler
@@ -139,15 +140,15 @@ class Desk:
         self.inbox = Inbox(
             engine,
             self.publisher,
-            rank=2,
-            epoch=5,
-            build="1.2+a",
+            EngineIdentity(2, 5, build="1.2+a"),
             calls=RpcServer(engine.call, self.publisher.send, lambda: 0),
             states=self.states,
             stats=self.stats,
-            refuse_streams=lambda: self.refusal,
-            current_head=lambda: self.head,
-            probe=self._probe,
+            hooks=InboxHooks(
+                refuse_streams=lambda: self.refusal,
+                current_head=lambda: self.head,
+                probe=self._probe,
+            ),
         )
 
     def _probe(self) -> None:

@@ -15,6 +15,7 @@ import pytest
 import zmq
 
 from penstock.config.serve import ServeConfig
+from penstock.engine.loop.identity import EngineIdentity
 from penstock.engine.loop.process import EngineLoop
 from penstock.engine.synthetic.engine import SyntheticEngine
 from penstock.wire.channel import ChildChannel, ControlChannel
@@ -43,7 +44,7 @@ def address(model_dir: Path) -> Iterator[str]:  # noqa: F811
     """Of a running engine that has joined no head."""
     engine = SyntheticEngine(ServeConfig(engine="synthetic"), str(model_dir))
     socket = RouterSocket("tcp://127.0.0.1:*", key=KEY)
-    loop = EngineLoop(engine, socket, 0, 0, incarnation=3)
+    loop = EngineLoop(engine, socket, EngineIdentity(0, incarnation=3))
     supervisor, theirs = ChildChannel.pair()
     control = ControlChannel(theirs.detach())
     thread = threading.Thread(target=loop.run, args=(control,), daemon=True)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.config.serve import ServeConfig
+from penstock.engine.loop.identity import EngineIdentity
 from penstock.engine.loop.process import EngineLoop
 from penstock.engine.synthetic.engine import SyntheticEngine
 from penstock.wire.control import SupervisorCommand
@@ -75,7 +76,7 @@ class Rig:
         config = ServeConfig(engine="synthetic", **{"synthetic_step_ms": 0, "max_model_len": 4096, **options})
         self.engine = SyntheticEngine(config, str(model_dir))
         self.socket = ScriptedSocket()
-        self.loop = EngineLoop(self.engine, self.socket, 0, 0)  # type: ignore[arg-type]
+        self.loop = EngineLoop(self.engine, self.socket, EngineIdentity(0))  # type: ignore[arg-type]
 
     def hello(self, server: int, connection: int = 0, incarnation: int = 0) -> bytes:
         identity = server_identity(server, 0, incarnation, connection)
