@@ -41,8 +41,8 @@ from penstock.metrics.gc_policy import GarbageCollector
 from penstock.module_command import module_command
 from penstock.supervisor.children.actions import ProcessName
 from penstock.supervisor.children.child_process import ChildProcess
-from penstock.supervisor.children.process_manager import ProcessManager
-from penstock.supervisor.event_loop import Supervisor
+from penstock.supervisor.children.process_manager import ChildTimes, Fleet, ProcessManager
+from penstock.supervisor.event_loop import StartupSigns, Supervisor
 from penstock.supervisor.listening.acceptor import Acceptor
 from penstock.supervisor.service_manager import ServiceManager
 from penstock.supervisor.signals import Interrupted, handlers_restored, interruptible, signals_blocked
@@ -158,19 +158,18 @@ class _Gateway:
     def run(self, service_manager: ServiceManager) -> int:
         config = self.config
         manager = ProcessManager(
-            gateways=config.workers,
-            startup_timeout=STARTUP_TIMEOUT_S,
-            drain_timeout=config.drain_timeout,
-            drain_grace=config.drain_grace,
-            gateway_hang_timeout=config.worker_hang_timeout,
+            Fleet(gateways=config.workers),
+            ChildTimes(
+                startup_timeout=STARTUP_TIMEOUT_S,
+                drain_timeout=config.drain_timeout,
+                drain_grace=config.drain_grace,
+                gateway_hang_timeout=config.worker_hang_timeout,
+            ),
         )
         supervisor = Supervisor(
             manager,
             self._start,
-            display=LogProgressDisplay(),
-            status=StartupStatus(0),
-            service_manager=service_manager,
-            announce=self._announce,
+            StartupSigns(LogProgressDisplay(), StartupStatus(0), service_manager, self._announce),
             collector=GarbageCollector(),
             acceptor_failure=None if self.acceptor is None else self.acceptor.failure,
             prepare_replacement=self._read_options,

@@ -9,6 +9,7 @@ import selectors
 import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from penstock.logging_setup import RateLimitedLog
 from penstock.metrics.gc_policy import GarbageCollector
@@ -50,22 +51,28 @@ OnAllReady = Callable[[Mapping[ProcessName, int], Mapping[ProcessName, Info]], N
 """Called once, when all children are ready, with their process ids and their descriptions of themselves."""
 
 
+class StartupSigns(NamedTuple):
+    """Who is told how far a start is."""
+
+    display: ProgressDisplay
+    """Shows progress until the first start is over; later progress is logged."""
+    status: StartupStatus
+    service_manager: ServiceManager
+    announce: OnAllReady
+
+
 class Supervisor:
     """Owns the child processes of one ``penstock serve``.
 
-    Must be made and run in the main thread, which receives the signals. ``display`` shows progress until the
-    first start is over; later progress is logged.
+    Must be made and run in the main thread, which receives the signals.
     """
 
     def __init__(
         self,
         manager: ProcessManager,
         start: StartProcess,
+        signs: StartupSigns,
         *,
-        display: ProgressDisplay,
-        status: StartupStatus,
-        service_manager: ServiceManager,
-        announce: OnAllReady,
         collector: GarbageCollector,
         acceptor_failure: socket.socket | None = None,
         prepare_replacement: Callable[[], Sequence[SupervisorCommand] | None] = lambda: (),
@@ -77,11 +84,8 @@ class Supervisor:
         ``on_nothing_replaced`` is called when the first of them could not be."""
         self._manager = manager
         self._start = start
-        self._display = display
-        self._status = status
-        self._service_manager = service_manager
+        self._display, self._status, self._service_manager, self._announce = signs
         self._acceptor_failure = acceptor_failure
-        self._announce = announce
         self._prepare_replacement = prepare_replacement
         self._on_nothing_replaced = on_nothing_replaced
         self._collector = collector

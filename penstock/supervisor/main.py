@@ -31,8 +31,8 @@ from penstock.module_command import module_command
 from penstock.supervisor.children.actions import ProcessName
 from penstock.supervisor.children.child_process import ChildProcess
 from penstock.supervisor.children.desired_state_store import DesiredStateStore
-from penstock.supervisor.children.process_manager import ProcessManager
-from penstock.supervisor.event_loop import Supervisor
+from penstock.supervisor.children.process_manager import ChildTimes, Fleet, ProcessManager
+from penstock.supervisor.event_loop import StartupSigns, Supervisor
 from penstock.supervisor.listening.acceptor import Acceptor
 from penstock.supervisor.listening.loading_server import LoadingServer
 from penstock.supervisor.service_manager import ServiceManager
@@ -193,29 +193,30 @@ class _Service:
 
     def run(self) -> int:
         manager = ProcessManager(
-            engines=len(self.config.ranks),
-            first_rank=self.config.ranks.start,
-            all_engines=self.config.data_parallel_size,
-            api_servers=0 if self.config.headless else self.config.api_server_count,
-            startup_timeout=self.config.startup_timeout,
-            drain_timeout=self.config.drain_timeout,
-            drain_grace=self.config.drain_grace,
-            engine_hang_timeout=self.config.engine_hang_timeout,
-            api_server_hang_timeout=self.config.api_server_hang_timeout,
-            coordinator=self._coordinator is not None and not self.config.headless,
-            expert_parallel=self.config.enable_expert_parallel,
-            serves_with_one_engine=self.config.attach is not None,
-            desired_states=self.desired_states,
+            Fleet(
+                engines=len(self.config.ranks),
+                first_rank=self.config.ranks.start,
+                all_engines=self.config.data_parallel_size,
+                api_servers=0 if self.config.headless else self.config.api_server_count,
+                coordinator=self._coordinator is not None and not self.config.headless,
+                expert_parallel=self.config.enable_expert_parallel,
+                serves_with_one_engine=self.config.attach is not None,
+            ),
+            ChildTimes(
+                startup_timeout=self.config.startup_timeout,
+                drain_timeout=self.config.drain_timeout,
+                drain_grace=self.config.drain_grace,
+                engine_hang_timeout=self.config.engine_hang_timeout,
+                api_server_hang_timeout=self.config.api_server_hang_timeout,
+            ),
+            self.desired_states,
         )
         collector = GarbageCollector(self.config.gc_policy)
         with contextlib.closing(make_progress_display(live=self.config.log_format == "text")) as display:
             supervisor = Supervisor(
                 manager,
                 self._start,
-                display=display,
-                status=self.status,
-                service_manager=self.service_manager,
-                announce=self._announce,
+                StartupSigns(display, self.status, self.service_manager, self._announce),
                 collector=collector,
                 acceptor_failure=None if self.acceptor is None else self.acceptor.failure,
                 prepare_replacement=self._read_keys,

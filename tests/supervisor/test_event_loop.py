@@ -8,9 +8,9 @@ from penstock.exit_codes import EXIT_FAILED
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.supervisor.children.actions import ProcessName
 from penstock.supervisor.children.child_process import ChildProcess
-from penstock.supervisor.children.process_manager import ProcessManager
+from penstock.supervisor.children.process_manager import ChildTimes, Fleet, ProcessManager
 from penstock.supervisor.children.restart_policy import MAX_FAILED_STARTS
-from penstock.supervisor.event_loop import Supervisor
+from penstock.supervisor.event_loop import StartupSigns, Supervisor
 from penstock.supervisor.service_manager import ServiceManager
 from penstock.supervisor.startup.progress_display import LogProgressDisplay
 from penstock.supervisor.startup.startup_status import StartupStatus
@@ -26,21 +26,13 @@ def test_a_server_that_cannot_be_started_is_given_up(expert_parallel: bool) -> N
         raise OSError("no more processes")
 
     manager = ProcessManager(
-        engines=2,
-        api_servers=1,
-        startup_timeout=60,
-        drain_timeout=1,
-        engine_hang_timeout=60,
-        api_server_hang_timeout=60,
-        expert_parallel=expert_parallel,
+        Fleet(engines=2, api_servers=1, expert_parallel=expert_parallel),
+        ChildTimes(startup_timeout=60, drain_timeout=1, engine_hang_timeout=60, api_server_hang_timeout=60),
     )
     supervisor = Supervisor(
         manager,
         start,
-        display=LogProgressDisplay(),
-        status=StartupStatus(2),
-        service_manager=ServiceManager({}),
-        announce=lambda pids, infos: None,
+        StartupSigns(LogProgressDisplay(), StartupStatus(2), ServiceManager({}), lambda pids, infos: None),
         collector=GarbageCollector("off", 0.005),
     )
     assert supervisor.run() == EXIT_FAILED

@@ -9,6 +9,7 @@ all API servers must know (``api_server_broadcast``).
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
 from penstock.exit_codes import EXIT_FAILED, EXIT_FATAL, EXIT_OK, describe_exit
 from penstock.supervisor.children.actions import Action, ProcessName, ShowProgress
@@ -34,61 +35,84 @@ from penstock.wire.control import (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """The children to start. Without API servers, as on a headless host, engines are drained instead."""
+
+    engines: int = 0
+    first_rank: int = 0
+    """Rank of the first engine that starts here."""
+    all_engines: int | None = None
+    """Engines of all hosts; None: there are no others."""
+    api_servers: int = 0
+    gateways: int = 0
+    """Workers of a gateway, which has no other children."""
+    coordinator: bool = False
+    expert_parallel: bool = False
+    """Whether the engines are one group, restarted together."""
+    serves_with_one_engine: bool = False
+    """Whether clients are served from the first engine on; otherwise from the last one on."""
+
+    def names(self) -> list[ProcessName]:
+        """All children, in the order of their start."""
+        names = [ProcessName("coordinator", 0)] if self.coordinator else []
+        names += [ProcessName("engine", self.first_rank + index) for index in range(self.engines)]
+        names += [ProcessName("api-server", index) for index in range(self.api_servers)]
+        return names + [ProcessName("gateway", index) for index in range(self.gateways)]
+
+    @property
+    def drained(self) -> Role:
+        """The role whose processes finish their requests before the others end."""
+        return "gateway" if self.gateways else "api-server" if self.api_servers else "engine"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildTimes:
+    """How long children may take, in seconds."""
+
+    startup_timeout: float
+    drain_timeout: float
+    drain_grace: float = 0.0
+    engine_hang_timeout: float = 0.0
+    """A hang timeout of 0: these processes may be silent for any time."""
+    api_server_hang_timeout: float = 0.0
+    """The coordinator's, too."""
+    gateway_hang_timeout: float = 0.0
+
+    def hang_timeouts(self) -> dict[Role, float]:
+        """Seconds of silence after which a process of a role counts as hung."""
+        return {
+            "engine": self.engine_hang_timeout,
+            "api-server": self.api_server_hang_timeout,
+            "coordinator": self.api_server_hang_timeout,
+            "gateway": self.gateway_hang_timeout,
+        }
+
+
 class ProcessManager:
     """All children of one ``penstock serve`` or ``penstock gateway``. Times are those of
     :class:`~penstock.supervisor.running_clock.RunningClock`."""
 
     def __init__(
-        self,
-        *,
-        engines: int = 0,
-        api_servers: int = 0,
-        gateways: int = 0,
-        startup_timeout: float,
-        drain_timeout: float,
-        drain_grace: float = 0.0,
-        engine_hang_timeout: float = 0.0,
-        api_server_hang_timeout: float = 0.0,
-        gateway_hang_timeout: float = 0.0,
-        coordinator: bool = False,
-        expert_parallel: bool = False,
-        serves_with_one_engine: bool = False,
-        first_rank: int = 0,
-        all_engines: int | None = None,
-        desired_states: DesiredStateStore | None = None,
+        self, fleet: Fleet, times: ChildTimes, desired_states: DesiredStateStore | None = None
     ) -> None:
-        """``engines`` start here, from ``first_rank`` on, of ``all_engines`` on all hosts (None: there are
-        no others). A hang timeout of 0: these processes may be silent for any time; that of API servers is
-        the coordinator's too. ``coordinator``: start one. ``expert_parallel``: the engines are one group,
-        restarted together. ``serves_with_one_engine``: clients are served from the first engine on;
-        otherwise from the last one on. ``desired_states`` None: none so far. Without API servers, as on a
-        headless host, engines are drained instead. ``gateways``: the workers of a gateway, which has no
-        other children."""
-        names = [ProcessName("coordinator", 0)] if coordinator else []
-        names += [ProcessName("engine", first_rank + index) for index in range(engines)]
-        names += [ProcessName("api-server", index) for index in range(api_servers)]
-        names += [ProcessName("gateway", index) for index in range(gateways)]
-        self._children = ChildTable(names, startup_timeout)
-        drained: Role = "gateway" if gateways else "api-server" if api_servers else "engine"
-        self._lifecycle = Lifecycle(self._children, drained, drain_timeout, drain_grace)
-        self._recovery = Recovery(self._children, self._lifecycle, expert_parallel=expert_parallel)
-        hang_timeouts: dict[Role, float] = {
-            "engine": engine_hang_timeout,
-            "api-server": api_server_hang_timeout,
-            "coordinator": api_server_hang_timeout,
-            "gateway": gateway_hang_timeout,
-        }
-        self._hang_detector = HangDetector(self._children, self._recovery, hang_timeouts)
+        """``desired_states`` None: none so far."""
+        self._children = ChildTable(fleet.names(), times.startup_timeout)
+        self._lifecycle = Lifecycle(self._children, fleet.drained, times.drain_timeout, times.drain_grace)
+        self._recovery = Recovery(self._children, self._lifecycle, expert_parallel=fleet.expert_parallel)
+        self._hang_detector = HangDetector(self._children, self._recovery, times.hang_timeouts())
         self._rolling_restart = RollingRestart(
-            self._children, api_servers or gateways, "workers" if gateways else "API servers"
+            self._children,
+            fleet.api_servers or fleet.gateways,
+            "workers" if fleet.gateways else "API servers",
         )
         self._broadcast = ApiServerBroadcast(
             self._children,
-            engines if all_engines is None else all_engines,
+            fleet.engines if fleet.all_engines is None else fleet.all_engines,
             DesiredStateStore() if desired_states is None else desired_states,
         )
-        self._startup_timeout = startup_timeout
-        self._serves_with_one_engine = serves_with_one_engine
+        self._startup_timeout = times.startup_timeout
+        self._serves_with_one_engine = fleet.serves_with_one_engine
 
     @property
     def phase(self) -> Phase:

@@ -6,7 +6,7 @@ import logging
 
 from penstock.supervisor.children.actions import Action, ProcessName, Send, WriteLog
 from penstock.supervisor.children.lifecycle import Phase
-from penstock.supervisor.children.process_manager import ProcessManager
+from penstock.supervisor.children.process_manager import ChildTimes, Fleet, ProcessManager
 from penstock.wire.control import AcceptConnections, EnableThroughputLog, Ready
 
 ENGINE = ProcessName("engine", 0)
@@ -32,18 +32,22 @@ def make(
 ) -> ProcessManager:
     """With ``engines``, or an expert-parallel ``group`` of so many."""
     return ProcessManager(
-        engines=group or engines,
-        api_servers=api_servers,
-        startup_timeout=STARTUP_S,
-        drain_timeout=DRAIN_S,
-        drain_grace=drain_grace,
-        engine_hang_timeout=hang_timeout,
-        api_server_hang_timeout=server_hang_timeout,
-        coordinator=coordinator,
-        expert_parallel=group > 0,
-        first_rank=first_rank,
-        all_engines=all_engines,
-        serves_with_one_engine=serves_with_one_engine,
+        Fleet(
+            engines=group or engines,
+            api_servers=api_servers,
+            coordinator=coordinator,
+            expert_parallel=group > 0,
+            first_rank=first_rank,
+            all_engines=all_engines,
+            serves_with_one_engine=serves_with_one_engine,
+        ),
+        ChildTimes(
+            startup_timeout=STARTUP_S,
+            drain_timeout=DRAIN_S,
+            drain_grace=drain_grace,
+            engine_hang_timeout=hang_timeout,
+            api_server_hang_timeout=server_hang_timeout,
+        ),
     )
 
 

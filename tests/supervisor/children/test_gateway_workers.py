@@ -6,7 +6,7 @@ import signal
 
 from penstock.exit_codes import EXIT_FATAL, EXIT_USAGE
 from penstock.supervisor.children.actions import AnnounceReady, ProcessName, Send, Spawn
-from penstock.supervisor.children.process_manager import ProcessManager
+from penstock.supervisor.children.process_manager import ChildTimes, Fleet, ProcessManager
 from penstock.wire.control import AcceptConnections, AnnounceDrain, Drain, ProcessFailed, Ready
 from tests.supervisor.children.managers import done, errors, ready, said
 
@@ -14,7 +14,9 @@ FIRST, SECOND, THIRD = (ProcessName("gateway", index) for index in range(3))
 
 
 def make() -> ProcessManager:
-    return ProcessManager(gateways=2, startup_timeout=10.0, drain_timeout=7.0, drain_grace=3.0)
+    return ProcessManager(
+        Fleet(gateways=2), ChildTimes(startup_timeout=10.0, drain_timeout=7.0, drain_grace=3.0)
+    )
 
 
 def test_workers_get_connections_once_all_are_ready() -> None:
