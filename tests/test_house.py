@@ -42,6 +42,32 @@ RANK = {
     "cli": 12,
 }
 MAX_LINES = 700
+MAX_FUNCTION_LINES = 60
+"""Lines of code of a function, without its docstring."""
+LONG_FUNCTIONS = {
+    "penstock.api.process._build": 98,
+    "penstock.engine.loop.process.__init__": 74,
+    "penstock.engine.synthetic.engine.__init__": 68,
+    "penstock.engine.torch.cuda.kernels._attend": 108,
+    "penstock.engine.torch.cuda.kernels._launch": 74,
+    "penstock.engine.torch.engine.__init__": 106,
+    "penstock.gateway.assembly.assemble": 125,
+    "penstock.supervisor.main.serve": 77,
+}
+"""Functions that are longer, and their lines, which only become fewer: wiring, and kernels."""
+MAX_ATTRIBUTES = 20
+"""Attributes that ``__init__`` sets."""
+COLUMNS = frozenset({"SlotTable", "EndpointColumns", "EngineStats", "HistoryIndex"})
+"""Classes whose attributes are columns, or counters."""
+WIDE_CLASSES = {
+    "penstock.api.process._Server": 26,
+    "penstock.engine.loop.process.EngineLoop": 24,
+    "penstock.engine.synthetic.engine.SyntheticEngine": 24,
+    "penstock.gateway.relay.attempt.Attempt": 26,
+    "penstock.gateway.upstream.http2_connection.Http2Connection": 27,
+    "penstock.http.request.HttpRequest": 24,
+}
+"""Classes with more, which only become fewer."""
 
 
 def room(module: str) -> str:
@@ -96,6 +122,48 @@ def test_nothing_imports_vllm() -> None:
 def test_no_file_is_too_long(path: Path) -> None:
     lines = len(path.read_text().splitlines())
     assert lines <= MAX_LINES, f"{path} has {lines} lines: it holds more than one idea"
+
+
+def code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function without its docstring."""
+    first = function.body[0]
+    docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+    taken = (first.end_lineno or 0) - first.lineno + 1 if docstring else 0
+    return (function.end_lineno or 0) - function.lineno + 1 - taken
+
+
+def test_no_function_is_too_long() -> None:
+    found = {
+        f"{dotted(path)}.{node.name}": code_lines(node)
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and code_lines(node) > MAX_FUNCTION_LINES
+    }
+    assert found == LONG_FUNCTIONS
+
+
+def attributes(init: ast.FunctionDef) -> set[str]:
+    """Names that ``__init__`` gives to attributes of its object."""
+    return {
+        node.attr
+        for node in ast.walk(init)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    }
+
+
+def test_no_object_has_too_many_attributes() -> None:
+    found = {
+        f"{dotted(path)}.{node.name}": len(attributes(member))
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef) and node.name not in COLUMNS
+        for member in node.body
+        if isinstance(member, ast.FunctionDef) and member.name == "__init__"
+    }
+    assert {name: count for name, count in found.items() if count > MAX_ATTRIBUTES} == WIDE_CLASSES
 
 
 @pytest.mark.parametrize("module", ["penstock.api.process", "penstock.supervisor.main"])

@@ -29,7 +29,7 @@ from penstock.api.request_spans import RequestSpans, describe
 from penstock.api.routes.adapters import AdapterRoutes
 from penstock.api.routes.admin import EngineRoutes
 from penstock.api.routes.count_tokens import CountTokensRoutes
-from penstock.api.routes.metrics_endpoint import MetricsEndpoint
+from penstock.api.routes.metrics_endpoint import MetricsEndpoint, MetricSources
 from penstock.api.routes.models import ModelRoutes
 from penstock.api.routes.operations import OperationRoutes
 from penstock.api.routes.responses import ResponseRoutes
@@ -295,18 +295,19 @@ class _Server:
         encoder = PromptEncoder(tokenizer, segment_marker(tokenizer, template))
         self._generation = GenerationRoutes(self._config, encoder, context, large, self._background)
         self._metrics_endpoint = MetricsEndpoint(
-            launch=launch,
-            models=model_info.names,
+            launch,
+            MetricSources(
+                metrics,
+                self._engine_client,
+                streams,
+                input_processor,
+                self._collector,
+                self._clients,
+                None if self._spans is None else self._spans.counts,
+            ),
             chat=template is not None,
-            metrics=metrics,
-            engine_client=self._engine_client,
-            streams=streams,
-            input_processor=input_processor,
-            collector=self._collector,
-            clients=self._clients,
             refresh=self._refresh_metrics,
             share=self._share_metrics,
-            spans=None if self._spans is None else self._spans.counts,
         )
         if self._coordinator_client is not None:
             self._coordinator_client.start_reporting(self._metrics_endpoint.snapshot)

@@ -205,7 +205,7 @@ class Liar(ClockEngine):
     """An engine of rank 0 in this process, which says anything once it is asked to."""
 
     def __init__(self, host: str, port: int) -> None:
-        super().__init__(host, port, ranks=2, step_ms=5, vocab_size=read_vocab_size(DEMO_DIR))
+        super().__init__((host, port), ranks=2, step_ms=5, vocab_size=read_vocab_size(DEMO_DIR))
         self._words: bytes | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)

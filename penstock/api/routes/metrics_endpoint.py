@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import NamedTuple
 
 from penstock.api.api_request import ApiRequest
 from penstock.api.routes.fleet_status import fleet_status
@@ -23,45 +24,51 @@ from penstock.wire.control import Launch
 from penstock.wire.messages import CACHE_CONFIG_LABELS
 
 
+class MetricSources(NamedTuple):
+    """The parts of an API server whose counts are shown."""
+
+    metrics: ApiServerMetrics
+    engine_client: EngineClient
+    streams: OutputProcessor
+    input_processor: InputProcessor
+    collector: GarbageCollector
+    clients: Callable[[], tuple[int, int]]
+    """Returns the number of open connections and the reply bytes that wait for them."""
+    spans: Mapping[str, int] | None = None
+    """Numbers of spans by state; None: none are made."""
+
+
 class MetricsEndpoint:
     """Merges the metrics of all processes, as one API server knows them."""
 
     def __init__(
         self,
-        *,
         launch: Launch,
-        models: Sequence[str],
+        sources: MetricSources,
+        *,
         chat: bool,
-        metrics: ApiServerMetrics,
-        engine_client: EngineClient,
-        streams: OutputProcessor,
-        input_processor: InputProcessor,
-        collector: GarbageCollector,
-        clients: Callable[[], tuple[int, int]],
         refresh: Callable[[Snapshot], Awaitable[None]],
         share: Callable[[Snapshot], Awaitable[None]],
-        spans: Mapping[str, int] | None = None,
     ) -> None:
-        """``models``: names of the served model, of which metrics have the first one; ``chat``: whether it
-        has a chat template. ``clients`` returns the number of open connections and the reply bytes that wait
-        for them; ``refresh`` takes the metrics of the other API servers and of the engines as of now;
-        ``share`` gives this API server's metrics to the others before they are shown, and takes theirs.
-        ``spans``: their numbers by state."""
+        """``chat``: whether the model has a chat template. ``refresh`` takes the metrics of the other API
+        servers and of the engines as of now; ``share`` gives this API server's metrics to the others before
+        they are shown, and takes theirs."""
         self._launch = launch
         self._server = str(launch.index)
         self._process = process_name("api-server", launch.index)
-        self._model = models[0]
-        self._models = models
+        self._models = sources.input_processor.model_info.names
+        self._model = self._models[0]
+        """The name that metrics have."""
         self._chat = chat
-        self._metrics = metrics
-        self._engine_client = engine_client
-        self._streams = streams
-        self._input_processor = input_processor
-        self._collector = collector
-        self._clients = clients
+        self._metrics = sources.metrics
+        self._engine_client = sources.engine_client
+        self._streams = sources.streams
+        self._input_processor = sources.input_processor
+        self._collector = sources.collector
+        self._clients = sources.clients
+        self._spans = sources.spans
         self._refresh = refresh
         self._share = share
-        self._spans = spans
         self._sequence = 0
         self._exposition = SharedExposition(self._expose)
         self._status = SharedExposition(self._show_status)

@@ -66,8 +66,7 @@ class ClockEngine:
 
     def __init__(
         self,
-        host: str,
-        port: int,
+        address: tuple[str, int],
         *,
         rank: int = 0,
         ranks: int = 1,
@@ -77,8 +76,8 @@ class ClockEngine:
         max_model_len: int = 4096,
         vocab_size: int = FIRST_TOKEN + TOKENS,
     ) -> None:
-        """``host``, ``port``: of the handshake. ``rank``: its own, of ``ranks``."""
-        self._address = tcp_address(host, port)
+        """``address``: host and port of the handshake. ``rank``: its own, of ``ranks``."""
+        self._address = tcp_address(*address)
         self._rank, self._ranks = rank, ranks
         self._identity = rank.to_bytes(2, "little")
         self._step_s = step_ms / 1000
@@ -364,7 +363,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--max-model-len", type=int, default=4096)
     parser.add_argument("--vocab-size", type=int, default=FIRST_TOKEN + TOKENS)
     given = vars(parser.parse_args(arguments))
-    engine = ClockEngine(given.pop("host"), given.pop("port"), **given)
+    engine = ClockEngine((given.pop("host"), given.pop("port")), **given)
     engine.connect()
     parent = os.getppid()
     engine.run(lambda: os.getppid() != parent)

@@ -118,7 +118,7 @@ class PagedAttention:
         places, owners = to_device(both, device).unbind()
         return places, self.tables.layout(batch, owners, places, blocks, self._tile)
 
-    def __call__(
+    def __call__(  # noqa: PLR0913 - as transformers calls it
         self,
         module: nn.Module,
         query: Tensor,

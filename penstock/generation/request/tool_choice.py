@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -128,17 +128,13 @@ def parse_tool_choice(
     """
     if choice is None or (choice == "auto" and tools == []):  # clients send the empty list of a chat's tools
         choice = "auto" if tools else "none"
-    if tools and len(tools) > MAX_TOOLS:
-        message = f"tools has {len(tools)} functions, at most {MAX_TOOLS} are allowed."
-        raise ApiError(400, message, param="tools")
+    if tools:
+        _check_count(tools)
     if choice == "none":
         return ToolChoice()  # a model that sees tools may write a call, which would be text
     if not tools:
         raise _bad_choice("When using `tool_choice`, `tools` must be set.")
-    for number, tool in enumerate(tools):
-        if tool.type != "function":
-            param = f"tools[{number}].type"
-            raise ApiError(400, f"{param} must be function, got {tool.type[:60]!r}.", param=param)
+    _check_types(tools)
     numbered = list(enumerate(tools))
     if isinstance(choice, dict):
         kind = choice.get("type", "function")
@@ -179,6 +175,19 @@ def parse_tool_choice(
         warning=NO_GRAMMAR if grammar is None else None,
         custom=frozenset(inputs),
     )
+
+
+def _check_count(tools: Sequence[Tool]) -> None:
+    if len(tools) > MAX_TOOLS:
+        message = f"tools has {len(tools)} functions, at most {MAX_TOOLS} are allowed."
+        raise ApiError(400, message, param="tools")
+
+
+def _check_types(tools: Sequence[Tool]) -> None:
+    for number, tool in enumerate(tools):
+        if tool.type != "function":
+            param = f"tools[{number}].type"
+            raise ApiError(400, f"{param} must be function, got {tool.type[:60]!r}.", param=param)
 
 
 def _has_grammar(function: Function, inputs: Inputs) -> bool:
