@@ -11,13 +11,21 @@ from __future__ import annotations
 import logging
 import socket
 from asyncio import Protocol, get_running_loop
-from http.client import responses
+from enum import Enum, auto
 from typing import Any
 
 from penstock.http.admission import too_many_connections
 from penstock.http.eager import run_eagerly
 from penstock.http.errors import ApiError
-from penstock.http.http1.chunks import LAST_CHUNK, chunk
+from penstock.http.http1.chunks import chunk
+from penstock.http.http1.reply_framing import (
+    CONTINUE,
+    EVENTS_HEAD,
+    Framing,
+    ReplyFraming,
+    header_lines,
+    local_reply,
+)
 from penstock.http.http1.request_head import RequestHead
 from penstock.http.http1.request_reader import RequestReader
 from penstock.http.http2.connection import Http2Connection
@@ -25,7 +33,7 @@ from penstock.http.http2.frames import PREFACE
 from penstock.http.request import Application, HttpRequest
 from penstock.http.row_path import RowPath
 from penstock.http.server_state import LINGER_S, MAX_LINGER_BYTES, REFUSAL_S, ServerState, address
-from penstock.http.sink import EVENT_STREAM_HEADERS, Headers, Listener
+from penstock.http.sink import Headers, Listener
 from penstock.http.slow_clients import MIN_BODY_RATE, SlowClientTimer, Verdict
 
 log = logging.getLogger(__name__)
@@ -41,19 +49,21 @@ MAX_DISCARDED_BYTES = 64 * 1024
 GONE_CHECK_S = 0.05
 """Time for the answer of a closed socket to a probe."""
 
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _COMMENT = b":\n\n"
 """An event that clients ignore."""
-_CLOSE = b"connection: close\r\n"
-_KEEP_ALIVE = b"connection: keep-alive\r\n"
-"""For HTTP/1.0, whose connections close otherwise (RFC 9112 §9.3)."""
 
 
-def _lines(headers: Headers) -> bytes:
-    return b"".join([b"%b: %b\r\n" % header for header in headers])
+class Phase(Enum):
+    """What becomes of the bytes that come."""
 
-
-_EVENTS_HEAD = b"HTTP/1.1 200 OK\r\n" + _lines(EVENT_STREAM_HEADERS)
+    FIRST_BYTES = auto()
+    """They may still become the preface of HTTP/2."""
+    SERVING = auto()
+    """They are requests."""
+    DISCARDING = auto()
+    """They are discarded: the connection closes after the reply in progress."""
+    LINGERING = auto()
+    """They are discarded until the client closes, and nothing else is left to do."""
 
 
 class ServerProtocol(Protocol):
@@ -73,8 +83,7 @@ class ServerProtocol(Protocol):
         self.transport = transport
         self._start = b""
         """First bytes that may become the preface of HTTP/2."""
-        self._speaks_http1 = False
-        """Whether the first bytes are no preface of HTTP/2."""
+        self._phase = Phase.FIRST_BYTES
         tls = transport.get_extra_info("ssl_object")
         if tls is not None and tls.selected_alpn_protocol() == "h2":
             self._speak_http2()
@@ -83,12 +92,7 @@ class ServerProtocol(Protocol):
         self._reader = RequestReader(self._limits.max_header_bytes)
         self._request: HttpRequest | None = None
         """The request that is being answered."""
-        self._chunks = True
-        """Whether its client supports chunked encoding (HTTP/1.1)."""
-        self._bodyless = False
-        """Whether the reply whose head was made last has no body."""
-        self._framed = False
-        """Whether its body is chunked."""
+        self._framing = ReplyFraming()
         self._tls = transport.get_extra_info("sslcontext") is not None
         self._socket = transport.get_extra_info("socket")
         self._row_path: RowPath | None = None
@@ -104,12 +108,10 @@ class ServerProtocol(Protocol):
         """The client sends nothing more, but may read."""
         self._continues = False
         """A callback to :meth:`_advance` is scheduled."""
-        self._discards = False
-        """What comes is discarded: the connection closes after the reply in progress."""
         self._discarded = 0
-        """Bytes of it."""
-        self._lingers_since: float | None = None
-        """Since when nothing is left to do but to discard what comes; None while there is."""
+        """Bytes that were discarded."""
+        self._lingers_since = 0.0
+        """When the phase LINGERING began."""
         self._held = 0
         """Bytes that the budget knows of."""
         self._listener: Listener | None = None
@@ -150,15 +152,15 @@ class ServerProtocol(Protocol):
             self._advance()
 
     def data_received(self, data: bytes) -> None:
-        if not self._discards:
-            if not self._speaks_http1:
-                self._start += data
-                if not self._choose_protocol():
-                    return
-                data = self._start
-                if self._refuse_at is not None:
-                    self._refuse(too_many_connections())
-                    return
+        if self._phase is Phase.FIRST_BYTES:
+            self._start += data
+            if not self._choose_protocol():
+                return
+            data = self._start
+            if self._refuse_at is not None:
+                self._refuse(too_many_connections())
+                return
+        if self._phase is Phase.SERVING:
             self._reader.receive(data)
             self._advance()
             return
@@ -169,8 +171,8 @@ class ServerProtocol(Protocol):
     def _choose_protocol(self) -> bool:
         """Whether the client speaks HTTP/1.1; until that is known, and if it speaks HTTP/2: False."""
         start = self._start
-        self._speaks_http1 = not (start.startswith(PREFACE) or PREFACE.startswith(start))
-        if self._speaks_http1:
+        if not (start.startswith(PREFACE) or PREFACE.startswith(start)):
+            self._phase = Phase.SERVING
             return True
         if len(start) < len(PREFACE):
             if self.timer.waiting_since is None:
@@ -210,8 +212,8 @@ class ServerProtocol(Protocol):
             self.write(_COMMENT)
         elif request.started:
             return False
-        elif self._chunks:
-            self.transport.write(_CONTINUE)  # which every client of HTTP/1.1 skips (RFC 9110 §15.2)
+        elif self._framing.chunks:
+            self.transport.write(CONTINUE)  # which every client of HTTP/1.1 skips (RFC 9110 §15.2)
         self._half_closed = True
         get_running_loop().call_later(GONE_CHECK_S, self._abort_if_gone)
         return True
@@ -230,7 +232,7 @@ class ServerProtocol(Protocol):
 
     def cut_if_slow(self, now: float, request_timeout_s: float, keep_alive_s: float) -> None:
         """Close or abort the connection if its client is too slow. The server's sweep calls it."""
-        if self._lingers_since is not None:
+        if self._phase is Phase.LINGERING:
             if now - self._lingers_since > LINGER_S:
                 self.transport.abort()
             return
@@ -323,12 +325,12 @@ class ServerProtocol(Protocol):
 
     def _continue(self) -> None:
         self._continues = False
-        if not (self.transport.is_closing() or self._discards):
+        if self._serves and not self.transport.is_closing():
             self._advance()
 
     def _begin(self, head: RequestHead) -> None:
         """Start the application for a request."""
-        self._chunks = head.version != "1.0"
+        self._framing.on_request(head.version)
         self._request = request = HttpRequest(head, self, self._client)
         if self._reader.body_complete:
             request.body_complete = True
@@ -366,13 +368,13 @@ class ServerProtocol(Protocol):
         if request.expects_continue:
             request.expects_continue = False
             if not request.started:
-                self.transport.write(_CONTINUE)
+                self.transport.write(CONTINUE)
         self._pause_or_resume()
 
     def _pause_or_resume(self) -> None:
         """Read on unless enough has come that nobody asks for yet."""
         request, waiting = self._request, self._reader.waiting
-        if self._discards:
+        if not self._serves:
             pause = False
         elif request is None:
             pause = (self._continues or self.write_paused) and waiting >= MAX_WAITING_BYTES
@@ -386,6 +388,11 @@ class ServerProtocol(Protocol):
                 self.transport.pause_reading()
             else:
                 self.transport.resume_reading()
+
+    @property
+    def _serves(self) -> bool:
+        """Whether what comes are requests."""
+        return self._phase is Phase.SERVING or self._phase is Phase.FIRST_BYTES
 
     # -- the bytes that it holds
 
@@ -419,7 +426,8 @@ class ServerProtocol(Protocol):
         its reply instead, as the last one; one that was answered gets no second reply. If the rest of a body
         does not come, the application answers."""
         request, answered = self._request, not self._reader.body_complete
-        self._discards = True
+        if self._serves:
+            self._phase = Phase.DISCARDING
         self._reader.clear()
         if request is not None:
             request.keep_alive = False
@@ -437,22 +445,12 @@ class ServerProtocol(Protocol):
         self._linger()
 
     def _reply_locally(self, error: ApiError) -> None:
-        body = error.body()
-        self.transport.write(
-            b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%b%b\r\n%b"
-            % (
-                error.status,
-                responses[error.status].encode(),
-                len(body),
-                _lines([(b"date", self._state.date), *error.headers]),
-                _CLOSE,
-                body,
-            )
-        )
+        self.transport.write(local_reply(error, self._state.date))
 
     def _linger(self) -> None:
         """Close once the client has closed, has read for a while, or is too late (:data:`LINGER_S`)."""
-        self._discards = True
+        if self._serves:
+            self._phase = Phase.DISCARDING
         self._reader.clear()
         lingering = self._state.lingering
         if self._half_closed or len(lingering) >= self._limits.max_lingering or self.transport.is_closing():
@@ -460,7 +458,7 @@ class ServerProtocol(Protocol):
             return
         lingering.add(self)
         self._pause_or_resume()
-        self._lingers_since = self._state.clock()
+        self._phase, self._lingers_since = Phase.LINGERING, self._state.clock()
         if self.transport.can_write_eof():
             self.transport.write_eof()
 
@@ -468,7 +466,7 @@ class ServerProtocol(Protocol):
 
     @property
     def row_path(self) -> RowPath | None:
-        if not self._chunks or self.transport.get_write_buffer_size():
+        if not self._framing.chunks or self.transport.get_write_buffer_size():
             return None
         return self._row_path
 
@@ -484,56 +482,42 @@ class ServerProtocol(Protocol):
     def send(self, data: bytes, *, last: bool) -> None:
         request = self._request
         assert request is not None
-        if self._chunks:
-            data = (chunk(data) if data else b"") + (LAST_CHUNK if last else b"")
+        data = self._framing.events(data, last=last)
         if not request.started:
             request.events = True
             request.status = 200
-            data = self._head_from(_EVENTS_HEAD, chunked=self._chunks) + data
+            self._framing.begin_events()
+            data = self._head_from(EVENTS_HEAD) + data
         self.transport.write(data)
         if last:
             self._complete()
 
     def write(self, data: bytes) -> None:
-        self.transport.write(chunk(data) if self._chunks else data)
+        self.transport.write(chunk(data) if self._framing.chunks else data)
 
     def begin(self, status: int, headers: Headers) -> None:
         """Send the head of a reply; :meth:`write_body` and :meth:`finish` follow."""
         self.transport.write(self._reply_head(status, headers))
 
     def _reply_head(self, status: int, headers: Headers) -> bytes:
-        """The head of the reply in progress.
-
-        Without a content-length in ``headers`` the body is chunked; for HTTP/1.0 it ends when the connection
-        closes. Replies to HEAD and replies with status 204 or 304 have no body (RFC 9110 §6.4.1).
-        """
+        """The head of the reply in progress."""
         assert self._request is not None
-        self._bodyless = self._request.method == "HEAD" or status in (204, 304)
-        sized = any(name == b"content-length" for name, _ in headers)
-        self._framed = chunked = self._chunks and not sized and not self._bodyless
-        first = b"HTTP/1.1 %d %b\r\n" % (status, responses.get(status, "").encode())
-        dated = any(name == b"date" for name, _ in headers)
-        sized = sized or self._bodyless
-        return self._head_from(first + _lines(headers), chunked=chunked, sized=sized, dated=dated)
+        start = self._framing.begin(self._request.method, status, headers)
+        return self._head_from(start, dated=any(name == b"date" for name, _ in headers))
 
-    def _head_from(self, start: bytes, *, chunked: bool, sized: bool = False, dated: bool = False) -> bytes:
-        """A reply's head that begins with ``start``. ``sized``: the length of its body is known; ``dated``:
-        ``start`` has a date header."""
+    def _head_from(self, start: bytes, *, dated: bool = False) -> bytes:
+        """A reply's head that begins with ``start``; ``dated``: with a date header."""
         request = self._request
         assert request is not None
         request.started = True
-        request.streamed = chunked
+        request.streamed = self._framing.body is Framing.CHUNKED
         if request.reply_headers:
-            start += _lines(request.reply_headers)
-        if self._state.closes_after_reply or not (chunked or sized) or self._ends_after(request):
+            start += header_lines(request.reply_headers)
+        ends = self._framing.body is Framing.UNTIL_CLOSE
+        if ends or self._state.closes_after_reply or self._ends_after(request):
             request.keep_alive = False
         date = b"" if dated else b"date: %b\r\n" % self._state.date
-        framing = b"transfer-encoding: chunked\r\n" if chunked else b""
-        if request.keep_alive:
-            connection = b"" if self._chunks else _KEEP_ALIVE
-        else:
-            connection = _CLOSE
-        return b"".join((start, date, framing, connection, b"\r\n"))
+        return self._framing.head(start, date, keep_alive=request.keep_alive)
 
     def _ends_after(self, request: HttpRequest) -> bool:
         """Whether the client can send no other request after this one."""
@@ -545,10 +529,7 @@ class ServerProtocol(Protocol):
     def reply(self, status: int, headers: Headers, body: bytes) -> None:
         """Send a whole reply."""
         head = self._reply_head(status, headers)
-        if self._bodyless:
-            body = b""
-        elif self._framed and body:
-            body = chunk(body)
+        body = self._framing.part(body)
         if len(body) > HIGH_WATER_BYTES:  # a copy costs more than a write
             self.transport.write(head)
             self.transport.write(body)
@@ -560,10 +541,8 @@ class ServerProtocol(Protocol):
         """Write a non-empty part of the body; ignored on a closing connection."""
         if self.transport.is_closing():
             return
-        if self._framed:
-            self.transport.write(chunk(data))
-        elif not self._bodyless:
-            self.transport.write(data)
+        if part := self._framing.part(data):
+            self.transport.write(part)
 
     @property
     def bytes_queued(self) -> int:
@@ -571,7 +550,7 @@ class ServerProtocol(Protocol):
 
     @property
     def is_over(self) -> bool:
-        return (self._lingers_since is not None or self.transport.is_closing()) and not self.unread()
+        return (self._phase is Phase.LINGERING or self.transport.is_closing()) and not self.unread()
 
     def unread(self) -> int:
         size: int = self.transport.get_write_buffer_size()
@@ -579,8 +558,8 @@ class ServerProtocol(Protocol):
 
     def finish(self) -> None:
         """End the body of a reply that :meth:`begin` started."""
-        if self._framed:
-            self.transport.write(LAST_CHUNK)
+        if end := self._framing.end():
+            self.transport.write(end)
         self._complete()
 
     def _complete(self) -> None:
@@ -601,7 +580,7 @@ class ServerProtocol(Protocol):
                     get_running_loop().call_soon(self._continue)
             elif self._held:
                 self._account()
-        elif self._discards or self._reader.waiting or not request.body_complete:
+        elif not self._serves or self._reader.waiting or not request.body_complete:
             self._linger()
             self._account()
         else:
