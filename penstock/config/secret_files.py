@@ -10,7 +10,7 @@ log = logging.getLogger(__name__)
 
 
 def warn_if_open_to_others(option: str, path: str) -> None:
-    """Warns about the file of an option, such as ``--api-key-file``; nothing if it cannot be examined."""
+    """Warn about the file of an option, such as ``--api-key-file``; nothing if it cannot be examined."""
     try:
         mode = os.stat(path).st_mode
     except OSError:

@@ -14,7 +14,7 @@ from penstock.exit_codes import StartupError
 
 @contextlib.contextmanager
 def claim_port(address: str, port: int, incarnation: int) -> Iterator[None]:
-    """Reserves a port that API servers of one supervisor share (SO_REUSEPORT), until the end of the block.
+    """Reserve a port that API servers of one supervisor share (SO_REUSEPORT), until the end of the block.
 
     The kernel would let any process of this user share it. ``incarnation`` is the supervisor's. Raises
     StartupError when another supervisor's API servers have the port, OSError.

@@ -175,7 +175,7 @@ class Stream:
             self.paths.stop(self.handle)
 
     def detach(self, reply: StreamReply) -> None:
-        """Cuts the stream off its connection, which may serve another request by the time of its next row:
+        """Cut the stream off its connection, which may serve another request by the time of its next row:
         ``reply`` gets all its rows from here on, and nothing that the stream writes is sent."""
         self.stop_plain_rows()
         self.paths = self.row_path = None

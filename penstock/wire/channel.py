@@ -137,7 +137,7 @@ class ControlChannel:
         self._reported_ready = True
 
     def drain_engine(self, rank: int, draining: bool) -> None:
-        """Asks that an engine stop getting new streams, or get them again."""
+        """Ask that an engine stop getting new streams, or get them again."""
         self._stream.send(DrainEngine(rank=rank, draining=draining))
 
     def heartbeat(self) -> None:

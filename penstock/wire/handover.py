@@ -63,7 +63,7 @@ class HandoverSender:
         return True
 
     def request_report(self) -> None:
-        """Asks for a report, unless the queue is full: then one comes anyway."""
+        """Ask for a report, unless the queue is full: then one comes anyway."""
         with contextlib.suppress(OSError):
             self._ours.send(_REPORT_REQUEST)
 

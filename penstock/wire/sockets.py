@@ -231,7 +231,7 @@ class RouterSocket:
         return 0 if self._guard is None else self._guard.disconnects
 
     def send(self, identity: bytes, parts: list[bytes]) -> bool:
-        """Sends without blocking; False if the peer's queue is full. Raises PeerGone."""
+        """Send without blocking; False if the peer's queue is full. Raises PeerGone."""
         try:
             self._socket.send_multipart([identity, *split_parts(parts)], zmq.NOBLOCK)
         except zmq.Again:
@@ -299,7 +299,7 @@ class EngineLink:
         return self._lost
 
     def send(self, parts: list[bytes]) -> None:
-        """Queues one or more messages as one ZMQ message."""
+        """Queue one or more messages as one ZMQ message."""
         *others, last = self._divide(parts)
         send = self._socket.send
         for part in others:  # as in send_multipart, which combines the flags anew for each part
@@ -400,7 +400,7 @@ class CoordinatorLink:
         return bool(self._socket.poll(int(timeout_s * 1000)))
 
     def send(self, part: bytes) -> bool:
-        """Sends without blocking. False: the queue is full, and the message is dropped."""
+        """Send without blocking. False: the queue is full, and the message is dropped."""
         try:
             self._socket.send_multipart(split_parts([part]), zmq.NOBLOCK)
         except zmq.Again:

@@ -137,7 +137,7 @@ def token_positions(batch: Batch) -> Ints:
 
 
 class _PartMaker:
-    """Cuts a batch into parts of similar length."""
+    """Cut a batch into parts of similar length."""
 
     def __init__(
         self, batch: Batch, blocks: BlockTables, geometry: CacheGeometry, device: torch.device

@@ -122,7 +122,7 @@ def _validated(grammar: str) -> tuple[str, list[str]]:
 
 
 def _same_fault(fault: str) -> Callable[[str], str]:
-    """Says what is wrong with a grammar, if it is like ``fault``: leaving parts out makes other faults."""
+    """Say what is wrong with a grammar, if it is like ``fault``: leaving parts out makes other faults."""
     kind = fault[:_KIND]
 
     def problem_of(grammar: str) -> str:

@@ -104,7 +104,7 @@ def import_role_main(role: Role) -> Callable[[ControlChannel], int]:
 
 
 def exit_process(code: int) -> NoReturn:
-    """Exits at once, after flushing logs and output. The interpreter's own exit collects garbage first, for
+    """Exit at once, after flushing logs and output. The interpreter's own exit collects garbage first, for
     seconds where a model's libraries are loaded, while the supervisor waits to start a successor."""
     logging.shutdown()
     sys.stdout.flush()

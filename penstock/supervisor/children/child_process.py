@@ -86,7 +86,7 @@ class ChildProcess:
         return self._popen.pid
 
     def poll(self) -> int | None:
-        """Reaps the process and returns its exit code, negative for a signal; None while it runs."""
+        """Reap the process and return its exit code, negative for a signal; None while it runs."""
         return self._popen.poll()
 
     def kill(self) -> None:
@@ -94,7 +94,7 @@ class ChildProcess:
         self._popen.kill()
 
     def close(self) -> None:
-        """Reaps a killed process and closes the channel."""
+        """Reap a killed process and close the channel."""
         self._popen.wait()
         self.channel.close()
         self._on_end()

@@ -136,7 +136,7 @@ class Lifecycle:
                 self._children.send(child, Drain())
 
     def advance(self, now: float) -> None:
-        """Enters the next phase when the last child that this one waits for has exited."""
+        """Enter the next phase when the last child that this one waits for has exited."""
         alive = self._children.alive()
         if self.phase is Phase.DRAINING and not any(child.name.role == self._drained_role for child in alive):
             self._stop(now)

@@ -51,7 +51,7 @@ class Recovery:
             self.restart_or_give_up(self._group, now)
 
     def restart_or_give_up(self, gone: list[Child], now: float) -> None:
-        """Schedules the restart of one child, or of all engines of the group, or gives them up."""
+        """Schedule the restart of one child, or of all engines of the group, or give them up."""
         # An engine that is killed with its group last reported that the others had left.
         fatal = any(
             child.failure is not None

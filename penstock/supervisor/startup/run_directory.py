@@ -125,7 +125,7 @@ def _prepare(given: str) -> str:
 
 
 def _lock(path: Path) -> int:
-    """Locks the directory until the returned descriptor is closed."""
+    """Lock the directory until the returned descriptor is closed."""
     fd = os.open(path / PID_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
