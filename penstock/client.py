@@ -256,7 +256,7 @@ class Client:
             return f"; {problem}"
         port = httpx.URL(self._url).port
         command = f"penstock serve --port {port}" if port and port != DEFAULT_PORT else "penstock serve"
-        return f"; start one with: {command}" if self._local else ""
+        return f"; name one with --url or PENSTOCK_URL, or start one with: {command}" if self._local else ""
 
 
 def _until_done(received: Iterator[bytes]) -> Iterator[bytes]:

@@ -1,7 +1,8 @@
 """The interface of an API for generation: how a body becomes a plan, and how replies are formatted.
 
-A dialect is one API (completions, chat, …). It makes a :class:`ReplyFormat` for every request. Streams,
-replies and engines are the same for all dialects: they get bytes from the format and never ask for the API.
+A dialect is one API (completions, chat, …). It makes a :class:`ReplyFormat` for every request. What is
+streamed are server-sent events. Streams, replies and engines are the same for all dialects: they get bytes
+from the format and never ask for the API.
 To add an API, copy a folder under ``penstock/dialects/`` and add it to ``penstock/dialects/registry.py``.
 """
 

@@ -1,4 +1,4 @@
-"""The SQLite file of stored responses: its schema and every statement. Used by one thread at a time.
+"""The SQLite file of stored responses: schema, statements, and what expires. Used by one thread at a time.
 
 Write-ahead logging lets the processes of a host read and write one file. A commit survives the death of any
 process; only a power failure can take the last ones (``synchronous=NORMAL``), never the file's consistency.

@@ -176,7 +176,7 @@ def test_a_server_that_is_not_there(free_url: str) -> None:
         client.model()
     port = free_url.rpartition(":")[2]
     assert str(caught.value).startswith(f"cannot reach a server at {free_url} (")
-    assert str(caught.value).endswith(f"; start one with: penstock serve --port {port}")
+    assert str(caught.value).endswith(f"or start one with: penstock serve --port {port}")
 
 
 def test_a_proxy_does_not_stand_before_this_machine(

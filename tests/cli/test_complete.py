@@ -103,7 +103,7 @@ def test_a_server_that_is_not_there(free_url: str, capsys: pytest.CaptureFixture
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith(f"penstock: error: cannot reach a server at {free_url} (")
-    assert "start one with: penstock serve" in err
+    assert "name one with --url or PENSTOCK_URL, or start one with: penstock serve" in err
 
 
 def test_a_refusal_shows_the_message_of_the_server(

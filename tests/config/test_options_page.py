@@ -11,7 +11,7 @@ PAGE = Path(penstock.__file__).parents[1] / "docs" / "options.md"
 
 
 def test_the_page_is_up_to_date() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "run: penstock docs-options docs/options.md"
+    assert PAGE.read_text(encoding="utf-8") == page(), "run: .venv/bin/penstock docs-options docs/options.md"
 
 
 def test_the_page_has_every_option_once_per_command() -> None:

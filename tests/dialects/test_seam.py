@@ -13,6 +13,7 @@ from penstock.dialects.completions import openapi
 from penstock.dialects.completions.dialect import Completions
 from penstock.dialects.openapi_schema import check_names
 from penstock.generation.dialect import NO_INFO, EventContent, ReplyFormat, RequestInfo
+from penstock.generation.parsers.delta import TextKind
 from penstock.generation.plan import RequestPlan
 from penstock.generation.replies.collected import CollectedReply
 from penstock.generation.replies.token_usage import TokenUsage
@@ -40,10 +41,10 @@ class NumberedReply(ReplyFormat):
         data = json.dumps({"type": name, "sequence_number": self._number, **fields})
         return f"event: {name}\ndata: {data}\n\n".encode()
 
-    def head(self, index: int) -> bytes:
+    def head(self, index: int, kind: TextKind = TextKind.CONTENT) -> bytes:
         return b""
 
-    def tail(self) -> bytes:
+    def tail(self, kind: TextKind = TextKind.CONTENT) -> bytes:
         return b""
 
     def first(self, index: int, prompt_token_ids: Sequence[int] | None, usage: TokenUsage | None) -> bytes:

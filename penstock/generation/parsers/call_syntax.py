@@ -14,7 +14,7 @@ import msgspec
 
 from penstock.generation.parsers.literals import MAX_DEPTH, closed, read_json_object, read_key, read_python
 from penstock.generation.parsers.reader import MAX_NAME, EndOfOutput, NotACall, Reader, Steps
-from penstock.generation.parsers.scanner import CallScanner
+from penstock.generation.parsers.scanner import ARGUMENTS, NAMES, CallScanner
 from penstock.generation.parsers.value_types import Parameters, Schema, ValueType, ValueWriter
 
 SEPARATORS = ",;"
@@ -74,9 +74,13 @@ class JsonCalls(Section, frozen=True, kw_only=True):
     id: str = ""
     """Key of an id before the name."""
     key: str = "arguments"
-    """Under which the model writes the arguments; others are read, too."""
+    """Under which the model writes the arguments; those of other models (:data:`ARGUMENTS`) are read, too."""
     listed: bool = False
     """Whether the model writes a list; other outputs are read, too."""
+
+    def __post_init__(self) -> None:
+        if self.name not in NAMES or self.key not in ARGUMENTS:
+            raise ValueError(f"scanner.NAMES or scanner.ARGUMENTS lacks {self.name!r} or {self.key!r}")
 
     def read(self, reader: Reader, parameters: Parameters) -> Steps[None]:
         listed = (yield from reader.space()) == "["

@@ -1,6 +1,7 @@
 """The cases: every field of every request type with every value, alone and together with others.
 
-They are derived from the request types, so that a new field is attacked without a line here.
+They are derived from the request types, so that a new field is attacked without a line here; a new route
+needs a body in ``_BASE``.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ _BASE: dict[str, dict[str, Any]] = {
     "/tokenize": {"prompt": "Count."},
     "/detokenize": {"tokens": [1, 2]},
 }
+assert set(_BASE) == set(REQUESTS), f"_BASE lacks the smallest valid body of {set(REQUESTS) - set(_BASE)}"
 _SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 COMPANIONS: tuple[dict[str, Any], ...] = (
     {"n": 3},

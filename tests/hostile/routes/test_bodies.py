@@ -47,7 +47,7 @@ def attack(server: Server, url: str, cases: list[Case], seconds: float, *others:
 
 
 def fast_cases(path: str, seed: int) -> list[Case]:
-    count = FAST_CASES[path]
+    count = FAST_CASES.get(path, 20)
     mixed = [*sample(list(singles(path)), count, seed), *sample(list(pairs(path)), count, seed)]
     return sample([*mixed, *sample(list(couples(path)), count // 2, seed)], len(mixed) * 2, seed)
 
