@@ -49,6 +49,11 @@ class EngineStates:
         """The state; one that was never set has its default and the generation 0."""
         return self._states.get(name) or DesiredState(name, 0, {}, settled=True)
 
+    def is_sleep_desired(self) -> bool:
+        """Whether the engines are to sleep."""
+        level: int = self.find(SLEEP).value.get("level", 0)
+        return level > 0
+
     def changes(self, name: str) -> Sequence[ChangeRecord]:
         """The latest changes of the state, the latest last."""
         return self._changes.get(name, ())
@@ -74,11 +79,11 @@ class EngineStates:
         self._changes = desired.changes
         if ADAPTERS in self._states:
             self._adapters.desire(self._states[ADAPTERS])
-        sleep = self.find(SLEEP)
+        gate, asleep = self.find(SLEEP).generation, self.is_sleep_desired()
         for engine in self._engines:
             engine.desired = desired.states
-            engine.gate = sleep.generation
-            engine.asleep = sleep.value.get("level", 0) > 0
+            engine.gate = gate
+            engine.asleep = asleep
             if engine.up:
                 self._send(engine, ApplyStates(desired.states))
         self._update()

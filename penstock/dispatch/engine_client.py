@@ -126,7 +126,9 @@ class EngineClient:
         arguments see :class:`Resumption`."""
         self.streams = streams
         streams.set_engines(self.abort, self.faults)
-        self._resumption = Resumption(streams, resume_timeout_s, self._resubmit, outcomes)
+        self._resumption = Resumption(
+            streams, resume_timeout_s, self._resubmit, outcomes, self.states.is_sleep_desired
+        )
 
     def connect(self) -> None:
         self._connections.open()

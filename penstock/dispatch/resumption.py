@@ -17,7 +17,7 @@ import msgspec
 from penstock.streaming.output_processor import OutputProcessor
 from penstock.streaming.stream import Stream, StreamError
 from penstock.wire.arrays import I32
-from penstock.wire.messages import Submit
+from penstock.wire.messages import SLEEPING, Submit
 
 log = logging.getLogger(__name__)
 
@@ -49,16 +49,19 @@ class Resumption:
         timeout_s: float,
         submit: Callable[[Stream, Submit], bool],
         outcomes: Counter[str],
+        is_asleep: Callable[[], bool],
     ) -> None:
         """``timeout_s``: how long a stream waits for an engine; 0: streams end with their engine.
 
         ``submit`` submits a stream to any engine; False if none accepts it. ``outcomes`` counts interrupted
-        streams by outcome: resumed, expired, given_up, ended.
+        streams by outcome: resumed, expired, given_up, ended. ``is_asleep()``: whether the engines are to
+        sleep, so that none will accept any.
         """
         self._streams = streams
         self._timeout_s = timeout_s
         self._submit = submit
         self._outcomes = outcomes
+        self._is_asleep = is_asleep
         self._closed = False
         self._waiting: deque[Entry] = deque()
         """Ordered by time; streams that have ended meanwhile are skipped."""
@@ -113,7 +116,10 @@ class Resumption:
         return bool(self._waiting or self._suspects or self._retry_at is not None)
 
     def tick(self, now: float) -> None:
-        """Resume the next suspect and streams that were refused, and end the streams that have expired."""
+        """Resume the next suspect and streams that were refused, and end the streams that have expired, or
+        all if the engines are to sleep."""
+        if self._is_asleep():
+            self._end_waiting("No engine runs this request, and the server was put to sleep.", SLEEPING)
         if self._retry_at is not None and now >= self._retry_at:
             self._retry_at = None
             self.on_engine()
@@ -126,9 +132,7 @@ class Resumption:
     def close(self, message: str) -> None:
         """The server stops: waiting streams end, and so do those of engines lost from here on."""
         self._closed = True
-        for entries in (self._waiting, self._suspects):
-            while entries:
-                self._end(entries.popleft()[1], "ended", message)
+        self._end_waiting(message)
 
     # -- streams
 
@@ -222,10 +226,16 @@ class Resumption:
                 )
             self._end(stream, "expired", message)
 
-    def _end(self, stream: Stream, outcome: str, message: str) -> None:
+    def _end_waiting(self, message: str, code: str = "") -> None:
+        for entries in (self._waiting, self._suspects):
+            while entries:
+                self._end(entries.popleft()[1], "ended", message, code)
+
+    def _end(self, stream: Stream, outcome: str, message: str, code: str = "") -> None:
+        """``code``: of the error; empty: it says whether the server or the engine has ended."""
         if self._streams.is_unassigned(stream):
             self._outcomes[outcome] += 1
-            code = "server_stopped" if self._closed else "engine_died"
+            code = code or ("server_stopped" if self._closed else "engine_died")
             self._streams.end(stream, StreamError(503, code, message))
 
 

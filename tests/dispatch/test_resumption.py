@@ -62,7 +62,8 @@ class Host:
         log = TokenLog() if timeout_s else None
         self.table = OutputProcessor([None] * VOCABULARY, metrics, log)
         self.outcomes = Counter[str]()
-        self.resumption = Resumption(self.table, timeout_s, self.submit, self.outcomes)
+        self.asleep = False
+        self.resumption = Resumption(self.table, timeout_s, self.submit, self.outcomes, lambda: self.asleep)
         self.up = [1]
         self.submitted: list[Submit] = []
 
@@ -413,4 +414,21 @@ def test_the_end_of_the_server_ends_everything(waiting: bool) -> None:
     host.lose(0)
     message = "stopped" if waiting else "it is gone"
     assert [(error.code, error.message) for error in reply.errors] == [("server_stopped", message)]
+    assert len(host.table) == 0
+
+
+@pytest.mark.parametrize("suspect", [True, False])
+def test_whoever_waits_for_an_engine_ends_once_the_server_is_to_sleep(suspect: bool) -> None:
+    host, reply = Host(), Reply()
+    stream = host.open(reply)
+    stream.failed_resumes = int(suspect)
+    host.up = []
+    host.lose(0)
+    host.resumption.tick(1.0)
+    assert reply.errors == []
+    host.asleep = True
+    host.resumption.tick(1.1)
+    assert [(error.status, error.code) for error in reply.errors] == [(503, "sleeping")]
+    assert not host.resumption.waits
+    assert host.outcomes == {"ended": 1}
     assert len(host.table) == 0

@@ -180,6 +180,11 @@ def served(client: httpx.Client) -> None:
     assert reply.json()["usage"]["completion_tokens"] == 2
 
 
+def is_sleeping(client: httpx.Client) -> bool:
+    found: bool = client.get("/is_sleeping").json()["is_sleeping"]
+    return found
+
+
 def test_sleep_ends_streams_and_refuses_requests_until_it_is_woken(fleet: Server, clients: Clients) -> None:
     with Streams(fleet.url, [FOREVER | {"seed": seed} for seed in range(12)]) as streams:
         streams.until_each_has(1)
@@ -187,7 +192,7 @@ def test_sleep_ends_streams_and_refuses_requests_until_it_is_woken(fleet: Server
         assert (body["status"], of_all(body, "result")) == (200, [{"level": 1}] * ENGINES)
         for client in clients:
             refused(client)
-            assert client.get("/is_sleeping").json() == {"is_sleeping": True}
+            assert is_sleeping(client)
             assert client.get("/ready").status_code == 503
             assert client.get("/health").status_code == 200
         streams.until_all_ended()
@@ -197,7 +202,7 @@ def test_sleep_ends_streams_and_refuses_requests_until_it_is_woken(fleet: Server
     assert call(clients[1], "/wake_up")["status"] == 200
     for client in clients:
         served(client)
-        assert client.get("/is_sleeping").json() == {"is_sleeping": False}
+        assert not is_sleeping(client)
 
 
 def test_sleep_may_wait_for_streams(fleet: Server, clients: Clients) -> None:
@@ -211,6 +216,26 @@ def test_sleep_may_wait_for_streams(fleet: Server, clients: Clients) -> None:
     refused(clients[1])
     assert call(clients[1], "/wake_up")["status"] == 200
     served(clients[0])
+
+
+def test_streams_that_lose_their_engine_while_sleep_waits_end_like_new_requests(
+    fleet: Server, clients: Clients
+) -> None:
+    """They would wait for an engine until --resume-timeout, which is longer than anybody waits here."""
+    victim = engine_process(fleet, 1)
+    with Streams(fleet.url, [FOREVER | {"seed": seed} for seed in range(12)]) as streams:
+        streams.until_each_has(1)
+        with stopped(victim), ThreadPoolExecutor(1) as pool:
+            reply = pool.submit(call, clients[0], "/sleep?mode=wait&timeout=300")
+            wait_until(lambda: all(map(is_sleeping, clients)), WAIT_S, "its beginning")
+            victim.kill()
+            streams.until_all_ended()
+            assert {code for code, _ in streams.failures} == {"sleeping"}
+            assert len(streams.failures) < 12  # those of the other engines were waited for
+            assert reply.result(WAIT_S)["status"] == 200
+    assert call(clients[1], "/wake_up")["status"] == 200
+    for client in clients:
+        served(client)
 
 
 def test_one_engine_that_stands_still_keeps_all_awake(fleet: Server, clients: Clients) -> None:
