@@ -1,6 +1,6 @@
-"""The versions of vLLM whose engines can be attached, and the places of fields in their messages.
+"""The versions of vLLM whose engines can be attached.
 
-The messages carry no version: an engine tells its own when it is ready. All versions listed have the same
+The messages carry no version: an engine tells its own when it is ready. All these versions have the same
 fields at the places that are read (:class:`.messages.Output`, :class:`.messages.Outputs`); later ones have
 appended others.
 """
@@ -16,26 +16,6 @@ log = logging.getLogger(__name__)
 
 OLDEST, NEWEST = (0, 27), (0, 33)
 """Minor versions, with any patch level. Change these after a run of ``make test-vllm`` only."""
-OUTPUT_FIELDS: dict[tuple[int, int], int] = {
-    (0, 27): 14,
-    (0, 28): 16,
-    (0, 29): 17,
-    (0, 30): 17,
-    (0, 31): 18,
-    (0, 32): 18,
-    (0, 33): 19,
-}
-"""Number of fields of EngineCoreOutput."""
-OUTPUTS_FIELDS: dict[tuple[int, int], int] = {
-    (0, 27): 8,
-    (0, 28): 8,
-    (0, 29): 8,
-    (0, 30): 8,
-    (0, 31): 8,
-    (0, 32): 9,
-    (0, 33): 9,
-}
-"""Number of fields of EngineCoreOutputs."""
 _NUMBERS = re.compile(r"([0-9]{1,6})\.([0-9]{1,6})")
 SUPPORTED = f"{'.'.join(map(str, OLDEST))} to {'.'.join(map(str, NEWEST))}"
 
