@@ -27,9 +27,9 @@ DEFAULTS = {
 """Environment variables of vLLM, unless they are set."""
 FEW_CPUS = 4
 ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-"""With few CPUs a model on the CPU runs in its engine's process, as one on a GPU does. Otherwise vLLM starts a
-process for it, whose threads it binds to all CPUs but one, where the engine polls for their results. With two
-CPUs that takes 1.6 times the CPU time for a token, and leaves the model one thread."""
+"""With few CPUs a model on the CPU runs in its engine's process, as one on a GPU does. Otherwise vLLM starts
+a process for it, whose threads it binds to all CPUs but one, where the engine polls for their results. With
+two CPUs that takes 1.6 times the CPU time for a token, and leaves the model one thread."""
 BINDING = ("VLLM_CPU_OMP_THREADS_BIND", "VLLM_CPU_NUM_OF_RESERVED_CPU")
 """What binds these threads, which has an effect in a process of their own only."""
 MAX_LINE_CHARS = 4096
