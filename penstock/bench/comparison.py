@@ -93,11 +93,11 @@ def measure(config: BenchHostConfig, other: BenchHostConfig, say: ProgressCallba
         servers: dict[tuple[str, ...], MeasuredServer] = {}
         sides = []
         for each in (config, other):
-            arguments = serve_arguments(each)
+            arguments = serve_arguments(each, each.api_server_count[0])
             key = (*arguments, str(each.tls))
             if key not in servers:
                 say(f"starting penstock {' '.join(arguments)}{' with TLS' if each.tls else ''}")
-                servers[key] = start_server(each, stack, deadline)
+                servers[key] = start_server(each, each.api_server_count[0], stack, deadline)
             sides.append(ServerUnderLoad(each, servers[key], stack, deadline))
         first, second = run_by_turns(sides[0], sides[1], deadline, say)
     return build(

@@ -80,7 +80,7 @@ def _server(
         base = config.url.rstrip("/").removesuffix("/v1")
         return MeasuredServer(base, resolve_pids(config.pid or []))
     say("starting penstock serve --engine synthetic")
-    return start_server(config, stack, deadline)
+    return start_server(config, config.api_server_count[0], stack, deadline)
 
 
 def _measure_beside(

@@ -138,7 +138,7 @@ class ServerProcess:
         self._ready.set()  # it has exited
 
 
-def serve_arguments(config: BenchHostConfig) -> list[str]:
+def serve_arguments(config: BenchHostConfig, api_servers: int = 1) -> list[str]:
     """The command line of a server with the synthetic engine. ``--server-args`` come last and override."""
     engine: dict[str, object] = {"--attach": ATTACH}
     model = [str(DEMO_DIR)] if config.attach else []
@@ -152,7 +152,7 @@ def serve_arguments(config: BenchHostConfig) -> list[str]:
         **engine,
         "--port": 0,
         "--stream-interval": config.stream_interval,
-        "--api-server-count": config.api_server_count,
+        "--api-server-count": api_servers,
         "--data-parallel-size": config.engines,
         "--max-num-seqs": slots(config),
         "--max-model-len": model_len(config),

@@ -57,9 +57,11 @@ class PreparedLoad(NamedTuple):
     endless: str
 
 
-def start_server(config: BenchHostConfig, stack: contextlib.ExitStack, deadline: Deadline) -> MeasuredServer:
+def start_server(
+    config: BenchHostConfig, api_servers: int, stack: contextlib.ExitStack, deadline: Deadline
+) -> MeasuredServer:
     """Start ``penstock serve --engine synthetic`` for the measurement; the stack ends it."""
-    arguments, authority = serve_arguments(config), None
+    arguments, authority = serve_arguments(config, api_servers), None
     if config.tls:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-tls-"))
         authority, certificate = make_certificate(Path(directory))
@@ -69,9 +71,8 @@ def start_server(config: BenchHostConfig, stack: contextlib.ExitStack, deadline:
     left = deadline.left("the start of the server")
     server = stack.enter_context(ServerProcess(arguments, left, on_line=on_line))
     processes = pids_of_supervisor(server.pid)
-    wanted = config.api_server_count
-    if len(processes.api_servers) != wanted:
-        raise BenchError(f"the server does not have {wanted} processes titled penstock: api-server")
+    if len(processes.api_servers) != api_servers:
+        raise BenchError(f"the server does not have {api_servers} processes titled penstock: api-server")
     if config.attach:
         processes = pids_of_front_end(server.pid)
     return MeasuredServer(server.url, processes, server.pid, authority)

@@ -17,9 +17,13 @@ from penstock.cli import parser
 from penstock.cli.command import Command
 from penstock.config.bench import (
     OF_STARTED_SERVER,
+    BenchAdaptersConfig,
     BenchEngineConfig,
     BenchGatewayConfig,
     BenchHostConfig,
+    BenchRoutingConfig,
+    BenchSessionConfig,
+    BenchSpeculationConfig,
 )
 from penstock.config.errors import ConfigError
 from penstock.config.introspect import options_of
@@ -38,7 +42,7 @@ def run_host(config: BenchHostConfig, origins: Origins) -> int:
 
     Raises ConfigError for options of a started server when ``--url`` names a running one.
     """
-    from penstock.bench import comparison, host_benchmark, report
+    from penstock.bench import comparison, host_benchmark, report, scaling
 
     if config.url is not None:
         for name in OF_STARTED_SERVER:
@@ -52,6 +56,9 @@ def run_host(config: BenchHostConfig, origins: Origins) -> int:
             lambda say: comparison.measure(config, other, say), comparison.render, config.json
         )
         return 1 if both is None or both.errors else 0
+    if len(config.api_server_count) > 1:
+        scaled = run_measurement(lambda say: scaling.measure(config, say), scaling.render, config.json)
+        return 1 if scaled is None or scaled.errors else 0
     found = run_measurement(lambda say: host_benchmark.measure(config, say), report.render, config.json)
     return 1 if found is None or found.errors else 0
 
@@ -61,6 +68,21 @@ def run_engine(config: BenchEngineConfig, origins: Origins) -> int:
     from penstock.bench.engine_benchmark import measure, render
 
     return 1 if run_measurement(lambda say: measure(config, say), render, config.json) is None else 0
+
+
+def run_adapters(config: BenchAdaptersConfig, origins: Origins) -> int:
+    """1 when nothing could be measured. Raises ConfigError for a model that the torch engine does not run."""
+    from penstock.bench.adapter_benchmark import measure, render
+
+    return 1 if run_measurement(lambda say: measure(config, say), render, config.json) is None else 0
+
+
+def run_speculation(config: BenchSpeculationConfig, origins: Origins) -> int:
+    """1 when nothing could be measured. Raises ConfigError for a model that the torch engine does not run."""
+    from penstock.bench.speculation_benchmark import measure, render
+
+    found = run_measurement(lambda say: measure(config, say), render, config.json)
+    return 1 if found is None else 0
 
 
 def run_gateway(config: BenchGatewayConfig, origins: Origins) -> int:
@@ -78,9 +100,47 @@ def run_gateway(config: BenchGatewayConfig, origins: Origins) -> int:
     return 1 if found is None or found.errors else 0
 
 
+def run_session(config: BenchSessionConfig, origins: Origins) -> int:
+    """1 when a turn failed or nothing could be measured."""
+    from penstock.bench.session_benchmark import measure, render
+
+    return 1 if run_measurement(lambda say: measure(config, say), render, config.json) is None else 0
+
+
+def run_routing(config: BenchRoutingConfig, origins: Origins) -> int:
+    """1 when nothing could be measured. Raises ConfigError for scorers that there are not."""
+    from penstock.bench.fleet.routing_benchmark import measure, render
+
+    return 1 if run_measurement(lambda say: measure(config, say), render, config.json) is None else 0
+
+
 HOST = Command(("bench", "host"), "Measure CPU time per token of API servers.", BenchHostConfig, run_host)
 ENGINE = Command(
     ("bench", "engine"), "Measure CPU time per decode step of an engine.", BenchEngineConfig, run_engine
+)
+ADAPTERS = Command(
+    ("bench", "adapters"),
+    "Measure the time of a decode step with LoRA adapters.",
+    BenchAdaptersConfig,
+    run_adapters,
+)
+SPECULATION = Command(
+    ("bench", "speculation"),
+    "Measure output tokens per second with speculative decoding.",
+    BenchSpeculationConfig,
+    run_speculation,
+)
+SESSION = Command(
+    ("bench", "session"),
+    "Measure CPU time per turn of a long conversation.",
+    BenchSessionConfig,
+    run_session,
+)
+ROUTING = Command(
+    ("bench", "routing"),
+    "Simulate a fleet, to compare ways of choosing its servers.",
+    BenchRoutingConfig,
+    run_routing,
 )
 GATEWAY = Command(
     ("bench", "gateway"), "Measure CPU time per event of the gateway.", BenchGatewayConfig, run_gateway

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from penstock import __version__
@@ -40,7 +40,31 @@ COMMANDS = (
         ("bench", "engine"), "penstock.cli.bench", "Measure the CPU time of an engine's steps.", "ENGINE"
     ),
     CommandEntry(
+        ("bench", "adapters"),
+        "penstock.cli.bench",
+        "Measure the time of an engine's steps with LoRA adapters.",
+        "ADAPTERS",
+    ),
+    CommandEntry(
+        ("bench", "speculation"),
+        "penstock.cli.bench",
+        "Measure the output of an engine with speculative decoding.",
+        "SPECULATION",
+    ),
+    CommandEntry(
+        ("bench", "session"),
+        "penstock.cli.bench",
+        "Measure the CPU time of a turn of a long conversation.",
+        "SESSION",
+    ),
+    CommandEntry(
         ("bench", "gateway"), "penstock.cli.bench", "Measure the CPU time of the gateway.", "GATEWAY"
+    ),
+    CommandEntry(
+        ("bench", "routing"),
+        "penstock.cli.bench",
+        "Simulate a fleet, to compare ways of choosing its servers.",
+        "ROUTING",
     ),
     CommandEntry(("version",), "penstock.cli.version", "Print versions of Penstock and its libraries."),
     CommandEntry(("docs-options",), "penstock.cli.docs_options", ""),
@@ -53,18 +77,8 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 def main(argv: list[str] | None = None) -> int:
     """Run ``penstock`` with these arguments (default: those of the process) and return its exit code."""
     argv = sys.argv[1:] if argv is None else argv
-    return _exit_code(lambda: _run(argv))
-
-
-def run_script(command: Command[Any], argv: list[str] | None = None) -> int:
-    """Run a command that is a script of the repository, ``python -m NAME``, as :func:`main` runs others."""
-    argv = sys.argv[1:] if argv is None else argv
-    return _exit_code(lambda: _run_command(command, argv, "python -m"))
-
-
-def _exit_code(run: Callable[[], int]) -> int:
     try:
-        code = run()
+        code = _run(argv)
         sys.stdout.flush()
         return code
     except ConfigError as error:
@@ -98,13 +112,10 @@ def _run(argv: list[str]) -> int:
     entry = _find(argv)
     if entry is None:
         return _help(argv)
-    return _run_command(load(entry), argv[len(entry.name) :])
-
-
-def _run_command(command: Command[Any], argv: list[str], program: str = "penstock") -> int:
-    words = " ".join((program, *command.name))
+    command = load(entry)
+    words = " ".join(("penstock", *entry.name))
     try:
-        line = parser.parse(command, argv, program)
+        line = parser.parse(command, argv[len(entry.name) :])
     except ConfigError as error:
         raise ConfigError(f"{error}\nSee {words} --help.") from None
     except SystemExit:  # --help

@@ -9,8 +9,9 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from penstock.config.describe import ALLOWED_KEY, Key, option, option_group
+from penstock.config.gateway_options.picking import DEFAULT_SCORERS, Scorers
 from penstock.config.options.synthetic import MAX_TOKENS_PER_STEP, STEP_MS, TOKENS_PER_STEP
-from penstock.config.rules.bench_rules import CONNECTION_RULES, HOST_RULES
+from penstock.config.rules.bench_rules import CONNECTION_RULES, HOST_RULES, SPECULATION_RULES
 from penstock.config.rules.rule import check
 
 # -- of several commands
@@ -108,7 +109,20 @@ class BenchHostConfig:
         Annotated[int, Meta(ge=1, le=1024)] | Literal["auto"],
         option("Tokens per event, or auto, as for penstock serve.", "Server"),
     ] = 1
-    api_server_count: Annotated[int, option("Number of API server processes.", "Server", ge=1, le=1024)] = 1
+    api_server_count: Annotated[
+        list[Annotated[int, Meta(ge=1, le=1024)]],
+        option(
+            "Number of API server processes. Several numbers are measured by turns and compared: 1,2,4.",
+            "Server",
+        ),
+    ] = field(default_factory=lambda: [1])
+    grow_load: Annotated[
+        bool,
+        option(
+            "With several --api-server-count: --streams per API server, not in total.",
+            "Server",
+        ),
+    ] = False
     engines: Annotated[int, option("Number of engine processes.", "Server", ge=1, le=1024)] = 1
     attach: Annotated[
         bool,
@@ -221,6 +235,100 @@ MAX_PROMPT_TOKENS = 1 << 28
 
 
 @option_group
+class BenchAdaptersConfig:
+    """Options of ``penstock bench adapters``."""
+
+    model: Annotated[
+        str | None,
+        option(
+            "Directory of a model, whose weights are drawn at random. Default: a Llama of 2 layers with a "
+            "hidden size of 64.",
+            "Load",
+            metavar="DIR",
+        ),
+    ] = None
+    adapters: Annotated[int, option("Adapters of the streams.", "Load", ge=1, le=1024)] = 16
+    rows: Annotated[int, option("Streams that decode in every step.", "Load", ge=1, le=4096)] = 64
+    ranks: Annotated[
+        list[Annotated[int, Meta(ge=1, le=1024)]],
+        option("Ranks of the adapters; several values are measured one after the other.", "Load"),
+    ] = field(default_factory=lambda: [8, 16, 64])
+    steps: Annotated[int, option("Steps of each turn.", "Load", ge=1, le=10_000)] = 100
+    rounds: Annotated[
+        int, option("Turns without adapters and with them, by turns.", "Load", ge=1, le=1000)
+    ] = 5
+    threads: Annotated[int, option("Threads of the model on a CPU.", "Load", ge=1, le=1024)] = 1
+    json: Report = None
+
+
+@option_group
+class BenchSpeculationConfig:
+    """Options of ``penstock bench speculation``."""
+
+    model: Annotated[
+        str | None,
+        option("Directory of a model. Default: the bundled demo model.", "Load", metavar="DIR"),
+    ] = None
+    method: Annotated[
+        Literal["ngram", "suffix", "draft"],
+        option("See --speculative-method of penstock serve.", "Load"),
+    ] = "ngram"
+    speculative_tokens: Annotated[
+        Annotated[int, Meta(ge=1, le=32)] | Literal["auto"],
+        option("See --speculative-tokens of penstock serve.", "Load"),
+    ] = "auto"
+    draft_model: Annotated[
+        str | None, option("Directory of the draft model of --method draft.", "Load", metavar="DIR")
+    ] = None
+    workloads: Annotated[
+        list[Literal["repeat", "schema", "document", "random"]],
+        option(
+            "Workloads, one after the other. repeat: a question is asked again, and the prompt has its "
+            "answer; schema: a list by a JSON schema; document: the beginning of a text; random: text "
+            "without repetition.",
+            "Load",
+        ),
+    ] = field(default_factory=lambda: ["repeat", "schema", "document", "random"])
+    streams: Annotated[
+        list[Annotated[int, Meta(ge=1, le=4096)]],
+        option("Streams at the same time; several values are measured one after the other.", "Load"),
+    ] = field(default_factory=lambda: [1, 8, 64])
+    tokens: Annotated[int, option("Output tokens of each stream.", "Load", ge=2, le=10_000)] = 200
+    rounds: Annotated[int, option("Turns without and with speculation, by turns.", "Load", ge=1, le=1000)] = 5
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"], option("Data type of the model.", "Load")
+    ] = "auto"
+    threads: Annotated[int, option("Threads of the model on a CPU.", "Load", ge=1, le=1024)] = 1
+    json: Report = None
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a draft model without its method, or the method without one."""
+        check(self, SPECULATION_RULES)
+
+
+@option_group
+class BenchSessionConfig:
+    """Options of ``penstock bench session``."""
+
+    history_tokens: Annotated[
+        int, option("Tokens of the conversation before the turns, about.", "Load", ge=100, le=1 << 20)
+    ] = 100_000
+    history_turns: Annotated[
+        int, option("Tool calls with results in that conversation.", "Load", ge=1, le=10_000)
+    ] = 50
+    new_tokens: Annotated[int, option("Tokens that a turn adds, about.", "Load", ge=1, le=1 << 16)] = 200
+    sessions: Annotated[int, option("Conversations at the same time.", "Load", ge=1, le=256)] = 8
+    turns: Annotated[int, option("Measured turns of each.", "Load", ge=1, le=1000)] = 10
+    timeout: Timeout = 300.0
+    server_args: ServerArgs = None
+    json: Report = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for arguments that a shell cannot parse."""
+        check_arguments("--server-args", self.server_args)
+
+
+@option_group
 class BenchGatewayConfig:
     """Options of ``penstock bench gateway``."""
 
@@ -253,6 +361,33 @@ class BenchGatewayConfig:
     def measured_streams(self) -> int:
         """Streams of the load client."""
         return self.streams
+
+
+@option_group
+class BenchRoutingConfig:
+    """Options of ``penstock bench routing``."""
+
+    servers: Annotated[int, option("Number of simulated servers.", "Simulation", ge=2, le=1024)] = 16
+    traces: Annotated[
+        list[Literal["chat", "agents", "documents"]],
+        option(
+            "Traces: chats; coding agents, whose histories grow with every tool call; questions about one of "
+            "40 documents.",
+            "Simulation",
+        ),
+    ] = field(default_factory=lambda: ["chat", "agents", "documents"])
+    load: Annotated[
+        float,
+        option("Rate of new conversations, as a multiple of the trace's own.", "Simulation", gt=0, le=100),
+    ] = 1.0
+    duration: Annotated[
+        float,
+        option("Simulated seconds in which conversations begin.", "Simulation", gt=0, le=3600),
+    ] = 90.0
+    seed: Annotated[int, option("Seed of traces and choices.", "Simulation", ge=0)] = 1
+    scorers: Scorers = DEFAULT_SCORERS
+    timeout: Timeout = 600.0
+    json: Report = None
 
 
 DEFAULT_CONNECTIONS = 4

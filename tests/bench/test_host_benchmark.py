@@ -54,6 +54,20 @@ def test_slow_readers_are_compared_to_rounds_without_them(
     assert "starting 2 slow readers" in err
 
 
+def test_numbers_of_api_servers_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = run(["--api-server-count", "1,2", "--grow-load", "--step-ms", "2"], tmp_path / "report.json")
+    one, two = report["points"]  # type: ignore[misc]
+    assert [(each["api_servers"], each["streams"]) for each in (one, two)] == [(1, 4), (2, 8)]
+    assert one["ratio"] == 1.0
+    assert min(one["us_per_token"], two["us_per_token"], two["ratio"]) > 0
+    assert two["coordinator_share"] > 0
+    assert two["supervisor_us_per_connection"] >= 0  # less than a tick of the clock, with so few
+    assert report["errors"] == 0
+    out, err = capsys.readouterr()
+    assert "computed for 64 API servers with a core each" in out
+    assert "round 2 of 2" in err
+
+
 def test_http2_and_http1_are_compared_by_turns_on_one_server(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,6 +127,12 @@ def test_time_that_is_over_is_an_error(capsys: pytest.CaptureFixture[str]) -> No
         (["--concurrency", "5"], "--concurrency 5: requests cannot be in flight on 4 streams"),
         (["--slow-readers", "4"], "--slow-readers 4: leave none of 4 streams to compare"),
         (["--url", "http://x", "--pid", "1", "--slow-readers", "1"], "--slow-readers is for a server"),
+        (["--api-server-count", "2,2"], "--api-server-count 2 2: has a number twice"),
+        (
+            ["--api-server-count", "1,2", "--slow-readers", "1"],
+            "--slow-readers 1: takes one --api-server-count",
+        ),
+        (["--grow-load"], "--grow-load: takes several --api-server-count"),
         (["--prompt-kind", "ids", "--endpoint", "chat"], "--prompt-kind ids: chat takes text only"),
         (["--url", "http://x"], "--url http://x: CPU time can be read only of known processes"),
         (["--pid", "1"], "--pid 1: names processes of a running server"),
@@ -124,7 +144,7 @@ def test_time_that_is_over_is_an_error(capsys: pytest.CaptureFixture[str]) -> No
         (["--http2", "--connections", "5"], "--connections 5: are more than 4 streams"),
         (
             ["--http2", "--connections", "1", "--api-server-count", "2"],
-            "--http2: 1 connections leave some of --api-server-count 2 without load",
+            "--http2: 1 connections leave some of --api-server-count [2] without load",
         ),
         (
             ["--compare-with=--http2", "--slow-readers", "1"],

@@ -17,22 +17,15 @@ from penstock.config.serve import ServeConfig
 from penstock.config.sources import resolve
 
 
-def served(config: BenchHostConfig) -> ServeConfig:
+def served(config: BenchHostConfig, api_servers: int = 1) -> ServeConfig:
     """What ``penstock serve`` makes of the command line."""
-    arguments = parser.parse(COMMAND, serve_arguments(config)[1:]).arguments
+    arguments = parser.parse(COMMAND, serve_arguments(config, api_servers)[1:]).arguments
     return resolve(ServeConfig, arguments, {})[0]
 
 
 def test_options_reach_the_server() -> None:
-    config = BenchHostConfig(
-        step_ms=2.5,
-        tokens_per_step=3,
-        stream_interval="auto",
-        engines=3,
-        streams=5000,
-        api_server_count=2,
-    )
-    options = served(config)
+    config = BenchHostConfig(step_ms=2.5, tokens_per_step=3, stream_interval="auto", engines=3, streams=5000)
+    options = served(config, 2)
     assert (options.engine, options.port, options.synthetic_step_ms) == ("synthetic", 0, 2.5)
     assert (options.stream_interval, options.api_server_count, options.data_parallel_size) == ("auto", 2, 3)
     assert options.max_num_seqs == 5000
@@ -55,8 +48,8 @@ def test_own_options_of_the_server_win() -> None:
 def test_it_serves_and_ends_with_all_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PENSTOCK_API_KEY", "VLLM_API_KEY"):  # do not reach it
         monkeypatch.setenv(name, "of the user")
-    config = BenchHostConfig(step_ms=1.0, api_server_count=2)
-    with ServerProcess(serve_arguments(config), 60.0) as server:
+    config = BenchHostConfig(step_ms=1.0)
+    with ServerProcess(serve_arguments(config, 2), 60.0) as server:
         processes = pids_of_supervisor(server.pid)
         assert (len(processes.api_servers), len(processes.engines)) == (2, 1)
         assert httpx.get(f"{server.url}/v1/models", trust_env=False).status_code == 200

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from penstock.config.rules.rule import Rule, excludes, needs
 
 if TYPE_CHECKING:
-    from penstock.config.bench import BenchGatewayConfig, BenchHostConfig
+    from penstock.config.bench import BenchGatewayConfig, BenchHostConfig, BenchSpeculationConfig
 
 CONNECTION_RULES: tuple[Rule[BenchHostConfig | BenchGatewayConfig], ...] = (
     needs(
@@ -23,6 +23,21 @@ CONNECTION_RULES: tuple[Rule[BenchHostConfig | BenchGatewayConfig], ...] = (
 )
 HOST_RULES: tuple[Rule[BenchHostConfig], ...] = (
     needs(
+        "api_server_count",
+        lambda config: len(set(config.api_server_count)) == len(config.api_server_count),
+        "has a number twice",
+    ),
+    excludes(
+        "slow_readers compare_with",
+        lambda config: len(config.api_server_count) > 1,
+        "takes one --api-server-count",
+    ),
+    needs(
+        "grow_load",
+        lambda config: len(config.api_server_count) > 1 and not (config.requests or config.concurrency),
+        "takes several --api-server-count, no --requests or --concurrency",
+    ),
+    needs(
         "slow_readers",
         lambda config: config.measured_streams > 0,
         "leave none of {0.streams} streams to compare",
@@ -35,7 +50,7 @@ HOST_RULES: tuple[Rule[BenchHostConfig], ...] = (
     ),
     excludes(
         "http2",
-        lambda config: config.api_server_count > config.load_connections,
+        lambda config: max(config.api_server_count) > config.load_connections,
         "{0.load_connections} connections leave some of --api-server-count {0.api_server_count} without load",
     ),
     excludes("compare_with", lambda config: config.slow_readers > 0, "takes no --slow-readers"),
@@ -55,4 +70,12 @@ HOST_RULES: tuple[Rule[BenchHostConfig], ...] = (
         lambda config: config.url is not None,
         "names processes of a running server, give its address with --url",
     ),
+)
+SPECULATION_RULES: tuple[Rule[BenchSpeculationConfig], ...] = (
+    excludes(
+        "method",
+        lambda config: config.method == "draft" and config.draft_model is None,
+        "needs --draft-model",
+    ),
+    needs("draft_model", lambda config: config.method == "draft", "needs --method draft"),
 )

@@ -1,4 +1,4 @@
-"""``python -m scripts.bench.adapters`` as a whole."""
+"""``penstock bench adapters`` as a whole."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from penstock.bench import adapter_benchmark
 from penstock.bench.errors import BenchError
-from penstock.cli.main import run_script
-from scripts.bench import adapters
-from scripts.bench.adapters import COMMAND, AdaptersOptions
+from penstock.cli.main import main
+from penstock.config.bench import BenchAdaptersConfig
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs the torch extra")
 
@@ -20,7 +20,7 @@ needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reas
 def test_a_run_for_each_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "report.json"
     arguments = ["--ranks", "2", "4", "--adapters", "3", "--rows", "5", "--steps", "4", "--rounds", "2"]
-    assert run_script(COMMAND, [*arguments, "--json", str(path)]) == 0
+    assert main(["bench", "adapters", *arguments, "--json", str(path)]) == 0
     report = json.loads(path.read_bytes())
     assert [run["rank"] for run in report["runs"]] == [2, 4]
     assert (report["adapters"], report["rows"], report["layers"]) == (3, 5, 14)
@@ -39,10 +39,10 @@ def test_streams_that_do_not_fit_are_an_error(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(memory, "CPU_CACHE_BYTES", 1 << 16)
     with pytest.raises(BenchError, match="--rows and --steps need 8832"):
-        adapters.measure(AdaptersOptions(), print)
+        adapter_benchmark.measure(BenchAdaptersConfig(), print)
 
 
 def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BenchError, match="the torch engine is not installed"):
-        adapters.measure(AdaptersOptions(), print)
+        adapter_benchmark.measure(BenchAdaptersConfig(), print)

@@ -1,4 +1,4 @@
-"""``python -m scripts.bench.speculation`` as a whole, with the demo model."""
+"""``penstock bench speculation`` as a whole, with the demo model."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.main import run_script
+from penstock.cli.main import main
 from penstock.engine.base import StepRows
 from penstock.engine.torch.engine import TorchEngine
-from scripts.bench.speculation import COMMAND
 from tests.engine.support import byte_level_tokenizer
 from tests.engine.torch.harness import make_model
 
@@ -24,7 +23,7 @@ def test_repeated_answers_are_drafted_and_random_text_is_not(
     path = tmp_path / "report.json"
     arguments = ["--method", method, "--workloads", "repeat", "random", *FEW, "--json", str(path)]
     arguments += ["--speculative-tokens", "5"]  # "auto" depends on how long steps take
-    assert run_script(COMMAND, [*arguments]) == 0
+    assert main(["bench", "speculation", *arguments]) == 0
     runs = json.loads(path.read_bytes())["runs"]
     assert [(run["workload"], run["streams"]) for run in runs] == [
         ("repeat", 1),
@@ -56,7 +55,7 @@ def test_what_cannot_be_measured_is_refused_by_name(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
-        status = run_script(COMMAND, [*arguments])
+        status = main(["bench", "speculation", *arguments])
     except SystemExit as end:
         status = end.code  # type: ignore[assignment]
     assert status != 0
@@ -69,7 +68,7 @@ def test_a_request_that_the_model_cannot_run_ends_the_benchmark(
     make_model("llama", tmp_path, max_position_embeddings=64)  # the workload's prompts have 100 tokens
     byte_level_tokenizer().save(str(tmp_path / "tokenizer.json"))
     arguments = ["--model", str(tmp_path), "--workloads", "random", *FEW]
-    assert run_script(COMMAND, [*arguments]) != 0
+    assert main(["bench", "speculation", *arguments]) != 0
     assert "the model cannot run a request of the workload: " in capsys.readouterr().err
 
 
@@ -83,5 +82,5 @@ def test_a_stream_that_fails_ends_the_benchmark(
         return rows if not len(rows.stream) else engine.fail_all("engine_error", "no reason")
 
     monkeypatch.setattr(TorchEngine, "step", failing)
-    assert run_script(COMMAND, ["--workloads", "random", *FEW]) != 0
+    assert main(["bench", "speculation", "--workloads", "random", *FEW]) != 0
     assert "a stream failed: no reason" in capsys.readouterr().err

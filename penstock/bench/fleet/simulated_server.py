@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from scripts.bench.fleet.traces import BLOCK_TOKENS, Turn
+from penstock.bench.fleet.traces import BLOCK_TOKENS, Turn
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""``python -m scripts.bench.speculation``: output tokens per second with speculative decoding, and without.
+"""``penstock bench speculation``: output tokens per second with speculative decoding, and without.
 
 Two torch engines run here by turns on the same requests, so that a change of the machine's load meets both. A
 turn's time is CPU time of the process where the model runs on a CPU, and elapsed time elsewhere. Both engines
@@ -9,32 +9,25 @@ from __future__ import annotations
 
 import importlib.util
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import field
 from itertools import count, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-from msgspec import Meta
 
 import penstock
 from penstock.bench.deadline import ProgressCallback
 from penstock.bench.errors import BenchError
 from penstock.bench.machine import Machine, this_machine
 from penstock.bench.tables import format_table
-from penstock.cli.main import run_script
-from penstock.config.bench import Report
-from penstock.config.describe import option, option_group
-from penstock.config.rules.rule import check, excludes, needs
+from penstock.config.bench import BenchSpeculationConfig
 from penstock.config.serve import ServeConfig
 from penstock.distribution import pip_install
 from penstock.engine.base import RequestRejected
 from penstock.wire.messages import SamplingParams, Submit
-from scripts.bench.command import measurement
 
 if TYPE_CHECKING:
     from penstock.engine.torch.engine import TorchEngine
@@ -59,61 +52,6 @@ SCHEMA = {
         "additionalProperties": False,
     },
 }
-
-
-@option_group
-class SpeculationOptions:
-    """What is measured."""
-
-    model: Annotated[
-        str | None,
-        option("Directory of a model. Default: the bundled demo model.", "Load", metavar="DIR"),
-    ] = None
-    method: Annotated[
-        Literal["ngram", "suffix", "draft"],
-        option("See --speculative-method of penstock serve.", "Load"),
-    ] = "ngram"
-    speculative_tokens: Annotated[
-        Annotated[int, Meta(ge=1, le=32)] | Literal["auto"],
-        option("See --speculative-tokens of penstock serve.", "Load"),
-    ] = "auto"
-    draft_model: Annotated[
-        str | None, option("Directory of the draft model of --method draft.", "Load", metavar="DIR")
-    ] = None
-    workloads: Annotated[
-        list[Literal["repeat", "schema", "document", "random"]],
-        option(
-            "Workloads, one after the other. repeat: a question is asked again, and the prompt has its "
-            "answer; schema: a list by a JSON schema; document: the beginning of a text; random: text "
-            "without repetition.",
-            "Load",
-        ),
-    ] = field(default_factory=lambda: ["repeat", "schema", "document", "random"])
-    streams: Annotated[
-        list[Annotated[int, Meta(ge=1, le=4096)]],
-        option("Streams at the same time; several values are measured one after the other.", "Load"),
-    ] = field(default_factory=lambda: [1, 8, 64])
-    tokens: Annotated[int, option("Output tokens of each stream.", "Load", ge=2, le=10_000)] = 200
-    rounds: Annotated[int, option("Turns without and with speculation, by turns.", "Load", ge=1, le=1000)] = 5
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"], option("Data type of the model.", "Load")
-    ] = "auto"
-    threads: Annotated[int, option("Threads of the model on a CPU.", "Load", ge=1, le=1024)] = 1
-    json: Report = None
-
-    def __post_init__(self) -> None:
-        """Raise ValueError for a draft model without its method, or the method without one."""
-        check(
-            self,
-            (
-                excludes(
-                    "method",
-                    lambda config: config.method == "draft" and config.draft_model is None,
-                    "needs --draft-model",
-                ),
-                needs("draft_model", lambda config: config.method == "draft", "needs --method draft"),
-            ),
-        )
 
 
 class SpeculationRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,7 +122,7 @@ def render(report: SpeculationReport) -> str:
     return "\n".join([title, "", *format_table([header, *rows]), "", str(report.machine)])
 
 
-def measure(config: SpeculationOptions, say: ProgressCallback) -> SpeculationReport:
+def measure(config: BenchSpeculationConfig, say: ProgressCallback) -> SpeculationReport:
     """Run all measurements; ``say`` gets a line before each. Raises BenchError, and ConfigError for a model
     that the engine does not run."""
     if not (importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")):
@@ -218,7 +156,7 @@ def measure(config: SpeculationOptions, say: ProgressCallback) -> SpeculationRep
     )
 
 
-def _engine(config: SpeculationOptions, model: str, method: str) -> TorchEngine:
+def _engine(config: BenchSpeculationConfig, model: str, method: str) -> TorchEngine:
     from penstock.engine.torch.engine import TorchEngine
 
     speculative: dict[str, Any] = {}
@@ -236,7 +174,7 @@ def _engine(config: SpeculationOptions, model: str, method: str) -> TorchEngine:
 class _Requests:
     """Prompts and sampling parameters of the workloads."""
 
-    def __init__(self, config: SpeculationOptions, tokenizer: Path) -> None:
+    def __init__(self, config: BenchSpeculationConfig, tokenizer: Path) -> None:
         from llguidance import LLMatcher
         from tokenizers import Tokenizer
 
@@ -293,7 +231,7 @@ class _Requests:
 
 
 def _measure(
-    config: SpeculationOptions,
+    config: BenchSpeculationConfig,
     requests: _Requests,
     plain: TorchEngine,
     drafting: TorchEngine,
@@ -400,16 +338,3 @@ def _differ(one: list[int], other: list[int]) -> bool:
     """Whether two outputs, of which one may have been cut earlier, are not the same."""
     common = min(len(one), len(other))
     return one[:common] != other[:common]
-
-
-COMMAND = measurement(
-    "scripts.bench.speculation",
-    "Measure output tokens per second with speculative decoding.",
-    SpeculationOptions,
-    measure,
-    render,
-)
-
-
-if __name__ == "__main__":
-    sys.exit(run_script(COMMAND))

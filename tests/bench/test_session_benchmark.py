@@ -1,4 +1,4 @@
-"""``python -m scripts.bench.session`` as a whole, and what a turn of a long conversation costs, counted."""
+"""``penstock bench session`` as a whole, and what a turn of a long conversation costs, counted."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from types import FrameType
 
 import pytest
 
+from penstock.bench import session_benchmark
 from penstock.bench.noop_engine import NoOpEngine
-from penstock.cli.main import run_script
-from scripts.bench import session
-from scripts.bench.session import COMMAND
+from penstock.cli.main import main
 
 
 def test_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "report.json"
     load = ["--sessions", "2", "--history-tokens", "500", "--history-turns", "3", "--turns", "2"]
-    assert run_script(COMMAND, [*load, "--new-tokens", "20", "--json", str(path)]) == 0
+    assert main(["bench", "session", *load, "--new-tokens", "20", "--json", str(path)]) == 0
     report = json.loads(path.read_bytes())
     assert report["turns"] == 4
     assert report["prompt_tokens"] > 500
@@ -30,7 +29,7 @@ def test_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_the_scheduler_does_not_count_the_blocks_of_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
     """A turn calls as many functions after 20,000 tokens as after 2,000."""
-    run_turn = session._run_turn
+    run_turn = session_benchmark._run_turn
     counts: list[int] = []
 
     def counted(engine: NoOpEngine, submit: bytes) -> None:
@@ -47,9 +46,9 @@ def test_the_scheduler_does_not_count_the_blocks_of_a_session(monkeypatch: pytes
             sys.setprofile(None)
         counts.append(calls)
 
-    monkeypatch.setattr(session, "_run_turn", counted)
+    monkeypatch.setattr(session_benchmark, "_run_turn", counted)
     last = []
     for history in (2_000, 20_000):
-        session.scheduler_turn_s(history, 100, 3)
+        session_benchmark.scheduler_turn_s(history, 100, 3)
         last.append(counts[-1])
     assert last[1] <= 1.05 * last[0]

@@ -1,4 +1,4 @@
-"""``python -m scripts.bench.scaling --counts 1,2,4``: CPU time per token by number of API servers.
+"""``penstock bench host --api-server-count 1,2,4``: CPU time per token by number of API servers.
 
 Also extrapolates the load of the shared processes (engines, coordinator, supervisor) to many API servers.
 """
@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-import sys
 from collections.abc import Sequence
-from dataclasses import field, fields
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import Any
 
 import msgspec
-from msgspec import Meta
 
 from penstock.bench import host_benchmark
 from penstock.bench.deadline import Deadline, ProgressCallback
@@ -21,57 +19,13 @@ from penstock.bench.machine import Machine, this_machine
 from penstock.bench.process_usage import cpu_time
 from penstock.bench.server_under_load import MeasuredRound, ServerUnderLoad, start_server
 from penstock.bench.tables import format_table, options_line
-from penstock.cli.main import run_script
 from penstock.config.bench import BenchHostConfig
-from penstock.config.describe import option, option_group
-from penstock.config.rules.rule import check, excludes, needs
-from scripts.bench.command import measurement
 
 SIMULATED = 64
 """API servers of the extrapolation."""
 LOADS_PER_S = 10
 """Load reports of a busy engine to the coordinator, and of the coordinator to each API server, see
 :mod:`penstock.coordinator.state`."""
-
-
-@option_group
-class ScalingOptions(BenchHostConfig):
-    """What is measured: the load and the server of ``penstock bench host``."""
-
-    counts: Annotated[
-        list[Annotated[int, Meta(ge=1, le=1024)]],
-        option("Numbers of API server processes, measured by turns and compared.", "Server", min_length=2),
-    ] = field(default_factory=lambda: [1, 2, 4])
-    grow_load: Annotated[bool, option("Take --streams per API server, not in total.", "Server")] = False
-
-    def __post_init__(self) -> None:
-        """Raise ValueError for options that contradict each other, or are about one server."""
-        super().__post_init__()
-        check(
-            self,
-            (
-                needs(
-                    "counts",
-                    lambda config: len(set(config.counts)) == len(config.counts),
-                    "has a number twice",
-                ),
-                excludes(
-                    "api_server_count slow_readers compare_with url",
-                    lambda config: True,
-                    "is for one server, --counts are several",
-                ),
-                excludes(
-                    "grow_load",
-                    lambda config: bool(config.requests or config.concurrency),
-                    "takes no --requests or --concurrency",
-                ),
-                excludes(
-                    "http2",
-                    lambda config: max(config.counts) > config.load_connections,
-                    "{0.load_connections} connections leave some of --counts {0.counts} without load",
-                ),
-            ),
-        )
 
 
 class ScalingSample(msgspec.Struct, frozen=True):
@@ -137,16 +91,19 @@ class _ScaledServer:
 
     def __init__(
         self,
-        config: ScalingOptions,
+        config: BenchHostConfig,
         api_servers: int,
         stack: contextlib.ExitStack,
         deadline: Deadline,
     ) -> None:
-        self.config = _of_one_server(config, api_servers)
-        server = start_server(self.config, stack, deadline)
+        if config.grow_load:
+            connections = config.load_connections * api_servers if config.http2 else None
+            config = replace(config, streams=config.streams * api_servers, connections=connections)
+        self.config = config
+        server = start_server(config, api_servers, stack, deadline)
         self._coordinators = server.processes.coordinators
-        self._load = ServerUnderLoad(self.config, server, stack, deadline)
-        accepting = 1e6 * self._load.accepting.total / self.config.load_connections
+        self._load = ServerUnderLoad(config, server, stack, deadline)
+        accepting = 1e6 * self._load.accepting.total / config.load_connections
         self.us_per_connection = accepting if api_servers > 1 else None
 
     def run(self, seconds: float) -> ScalingSample:
@@ -155,21 +112,12 @@ class _ScaledServer:
         return ScalingSample(measured, (cpu_time(self._coordinators) - before).total)
 
 
-def _of_one_server(config: ScalingOptions, api_servers: int) -> BenchHostConfig:
-    values = {each.name: getattr(config, each.name) for each in fields(BenchHostConfig)}
-    values["api_server_count"] = api_servers
-    if config.grow_load:
-        values["streams"] = config.streams * api_servers
-        values["connections"] = config.load_connections * api_servers if config.http2 else None
-    return BenchHostConfig(**values)
-
-
-def measure(config: ScalingOptions, say: ProgressCallback) -> ScalingReport:
+def measure(config: BenchHostConfig, say: ProgressCallback) -> ScalingReport:
     """Run the rounds for all numbers of API servers by turns. Raises BenchError."""
     deadline = Deadline(config.timeout)
     with contextlib.ExitStack() as stack:
         servers = []
-        for count in config.counts:
+        for count in config.api_server_count:
             say(f"starting penstock serve --engine synthetic --api-server-count {count}")
             servers.append(_ScaledServer(config, count, stack, deadline))
         for server in servers:
@@ -182,7 +130,7 @@ def measure(config: ScalingOptions, say: ProgressCallback) -> ScalingReport:
             say(f"round {number} of {config.rounds}: {costs} microseconds per token")
     points = [
         point(server.config, count, taken, samples[0], server.us_per_connection)
-        for count, server, taken in zip(config.counts, servers, samples, strict=True)
+        for count, server, taken in zip(config.api_server_count, servers, samples, strict=True)
     ]
     return ScalingReport(
         points=points,
@@ -223,7 +171,7 @@ def point(
     )
 
 
-def limit(config: ScalingOptions, points: Sequence[ScalingPoint]) -> Extrapolation:
+def limit(config: BenchHostConfig, points: Sequence[ScalingPoint]) -> Extrapolation:
     """Extrapolates from at least two points."""
     counts = [float(each.api_servers) for each in points]
     us_per_token = _extrapolate(counts, [each.us_per_token for each in points])
@@ -302,17 +250,3 @@ def render(report: ScalingReport) -> str:
         f"  supervisor: {accepted} connections per second",
     ]
     return "\n".join(lines + ([f"note: {report.errors:,} requests failed"] if report.errors else []))
-
-
-COMMAND = measurement(
-    "scripts.bench.scaling",
-    "Measure CPU time per token by number of API servers.",
-    ScalingOptions,
-    measure,
-    render,
-    lambda report: report.errors > 0,
-)
-
-
-if __name__ == "__main__":
-    sys.exit(run_script(COMMAND))

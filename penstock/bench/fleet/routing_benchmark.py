@@ -1,60 +1,26 @@
-"""``python -m scripts.bench.routing``: times to first token in a simulated fleet, by choice of servers."""
+"""``penstock bench routing``: times to first token in a simulated fleet, by the choice of servers."""
 
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Iterator
-from dataclasses import field
 from functools import partial
-from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
 
 from penstock.bench.deadline import Deadline, ProgressCallback
 from penstock.bench.errors import BenchError
+from penstock.bench.fleet.policies import OTHERS, OwnPicker
+from penstock.bench.fleet.simulated_server import ServerModel
+from penstock.bench.fleet.simulation import simulate
+from penstock.bench.fleet.traces import TRACES, make_trace
 from penstock.bench.tables import format_table
-from penstock.cli.main import run_script
-from penstock.config.bench import Report, Timeout
-from penstock.config.describe import option, option_group
-from penstock.config.gateway_options.picking import DEFAULT_SCORERS, Scorers
-from scripts.bench.command import measurement
-from scripts.bench.fleet.policies import OTHERS, OwnPicker
-from scripts.bench.fleet.simulated_server import ServerModel
-from scripts.bench.fleet.simulation import simulate
-from scripts.bench.fleet.traces import TRACES, make_trace
+from penstock.config.bench import BenchRoutingConfig
 
 OWN = "penstock"
 WITHOUT_SESSIONS = "penstock, no session"
 """Penstock's picker where clients name no session."""
-
-
-@option_group
-class RoutingOptions:
-    """What is simulated."""
-
-    servers: Annotated[int, option("Number of simulated servers.", "Simulation", ge=2, le=1024)] = 16
-    traces: Annotated[
-        list[Literal["chat", "agents", "documents"]],
-        option(
-            "Traces: chats; coding agents, whose histories grow with every tool call; questions about one of "
-            "40 documents.",
-            "Simulation",
-        ),
-    ] = field(default_factory=lambda: ["chat", "agents", "documents"])
-    load: Annotated[
-        float,
-        option("Rate of new conversations, as a multiple of the trace's own.", "Simulation", gt=0, le=100),
-    ] = 1.0
-    duration: Annotated[
-        float,
-        option("Simulated seconds in which conversations begin.", "Simulation", gt=0, le=3600),
-    ] = 90.0
-    seed: Annotated[int, option("Seed of traces and choices.", "Simulation", ge=0)] = 1
-    scorers: Scorers = DEFAULT_SCORERS
-    timeout: Timeout = 600.0
-    json: Report = None
 
 
 class RoutingFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,14 +46,14 @@ class RoutingReport(msgspec.Struct, frozen=True, kw_only=True):
     figures: list[RoutingFigures]
 
 
-def measure(config: RoutingOptions, say: ProgressCallback) -> RoutingReport:
+def measure(config: BenchRoutingConfig, say: ProgressCallback) -> RoutingReport:
     """Run the simulations. Raises BenchError when the time is over, and for an empty trace."""
     deadline = Deadline(config.timeout)
     return RoutingReport(servers=config.servers, figures=list(_simulate_all(config, deadline, say)))
 
 
 def _simulate_all(
-    config: RoutingOptions, deadline: Deadline, say: ProgressCallback
+    config: BenchRoutingConfig, deadline: Deadline, say: ProgressCallback
 ) -> Iterator[RoutingFigures]:
     policies = {
         OWN: lambda servers, rng: OwnPicker(servers, rng, config.scorers),
@@ -136,16 +102,3 @@ def render(report: RoutingReport) -> str:
         ]
         lines += ["", f"{name}: {chosen[0].requests:,} requests", *format_table(rows)]
     return "\n".join(lines)
-
-
-COMMAND = measurement(
-    "scripts.bench.routing",
-    "Simulate a fleet, to compare ways of choosing its servers.",
-    RoutingOptions,
-    measure,
-    render,
-)
-
-
-if __name__ == "__main__":
-    sys.exit(run_script(COMMAND))

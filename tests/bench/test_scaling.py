@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import msgspec
 import pytest
 
+from penstock.bench import scaling
 from penstock.bench.process_usage import CpuTime
-from penstock.cli.main import run_script
-from scripts.bench import scaling
-from scripts.bench.scaling import COMMAND, ScalingOptions, ScalingPoint, ScalingSample, coordinator_messages
+from penstock.bench.scaling import ScalingPoint, ScalingSample, coordinator_messages
+from penstock.config.bench import BenchHostConfig
 from tests.bench.test_report import measured
 
-SMALL = ["--streams", "4", "--tokens", "5", "--rounds", "2", "--timeout", "60"]
-CONFIG = ScalingOptions(streams=100, tokens=10)
+CONFIG = BenchHostConfig(streams=100, tokens=10, api_server_count=[1, 2, 4])
 """As many requests as :func:`measured` says, 1,000 tokens in 10 steps of 100 rows, within 2 s."""
 
 
@@ -71,40 +67,3 @@ def test_noise_that_falls_is_not_a_trend() -> None:
 def test_messages_of_the_coordinator_grow_with_the_square_of_api_servers() -> None:
     assert coordinator_messages(2, 1) == 4 + 10 + 2 + 2 + 20
     assert coordinator_messages(64, 8) == 128 + 80 + 64 * 63 + 64 + 640
-
-
-def test_numbers_of_api_servers_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "report.json"
-    arguments = ["--counts", "1,2", "--grow-load", "--step-ms", "2", "--json", str(path)]
-    assert run_script(COMMAND, [*SMALL, *arguments]) == 0
-    report = json.loads(path.read_bytes())
-    one, two = report["points"]
-    assert [(each["api_servers"], each["streams"]) for each in (one, two)] == [(1, 4), (2, 8)]
-    assert one["ratio"] == 1.0
-    assert min(one["us_per_token"], two["us_per_token"], two["ratio"]) > 0
-    assert two["coordinator_share"] > 0
-    assert two["supervisor_us_per_connection"] >= 0  # less than a tick of the clock, with so few
-    assert report["errors"] == 0
-    out, err = capsys.readouterr()
-    assert "computed for 64 API servers with a core each" in out
-    assert "round 2 of 2" in err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (["--counts", "2,2"], "--counts 2 2: has a number twice"),
-        (["--slow-readers", "1"], "--slow-readers 1: is for one server"),
-        (["--api-server-count", "2"], "--api-server-count 2: is for one server"),
-        (["--grow-load", "--requests", "8"], "--grow-load: takes no --requests"),
-        (
-            ["--http2", "--connections", "1", "--counts", "1,2"],
-            "--http2: 1 connections leave some of --counts [1, 2] without load",
-        ),
-    ],
-)
-def test_options_that_contradict_are_errors(
-    arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_script(COMMAND, [*SMALL, *arguments]) == 2
-    assert reason in capsys.readouterr().err

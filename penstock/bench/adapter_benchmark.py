@@ -1,4 +1,4 @@
-"""``python -m scripts.bench.adapters``: the time of a decode step in which streams run many LoRA adapters.
+"""``penstock bench adapters``: the time of a decode step in which streams run many LoRA adapters.
 
 The torch engine runs here, with random weights. Steps of the same streams without adapters and with them are
 measured by turns, so that a change of the machine's load meets both. A step's time is CPU time of the process
@@ -9,29 +9,23 @@ from __future__ import annotations
 
 import importlib.util
 import statistics
-import sys
 import tempfile
 import time
-from dataclasses import field
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
-from msgspec import Meta
 
 from penstock.bench.deadline import ProgressCallback
 from penstock.bench.errors import BenchError
 from penstock.bench.machine import Machine, this_machine
 from penstock.bench.tables import format_table
-from penstock.cli.main import run_script
-from penstock.config.bench import Report
-from penstock.config.describe import option, option_group
+from penstock.config.bench import BenchAdaptersConfig
 from penstock.config.serve import ServeConfig
 from penstock.distribution import pip_install
 from penstock.wire.messages import Adapter, LoraInfo, SamplingParams, Submit
-from scripts.bench.command import measurement
 
 if TYPE_CHECKING:
     from penstock.engine.torch.engine import TorchEngine
@@ -55,33 +49,6 @@ SMALL_LLAMA = {
 PROMPT_TOKENS = 32
 WARM_STEPS = 5
 """Steps of each turn before the measured ones, once all prompts are computed."""
-
-
-@option_group
-class AdaptersOptions:
-    """What is measured."""
-
-    model: Annotated[
-        str | None,
-        option(
-            "Directory of a model, whose weights are drawn at random. Default: a Llama of 2 layers with a "
-            "hidden size of 64.",
-            "Load",
-            metavar="DIR",
-        ),
-    ] = None
-    adapters: Annotated[int, option("Adapters of the streams.", "Load", ge=1, le=1024)] = 16
-    rows: Annotated[int, option("Streams that decode in every step.", "Load", ge=1, le=4096)] = 64
-    ranks: Annotated[
-        list[Annotated[int, Meta(ge=1, le=1024)]],
-        option("Ranks of the adapters; several values are measured one after the other.", "Load"),
-    ] = field(default_factory=lambda: [8, 16, 64])
-    steps: Annotated[int, option("Steps of each turn.", "Load", ge=1, le=10_000)] = 100
-    rounds: Annotated[
-        int, option("Turns without adapters and with them, by turns.", "Load", ge=1, le=1000)
-    ] = 5
-    threads: Annotated[int, option("Threads of the model on a CPU.", "Load", ge=1, le=1024)] = 1
-    json: Report = None
 
 
 class AdapterRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,7 +88,7 @@ def render(report: AdapterBenchmarkReport) -> str:
     return "\n".join([title, "", *format_table([header, *rows]), "", str(report.machine)])
 
 
-def measure(config: AdaptersOptions, say: ProgressCallback) -> AdapterBenchmarkReport:
+def measure(config: BenchAdaptersConfig, say: ProgressCallback) -> AdapterBenchmarkReport:
     """Run all measurements; ``say`` gets a line before each. Raises BenchError, and ConfigError for a model
     that the engine does not run."""
     if not (importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")):
@@ -156,7 +123,7 @@ def _run(rank: int, turns: _Turns) -> AdapterRun:
 class _Turns:
     """An engine with adapters of one rank, and what is measured with it."""
 
-    def __init__(self, config: AdaptersOptions, model: str, rank: int) -> None:
+    def __init__(self, config: BenchAdaptersConfig, model: str, rank: int) -> None:
         from penstock.engine.torch.engine import TorchEngine
 
         self._config = config
@@ -243,16 +210,3 @@ def _random_weights(engine: TorchEngine, lora: LoraInfo, rank: int, seed: int) -
         for path, (output, width) in lora.modules.items()
     }
     return AdapterWeights(rank, layers)
-
-
-COMMAND = measurement(
-    "scripts.bench.adapters",
-    "Measure the time of a decode step with LoRA adapters.",
-    AdaptersOptions,
-    measure,
-    render,
-)
-
-
-if __name__ == "__main__":
-    sys.exit(run_script(COMMAND))

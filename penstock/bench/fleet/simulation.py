@@ -10,9 +10,9 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from scripts.bench.fleet.policies import Policy, ReportedLoad
-from scripts.bench.fleet.simulated_server import ServerModel, SimulatedRequest, SimulatedServer
-from scripts.bench.fleet.traces import Conversation
+from penstock.bench.fleet.policies import Policy, ReportedLoad
+from penstock.bench.fleet.simulated_server import ServerModel, SimulatedRequest, SimulatedServer
+from penstock.bench.fleet.traces import Conversation
 
 CHECKED_EVENTS = 1000
 """Events between two looks at the time limit; a simulation may have millions."""

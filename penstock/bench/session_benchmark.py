@@ -1,16 +1,15 @@
-"""``python -m scripts.bench.session``: CPU time of a turn of a long conversation, with all before it."""
+"""``penstock bench session``: CPU time of a turn of a long conversation, which resends all before it."""
 
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import count
 from pydoc_data.topics import topics
-from typing import Annotated, Any
+from typing import Any
 
 import httpx
 import msgspec
@@ -22,11 +21,8 @@ from penstock.bench.machine import Machine, this_machine
 from penstock.bench.noop_engine import NoOpEngine
 from penstock.bench.process_usage import cpu_time, pids_of_supervisor
 from penstock.bench.server_process import ServerProcess, serve_command
-from penstock.cli.main import run_script
-from penstock.config.bench import Report, ServerArgs, Timeout, check_arguments
-from penstock.config.describe import option, option_group
+from penstock.config.bench import BenchSessionConfig
 from penstock.wire.messages import SamplingParams, Submit, decode_from_server, encode
-from scripts.bench.command import measurement
 
 OUTPUT_TOKENS = 4
 TURN_TOKENS = 128
@@ -36,28 +32,6 @@ CHARACTERS_PER_TOKEN = 4
 """About; the report has the tokens that the server counted."""
 WARM_TURNS = 3
 """Turns before the measured ones; the first one sends the whole history."""
-
-
-@option_group
-class SessionOptions:
-    """What is measured."""
-
-    history_tokens: Annotated[
-        int, option("Tokens of the conversation before the turns, about.", "Load", ge=100, le=1 << 20)
-    ] = 100_000
-    history_turns: Annotated[
-        int, option("Tool calls with results in that conversation.", "Load", ge=1, le=10_000)
-    ] = 50
-    new_tokens: Annotated[int, option("Tokens that a turn adds, about.", "Load", ge=1, le=1 << 16)] = 200
-    sessions: Annotated[int, option("Conversations at the same time.", "Load", ge=1, le=256)] = 8
-    turns: Annotated[int, option("Measured turns of each.", "Load", ge=1, le=1000)] = 10
-    timeout: Timeout = 300.0
-    server_args: ServerArgs = None
-    json: Report = None
-
-    def __post_init__(self) -> None:
-        """Raises ValueError for arguments that a shell cannot parse."""
-        check_arguments("--server-args", self.server_args)
 
 
 class SessionReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +53,7 @@ class SessionReport(msgspec.Struct, frozen=True, kw_only=True):
     machine: Machine
 
 
-def measure(config: SessionOptions, say: ProgressCallback) -> SessionReport:
+def measure(config: BenchSessionConfig, say: ProgressCallback) -> SessionReport:
     """Run the measurement and end its processes. Raises BenchError."""
     deadline = Deadline(config.timeout)
     turns = WARM_TURNS + config.turns + config.history_turns
@@ -146,7 +120,7 @@ def render(report: SessionReport) -> str:
 class _Conversation:
     """A coding agent's: calls of a tool, and results of a hundred lines."""
 
-    def __init__(self, config: SessionOptions, number: int) -> None:
+    def __init__(self, config: BenchSessionConfig, number: int) -> None:
         """``number``: each has other words."""
         self.prompt_tokens = self.body_bytes = 0
         """Of the last turn."""
@@ -265,16 +239,3 @@ def _run_turn(engine: NoOpEngine, submit: bytes) -> None:
     engine.submit(0, request)
     while engine.has_work():
         engine.step()
-
-
-COMMAND = measurement(
-    "scripts.bench.session",
-    "Measure CPU time per turn of a long conversation.",
-    SessionOptions,
-    measure,
-    render,
-)
-
-
-if __name__ == "__main__":
-    sys.exit(run_script(COMMAND))

@@ -1,4 +1,4 @@
-"""``python -m scripts.bench.routing``: the simulated fleet, and what the gateway's picker is worth in it."""
+"""``penstock bench routing``: the simulated fleet, and what the gateway's picker is worth in it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import pytest
 
 from penstock.bench.deadline import Deadline
 from penstock.bench.errors import BenchError
+from penstock.bench.fleet.policies import OTHERS, OwnPicker, Policy, RoundRobin
+from penstock.bench.fleet.routing_benchmark import OWN, WITHOUT_SESSIONS, measure, render
+from penstock.bench.fleet.simulated_server import ServerModel, SimulatedRequest, SimulatedServer
+from penstock.bench.fleet.simulation import simulate
+from penstock.bench.fleet.traces import BLOCK_TOKENS, TRACES, Conversation, Turn, make_trace
+from penstock.config.bench import BenchRoutingConfig
 from penstock.config.errors import ConfigError
 from penstock.config.gateway_options.picking import DEFAULT_SCORERS
-from scripts.bench.fleet.policies import OTHERS, OwnPicker, Policy, RoundRobin
-from scripts.bench.fleet.simulated_server import ServerModel, SimulatedRequest, SimulatedServer
-from scripts.bench.fleet.simulation import simulate
-from scripts.bench.fleet.traces import BLOCK_TOKENS, TRACES, Conversation, Turn, make_trace
-from scripts.bench.routing import OWN, WITHOUT_SESSIONS, RoutingOptions, measure, render
 
 
 def turn(blocks: int, output_tokens: int = 10, first: int = 0) -> Turn:
@@ -77,7 +78,7 @@ def test_turns_of_a_conversation_follow_each_other() -> None:
 
 
 def test_the_picker_beats_blind_choices_on_agents() -> None:
-    report = measure(RoutingOptions(servers=4, traces=["agents"], duration=30.0), print)
+    report = measure(BenchRoutingConfig(servers=4, traces=["agents"], duration=30.0), print)
     by_policy = {each.policy: each for each in report.figures}
     assert by_policy.keys() == {OWN, WITHOUT_SESSIONS, *OTHERS}
     for own in (by_policy[OWN], by_policy[WITHOUT_SESSIONS]):
@@ -101,9 +102,9 @@ def test_a_simulation_ends_when_the_time_is_over() -> None:
 
 def test_a_trace_without_conversations_measures_nothing() -> None:
     with pytest.raises(BenchError, match="no conversation of chat begins"):
-        measure(RoutingOptions(servers=2, traces=["chat"], duration=0.001), print)
+        measure(BenchRoutingConfig(servers=2, traces=["chat"], duration=0.001), print)
 
 
 def test_scorers_that_there_are_not() -> None:
     with pytest.raises(ConfigError, match="there is no scorer 'luck'"):
-        measure(RoutingOptions(servers=2, traces=["chat"], scorers="luck=1"), print)
+        measure(BenchRoutingConfig(servers=2, traces=["chat"], scorers="luck=1"), print)
