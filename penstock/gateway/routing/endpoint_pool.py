@@ -16,7 +16,8 @@ from penstock.gateway.routing.endpoint_discovery import ResolvedEndpoint
 from penstock.gateway.routing.failing_clients import FailingClients
 from penstock.gateway.routing.load_scrape import LoadReader, NoLoadError
 from penstock.gateway.upstream.connection_pool import ConnectionPool, Http2Policy
-from penstock.gateway.upstream.exchange import Exchange, Failure, Headers, UpstreamError, UpstreamRequest
+from penstock.gateway.upstream.exchange import Exchange, Headers, UpstreamError, UpstreamRequest
+from penstock.gateway.upstream.fetch import TooLargeError, read_reply
 from penstock.gateway.upstream.timeouts import Timeouts
 from penstock.gateway.upstream.tls import UpstreamTls
 
@@ -204,46 +205,13 @@ class EndpointPool:
 
     async def _read_load(self, exchange: Exchange) -> EndpointLoad:
         """Scrape /metrics once. Raises UpstreamError, NoLoadError."""
-        page = _ScrapeReceiver(exchange)
         request = UpstreamRequest(b"GET", self.own_target("/metrics"), self._scrape_headers, b"")
-        exchange.send(request, page)
+        reader = LoadReader()
         try:
-            status = await page.done
-        except asyncio.CancelledError:
-            exchange.abort()
-            raise
+            status = await read_reply(exchange, request, MAX_SCRAPE_BYTES, reader.feed)
+        except TooLargeError as error:
+            raise NoLoadError(f"its /metrics: {error}") from None
         if status != 200:
             problem = f"its /metrics answered with status {status}"
             raise UpstreamError(problem) if status in FAILING_STATUSES else NoLoadError(problem)
-        return page.reader.load()
-
-
-class _ScrapeReceiver:
-    """Receives the reply to a scrape, and reads it as it comes."""
-
-    def __init__(self, exchange: Exchange) -> None:
-        self.done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        """The status. Raises UpstreamError, NoLoadError."""
-        self.reader = LoadReader()
-        self._exchange = exchange
-        self._status = self._size = 0
-
-    def on_head(self, status: int, headers: Headers) -> None:
-        self._status = status
-
-    def on_body(self, data: bytes, now: float) -> None:
-        self._size += len(data)
-        if self._size > MAX_SCRAPE_BYTES:
-            self._exchange.abort()
-            if not self.done.done():
-                self.done.set_exception(NoLoadError(f"its /metrics is larger than {MAX_SCRAPE_BYTES} bytes"))
-        elif self._status == 200:
-            self.reader.feed(data)
-
-    def on_end(self) -> None:
-        if not self.done.done():
-            self.done.set_result(self._status)
-
-    def on_broken(self, reason: str, failure: Failure) -> None:
-        if not self.done.done():
-            self.done.set_exception(UpstreamError(reason))
+        return reader.load()
