@@ -16,16 +16,6 @@ Totals: TypeAlias = dict[str, dict[Labels, Value]]
 """Values by family and labels."""
 
 
-def view_of(*snapshots: Snapshot) -> dict[ProcessKey, Snapshot]:
-    """A view of these snapshots, of which the last one of each start counts."""
-    view: dict[ProcessKey, Snapshot] = {}
-    for snapshot in snapshots:
-        known = view.get(snapshot.key)
-        if known is None or known.sequence < snapshot.sequence:
-            view[snapshot.key] = snapshot
-    return view
-
-
 def totals(view: View) -> Totals:
     """Sums of counters and histograms over all starts of all processes, and of gauges over each process's
     current start, by family and labels."""

@@ -8,7 +8,7 @@ import pytest
 from penstock.coordinator.state import LEASE_S, MAX_SERVERS, PAUSE_S, CoordinatorState, Outgoing
 from penstock.metrics import families as f
 from penstock.metrics.board import KEPT_STARTS
-from penstock.metrics.merge import totals, view_of
+from penstock.metrics.merge import totals
 from penstock.metrics.snapshot import Series, Snapshot, decode_snapshot, encode_snapshot
 from penstock.wire.coordination import (
     COORDINATOR_PROTOCOL_VERSION,
@@ -27,6 +27,7 @@ from penstock.wire.coordination import (
     ServerJoin,
 )
 from penstock.wire.messages import WireError
+from tests.metrics.views import view_of
 
 TRAITS = {"max_model_len": "4096", "vocab_size": "100", "dtype": "float32"}
 

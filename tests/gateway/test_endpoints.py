@@ -166,7 +166,7 @@ def test_metrics_that_take_long_are_late_and_no_sign_of_a_dead_server() -> None:
             assert not asked.acquire(timeout=1.2), "the scrape goes on"
             assert front.counts("endpoint_up") == {busy.url: 1, other.url: 1}
             held.set()
-            eventually(lambda: front.counts("endpoint_waiting")[busy.url] == 7)
+            eventually(lambda: front.counts("endpoint_waiting").get(busy.url) == 7)
 
 
 def poisoned(call: Call) -> None:

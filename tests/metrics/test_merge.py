@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.metrics import families as f
-from penstock.metrics.merge import totals, view_of
+from penstock.metrics.merge import totals
 from penstock.metrics.snapshot import (
     MAX_LABEL_LENGTH,
     MAX_SNAPSHOT_BYTES,
@@ -20,6 +20,7 @@ from penstock.metrics.snapshot import (
     decode_snapshot,
     encode_snapshot,
 )
+from tests.metrics.views import view_of
 
 BUCKETS = len(f.ITL.bounds) + 1
 

@@ -11,7 +11,8 @@ from penstock.gateway.routing.endpoint import Endpoint
 from penstock.gateway.routing.endpoint_pool import EndpointPool
 from penstock.gateway.routing.pick_request import OWNER_UNAVAILABLE
 from penstock.gateway.routing.response_owners import ResponseOwners
-from penstock.gateway.upstream.exchange import Exchange, Failure, Headers, UpstreamError, UpstreamRequest
+from penstock.gateway.upstream.exchange import Headers, UpstreamError, UpstreamRequest
+from penstock.gateway.upstream.fetch import TooLargeError, read_reply
 from penstock.http.admission import unavailable
 from penstock.http.errors import ApiError, shown
 
@@ -108,58 +109,32 @@ class ResponseSearch:
         return answers
 
     async def _status(self, endpoint: Endpoint, request: UpstreamRequest, id: str) -> int:
+        search = _IdSearch(id)
         async with self._asking:
             try:
                 async with asyncio.timeout(ASK_S):
                     exchange = await self._pool.connections(endpoint).acquire()
-                    answer = _Answer(exchange, id)
-                    exchange.send(request, answer)
-                    try:
-                        return await answer.status
-                    except asyncio.CancelledError:
-                        exchange.abort()
-                        raise
+                    status = await read_reply(exchange, request, MAX_READ, search.feed)
+            except TooLargeError as error:
+                status = error.status
             except (UpstreamError, TimeoutError):
                 return 0
+        return 404 if status == 200 and not search.found else status
 
 
-class _Answer:
-    """Receives a reply until it is known whether it is the response, and skips the rest of its body."""
+class _IdSearch:
+    """Whether a body has the id: a page for every path has not, and is no response."""
 
-    def __init__(self, exchange: Exchange, id: str) -> None:
-        self.status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        """200: the reply has the id; a page for every path has not, and is a 404. Raises UpstreamError."""
-        self._exchange = exchange
+    def __init__(self, id: str) -> None:
+        self.found = False
         self._id = id.encode()
-        self._size = 0
         self._end = b""
         """The last bytes of the body so far, with which the id may begin."""
 
-    def on_head(self, status: int, headers: Headers) -> None:
-        if status != 200:
-            self._set(status)
-
-    def on_body(self, data: bytes, now: float) -> None:
-        self._size += len(data)
-        if not self.status.done():
-            body = self._end + data
-            if self._id in body:
-                self._set(200)
-            self._end = body[-len(self._id) :]
-        if self._size > MAX_READ:
-            self._set(404)
-            self._exchange.abort()
-
-    def on_end(self) -> None:
-        self._set(404)
-
-    def _set(self, status: int) -> None:
-        if not self.status.done():
-            self.status.set_result(status)
-
-    def on_broken(self, reason: str, failure: Failure) -> None:
-        if not self.status.done():
-            self.status.set_exception(UpstreamError(reason))
+    def feed(self, data: bytes) -> None:
+        body = self._end + data
+        self.found = self.found or self._id in body
+        self._end = body[-len(self._id) :]
 
 
 def _is_unsure(status: int) -> bool:

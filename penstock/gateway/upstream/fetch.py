@@ -12,6 +12,10 @@ from penstock.gateway.upstream.exchange import Exchange, Failure, Headers, Upstr
 class TooLargeError(UpstreamError):
     """The reply is larger than its reader takes."""
 
+    def __init__(self, most_bytes: int, status: int) -> None:
+        super().__init__(f"its reply is larger than {most_bytes} bytes")
+        self.status = status
+
 
 class BrokenReplyError(UpstreamError):
     """The server may have begun the request, and gave no whole reply."""
@@ -56,7 +60,7 @@ class _Reply:
             self._feed(data)
         elif not self.done.done():
             self._exchange.abort()
-            self.done.set_exception(TooLargeError(f"its reply is larger than {self._most_bytes} bytes"))
+            self.done.set_exception(TooLargeError(self._most_bytes, self._status))
 
     def on_end(self) -> None:
         if not self.done.done():

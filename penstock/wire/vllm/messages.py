@@ -26,8 +26,6 @@ ENGINE_DEAD = b"ENGINE_CORE_DEAD"
 """The only frame of an engine's last message, when it fails."""
 ADD, ABORT, START_DP_WAVE, UTILITY = b"\x00", b"\x01", b"\x02", b"\x03"
 """First frames of messages to an engine."""
-MAX_IDENTITY_RANKS = 1 << 16
-"""An engine's ZMQ identity is its rank in two bytes, little-endian."""
 
 
 class EngineLost(ConnectionError):

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.metrics import families
 from penstock.metrics.families import MetricFamily
-from penstock.metrics.merge import totals, view_of
+from penstock.metrics.merge import totals
 from penstock.metrics.snapshot import Distribution, Labels, Value, decode_snapshot
 from penstock.wire.control import ChildReport, Heartbeat, Stop
 from penstock.wire.frames import FinishReason
@@ -19,6 +19,7 @@ from penstock.wire.messages import Abort, Disconnect, GoAway, Started
 from tests.engine.loops import ENDLESS, Host
 from tests.engine.peers import DEADLINE_S, ApiServer
 from tests.engine.support import submit
+from tests.metrics.views import view_of
 
 # -- streams
 

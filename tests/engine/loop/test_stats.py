@@ -13,10 +13,11 @@ from penstock.engine.loop.peers import FIRST_STREAMS
 from penstock.engine.loop.stats import EngineStats
 from penstock.metrics import families as f
 from penstock.metrics.families import MetricFamily
-from penstock.metrics.merge import totals, view_of
+from penstock.metrics.merge import totals
 from penstock.metrics.snapshot import Distribution, Labels, Snapshot, decode_snapshot, encode_snapshot
 from penstock.wire.frames import FinishReason
 from tests.engine.support import PROMPT, submit
+from tests.metrics.views import view_of
 
 
 def rows(*each: tuple[int, int, int, int, FinishReason]) -> StepRows:
