@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from contextlib import suppress
 from functools import partial
 
 import msgspec
@@ -195,8 +194,10 @@ class GenerationRoutes:
     ) -> tuple[RequestPlan, list[Prompt] | None]:
         """The same, in a thread if it takes long; ``size``: bytes that there are to read."""
         if size <= INLINE_BODY:
-            with suppress(RenderTimeout), on_event_loop():
-                return self._plan(dialect, body, info, found, tokenize=False)
+            try:
+                return on_event_loop(self._plan, dialect, body, info, found, tokenize=False)
+            except RenderTimeout:
+                pass
         plan = partial(self._plan, dialect, body, info, found, tokenize=True)
         made = await request.http.unless_gone(self._large.run_in_thread(size, plan))
         self._check_open()

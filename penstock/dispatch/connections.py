@@ -450,7 +450,7 @@ class Connections:
         link = engine.link
         try:
             for _ in range(MESSAGES_PER_READ):
-                if link is None or (parts := link.receive()) is None:
+                if link is None or not link.has_message or (parts := link.receive()) is None:
                     return True
                 message = decode_from_engine(parts[0])
                 if isinstance(message, FrameHeader):
@@ -463,8 +463,6 @@ class Connections:
                         self._receiver.on_frames(engine, before, now)
                     self._receiver.on_message(engine, message)
                     link = engine.link
-                if link is None or not link.has_message:
-                    return True
             return False
         finally:
             if frames:  # also those before a message that cannot be read

@@ -19,9 +19,10 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
+import jinja2.utils
 import msgspec
 
-from penstock.generation.prompt.render_limit import within_limit
+from penstock.generation.prompt.render_limit import join_within_limit
 from penstock.generation.prompt.template_files import DEFAULT, read_template_files
 from penstock.generation.prompt.template_rules import REASONING_NAMES
 from penstock.http.errors import ApiError
@@ -128,7 +129,7 @@ def _rendered(template: jinja2.Template, variables: dict[str, Any]) -> str:
     context = template.new_context(variables)
     try:
         rendering = template.root_render_func(context)
-        return "".join(within_limit(rendering, len(variables["messages"])))
+        return join_within_limit(rendering, len(variables["messages"]))
     except _RaisedByTemplate as error:
         raise ApiError(400, str(error), param="messages") from None
     except (
@@ -239,18 +240,25 @@ class _Generation(jinja2.ext.Extension):
 _DICT_ATTRIBUTES = frozenset(dir(dict))
 
 
+_HARMLESS = frozenset((str, int, float, bool, list, dict))
+"""Types of values that a sandbox lets through from wherever they come."""
 _LIST_METHODS = frozenset({"append", "pop"})
 """Methods of lists that add at most one item."""
 
 
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Reads the fields of dictionaries, such as ``message.role``, without raising an exception for each.
-    Lists may be appended to and taken from: Kimi K2's templates queue the ids of calls."""
+    """Reads the fields of dictionaries, such as ``message.role``, without raising an exception for each, and
+    those of namespaces without Jinja's checks, which take 5 µs. Lists may be appended to and taken from:
+    Kimi K2's templates queue the ids of calls."""
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         return (type(obj) is list and attr in _LIST_METHODS) or super().is_safe_attribute(obj, attr, value)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is jinja2.utils.Namespace and attribute[0] != "_":
+            value = getattr(obj, attribute, None)
+            if type(value) in _HARMLESS:
+                return value
         if type(obj) is not dict or attribute in _DICT_ATTRIBUTES:
             return super().getattr(obj, attribute)
         if attribute in obj:

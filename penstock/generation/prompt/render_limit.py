@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from itertools import islice
+from typing import ParamSpec, TypeVar
 
 from penstock.http.errors import ApiError
 
@@ -16,6 +17,9 @@ INLINE_S = 0.01
 PIECES = 16
 """Pieces of a prompt between two looks at the clock."""
 
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
 _limit_s: ContextVar[float] = ContextVar("limit_s", default=RENDER_S)
 
 
@@ -23,22 +27,28 @@ class RenderTimeout(Exception):
     """A template takes longer than it may on the event loop: a thread should run it."""
 
 
-@contextmanager
-def on_event_loop() -> Iterator[None]:
-    """Within it, templates may take INLINE_S; beyond that they raise RenderTimeout."""
+def on_event_loop(
+    function: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
+) -> Result:
+    """Call ``function``, within which templates may take INLINE_S. Raises RenderTimeout beyond that."""
     token = _limit_s.set(INLINE_S)
     try:
-        yield
+        return function(*args, **kwargs)
     finally:
         _limit_s.reset(token)
 
 
-def within_limit(pieces: Iterator[str], messages: int) -> Iterator[str]:
-    """The pieces of a prompt of so many messages. Raises RenderTimeout, or in a thread ApiError."""
+def join_within_limit(pieces: Iterator[str], messages: int) -> str:
+    """The prompt of so many messages from its pieces. Raises RenderTimeout, or in a thread ApiError."""
     limit_s = _limit_s.get()
     end = time.thread_time() + limit_s
-    for number, piece in enumerate(pieces):
-        if number % PIECES == 0 and time.thread_time() > end:
+    joined: list[str] = []
+    while True:
+        before = len(joined)
+        joined += islice(pieces, PIECES)
+        if len(joined) < before + PIECES:
+            return "".join(joined)
+        if time.thread_time() > end:
             if limit_s < RENDER_S:
                 raise RenderTimeout
             raise ApiError(
@@ -47,4 +57,3 @@ def within_limit(pieces: Iterator[str], messages: int) -> Iterator[str]:
                 "send fewer.",
                 param="messages",
             )
-        yield piece

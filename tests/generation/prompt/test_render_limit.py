@@ -26,15 +26,14 @@ def messages(count: int) -> list[dict[str, Any]]:
 
 def test_a_short_conversation_is_rendered_anywhere() -> None:
     template = ChatTemplate({"default": SQUARE}, {})
-    with on_event_loop():
-        assert template.render(messages(3)) == "<a><a><a>"
+    assert on_event_loop(template.render, messages(3)) == "<a><a><a>"
     assert template.render(messages(1000)) == "<a>" * 1000
 
 
 def test_a_template_that_takes_long_leaves_the_event_loop() -> None:
     template = ChatTemplate({"default": SQUARE}, {})
-    with on_event_loop(), pytest.raises(RenderTimeout):
-        template.render(messages(10_000))
+    with pytest.raises(RenderTimeout):
+        on_event_loop(template.render, messages(10_000))
 
 
 def test_a_template_that_takes_too_long_in_a_thread_ends_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
