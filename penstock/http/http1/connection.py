@@ -295,7 +295,8 @@ class ServerProtocol(Protocol):
             if self._state.budget.full:
                 reader.clear()
                 raise self._state.budget.refusal()
-            self.timer.on_body_begin(self._state.clock())
+            if not reader.has_rest:
+                self.timer.on_body_begin(self._state.clock())
         self._begin(head)
 
     def _take_up_body(self) -> None:
@@ -332,7 +333,8 @@ class ServerProtocol(Protocol):
         """Start the application for a request."""
         self._framing.on_request(head.version)
         self._request = request = HttpRequest(head, self, self._client)
-        if self._reader.body_complete:
+        if self._reader.has_rest:
+            request.add_body(self._reader.read_body())
             request.body_complete = True
             self.timer.on_request_complete()
         else:

@@ -47,6 +47,11 @@ class RequestReader:
         return None if self._chunked is not None else self._left
 
     @property
+    def has_rest(self) -> bool:
+        """Whether the rest of a body with a length has come."""
+        return self._chunked is None and len(self._buffer) >= self._left
+
+    @property
     def chunked(self) -> bool:
         """Whether the body that is being read is chunked."""
         return self._chunked is not None
