@@ -35,8 +35,11 @@ MAX_WAITING_BYTES = 256 << 20
 MAX_REASON_CHARS = 600
 """Of vLLM's own words."""
 WAIT_S = 1.0
-_REASON = re.compile(r"Worker failed with error ['\"](.*)['\"], please check the stack trace")
-"""What a worker of vLLM's says, in what its engine says of it."""
+_REASON = re.compile(
+    r"Worker failed with error ['\"](.*)['\"], please check the stack trace"
+    r"|^Call to \w+ method failed: (?!Worker failed)(.*)"
+)
+"""What a worker of vLLM's says, in what its engine says of it; the worker may have a process of its own."""
 
 
 class CallFailed(ValueError):
@@ -211,6 +214,6 @@ def _result(answer: UtilityOutput) -> Any:
     if answer.failure_message is not None:
         words = " ".join(answer.failure_message.split())
         found = _REASON.search(words)
-        raise CallFailed((found[1] if found else words)[:MAX_REASON_CHARS])
+        raise CallFailed((found[found.lastindex or 0] if found else words)[:MAX_REASON_CHARS])
     result = answer.result
     return result[1] if isinstance(result, list) and len(result) == 2 else None

@@ -371,15 +371,22 @@ def test_calls_that_fail(attached: Attached) -> None:
     attached.connection.answers["reset_prefix_cache"] = False
     with pytest.raises(ValueError, match="try again"):
         attached.engine.call("reset_prefix_cache", {})
-    words = (
-        "Call to profile method failed: Worker failed with error 'Profiling is not enabled.', "
-        "please check the stack trace above for the root cause"
-    )
-    attached.connection.answers["profile"] = RuntimeError(words)
-    with pytest.raises(CallFailed, match=r"^Profiling is not enabled\.$"):
-        attached.engine.call("start_profile", {})
     with pytest.raises(ValueError, match="no operation 'dance'"):
         attached.engine.call("dance", {})
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Worker failed with error 'Profiling is not enabled.', please check the stack trace above",
+        "Profiling is not enabled.",
+    ],
+    ids=["in a worker's process", "in the engine's"],
+)
+def test_calls_fail_with_the_reason_alone(attached: Attached, words: str) -> None:
+    attached.connection.answers["profile"] = RuntimeError(f"Call to profile method failed: {words}")
+    with pytest.raises(CallFailed, match=r"^Profiling is not enabled\.$"):
+        attached.engine.call("start_profile", {})
 
 
 def test_weights_that_were_dropped_are_read_again(attached: Attached) -> None:
