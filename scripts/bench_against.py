@@ -30,7 +30,7 @@ import httpx
 
 from penstock.bench.deadline import Deadline
 from penstock.bench.process_usage import cpu_time, pids_of_supervisor
-from penstock.bench.request_bodies import RequestBodies
+from penstock.bench.request_bodies import BenchmarkBodies
 from penstock.bench.server_process import ServerProcess, serve_arguments
 from penstock.bench.server_under_load import MeasuredServer, ServerUnderLoad
 from penstock.config.bench import BenchHostConfig
@@ -153,7 +153,7 @@ def loaded(workload: Workload, tree: Path, python: str, *, quick: bool) -> Itera
 def whole_replies(config: BenchHostConfig, url: str) -> Iterator[Callable[[], object]]:
     """Sends a turn's requests for replies that are not streamed, over connections that stay open."""
     with httpx.Client(base_url=url, trust_env=False, timeout=START_S) as client:
-        requests = RequestBodies(config, client)
+        requests = BenchmarkBodies(config, client)
         bodies = [body.replace('"stream":true', '"stream":false').encode() for body in requests.bodies()]
     parts, pool = urlsplit(url), ThreadPoolExecutor(WHOLE_CLIENTS)
     connections = [http.client.HTTPConnection(parts.hostname or "", parts.port) for _ in range(WHOLE_CLIENTS)]

@@ -34,7 +34,7 @@ class ProbeResult(msgspec.Struct, frozen=True):
     completion_tokens: int
 
 
-class RequestBodies:
+class BenchmarkBodies:
     """Builds the request bodies for one server."""
 
     def __init__(self, config: BenchHostConfig, http: httpx.Client) -> None:

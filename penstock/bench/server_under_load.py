@@ -19,7 +19,7 @@ from penstock.bench.errors import BenchError
 from penstock.bench.load.messages import LoadPlan, RoundResult
 from penstock.bench.load.process import LoadProcess
 from penstock.bench.process_usage import CpuTime, ServerPids, cpu_time, pids_of_front_end, pids_of_supervisor
-from penstock.bench.request_bodies import ProbeResult, RequestBodies
+from penstock.bench.request_bodies import BenchmarkBodies, ProbeResult
 from penstock.bench.server_process import ServerProcess, serve_arguments
 from penstock.config.bench import BenchHostConfig
 
@@ -89,7 +89,7 @@ def prepare(config: BenchHostConfig, server: MeasuredServer, deadline: Deadline)
         trust_env=False,
         verify=ssl.create_default_context(cafile=server.authority),
     ) as http:
-        requests = RequestBodies(config, http)
+        requests = BenchmarkBodies(config, http)
         facts = requests.probe()
         plan = LoadPlan(
             host=parts.hostname or "",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # httpx is not imported at startup
 GREETING = "Talking to {model} at {url}. /exit or Ctrl-D leaves, /clear starts over, Ctrl-C ends an answer."
 
 
-class Conversation:
+class ChatHistory:
     """The messages so far, all of which are sent with every new one."""
 
     def __init__(self, client: Client, model: str, config: ChatConfig) -> None:
@@ -57,7 +57,7 @@ def run(config: ChatConfig, origins: Origins) -> int:
     try:
         with Client(config.url, config.api_key, config.timeout) as client:
             message = None if config.quick is None else terminal.text_or_stdin(config.quick)
-            conversation = Conversation(client, config.model or client.model(), config)
+            conversation = ChatHistory(client, config.model or client.model(), config)
             if message is None:
                 return _converse(conversation)
             conversation.say(message)
@@ -66,7 +66,7 @@ def run(config: ChatConfig, origins: Origins) -> int:
         return terminal.report(error)
 
 
-def _converse(conversation: Conversation) -> int:
+def _converse(conversation: ChatHistory) -> int:
     """Read lines from the user and print answers. Without a terminal, a failure or Ctrl-C ends it."""
     from penstock.client import ClientError
 

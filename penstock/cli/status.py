@@ -14,7 +14,7 @@ from penstock.config.status import StatusConfig
 
 def run(config: StatusConfig, origins: Origins) -> int:
     """Print tables or JSON to standard output. 1 when the status cannot be read."""
-    from penstock.cli.status_reading import Source, status_of
+    from penstock.cli.status_reading import StatusSource, status_of
     from penstock.cli.status_text import tables
     from penstock.cli.status_watch import make_display, watch
     from penstock.client import Client, ClientError
@@ -23,7 +23,7 @@ def run(config: StatusConfig, origins: Origins) -> int:
         raise ConfigError("interval: 0 has no meaning with --watch, give the seconds between two readings")
     try:
         with Client(config.url, config.api_key, config.timeout) as client:
-            source = Source(client)
+            source = StatusSource(client)
             if config.watch:
                 return watch(source.read, make_display(as_json=config.json), interval_s=config.interval)
             earlier = later = source.read()

@@ -91,7 +91,7 @@ class GatewayReading(NamedTuple):
     samples: Samples
 
 
-class Source:
+class StatusSource:
     """Where readings come from: a server's ``/status``, or ``/metrics`` of a gateway, which has no other."""
 
     def __init__(self, client: Client) -> None:

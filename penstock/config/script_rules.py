@@ -17,11 +17,11 @@ MAX_SCRIPT_BYTES = 512 * 1024
 """Size of a script, and of the replies that it spells. Engines get them in one message of their start."""
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
+class ScriptPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
     """Base of the parts of a script."""
 
 
-class Match(Part, frozen=True):
+class PromptMatch(ScriptPart, frozen=True):
     """Conditions on the prompt, all of which must hold; a rule without any matches every prompt.
 
     A turn is the messages of the user and of tools since the model's last reply.
@@ -41,14 +41,14 @@ class Match(Part, frozen=True):
     """Pattern to find in the whole prompt."""
 
 
-class Call(Part, frozen=True):
+class Call(ScriptPart, frozen=True):
     """A tool call. Arguments given as a text are that text."""
 
     name: Text
     arguments: dict[str, Any] | str = msgspec.field(default_factory=dict)
 
 
-class Reply(Part, frozen=True):
+class Reply(ScriptPart, frozen=True):
     """What the model writes: text, reasoning and calls, spelled in its format; or ``output``, as it is."""
 
     text: str = ""
@@ -57,7 +57,7 @@ class Reply(Part, frozen=True):
     output: str | None = None
 
 
-class Pace(Part, frozen=True):
+class Pace(ScriptPart, frozen=True):
     """When the tokens of a reply come."""
 
     first_token_ms: Milliseconds = 0.0
@@ -67,10 +67,10 @@ class Pace(Part, frozen=True):
     tokens_per_step: Annotated[int, Meta(ge=1, le=1024)] = 1
 
 
-class Rule(Part, frozen=True):
+class ScriptRule(ScriptPart, frozen=True):
     """One rule. The first that matches answers."""
 
-    match: Match = Match()
+    match: PromptMatch = PromptMatch()
     times: Number | None = None
     """How often the rule answers within one conversation; None: no limit."""
     reply: Reply = Reply()
@@ -82,5 +82,5 @@ class Rule(Part, frozen=True):
     """How many replies an engine process ends in this way; later ones stop. None: no limit."""
 
 
-class Script(Part, frozen=True):
-    rules: Annotated[list[Rule], Meta(min_length=1, max_length=10_000)]
+class Script(ScriptPart, frozen=True):
+    rules: Annotated[list[ScriptRule], Meta(min_length=1, max_length=10_000)]

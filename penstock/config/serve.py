@@ -22,7 +22,7 @@ from penstock.config.options.processes import ProcessOptions
 from penstock.config.options.response_store import ResponseStoreOptions
 from penstock.config.options.shutdown import ShutdownOptions
 from penstock.config.options.speculation import SpeculationOptions
-from penstock.config.options.streams import StreamOptions
+from penstock.config.options.streams import StreamedReplyOptions
 from penstock.config.options.synthetic import SyntheticOptions
 from penstock.config.options.tls import TlsOptions
 from penstock.config.options.tracing import TracingOptions
@@ -38,7 +38,7 @@ class ServeConfig(
     HttpOptions,
     CorsOptions,
     TlsOptions,
-    StreamOptions,
+    StreamedReplyOptions,
     ResponseStoreOptions,
     EngineOptions,
     AdapterOptions,

@@ -11,12 +11,21 @@ import msgspec
 import yaml
 
 from penstock.config.errors import ConfigError
-from penstock.config.script_rules import MAX_SCRIPT_BYTES, Call, Match, Pace, Part, Reply, Rule, Script
+from penstock.config.script_rules import (
+    MAX_SCRIPT_BYTES,
+    Call,
+    Pace,
+    PromptMatch,
+    Reply,
+    Script,
+    ScriptPart,
+    ScriptRule,
+)
 
-_KINDS: dict[str, type[Part]] = {
+_KINDS: dict[str, type[ScriptPart]] = {
     "": Script,
-    "rules": Rule,
-    "match": Match,
+    "rules": ScriptRule,
+    "match": PromptMatch,
     "reply": Reply,
     "calls": Call,
     "pace": Pace,
@@ -117,12 +126,12 @@ def parse_script(text: str, path: str) -> Script:
             raise ConfigError(
                 f"{place} never answers: rules[{whole}] takes every prompt without a limit of times"
             )
-        if rule.match == Match() and rule.times is None:
+        if rule.match == PromptMatch() and rule.times is None:
             whole = number
     return script
 
 
-def _check_rule(path: str, root: yaml.Node, number: int, rule: Rule) -> None:
+def _check_rule(path: str, root: yaml.Node, number: int, rule: ScriptRule) -> None:
     """Raises ConfigError for what a type cannot say."""
     reply, where = rule.reply, ["rules", number]
     for name in ("regex", "prompt"):

@@ -15,7 +15,7 @@ import msgspec
 
 from penstock.dispatch.adapter_registry import AdapterRegistry
 from penstock.dispatch.engine_client import EngineClient
-from penstock.dispatch.engine_rpc import OperationResult, Outcome, Receipt
+from penstock.dispatch.engine_rpc import OperationOutcome, OperationResult, Receipt
 from penstock.dispatch.state_changes import StateChanges
 from penstock.wire.adapter_list import ADAPTERS, AdapterList, AdapterStatus
 from penstock.wire.control import MAX_STATE_BYTES
@@ -85,7 +85,7 @@ class AdapterChanges:
         while True:
             done = await self._make_once(wanted, key, deadline - loop.time())
             pause = random.uniform(MIN_PAUSE_S, MAX_PAUSE_S)
-            lost = done.outcome is Outcome.CONFLICT and not done.reason
+            lost = done.outcome is OperationOutcome.CONFLICT and not done.reason
             if not lost or loop.time() + pause >= deadline:
                 return _about(done, wanted.name)
             await asyncio.sleep(pause)
@@ -136,7 +136,9 @@ def _about(change: OperationResult, name: str) -> OperationResult:
     """The change, with receipts about one adapter."""
     receipts = [_receipt_of(receipt, name) for receipt in change.receipts]
     failed = any(receipt.error is not None for receipt in receipts)
-    outcome = Outcome.PARTIAL if change.outcome is Outcome.DONE and failed else change.outcome
+    outcome = (
+        OperationOutcome.PARTIAL if change.outcome is OperationOutcome.DONE and failed else change.outcome
+    )
     return OperationResult(outcome, receipts, change.reason)
 
 

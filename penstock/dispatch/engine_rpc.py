@@ -19,7 +19,7 @@ EngineEpoch: TypeAlias = tuple[int, int]
 log = logging.getLogger(__name__)
 
 
-class Outcome(enum.Enum):
+class OperationOutcome(enum.Enum):
     """In one word, how an operation on all engines ended."""
 
     DONE = "done"
@@ -55,7 +55,7 @@ class Receipt(msgspec.Struct, frozen=True):
 class OperationResult:
     """How an operation on all engines ended."""
 
-    outcome: Outcome
+    outcome: OperationOutcome
     receipts: list[Receipt]
     """One per engine, ordered by rank; none if no engine was asked."""
     reason: str = ""

@@ -19,7 +19,7 @@ from typing import Any
 
 from penstock.dispatch.connections import EngineState
 from penstock.dispatch.engine_client import EngineClient
-from penstock.dispatch.engine_rpc import OperationResult, Outcome, Receipt
+from penstock.dispatch.engine_rpc import OperationOutcome, OperationResult, Receipt
 from penstock.wire.control import (
     MAX_ASKED_CHARS,
     ChangeRecord,
@@ -89,13 +89,13 @@ class StateChanges:
         if known is None or known.error:
             waiting = self._waiting(name, key, state.generation, owns=True)
             if not state.is_firm:
-                return self._ended(waiting, Outcome.CONFLICT)
+                return self._ended(waiting, OperationOutcome.CONFLICT)
             change = ChangeState(name=name, key=key, asked=asked, base=state.generation, stages=stages)
             self._send(change)
             return await self._follow(waiting, timeout_s)
         if known.asked != asked:
             reason = f"Idempotency-Key {key!r} was used for: {known.asked}, not for: {asked}"
-            return OperationResult(Outcome.CONFLICT, [], reason)
+            return OperationResult(OperationOutcome.CONFLICT, [], reason)
         return await self._follow(self._waiting(name, key, 0, owns=False), timeout_s)
 
     async def join(self, name: str, timeout_s: float) -> OperationResult | None:
@@ -126,8 +126,8 @@ class StateChanges:
                 await self._until(lambda: self._has_given_up(waiting, timeout_s), ROLLBACK_TIMEOUT_S)
         outcome = self._outcome(waiting)
         if outcome is None:
-            outcome = Outcome.PARTIAL if self._holds(waiting) else Outcome.UNDECIDED
-        if outcome is Outcome.ABORTED:
+            outcome = OperationOutcome.PARTIAL if self._holds(waiting) else OperationOutcome.UNDECIDED
+        if outcome is OperationOutcome.ABORTED:
             await self._until(lambda: self._states.find(name).settled, ROLLBACK_TIMEOUT_S)
         return self._ended(waiting, outcome)
 
@@ -140,18 +140,18 @@ class StateChanges:
             return condition()
         return True
 
-    def _outcome(self, waiting: _Waiting) -> Outcome | None:
+    def _outcome(self, waiting: _Waiting) -> OperationOutcome | None:
         record = self.find(waiting.name, waiting.key, waiting.base)
         if record is None:
             others = self._states.find(waiting.name).generation > waiting.base
-            return Outcome.CONFLICT if others else None
+            return OperationOutcome.CONFLICT if others else None
         if record.error:
-            return Outcome.ABORTED
+            return OperationOutcome.ABORTED
         reached = all(_has_reached(engine, waiting.name, record) for engine in waiting.engines)
         if not waiting.owns:  # a later change may be pending, or be rolled back
             state = self._states.find(waiting.name)
             reached = state.settled and all(engine.has_reached(state) for engine in waiting.engines)
-        return Outcome.DONE if record.settled and reached else None
+        return OperationOutcome.DONE if record.settled and reached else None
 
     def _has_given_up(self, waiting: _Waiting, timeout_s: float) -> bool:
         """Whether the change has ended; gives up what has been set meanwhile."""
@@ -179,7 +179,7 @@ class StateChanges:
 
     # -- the end
 
-    def _ended(self, waiting: _Waiting, outcome: Outcome) -> OperationResult:
+    def _ended(self, waiting: _Waiting, outcome: OperationOutcome) -> OperationResult:
         record = self.find(waiting.name, waiting.key, waiting.base)
         receipts = []
         for engine in waiting.engines:
@@ -193,15 +193,15 @@ class StateChanges:
         return OperationResult(outcome, receipts)
 
     def _error(
-        self, waiting: _Waiting, outcome: Outcome, record: ChangeRecord | None, engine: EngineState
+        self, waiting: _Waiting, outcome: OperationOutcome, record: ChangeRecord | None, engine: EngineState
     ) -> tuple[str | None, str]:
         """Why an engine has not made the change, and its code."""
         late = waiting.late.get(engine.rank)
-        if outcome is Outcome.CONFLICT:
+        if outcome is OperationOutcome.CONFLICT:
             return f"another change of {waiting.name} is under way or came first", CONFLICT
-        if outcome is Outcome.UNDECIDED or record is None:
+        if outcome is OperationOutcome.UNDECIDED or record is None:
             return "it is not known whether the change holds", "undecided"
-        if outcome is Outcome.ABORTED:
+        if outcome is OperationOutcome.ABORTED:
             if record.rank == engine.rank:
                 return record.error, ""
             if late is not None:

@@ -38,7 +38,7 @@ from penstock.gateway.routing.endpoint_places import EndpointPlaces
 from penstock.gateway.routing.endpoint_pool import EndpointPool
 from penstock.gateway.routing.picker import SCORERS, Picker
 from penstock.gateway.routing.router import Router
-from penstock.gateway.telemetry.metrics import GatewayMetrics, MetricsOptions
+from penstock.gateway.telemetry.metrics import ExpositionLimits, GatewayMetrics
 from penstock.gateway.telemetry.request_recorder import RequestRecorder
 from penstock.gateway.telemetry.spans import span_data
 from penstock.gateway.upstream.timeouts import Timeouts
@@ -160,7 +160,7 @@ def assemble(
         spans = make_span_exporter(
             config.otlp_endpoint, span_data, service=config.otlp_service_name, scope="penstock.gateway"
         )
-    options = MetricsOptions(config.metrics_compat, pool=name_of_pool(config))
+    options = ExpositionLimits(config.metrics_compat, pool=name_of_pool(config))
     kubernetes = make_kubernetes_discovery(config)
     metrics = GatewayMetrics(lambda: pool.endpoints, options, directory.listed_name)
     metrics.sources += [admission.figures, prefill.figures, shadows.figures]
@@ -266,14 +266,14 @@ def make_admission(
 def _make_budget_store(config: GatewayConfig, link: KeeperLink) -> BudgetStore:
     if config.budget_store == "memory":
         return SharedBudgetStore(link)
-    from penstock.gateway.admission.redis_budget_store import Place, RedisBudgetStore
+    from penstock.gateway.admission.redis_budget_store import BudgetClient, RedisBudgetStore
 
     try:
         return RedisBudgetStore(
             config.budget_store,
             timeout_s=config.budget_store_timeout,
             longest_request_s=config.queue_timeout + config.request_timeout,
-            place=Place(link.gateway, str(link.own), lambda: link.first_epochs),
+            place=BudgetClient(link.gateway, str(link.own), lambda: link.first_epochs),
         )
     except ModuleNotFoundError as error:
         raise ConfigError(f"--budget-store needs the package {error.name}: {pip_install('redis')}") from None

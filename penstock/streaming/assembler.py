@@ -10,7 +10,7 @@ from penstock.streaming.stop_strings import StopMatcher
 from penstock.streaming.token_table import TokenTable
 
 
-class TextDelta(NamedTuple):
+class RowText(NamedTuple):
     """The text that a row of tokens adds to a stream."""
 
     text: str
@@ -41,15 +41,15 @@ class Assembler:
         """Whether text is held back, or the next token's text depends on earlier tokens."""
         return self._matcher is not None or self._detokenizer.pending
 
-    def push(self, tokens: Sequence[int]) -> TextDelta:
+    def push(self, tokens: Sequence[int]) -> RowText:
         """Take the stream's next tokens."""
         delta = self._push(tokens)
         self.characters += len(delta.text)
         return delta
 
-    def _push(self, tokens: Sequence[int]) -> TextDelta:
+    def _push(self, tokens: Sequence[int]) -> RowText:
         if self._matcher is None:
-            return TextDelta(self._detokenizer.push(tokens), len(tokens), None)
+            return RowText(self._detokenizer.push(tokens), len(tokens), None)
         text = ""
         for used, token in enumerate(tokens, 1):
             added = self._detokenizer.push((token,))
@@ -60,15 +60,15 @@ class Assembler:
             certain, stop = self._matcher.push(added)
             text += certain
             if stop is not None:
-                return TextDelta(text, used, stop)
-        return TextDelta(text, len(tokens), None)
+                return RowText(text, used, stop)
+        return RowText(text, len(tokens), None)
 
-    def finish(self) -> TextDelta:
+    def finish(self) -> RowText:
         """The held-back text at the stream's end, which may complete a stop string."""
         rest = self._detokenizer.finish()
         if self._matcher is None:
-            return TextDelta(rest, 0, None)
+            return RowText(rest, 0, None)
         text, stop = self._matcher.push(rest)
         text = text if stop is not None else text + self._matcher.finish()
         self.characters += len(text)
-        return TextDelta(text, 0, stop)
+        return RowText(text, 0, stop)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.config.script_rules import End, Match, Pace
+from penstock.config.script_rules import End, Pace, PromptMatch
 
 
 class ScriptedRule(msgspec.Struct, frozen=True, kw_only=True):
-    """A rule of the file, see :class:`penstock.config.script_rules.Rule`."""
+    """A rule of the file, see :class:`penstock.config.script_rules.ScriptRule`."""
 
-    match: Match
+    match: PromptMatch
     times: int | None = None
     outputs: list[str]
     """The reply in the model's own format; then less of it, as a request's grammar may ask."""

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from penstock.bench.errors import BenchError
-from penstock.bench.request_bodies import PROMPTS, RequestBodies
+from penstock.bench.request_bodies import PROMPTS, BenchmarkBodies
 from penstock.config.bench import BenchHostConfig
 
 
@@ -30,9 +30,9 @@ def handle(request: httpx.Request) -> httpx.Response:
     return httpx.Response(200, json={"usage": usage})
 
 
-def requests(handler: Callable[[httpx.Request], httpx.Response] = handle, **options: Any) -> RequestBodies:
+def requests(handler: Callable[[httpx.Request], httpx.Response] = handle, **options: Any) -> BenchmarkBodies:
     http = httpx.Client(base_url="http://x", transport=httpx.MockTransport(handler))
-    return RequestBodies(BenchHostConfig(**options), http)
+    return BenchmarkBodies(BenchHostConfig(**options), http)
 
 
 @pytest.mark.parametrize("wanted", [1, 2, 32, 2000, 20_000])

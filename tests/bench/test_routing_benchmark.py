@@ -13,15 +13,15 @@ from penstock.bench.fleet.policies import OTHERS, OwnPicker, Policy, RoundRobin
 from penstock.bench.fleet.routing_benchmark import OWN, WITHOUT_SESSIONS, measure, render
 from penstock.bench.fleet.simulated_server import ServerModel, SimulatedRequest, SimulatedServer
 from penstock.bench.fleet.simulation import simulate
-from penstock.bench.fleet.traces import BLOCK_TOKENS, TRACES, Conversation, Turn, make_trace
+from penstock.bench.fleet.traces import BLOCK_TOKENS, TRACES, TraceConversation, TraceTurn, make_trace
 from penstock.config.bench import BenchRoutingConfig
 from penstock.config.errors import ConfigError
 from penstock.config.gateway_options.picking import DEFAULT_SCORERS
 
 
-def turn(blocks: int, output_tokens: int = 10, first: int = 0) -> Turn:
+def turn(blocks: int, output_tokens: int = 10, first: int = 0) -> TraceTurn:
     names = tuple(range(first, first + blocks))
-    return Turn(names, blocks * BLOCK_TOKENS, output_tokens, names, 1.0)
+    return TraceTurn(names, blocks * BLOCK_TOKENS, output_tokens, names, 1.0)
 
 
 def run(server: SimulatedServer) -> list[SimulatedRequest]:
@@ -70,7 +70,7 @@ def test_every_policy_serves_every_turn_of_a_trace(name: str) -> None:
 
 
 def test_turns_of_a_conversation_follow_each_other() -> None:
-    conversation = Conversation(0, 5.0, [turn(10), turn(20)])
+    conversation = TraceConversation(0, 5.0, [turn(10), turn(20)])
     result = simulate(RoundRobin(2, random.Random(0)), 2, [conversation], ServerModel())
     assert result.ttft_s.size == 2
     assert result.busiest == 1.0

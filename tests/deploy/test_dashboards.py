@@ -15,7 +15,7 @@ from penstock.gateway.requests.sender import Sender
 from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.responses.request_record import RequestRecord
 from penstock.gateway.responses.response_observer import Observation
-from penstock.gateway.responses.token_usage import TokenUsage
+from penstock.gateway.responses.token_usage import ReportedUsage
 from penstock.gateway.routing.endpoint import Endpoint, EndpointLoad
 from penstock.gateway.telemetry.metrics import GatewayMetrics
 from penstock.metrics.families import METRIC_FAMILIES, MetricKind
@@ -39,7 +39,7 @@ def exposed() -> dict[str, set[str]]:
     metrics = GatewayMetrics(lambda: [endpoint])
     queued = Figure(QUEUED, 1, {"priority": "0"})
     metrics.sources.append(lambda: [Figure(KUBERNETES_AGE, 1.0), Figure(KUBERNETES_FAILURES, 0), queued])
-    seen = Observation(token_events=2, first_token_at=1.0, last_token_at=2.0, usage=TokenUsage(1, 2, 1))
+    seen = Observation(token_events=2, first_token_at=1.0, last_token_at=2.0, usage=ReportedUsage(1, 2, 1))
     metrics.request_ended(
         RequestRecord("/v1/completions", model="m", outcome=Outcome.OK, attempts=2, seen=seen, pick_s=0.1)
     )

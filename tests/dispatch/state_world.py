@@ -20,7 +20,7 @@ from penstock.dispatch.adapter_registry import AdapterRegistry
 from penstock.dispatch.connections import EngineState
 from penstock.dispatch.desired_states import EngineStates
 from penstock.dispatch.engine_client import EngineClient
-from penstock.dispatch.engine_rpc import OperationResult, Outcome
+from penstock.dispatch.engine_rpc import OperationOutcome, OperationResult
 from penstock.dispatch.state_changes import ROLLBACK_TIMEOUT_S, StateChanges
 from penstock.engine.base import Engine as EngineProtocol
 from penstock.engine.loop.sleep import SleepState
@@ -289,7 +289,7 @@ class World:
         """What a client is told is true."""
         record = self.records.get(key)
         match change.outcome:
-            case Outcome.DONE:
+            case OperationOutcome.DONE:
                 assert record is not None
                 assert record.settled
                 for engine, receipt in zip(self.engines, change.receipts, strict=True):
@@ -299,13 +299,13 @@ class World:
                 for server in self.servers:
                     if server.serves:
                         assert server.view.states.find(SLEEP).generation >= record.generation
-            case Outcome.ABORTED:
+            case OperationOutcome.ABORTED:
                 assert record is not None
                 assert record.error
                 assert all(receipt.error for receipt in change.receipts)
-            case Outcome.CONFLICT:
+            case OperationOutcome.CONFLICT:
                 assert record is None or record.error
-            case Outcome.PARTIAL:
+            case OperationOutcome.PARTIAL:
                 assert record is not None
                 assert not record.error
 

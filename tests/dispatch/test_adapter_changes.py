@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.dispatch.adapter_changes import NameTaken, TooManyAdapters
-from penstock.dispatch.engine_rpc import Outcome
+from penstock.dispatch.engine_rpc import OperationOutcome
 from penstock.wire.messages import Adapter
 from tests.dispatch import state_world
 from tests.dispatch.state_world import (
@@ -85,7 +85,7 @@ def test_loaded_everywhere_and_unloaded() -> None:
     with world() as made:
         asked = made.load(0, 1)
         made.flow()
-        assert asked.result().outcome is Outcome.DONE
+        assert asked.result().outcome is OperationOutcome.DONE
         assert [receipt.result for receipt in asked.result().receipts] == [
             {"loaded": True, "digest": "d1"}
         ] * ENGINES
@@ -107,7 +107,7 @@ def test_the_same_adapter_again_changes_nothing() -> None:
         generation = list_generation(made)
         again = made.load(1, 1)
         made.flow()
-        assert again.result().outcome is Outcome.DONE
+        assert again.result().outcome is OperationOutcome.DONE
         assert all(receipt.repeated for receipt in again.result().receipts)
         assert list_generation(made) == generation
 
@@ -121,7 +121,7 @@ def test_another_adapter_of_the_name_needs_a_word() -> None:
         assert isinstance(refused.exception(), NameTaken)
         asked = made.load(1, 4)
         made.flow()
-        assert asked.result().outcome is Outcome.DONE
+        assert asked.result().outcome is OperationOutcome.DONE
         check_lists(made)
         assert made.engines[0].table.digests() == {"a1": "d4"}
 
@@ -133,7 +133,7 @@ def test_two_at_the_same_time_are_both_made() -> None:
             made.flow()
             made.loop.now += 0.25
             made.loop.turn()
-        assert [task.result().outcome for task in asked] == [Outcome.DONE] * 3
+        assert [task.result().outcome for task in asked] == [OperationOutcome.DONE] * 3
         check_lists(made)
         assert set(made.engines[0].table.digests()) == {"a0", "a1", "a2"}
 
@@ -153,11 +153,11 @@ def test_a_change_that_another_one_follows_at_once_is_done() -> None:
         assert not first.done()
         made.report(1)
         made.flow()
-        assert first.result().outcome is Outcome.DONE
+        assert first.result().outcome is OperationOutcome.DONE
         assert [receipt.result for receipt in first.result().receipts] == [
             {"loaded": True, "digest": "d1"}
         ] * ENGINES
-        assert second.result().outcome is Outcome.DONE
+        assert second.result().outcome is OperationOutcome.DONE
         check_lists(made)
 
 
@@ -182,7 +182,7 @@ def test_a_load_that_changed_nothing_ends_although_a_later_change_overtakes_it(
         assert list_generation(made) == 2
         made.flow()
         assert all(state.settled for state in made.store.table().states)
-        assert again.result().outcome is Outcome.DONE
+        assert again.result().outcome is OperationOutcome.DONE
 
 
 def test_a_load_that_waits_for_another_one_s_is_told_that_it_was_rolled_back() -> None:
@@ -193,7 +193,7 @@ def test_a_load_that_waits_for_another_one_s_is_told_that_it_was_rolled_back() -
         made.order(1)
         again = made.load(1, 1)
         made.flow()
-        assert again.result().outcome is Outcome.ABORTED
+        assert again.result().outcome is OperationOutcome.ABORTED
         assert again.result().receipts[1].error == "adapter a1: its files are gone"
         check_lists(made)
 
@@ -203,7 +203,7 @@ def test_an_adapter_that_one_engine_cannot_read_is_on_none() -> None:
         made.lose_files(1, rank=1)
         asked = made.load(0, 1)
         made.flow()
-        assert asked.result().outcome is Outcome.ABORTED
+        assert asked.result().outcome is OperationOutcome.ABORTED
         assert asked.result().receipts[1].error == "adapter a1: its files are gone"
         check_lists(made)
         assert made.engines[0].loaded == set()
@@ -225,10 +225,10 @@ def test_an_engine_that_comes_back_without_the_files_serves_without_the_adapter(
         # others are loaded all the same, and the same files again are tried again
         asked = made.load(0, 2)
         made.flow()
-        assert asked.result().outcome is Outcome.DONE
+        assert asked.result().outcome is OperationOutcome.DONE
         again = made.load(1, 1)
         made.flow()
-        assert again.result().outcome is Outcome.PARTIAL
+        assert again.result().outcome is OperationOutcome.PARTIAL
         assert [receipt.error for receipt in again.result().receipts] == [
             None,
             "adapter a1: its files are gone",
@@ -236,7 +236,7 @@ def test_an_engine_that_comes_back_without_the_files_serves_without_the_adapter(
         made.unreadable[1].clear()
         again = made.load(1, 1)
         made.flow()
-        assert again.result().outcome is Outcome.DONE
+        assert again.result().outcome is OperationOutcome.DONE
         check_lists(made)
 
 
@@ -246,17 +246,17 @@ def test_a_key_is_remembered_by_every_api_server() -> None:
         first, second = (server.changes for server in made.servers)
         done = made._ask(0, first.load(adapter, "k", TIMEOUT_S, replace=False))
         made.flow()
-        assert done.result().outcome is Outcome.DONE
+        assert done.result().outcome is OperationOutcome.DONE
         gone = made.unload(0, 1)
         made.flow()
-        assert gone.result().outcome is Outcome.DONE
+        assert gone.result().outcome is OperationOutcome.DONE
         again = made._ask(1, second.load(adapter, "k", TIMEOUT_S, replace=False))
         made.flow()
-        assert again.result().outcome is Outcome.DONE
+        assert again.result().outcome is OperationOutcome.DONE
         assert [receipt.result["loaded"] for receipt in again.result().receipts] == [False] * ENGINES
         other = made._ask(1, second.unload("a1", "k", TIMEOUT_S))
         made.flow()
-        assert other.result().outcome is Outcome.CONFLICT
+        assert other.result().outcome is OperationOutcome.CONFLICT
         assert other.result().reason == "Idempotency-Key 'k' was used for: load a1 d1, not for: unload a1"
 
 
@@ -311,7 +311,7 @@ def test_an_adapter_that_is_replaced_in_vain_is_still_there_although_its_files_a
         made.lose_files(4, rank=1)
         asked = made.load(0, 4)
         made.flow()
-        assert asked.result().outcome is Outcome.ABORTED
+        assert asked.result().outcome is OperationOutcome.ABORTED
         assert asked.result().receipts[1].error == "adapter a1: its files are gone"
         assert [engine.table.digests() for engine in made.engines] == [{"a1": "d1"}] * ENGINES
         check_lists(made)
@@ -333,5 +333,5 @@ def test_a_load_of_what_is_being_replaced_in_vain_waits_until_it_is_back() -> No
         again = made.load(1, 1)
         assert not again.done()
         made.flow()
-        assert again.result().outcome is Outcome.DONE
+        assert again.result().outcome is OperationOutcome.DONE
         assert [receipt.result["digest"] for receipt in again.result().receipts] == ["d1"] * ENGINES

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.dispatch.engine_rpc import OperationResult, Outcome, Receipt
+from penstock.dispatch.engine_rpc import OperationOutcome, OperationResult, Receipt
 from penstock.wire.messages import SLEEP
 from tests.dispatch.state_world import ENGINES, SERVERS, TIMEOUT_S, World, world
 
@@ -81,12 +81,12 @@ def test_undisturbed() -> None:
         act(made, "change", 0, 1)
         made.flow()
         change = outcome_of(made)
-        assert change.outcome is Outcome.DONE
+        assert change.outcome is OperationOutcome.DONE
         assert change.receipts == [Receipt(rank, 0, 0, result={"level": 1}) for rank in range(ENGINES)]
         assert [engine.made for engine in made.engines] == [[1], [1]]
         act(made, "change", 1, 0)
         made.flow()
-        assert outcome_of(made, 1).outcome is Outcome.DONE
+        assert outcome_of(made, 1).outcome is OperationOutcome.DONE
         made.check_healed()
 
 
@@ -96,14 +96,14 @@ def test_of_two_at_a_time_one_is_made() -> None:
         act(made, "change", 1, 0)
         made.flow()
         outcomes = [outcome_of(made, server) for server in range(SERVERS)]
-        assert [change.outcome for change in outcomes] == [Outcome.DONE, Outcome.CONFLICT]
+        assert [change.outcome for change in outcomes] == [OperationOutcome.DONE, OperationOutcome.CONFLICT]
         assert errors_of(outcomes[1]) == ["another change of sleep is under way or came first"] * ENGINES
         act(made, "change", 0, 0)
         act(made, "order", 0, 0)
         act(made, "report", 0, 0)
         act(made, "order", 0, 0)
         act(made, "change", 0, 1)  # refused here, while the other one is under way
-        assert outcome_of(made, 0).outcome is Outcome.CONFLICT
+        assert outcome_of(made, 0).outcome is OperationOutcome.CONFLICT
         made.heal()
         made.check_healed()
         assert [engine.made for engine in made.engines] == [[1, 0], [1, 0]]
@@ -115,7 +115,7 @@ def test_one_that_cannot_keeps_all_from_it() -> None:
         act(made, "change", 0, 1)
         made.flow()
         change = outcome_of(made)
-        assert change.outcome is Outcome.ABORTED
+        assert change.outcome is OperationOutcome.ABORTED
         assert change.receipts[1].error == "this engine cannot sleep"
         assert change.receipts[0].error == "the change was rolled back: engine 1: this engine cannot sleep"
         assert [engine.made for engine in made.engines] == [[], []]
@@ -129,7 +129,7 @@ def test_one_that_fails_at_the_end_has_the_others_go_back() -> None:
         act(made, "change", 0, 1)
         made.flow()
         change = outcome_of(made)
-        assert change.outcome is Outcome.ABORTED
+        assert change.outcome is OperationOutcome.ABORTED
         assert change.receipts[1].error == "MemoryError: no room"
         assert [engine.made for engine in made.engines] == [[1, 0], []]
         made.heal()
@@ -144,7 +144,7 @@ def test_one_that_cannot_wake_has_the_others_sleep_again() -> None:
         act(made, "change", 1, 0)
         made.flow()
         change = outcome_of(made, 1)
-        assert change.outcome is Outcome.ABORTED
+        assert change.outcome is OperationOutcome.ABORTED
         assert change.receipts[1].error == "MemoryError: no room"
         assert [engine.made for engine in made.engines] == [[1, 0, 1], [1]]
         made.heal()
@@ -163,7 +163,7 @@ def test_the_caller_gets_the_error_also_by_another_api_server() -> None:
         made.loop.now += TIMEOUT_S
         act(made, "wait", 0, 0)
         change = outcome_of(made)
-        assert change.outcome is Outcome.ABORTED
+        assert change.outcome is OperationOutcome.ABORTED
         assert errors_of(change)[1] == "this engine cannot sleep"
         made.heal()
         made.check_healed()
@@ -238,7 +238,7 @@ def test_an_engine_that_does_not_answer() -> None:
         act(made, "order", 0, 0)
         act(made, "wait", 0, 0)
         change = outcome_of(made)
-        assert change.outcome is Outcome.ABORTED
+        assert change.outcome is OperationOutcome.ABORTED
         assert [receipt.code for receipt in change.receipts] == ["aborted", "timeout"]
         assert change.receipts[1].error == "no answer within 10 s"
         made.heal()
@@ -252,7 +252,7 @@ def test_a_supervisor_that_does_not_answer() -> None:
         act(made, "wait", 0, 0)
         act(made, "wait", 0, 0)
         change = outcome_of(made)
-        assert change.outcome is Outcome.UNDECIDED
+        assert change.outcome is OperationOutcome.UNDECIDED
         assert [receipt.code for receipt in change.receipts] == ["undecided"] * ENGINES
 
 
@@ -268,7 +268,7 @@ def test_an_api_server_that_has_not_heard_keeps_it_from_being_done() -> None:
             made.follow(0)
         act(made, "wait", 0, 0)
         change = outcome_of(made)
-        assert change.outcome is Outcome.ABORTED
+        assert change.outcome is OperationOutcome.ABORTED
         assert [receipt.code for receipt in change.receipts] == ["aborted"] * ENGINES
         made.heal()
         made.check_healed()
@@ -291,7 +291,7 @@ def test_an_api_server_whose_engines_have_not_answered_keeps_it_from_being_done(
         act(made, "cut", 1, 1)
         made.report(1)
         act(made, "order", 0, 0)  # an engine that is gone is not waited for
-        assert outcome_of(made).outcome is Outcome.DONE
+        assert outcome_of(made).outcome is OperationOutcome.DONE
         made.heal()
         made.check_healed()
 
@@ -309,7 +309,7 @@ def test_an_engine_that_starts_too_late_is_told_of() -> None:
         assert not made.servers[0].asked[0].done()
         act(made, "wait", 0, 0)
         change = outcome_of(made)
-        assert change.outcome is Outcome.PARTIAL
+        assert change.outcome is OperationOutcome.PARTIAL
         assert errors_of(change) == [None, "not connected within 10 s"]
         made.heal()
         made.check_healed()
@@ -323,7 +323,7 @@ def test_the_same_change_again_is_not_made_again() -> None:
         act(made, "change", 1, 1)
         made.flow()
         change = outcome_of(made, 1)
-        assert change.outcome is Outcome.DONE
+        assert change.outcome is OperationOutcome.DONE
         assert [receipt.repeated for receipt in change.receipts] == [True, True]
         assert [engine.made for engine in made.engines] == [[1], [1]]
 
@@ -334,7 +334,7 @@ def test_the_same_change_by_both_at_a_time() -> None:
         made.changes = 0
         act(made, "change", 1, 1)
         made.flow()
-        assert {outcome_of(made, server).outcome for server in range(SERVERS)} == {Outcome.DONE}
+        assert {outcome_of(made, server).outcome for server in range(SERVERS)} == {OperationOutcome.DONE}
         assert [engine.made for engine in made.engines] == [[1], [1]]
 
 
@@ -347,7 +347,7 @@ def test_the_same_change_after_another_one() -> None:
         act(made, "change", 1, 1)
         made.flow()
         change = outcome_of(made, 1)
-        assert change.outcome is Outcome.DONE
+        assert change.outcome is OperationOutcome.DONE
         # it was made, and what holds by then is told
         assert [(receipt.repeated, receipt.result) for receipt in change.receipts] == [
             (True, {"level": 0})
@@ -364,7 +364,7 @@ def test_a_key_stands_for_one_change() -> None:
         other = made._ask(1, states.change(SLEEP, "1", "wake_up", [{"level": 0}], TIMEOUT_S))
         made.flow()
         result = other.result()
-        assert (result.outcome, result.receipts) == (Outcome.CONFLICT, [])
+        assert (result.outcome, result.receipts) == (OperationOutcome.CONFLICT, [])
         assert result.reason == "Idempotency-Key '1' was used for: sleep 1, not for: wake_up"
 
 
@@ -373,12 +373,12 @@ def test_a_change_that_was_rolled_back_may_be_tried_again_with_its_key() -> None
         made.engines[1].can_sleep = False
         act(made, "change", 0, 1)
         made.flow()
-        assert outcome_of(made).outcome is Outcome.ABORTED
+        assert outcome_of(made).outcome is OperationOutcome.ABORTED
         made.engines[1].can_sleep = True
         made.changes = 0
         act(made, "change", 1, 1)
         made.flow()
-        assert outcome_of(made, 1).outcome is Outcome.DONE
+        assert outcome_of(made, 1).outcome is OperationOutcome.DONE
         made.heal()
         made.check_healed()
 
@@ -395,7 +395,7 @@ def test_a_rollback_that_takes_its_time_makes_way_for_the_next_change() -> None:
         assert made.records["1"].error.endswith("within 10 s")
         act(made, "change", 1, 0)  # before any engine has observed the rollback
         made.flow()
-        assert outcome_of(made, 1).outcome is Outcome.DONE
+        assert outcome_of(made, 1).outcome is OperationOutcome.DONE
         made.heal()
         made.check_healed()
 
@@ -407,13 +407,13 @@ def test_set_back_to_less_sleep_one_that_sleeps_more_stays_as_it_is() -> None:
         act(made, "fill", 0, 1)
         act(made, "change", 0, 2)
         made.flow()
-        assert outcome_of(made).outcome is Outcome.ABORTED
+        assert outcome_of(made).outcome is OperationOutcome.ABORTED
         assert [engine.level for engine in made.engines] == [2, 1]
         made.heal()
         made.check_healed()
         act(made, "change", 1, 0)
         made.flow()
-        assert outcome_of(made, 1).outcome is Outcome.DONE
+        assert outcome_of(made, 1).outcome is OperationOutcome.DONE
         made.check_healed()
 
 
@@ -443,6 +443,6 @@ def test_a_change_that_was_given_up_stays_given_up_although_all_have_observed_it
         made.exchange(0)
         made.flow()
         assert made.records["1"].error == "not everybody made it within 10 s"
-        assert outcome_of(made).outcome is Outcome.ABORTED
+        assert outcome_of(made).outcome is OperationOutcome.ABORTED
         made.heal()
         made.check_healed()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from penstock.gateway.requests.request_body import GENERATION_PATHS
 from penstock.gateway.responses.outcome import Outcome
-from penstock.gateway.responses.token_usage import TokenUsage
+from penstock.gateway.responses.token_usage import ReportedUsage
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -23,7 +23,7 @@ class ForeignStream:
     raw: bytes
     tokens: int
     """Events with generated content."""
-    usage: TokenUsage | None = None
+    usage: ReportedUsage | None = None
 
     @property
     def generates(self) -> bool:
@@ -119,7 +119,7 @@ STREAMS = [
             DONE,
         ),
         3,
-        TokenUsage(9, 3, 4),
+        ReportedUsage(9, 3, 4),
     ),
     ForeignStream(
         "vLLM completions with usage in every event",
@@ -134,7 +134,7 @@ STREAMS = [
             DONE,
         ),
         2,
-        TokenUsage(4, 2),
+        ReportedUsage(4, 2),
     ),
     ForeignStream(
         "SGLang",
@@ -158,7 +158,7 @@ STREAMS = [
             DONE,
         ),
         2,
-        TokenUsage(8, 2),
+        ReportedUsage(8, 2),
     ),
     ForeignStream(
         "TGI, without a space, with keep-alives",
@@ -174,7 +174,7 @@ STREAMS = [
             before="data:",
         ),
         2,
-        TokenUsage(5, 3),
+        ReportedUsage(5, 3),
     ),
     ForeignStream(
         "TGI's own API, which has no terminator",
@@ -207,7 +207,7 @@ STREAMS = [
             DONE,
         ),
         1,
-        TokenUsage(9, 2),
+        ReportedUsage(9, 2),
     ),
     ForeignStream(
         "llama.cpp's own API, which has no terminator",
@@ -246,7 +246,7 @@ STREAMS = [
             DONE,
         ),
         2,
-        TokenUsage(5, 3),
+        ReportedUsage(5, 3),
     ),
     ForeignStream(
         "Azure with its filters",
@@ -307,7 +307,7 @@ STREAMS = [
             DONE,
         ),
         1,
-        TokenUsage(6, 1, 0),
+        ReportedUsage(6, 1, 0),
     ),
     ForeignStream(
         "Anthropic",
@@ -331,7 +331,7 @@ STREAMS = [
             '{"type":"message_stop"}',
         ),
         2,
-        TokenUsage(29, 12, 20),
+        ReportedUsage(29, 12, 20),
     ),
     ForeignStream(
         "messages of an OpenAI server, with the terminator of chat",
@@ -344,7 +344,7 @@ STREAMS = [
         )
         + events(DONE),
         1,
-        TokenUsage(9, 1),
+        ReportedUsage(9, 1),
     ),
     ForeignStream(
         "TensorRT-LLM, NaN for a logprob",
@@ -358,7 +358,7 @@ STREAMS = [
             DONE,
         ),
         2,
-        TokenUsage(3, 2),
+        ReportedUsage(3, 2),
     ),
     ForeignStream(
         "LiteLLM",
@@ -377,7 +377,7 @@ STREAMS = [
             DONE,
         ),
         2,
-        TokenUsage(8, 2),
+        ReportedUsage(8, 2),
     ),
     ForeignStream(
         "Mistral, content in parts",
@@ -393,7 +393,7 @@ STREAMS = [
             DONE,
         ),
         3,
-        TokenUsage(7, 3),
+        ReportedUsage(7, 3),
     ),
     ForeignStream(
         "DeepSeek with keep-alives",
@@ -414,14 +414,14 @@ STREAMS = [
             DONE,
         ),
         2,
-        TokenUsage(7, 2, 0),
+        ReportedUsage(7, 2, 0),
     ),
     ForeignStream(
         "Gemini",
         CHAT,
         events(GEMINI % ("Hi", "", 1), GEMINI % (" you", ',"finish_reason":"stop"', 5), DONE),
         2,
-        TokenUsage(4, 5),
+        ReportedUsage(4, 5),
     ),
     ForeignStream(
         "Perplexity, typed, CRLF, without a terminator",
@@ -430,7 +430,7 @@ STREAMS = [
             PERPLEXITY % (1, "null", "Hi", "Hi"), PERPLEXITY % (2, '"stop"', "Hi you", " you"), end="\r\n"
         ),
         2,
-        TokenUsage(4, 2),
+        ReportedUsage(4, 2),
     ),
     ForeignStream(
         "OpenRouter",
@@ -448,7 +448,7 @@ STREAMS = [
             DONE,
         ),
         1,
-        TokenUsage(4, 1),
+        ReportedUsage(4, 1),
     ),
     ForeignStream(
         "OpenAI's audio",
@@ -481,7 +481,7 @@ STREAMS = [
             ),
         ),
         1,
-        TokenUsage(5, 1, 0),
+        ReportedUsage(5, 1, 0),
     ),
     ForeignStream(
         "transcripts",
@@ -491,7 +491,7 @@ STREAMS = [
             '{"type":"transcript.text.done","text":"Hi","usage":{"type":"tokens","input_tokens":14}}',
         ),
         0,
-        TokenUsage(14),
+        ReportedUsage(14),
     ),
     ForeignStream("an API that nobody knows", "/v1/audio/speech", b"data: AAAA\n\ndata: {\n\n", 0),
     ForeignStream(
@@ -516,7 +516,7 @@ STREAMS = [
             "[DONE] ",
         ),
         2,
-        TokenUsage(4, 2),
+        ReportedUsage(4, 2),
     ),
     ForeignStream(
         "chunks that are named",
@@ -526,6 +526,6 @@ STREAMS = [
         b'event: usage\ndata: {"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":2}}\n\n'
         b"event: done\ndata: [DONE]\n\n",
         2,
-        TokenUsage(1, 2),
+        ReportedUsage(1, 2),
     ),
 ]

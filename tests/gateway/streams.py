@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.gateway.responses.outcome import Outcome
-from penstock.gateway.responses.token_usage import TokenUsage
+from penstock.gateway.responses.token_usage import ReportedUsage
 
 
 @dataclass(frozen=True)
@@ -13,7 +13,7 @@ class Recording:
     name: str
     raw: bytes
     token_events: int
-    usage: TokenUsage | None
+    usage: ReportedUsage | None
     outcome: Outcome
     stripped: bytes | None = None
     """What remains without its usage event; None: all of it."""
@@ -142,24 +142,31 @@ OVERLOADED = _named(
 )
 
 ALL = [
-    Recording("responses: every delta", EVERY_DELTA, len(RESPONSES_DELTAS), TokenUsage(5, 9, 1), Outcome.OK),
-    Recording("responses, then done", EVERY_DELTA + _sse("[DONE]"), 9, TokenUsage(5, 9, 1), Outcome.OK),
-    Recording("responses: a call without arguments", CALLS, 1, TokenUsage(5, 9, 1), Outcome.OK),
+    Recording(
+        "responses: every delta", EVERY_DELTA, len(RESPONSES_DELTAS), ReportedUsage(5, 9, 1), Outcome.OK
+    ),
+    Recording("responses, then done", EVERY_DELTA + _sse("[DONE]"), 9, ReportedUsage(5, 9, 1), Outcome.OK),
+    Recording("responses: a call without arguments", CALLS, 1, ReportedUsage(5, 9, 1), Outcome.OK),
     Recording("responses: failed", FAILED, 0, None, Outcome.MODEL_SERVER_ERROR, error=True),
     Recording("responses: cancelled", CANCELLED, 1, None, Outcome.OK_WITHOUT_USAGE),
-    Recording("responses: incomplete", INCOMPLETE, 0, TokenUsage(5, 9, 1), Outcome.OK),
+    Recording("responses: incomplete", INCOMPLETE, 0, ReportedUsage(5, 9, 1), Outcome.OK),
     Recording("responses: error", FLAT_ERROR, 0, None, Outcome.MODEL_SERVER_ERROR, error=True),
     Recording("responses: truncated", EVERY_DELTA.rpartition(b"event: ")[0], 9, None, Outcome.NETWORK_ERROR),
-    Recording("messages: blocks", BLOCKS, 3, TokenUsage(129, 12, 100), Outcome.OK),
+    Recording("messages: blocks", BLOCKS, 3, ReportedUsage(129, 12, 100), Outcome.OK),
     Recording(
-        "messages: overloaded", OVERLOADED, 0, TokenUsage(129, 1, 100), Outcome.MODEL_SERVER_ERROR, error=True
+        "messages: overloaded",
+        OVERLOADED,
+        0,
+        ReportedUsage(129, 1, 100),
+        Outcome.MODEL_SERVER_ERROR,
+        error=True,
     ),
     Recording("chat", _sse(ROLE, HELLO, STOP, "[DONE]"), 1, None, Outcome.OK_WITHOUT_USAGE),
     Recording(
         "chat with usage",
         _sse(ROLE, HELLO, HELLO, STOP, USAGE, "[DONE]"),
         2,
-        TokenUsage(7, 3),
+        ReportedUsage(7, 3),
         Outcome.OK,
         stripped=_sse(ROLE, HELLO, HELLO, STOP, "[DONE]"),
     ),
@@ -167,7 +174,7 @@ ALL = [
         "CRLF",
         _sse(ROLE, THINK, STOP, CACHED, "[DONE]", end="\r\n"),
         1,
-        TokenUsage(7, 3, 4),
+        ReportedUsage(7, 3, 4),
         Outcome.OK,
         stripped=_sse(ROLE, THINK, STOP, "[DONE]", end="\r\n"),
     ),
@@ -175,7 +182,7 @@ ALL = [
         "CR",
         _sse(HELLO, USAGE, "[DONE]", end="\r"),
         1,
-        TokenUsage(7, 3),
+        ReportedUsage(7, 3),
         Outcome.OK,
         stripped=_sse(HELLO, "[DONE]", end="\r"),
     ),
@@ -183,7 +190,7 @@ ALL = [
         "continuous usage",
         _sse(CONTINUOUS % 1, CONTINUOUS % 2, "[DONE]"),
         2,
-        TokenUsage(7, 2),
+        ReportedUsage(7, 2),
         Outcome.OK,
     ),
     Recording(
@@ -198,12 +205,12 @@ ALL = [
         "tools",
         _sse(ROLE, TOOL, STOP, USAGE, "[DONE]"),
         1,
-        TokenUsage(7, 3),
+        ReportedUsage(7, 3),
         Outcome.OK,
         _sse(ROLE, TOOL, STOP, "[DONE]"),
     ),
-    Recording("messages", ANTHROPIC, 2, TokenUsage(9, 12), Outcome.OK),
-    Recording("responses", RESPONSES, 1, TokenUsage(5, 2, 1), Outcome.OK),
+    Recording("messages", ANTHROPIC, 2, ReportedUsage(9, 12), Outcome.OK),
+    Recording("responses", RESPONSES, 1, ReportedUsage(5, 2, 1), Outcome.OK),
     Recording("error event", _sse(TEXT, ERROR), 1, None, Outcome.MODEL_SERVER_ERROR, error=True),
     Recording(
         "error event, then done", _sse(TEXT, ERROR, "[DONE]"), 1, None, Outcome.MODEL_SERVER_ERROR, error=True
@@ -212,7 +219,7 @@ ALL = [
         "something after the end",
         _sse(TEXT, USAGE, "[DONE]") + _sse(TEXT, USAGE.replace("3", "9"), ERROR, "{"),
         1,
-        TokenUsage(7, 3),
+        ReportedUsage(7, 3),
         Outcome.OK,
         stripped=_sse(TEXT, "[DONE]") + _sse(TEXT, ERROR, "{"),
     ),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from penstock.streaming.assembler import Assembler, TextDelta
+from penstock.streaming.assembler import Assembler, RowText
 from penstock.streaming.token_table import TokenTable
 
 
@@ -25,14 +25,14 @@ def ids(text: str) -> list[int]:
     return [alphabet.index(character) for character in text]
 
 
-def assembled(table: TokenTable, rows: Sequence[str], **options: int) -> list[TextDelta]:
+def assembled(table: TokenTable, rows: Sequence[str], **options: int) -> list[RowText]:
     assembler = Assembler(table, ("ab",), **options)
     return [assembler.push(ids(row)) for row in rows] + [assembler.finish()]
 
 
 def test_a_stop_string_ends_the_text_wherever_rows_are_cut(table: TokenTable) -> None:
-    assert assembled(table, ["xab"])[0] == TextDelta("x", 3, "ab")
-    assert assembled(table, ["xa", "by"])[:2] == [TextDelta("x", 2, None), TextDelta("", 1, "ab")]
+    assert assembled(table, ["xab"])[0] == RowText("x", 3, "ab")
+    assert assembled(table, ["xa", "by"])[:2] == [RowText("x", 2, None), RowText("", 1, "ab")]
 
 
 @pytest.mark.parametrize("rows", [["abxaby"], list("abxaby"), ["abxa", "by"]])

@@ -29,7 +29,7 @@ from penstock.api.routes.receipts import OperationOptions, operation_options, se
 from penstock.config.serve import ServeConfig
 from penstock.dispatch.adapter_changes import AdapterChanges, NameTaken, TooManyAdapters
 from penstock.dispatch.engine_client import EngineClient
-from penstock.dispatch.engine_rpc import OperationResult, Outcome
+from penstock.dispatch.engine_rpc import OperationOutcome, OperationResult
 from penstock.generation.input_processor import InputProcessor
 from penstock.http.admission import unavailable
 from penstock.http.eager import in_task
@@ -129,7 +129,7 @@ class AdapterRoutes:
             raise ApiError(400, f"{asked.path_field}: {error}", param=asked.path_field) from None
         except TimeoutError:
             reason = f"The files could not be read within {options.timeout_s:g} s."
-            await send_receipts(request, LOAD, options, OperationResult(Outcome.ABORTED, [], reason))
+            await send_receipts(request, LOAD, options, OperationResult(OperationOutcome.ABORTED, [], reason))
             return
         making = self._changes.load(adapter, options.key, options.timeout_s, replace=asked.replace)
         try:

@@ -10,7 +10,7 @@ from typing import Any
 from penstock.api.api_request import ApiRequest
 from penstock.api.routes.receipts import OperationOptions, operation_options, refused_value, send_receipts
 from penstock.dispatch.engine_client import EngineClient
-from penstock.dispatch.engine_rpc import OperationResult, Outcome, RpcRequest
+from penstock.dispatch.engine_rpc import OperationOutcome, OperationResult, RpcRequest
 from penstock.dispatch.state_changes import StateChanges
 from penstock.http.admission import unavailable
 from penstock.http.errors import ApiError, encode_json
@@ -69,10 +69,10 @@ class OperationRoutes:
         ranks = self._members()
         call = RpcRequest(name, {}, options.key, after_restart=after_restart)
         receipts = await self._engine_client.calls.ask(ranks, call, options.timeout_s)
-        outcome = Outcome.DONE
+        outcome = OperationOutcome.DONE
         if any(receipt.error is not None for receipt in receipts):
             conflict = any(receipt.code == CONFLICT for receipt in receipts)
-            outcome = Outcome.CONFLICT if conflict else Outcome.PARTIAL
+            outcome = OperationOutcome.CONFLICT if conflict else OperationOutcome.PARTIAL
         await send_receipts(request, name, options, OperationResult(outcome, receipts))
 
     def _members(self) -> list[int]:

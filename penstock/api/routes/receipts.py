@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from penstock.api.api_request import ApiRequest
-from penstock.dispatch.engine_rpc import OperationResult, Outcome
+from penstock.dispatch.engine_rpc import OperationOutcome, OperationResult
 from penstock.http.errors import ApiError, encode_json
 from penstock.http.request import HttpRequest
 from penstock.wire.messages import MAX_IDEMPOTENCY_KEY_LENGTH
@@ -19,9 +19,9 @@ DEFAULT_TIMEOUT_S = 60.0
 MIN_TIMEOUT_S, MAX_TIMEOUT_S = 1.0, 3600.0
 
 _STATUS = {
-    Outcome.DONE: 200,
-    Outcome.CONFLICT: 409,
-    Outcome.UNDECIDED: 504,
+    OperationOutcome.DONE: 200,
+    OperationOutcome.CONFLICT: 409,
+    OperationOutcome.UNDECIDED: 504,
 }
 NOT_EVERY_SERVER = "Not every API server has observed it in time."
 _LATE = frozenset({"timeout", "aborted"})
@@ -90,11 +90,11 @@ async def send_receipts(
         "operation": name,
         "key": options.key,
         "outcome": outcome.value,
-        **(more if outcome is Outcome.DONE else {}),
+        **(more if outcome is OperationOutcome.DONE else {}),
         "failed": [receipt.rank for receipt in failed],
         "engines": [msgspec.to_builtins(receipt) for receipt in result.receipts],
     }
-    if outcome is not Outcome.DONE:
+    if outcome is not OperationOutcome.DONE:
         told = "; ".join(f"engine {receipt.rank}: {receipt.error}" for receipt in failed)
         message = f"{name}: {outcome.value}. {told or result.reason or NOT_EVERY_SERVER}"
         body |= msgspec.json.decode(ApiError(status, message, code=outcome.value).body())

@@ -44,7 +44,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 @dataclass(slots=True)
-class Stream:
+class ClockedStream:
     """A request that runs."""
 
     head: bytes
@@ -86,8 +86,8 @@ class ClockEngine:
         self._max_model_len = max_model_len
         self._encoded = [_encode(token) for token in range(FIRST_TOKEN, min(vocab_size, LAST_TOKEN))]
         self._empty = b"\xc0" * 11 + b"\x00" + b"\xc0" * (OUTPUT_FIELDS - 14)
-        self._waiting: dict[str, Stream] = {}
-        self._running: dict[str, Stream] = {}
+        self._waiting: dict[str, ClockedStream] = {}
+        self._running: dict[str, ClockedStream] = {}
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._asleep = False
 
@@ -186,7 +186,7 @@ class ClockEngine:
         wanted = params.get("max_tokens", 16)
         head = b"\xdc" + OUTPUT_FIELDS.to_bytes(2, "big") + _encode(request_id)
         end = min(len(prompt) + wanted, self._max_model_len)
-        self._waiting[request_id] = Stream(
+        self._waiting[request_id] = ClockedStream(
             head, prompt[0], len(prompt), end, len(prompt), params.get("logprobs")
         )
 

@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from penstock.bench.fleet.traces import BLOCK_TOKENS, Turn
+from penstock.bench.fleet.traces import BLOCK_TOKENS, TraceTurn
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class ServerModel:
 class SimulatedRequest:
     """A turn at a server. Times are seconds of the simulation."""
 
-    turn: Turn
+    turn: TraceTurn
     sent_at: float
     conversation: int = 0
     server: int = -1

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from penstock.bench.fleet.policies import Policy, ReportedLoad
 from penstock.bench.fleet.simulated_server import ServerModel, SimulatedRequest, SimulatedServer
-from penstock.bench.fleet.traces import Conversation
+from penstock.bench.fleet.traces import TraceConversation
 
 CHECKED_EVENTS = 1000
 """Events between two looks at the time limit; a simulation may have millions."""
@@ -34,7 +34,7 @@ class FleetResult:
 class _Turns:
     """The turns of one conversation that have not been sent."""
 
-    conversation: Conversation
+    conversation: TraceConversation
     sent: int = 0
 
 
@@ -51,7 +51,7 @@ class Simulation:
     _open: dict[int, _Turns] = field(default_factory=dict)
     _ended: list[SimulatedRequest] = field(default_factory=list)
 
-    def run(self, trace: Sequence[Conversation]) -> FleetResult:
+    def run(self, trace: Sequence[TraceConversation]) -> FleetResult:
         for conversation in trace:
             self._open[conversation.id] = _Turns(conversation)
             self._at(conversation.starts_at_s, "send", conversation.id)
@@ -119,7 +119,7 @@ class Simulation:
 def simulate(
     policy: Policy,
     servers: int,
-    trace: Sequence[Conversation],
+    trace: Sequence[TraceConversation],
     model: ServerModel,
     check: Callable[[], object] = lambda: None,
 ) -> FleetResult:

@@ -11,7 +11,7 @@ BLOCK_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class TraceTurn:
     """One request of a conversation."""
 
     blocks: tuple[int, ...]
@@ -26,12 +26,12 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class TraceConversation:
     """Turns that follow each other."""
 
     id: int
     starts_at_s: float
-    turns: list[Turn]
+    turns: list[TraceTurn]
 
 
 @dataclass(slots=True)
@@ -93,12 +93,14 @@ TRACES = {
 """Chats; coding agents, whose histories grow with every tool call; questions about one of 40 documents."""
 
 
-def make_trace(shape: Shape, servers: int, duration_s: float, load: float, seed: int) -> list[Conversation]:
+def make_trace(
+    shape: Shape, servers: int, duration_s: float, load: float, seed: int
+) -> list[TraceConversation]:
     """Conversations that begin within ``duration_s``, in order of time; ``load`` multiplies their rate."""
     rng, blocks = random.Random(seed), _Blocks()
     prefixes = [blocks.new(tokens) for tokens in shape.prefixes]
     rate = shape.per_server_s * servers * load
-    conversations: list[Conversation] = []
+    conversations: list[TraceConversation] = []
     at = rng.expovariate(rate)
     while at < duration_s:
         conversations.append(_conversation(len(conversations), at, shape, prefixes, blocks, rng))
@@ -108,7 +110,7 @@ def make_trace(shape: Shape, servers: int, duration_s: float, load: float, seed:
 
 def _conversation(
     id: int, at: float, shape: Shape, prefixes: list[tuple[int, ...]], blocks: _Blocks, rng: random.Random
-) -> Conversation:
+) -> TraceConversation:
     history = rng.choice(prefixes)
     turns, added = [], rng.randint(*shape.first_tokens)
     for _ in range(rng.randint(*shape.turns)):
@@ -116,7 +118,7 @@ def _conversation(
         output = rng.randint(*shape.output_tokens)
         history = prompt + blocks.new(output)
         turns.append(
-            Turn(
+            TraceTurn(
                 blocks=prompt,
                 tokens=len(prompt) * BLOCK_TOKENS + added % BLOCK_TOKENS,
                 output_tokens=output,
@@ -125,4 +127,4 @@ def _conversation(
             )
         )
         added = rng.randint(*shape.added_tokens)
-    return Conversation(id, at, turns)
+    return TraceConversation(id, at, turns)

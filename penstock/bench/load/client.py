@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.bench.load.connection import Connection, Ended
-from penstock.bench.load.http1 import Http1Connection, request_bytes
-from penstock.bench.load.http2 import Http2Connection, Http2Requests
+from penstock.bench.load.http1 import Http1LoadConnection, request_bytes
+from penstock.bench.load.http2 import Http2LoadConnection, Http2Requests
 from penstock.bench.load.latency import Latency, ReadLog
 from penstock.bench.load.messages import (
     LoadFailure,
@@ -322,9 +322,9 @@ def connections_of(plan: LoadPlan) -> Callable[[int], Connection]:
     bodies: Sequence[bytes] = [body.encode() for body in plan.bodies]
     if plan.http2:
         fields = Http2Requests(plan, bodies)
-        return lambda fd: Http2Connection(fields, plan.streams_per_connection)
+        return lambda fd: Http2LoadConnection(fields, plan.streams_per_connection)
     requests = [request_bytes(plan, body) for body in bodies]
-    return lambda fd: Http1Connection(requests, fd)
+    return lambda fd: Http1LoadConnection(requests, fd)
 
 
 def _poller(poll: bool) -> tuple[select.epoll | select.poll, Callable[[float], list[tuple[int, int]]]]:

@@ -22,7 +22,7 @@ def request_bytes(plan: LoadPlan, body: bytes) -> bytes:
     return head.encode() + body
 
 
-class Http1Connection:
+class Http1LoadConnection:
     """A :class:`Connection`. ``requests``: whole requests, used in turn; ``lane``: its number in the log."""
 
     __slots__ = ("_lane", "_output", "_reply", "_request", "_requests", "failure", "running")

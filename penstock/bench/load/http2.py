@@ -70,7 +70,7 @@ class _Stream:
         self.unsent = memoryview(b"")
 
 
-class Http2Connection:
+class Http2LoadConnection:
     """A :class:`Connection`. ``window``: bytes that the server may send on each stream before it is granted
     more; the connection's window never runs out while it is fed."""
 

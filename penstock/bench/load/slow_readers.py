@@ -10,7 +10,7 @@ from typing import Protocol, Self
 
 from penstock.bench.errors import BenchError
 from penstock.bench.load.http1 import request_bytes
-from penstock.bench.load.http2 import Http2Connection, Http2Requests
+from penstock.bench.load.http2 import Http2LoadConnection, Http2Requests
 from penstock.bench.load.latency import ReadLog
 from penstock.bench.load.messages import LoadPlan
 from penstock.bench.load.tls import TlsSession, client_context
@@ -154,7 +154,7 @@ class _Http2Streams:
         self, plan: LoadPlan, body: bytes, streams: int, receive_bytes: int | None, window: int
     ) -> None:
         self.socket = _Socket(plan, receive_bytes)
-        self.state = Http2Connection(Http2Requests(plan, [body]), streams, window)
+        self.state = Http2LoadConnection(Http2Requests(plan, [body]), streams, window)
         self._log = ReadLog()
         try:
             self._start(streams)

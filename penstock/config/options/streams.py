@@ -10,7 +10,7 @@ from penstock.config.describe import option, option_group
 
 
 @option_group
-class StreamOptions:
+class StreamedReplyOptions:
     """Options of streamed replies."""
 
     stream_interval: Annotated[

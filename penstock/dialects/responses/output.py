@@ -22,7 +22,7 @@ from penstock.dialects.responses.output_items import (
     SummaryItem,
 )
 from penstock.dialects.responses.text_logprobs import TextLogprobs
-from penstock.dialects.responses.tools import CalledTool
+from penstock.dialects.responses.tools import CallItemTool
 from penstock.generation.parsers.delta import CallDelta, Delta
 from penstock.generation.replies.logprobs import TokenLogprobs
 from penstock.streaming.rows.event_record import EventRecord
@@ -32,7 +32,7 @@ from penstock.streaming.token_table import escape_json
 class OutputOptions(NamedTuple):
     """What a request says about its output items."""
 
-    called: Mapping[str, CalledTool] = MappingProxyType({})
+    called: Mapping[str, CallItemTool] = MappingProxyType({})
     """By function name, tools whose calls are no plain function calls."""
     summary: bool = False
     """Whether reasoning is sent as summary."""
@@ -106,7 +106,7 @@ class Output:
     def _add_call(self, call: CallDelta) -> bytes:
         opening = b""
         if call.name is not None:
-            tool = self._options.called.get(call.name) or CalledTool(call.name)
+            tool = self._options.called.get(call.name) or CallItemTool(call.name)
             kind = CustomCallItem if call.custom else FunctionCallItem
             number = len(self.closed) + bool(self.open)
             item = kind(

@@ -33,7 +33,7 @@ HOSTED = (
 users, so that they are left out unless they are demanded."""
 
 
-class CalledTool(NamedTuple):
+class CallItemTool(NamedTuple):
     """What an item of a call says of its tool."""
 
     name: str
@@ -49,7 +49,7 @@ class Tools:
         """Raises ApiError."""
         self.functions: list[Tool] | None = None if tools is None else []
         """As the model sees them."""
-        self.called: dict[str, CalledTool] = {}
+        self.called: dict[str, CallItemTool] = {}
         """By function name, those whose calls are no plain function calls."""
         self.dropped: dict[str, None] = {}
         """Types of hosted tools that the model does not see."""
@@ -88,7 +88,7 @@ class Tools:
         self._fields[f"tools[{len(self.functions)}].function.parameters"] = f"{field}.parameters"
         self.functions.append(Tool(function=function))
         if input is not None or namespace is not None:
-            self.called[name] = CalledTool(own, namespace, input)
+            self.called[name] = CallItemTool(own, namespace, input)
 
     def inputs(self) -> dict[str, InputGrammar]:
         """By function name, the inputs of custom tools."""

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.engine.attach.step_output import TokenLogprobs
+from penstock.engine.attach.step_output import LogprobArrays
 
 RAW_VIEW = 3
 """Extension type of inline data."""
@@ -59,7 +59,7 @@ def read_array(value: Any, frames: Sequence[memoryview]) -> NDArray[Any]:
     return np.frombuffer(buffer, item).reshape(shape)
 
 
-def read_logprobs(value: Any, frames: Sequence[memoryview]) -> TokenLogprobs:
+def read_logprobs(value: Any, frames: Sequence[memoryview]) -> LogprobArrays:
     """Logprobs of L tokens, from arrays of ids [L, W], logprobs [L, W] and ranks [L]. Raises
     UnreadableArray."""
     if not isinstance(value, list) or len(value) < 3:
@@ -67,7 +67,7 @@ def read_logprobs(value: Any, frames: Sequence[memoryview]) -> TokenLogprobs:
     ids, values, rank = (read_array(each, frames) for each in value[:3])
     if ids.ndim != 2 or values.shape != ids.shape or rank.shape != ids.shape[:1] or not ids.shape[1]:
         raise UnreadableArray(f"logprobs of the shapes {ids.shape}, {values.shape} and {rank.shape}")
-    return TokenLogprobs(ids.astype(np.int32), values.astype(np.float32), rank.astype(np.int32))
+    return LogprobArrays(ids.astype(np.int32), values.astype(np.float32), rank.astype(np.int32))
 
 
 def _buffer(data: Any, frames: Sequence[memoryview]) -> memoryview:

@@ -38,8 +38,8 @@ from penstock.wire.messages import EngineInfo, LoraInfo, Submit
 from penstock.wire.sockets import Wakeup
 from penstock.wire.vllm.messages import (
     PREEMPTED,
+    EngineCoreOutput,
     EngineLost,
-    Output,
     ReadyResponse,
     VllmFinishReason,
 )
@@ -277,7 +277,7 @@ class AttachedEngine:
             raise EngineLost("it sent tokens without the logprobs that were asked for")
 
     def _read_rare(
-        self, events: StepEvents, entry: int, slot: int, output: Output, frames: list[memoryview]
+        self, events: StepEvents, entry: int, slot: int, output: EngineCoreOutput, frames: list[memoryview]
     ) -> None:
         """Read the fields of an output beside its tokens. Raises UnreadableArray, EngineLost."""
         if output.finish_reason is not None:
@@ -304,7 +304,7 @@ class AttachedEngine:
                 raise UnreadableArray("logprobs of more tokens than the prompt has")
             events.prompts.append((entry, prompt))
 
-    def _finish(self, events: StepEvents, entry: int, output: Output) -> FinishReason | None:
+    def _finish(self, events: StepEvents, entry: int, output: EngineCoreOutput) -> FinishReason | None:
         """Why an output is its request's last; None: an error. Raises EngineLost for an abort: this side has
         not asked for one, so the engine is shutting down."""
         reason = output.finish_reason

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from penstock.engine.attach.request_ids import RequestIds
 from penstock.wire.arrays import I32
-from penstock.wire.vllm.messages import Output, Outputs
+from penstock.wire.vllm.messages import EngineCoreOutput, Outputs
 
 Slots = NDArray[np.intp]
 Places = NDArray[np.intp]
@@ -62,7 +62,7 @@ class DecodedOutputs:
     """intp[R]: tokens of each; None: one."""
     rest: Outputs
     """The message's other fields; its ``outputs`` mean nothing."""
-    rare: list[tuple[int, Output]] = field(default_factory=list)
+    rare: list[tuple[int, EngineCoreOutput]] = field(default_factory=list)
     """(entry, output) of those with more than tokens."""
     foreign: list[str] = field(default_factory=list)
     """Ids of requests of an earlier attachment, which the engine still runs."""
@@ -74,7 +74,7 @@ class OutputDecoder:
     def __init__(self, ids: RequestIds) -> None:
         self._ids = ids
         self._decoder = msgspec.msgpack.Decoder(Outputs)
-        self._record_decoder = msgspec.msgpack.Decoder(Output)
+        self._record_decoder = msgspec.msgpack.Decoder(EngineCoreOutput)
         self._scratch = bytearray(1 << 16)
         self._empty_fields = b""
         """Bytes of the fields behind the tokens in a record without others; empty: not known yet."""
@@ -95,7 +95,7 @@ class OutputDecoder:
         entries: list[int] = []
         tokens: list[int] = []
         count: list[int] = []
-        rare: list[tuple[int, Output]] = []
+        rare: list[tuple[int, EngineCoreOutput]] = []
         foreign: list[str] = []
         for output in rest.outputs:
             slot = self._ids.slot_of(output.request_id)
@@ -206,7 +206,7 @@ class OutputDecoder:
 
     def _rare(
         self, message: memoryview, starts: Places, unusual: Places, rest: Outputs
-    ) -> list[tuple[int, Output]]:
+    ) -> list[tuple[int, EngineCoreOutput]]:
         """Those of the ``unusual`` records that have more than tokens. Each must be one value, from its place
         to the next one."""
         decode, last = self._record_decoder.decode, len(starts) - 1
@@ -271,7 +271,7 @@ class _Tokens:
 
 
 def _known_only(
-    slots: Slots, tokens: _Tokens, rest: Outputs, rare: list[tuple[int, Output]]
+    slots: Slots, tokens: _Tokens, rest: Outputs, rare: list[tuple[int, EngineCoreOutput]]
 ) -> DecodedOutputs:
     """Without the requests that have ended here, as after an abort."""
     known = slots >= 0

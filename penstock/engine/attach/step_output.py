@@ -13,7 +13,7 @@ from penstock.wire.vllm.messages import SchedulerStats
 
 
 @dataclass(slots=True)
-class TokenLogprobs:
+class LogprobArrays:
     """Logprobs of L tokens: ids int32[L, W], values float32[L, W], the token itself first; rank int32[L]."""
 
     ids: I32
@@ -33,9 +33,9 @@ class StepEvents:
     """(entry, prompt tokens found in the prefix cache) with a request's first output."""
     preempted: list[int] = field(default_factory=list)
     """Entry of a request that was preempted, once for each time."""
-    logprobs: list[tuple[int, TokenLogprobs]] = field(default_factory=list)
+    logprobs: list[tuple[int, LogprobArrays]] = field(default_factory=list)
     """(entry, logprobs of its tokens)"""
-    prompts: list[tuple[int, TokenLogprobs]] = field(default_factory=list)
+    prompts: list[tuple[int, LogprobArrays]] = field(default_factory=list)
     """(entry, logprobs of its prompt from the second token on)"""
     transfers: list[tuple[int, KVTransferParams]] = field(default_factory=list)
     """(entry, kv_transfer_params from its connector) of ended requests."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.config.serve import ServeConfig
-from penstock.engine.attach.step_output import StepEvents, TokenLogprobs
+from penstock.engine.attach.step_output import LogprobArrays, StepEvents
 from penstock.engine.base import StepRows, StreamFailure
 from penstock.engine.batch.logprobs import LogprobsBuffer
 from penstock.engine.batch.prompt_logprobs import PromptLogprobsState
@@ -190,7 +190,7 @@ class AttachedStreams:
             if wanted:
                 self._hold_logprobs(slots[some], wanted, index)
 
-    def _hold_logprobs(self, slots: Slots, wanted: list[tuple[int, TokenLogprobs]], index: int) -> None:
+    def _hold_logprobs(self, slots: Slots, wanted: list[tuple[int, LogprobArrays]], index: int) -> None:
         """Keep the logprobs of the tokens at ``index`` of their streams' output until their rows are due.
         ``wanted``: rows of ``slots``, and the logprobs of the stream's output."""
         row = np.array([row for row, _ in wanted], np.int32)
@@ -202,7 +202,7 @@ class AttachedStreams:
         held = self.table.length[slots] - self.table.sent[slots]
         self._logprobs_buffer.append(slots, held - 1, Logprobs(row, ids, values, rank).split())
 
-    def _prompt_rows(self, slot: int, scores: TokenLogprobs) -> StepRows:
+    def _prompt_rows(self, slot: int, scores: LogprobArrays) -> StepRows:
         """Logprobs of a prompt from its second token on, in a row before that of the first output token."""
         positions = np.arange(1, len(scores.rank) + 1)
         return self._prompt_logprobs.rows(

@@ -44,7 +44,7 @@ Message = Welcome | StreamFailed | Started | RpcReply | GoAway | Draining | Engi
 log = logging.getLogger(__name__)
 
 
-class Outbox(Protocol):
+class FrameSocket(Protocol):
     """The part of :class:`penstock.wire.sockets.RouterSocket` that the publisher uses."""
 
     def send(self, identity: bytes, parts: list[bytes]) -> bool: ...
@@ -53,7 +53,7 @@ class Outbox(Protocol):
 class Publisher:
     """Sends the rows and messages of one engine to its API servers, in order for each of them."""
 
-    def __init__(self, socket: Outbox, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, socket: FrameSocket, clock: Callable[[], float] = time.monotonic) -> None:
         """``clock`` returns monotonic seconds."""
         self.peers = Peers()
         self.step = 0

@@ -88,7 +88,7 @@ def estimated_bytes(text_bytes: int) -> int:
     return (128 << 10) + 400 * text_bytes
 
 
-class State(enum.Enum):
+class CompilationState(enum.Enum):
     QUEUED = enum.auto()
     RUNNING = enum.auto()
     DONE = enum.auto()
@@ -107,7 +107,7 @@ class Compilation:
     text_bytes: int
     since: float
     """Time of its request; from its beginning on, CPU time of its thread at that moment."""
-    state: State = State.QUEUED
+    state: CompilationState = CompilationState.QUEUED
     users: int = 1
     """Waiting streams that want it."""
     matcher: LLMatcher | None = None
@@ -251,7 +251,7 @@ class GrammarCompiler:
         """A stream no longer waits. A compilation without streams is not begun."""
         with self._lock:
             compilation.users -= 1
-            if not compilation.users and compilation.state is State.QUEUED:
+            if not compilation.users and compilation.state is CompilationState.QUEUED:
                 (self._small if compilation.is_small else self._large).remove(compilation)
                 del self._known[compilation.grammar]
 
@@ -309,14 +309,14 @@ class GrammarCompiler:
         if known.matcher is not None:
             self._dropped.append(known.matcher)
         known.matcher = known.first_tokens = None
-        known.state = State.EVICTED
+        known.state = CompilationState.EVICTED
 
     def _evict(self) -> None:
         """Forget grammars beyond the cache's bytes, the least recently requested first. Those that have just
         been compiled are not counted yet: they stay until streams could begin with them."""
         if self._cached_bytes <= MAX_CACHE_BYTES:
             return
-        counted = [known for known in self._known.values() if known.state is State.DONE]
+        counted = [known for known in self._known.values() if known.state is CompilationState.DONE]
         for known in counted:
             if self._cached_bytes <= MAX_CACHE_BYTES:
                 break
@@ -362,7 +362,7 @@ class GrammarCompiler:
 
     def _fail(self, compilation: Compilation, error: RequestRejected) -> None:
         """A grammar's own error is remembered like a result; the engine's is not."""
-        compilation.state = State.DONE
+        compilation.state = CompilationState.DONE
         compilation.error = error
         self._finished.append(compilation)
         if error.code == OVERLOADED:
@@ -391,7 +391,7 @@ class GrammarCompiler:
                     compilation = self._next(small_only)
                 dropped, self._dropped = self._dropped, []
                 if compilation is not None:
-                    compilation.state, compilation.since = State.RUNNING, self._cpu_seconds(own)
+                    compilation.state, compilation.since = CompilationState.RUNNING, self._cpu_seconds(own)
                     self._running[compilation] = own
             dropped.clear()
             if compilation is not None:
@@ -419,7 +419,7 @@ class GrammarCompiler:
                 self._fail(compilation, result)
             else:
                 compilation.matcher, compilation.first_tokens, compilation.first_mask_s = result
-                compilation.state = State.DONE
+                compilation.state = CompilationState.DONE
                 self._finished.append(compilation)
             self._lock.notify_all()
 

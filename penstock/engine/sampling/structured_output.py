@@ -16,7 +16,12 @@ from numpy.typing import NDArray
 
 from penstock.engine.base import RequestRejected
 from penstock.engine.batch.slots import FAILED, SlotTable
-from penstock.engine.sampling.grammar_compiler import Compilation, GrammarCompiler, State, failure_reason
+from penstock.engine.sampling.grammar_compiler import (
+    Compilation,
+    CompilationState,
+    GrammarCompiler,
+    failure_reason,
+)
 from penstock.engine.sampling.mask_filler import MaskFiller, Row
 from penstock.wire.arrays import I8, I32
 from penstock.wire.frames import FinishReason
@@ -122,7 +127,7 @@ class GrammarMatchers:
             del self._users[compilation]
             self._running_bytes -= self._bytes.pop(compilation)
             self._compiler.on_unused(compilation)
-        if compilation.state is State.EVICTED or compilation.error is not None:
+        if compilation.state is CompilationState.EVICTED or compilation.error is not None:
             self._compiler.free_later(matcher)  # it may be the last one of its grammar
 
     # -- the step

@@ -16,9 +16,9 @@ import numpy as np
 from penstock.config.serve import ServeConfig
 from penstock.engine.base import RequestRejected
 from penstock.engine.lora.adapter_table import AdapterTable, LoadedAdapter, adapter_of
-from penstock.engine.sampling.grammar_compiler import Compilation, State
+from penstock.engine.sampling.grammar_compiler import Compilation, CompilationState
 from penstock.engine.schedule.cache_scope import CacheScope
-from penstock.engine.schedule.prefix_cache import Match, Prefix
+from penstock.engine.schedule.prefix_cache import CachedPrefix, Prefix
 from penstock.engine.schedule.running_streams import RunningStreams
 from penstock.engine.schedule.submit_checks import check_request
 from penstock.engine.schedule.waiting_queue import WaitingQueue, WaitingStream
@@ -32,7 +32,7 @@ stream is computing their prefix, or other adapters run. They are held, and the 
 behind them."""
 
 
-class Admission:
+class SlotAdmission:
     """The waiting queue, and the ways of its streams into slots."""
 
     def __init__(self, streams: RunningStreams, config: ServeConfig, adapters: AdapterTable | None) -> None:
@@ -172,12 +172,12 @@ class Admission:
         """Whether the grammar is compiled; otherwise the stream is held until it is. Raises RequestRejected
         for a grammar that is not valid or contradicts other constraints."""
         sampling = waiting.request.sampling
-        if compilation.state is State.EVICTED:  # it was compiled long ago
+        if compilation.state is CompilationState.EVICTED:  # it was compiled long ago
             assert sampling.grammar is not None
             compilation = self._sampling.grammars.request(waiting.server, sampling.grammar)
             self._withdraw_compilation(waiting)
             waiting.compilation = compilation
-        if compilation.state is not State.DONE:
+        if compilation.state is not CompilationState.DONE:
             self.queue.hold(waiting, compilation)
             return False
         if compilation.error is not None:
@@ -198,7 +198,7 @@ class Admission:
             return candidate.prefix, candidate.tokens
         return self._prefix_cache.prefix_of_preempted(candidate), int(self._table.length[candidate])
 
-    def _has_room(self, length: int, found: Match) -> bool:
+    def _has_room(self, length: int, found: CachedPrefix) -> bool:
         """Whether ``length`` tokens, of which the blocks ``found`` are cached, fit and leave one free block
         for every stream that has blocks.
 
@@ -208,7 +208,7 @@ class Admission:
         wanted = self._blocks.blocks_for(length) - found.blocks + found.idle
         return wanted + margin <= self._blocks.free_count()
 
-    def _admit(self, newcomer: WaitingStream, found: Match) -> int:
+    def _admit(self, newcomer: WaitingStream, found: CachedPrefix) -> int:
         """Move a waiting stream into a free slot; there is room for its prompt."""
         streams = self._streams
         self.queue.remove(newcomer)
@@ -225,7 +225,7 @@ class Admission:
             streams.table.cached[slot] = found.blocks * streams.blocks.block_size
         return slot
 
-    def _begin(self, slot: int, prefix: Prefix | None, found: Match) -> None:
+    def _begin(self, slot: int, prefix: Prefix | None, found: CachedPrefix) -> None:
         """Allocate blocks for a stream's whole history, so that a begun prefill never waits for memory."""
         wanted = self._blocks.blocks_for(int(self._table.length[slot]))
         self._prefix_cache.attach(slot, prefix, found, wanted)

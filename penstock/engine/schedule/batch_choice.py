@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.engine.sampling.metadata import NOT_COUNTED, READS_LAST_TOKEN
-from penstock.engine.schedule.admission import Admission
+from penstock.engine.schedule.admission import SlotAdmission
 from penstock.engine.schedule.batch import Batch
 from penstock.engine.schedule.running_streams import RunningStreams, Slots
 from penstock.engine.schedule.step_cost import StepCost
@@ -27,7 +27,7 @@ _log_fault = RateLimitedLog(logging.getLogger(__name__), logging.ERROR)
 class BatchChoice:
     """Chooses each step's tokens, and allocates their blocks."""
 
-    def __init__(self, streams: RunningStreams, admission: Admission, step_cost: StepCost) -> None:
+    def __init__(self, streams: RunningStreams, admission: SlotAdmission, step_cost: StepCost) -> None:
         self._streams = streams
         self._table = streams.table
         self._sampling = streams.sampling

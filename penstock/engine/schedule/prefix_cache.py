@@ -80,7 +80,7 @@ class Prefix:
 
 
 @dataclass(slots=True)
-class Match:
+class CachedPrefix:
     """The cached beginning of a history."""
 
     runs: list[CachedRun] = field(default_factory=list)
@@ -149,10 +149,10 @@ class PrefixCache:
         """The prefix of a preempted stream; None when the cache was reset after it began."""
         return self._preempted.get(slot)
 
-    def find(self, prefix: Prefix | None) -> Match | None:
+    def find(self, prefix: Prefix | None) -> CachedPrefix | None:
         """The cached beginning of a history; None when another stream is computing its next block, and
         ``prefix.awaited`` is worth waiting for."""
-        match = Match()
+        match = CachedPrefix()
         if prefix is None or not prefix.reads_cache:
             return match
         if prefix.awaited is not None and prefix.awaited.owner != NOBODY:
@@ -236,7 +236,7 @@ class PrefixCache:
         resolved, self._resolved = self._resolved, []
         return resolved
 
-    def record_lookup(self, prefix: Prefix | None, tokens: int, found: Match) -> None:
+    def record_lookup(self, prefix: Prefix | None, tokens: int, found: CachedPrefix) -> None:
         """Count a lookup of a prompt of ``tokens`` tokens that found ``found``."""
         if prefix is not None and prefix.reads_cache:
             self.queries += tokens
@@ -244,7 +244,7 @@ class PrefixCache:
 
     # -- streams begin and go on
 
-    def attach(self, slot: int, prefix: Prefix | None, found: Match, blocks: int) -> None:
+    def attach(self, slot: int, prefix: Prefix | None, found: CachedPrefix, blocks: int) -> None:
         """Give a slot that has none ``blocks`` blocks: those found, which it shares, and then its own.
         Promise those of its prefix."""
         for run in found.runs:

@@ -22,7 +22,7 @@ from penstock.engine.kv_events.block_log import BlockLog
 from penstock.engine.lora.adapter_table import AdapterTable
 from penstock.engine.sampling.metadata import SamplingMetadata
 from penstock.engine.schedule.adapter_room import AdapterRoom
-from penstock.engine.schedule.admission import Admission
+from penstock.engine.schedule.admission import SlotAdmission
 from penstock.engine.schedule.batch import Batch
 from penstock.engine.schedule.batch_choice import BatchChoice
 from penstock.engine.schedule.block_tables import BlockTables
@@ -63,7 +63,7 @@ class Scheduler:
         self.streams = RunningStreams(
             table, sampling, blocks, self.prefix_cache, self.shortage, self.adapter_room, speculation
         )
-        self._admission = Admission(self.streams, config, adapters)
+        self._admission = SlotAdmission(self.streams, config, adapters)
         self._queue = self._admission.queue
         self._choice = BatchChoice(self.streams, self._admission, self.step_cost)
         self._settlement = Settlement(self.streams, self.step_cost, clock)

@@ -36,7 +36,7 @@ BYTES_PER_BIAS = 160
 """Memory of an entry of logit_bias."""
 
 
-class Place(IntEnum):
+class QueuePosition(IntEnum):
     """Where a stream waits among those of its priority."""
 
     RELEASED = 0
@@ -46,7 +46,7 @@ class Place(IntEnum):
     """Outside the order: it cannot start yet."""
 
 
-QueueClass: TypeAlias = tuple[int, bool, Place]
+QueueClass: TypeAlias = tuple[int, bool, QueuePosition]
 """(priority, whether the stream is new, place). Lower classes run earlier: a stream that another engine had
 accepted comes before new ones of its priority."""
 
@@ -168,7 +168,7 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[WaitingStream]:
         """Streams that are not held, in scheduling order; the queue must not change during the iteration."""
         for queue_class in self._class_order:
-            if queue_class[2] is not Place.HELD:
+            if queue_class[2] is not QueuePosition.HELD:
                 yield from self._classes[queue_class].values()
 
     def __contains__(self, key: StreamKey) -> bool:
@@ -190,7 +190,7 @@ class WaitingQueue:
         if (server, request.stream) in self._streams:
             raise WireError(f"Submit.stream {request.stream} is running already")
         priority = request.priority if self._by_priority else 0
-        queue_class = priority, not request.resubmitted, Place.ARRIVED
+        queue_class = priority, not request.resubmitted, QueuePosition.ARRIVED
         newcomer = WaitingStream(server, request, queue_class, adapter=adapter)
         self._check_bytes(newcomer)
         if not request.resubmitted:
@@ -279,7 +279,7 @@ class WaitingQueue:
         if not members:
             del self._classes[waiting.queue_class]
             self._class_order.remove(waiting.queue_class)
-        if waiting.queue_class[2] is Place.HELD:
+        if waiting.queue_class[2] is QueuePosition.HELD:
             held = self._held[waiting.held_by]
             del held[waiting.key]
             if not held:
@@ -328,7 +328,7 @@ class WaitingQueue:
 
     def hold(self, waiting: WaitingStream, by: Hashable) -> None:
         """Keep a stream outside the order until :meth:`release` of ``by``, so that it is in nobody's way."""
-        self._move(waiting, Place.HELD)
+        self._move(waiting, QueuePosition.HELD)
         waiting.held_by = by
         self._held.setdefault(by, {})[waiting.key] = waiting
 
@@ -341,10 +341,10 @@ class WaitingQueue:
         Returns them."""
         released = list(self._held.get(by, {}).values())
         for waiting in released:
-            self._move(waiting, Place.RELEASED)
+            self._move(waiting, QueuePosition.RELEASED)
         return released
 
-    def _move(self, waiting: WaitingStream, place: Place) -> None:
+    def _move(self, waiting: WaitingStream, place: QueuePosition) -> None:
         self._extract(waiting)
         priority, is_new, _ = waiting.queue_class
         waiting.queue_class = priority, is_new, place

@@ -30,7 +30,7 @@ from penstock.engine.sampling.rng import stream_state, token_indexes
 from penstock.engine.schedule.submit_checks import check_request
 from penstock.engine.schedule.waiting_queue import WaitingQueue
 from penstock.engine.synthetic.adapters import SyntheticAdapterLoader, lora_info, seed_of
-from penstock.engine.synthetic.script import Script
+from penstock.engine.synthetic.script import CompiledScript
 from penstock.engine.synthetic.script_player import ScriptPlayer, break_engine
 from penstock.engine.synthetic.speculation import SyntheticSpeculation
 from penstock.engine.vocabulary import read_eos_token_ids, read_max_model_len, read_vocabulary
@@ -119,7 +119,9 @@ class SyntheticEngine:
         )
         self._player = None
         if script is not None:
-            rules = Script(script, Path(tokenizer_dir or model_dir), vocabulary.size, self.info.eos_token_ids)
+            rules = CompiledScript(
+                script, Path(tokenizer_dir or model_dir), vocabulary.size, self.info.eos_token_ids
+            )
             self._player = ScriptPlayer(rules, self._table, clock, sleep)
         self._idle_s = 0.0 if self._player is None else IDLE_STEP_S
         self._state = np.zeros(config.max_num_seqs, np.uint64)

@@ -35,7 +35,7 @@ class ScriptedReply:
     """Token ids of the whole reply, without EOS."""
 
 
-class Script:
+class CompiledScript:
     """The rules, with patterns compiled."""
 
     def __init__(

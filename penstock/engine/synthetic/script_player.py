@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.engine.batch.slots import SlotTable
-from penstock.engine.synthetic.script import Script, ScriptedReply
+from penstock.engine.synthetic.script import CompiledScript, ScriptedReply
 from penstock.wire.arrays import I8
 from penstock.wire.frames import FinishReason
 from penstock.wire.messages import Submit
@@ -54,7 +54,7 @@ class ScriptPlayer:
 
     def __init__(
         self,
-        script: Script,
+        script: CompiledScript,
         table: SlotTable,
         clock: Callable[[], float],
         sleep: Callable[[float], None],

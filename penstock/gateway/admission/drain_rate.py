@@ -10,7 +10,7 @@ WINDOW_S = 10.0
 
 
 @dataclass(slots=True)
-class DrainRate:
+class DepartureRate:
     """Requests per second that leave a queue for an endpoint. Times are seconds of any clock."""
 
     _count: float = 0.0

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
-from penstock.gateway.admission.drain_rate import DrainRate
+from penstock.gateway.admission.drain_rate import DepartureRate
 from penstock.gateway.admission.fair_shares import FairShares
 from penstock.gateway.admission.flow_queue import FlowQueue, Waiter
 from penstock.gateway.admission.other_queues import NO_OTHERS, OtherQueues, key_for_all, rank_for_all
@@ -342,7 +342,7 @@ class Gate:
     """Requests that were granted a place and that no endpoint counts yet."""
     turns: int = 0
     """Places that it might have got since the oldest of its waiters was considered for one."""
-    rate: DrainRate = field(default_factory=DrainRate)
+    rate: DepartureRate = field(default_factory=DepartureRate)
     _yields_to: int = 0
     """Rank of the first request of another worker, to which a place is left."""
     _yields_since: float = 0.0

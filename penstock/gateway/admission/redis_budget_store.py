@@ -50,7 +50,7 @@ class _Call(NamedTuple):
     answer: asyncio.Future[list[int]] | None = None
 
 
-class Place(NamedTuple):
+class BudgetClient(NamedTuple):
     """Which process asks. Names of requests begin with it."""
 
     gateway: str
@@ -70,7 +70,7 @@ class RedisBudgetStore:
         *,
         timeout_s: float,
         longest_request_s: float,
-        place: Place,
+        place: BudgetClient,
         lease_s: float = LEASE_S,
     ) -> None:
         """Raises ImportError without the package redis, and ValueError for a bad URL."""

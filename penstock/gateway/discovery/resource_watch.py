@@ -52,11 +52,11 @@ class _Event(msgspec.Struct):
 class _Versioned(msgspec.Struct):
     """What is read of every object, even if the rest is malformed."""
 
-    class Metadata(msgspec.Struct, rename="camel"):
+    class WatchMetadata(msgspec.Struct, rename="camel"):
         name: str = ""
         resource_version: str = ""
 
-    metadata: Metadata
+    metadata: WatchMetadata
 
 
 class _Status(msgspec.Struct):

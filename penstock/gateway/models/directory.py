@@ -16,7 +16,7 @@ from penstock.gateway.models.model_cards import (
     has_several_models,
     is_model_name,
 )
-from penstock.gateway.models.model_routes import WILDCARDS, ModelRoute, ModelRoutes
+from penstock.gateway.models.model_routes import WILDCARDS, ModelRoute, ModelRouteTable
 from penstock.gateway.models.pools import Pool
 from penstock.gateway.routing.endpoint import Endpoint
 from penstock.gateway.routing.model_steps import Step
@@ -91,7 +91,7 @@ class ModelDirectory:
         self.generation = 0
         """Counts the updates."""
         self._unknown = unknown
-        self._routes = ModelRoutes({})
+        self._routes = ModelRouteTable({})
         self._endpoints: tuple[Endpoint, ...] = ()
         self._everyone = Step("", ())
         self._pools: dict[str, _PoolOfEndpoints] = {}
@@ -114,7 +114,7 @@ class ModelDirectory:
         routes: Mapping[str, ModelRoute] | None = None,
     ) -> None:
         """Replace the endpoints, each in the pool of its name, the pools and the routes."""
-        self._routes = ModelRoutes(routes or {})
+        self._routes = ModelRouteTable(routes or {})
         self._endpoints = tuple(endpoints)
         self._everyone = Step("", self._endpoints)
         self.generation += 1

@@ -55,7 +55,7 @@ def check_route(option: str, name: str, route: ModelRoute) -> None:
         raise ValueError(f"{option}: its fallback is itself")
 
 
-class ModelRoutes:
+class ModelRouteTable:
     """Routes by name or pattern; an exact name comes first, then the first pattern that fits."""
 
     def __init__(self, routes: Mapping[str, ModelRoute], rng: random.Random | None = None) -> None:

@@ -18,7 +18,7 @@ from penstock.gateway.responses.response_observer import (
     StreamObserver,
 )
 from penstock.gateway.upstream.exchange import Exchange, Failure, Headers, without_hop_by_hop
-from penstock.gateway.upstream.reply_scanner import Lane
+from penstock.gateway.upstream.reply_scanner import PlainEventShape
 from penstock.gateway.upstream.timeouts import Timeouts
 from penstock.http.admission import retry_headers
 from penstock.http.errors import ApiError
@@ -161,7 +161,7 @@ class Attempt:
             return False
         if self._slot < 0:
             self._slot = self._plain_events.open(self)
-        lane = Lane(*parts, len(parts.head) + len(parts.tail), self._slot)
+        lane = PlainEventShape(*parts, len(parts.head) + len(parts.tail), self._slot)
         allowed = self._exchange.enter_lane(lane, self._plain_events)
         if not allowed:
             return False

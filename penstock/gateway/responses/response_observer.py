@@ -20,7 +20,7 @@ from penstock.gateway.responses.event_reader import (
 )
 from penstock.gateway.responses.event_template import EventParts, EventTemplate
 from penstock.gateway.responses.held_bytes import HeldBytes
-from penstock.gateway.responses.token_usage import TokenUsage, UsageFields, read_usage
+from penstock.gateway.responses.token_usage import ReportedUsage, UsageFields, read_usage
 from penstock.streaming.sse_parser import Event, SSEError, SSEParser
 
 _GAP_BOUNDS = ITL.bounds
@@ -62,7 +62,7 @@ class Observation:
     itl_bucket_counts: list[int] = field(default_factory=lambda: [0] * (len(_GAP_BOUNDS) + 1))
     """Intervals between events with tokens, counted by the buckets of
     :data:`penstock.gateway.metric_definitions.ITL`."""
-    usage: TokenUsage | None = None
+    usage: ReportedUsage | None = None
     """The latest counts reported; earlier ones are not added."""
     deferred: bool = False
     """The reply is a response that goes on in the background, so that it has no usage yet."""

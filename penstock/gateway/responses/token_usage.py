@@ -42,7 +42,7 @@ class UsageFields(msgspec.Struct, gc=False):
 
 
 @dataclass(slots=True, frozen=True)
-class TokenUsage:
+class ReportedUsage:
     """Tokens as counted by the model server; None: not reported."""
 
     input_tokens: int | None = None
@@ -52,7 +52,7 @@ class TokenUsage:
     """Those of the prompt that were in the server's cache."""
 
 
-def read_usage(usage: UsageFields) -> TokenUsage | None:
+def read_usage(usage: UsageFields) -> ReportedUsage | None:
     """The counts; None: there are none."""
     details = usage.prompt_tokens_details or usage.input_tokens_details
     read = _count(usage.cache_read_input_tokens)
@@ -67,7 +67,7 @@ def read_usage(usage: UsageFields) -> TokenUsage | None:
         output_tokens = _count(usage.completion_tokens)
     if input_tokens is None and output_tokens is None:
         return None
-    return TokenUsage(input_tokens, output_tokens, cached)
+    return ReportedUsage(input_tokens, output_tokens, cached)
 
 
 def _count(value: object) -> int | None:

@@ -34,7 +34,7 @@ Families = Iterable[tuple[Metric, MetricFamily, Mapping[Labels, Value]]]
 
 
 @dataclass(frozen=True, slots=True)
-class MetricsOptions:
+class ExpositionLimits:
     """How metrics are exposed."""
 
     compat: Literal["none", "llm-d", "gie"] = "none"
@@ -96,7 +96,7 @@ class GatewayMetrics:
     def __init__(
         self,
         endpoints: Callable[[], list[Endpoint]],
-        options: MetricsOptions | None = None,
+        options: ExpositionLimits | None = None,
         listed_name: Callable[[str], str | None] = lambda name: None,
     ) -> None:
         """``listed_name``: the name or pattern by which a model is configured, or listed by endpoints; empty:
@@ -104,7 +104,7 @@ class GatewayMetrics:
         self.sources: list[Callable[[], Iterable[Figure]]] = []
         """Parts of the gateway that count for themselves."""
         self._endpoints = endpoints
-        self._options = options or MetricsOptions()
+        self._options = options or ExpositionLimits()
         self._dialects: list[MetricsDialect] = ["own"]
         if self._options.compat != "none":
             self._dialects.append(self._options.compat)

@@ -7,13 +7,13 @@ from urllib.parse import urlsplit
 from penstock.gateway.requests.bounded_name import bounded_name
 from penstock.gateway.responses.outcome import SUCCESSFUL
 from penstock.gateway.responses.request_record import RequestRecord
-from penstock.gateway.responses.token_usage import TokenUsage
+from penstock.gateway.responses.token_usage import ReportedUsage
 from penstock.telemetry.spans import OPERATIONS, PROVIDERS, Attribute, SpanData, present
 
 
 def span_data(record: RequestRecord) -> SpanData:
     """The contents of the span of a request that has ended."""
-    seen, usage = record.seen, record.seen.usage or TokenUsage()
+    seen, usage = record.seen, record.seen.usage or ReportedUsage()
     operation = OPERATIONS.get(record.path)
     reason, address = bounded_name(record.reason), bounded_name(record.endpoint)
     endpoint = urlsplit(address if "//" in address else f"//{address}")

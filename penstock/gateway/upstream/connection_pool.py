@@ -10,8 +10,8 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from penstock.gateway.upstream.exchange import IDLE_S, Exchange, UpstreamError, port_of
-from penstock.gateway.upstream.http1_connection import Http1Connection
-from penstock.gateway.upstream.http2_connection import Http2Connection, NotHttp2Error
+from penstock.gateway.upstream.http1_connection import Http1UpstreamConnection
+from penstock.gateway.upstream.http2_connection import Http2UpstreamConnection, NotHttp2Error
 from penstock.gateway.upstream.tls import UpstreamTls
 from penstock.http.tls_problem import tls_problem
 
@@ -80,8 +80,8 @@ class ConnectionPool:
         """When a server that did not answer is asked again."""
         self._opening: asyncio.Task[None] | None = None
         """Finds out the version, or opens another connection over HTTP/2."""
-        self._idle: list[Http1Connection] = []
-        self._shared: list[Http2Connection] = []
+        self._idle: list[Http1UpstreamConnection] = []
+        self._shared: list[Http2UpstreamConnection] = []
         """Connections over HTTP/2 that take streams."""
         self._closed = False
 
@@ -145,7 +145,7 @@ class ConnectionPool:
         """Raises UpstreamError."""
         connection = await self._connect(with_http2=True)
         try:
-            if isinstance(connection, Http2Connection):
+            if isinstance(connection, Http2UpstreamConnection):
                 await self._greet(connection)
             elif self._http2 == "require":
                 connection.close()
@@ -158,7 +158,7 @@ class ConnectionPool:
                 raise UpstreamError(f"it does not speak HTTP/2 (--upstream-http2 require): {error}") from None
             self._set_version(Version.HTTP1)
 
-    async def _greet(self, connection: Http2Connection) -> None:
+    async def _greet(self, connection: Http2UpstreamConnection) -> None:
         """Wait for the server's SETTINGS. Raises NotHttp2Error."""
         try:
             async with asyncio.timeout(HELLO_S):
@@ -178,13 +178,13 @@ class ConnectionPool:
         self._set_version(Version.HTTP2)
         self._shared.append(connection)
 
-    async def _open_http1(self) -> Http1Connection:
+    async def _open_http1(self) -> Http1UpstreamConnection:
         """Raises UpstreamError."""
         connection = await self._connect(with_http2=False)
-        assert isinstance(connection, Http1Connection)
+        assert isinstance(connection, Http1UpstreamConnection)
         return connection
 
-    async def _connect(self, *, with_http2: bool) -> Http1Connection | Http2Connection:
+    async def _connect(self, *, with_http2: bool) -> Http1UpstreamConnection | Http2UpstreamConnection:
         """A connection over HTTP/2 if ``with_http2`` and TLS does not choose another. Raises UpstreamError,
         after which the server may be another one."""
         dial = _Dial(self, with_http2=with_http2)
@@ -213,11 +213,11 @@ class ConnectionPool:
             raise UpstreamError(f"no connection: {tls or error}") from None
         return dial.connection
 
-    def make_http1(self) -> Http1Connection:
-        return Http1Connection(self, self._authority)
+    def make_http1(self) -> Http1UpstreamConnection:
+        return Http1UpstreamConnection(self, self._authority)
 
-    def make_http2(self) -> Http2Connection:
-        return Http2Connection(
+    def make_http2(self) -> Http2UpstreamConnection:
+        return Http2UpstreamConnection(
             self, scheme=self._scheme, authority=self._authority, silence_s=self._silence_s
         )
 
@@ -265,7 +265,7 @@ class ConnectionPool:
 
     # -- keeping
 
-    def release(self, connection: Http1Connection) -> None:
+    def release(self, connection: Http1UpstreamConnection) -> None:
         """Take back a connection whose reply is complete, for the next request."""
         if self._closed or len(self._idle) >= MAX_IDLE or self._version is Version.HTTP2:
             connection.close()
@@ -273,16 +273,16 @@ class ConnectionPool:
         connection.was_used = True
         self._keep(connection)
 
-    def _keep(self, connection: Http1Connection) -> None:
+    def _keep(self, connection: Http1UpstreamConnection) -> None:
         connection.idle_since = asyncio.get_running_loop().time()
         self._idle.append(connection)
 
-    def forget(self, connection: Http1Connection) -> None:
+    def forget(self, connection: Http1UpstreamConnection) -> None:
         """Remove a closed connection."""
         if connection in self._idle:
             self._idle.remove(connection)
 
-    def on_http2_closed(self, connection: Http2Connection) -> None:
+    def on_http2_closed(self, connection: Http2UpstreamConnection) -> None:
         """Remove a connection that takes no further streams."""
         if connection in self._shared:
             self._shared.remove(connection)
@@ -305,7 +305,7 @@ class ConnectionPool:
 class _Dial(asyncio.Protocol):
     """A connection whose version is not known until TLS has chosen it."""
 
-    connection: Http1Connection | Http2Connection
+    connection: Http1UpstreamConnection | Http2UpstreamConnection
 
     def __init__(self, pool: ConnectionPool, *, with_http2: bool) -> None:
         self._pool = pool
@@ -320,7 +320,7 @@ class _Dial(asyncio.Protocol):
         self.connection.connection_made(transport)
 
 
-def _streams(connection: Http2Connection) -> int:
+def _streams(connection: Http2UpstreamConnection) -> int:
     return connection.active
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
-from penstock.gateway.upstream.reply_scanner import Lane, PlainEventRelay
+from penstock.gateway.upstream.reply_scanner import PlainEventRelay, PlainEventShape
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -98,7 +98,7 @@ class Exchange(Protocol):
         """Whether it can recognize plain events."""
         ...
 
-    def enter_lane(self, lane: Lane, relay: PlainEventRelay) -> int:
+    def enter_lane(self, lane: PlainEventShape, relay: PlainEventRelay) -> int:
         """From here on plain events go to ``relay`` instead of on_body. Returns how many bytes of them may
         come before the lane has to be left, so that the window is opened again; 0: there is no lane."""
         ...

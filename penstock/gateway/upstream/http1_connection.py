@@ -20,7 +20,7 @@ from penstock.gateway.upstream.exchange import (
     ReplyReceiver,
     UpstreamRequest,
 )
-from penstock.gateway.upstream.reply_scanner import Lane, PlainEventRelay
+from penstock.gateway.upstream.reply_scanner import PlainEventRelay, PlainEventShape
 from penstock.http.http1.reply_reader import ReplyFault, ReplyReader
 from penstock.http.tls_problem import tls_problem
 
@@ -28,11 +28,11 @@ from penstock.http.tls_problem import tls_problem
 class ConnectionOwner(Protocol):
     """Whoever keeps connections while they are idle."""
 
-    def release(self, connection: Http1Connection) -> None:
+    def release(self, connection: Http1UpstreamConnection) -> None:
         """Take back a connection whose reply is complete, for the next request."""
         ...
 
-    def forget(self, connection: Http1Connection) -> None:
+    def forget(self, connection: Http1UpstreamConnection) -> None:
         """The connection is closed."""
         ...
 
@@ -50,7 +50,7 @@ class ConnectionOwner(Protocol):
         ...
 
 
-class Http1Connection(asyncio.Protocol):
+class Http1UpstreamConnection(asyncio.Protocol):
     """One connection to an endpoint. It carries one request after the other."""
 
     def __init__(self, owner: ConnectionOwner, authority: bytes) -> None:
@@ -233,7 +233,7 @@ class Http1Connection(asyncio.Protocol):
 
     has_lanes = False
 
-    def enter_lane(self, lane: Lane, relay: PlainEventRelay) -> int:
+    def enter_lane(self, lane: PlainEventShape, relay: PlainEventRelay) -> int:
         return 0
 
     def leave_lane(self, relayed: int) -> None:

@@ -57,7 +57,7 @@ class NotHttp2Error(UpstreamError):
     """The server answers something else than HTTP/2, or nothing."""
 
 
-class State(enum.Enum):
+class ConnectionState(enum.Enum):
     CONNECTING = enum.auto()
     """The server has not sent its SETTINGS."""
     OPEN = enum.auto()
@@ -69,14 +69,14 @@ class State(enum.Enum):
 class Http2Owner(Protocol):
     """Whoever keeps the connections to an endpoint."""
 
-    def on_http2_closed(self, connection: Http2Connection) -> None: ...
+    def on_http2_closed(self, connection: Http2UpstreamConnection) -> None: ...
 
     def on_http1_required(self) -> None:
         """The server takes some requests over HTTP/1.1 only."""
         ...
 
 
-class Http2Connection(asyncio.Protocol):
+class Http2UpstreamConnection(asyncio.Protocol):
     """One connection. Streams are taken with :meth:`take` and send their request later."""
 
     def __init__(self, owner: Http2Owner, *, scheme: bytes, authority: bytes, silence_s: float) -> None:
@@ -93,7 +93,7 @@ class Http2Connection(asyncio.Protocol):
         self.core = Http2Core[Http2Exchange](_ROLE, self._streams, self._bodies, self, self._loop.time())
         self.ready: asyncio.Future[None] = self._loop.create_future()
         """Done with the server's SETTINGS. Raises NotHttp2Error."""
-        self._state = State.CONNECTING
+        self._state = ConnectionState.CONNECTING
         self._scanner = ReplyScanner()
         self.lanes = self._scanner.lanes
         """Streams whose plain events go to ``plain_events``, by stream id."""
@@ -126,7 +126,7 @@ class Http2Connection(asyncio.Protocol):
     def has_room(self) -> bool:
         """Whether it takes another stream."""
         return (
-            self._state is State.OPEN
+            self._state is ConnectionState.OPEN
             and self.active < self.core.settings.max_streams
             and not self._write_paused
             and self.core.last_id < LAST_STREAM_ID - 2
@@ -144,16 +144,16 @@ class Http2Connection(asyncio.Protocol):
 
     def retire(self) -> None:
         """Take no further streams, and close after the last one."""
-        if self._state in (State.CONNECTING, State.OPEN):
-            self._state = State.RETIRING
+        if self._state in (ConnectionState.CONNECTING, ConnectionState.OPEN):
+            self._state = ConnectionState.RETIRING
             self._owner.on_http2_closed(self)
         if not self.active:
             self._close(ErrorCode.NO_ERROR)
 
     def _close(self, code: ErrorCode, reason: str = "") -> None:
-        if self._state is State.CLOSED:
+        if self._state is ConnectionState.CLOSED:
             return
-        self._state = State.CLOSED
+        self._state = ConnectionState.CLOSED
         self.core.end()
         self._owner.on_http2_closed(self)
         self._write(h2.goaway(0, code, reason))
@@ -200,7 +200,7 @@ class Http2Connection(asyncio.Protocol):
             self._process()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._state = State.CLOSED
+        self._state = ConnectionState.CLOSED
         self._owner.on_http2_closed(self)
         if self._timer is not None:
             self._timer.cancel()
@@ -357,8 +357,8 @@ class Http2Connection(asyncio.Protocol):
         self._break(fault.stream_id, fault.code, f"it violated HTTP/2: {fault.reason}", Failure.NETWORK)
 
     def on_settings(self) -> None:
-        if self._state is State.CONNECTING:
-            self._state = State.OPEN
+        if self._state is ConnectionState.CONNECTING:
+            self._state = ConnectionState.OPEN
             self._idle_since = self._loop.time()
             self._timer = self._loop.call_later(self._tick_s, self._tick)
             self.ready.set_result(None)
@@ -381,7 +381,7 @@ class Http2Connection(asyncio.Protocol):
     # -- streams
 
     def start(self, exchange: Http2Exchange, request: UpstreamRequest) -> None:
-        if self._state is not State.OPEN or self._transport.is_closing():
+        if self._state is not ConnectionState.OPEN or self._transport.is_closing():
             self._loop.call_soon(self._refuse, exchange)
             return
         if not self._streams:
@@ -412,11 +412,11 @@ class Http2Connection(asyncio.Protocol):
         if exchange.stream_id:
             del self._streams[exchange.stream_id]
             self.lanes.pop(exchange.stream_id, None)
-            if code is not None and self._state is not State.CLOSED:
+            if code is not None and self._state is not ConnectionState.CLOSED:
                 self._write(h2.rst_stream(exchange.stream_id, code))
         if not self.active:
             self._idle_since = self._loop.time()
-            if self._state is State.RETIRING:
+            if self._state is ConnectionState.RETIRING:
                 self._close(ErrorCode.NO_ERROR)
 
     def open_window(self, exchange: Http2Exchange, size: int) -> None:
@@ -451,7 +451,7 @@ class Http2Connection(asyncio.Protocol):
         self._frames, self._large = [], None
         self._scanner.clear()
         self._lost = f"it violated HTTP/2: {fault.reason}"
-        if self._state is State.CONNECTING:
+        if self._state is ConnectionState.CONNECTING:
             self._give_up_hello(self._lost)
             self._transport.abort()  # an HTTP/1.1 server would take more for a request
             return
@@ -465,7 +465,7 @@ class Http2Connection(asyncio.Protocol):
 
     def _tick(self) -> None:
         """Close an idle connection, and find out whether a silent one is alive."""
-        if self._state is State.CLOSED:
+        if self._state is ConnectionState.CLOSED:
             return
         if not self.active:
             self._silent_ticks = 0

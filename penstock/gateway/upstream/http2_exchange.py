@@ -15,7 +15,7 @@ from penstock.gateway.upstream.exchange import (
     ReplyReceiver,
     UpstreamRequest,
 )
-from penstock.gateway.upstream.reply_scanner import Lane, PlainEventRelay
+from penstock.gateway.upstream.reply_scanner import PlainEventRelay, PlainEventShape
 from penstock.http.http1.reply_reader import MAX_OVERHEAD_BYTES
 from penstock.http.http2.faults import ErrorCode, StreamFault
 from penstock.http.http2.header_blocks import MALFORMED, Field
@@ -47,7 +47,7 @@ class StreamConnection(Protocol):
         ...
 
     plain_events: PlainEventRelay | None
-    lanes: dict[int, Lane]
+    lanes: dict[int, PlainEventShape]
 
 
 class Http2Exchange:
@@ -117,7 +117,7 @@ class Http2Exchange:
 
     has_lanes = True
 
-    def enter_lane(self, lane: Lane, relay: PlainEventRelay) -> int:
+    def enter_lane(self, lane: PlainEventShape, relay: PlainEventRelay) -> int:
         allowed = self.window - REFILL_BELOW
         if allowed <= 0 or self._paused or self._left is not None or self.ended:
             return 0

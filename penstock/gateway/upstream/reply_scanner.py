@@ -24,7 +24,7 @@ BYTES_AT_ONCE = 32 << 10
 """What is scanned between two looks at the clock."""
 
 
-class Lane(NamedTuple):
+class PlainEventShape(NamedTuple):
     """How plain events of one stream look: ``head``, a text, ``tail``. Instead of a text alone there may be a
     text, ``between`` and a number, or these the other way round."""
 
@@ -54,7 +54,7 @@ class ReplyScanner(FrameScanner):
 
     def __init__(self) -> None:
         super().__init__()
-        self.lanes: dict[int, Lane] = {}
+        self.lanes: dict[int, PlainEventShape] = {}
         """By stream id. A frame that is no plain event ends the lane of its stream, so that what follows
         it is not relayed before it."""
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from hashlib import blake2b
 
-from penstock.generation.grammars.lane import Lane
 from penstock.generation.grammars.process import Question
-from penstock.generation.grammars.schema_check import Verdict
+from penstock.generation.grammars.schema_check import ValidationResult
+from penstock.generation.grammars.validation_queue import ValidationQueue
 from penstock.generation.request.structured_output import (
     MAX_GRAMMAR_BYTES,
     Constraint,
@@ -34,8 +34,8 @@ class GrammarChecker:
         self._valid: OrderedDict[bytes, str] = OrderedDict()
         """By digest, what the grammar was rewritten to; empty: it stays as it is."""
         self._valid_bytes = 0
-        self._quick = Lane(QUICK_CPU_LIMIT_S)
-        self._patient = Lane(CPU_LIMIT_S)
+        self._quick = ValidationQueue(QUICK_CPU_LIMIT_S)
+        self._patient = ValidationQueue(CPU_LIMIT_S)
         """The lane of grammars that took too long for the other one, where they would delay others."""
         self._waiting_bytes = 0
 
@@ -74,12 +74,12 @@ class GrammarChecker:
         while len(self._valid) > KNOWN_GRAMMARS or self._valid_bytes > KNOWN_BYTES:
             self._valid_bytes -= len(self._valid.popitem(last=False)[1])
 
-    async def _validate(self, question: Question, client: str) -> Verdict:
+    async def _validate(self, question: Question, client: str) -> ValidationResult:
         for lane in (self._quick, self._patient):
             verdict = await lane.validate(question, client)
             if verdict is not None:
                 return verdict
-        return Verdict(problem=f"it takes more than {CPU_LIMIT_S:g} s to check")
+        return ValidationResult(problem=f"it takes more than {CPU_LIMIT_S:g} s to check")
 
     def close(self) -> None:
         """End the child processes."""

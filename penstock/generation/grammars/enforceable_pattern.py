@@ -13,7 +13,7 @@ from penstock.generation.grammars.pattern_syntax import (
     Char,
     Edge,
     Group,
-    Item,
+    RepeatedPart,
     Sequence,
     Unenforceable,
     parsed,
@@ -23,7 +23,7 @@ MAX_ALTERNATIVES = 64
 """Maximum alternatives that replace the word boundaries of one pattern."""
 MAX_PATTERN = 16 << 10
 """Maximum characters of a pattern that is rewritten."""
-_ANY = Item(Char(ANYTHING, None), 0, None)
+_ANY = RepeatedPart(Char(ANYTHING, None), 0, None)
 _START, _END = "^", "$"
 _CASELESS = "(?i)"
 """Not of ECMAScript, but pydantic's patterns have it."""
@@ -52,7 +52,7 @@ def _without_look(sequence: Sequence) -> tuple[list[str], Sequence]:
         group = rest.pop(0).part
         assert isinstance(group, Group)
         if group.look == "=":
-            heads.append(_written([[sequence[0], Item(Group(group.alternatives))]]))
+            heads.append(_written([[sequence[0], RepeatedPart(Group(group.alternatives))]]))
         else:
             heads += without(group)
     # What a search looks at beyond its own ends may as well belong to it.
@@ -134,11 +134,14 @@ def _endings(sequence: Sequence, word: bool) -> tuple[list[Sequence], bool]:
         if isinstance(part, Edge) or (isinstance(part, Group) and part.look):
             raise Unenforceable(f"the assertion at character {part.at} beside a word boundary")
         if least > 1 or most != 1:
-            before = [*before, Item(part, max(0, least - 1), None if most is None else max(0, most - 1))]
+            before = [
+                *before,
+                RepeatedPart(part, max(0, least - 1), None if most is None else max(0, most - 1)),
+            ]
         if isinstance(part, Char):
             last = _only(part, word)
             if last is not None:
-                found.append([*before, Item(last)])
+                found.append([*before, RepeatedPart(last)])
         else:
             for option in part.alternatives:
                 ends, may_be_empty = _endings(option, word)
@@ -173,7 +176,7 @@ def _text(sequence: Sequence) -> str:
     return "".join(map(_item_text, sequence))
 
 
-def _item_text(item: Item) -> str:
+def _item_text(item: RepeatedPart) -> str:
     part, least, most = item
     if isinstance(part, Edge):
         if part.kind in "bB":
@@ -200,15 +203,15 @@ def _has_boundary(sequence: Sequence) -> bool:
     )
 
 
-def _is_edge(item: Item, *kinds: str) -> bool:
+def _is_edge(item: RepeatedPart, *kinds: str) -> bool:
     return isinstance(item.part, Edge) and item.part.kind in kinds
 
 
-def _taken(item: Item) -> Item:
+def _taken(item: RepeatedPart) -> RepeatedPart:
     """The group of a look-around as one that takes what it looks at."""
     assert isinstance(item.part, Group)
-    return Item(Group(item.part.alternatives))
+    return RepeatedPart(Group(item.part.alternatives))
 
 
-def _look(item: Item) -> str:
+def _look(item: RepeatedPart) -> str:
     return item.part.look if isinstance(item.part, Group) else ""

@@ -11,7 +11,7 @@ from penstock.generation.grammars.pattern_syntax import (
     Char,
     Edge,
     Group,
-    Item,
+    RepeatedPart,
     Sequence,
     Unenforceable,
 )
@@ -105,5 +105,5 @@ def _other(char: Char) -> str:
     return f"[^{char.text}]"
 
 
-def _is_edge(item: Item, kind: str) -> bool:
+def _is_edge(item: RepeatedPart, kind: str) -> bool:
     return isinstance(item.part, Edge) and item.part.kind == kind

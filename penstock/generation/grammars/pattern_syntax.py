@@ -65,7 +65,7 @@ class Group(NamedTuple):
     at: int = 0
 
 
-class Item(NamedTuple):
+class RepeatedPart(NamedTuple):
     """A part and how often it is repeated."""
 
     part: Char | Edge | Group
@@ -73,7 +73,7 @@ class Item(NamedTuple):
     most: int | None = 1
 
 
-Sequence: TypeAlias = list[Item]
+Sequence: TypeAlias = list[RepeatedPart]
 
 
 def parsed(pattern: str) -> list[Sequence]:
@@ -99,20 +99,20 @@ class _Reader:
             found.append(list(self._sequence(depth)))
         return found
 
-    def _sequence(self, depth: int) -> Iterator[Item]:
+    def _sequence(self, depth: int) -> Iterator[RepeatedPart]:
         while self.at < len(self._pattern) and self._pattern[self.at] not in "|)":
             start = self.at
             part = self._part(depth)
             repeated = _QUANTIFIER.match(self._pattern, self.at)
             if repeated is None:
-                yield Item(part)
+                yield RepeatedPart(part)
                 continue
             if isinstance(part, Edge) or (isinstance(part, Group) and part.look):
                 raise Unenforceable(f"the assertion at character {start} is repeated")
             self.at = repeated.end()
             if _QUANTIFIER.match(self._pattern, self.at):
                 raise Unenforceable(f"the repetition at character {self.at} repeats nothing")
-            yield Item(part, *_times(repeated))
+            yield RepeatedPart(part, *_times(repeated))
 
     def _part(self, depth: int) -> Char | Edge | Group:
         start, char = self.at, self._pattern[self.at]

@@ -20,7 +20,7 @@ from llguidance import LLMatcher, grammar_from
 
 from penstock.engine.sampling.grammar_limits import in_words
 from penstock.generation.grammars.embedded_schemas import rewritten_grammar
-from penstock.generation.grammars.schema_check import Verdict, check_schema
+from penstock.generation.grammars.schema_check import ValidationResult, check_schema
 from penstock.generation.grammars.schema_parts import Path
 from penstock.generation.grammars.text_match import LIMITS
 
@@ -48,7 +48,7 @@ class Question(msgspec.Struct, array_like=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_question = msgspec.msgpack.Decoder(Question).decode
-_decode_verdict = msgspec.msgpack.Decoder(Verdict).decode
+_decode_verdict = msgspec.msgpack.Decoder(ValidationResult).decode
 
 
 class GrammarProcess:
@@ -59,7 +59,7 @@ class GrammarProcess:
         self._cpu_limit_s = cpu_limit_s
         self._child: subprocess.Popen[bytes] | None = None
 
-    def validate(self, question: Question) -> Verdict | None:
+    def validate(self, question: Question) -> ValidationResult | None:
         """Block until the grammar is validated; None: it takes more CPU time than there is. What else kills
         the child is a problem of the grammar."""
         child = self._running()
@@ -70,7 +70,7 @@ class GrammarProcess:
             return _decode_verdict(_read(child.stdout))
         except (EOFError, OSError):
             self._child = None
-            return None if _reaped(child) == -signal.SIGVTALRM else Verdict(problem=TOO_COMPLEX)
+            return None if _reaped(child) == -signal.SIGVTALRM else ValidationResult(problem=TOO_COMPLEX)
 
     def close(self) -> None:
         """End the child, in the middle of a grammar too."""
@@ -146,18 +146,18 @@ def _serve(cpu_limit_s: float) -> None:
         _write(sys.stdout.buffer, _encode(verdict))
 
 
-def _validated(question: Question) -> Verdict:
+def _validated(question: Question) -> ValidationResult:
     try:
         if question.kind == "json_schema":
             return check_schema(question.grammar, question.loose)
         given = question.grammar
         grammar = grammar_from("grammar", given) if question.kind == "gbnf" else rewritten_grammar(given)
         problem = LLMatcher.validate_grammar(grammar, limits=LIMITS)
-        return Verdict("" if grammar == given else grammar, in_words(problem.strip()))
+        return ValidationResult("" if grammar == given else grammar, in_words(problem.strip()))
     except RecursionError:
-        return Verdict(problem=TOO_COMPLEX)
+        return ValidationResult(problem=TOO_COMPLEX)
     except (ValueError, RuntimeError, MemoryError) as error:
-        return Verdict(problem=str(error) or "it needs too much memory")
+        return ValidationResult(problem=str(error) or "it needs too much memory")
 
 
 if __name__ == "__main__":

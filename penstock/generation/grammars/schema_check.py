@@ -38,7 +38,7 @@ _UNSATISFIABLE = "Unsatisfiable"
 _UNIMPLEMENTED = re.compile(r"Unimplemented keys: \[(.*)\]", re.DOTALL)
 
 
-class Verdict(msgspec.Struct, array_like=True):
+class ValidationResult(msgspec.Struct, array_like=True):
     """The result of one validation."""
 
     grammar: str = ""
@@ -49,7 +49,7 @@ class Verdict(msgspec.Struct, array_like=True):
     """The part of a JSON schema with the problem."""
 
 
-def check_schema(grammar: str, loose: Sequence[Path]) -> Verdict:
+def check_schema(grammar: str, loose: Sequence[Path]) -> ValidationResult:
     """Validate the grammar of a JSON schema, made with ``lenient``, and rewrite it for llguidance.
 
     ``loose``: parts of the schema that may have keywords and patterns that cannot be enforced; they are
@@ -63,27 +63,27 @@ def check_schema(grammar: str, loose: Sequence[Path]) -> Verdict:
             if not _validated(opened)[0]:
                 changed, (fault, warnings) = opened, _validated(opened)
     except Unfit as unfit:
-        return Verdict("", str(unfit), _as_given(grammar, unfit.path))
+        return ValidationResult("", str(unfit), _as_given(grammar, unfit.path))
     for _ in range(MAX_DROPPED):
         if not fault:
             break
         search = _Search(json.loads(changed), _same_fault(fault), _impossible)
         if not any(search.path[: len(each)] == each for each in loose) or not _PATTERN_FAULT.search(fault):
-            return Verdict("", _explained(search.problem), _as_given(grammar, search.path))
+            return ValidationResult("", _explained(search.problem), _as_given(grammar, search.path))
         document = json.loads(changed)
         _drop_patterns(at(document, _ROOT + search.path))
         changed = _text(document)
         fault, warnings = _validated(changed)
     if fault:
-        return Verdict("", _explained(fault))
+        return ValidationResult("", _explained(fault))
     if warnings and () not in loose:
         document = json.loads(changed)
         for path in loose:
             put(document, _ROOT + path, {})
         if any(_validated(_text(document))[1]):
             search = _Search(document, _first_problem, lambda _: {})
-            return Verdict("", _explained(search.problem), _as_given(grammar, search.path))
-    return Verdict("" if changed == grammar else changed)
+            return ValidationResult("", _explained(search.problem), _as_given(grammar, search.path))
+    return ValidationResult("" if changed == grammar else changed)
 
 
 def _rewritten(grammar: str, loose: Sequence[Path], *, close: bool) -> str:

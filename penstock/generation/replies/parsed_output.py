@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from penstock.generation.parsers.delta import CallDelta, Delta
 from penstock.generation.parsers.message import MessageParser
 from penstock.generation.replies.reasoning_tokens import ReasoningTokens
-from penstock.streaming.assembler import Assembler, TextDelta
+from penstock.streaming.assembler import Assembler, RowText
 from penstock.streaming.token_table import TokenTable
 from penstock.wire.frames import FinishReason
 
@@ -51,19 +51,19 @@ class ParsedOutput:
 
     def add(
         self, assembler: Assembler, position: int, tokens: Sequence[int], finish: FinishReason
-    ) -> TextDelta:
+    ) -> RowText:
         """Parse a row, whose tokens come after ``position`` others. The result has no text."""
         used = self.size = 0
         for part in [(token,) for token in tokens] if self._searched else [tokens] if tokens else []:
             self._row(position + used, part, assembler.push(part).text)
             used += len(part)
             if self.parser.stop is not None:
-                return TextDelta("", used, self.parser.stop)
+                return RowText("", used, self.parser.stop)
         if finish:
             self.end(assembler, cut=finish is FinishReason.LENGTH)
             if self._reasoning is not None:
                 self._reasoning.end(position + used)
-        return TextDelta("", used, self.parser.stop)
+        return RowText("", used, self.parser.stop)
 
     def end(self, assembler: Assembler, *, cut: bool = False) -> None:
         """No more tokens come; ``cut``: as max_tokens ended the output."""

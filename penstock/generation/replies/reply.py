@@ -30,7 +30,7 @@ from penstock.generation.replies.logprobs import (
 from penstock.generation.replies.parsed_output import ParsedOutput
 from penstock.generation.replies.text_places import TextPlaces
 from penstock.generation.replies.token_usage import TokenUsage, count_usage
-from penstock.streaming.assembler import Assembler, TextDelta
+from penstock.streaming.assembler import Assembler, RowText
 from penstock.streaming.engine_faults import INVALID_LOGPROBS, INVALID_TRANSFER, InvalidOutputError
 from penstock.streaming.output_processor import OutputProcessor
 from penstock.streaming.request_states import ReplyEvent, ReplyState, next_reply_state
@@ -355,7 +355,7 @@ class RequestReply(ABC):
     # -- the end of a choice
 
     def _check_finished(
-        self, choice: Choice, stream: Stream, piece: TextDelta, tokens: Sequence[int], finish: FinishReason
+        self, choice: Choice, stream: Stream, piece: RowText, tokens: Sequence[int], finish: FinishReason
     ) -> None:
         """End the choice if this row ends it. A stop string outranks the engine's reason."""
         if piece.stop is not None:
@@ -441,12 +441,12 @@ class RequestReply(ABC):
         return tokens
 
 
-def assemble(assembler: Assembler, tokens: Sequence[int], finish: FinishReason) -> TextDelta:
+def assemble(assembler: Assembler, tokens: Sequence[int], finish: FinishReason) -> RowText:
     """Decode a row; the last row flushes. ``tokens_used`` of the result counts tokens of this row."""
     piece = assembler.push(tokens)
     if finish and piece.stop is None:
         rest = assembler.finish()
-        piece = TextDelta(piece.text + rest.text, piece.tokens_used, rest.stop)
+        piece = RowText(piece.text + rest.text, piece.tokens_used, rest.stop)
     return piece
 
 

@@ -53,7 +53,7 @@ _COMMENT = b":\n\n"
 """An event that clients ignore."""
 
 
-class Phase(Enum):
+class ConnectionPhase(Enum):
     """What becomes of the bytes that come."""
 
     FIRST_BYTES = auto()
@@ -83,7 +83,7 @@ class ServerProtocol(Protocol):
         self.transport = transport
         self._start = b""
         """First bytes that may become the preface of HTTP/2."""
-        self._phase = Phase.FIRST_BYTES
+        self._phase = ConnectionPhase.FIRST_BYTES
         tls = transport.get_extra_info("ssl_object")
         if tls is not None and tls.selected_alpn_protocol() == "h2":
             self._speak_http2()
@@ -152,7 +152,7 @@ class ServerProtocol(Protocol):
             self._advance()
 
     def data_received(self, data: bytes) -> None:
-        if self._phase is Phase.FIRST_BYTES:
+        if self._phase is ConnectionPhase.FIRST_BYTES:
             self._start += data
             if not self._choose_protocol():
                 return
@@ -160,7 +160,7 @@ class ServerProtocol(Protocol):
             if self._refuse_at is not None:
                 self._refuse(too_many_connections())
                 return
-        if self._phase is Phase.SERVING:
+        if self._phase is ConnectionPhase.SERVING:
             self._reader.receive(data)
             self._advance()
             return
@@ -172,7 +172,7 @@ class ServerProtocol(Protocol):
         """Whether the client speaks HTTP/1.1; until that is known, and if it speaks HTTP/2: False."""
         start = self._start
         if not (start.startswith(PREFACE) or PREFACE.startswith(start)):
-            self._phase = Phase.SERVING
+            self._phase = ConnectionPhase.SERVING
             return True
         if len(start) < len(PREFACE):
             if self.timer.waiting_since is None:
@@ -232,7 +232,7 @@ class ServerProtocol(Protocol):
 
     def cut_if_slow(self, now: float, request_timeout_s: float, keep_alive_s: float) -> None:
         """Close or abort the connection if its client is too slow. The server's sweep calls it."""
-        if self._phase is Phase.LINGERING:
+        if self._phase is ConnectionPhase.LINGERING:
             if now - self._lingers_since > LINGER_S:
                 self.transport.abort()
             return
@@ -394,7 +394,7 @@ class ServerProtocol(Protocol):
     @property
     def _serves(self) -> bool:
         """Whether what comes are requests."""
-        return self._phase is Phase.SERVING or self._phase is Phase.FIRST_BYTES
+        return self._phase is ConnectionPhase.SERVING or self._phase is ConnectionPhase.FIRST_BYTES
 
     # -- the bytes that it holds
 
@@ -429,7 +429,7 @@ class ServerProtocol(Protocol):
         does not come, the application answers."""
         request, answered = self._request, not self._reader.body_complete
         if self._serves:
-            self._phase = Phase.DISCARDING
+            self._phase = ConnectionPhase.DISCARDING
         self._reader.clear()
         if request is not None:
             request.keep_alive = False
@@ -452,7 +452,7 @@ class ServerProtocol(Protocol):
     def _linger(self) -> None:
         """Close once the client has closed, has read for a while, or is too late (:data:`LINGER_S`)."""
         if self._serves:
-            self._phase = Phase.DISCARDING
+            self._phase = ConnectionPhase.DISCARDING
         self._reader.clear()
         lingering = self._state.lingering
         if self._half_closed or len(lingering) >= self._limits.max_lingering or self.transport.is_closing():
@@ -460,7 +460,7 @@ class ServerProtocol(Protocol):
             return
         lingering.add(self)
         self._pause_or_resume()
-        self._phase, self._lingers_since = Phase.LINGERING, self._state.clock()
+        self._phase, self._lingers_since = ConnectionPhase.LINGERING, self._state.clock()
         if self.transport.can_write_eof():
             self.transport.write_eof()
 
@@ -552,7 +552,7 @@ class ServerProtocol(Protocol):
 
     @property
     def is_over(self) -> bool:
-        return (self._phase is Phase.LINGERING or self.transport.is_closing()) and not self.unread()
+        return (self._phase is ConnectionPhase.LINGERING or self.transport.is_closing()) and not self.unread()
 
     def unread(self) -> int:
         size: int = self.transport.get_write_buffer_size()

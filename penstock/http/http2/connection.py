@@ -21,7 +21,7 @@ from penstock.http.http1.request_head import MAX_HEADERS, RequestHead
 from penstock.http.http2 import frames
 from penstock.http.http2.closed_streams import ClosedStreams
 from penstock.http.http2.core import Http2Core
-from penstock.http.http2.ending import Ending, Phase
+from penstock.http.http2.ending import Ending, EndingPhase
 from penstock.http.http2.faults import ConnectionFault, ErrorCode, StreamFault
 from penstock.http.http2.frames import FrameScanner
 from penstock.http.http2.header_blocks import Field
@@ -354,7 +354,7 @@ class Http2Connection(Protocol):
     def _after_stream(self) -> None:
         if not self.streams:
             self.idle_since = self.state.clock()
-            if self._ending.phase is Phase.LAST:
+            if self._ending.phase is EndingPhase.LAST:
                 self._linger()
 
     def on_run_end(self) -> None:
@@ -387,7 +387,7 @@ class Http2Connection(Protocol):
 
     def shutdown(self) -> None:
         """Close after the replies in progress, and those of requests on their way."""
-        if self._ending.phase is not Phase.SERVING:
+        if self._ending.phase is not EndingPhase.SERVING:
             return
         if not self.streams and self._was_busy:
             self._say_last()  # it lingers
@@ -408,7 +408,7 @@ class Http2Connection(Protocol):
 
     def _say_last(self) -> None:
         """The client knows that the connection ends: serve what has come, and nothing after it."""
-        if self._ending.phase >= Phase.LAST:
+        if self._ending.phase >= EndingPhase.LAST:
             return
         self.sender.write(self._ending.say_last(self.core.last_id))
         if self.streams:
@@ -421,7 +421,7 @@ class Http2Connection(Protocol):
 
     def _fail(self, code: ErrorCode, reason: str) -> None:
         """The client broke the protocol, or takes too much: end all its streams."""
-        if self._ending.phase >= Phase.LINGERING:
+        if self._ending.phase >= EndingPhase.LINGERING:
             return
         log.debug("connection ended: %s: %s", code.name, reason)
         self.sender.write(frames.goaway(self.core.last_id, code, reason))

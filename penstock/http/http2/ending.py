@@ -13,7 +13,7 @@ PING = b"penstock"
 """Of the PING behind the first GOAWAY: when it is answered, no request is on its way."""
 
 
-class Phase(enum.IntEnum):
+class EndingPhase(enum.IntEnum):
     """How far the end has come. A connection may skip phases, and never goes back."""
 
     SERVING = 0
@@ -32,7 +32,7 @@ class Ending:
     __slots__ = ("_discarded", "_last_served", "_lingers_since", "phase")
 
     def __init__(self) -> None:
-        self.phase = Phase.SERVING
+        self.phase = EndingPhase.SERVING
         self._last_served = 0
         """The last stream id that is served, from :attr:`Phase.LAST` on."""
         self._lingers_since = 0.0
@@ -40,25 +40,25 @@ class Ending:
 
     def warn(self) -> bytes:
         """Announce the end to a client whose requests may be on their way."""
-        self._enter(Phase.WARNED)
+        self._enter(EndingPhase.WARNED)
         return frames.goaway(frames.STREAM_BITS, ErrorCode.NO_ERROR) + frames.ping(PING)
 
     def is_understood(self, ping_ack: bytes) -> bool:
         """Whether this is the answer to the PING of the warning."""
-        return self.phase is Phase.WARNED and ping_ack == PING
+        return self.phase is EndingPhase.WARNED and ping_ack == PING
 
     def say_last(self, last_id: int) -> bytes:
         """Announce that nothing is served after the stream ``last_id``."""
-        self._enter(Phase.LAST)
+        self._enter(EndingPhase.LAST)
         self._last_served = last_id
         return frames.goaway(last_id, ErrorCode.NO_ERROR)
 
     def is_unserved(self, stream_id: int) -> bool:
         """Whether the client was told that the stream is not served."""
-        return self.phase >= Phase.LAST and stream_id > self._last_served
+        return self.phase >= EndingPhase.LAST and stream_id > self._last_served
 
     def linger(self, now: float) -> None:
-        self._enter(Phase.LINGERING)
+        self._enter(EndingPhase.LINGERING)
         self._lingers_since = now
 
     def discard(self, size: int) -> bool:
@@ -68,12 +68,12 @@ class Ending:
 
     def is_late(self, now: float) -> bool:
         """Return whether the client should have closed."""
-        return self.phase is Phase.LINGERING and now - self._lingers_since > LINGER_S
+        return self.phase is EndingPhase.LINGERING and now - self._lingers_since > LINGER_S
 
     def lose(self) -> None:
         """The connection is lost: nothing is sent any more."""
-        self.phase = Phase.LOST
+        self.phase = EndingPhase.LOST
 
-    def _enter(self, phase: Phase) -> None:
+    def _enter(self, phase: EndingPhase) -> None:
         assert self.phase < phase, f"{phase.name} after {self.phase.name}"
         self.phase = phase

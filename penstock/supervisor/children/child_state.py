@@ -56,12 +56,12 @@ TRANSITIONS: dict[ChildState, dict[ChildEvent, ChildState]] = {
         ChildEvent.EXIT: ChildState.GONE,
     },
 }
-"""State → event → next state. Everything else raises :class:`IllegalTransitionError`."""
+"""State → event → next state. Everything else raises :class:`IllegalChildTransitionError`."""
 
 _ALIVE = (ChildState.STARTING, ChildState.READY, ChildState.RETIRING)
 
 
-class IllegalTransitionError(Exception):
+class IllegalChildTransitionError(Exception):
     """An event that :data:`TRANSITIONS` does not allow in the child's state."""
 
 
@@ -149,7 +149,9 @@ class Child:
     def _apply(self, event: ChildEvent) -> None:
         successor = TRANSITIONS[self._state].get(event)
         if successor is None:
-            raise IllegalTransitionError(f"{self.name} is {self._state.name}, which excludes {event.name}")
+            raise IllegalChildTransitionError(
+                f"{self.name} is {self._state.name}, which excludes {event.name}"
+            )
         self._state = successor
 
     # -- before an exit, in any state with a process -----------------------------------------------

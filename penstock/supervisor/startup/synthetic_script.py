@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.config.errors import ConfigError
-from penstock.config.script_rules import MAX_SCRIPT_BYTES, Rule
+from penstock.config.script_rules import MAX_SCRIPT_BYTES, ScriptRule
 from penstock.config.serve import ServeConfig
 from penstock.supervisor.startup.model_resolution import ResolvedModel
 from penstock.wire.scripted import ScriptedRule
@@ -33,7 +33,7 @@ def rendered_script(config: ServeConfig, model: ResolvedModel) -> list[ScriptedR
     )
     renderer = ReplyRenderer(template, format)
 
-    def spell(rule: Rule) -> tuple[list[str], list[str]]:
+    def spell(rule: ScriptRule) -> tuple[list[str], list[str]]:
         reply = rule.reply
         if reply.output is not None:
             return [reply.output], []

@@ -79,7 +79,7 @@ class ReadyResponse(msgspec.Struct, frozen=True):
 # -- engine → front end, in operation
 
 
-class Event(msgspec.Struct, frozen=True, gc=False):
+class EngineCoreEvent(msgspec.Struct, frozen=True, gc=False):
     """Something that happened to a request since its last output."""
 
     type: int = 0
@@ -90,7 +90,7 @@ class PrefillStats(msgspec.Struct, frozen=True, gc=False):
     num_external_cached_tokens: Tokens = 0
 
 
-class Output(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class EngineCoreOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """EngineCoreOutput: what a step has made of one request."""
 
     request_id: str
@@ -101,7 +101,7 @@ class Output(msgspec.Struct, array_like=True, frozen=True, gc=False):
     pooling_output: Any = None
     finish_reason: int | None = None
     stop_reason: int | str | None = None
-    events: list[Event] | None = None
+    events: list[EngineCoreEvent] | None = None
     kv_transfer_params: Any = None
     ec_transfer_params: Any = None
     trace_headers: Any = None
@@ -166,7 +166,7 @@ class Outputs(msgspec.Struct, array_like=True, frozen=True):
     """EngineCoreOutputs: what a step has made, or the answer to a call."""
 
     engine_index: int = 0
-    outputs: list[Output] = []
+    outputs: list[EngineCoreOutput] = []
     scheduler_stats: SchedulerStats | None = None
     timestamp: float = 0.0
     utility_output: UtilityOutput | None = None

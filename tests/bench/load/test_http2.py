@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.bench.load.client import LoadClient, LoadError
-from penstock.bench.load.http2 import WINDOW, Http2Connection, Http2Requests
+from penstock.bench.load.http2 import WINDOW, Http2LoadConnection, Http2Requests
 from penstock.bench.load.latency import ReadLog
 from penstock.bench.load.messages import LoadPlan, RoundOrder, RoundResult
 from penstock.http.http2.faults import ErrorCode
@@ -217,10 +217,10 @@ def test_a_server_without_h2_by_alpn_is_named(scripted2: Scripted2, tmp_path: Pa
         run(plan(scripted2.port, authority=files.authority))
 
 
-def ready(values: dict[int, int], body: bytes = b"{}", places: int = 4) -> Http2Connection:
+def ready(values: dict[int, int], body: bytes = b"{}", places: int = 4) -> Http2LoadConnection:
     """A connection after the settings of its server."""
     requests = Http2Requests(plan(80), [body])
-    connection = Http2Connection(requests, places)
+    connection = Http2LoadConnection(requests, places)
     connection.feed(settings_frame(values), ReadLog())
     connection.take_output()
     return connection

@@ -21,8 +21,8 @@ from penstock.wire.vllm.messages import (
     ADD,
     START_DP_WAVE,
     UTILITY,
+    EngineCoreOutput,
     HandshakeReply,
-    Output,
     Outputs,
     ReadyResponse,
     VllmFinishReason,
@@ -37,7 +37,7 @@ def test_the_names_and_places_of_fields() -> None:
     places = vllm_engine.EngineCoreOutput.__struct_fields__
     ours = [
         name.replace("new_prompt_logprobs", "new_prompt_logprobs_tensors")
-        for name in Output.__struct_fields__
+        for name in EngineCoreOutput.__struct_fields__
     ]
     assert list(places[: len(ours)]) == ours[: len(places)]
     fields = vllm_engine.EngineCoreOutputs.__struct_fields__

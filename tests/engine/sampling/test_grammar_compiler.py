@@ -26,8 +26,8 @@ from penstock.engine.sampling.grammar_compiler import (
     QUEUE_TIMEOUT_S,
     SMALL_GRAMMAR,
     Compilation,
+    CompilationState,
     GrammarCompiler,
-    State,
     estimated_bytes,
 )
 from penstock.supervisor.startup.model_resolution import DEMO_DIR
@@ -92,7 +92,7 @@ def test_each_text_is_compiled_once(compiler: FakeCompiler) -> None:
     assert compiler.request(1, "a") is first
     compiler.until(first)
     assert compiler.request(0, "a") is first
-    assert first.state is State.DONE
+    assert first.state is CompilationState.DONE
     assert compiler.order == ["a"]
 
 
@@ -100,7 +100,7 @@ def test_large_grammars_leave_a_thread_to_small_ones(compiler: FakeCompiler) -> 
     compiler.begin(LARGE)
     waiting = [compiler.request(0, LARGE + str(number)) for number in range(20)]
     compiler.until(compiler.request(0, "small"))
-    assert all(large.state is State.QUEUED for large in waiting)
+    assert all(large.state is CompilationState.QUEUED for large in waiting)
 
 
 def test_api_servers_take_turns(compiler: FakeCompiler) -> None:
@@ -155,7 +155,7 @@ def test_a_compilation_beyond_its_time_fails_and_its_thread_is_replaced(compiler
             compiler.until(compiler.request(0, f"{LARGE} after {number}"))
     stuck = compiler.request(0, LARGE + "no thread is left")
     compiler.until(compiler.request(0, "small"))
-    assert stuck.state is State.QUEUED
+    assert stuck.state is CompilationState.QUEUED
     compiler.gates[late[0]].set()
     compiler.until(stuck)
 
@@ -184,9 +184,12 @@ def test_compiled_grammars_are_bounded_in_bytes(
         compiler.request(0, "g0")
     compiler.until(compiler.request(0, "one more"))
     states = [compilation.state for compilation in made]
-    assert states[0] is State.DONE, "it was requested again and again"
-    assert states.count(State.DONE) <= 4
-    assert all((compilation.matcher is None) == (compilation.state is State.EVICTED) for compilation in made)
+    assert states[0] is CompilationState.DONE, "it was requested again and again"
+    assert states.count(CompilationState.DONE) <= 4
+    assert all(
+        (compilation.matcher is None) == (compilation.state is CompilationState.EVICTED)
+        for compilation in made
+    )
     again = compiler.request(0, "g1")
     assert again is not made[1]
     compiler.until(again)
@@ -201,7 +204,9 @@ def test_what_streams_have_made_a_lexer_grow_to_counts(
     for compilation in made:
         compilation.tokens = 1_000_000
         compiler.on_unused(compilation)
-    assert [compilation.state for compilation in made] == [State.EVICTED] * 4 + [State.DONE] * 2
+    assert [compilation.state for compilation in made] == [CompilationState.EVICTED] * 4 + [
+        CompilationState.DONE
+    ] * 2
 
 
 def test_a_long_bounded_text_is_within_the_lexers_limits() -> None:
@@ -209,7 +214,7 @@ def test_a_long_bounded_text_is_within_the_lexers_limits() -> None:
     compilation = compiler.request(
         0, LLMatcher.grammar_from_json_schema('{"type": "string", "maxLength": 10000}')
     )
-    while compilation.state is not State.DONE:
+    while compilation.state is not CompilationState.DONE:
         compiler.wait(READY_S)
         compiler.take_finished()
     assert compilation.matcher is not None

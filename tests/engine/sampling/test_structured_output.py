@@ -10,7 +10,7 @@ from llguidance import LLMatcher
 
 from penstock.engine.base import RequestRejected
 from penstock.engine.batch.slots import FAILED, SlotTable
-from penstock.engine.sampling.grammar_compiler import Compilation, GrammarCompiler, State
+from penstock.engine.sampling.grammar_compiler import Compilation, CompilationState, GrammarCompiler
 from penstock.engine.sampling.structured_output import GrammarMatchers
 from penstock.wire.frames import FinishReason
 from penstock.wire.messages import SamplingParams, Submit
@@ -31,7 +31,7 @@ class Bench:
 
     def compile(self, grammar: str) -> Compilation:
         compilation = self.grammars.request(0, grammar)
-        while compilation.state is not State.DONE:
+        while compilation.state is not CompilationState.DONE:
             self.grammars.wait(READY_S)
             self.grammars.take_finished()
         return compilation

@@ -10,7 +10,7 @@ import pytest
 from llguidance import LLMatcher
 from tokenizers import pre_tokenizers
 
-from penstock.config.script_rules import Match, Pace
+from penstock.config.script_rules import Pace, PromptMatch
 from penstock.config.serve import ServeConfig
 from penstock.engine.base import RequestRejected
 from penstock.engine.synthetic.engine import SyntheticEngine
@@ -44,10 +44,10 @@ def chat(*messages: tuple[str, str]) -> list[int]:
 def rule(*outputs: str, verbatim: bool = False, **fields: Any) -> ScriptedRule:
     """``outputs``: the model's own format, then forced ones. ``fields``: of the rule, of its conditions and
     of its pace."""
-    conditions = {name: fields.pop(name) for name in Match.__struct_fields__ if name in fields}
+    conditions = {name: fields.pop(name) for name in PromptMatch.__struct_fields__ if name in fields}
     pace = {name: fields.pop(name) for name in Pace.__struct_fields__ if name in fields}
     return ScriptedRule(
-        match=Match(**conditions),
+        match=PromptMatch(**conditions),
         pace=Pace(**pace),
         outputs=list(outputs[:1]),
         forced=list(outputs[1:]),

@@ -19,7 +19,7 @@ from penstock.gateway.requests.sender import Budget, Sender
 from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.responses.request_record import RequestRecord
 from penstock.gateway.responses.response_observer import Observation
-from penstock.gateway.responses.token_usage import TokenUsage
+from penstock.gateway.responses.token_usage import ReportedUsage
 from penstock.http.errors import ApiError
 
 DAY_S = 86_400.0
@@ -58,7 +58,7 @@ class Admitted:
         )
         return record, permit
 
-    async def run(self, usage: TokenUsage | None, *, status: int = 200, **fields: Any) -> None:
+    async def run(self, usage: ReportedUsage | None, *, status: int = 200, **fields: Any) -> None:
         """A request from its admission to its end."""
         record, permit = await self.admit(**fields)
         assert permit is not None
@@ -73,7 +73,7 @@ def test_estimates_are_replaced_by_usage() -> None:
         _, permit = await admitted.admit(max_tokens=40)
         assert permit == Permit(100, 40, permit.reserved if permit else None)
         assert admitted.used() == (1, 140)
-        await admitted.run(TokenUsage(90, 20), max_tokens=40)
+        await admitted.run(ReportedUsage(90, 20), max_tokens=40)
         assert admitted.used() == (2, 250)
 
     asyncio.run(run())
@@ -86,7 +86,7 @@ def test_replies_are_estimated_by_those_before() -> None:
         assert first is not None
         assert first.output_tokens == FIRST_OUTPUT
         for _ in range(40):
-            await admitted.run(TokenUsage(1, 20))
+            await admitted.run(ReportedUsage(1, 20))
         _, later = await admitted.admit()
         assert later is not None
         assert 20 <= later.output_tokens < 30
@@ -97,7 +97,7 @@ def test_replies_are_estimated_by_those_before() -> None:
 def test_one_wrong_count_does_not_spoil_the_estimates() -> None:
     async def run() -> None:
         admitted = Admitted()
-        await admitted.run(TokenUsage(1, 1 << 31))
+        await admitted.run(ReportedUsage(1, 1 << 31))
         admitted.store._full_at.clear()
         _, next_one = await admitted.admit()
         assert next_one is not None

@@ -19,7 +19,7 @@ from penstock.gateway.admission.budget_store import (
     is_answered,
 )
 from penstock.gateway.admission.budgets import OUTAGE_S, Budgets, Reserved, duration
-from penstock.gateway.admission.redis_budget_store import Place, RedisBudgetStore
+from penstock.gateway.admission.redis_budget_store import BudgetClient, RedisBudgetStore
 from penstock.gateway.requests.sender import Budget, Sender
 from penstock.http.errors import ApiError
 from tests.gateway.redis_server import redis_server
@@ -36,16 +36,16 @@ def sender(name: str = "a", most_concurrent: int | None = None, **amounts: int) 
 
 
 def redis_store(
-    url: str, of: Place | None = None, *, timeout_s: float = 5.0, lease_s: float = 30.0
+    url: str, of: BudgetClient | None = None, *, timeout_s: float = 5.0, lease_s: float = 30.0
 ) -> RedisBudgetStore:
     return RedisBudgetStore(
         url, timeout_s=timeout_s, longest_request_s=60.0, place=of or place(), lease_s=lease_s
     )
 
 
-def place(worker: str = "0.0", gateway: str = "g", **first_epochs: int) -> Place:
+def place(worker: str = "0.0", gateway: str = "g", **first_epochs: int) -> BudgetClient:
     epochs = {int(number.removeprefix("of_")): epoch for number, epoch in first_epochs.items()}
-    return Place(gateway, worker, lambda: epochs)
+    return BudgetClient(gateway, worker, lambda: epochs)
 
 
 async def reserve(budgets: Budgets, who: Sender, tokens: int = 0, output: int = 0) -> Reserved:

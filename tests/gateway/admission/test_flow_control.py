@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from penstock.gateway.admission import flow_control
-from penstock.gateway.admission.drain_rate import WINDOW_S, DrainRate
+from penstock.gateway.admission.drain_rate import WINDOW_S, DepartureRate
 from penstock.gateway.admission.flow_control import GUARD_INTERVAL, FlowControl, FlowLimits, FlowRequest
 from penstock.gateway.routing.endpoint import Endpoint
 from penstock.gateway.routing.endpoint_places import CandidatePlaces, EndpointPlaces
@@ -399,7 +399,7 @@ async def test_unused_gates_are_forgotten() -> None:
 
 
 def test_a_drain_rate_is_an_average() -> None:
-    rate = DrainRate()
+    rate = DepartureRate()
     assert rate.per_second(0.0) == 0.0
     for number in range(40):
         rate.add(number / 4)

@@ -19,7 +19,7 @@ from penstock.config.errors import ConfigError
 from penstock.gateway.discovery import kubernetes_api
 from penstock.gateway.discovery.kubernetes_discovery import KubernetesDiscovery
 from penstock.gateway.metric_definitions import KUBERNETES_AGE, KUBERNETES_FAILURES
-from penstock.gateway.models.model_routes import ModelRoute, ModelRoutes
+from penstock.gateway.models.model_routes import ModelRoute, ModelRouteTable
 from penstock.gateway.models.pools import Pool
 from tests import certificates
 from tests.gateway.discovery.api_server import ApiServer
@@ -166,8 +166,8 @@ def test_objectives_and_rewrites_of_both_groups(server: ApiServer, tmp_path: Pat
         routes = discovery.with_routes(first)
         assert list(routes) == ["food", "g*", "f[*]", "*"]
         assert routes["food"] == first["food"]
-        assert ModelRoutes(routes).find("f*") == ModelRoute(targets={"v1": 9.0, "v2": 1.0})
-        assert ModelRoutes(routes).find("fish") == ModelRoute(targets={"any": 1.0})
+        assert ModelRouteTable(routes).find("f*") == ModelRoute(targets={"v1": 9.0, "v2": 1.0})
+        assert ModelRouteTable(routes).find("fish") == ModelRoute(targets={"any": 1.0})
         server.delete(OBJECTIVES, "chat")
         await until(discovery, lambda: held == {"chat": 1, "batch": -1})
 

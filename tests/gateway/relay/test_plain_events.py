@@ -21,7 +21,7 @@ from penstock.gateway.responses.request_record import RequestRecord
 from penstock.gateway.responses.response_observer import StreamObserver
 from penstock.gateway.upstream.connection_pool import ConnectionPool
 from penstock.gateway.upstream.exchange import UpstreamRequest
-from penstock.gateway.upstream.http2_connection import Http2Connection
+from penstock.gateway.upstream.http2_connection import Http2UpstreamConnection
 from penstock.gateway.upstream.http2_exchange import WINDOW
 from penstock.gateway.upstream.timeouts import Timeouts
 from penstock.http.http2 import frames as h2
@@ -166,7 +166,7 @@ class Relayed:
         self.plain = PlainEvents(write_each, windows, slots=2)
         self.batch = WriteBatch(write_each)
         pool = ConnectionPool("http://127.0.0.1:1", connect_timeout_s=1.0)
-        self.server: Http2Connection = pool.make_http2()
+        self.server: Http2UpstreamConnection = pool.make_http2()
         self.server.connection_made(FakeTransport())
         self.server.data_received(h2.settings_frame({}))
         self.clients = [kind(windows) for _ in range(streams)]

@@ -17,7 +17,7 @@ from penstock.gateway.responses.response_observer import (
     ReplyObserver,
     StreamObserver,
 )
-from penstock.gateway.responses.token_usage import TokenUsage
+from penstock.gateway.responses.token_usage import ReportedUsage
 from penstock.streaming.sse_parser import MAX_LINES, SSEParser
 from tests.gateway.foreign_streams import STREAMS as FOREIGN
 from tests.gateway.foreign_streams import ForeignStream
@@ -225,7 +225,7 @@ def test_prompt_tokens_mean_the_same_in_all_apis() -> None:
         observer.feed(msgspec.json.encode({"usage": usage}), 0.0)
         observer.finish(0.0)
         counts.append(observer.seen.usage)
-    assert counts == [TokenUsage(30, 2, 20)] * 3
+    assert counts == [ReportedUsage(30, 2, 20)] * 3
 
 
 @pytest.mark.parametrize("raw", [FAILED, FLAT_ERROR], ids=["failed", "error"])
@@ -337,7 +337,7 @@ def test_replies_beyond_the_bound_of_all_are_relayed_unread() -> None:
     assert second.seen.unread
     assert held.held == len(body)
     assert second.finish(0.0) == first.finish(0.0) == b""
-    assert (first.seen.usage, second.seen.usage) == (TokenUsage(3, 2), None)
+    assert (first.seen.usage, second.seen.usage) == (ReportedUsage(3, 2), None)
     assert classify_outcome(TransportResult.COMPLETE, 200, second.seen, PATH) == Outcome.OK_WITHOUT_USAGE
     third.feed(body, 0.0)
     third.close()

@@ -16,9 +16,9 @@ from penstock.gateway.requests.sender import Sender
 from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.responses.request_record import RequestRecord
 from penstock.gateway.responses.response_observer import Observation, StreamObserver
-from penstock.gateway.responses.token_usage import TokenUsage
+from penstock.gateway.responses.token_usage import ReportedUsage
 from penstock.gateway.routing.endpoint import Endpoint, EndpointLoad
-from penstock.gateway.telemetry.metrics import MAX_LABEL, OTHER, GatewayMetrics, MetricsOptions
+from penstock.gateway.telemetry.metrics import MAX_LABEL, OTHER, ExpositionLimits, GatewayMetrics
 from penstock.metrics.families import MetricKind
 
 PAGE = Path(penstock.__file__).parents[1] / "docs" / "gateway-metrics.md"
@@ -26,7 +26,7 @@ OWN_ROW = re.compile(r"^\| `(penstock_gateway_\w+)` \| (\w+) \| ([^|]+) \| ([^|]
 Compat = Literal["none", "llm-d", "gie"]
 
 
-def streamed(*times: float, usage: TokenUsage | None = None) -> Observation:
+def streamed(*times: float, usage: ReportedUsage | None = None) -> Observation:
     """A stream with an event with tokens at each of ``times``."""
     observer = StreamObserver()
     for time in times:
@@ -44,7 +44,7 @@ def metrics(compat: Compat = "none", **options: Any) -> GatewayMetrics:
     """Of a gateway with an endpoint that waits, runs and is up, and one that is down."""
     up, down = Endpoint("http://a:1"), Endpoint("http://b:1", scrape_failures=2)
     up.scrape_succeeded(EndpointLoad(waiting=3, running=5, kv_used=0.5), 0.0)
-    return GatewayMetrics(lambda: [up, down], MetricsOptions(compat, **options))
+    return GatewayMetrics(lambda: [up, down], ExpositionLimits(compat, **options))
 
 
 def samples(told: GatewayMetrics, name: str, /, **labels: str) -> dict[tuple[str, ...], float]:
@@ -81,7 +81,7 @@ def busy(compat: Compat = "none") -> GatewayMetrics:
         ]
     )
     told.request_started(record())
-    seen = streamed(1.0, 1.2, usage=TokenUsage(7, 2, 4))
+    seen = streamed(1.0, 1.2, usage=ReportedUsage(7, 2, 4))
     sizes = {"bytes_in": 100, "bytes_out": 200}
     times = {"ended_at": 2.0, "pick_s": 1e-4, "queued_s": 0.1}
     told.request_ended(record(seen=seen, attempts=2, priority=-7, sender=Sender("k", "k"), **sizes, **times))
@@ -155,7 +155,7 @@ def test_bounds_ascend_and_every_measure_has_our_name() -> None:
 
 def test_latencies_and_sizes() -> None:
     told = metrics()
-    seen = streamed(11.0, 11.25, 12.0, usage=TokenUsage(7, 5, 4))
+    seen = streamed(11.0, 11.25, 12.0, usage=ReportedUsage(7, 5, 4))
     told.request_ended(record(seen=seen, began_at=10.0, ended_at=13.0, bytes_in=100, bytes_out=300))
     for name, total, count in [
         ("request_duration_seconds", 3.0, 1),
@@ -208,7 +208,7 @@ def test_tokens_without_usage_are_events() -> None:
 def test_tokens_of_a_broken_stream_are_those_that_came() -> None:
     """It began with a usage of one token."""
     told = metrics()
-    seen = streamed(1.0, 2.0, 3.0, usage=TokenUsage(7, 1))
+    seen = streamed(1.0, 2.0, 3.0, usage=ReportedUsage(7, 1))
     told.request_ended(record(outcome=Outcome.NETWORK_ERROR, seen=seen))
     tokens = samples(told, "penstock_gateway_tokens_total", model=OTHER, target_model=OTHER)
     assert tokens == {("input", "usage"): 7, ("output", "events"): 3}
@@ -219,7 +219,7 @@ def test_apis_are_told_apart() -> None:
     paths = ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"]
     for path in (*paths, "/v1/messages/count_tokens"):
         each = RequestRecord(path, method="POST", model="m", target_model="m", outcome=Outcome.OK, status=200)
-        each.seen = streamed(1.0, usage=TokenUsage(7, 2))
+        each.seen = streamed(1.0, usage=ReportedUsage(7, 2))
         told.request_ended(each)
     for api, count in [("completions", 1), ("chat", 1), ("responses", 1), ("messages", 1), ("other", 2)]:
         assert samples(told, "penstock_gateway_request_total", api=api) == {("m", "ok", "m"): count}
@@ -230,7 +230,7 @@ def test_apis_are_told_apart() -> None:
 
 def test_a_stored_response_is_a_request_but_no_tokens() -> None:
     told = metrics()
-    seen = streamed(1.0, 2.0, usage=TokenUsage(7, 2))
+    seen = streamed(1.0, 2.0, usage=ReportedUsage(7, 2))
     told.request_ended(RequestRecord("/v1/responses/resp_1", method="GET", outcome=Outcome.OK, seen=seen))
     assert sum(samples(told, "penstock_gateway_request_total", api="other").values()) == 1
     assert samples(told, "penstock_gateway_tokens_total") == {}
@@ -261,7 +261,7 @@ def test_models_that_nobody_serves_have_no_series() -> None:
 
 
 def test_models_that_the_operator_names_always_have_series() -> None:
-    told = GatewayMetrics(list, MetricsOptions(most_models=0))
+    told = GatewayMetrics(list, ExpositionLimits(most_models=0))
     told.add_models([("chat", "small")])
     told.request_ended(record(model="chat", target_model="small", outcome=Outcome.NETWORK_ERROR))
     told.request_ended(record(model="chat", target_model="large"))
@@ -274,7 +274,7 @@ def test_models_that_the_operator_names_always_have_series() -> None:
 def test_models_that_endpoints_list_have_series_whatever_names_are_invented() -> None:
     """An endpoint may answer for any name."""
     listed = [f"real-{number}" for number in range(5)]
-    told = GatewayMetrics(list, MetricsOptions(most_models=2), lambda name: name if name in listed else "")
+    told = GatewayMetrics(list, ExpositionLimits(most_models=2), lambda name: name if name in listed else "")
     for number in range(100):
         told.request_ended(record(model=f"invented-{number}", target_model=f"invented-{number}"))
     for name in listed:
@@ -317,7 +317,7 @@ def test_running_requests_are_those_that_have_not_ended() -> None:
 
 def test_pools_are_told_apart() -> None:
     endpoints = [Endpoint("http://a:1", pool="a"), Endpoint("http://b:1")]
-    told = GatewayMetrics(lambda: endpoints, MetricsOptions("llm-d", pool="rest"))
+    told = GatewayMetrics(lambda: endpoints, ExpositionLimits("llm-d", pool="rest"))
     told.set_pools(["a", "empty"])
     told.request_ended(record(pool="a"))
     told.request_ended(record())
@@ -412,7 +412,7 @@ def test_their_error_codes(outcome: Outcome, status: int, code: str) -> None:
 
 
 def test_their_labels() -> None:
-    told = GatewayMetrics(list, MetricsOptions("llm-d"))
+    told = GatewayMetrics(list, ExpositionLimits("llm-d"))
     told.add_models([("chat", "small")])
     told.request_ended(record(model="chat", target_model="small", priority=-9))
     told.request_ended(record(model="chat", target_model="small", priority=0))
@@ -424,7 +424,7 @@ def test_requests_and_tokens_by_the_name_of_their_key() -> None:
     told = GatewayMetrics(list)
     sender = Sender("search", "search")
     told.request_ended(
-        record(sender=sender, seen=streamed(1.0, usage=TokenUsage(7, 3, 2)), ended_at=2.0, queued_s=0.5)
+        record(sender=sender, seen=streamed(1.0, usage=ReportedUsage(7, 3, 2)), ended_at=2.0, queued_s=0.5)
     )
     told.request_ended(record(sender=sender, outcome=Outcome.REJECTED, status=429, attempts=0))
     told.request_ended(record(sender=Sender("10.0.0.1")))

@@ -13,7 +13,7 @@ import penstock
 from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.responses.request_record import FailedAttempt, RequestRecord
 from penstock.gateway.responses.response_observer import Observation
-from penstock.gateway.responses.token_usage import TokenUsage
+from penstock.gateway.responses.token_usage import ReportedUsage
 from penstock.gateway.telemetry.metrics import GatewayMetrics
 from penstock.gateway.telemetry.request_recorder import RequestRecorder
 from penstock.gateway.telemetry.spans import span_data
@@ -37,7 +37,7 @@ def test_all_facts(caplog: pytest.LogCaptureFixture) -> None:
     record.outcome, record.reason = Outcome.NETWORK_ERROR, "reset"
     record.bytes_in, record.bytes_out = 10, 20
     record.failures.append(FailedAttempt(1.5, "http://b:1", Outcome.MODEL_SERVER_ERROR, "status 503"))
-    record.seen = Observation(first_token_at=1.25, token_events=4, usage=TokenUsage(7, 5, 3))
+    record.seen = Observation(first_token_at=1.25, token_events=4, usage=ReportedUsage(7, 5, 3))
     RequestRecorder(GatewayMetrics(list), "all").finish(record)
     [line] = lines(caplog)
     assert datetime.fromisoformat(line.pop("time")).tzinfo is not None
@@ -71,7 +71,7 @@ def test_all_facts(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_the_output_of_a_broken_stream_is_what_came(caplog: pytest.LogCaptureFixture) -> None:
     """Messages start with an output of one token."""
-    seen = Observation(stream=True, token_events=4, usage=TokenUsage(7, 1, 3))
+    seen = Observation(stream=True, token_events=4, usage=ReportedUsage(7, 1, 3))
     record = RequestRecord("/v1/messages", "r", "POST", seen=seen, outcome=Outcome.CLIENT_DISCONNECT)
     RequestRecorder(GatewayMetrics(list), "all").finish(record)
     [line] = lines(caplog)

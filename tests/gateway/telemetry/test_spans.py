@@ -16,7 +16,7 @@ from penstock.distribution import pip_install
 from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.responses.request_record import FailedAttempt, RequestRecord
 from penstock.gateway.responses.response_observer import Observation
-from penstock.gateway.responses.token_usage import TokenUsage
+from penstock.gateway.responses.token_usage import ReportedUsage
 from penstock.gateway.telemetry.spans import span_data
 from penstock.telemetry.spans import BATCH, BatchSpanExporter, make_span_exporter
 from penstock.telemetry.trace_context import TraceContext
@@ -33,7 +33,7 @@ def record(**fields: Any) -> RequestRecord:
 
 
 def test_what_a_span_says() -> None:
-    seen = Observation(first_token_at=1.5, last_token_at=2.0, usage=TokenUsage(7, 3, 4))
+    seen = Observation(first_token_at=1.5, last_token_at=2.0, usage=ReportedUsage(7, 3, 4))
     told = span_data(
         record(seen=seen, began_at=1.0, streamed=True, endpoint="http://10.0.0.1:8000", attempts=2)
     )

@@ -15,7 +15,7 @@ import uvloop
 from penstock.gateway.upstream import connection_pool
 from penstock.gateway.upstream.connection_pool import ConnectionPool, Http2Policy
 from penstock.gateway.upstream.exchange import Exchange, UpstreamError, UpstreamRequest
-from penstock.gateway.upstream.http1_connection import Http1Connection
+from penstock.gateway.upstream.http1_connection import Http1UpstreamConnection
 from penstock.gateway.upstream.http2_exchange import Http2Exchange
 from penstock.gateway.upstream.tls import UpstreamTls
 from penstock.http.http2.frames import PREFACE
@@ -118,7 +118,7 @@ def test_a_server_of_http1_is_asked_once(to_preface: bytes) -> None:
         async with http1_server(to_preface) as (url, server), pool_to(url) as pool:
             for _ in range(3):
                 _, exchange = await ask(pool)
-                assert isinstance(exchange, Http1Connection)
+                assert isinstance(exchange, Http1UpstreamConnection)
             assert (server.prefaces, server.requests) == (1, 3)
 
     run(main)
@@ -156,10 +156,10 @@ def test_a_server_that_does_not_answer_delays_nobody(monkeypatch: pytest.MonkeyP
     async def main() -> None:
         async with http1_server(None) as (url, server), pool_to(url) as pool:
             _, exchange = await ask(pool)
-            assert isinstance(exchange, Http1Connection)
+            assert isinstance(exchange, Http1UpstreamConnection)
             while server.prefaces < 2:  # it may have been busy
                 _, exchange = await ask(pool)
-                assert isinstance(exchange, Http1Connection)
+                assert isinstance(exchange, Http1UpstreamConnection)
                 await asyncio.sleep(0.01)
 
     run(main)
@@ -202,7 +202,7 @@ def test_another_server_at_the_same_address_is_asked_again() -> None:
                     except UpstreamError:
                         continue
                     break
-                assert isinstance(exchange, Http1Connection)
+                assert isinstance(exchange, Http1UpstreamConnection)
                 assert server.prefaces == 1
 
     run(main)
@@ -218,7 +218,7 @@ def test_a_server_that_speaks_http1_no_longer_is_asked_again() -> None:
             pool._close_idle()
         async with http2_server(answer, port=int(url.rpartition(":")[2])):
             exchange = await pool.acquire()
-            assert isinstance(exchange, Http1Connection)
+            assert isinstance(exchange, Http1UpstreamConnection)
             collected = Collected()
             exchange.send(REQUEST, collected)
             assert await collected.until_end() != "end"
@@ -264,7 +264,7 @@ def test_tls_chooses(protocols: list[str], certificates: Certificates) -> None:
             async with pool_to(url, tls=trusting) as pool:
                 for _ in range(3):
                     _, exchange = await ask(pool)
-                    assert isinstance(exchange, Http1Connection)
+                    assert isinstance(exchange, Http1UpstreamConnection)
             assert plain.prefaces == 0
             async with pool_to(url, "require", trusting) as pool:
                 with pytest.raises(UpstreamError, match="require"):
@@ -284,7 +284,7 @@ def test_a_stream_that_requires_http1_moves_the_server_to_it() -> None:
             collected = Collected()
             exchange.send(REQUEST, collected)
             assert "HTTP_1_1_REQUIRED" in await collected.until_end()
-            assert isinstance(await pool.acquire(), Http1Connection)
+            assert isinstance(await pool.acquire(), Http1UpstreamConnection)
 
     run(main)
 
@@ -296,7 +296,7 @@ def test_a_connection_that_requires_http1_moves_the_server_to_it() -> None:
         async with http1_server(settings_and_goaway) as (url, server), pool_to(url) as pool:
             for _ in range(2):
                 _, exchange = await ask(pool)
-                assert isinstance(exchange, Http1Connection)
+                assert isinstance(exchange, Http1UpstreamConnection)
             assert server.prefaces == 1
 
     run(main)

@@ -20,7 +20,7 @@ from penstock.gateway.upstream.exchange import (
     UpstreamRequest,
     without_hop_by_hop,
 )
-from penstock.gateway.upstream.http1_connection import Http1Connection, request_bytes
+from penstock.gateway.upstream.http1_connection import Http1UpstreamConnection, request_bytes
 from penstock.http.http1.reply_reader import MAX_OVERHEAD_BYTES
 from tests.gateway.upstream.receivers import WAIT_S, Collected
 
@@ -73,7 +73,7 @@ def answering(*replies: bytes, close: bool = True) -> Peer:
     return peer
 
 
-async def ask(pool: ConnectionPool) -> tuple[Collected, Http1Connection]:
+async def ask(pool: ConnectionPool) -> tuple[Collected, Http1UpstreamConnection]:
     connection = await pool.acquire()
     collected = Collected()
     connection.send(REQUEST, collected)
@@ -81,7 +81,7 @@ async def ask(pool: ConnectionPool) -> tuple[Collected, Http1Connection]:
     return collected, connection
 
 
-async def open_after_a_turn(connection: Http1Connection) -> bool:
+async def open_after_a_turn(connection: Http1UpstreamConnection) -> bool:
     """Lets the loop turn once; whether the connection is still open."""
     await asyncio.sleep(0)
     return connection.usable
@@ -221,7 +221,7 @@ def test_headers_of_one_connection_are_not_passed_on() -> None:
 HEAD_REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"
 
 
-async def _lost(connection: Http1Connection) -> None:
+async def _lost(connection: Http1UpstreamConnection) -> None:
     """Until the loop has said that the connection is closed."""
     async with asyncio.timeout(WAIT_S):
         while await open_after_a_turn(connection):
@@ -464,7 +464,7 @@ def slow_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http1_connection, "TURN_S", -1.0)
 
 
-def large_read(read: bytes = LARGE) -> tuple[Http1Connection, FakeTransport, Pieces]:
+def large_read(read: bytes = LARGE) -> tuple[Http1UpstreamConnection, FakeTransport, Pieces]:
     connection = ConnectionPool("http://127.0.0.1:1", connect_timeout_s=WAIT_S, http2="off").make_http1()
     transport, pieces = FakeTransport(), Pieces()
     connection.connection_made(transport)

@@ -12,7 +12,7 @@ import pytest
 from penstock.gateway.upstream import http2_connection
 from penstock.gateway.upstream.connection_pool import ConnectionPool
 from penstock.gateway.upstream.exchange import Failure, UpstreamRequest
-from penstock.gateway.upstream.http2_connection import CONNECTION_WINDOW, Http2Connection
+from penstock.gateway.upstream.http2_connection import CONNECTION_WINDOW, Http2UpstreamConnection
 from penstock.gateway.upstream.http2_exchange import WINDOW
 from penstock.http.http1.reply_reader import MAX_OVERHEAD_BYTES
 from penstock.http.http2 import frames as h2
@@ -62,7 +62,7 @@ class Peer:
 
     def __init__(self, hello: bytes = HELLO) -> None:
         pool = ConnectionPool("http://127.0.0.1:1", connect_timeout_s=1.0)
-        self.connection: Http2Connection = pool.make_http2()
+        self.connection: Http2UpstreamConnection = pool.make_http2()
         self.transport = FakeTransport()
         self.connection.connection_made(self.transport)
         self.connection.data_received(hello)

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.gateway.responses.request_record import RequestRecord
 from penstock.gateway.routing.endpoint import Endpoint
-from penstock.gateway.telemetry.metrics import GatewayMetrics, MetricsOptions
+from penstock.gateway.telemetry.metrics import ExpositionLimits, GatewayMetrics
 from penstock.gateway.workers import letters
 from penstock.gateway.workers.exposition import WorkerExposition
 from penstock.gateway.workers.keeper_link import KeeperLink
@@ -216,7 +216,7 @@ def test_workers_go_on_without_a_keeper(tmp_path: Path, caplog: pytest.LogCaptur
 
 
 def shown_by(link: KeeperLink) -> WorkerExposition:
-    metrics = GatewayMetrics(lambda: [Endpoint("http://a:1")], MetricsOptions("none"))
+    metrics = GatewayMetrics(lambda: [Endpoint("http://a:1")], ExpositionLimits("none"))
     return WorkerExposition(link, metrics)
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 
-from penstock.generation.grammars.schema_check import Verdict, check_schema
+from penstock.generation.grammars.schema_check import ValidationResult, check_schema
 
 TOKENIZER = LLTokenizer("byte")
 OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?", "lenient": True}
 
 
-def checked(schema: Any, *, strict: bool = True) -> tuple[str, Verdict]:
+def checked(schema: Any, *, strict: bool = True) -> tuple[str, ValidationResult]:
     """The grammar of ``schema``, and what was said of it."""
     given = json.dumps({"grammars": [{"json_schema": {**schema, "x-guidance": OPTIONS}}]})
     verdict = check_schema(given, () if strict else ((),))

@@ -13,7 +13,7 @@ from penstock.supervisor.children.child_state import (
     ChildEvent,
     ChildState,
     ExitCause,
-    IllegalTransitionError,
+    IllegalChildTransitionError,
 )
 
 METHODS: dict[ChildEvent, Callable[[Child], None]] = {
@@ -62,7 +62,7 @@ def test_a_method_follows_the_table(state: ChildState, event: ChildEvent) -> Non
         return
     before = repr(child)
     with pytest.raises(
-        IllegalTransitionError, match=f"engine 0 is {state.name}, which excludes {event.name}"
+        IllegalChildTransitionError, match=f"engine 0 is {state.name}, which excludes {event.name}"
     ):
         METHODS[event](child)
     assert repr(child) == before

@@ -30,7 +30,7 @@ RETRY_S = 0.02
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
 
-class Keeper:
+class ProcessTree:
     """One program and its descendants."""
 
     def __init__(self, command: list[str]) -> None:
@@ -122,4 +122,4 @@ def _do_nothing(signum: int, frame: FrameType | None) -> None: ...
 
 
 if __name__ == "__main__":
-    sys.exit(Keeper(sys.argv[1:]).run())
+    sys.exit(ProcessTree(sys.argv[1:]).run())

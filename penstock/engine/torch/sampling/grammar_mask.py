@@ -13,7 +13,7 @@ from torch import Tensor
 from penstock.engine.torch.transfer import to_device
 
 
-class Rows:
+class TensorRows:
     """Some rows of tensors [S, ...], or all of them, which are not copied."""
 
     def __init__(self, rows: NDArray[np.intp], like: Tensor) -> None:
@@ -39,5 +39,5 @@ def apply_token_mask(logits: Tensor, rows: NDArray[np.intp], masks: NDArray[np.u
     index = torch.arange(8, dtype=torch.uint8, device=logits.device)
     bit = torch.ones_like(index).bitwise_left_shift_(index)
     forbidden = (packed[:, :, None] & bit == 0).view(len(packed), -1)[:, : logits.shape[-1]]
-    some = Rows(rows, logits)
+    some = TensorRows(rows, logits)
     some.put(logits, some.of(logits).masked_fill_(forbidden, -torch.inf))

@@ -22,7 +22,7 @@ from penstock.engine.sampling.metadata import (
     SamplingMetadata,
     SharedEdits,
 )
-from penstock.engine.torch.sampling.grammar_mask import Rows, apply_token_mask
+from penstock.engine.torch.sampling.grammar_mask import TensorRows, apply_token_mask
 from penstock.engine.torch.sampling.penalties import TokenCounts, penalize
 from penstock.engine.torch.sampling.sampler_output import SamplerOutput, TopLogprobs
 from penstock.engine.torch.transfer import to_device, to_device_together
@@ -108,7 +108,7 @@ class Sampler:
             return
         metadata = self._metadata
         rows = np.flatnonzero(needs & PENALTIES)
-        penalized, some = slots[rows], Rows(rows, logits)
+        penalized, some = slots[rows], TensorRows(rows, logits)
         chosen = some.of(logits)
         tokens, counts = self._token_counts.counts_of(penalized, length[rows], logits.device)
         values = chosen if tokens is None else chosen.gather(-1, tokens)
@@ -129,7 +129,7 @@ class Sampler:
         row has a constraint."""
         if not every & EXCLUDING:
             return None
-        some = Rows(np.flatnonzero(needs & EXCLUDING), logits)
+        some = TensorRows(np.flatnonzero(needs & EXCLUDING), logits)
         stuck = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
         some.put(stuck, some.of(logits).amax(-1) == -torch.inf)
         logits.masked_fill_(stuck[:, None], 0)
@@ -142,7 +142,7 @@ class Sampler:
         rows = np.flatnonzero(needs & SamplingFeature.RANDOM)
         if not len(rows):
             return greedy_tokens(logits)
-        some = Rows(rows, logits)
+        some = TensorRows(rows, logits)
         drawn = self._draw(some.of(logits), slots[rows], length[rows], needs[rows])
         if len(rows) == len(slots):
             return drawn
@@ -167,7 +167,7 @@ class Sampler:
             weights.masked_fill_(weights < least, 0)
         if every & (SamplingFeature.TOP_K | SamplingFeature.TOP_P):
             rows = np.flatnonzero(needs & (SamplingFeature.TOP_K | SamplingFeature.TOP_P))
-            some = Rows(rows, weights)
+            some = TensorRows(rows, weights)
             some.put(weights, self._cut_tail(some.of(weights), slots[rows], needs[rows]))
         return sample_from_weights(weights, uniforms)
 
@@ -187,12 +187,12 @@ class Sampler:
         if not every & SamplingFeature.LOGPROBS:
             return None
         rows = np.flatnonzero(needs & SamplingFeature.LOGPROBS)
-        return torch.log_softmax(Rows(rows, logits).of(logits), -1)
+        return torch.log_softmax(TensorRows(rows, logits).of(logits), -1)
 
     def _candidates(self, raw: Tensor, slots: Slots, needs: Needs, tokens: Tensor) -> TopLogprobs:
         rows = np.flatnonzero(needs & SamplingFeature.LOGPROBS)
         wanted = self._metadata.logprobs[slots[rows]]
-        return top_logprobs(rows, raw, Rows(rows, tokens).of(tokens), wanted)
+        return top_logprobs(rows, raw, TensorRows(rows, tokens).of(tokens), wanted)
 
 
 def top_logprobs(row: NDArray[np.intp], raw: Tensor, chosen: Tensor, wanted: I32) -> TopLogprobs:
@@ -242,7 +242,7 @@ def search_step_by_step(weights: Tensor, top_k: NDArray[np.int64], top_p: NDArra
         tried = rest[~needs_all[rest]] if width < vocab else rest
         if not len(tried):
             continue
-        some = Rows(tried, weights)
+        some = TensorRows(tried, weights)
         value, found = smallest_kept_weight(some.of(weights), top_k[tried], top_p[tried], width)
         some.put(least, value)
         if found is None:
@@ -264,7 +264,7 @@ def search_at_once(weights: Tensor, top_k: NDArray[np.int64], top_p: NDArray[np.
     ):
         for first in range(0, len(rows), height):
             part = rows[first : first + height]
-            some = Rows(part, weights)
+            some = TensorRows(part, weights)
             some.put(least, smallest_kept_weight(some.of(weights), top_k[part], top_p[part], width)[0])
     return least
 
@@ -346,7 +346,7 @@ def _add(logits: Tensor, edits: LogitEdits | SharedEdits) -> None:
     device, vocab = logits.device, logits.shape[-1]
     if isinstance(edits, SharedEdits):
         at, value = to_device_together((edits.token, edits.value), device)
-        some = Rows(edits.rows, logits)
+        some = TensorRows(edits.rows, logits)
         some.put(logits, some.of(logits).add_(logits.new_zeros(vocab).index_add_(0, at, value)))
         return
     at, value = to_device_together((edits.row * vocab + edits.token, edits.value), device)

@@ -14,13 +14,13 @@ from heapq import heappop, heappush
 from typing import TypeAlias
 
 from penstock.generation.grammars.process import GrammarProcess, Question
-from penstock.generation.grammars.schema_check import Verdict
+from penstock.generation.grammars.schema_check import ValidationResult
 
 _Entry: TypeAlias = tuple[int, int, asyncio.Future[None]]
 """A grammar that waits: its length, its number, and the future of its turn."""
 
 
-class Lane:
+class ValidationQueue:
     """Validates one grammar at a time."""
 
     def __init__(self, cpu_limit_s: float) -> None:
@@ -36,7 +36,7 @@ class Lane:
         """Grammars that wait."""
         return sum(map(len, self._waiting.values()))
 
-    async def validate(self, question: Question, client: str) -> Verdict | None:
+    async def validate(self, question: Question, client: str) -> ValidationResult | None:
         """None: it takes more CPU time than there is."""
         await self._turn(len(question.grammar), client)
         running = asyncio.get_running_loop().run_in_executor(self._thread, self.process.validate, question)
