@@ -56,7 +56,7 @@ class _Status(msgspec.Struct):
 class BackgroundRun:
     """One response: the sink of its reply. It ends once its end is stored."""
 
-    row_path = None
+    write_target = None
     """Every row is written by :meth:`write`."""
 
     def __init__(

@@ -12,9 +12,9 @@ from penstock.api.api_request import ApiRequest, Handler
 from penstock.api.background import BackgroundResponses
 from penstock.api.byte_budget import ByteBudget
 from penstock.api.event_follower import follow
-from penstock.api.piecewise import PiecewiseSender
 from penstock.api.queue_capacity import check_queue_capacity
 from penstock.api.routes.load_report import FORMAT_HEADER, load_report
+from penstock.api.time_sliced_sender import TimeSlicedSender
 from penstock.config.serve import ServeConfig
 from penstock.dispatch.connections import MAX_QUEUED_BYTES
 from penstock.dispatch.engine_client import NO_HINTS, RoutingHints
@@ -91,7 +91,7 @@ class GenerationRoutes:
         self._engine_client = context.engine_client
         self._streams = context.streams
         self._grammars = GrammarChecker()
-        self._sender = PiecewiseSender()
+        self._sender = TimeSlicedSender()
         self._large = large
         self._look_ups = asyncio.Semaphore(MAX_LOOK_UPS)
         self.draining = False

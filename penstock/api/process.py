@@ -478,7 +478,7 @@ class _Server:
             return
         board = self._engine_client.board
         self._board_file.load(board)
-        board.offer(own, encode_snapshot(own))
+        board.add_or_log(own, encode_snapshot(own))
         self._board_file.save(board)
 
     def _on_command(self) -> None:
@@ -501,7 +501,7 @@ class _Server:
                 case EnginesDraining():
                     self._engine_client.set_draining(command.ranks)
                 case SupervisorMetrics():
-                    self._engine_client.board.offer(decode_snapshot(command.snapshot), command.snapshot)
+                    self._engine_client.board.add_or_log(decode_snapshot(command.snapshot), command.snapshot)
                 case DesiredStates():
                     self._state_changes.on_desired_states(command)
                 case ApiKeys():

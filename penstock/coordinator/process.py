@@ -171,7 +171,7 @@ class Coordinator:
         self._file = file
         self._saved = -1
         """Version of the state in the file."""
-        self._complain = RateLimitedLog(log, logging.ERROR)
+        self._warn = RateLimitedLog(log, logging.ERROR)
         self.refused = 0
         """Messages that could not be used."""
 
@@ -201,7 +201,7 @@ class Coordinator:
             self._send(replies, now)
         except WireError as error:
             self.refused += 1
-            self._complain(_subject(identity), "%s is refused a message: %.300s", _name(identity), error)
+            self._warn(_subject(identity), "%s is refused a message: %.300s", _name(identity), error)
 
     def _save(self) -> None:
         if self._file is not None and self._saved != self._state.version:

@@ -148,7 +148,7 @@ class CoordinatorState:
     def add_metrics(self, metrics: ProcessMetrics) -> None:
         """Metrics of the coordinator process itself."""
         self.version += 1
-        self.board.offer(decode_snapshot(metrics.snapshot), metrics.snapshot, self.version)
+        self.board.add_or_log(decode_snapshot(metrics.snapshot), metrics.snapshot, self.version)
 
     def _store_metrics(self, identity: bytes, metrics: ProcessMetrics) -> None:
         try:

@@ -38,7 +38,7 @@ class VllmWaves:
         self._subscribed = 0
         self._wave = 0
         self._running = False
-        self._complain = RateLimitedLog(log, logging.ERROR)
+        self._warn = RateLimitedLog(log, logging.ERROR)
         self._decoder = msgspec.msgpack.Decoder(Outputs)
         self._published = context.socket(zmq.XPUB)
         self._reports = context.socket(zmq.PULL)
@@ -88,7 +88,7 @@ class VllmWaves:
         try:
             report = self._decoder.decode(message)
         except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-            self._complain("report", "a report about waves cannot be understood: %s", error)
+            self._warn("report", "a report about waves cannot be understood: %s", error)
             return
         ended, started = report.wave_complete, report.start_wave
         if ended is not None and ended >= self._wave:

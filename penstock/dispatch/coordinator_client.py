@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from penstock.dispatch.engine_client import EngineClient
 from penstock.logging_setup import RateLimitedLog
-from penstock.metrics.board import Posted
+from penstock.metrics.board import BoardEntry
 from penstock.metrics.snapshot import ProcessKey, Snapshot, decode_snapshot, encode_snapshot
 from penstock.wire.control import Launch
 from penstock.wire.coordination import (
@@ -34,7 +34,7 @@ from penstock.wire.messages import WireError, encode
 from penstock.wire.sockets import CoordinatorLink, server_identity
 
 log = logging.getLogger(__name__)
-_complain = RateLimitedLog(log, logging.ERROR)
+_warn = RateLimitedLog(log, logging.ERROR)
 
 JOIN_INTERVAL_S = 1.0
 """Interval of repeated joins, which a restarted coordinator needs, and of this process's metrics. Also covers
@@ -77,7 +77,7 @@ class CoordinatorClient:
         self._queries: dict[int, asyncio.Future[None]] = {}
         self._query = 0
         """Number of the last query."""
-        self._to_repeat: deque[Posted] = deque()
+        self._to_repeat: deque[BoardEntry] = deque()
         """Entries of the board that a new coordinator is sent, as its queue takes them."""
         self._confirming: set[asyncio.Task[None]] = set()
         """Tasks that wait for engines before they send metrics."""
@@ -107,7 +107,7 @@ class CoordinatorClient:
     async def _share(self, own: Snapshot) -> bool:
         """Whether the coordinator that has received all has answered."""
         joins = self._joins
-        for posted in [*self._engine_client.board, Posted(own.key, own.sequence, encode_snapshot(own))]:
+        for posted in [*self._engine_client.board, BoardEntry(own.key, own.sequence, encode_snapshot(own))]:
             if self._shared.get(posted.key, -1) < posted.sequence:
                 while not self._send(posted):  # noqa: ASYNC110 - ZMQ has no event for it
                     await asyncio.sleep(FULL_DELAY_S)
@@ -166,11 +166,11 @@ class CoordinatorClient:
         while self._to_repeat and self._send(self._to_repeat[0]):
             self._to_repeat.popleft()
 
-    def _send(self, posted: Posted) -> bool:
+    def _send(self, posted: BoardEntry) -> bool:
         return self._link.send(encode(posted.message()))
 
     def _send_metrics(self, snapshot: Snapshot) -> bool:
-        return self._send(Posted(snapshot.key, snapshot.sequence, encode_snapshot(snapshot)))
+        return self._send(BoardEntry(snapshot.key, snapshot.sequence, encode_snapshot(snapshot)))
 
     def _on_metrics_request(self, request: MetricsRequest) -> None:
         if self._engine_client.has_unconfirmed_aborts:
@@ -194,7 +194,7 @@ class CoordinatorClient:
             try:
                 self._on_message(part)
             except (WireError, ValueError) as error:
-                _complain("coordinator", "coordinator: %.300s", error)
+                _warn("coordinator", "coordinator: %.300s", error)
 
     def _on_message(self, part: bytes) -> None:
         message = decode_from_coordinator(part)
@@ -205,7 +205,7 @@ class CoordinatorClient:
                 for load in message.engines:
                     self._engine_client.on_load(load)
             case ProcessMetrics():
-                self._engine_client.board.offer(decode_snapshot(message.snapshot), message.snapshot)
+                self._engine_client.board.add_or_log(decode_snapshot(message.snapshot), message.snapshot)
             case MetricsAnswer():
                 if message.number in self._queries and not self._queries[message.number].done():
                     self._queries[message.number].set_result(None)

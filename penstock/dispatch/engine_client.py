@@ -466,7 +466,7 @@ class EngineClient:
         except ValueError as error:
             self.faults.record(engine.rank, INVALID_METRICS, "%.300s", error)
             return
-        self.board.offer(snapshot, data)
+        self.board.add_or_log(snapshot, data)
 
     def ended_engines(self) -> list[ProcessKey]:
         """The engine processes on the board that have ended."""

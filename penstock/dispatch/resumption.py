@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 MAX_FAILED_RESUMES = 2
 """A resume fails if the engine is lost after it began to run the stream and before it sends MIN_PROGRESS
 tokens of it: the stream may have crashed it. Streams that only wait in its queue are not the cause. After a
-failed resume the stream is a suspect: suspects are resumed one at a time, so that another loss
+failed resume the stream is quarantined: such streams are resumed one at a time, so that another loss
 identifies the cause. A stream with this many failed resumes is ended. Progress resets the count."""
 MIN_PROGRESS = 2
 """An engine sends a stream's first token at once, so only a second one shows that it went on."""
@@ -65,10 +65,10 @@ class Resumption:
         self._closed = False
         self._waiting: deque[Entry] = deque()
         """Ordered by time; streams that have ended meanwhile are skipped."""
-        self._suspects: deque[Entry] = deque()
+        self._quarantined: deque[Entry] = deque()
         """Streams with a failed resume, which are resumed one at a time."""
-        self._trial: Stream | None = None
-        """The suspect that was resumed."""
+        self._probe: Stream | None = None
+        """The quarantined stream that was resumed last."""
         self._retry_at: float | None = None
         """When streams that were refused are submitted again; None: none was."""
 
@@ -90,7 +90,7 @@ class Resumption:
                 self._count_failed_resume(stream, message, accepted)
             self._resume([(now + self._timeout_s, stream) for stream in orphans])
         if not self._closed:
-            waiting = len(self._waiting) + len(self._suspects)
+            waiting = len(self._waiting) + len(self._quarantined)
             outcomes = {**(self._outcomes - before), "waiting": waiting}
             counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
             log.warning("engine %d lost with %d streams: %s", rank, len(orphans), counts)
@@ -101,7 +101,7 @@ class Resumption:
         if self._closed:
             self._end(stream, "ended", "The server stops.")
             return
-        waiting = self._suspects if stream.failed_resumes else self._waiting
+        waiting = self._quarantined if stream.failed_resumes else self._waiting
         waiting.append((now + self._timeout_s, stream))
         self._retry_at = now + RETRY_S
 
@@ -113,21 +113,21 @@ class Resumption:
     @property
     def waits(self) -> bool:
         """Whether :meth:`tick` has something to do, now or later."""
-        return bool(self._waiting or self._suspects or self._retry_at is not None)
+        return bool(self._waiting or self._quarantined or self._retry_at is not None)
 
     def tick(self, now: float) -> None:
-        """Resume the next suspect and streams that were refused, and end the streams that have expired, or
-        all if the engines are to sleep."""
+        """Resume the next quarantined stream and streams that were refused, and end the streams that have
+        expired, or all if the engines are to sleep."""
         if self._is_asleep():
             self._end_waiting("No engine runs this request, and the server was put to sleep.", SLEEPING)
         if self._retry_at is not None and now >= self._retry_at:
             self._retry_at = None
             self.on_engine()
         if self._retry_at is None:
-            self._try_suspect()
+            self._resume_quarantined()
         self._expire(self._waiting, now)
-        if self._trial is None:  # no suspect was resumed, for lack of an engine
-            self._expire(self._suspects, now)
+        if self._probe is None:  # none was resumed, for lack of an engine
+            self._expire(self._quarantined, now)
 
     def close(self, message: str) -> None:
         """The server stops: waiting streams end, and so do those of engines lost from here on."""
@@ -153,9 +153,9 @@ class Resumption:
             )
 
     def _resume(self, entries: list[Entry]) -> None:
-        self._suspects += [entry for entry in entries if entry[1].failed_resumes]
+        self._quarantined += [entry for entry in entries if entry[1].failed_resumes]
         self._waiting += self._go_on([entry for entry in entries if not entry[1].failed_resumes])
-        self._try_suspect()
+        self._resume_quarantined()
 
     def _go_on(self, entries: list[Entry]) -> list[Entry]:
         """Resume streams on engines; return those that no engine accepts.
@@ -181,22 +181,22 @@ class Resumption:
                 left.append(entry)
         return left
 
-    def _try_suspect(self) -> None:
-        """Resume the next suspect, once the one before has made progress or has ended."""
-        trial = self._trial
-        if trial is not None and self._streams.is_running(trial) and self._awaits_progress(trial):
+    def _resume_quarantined(self) -> None:
+        """Resume the next quarantined stream, once the one before has made progress or has ended."""
+        probe = self._probe
+        if probe is not None and self._streams.is_running(probe) and self._awaits_progress(probe):
             return
-        self._trial = None
+        self._probe = None
         waiting: list[Entry] = []
-        while self._suspects and self._trial is None:
-            entry = self._suspects.popleft()
+        while self._quarantined and self._probe is None:
+            entry = self._quarantined.popleft()
             if self._go_on([entry]):
                 waiting.append(entry)
                 if entry[1].pinned_rank is None and not _has_adapter(entry[1]):  # no engine accepts any
                     break
             elif self._streams.is_running(entry[1]):
-                self._trial = entry[1]
-        self._suspects.extendleft(reversed(waiting))
+                self._probe = entry[1]
+        self._quarantined.extendleft(reversed(waiting))
 
     def _awaits_progress(self, stream: Stream) -> bool:
         """Whether the stream was resumed and has not made progress since."""
@@ -227,7 +227,7 @@ class Resumption:
             self._end(stream, "expired", message)
 
     def _end_waiting(self, message: str, code: str = "") -> None:
-        for entries in (self._waiting, self._suspects):
+        for entries in (self._waiting, self._quarantined):
             while entries:
                 self._end(entries.popleft()[1], "ended", message, code)
 

@@ -129,7 +129,7 @@ class GatewayApp:
         if self.own_routes.draining:
             raise unavailable("The gateway is shutting down.", "draining")
         intake, headers = self._intake, http.headers
-        record.sender = intake.authorize(record.method, record.path, headers, http.address)
+        record.caller = intake.authorize(record.method, record.path, headers, http.address)
         self._via.check(headers)
         _check_upgrade(http)
         if intake.generates(record.method, record.path):

@@ -58,7 +58,7 @@ def wrong_type(body: bytes, problem: str) -> ApiError:
     wanted = re.sub(r"`([^`]*)`", lambda match: _in_json_words(match[1]), wanted)
     wanted = _cut_middle(wanted[:1].lower() + wanted[1:])  # it may have the name of an unknown field
     value = _value_at(body, steps, got.strip("`"))
-    name = _cut_middle(_spelled(steps)) or "the request body"
+    name = _cut_middle(_shown_path(steps)) or "the request body"
     if missing:
         message = f"{name}: the required field {missing[1]!r} is missing."
         steps = [*steps, missing[1]]
@@ -91,7 +91,7 @@ def _steps(path: str) -> list[str | int]:
     return steps
 
 
-def _spelled(steps: list[str | int]) -> str:
+def _shown_path(steps: list[str | int]) -> str:
     name = ""
     for step in steps:
         name += f"[{step}]" if isinstance(step, int) or step == "..." else f".{step}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from penstock.http.row_path import RowPath
+from penstock.http.write_target import WriteTarget
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -37,7 +37,7 @@ class EventSink(Protocol):
     """Where a reply's events go, for as long as the reply is in progress."""
 
     @property
-    def row_path(self) -> RowPath | None:
+    def write_target(self) -> WriteTarget | None:
         """How rows may now be written without :meth:`write`; None: not at all, because bytes wait for the
         client, or because the connection does not allow it (HTTP/1.1 with TLS, HTTP/1.0)."""
         ...

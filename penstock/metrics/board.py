@@ -29,7 +29,7 @@ from penstock.metrics.snapshot import (
 )
 from penstock.wire.coordination import ProcessMetrics
 
-_complain = RateLimitedLog(logging.getLogger(__name__))
+_warn = RateLimitedLog(logging.getLogger(__name__))
 
 MAX_BOARD_BYTES = 32 << 20
 """Maximum size of all snapshots together, encoded. 1,024 engines with three of 5 kB each have half of it."""
@@ -50,7 +50,7 @@ _Values: TypeAlias = dict[SeriesKey, Value]
 
 
 @dataclass(slots=True, frozen=True)
-class Posted:
+class BoardEntry:
     """An entry of the board."""
 
     key: ProcessKey
@@ -80,20 +80,20 @@ class Posted:
 
 @dataclass(slots=True)
 class _Process:
-    starts: dict[ProcessKey, Posted] = field(default_factory=dict)
+    starts: dict[ProcessKey, BoardEntry] = field(default_factory=dict)
     """In the order in which they were heard of, those of one incarnation by epoch. The last one is
     current."""
-    ended: Posted | None = None
+    ended: BoardEntry | None = None
     """The sum."""
     covers: dict[int, int] = field(default_factory=dict)
     """The last epoch in the sum, by incarnation."""
 
-    def entries(self) -> Iterator[Posted]:
+    def entries(self) -> Iterator[BoardEntry]:
         if self.ended is not None:
             yield self.ended
         yield from self.starts.values()
 
-    def place(self, posted: Posted) -> None:
+    def place(self, posted: BoardEntry) -> None:
         """Add a start, or its later snapshot."""
         _, incarnation, epoch = posted.key
         if posted.key in self.starts:
@@ -120,7 +120,7 @@ class MetricsBoard:
         """Bytes of all snapshots."""
         return self._bytes
 
-    def __iter__(self) -> Iterator[Posted]:
+    def __iter__(self) -> Iterator[BoardEntry]:
         for process in self._processes.values():
             yield from process.entries()
 
@@ -129,7 +129,7 @@ class MetricsBoard:
         for process in self._processes.values():
             yield from process.starts
 
-    def find(self, key: ProcessKey) -> Posted:
+    def find(self, key: ProcessKey) -> BoardEntry:
         """The entry of one of :meth:`starts`."""
         return self._processes[key[0]].starts[key]
 
@@ -146,7 +146,7 @@ class MetricsBoard:
             news = self._add_sum(process, snapshot, version)
         else:
             decoded = snapshot if self._for_totals else None
-            posted = Posted(snapshot.key, snapshot.sequence, data, version, by, decoded)
+            posted = BoardEntry(snapshot.key, snapshot.sequence, data, version, by, decoded)
             news = self._add_start(process, posted)
         if news:
             while len(process.starts) > KEPT_STARTS:
@@ -155,14 +155,14 @@ class MetricsBoard:
             self._bytes += sum(len(each.data) for each in process.entries()) - before
         return news
 
-    def offer(self, snapshot: Snapshot, data: bytes, version: int = 0) -> None:
+    def add_or_log(self, snapshot: Snapshot, data: bytes, version: int = 0) -> None:
         """:meth:`add`; a refusal is logged."""
         try:
             self.add(snapshot, data, version)
         except ValueError as error:
-            _complain("refused", "%s", error)
+            _warn("refused", "%s", error)
 
-    def _add_start(self, process: _Process, posted: Posted) -> bool:
+    def _add_start(self, process: _Process, posted: BoardEntry) -> bool:
         key = posted.key
         known = process.starts.get(key)
         if process.covers.get(key[1], -1) >= key[2] or (known and known.sequence >= posted.sequence):
@@ -203,7 +203,7 @@ class MetricsBoard:
         data = encode_snapshot(snapshot)
         if process.ended is None or process.ended.data != data:
             decoded = snapshot if self._for_totals else None
-            process.ended = Posted(snapshot.key, sequence + 1, data, version, b"", decoded)
+            process.ended = BoardEntry(snapshot.key, sequence + 1, data, version, b"", decoded)
 
     def totals(self, *others: Snapshot) -> Totals:
         """Totals over all processes; ``others``: later snapshots than those on the board."""
@@ -222,7 +222,7 @@ def role_and_index(process: str) -> tuple[str, int]:
     return match[1], int(match[2])
 
 
-def _values_of(posted: Posted | None) -> _Values:
+def _values_of(posted: BoardEntry | None) -> _Values:
     series: Iterable[Series] = () if posted is None else posted.snapshot.series
     return {(each.family, each.labels): each.value for each in series}
 

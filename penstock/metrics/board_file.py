@@ -25,17 +25,17 @@ class BoardFile:
     def __init__(self, run_dir: str, incarnation: int) -> None:
         """``incarnation``: the supervisor's, since a run directory may be used again."""
         self._path = Path(run_dir) / f"{BOARD_FILE_PREFIX}{incarnation:x}"
-        self._complain = RateLimitedLog(logging.getLogger(__name__))
+        self._warn = RateLimitedLog(logging.getLogger(__name__))
 
     def load(self, board: MetricsBoard) -> None:
         """Add what was saved to ``board``; nothing if there is no file. A fault is logged."""
         try:
             for data in _decoder.decode(self._path.read_bytes()):
-                board.offer(decode_snapshot(data), data)
+                board.add_or_log(decode_snapshot(data), data)
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as error:
-            self._complain("load", "earlier metrics are lost: %s", error)
+            self._warn("load", "earlier metrics are lost: %s", error)
 
     def save(self, board: MetricsBoard) -> None:
         """Replace the file. A fault is logged."""
@@ -45,4 +45,4 @@ class BoardFile:
             temporary.write_bytes(data)
             temporary.replace(self._path)
         except OSError as error:
-            self._complain("save", "metrics cannot be kept over restarts: %s", error)
+            self._warn("save", "metrics cannot be kept over restarts: %s", error)

@@ -27,7 +27,7 @@ from penstock.streaming.request_states import StreamEvent, StreamState, next_str
 from penstock.streaming.row_metrics import RowMetrics
 from penstock.streaming.rows.io_submit import BurstWriter, write_each
 from penstock.streaming.rows.row_writer import RowWriter
-from penstock.streaming.rows.steady_rows import SteadyRows, is_plain
+from penstock.streaming.rows.unchanged_batch import UnchangedBatch, is_plain
 from penstock.streaming.rows.wide_rows import WideRows
 from penstock.streaming.stream import Stream, StreamError, StreamReply
 from penstock.streaming.stream_columns import NO_ENGINE, NO_LIMIT, StreamColumns
@@ -90,7 +90,7 @@ class OutputProcessor:
         self._abort: Callable[[Stream], None] = _no_abort
         self._free = list(range(capacity - 1, -1, -1))
         self._columns = StreamColumns(capacity, len(texts))
-        self._steady: dict[int, SteadyRows] = {}
+        self._unchanged: dict[int, UnchangedBatch] = {}
         """By engine, the rows of its latest frames, as long as they are of the same streams. Their positions
         and times are written down (:meth:`_settle`) when they are needed."""
         self._texts = np.array(texts, np.object_)
@@ -127,7 +127,7 @@ class OutputProcessor:
         handle = self._free.pop()
         self.streams[handle] = stream
         stream.handle = handle
-        stream.paths = self._writer
+        stream.write_targets = self._writer
         self._columns.open(handle, stream.rank, arrival, max_tokens, written=bool(stream.head))
         if self._log is not None:
             self._log.open(handle)
@@ -158,12 +158,12 @@ class OutputProcessor:
         stream.state = next_stream_state(stream.state, StreamEvent.END)
         if ended:
             return
-        self._end_steady(stream.rank)
+        self._end_unchanged(stream.rank)
         handle = stream.handle
         self._wide.drop(handle)
         self.streams[handle] = None
         self._writer.close(handle)
-        stream.paths = stream.row_path = None
+        stream.write_targets = stream.write_target = None
         self._columns.close(handle)
         self._free.append(handle)
         if self._log is not None:
@@ -204,17 +204,17 @@ class OutputProcessor:
         """
         if not len(frame.stream):
             return
-        texts, steady = self._texts_of(frame), self._steady.get(rank)
-        if texts is None or steady is None or not steady.take(frame):
-            self._end_steady(rank)
-            steady = None
+        texts, unchanged = self._texts_of(frame), self._unchanged.get(rank)
+        if texts is None or unchanged is None or not unchanged.take(frame):
+            self._end_unchanged(rank)
+            unchanged = None
             if texts is None or not self._columns.fits(rank, frame):
                 frame = self._sift(rank, frame)
                 if not len(frame.stream):
                     return
                 texts = self._texts.take(frame.tokens)
         try:
-            self._deliver(rank, frame, texts, now, steady)
+            self._deliver(rank, frame, texts, now, unchanged)
         except Exception:  # noqa: BLE001 - the streams of the frame end, the others go on
             self._break_all(frame)
 
@@ -226,21 +226,21 @@ class OutputProcessor:
             return None
 
     def _settle(self, rank: int) -> None:
-        """Write down how far the steady rows of an engine have come."""
-        steady = self._steady.get(rank)
-        if steady is not None and steady.frames:
-            self._columns.advance(steady.latest)
-            self._columns.last.put(steady.latest.stream, steady.now)
-            steady.frames = 0
+        """Write down how far the unchanged batch of an engine has come."""
+        unchanged = self._unchanged.get(rank)
+        if unchanged is not None and unchanged.frames:
+            self._columns.advance(unchanged.latest)
+            self._columns.last.put(unchanged.latest.stream, unchanged.now)
+            unchanged.frames = 0
 
     def _settle_all(self) -> None:
-        for rank in self._steady:
+        for rank in self._unchanged:
             self._settle(rank)
 
-    def _end_steady(self, rank: int) -> None:
+    def _end_unchanged(self, rank: int) -> None:
         """The next frame of an engine is checked row by row."""
         self._settle(rank)
-        self._steady.pop(rank, None)
+        self._unchanged.pop(rank, None)
 
     def _sift(self, rank: int, frame: TokenFrame) -> TokenFrame:
         """The rows that fit. Drops rows of streams that the engine does not run, and ends the streams of
@@ -278,10 +278,10 @@ class OutputProcessor:
         frame: TokenFrame,
         texts: NDArray[np.object_],
         now: float,
-        steady: SteadyRows | None,
+        unchanged: UnchangedBatch | None,
     ) -> None:
-        """Deliver rows that fit, one per stream. ``texts``: of their tokens. ``steady``: these rows, if they
-        continue those of the frame before."""
+        """Deliver rows that fit, one per stream. ``texts``: of their tokens. ``unchanged``: these rows, if
+        they continue those of the frame before."""
         if frame.prompt is not None:
             frame = self._without_prompts(rank, frame, frame.prompt)  # those without tokens
             if not len(frame.stream):
@@ -289,7 +289,7 @@ class OutputProcessor:
         handles = frame.stream
         if frame.kv_transfer_params is not None:
             self._hand_transfers(rank, frame.kv_transfer_params)
-        if steady is None:
+        if unchanged is None:
             columns = self._columns
             columns.advance(frame)
             self._metrics.record_latency(frame, now - columns.last.take(handles))
@@ -298,15 +298,15 @@ class OutputProcessor:
             self._metrics.record_sizes(frame, written)
             if is_plain(frame):
                 left = int((columns.limit.take(handles) - columns.position.take(handles)).min())
-                self._steady[rank] = SteadyRows(frame, now, None if written.all() else written, left)
+                self._unchanged[rank] = UnchangedBatch(frame, now, None if written.all() else written, left)
         else:
-            self._metrics.itl.add(now - steady.now, frame.rows)
-            self._metrics.record_sizes(frame, steady.written)
-            steady.now = now
+            self._metrics.itl.add(now - unchanged.now, frame.rows)
+            self._metrics.record_sizes(frame, unchanged.written)
+            unchanged.now = now
         self.generated_tokens += len(frame.tokens)
         if self._log is not None:
             self._log.append(handles, frame.tokens, frame.count)
-        self._writer.write(frame, texts, steady)
+        self._writer.write(frame, texts, unchanged)
 
     def _without_prompts(self, rank: int, frame: TokenFrame, prompt: PromptLogprobs) -> TokenFrame:
         """Deliver prompt logprobs to their streams. Returns the rows that have tokens or a finish."""
@@ -468,7 +468,7 @@ class OutputProcessor:
         self._set_engine(stream, rank)
 
     def _set_engine(self, stream: Stream, rank: int) -> None:
-        self._end_steady(stream.rank)
+        self._end_unchanged(stream.rank)
         stream.rank = self._columns.rank[stream.handle] = rank
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.http.row_path import RowPath
+from penstock.http.write_target import WriteTarget
 from penstock.streaming.request_states import StreamState
 from penstock.streaming.rows.event_record import EventRecord
 from penstock.wire.frames import FinishReason
@@ -61,10 +61,10 @@ class StreamReply(Protocol):
         ...
 
 
-class RowPaths(Protocol):
+class WriteTargets(Protocol):
     """How plain rows are written: see :class:`penstock.streaming.rows.row_writer.RowWriter`."""
 
-    def choose(self, stream: Stream, row_path: RowPath | None) -> None: ...
+    def choose(self, stream: Stream, write_target: WriteTarget | None) -> None: ...
 
     def stop(self, handle: int) -> None: ...
 
@@ -82,7 +82,6 @@ class Stream:
         "handle",
         "head",
         "index",
-        "paths",
         "pinned_rank",
         "rank",
         "record",
@@ -90,12 +89,13 @@ class Stream:
         "reply",
         "request",
         "resumed_at",
-        "row_path",
         "started",
         "state",
         "submit_number",
         "tail",
         "write",
+        "write_target",
+        "write_targets",
     )
 
     def __init__(
@@ -140,16 +140,16 @@ class Stream:
         self.record = record
         self.guarded = False
         """Whether the reply must see tokens that may begin a marker of its parser."""
-        self.paths: RowPaths | None = None
+        self.write_targets: WriteTargets | None = None
         """Set while the stream is open and attached to its connection."""
-        self.row_path: RowPath | None = None
+        self.write_target: WriteTarget | None = None
         """The latest one; set by the row writer."""
 
     def set_event(self, head: bytes, tail: bytes) -> None:
         """What precedes and follows the text from the next row on."""
         if head != self.head:
             self.head, self.tail = head, tail
-            self.row_path = None  # the row writer takes the new ones
+            self.write_target = None  # the row writer takes the new ones
 
     def event(self, text: bytes) -> bytes:
         """A text event. ``text``: JSON-escaped UTF-8."""
@@ -161,24 +161,24 @@ class Stream:
         record.add(text)
         return b'%b%b","sequence_number":%d%b' % (self.head, text, number, self.tail)
 
-    def write_plain_rows(self, row_path: RowPath | None, *, guarded: bool = False) -> None:
-        """Have plain rows written without the reply: by ``row_path``, or by ``write``. ``row_path`` is for a
-        connection, or stream of one, that no other stream writes to, and for which no bytes wait.
+    def write_plain_rows(self, write_target: WriteTarget | None, *, guarded: bool = False) -> None:
+        """Have plain rows written without the reply: by ``write_target``, or by ``write``. ``write_target``
+        is for a connection, or stream of one, that no other stream writes to, and for which no bytes wait.
         ``guarded``: rows with a guarded token go to the reply nevertheless."""
         self.guarded = guarded
-        if self.paths is not None:
-            self.paths.choose(self, row_path)
+        if self.write_targets is not None:
+            self.write_targets.choose(self, write_target)
 
     def stop_plain_rows(self) -> None:
         """Have the reply handle every row."""
-        if self.paths is not None:
-            self.paths.stop(self.handle)
+        if self.write_targets is not None:
+            self.write_targets.stop(self.handle)
 
     def detach(self, reply: StreamReply) -> None:
         """Cut the stream off its connection, which may serve another request by the time of its next row:
         ``reply`` gets all its rows from here on, and nothing that the stream writes is sent."""
         self.stop_plain_rows()
-        self.paths = self.row_path = None
+        self.write_targets = self.write_target = None
         self.reply = reply
         self.write = _write_nothing
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
 log = logging.getLogger(__name__)
-_complain = RateLimitedLog(log)
+_warn = RateLimitedLog(log)
 
 MAX_WAITING = 2048
 """Most spans in the queue; when it is full, spans are dropped."""
@@ -157,7 +157,7 @@ class _LibraryLog(logging.Handler):
     batch that a collector does not take."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        _complain(str(record.msg), "%s", record.getMessage())
+        _warn(str(record.msg), "%s", record.getMessage())
 
 
 def check_tracing_libraries() -> None:

@@ -18,7 +18,7 @@ from penstock.config.gateway import GatewayConfig
 from penstock.config.introspect import options_of
 from penstock.config.origins import Origin
 from penstock.config.other_servers import lookup, sglang_advice, vllm_advice, vllm_environment, vllm_values
-from penstock.config.other_servers.known_flag import Here, Unneeded
+from penstock.config.other_servers.known_flag import IgnoredFlag, MappedFlag
 from penstock.config.other_servers.vllm_names import FILE, vllm_names
 from penstock.config.serve import ServeConfig
 from penstock.config.sources import OtherServers, Resolved, resolve
@@ -74,7 +74,7 @@ def test_no_advice_is_about_a_flag_that_does_not_exist_or_is_ours() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "flag"), [(name, each.flag) for name, each in ADVICE.items() if isinstance(each, Here)]
+    ("name", "flag"), [(name, each.flag) for name, each in ADVICE.items() if isinstance(each, MappedFlag)]
 )
 def test_advice_names_flags_that_exist(name: str, flag: str) -> None:
     assert flag == "MODEL" or flag.split()[0].replace("--no-", "--") in OWN, name
@@ -205,7 +205,7 @@ def test_every_flag_serves_or_shows_a_line_that_serves(dash: str) -> None:
             _, write, corrected = str(error).partition("\nWrite: penstock serve ")
             assert write, line
             assert "\n" not in corrected, line
-            if isinstance(spelling.flag.advice, Here) or spelling.flag.name in OWN:
+            if isinstance(spelling.flag.advice, MappedFlag) or spelling.flag.name in OWN:
                 continue  # the option may need another one, or not take this value
             written = shlex.split(corrected)
             read = parse(serve.COMMAND, written)
@@ -426,10 +426,10 @@ def test_the_page_says_the_same() -> None:
     table = {name: (each, lookup.find(name)) for name, each in vllm_advice.ADVICE.items()}
     for name, (advice, spelling) in table.items():
         assert spelling is not None
-        if isinstance(advice, Here):
+        if isinstance(advice, MappedFlag):
             assert name == "--model" or f"`{name}`" in section("The same, before `--`"), name
-        elif isinstance(advice, Unneeded) or not spelling.flag.engine:
-            title = "Without effect" if isinstance(advice, Unneeded) else "Unsupported"
+        elif isinstance(advice, IgnoredFlag) or not spelling.flag.engine:
+            title = "Without effect" if isinstance(advice, IgnoredFlag) else "Unsupported"
             assert re.search(
                 rf"^\|.*`{name}`.* \| {re.escape(advice.why)} \|$", section(title), re.MULTILINE
             ), name

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from penstock.gateway.metric_definitions import KUBERNETES_AGE, KUBERNETES_FAILURES, QUEUED, Figure
-from penstock.gateway.requests.sender import Sender
+from penstock.gateway.requests.caller import Caller
 from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.responses.request_record import RequestRecord
 from penstock.gateway.responses.response_observer import Observation
@@ -47,7 +47,7 @@ def exposed() -> dict[str, set[str]]:
         RequestRecord("/v1/completions", model="m", outcome=Outcome.REJECTED, reason="saturated")
     )
     of_key = RequestRecord("/v1/completions", model="m", outcome=Outcome.OK, seen=seen, queued_s=0.1)
-    of_key.sender, of_key.fell_back = Sender("search", "search"), True
+    of_key.sender, of_key.fell_back = Caller("search", "search"), True
     metrics.request_ended(of_key)
     found: dict[str, set[str]] = {}
     for name, labels in re.findall(

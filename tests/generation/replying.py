@@ -21,8 +21,8 @@ from penstock.generation.plan import RequestPlan
 from penstock.generation.replies.collected import CollectedReply
 from penstock.generation.replies.reply import Prompt, RequestContext, RequestReply, TextTables
 from penstock.generation.replies.streamed import StreamedReply
-from penstock.http.row_path import RowPath
 from penstock.http.sink import Listener
+from penstock.http.write_target import WriteTarget
 from penstock.metrics.bounds import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS
 from penstock.metrics.histogram import Histogram
 from penstock.streaming.output_processor import OutputProcessor
@@ -49,7 +49,7 @@ class MemorySink:
         """How the body ended: finish or cut; empty while it goes on."""
         self.unread_bytes = 0
 
-    row_path: RowPath | None = None
+    write_target: WriteTarget | None = None
 
     def write(self, data: bytes) -> None:
         assert self.starts == 1, "bytes before the headers"

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from penstock.http.http1.request_head import RequestHead
 from penstock.http.request import HttpRequest, first_values
-from penstock.http.row_path import RowPath
 from penstock.http.sink import Headers, Listener
+from penstock.http.write_target import WriteTarget
 
 
 class FakeSink:
     """A connection whose client reads."""
 
-    row_path: RowPath | None = None
+    write_target: WriteTarget | None = None
     write_paused = False
 
     def __init__(self) -> None:

@@ -140,7 +140,7 @@ def test_a_full_board_keeps_what_it_has(caplog: pytest.LogCaptureFixture) -> Non
         board.add(Snapshot(f"engine {index}", 0, 1, []), bytes(size))
     with pytest.raises(ValueError, match="no room"):
         board.add(Snapshot("engine 1000", 0, 1, []), bytes(size))
-    board.offer(Snapshot("engine 1000", 0, 1, []), bytes(size))
+    board.add_or_log(Snapshot("engine 1000", 0, 1, []), bytes(size))
     assert "no room for metrics of engine 1000" in caplog.text
     assert board.size <= MAX_BOARD_BYTES
     assert next(iter(board)).key == ("engine 0", 0, 0)

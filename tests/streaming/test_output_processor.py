@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from penstock.http.row_path import RowPath
+from penstock.http.write_target import WriteTarget
 from penstock.metrics.bounds import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS
 from penstock.metrics.histogram import Histogram
 from penstock.streaming.output_processor import OutputProcessor
@@ -65,11 +65,11 @@ def make_table(burst: BurstWriter = write_each) -> OutputProcessor:
 
 
 def open_plain(
-    table: OutputProcessor, stream: Stream, row_path: RowPath | None = None, **options: int
+    table: OutputProcessor, stream: Stream, write_target: WriteTarget | None = None, **options: int
 ) -> int:
     """Open a stream whose plain rows are written without its reply."""
     handle = table.open(stream, 0.0, **options)
-    stream.write_plain_rows(row_path)
+    stream.write_plain_rows(write_target)
     return handle
 
 
@@ -109,7 +109,7 @@ def test_streams_with_a_descriptor_are_written_together_past_their_connections()
     table, connections = make_table(burst), [list[bytes]() for _ in range(3)]
     streams = [make_stream(RecordingReply(), written) for written in connections]
     for stream, descriptor in zip(streams, (5, 6, -1), strict=True):
-        path = RowPath(descriptor=descriptor, write_rest=stream.write) if descriptor > 0 else None
+        path = WriteTarget(descriptor=descriptor, write_rest=stream.write) if descriptor > 0 else None
         open_plain(table, stream, path)
     for position, tokens in enumerate(([0], [1], [3, 3])):
         table.process_frame(0, frame(*((stream.handle, position, tokens) for stream in streams)), 1.0)
@@ -121,7 +121,7 @@ def test_streams_with_a_descriptor_are_written_together_past_their_connections()
 def test_a_row_too_large_for_a_prepared_chunk_size_goes_to_the_connection() -> None:
     table, written, bursts = make_table(), list[bytes](), list[bytes]()
     table = make_table(lambda descriptors, data, sizes: bursts.append(data) or [])
-    handle = open_plain(table, make_stream(RecordingReply(), written), RowPath(descriptor=7))
+    handle = open_plain(table, make_stream(RecordingReply(), written), WriteTarget(descriptor=7))
     few, many = [1] * 8190, [1] * 8191
     table.process_frame(0, frame((handle, 0, few)), 1.0)
     table.process_frame(0, frame((handle, len(few), many)), 2.0)
@@ -278,7 +278,7 @@ def test_no_row_of_a_broken_stream_reaches_its_connection() -> None:
     stream = make_stream(BrokenReply(), written)
     handle = table.open(stream, 0.0)
     table.process_frame(0, frame((handle, 0, [CAREFUL])), 1.0)
-    stream.write_plain_rows(RowPath(descriptor=7))
+    stream.write_plain_rows(WriteTarget(descriptor=7))
     table.process_frame(0, frame((handle, 1, [0])), 1.0)
     stream.write(b"late")
     table.process_frame(0, frame((handle, 2, [0, 1])), 1.0)
@@ -307,7 +307,7 @@ def test_a_burst_that_raises_ends_the_streams_of_its_frame() -> None:
         raise OSError("io_getevents(2)")
 
     table, reply = make_table(burst), RecordingReply()
-    handle = open_plain(table, make_stream(reply, []), RowPath(descriptor=7))
+    handle = open_plain(table, make_stream(reply, []), WriteTarget(descriptor=7))
     table.process_frame(0, frame((handle, 0, [0])), 1.0)
     assert reply.errors == ["internal_error"]
 

@@ -197,8 +197,8 @@ class LoadClient:
             for _ in range(min(left, BATCH)):
                 fd = self._idle.popleft()
                 self._running += 1
-                lane = self._connections[fd].start(len(log.starts))
-                log.start(lane, time.perf_counter())
+                number = self._connections[fd].start(len(log.starts))
+                log.start(number, time.perf_counter())
                 written[fd] = None
             for fd in written:
                 self._send(fd)

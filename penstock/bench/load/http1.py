@@ -23,17 +23,17 @@ def request_bytes(plan: LoadPlan, body: bytes) -> bytes:
 
 
 class Http1LoadConnection:
-    """A :class:`Connection`. ``requests``: whole requests, used in turn; ``lane``: its number in the log."""
+    """A :class:`Connection`. ``requests``: whole requests, used in turn; ``number``: in the log."""
 
-    __slots__ = ("_lane", "_output", "_reply", "_request", "_requests", "failure", "running")
+    __slots__ = ("_number", "_output", "_reply", "_request", "_requests", "failure", "running")
 
     places = 1
     ready = True
 
-    def __init__(self, requests: list[bytes], lane: int) -> None:
+    def __init__(self, requests: list[bytes], number: int) -> None:
         self.failure: str | None = None
         self._requests = requests
-        self._lane = lane
+        self._number = number
         self._output = b""
         self._request = 0
         self._reply = Http1Reply()
@@ -48,14 +48,14 @@ class Http1LoadConnection:
         self._reply.begin()
         self.running = 1
         self._output = self._requests[request % len(self._requests)]
-        return self._lane
+        return self._number
 
     def feed(self, data: bytes, log: ReadLog) -> list[Ended]:
         if not self.running:
             self.failure = "data without a request"
             return []
         events = self._reply.feed(data)
-        log.entries.append(self._lane)
+        log.entries.append(self._number)
         log.counts.append(events)
         return self._end() if self._reply.ended else []
 

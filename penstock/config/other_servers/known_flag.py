@@ -7,14 +7,14 @@ import msgspec
 Default = str | int | float | bool | None
 
 
-class Here(msgspec.Struct, frozen=True):
+class MappedFlag(msgspec.Struct, frozen=True):
     """The flag has another name here."""
 
     flag: str
     note: str = ""
 
 
-class Unneeded(msgspec.Struct, frozen=True):
+class IgnoredFlag(msgspec.Struct, frozen=True):
     """The flag is accepted and has no effect, for this reason."""
 
     why: str
@@ -26,7 +26,7 @@ class Unsupported(msgspec.Struct, frozen=True):
     why: str
 
 
-Advice = Here | Unneeded | Unsupported
+Advice = MappedFlag | IgnoredFlag | Unsupported
 
 
 class KnownFlag(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from penstock.config.errors import ConfigError
 from penstock.config.hidden import HIDDEN
 from penstock.config.introspect import Option
 from penstock.config.origins import Origin
-from penstock.config.other_servers.known_flag import Advice, Here, KnownFlag, Unneeded, Unsupported
+from penstock.config.other_servers.known_flag import Advice, IgnoredFlag, KnownFlag, MappedFlag, Unsupported
 from penstock.config.other_servers.lookup import Spelling, find
 from penstock.config.other_servers.vllm_values import OF_THE_SERVER, is_vllms
 from penstock.config.values import LONGEST_SHOWN, convert
@@ -215,9 +215,9 @@ class Review:
 
     def _judge(self, each: GivenFlag) -> None:
         flag = each.flag
-        advice = Here(flag.name) if flag.name in self._own and not each.shared else flag.advice
-        unneeded = isinstance(advice, Unneeded) and not (each.negated and flag.default is None)
-        if isinstance(advice, Here):
+        advice = MappedFlag(flag.name) if flag.name in self._own and not each.shared else flag.advice
+        unneeded = isinstance(advice, IgnoredFlag) and not (each.negated and flag.default is None)
+        if isinstance(advice, MappedFlag):
             self._rename(each, advice)
         elif each.shared and flag.name in OF_THE_SERVER:
             self._leave_out(each, f": {OF_THE_SERVER[flag.name][1]}")
@@ -235,7 +235,7 @@ class Review:
         self._leaves_out = self._leaves_out or each.origin.source != "file"
         self.problems.append(f"{each}: {each.flag.server}'s, not supported{reason}")
 
-    def _rename(self, each: GivenFlag, here: Here) -> None:
+    def _rename(self, each: GivenFlag, here: MappedFlag) -> None:
         if self._attached and each.flag.name in _COORDINATOR:
             self.problems.append(f"{each}: it is part of --attach HOST:PORT here, leave it out")
             return
@@ -273,7 +273,7 @@ def _for_any_engine(argv: Sequence[str]) -> list[str]:
 
 
 def _why(advice: Advice | None) -> str:
-    return "" if advice is None or isinstance(advice, Here) else advice.why
+    return "" if advice is None or isinstance(advice, MappedFlag) else advice.why
 
 
 def _reason(advice: Advice | None) -> str:

@@ -23,7 +23,7 @@ from penstock.wire.vllm.attachment_file import Attachment, AttachmentFile, data_
 from penstock.wire.vllm.messages import EngineLost
 
 log = logging.getLogger(__name__)
-_complain = RateLimitedLog(log, logging.ERROR)
+_warn = RateLimitedLog(log, logging.ERROR)
 
 PROGRESS_INTERVAL_S = 5.0
 """Seconds between two progress messages of a process that waits; they extend its start timeout."""
@@ -54,7 +54,7 @@ def attach(
         try:
             return _attach_next(config, connection, file, saved, rank, waiting)
         except EngineLost as error:
-            _complain("lost", "engine %d was lost while it was attached: %s", rank, error)
+            _warn("lost", "engine %d was lost while it was attached: %s", rank, error)
             connection.close()
         except BaseException:
             connection.close()

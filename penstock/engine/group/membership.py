@@ -26,7 +26,7 @@ from penstock.wire.messages import EngineInfo, WireError, encode
 from penstock.wire.sockets import CoordinatorLink, engine_address, engine_identity, host_and_port, tcp_address
 
 log = logging.getLogger(__name__)
-_complain = RateLimitedLog(log, logging.ERROR)
+_warn = RateLimitedLog(log, logging.ERROR)
 
 REPORT_INTERVAL_S = 0.1
 """Minimum seconds between two reports while the engine is busy."""
@@ -129,7 +129,7 @@ class EngineMembership:
             try:
                 message = decode_from_coordinator(part)
             except WireError as error:
-                _complain("coordinator", "the coordinator sent what cannot be understood: %.300s", error)
+                _warn("coordinator", "the coordinator sent what cannot be understood: %.300s", error)
                 continue
             match message:
                 case JoinAccepted():

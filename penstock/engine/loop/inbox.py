@@ -94,7 +94,7 @@ class Inbox:
         """Messages received and not handled yet, with their peer."""
         self._refused: set[bytes] = set()
         """Peers that have been refused and told so."""
-        self._complain = RateLimitedLog(log, logging.ERROR)
+        self._warn = RateLimitedLog(log, logging.ERROR)
 
     @property
     def waiting(self) -> bool:
@@ -116,12 +116,12 @@ class Inbox:
         except Exception:  # noqa: BLE001 - one peer's message must not end the others' engine
             self._log_defect("message", identity)
             self._refuse(identity, "the engine could not handle its message")
-        self.drop_left()
+        self.drop_disconnected()
         return len(part)
 
-    def drop_left(self) -> None:
+    def drop_disconnected(self) -> None:
         """Drop the streams of API servers that have been detached."""
-        for peer in self._peers.take_left():
+        for peer in self._peers.take_disconnected():
             self._engine.drop_server(peer.server)
             self._stats.drop(peer.streams.values())
             if self._spans is not None:
@@ -129,7 +129,7 @@ class Inbox:
             self._peers.close_all(peer)
 
     def _log_defect(self, what: str, identity: bytes) -> None:
-        self._complain("defect", "a %s of %s could not be handled", what, peer_name(identity), exc_info=True)
+        self._warn("defect", "a %s of %s could not be handled", what, peer_name(identity), exc_info=True)
 
     def _refuse(self, identity: bytes, reason: str) -> None:
         self._stats.refuse()
@@ -143,7 +143,7 @@ class Inbox:
         self._refused.add(identity)
         if self._publisher.reject_peer(identity, reason):
             name = peer_name(identity)
-            self._complain(name, "%s is refused: %s; its streams are dropped", name, reason)
+            self._warn(name, "%s is refused: %s; its streams are dropped", name, reason)
 
     def _on_message(self, identity: bytes, message: FromServer) -> None:
         if isinstance(message, Hello):
@@ -216,7 +216,7 @@ class Inbox:
                 raise WireError(f"it is not of this engine's head, whose API server {server} is connected")
         if known is not None:
             self._publisher.dismiss(known, f"another process or connection serves as API server {server}")
-        self.drop_left()
+        self.drop_disconnected()
 
     def _on_submit(self, peer: Peer, request: Submit) -> None:
         peer.accepted += 1
@@ -252,7 +252,7 @@ class Inbox:
         self._stats.refuse()
         peer.accepted += len(error.streams)
         name = peer_name(identity)
-        self._complain(name, "%s sent a request with %s; it fails", name, error)
+        self._warn(name, "%s sent a request with %s; it fails", name, error)
         for handle, position in error.streams:
             failure = StreamFailure(peer.server, handle, position, "invalid_request", str(error))
             self._publisher.fail(failure, self._engine.load())

@@ -2,7 +2,8 @@
 
 An API server is attached from its Hello until it disconnects, its connection breaks, it is refused, or a
 successor takes its number. It is detached at one moment for everybody; its streams are dropped a little
-later, between two messages or steps (:meth:`.inbox.Inbox.drop_left`), before its number is attached again.
+later, between two messages or steps (:meth:`.inbox.Inbox.drop_disconnected`), before its number is attached
+again.
 
 The engine knows streams by small numbers, which are reused, instead of their API servers' handles: what is
 indexed by them takes as much memory as there are open streams.
@@ -72,7 +73,7 @@ class Peers:
         return peer
 
     def detach(self, peer: Peer) -> None:
-        """Nothing is sent to it from here on; :meth:`take_left` returns it once."""
+        """Nothing is sent to it from here on; :meth:`take_disconnected` returns it once."""
         if self._by_server.get(peer.server) is peer:
             del self._by_server[peer.server], self._by_identity[peer.identity]
             self._left.append(peer)
@@ -83,7 +84,7 @@ class Peers:
     def find(self, identity: bytes) -> Peer | None:
         return self._by_identity.get(identity)
 
-    def take_left(self) -> list[Peer]:
+    def take_disconnected(self) -> list[Peer]:
         """API servers that were detached since the last call; :meth:`close_all` frees their streams."""
         left, self._left = self._left, []
         return left

@@ -312,7 +312,7 @@ class EngineLoop:
             self._poll_control(commands, now)
         else:
             self._wait(commands)
-        self._inbox.drop_left()
+        self._inbox.drop_disconnected()
         if self._kv_events is not None:
             self._kv_events.publish(self._engine.take_kv_events())
 
@@ -340,7 +340,7 @@ class EngineLoop:
             self._disconnects = self._socket.disconnects
             self._reporter.report(now)
             self._publisher.flush()
-            self._inbox.drop_left()
+            self._inbox.drop_disconnected()
 
     # -- the step
 

@@ -32,7 +32,7 @@ class RpcServer:
         self._reply = reply
         self._step = step
         self._receipts = IdempotencyCache()
-        self._complain = RateLimitedLog(log, logging.ERROR)
+        self._warn = RateLimitedLog(log, logging.ERROR)
 
     def handle(self, server: int, call: RpcCall) -> None:
         """Run a call, unless it ran earlier, and reply."""
@@ -59,5 +59,5 @@ class RpcServer:
             return RpcReply(call.call, str(error), None, self._step())
         except Exception as error:  # noqa: BLE001 - the call fails, not the engine
             method = call.method[:MAX_SHOWN_CHARS]
-            self._complain(method, "the call of %r failed", method, exc_info=True)
+            self._warn(method, "the call of %r failed", method, exc_info=True)
             return RpcReply(call.call, f"{type(error).__name__}: {error}", None, self._step())

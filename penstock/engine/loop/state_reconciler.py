@@ -65,7 +65,7 @@ class _AppliedState:
 
     def __init__(self, applier: StateApplier) -> None:
         self._applier = applier
-        self._complain = RateLimitedLog(log, logging.ERROR)
+        self._warn = RateLimitedLog(log, logging.ERROR)
         self.desired: DesiredState | None = None
         self.observed: ObservedState | None = None
         self._prepared = False
@@ -96,7 +96,7 @@ class _AppliedState:
             error = str(refusal)
         except Exception as failure:  # noqa: BLE001 - the change fails, not the engine
             error = f"{type(failure).__name__}: {failure}"
-            self._complain(state.name, "%s cannot be applied", state.name, exc_info=True)
+            self._warn(state.name, "%s cannot be applied", state.name, exc_info=True)
         self._abort()  # if it has failed; otherwise nothing is prepared any more
         self.observed = ObservedState(state.name, state.generation, error, self._applier.result(), step)
         if state.is_firm:
@@ -135,7 +135,7 @@ class _AppliedState:
             try:
                 self._applier.abort()
             except Exception:  # noqa: BLE001 - the engine stays in its state
-                self._complain(self._applier.name, "%s cannot be undone", self._applier.name, exc_info=True)
+                self._warn(self._applier.name, "%s cannot be undone", self._applier.name, exc_info=True)
 
 
 class StateReconciler:

@@ -91,8 +91,8 @@ class SyntheticEngine:
         """``tokenizer_dir`` contains tokenizer.json; None: ``model_dir`` does. ``script``: rules to answer
         by; None: tokens are random. Raises ConfigError."""
         progress("reading the tokenizer", None)
-        vocabulary = read_vocabulary(Path(tokenizer_dir or model_dir))
-        directory = Path(model_dir)
+        directory, tokenizer = Path(model_dir), Path(tokenizer_dir or model_dir)
+        vocabulary = read_vocabulary(tokenizer)
         max_model_len = config.max_model_len or read_max_model_len(directory)
         self.info = EngineInfo(
             engine="synthetic",
@@ -119,9 +119,7 @@ class SyntheticEngine:
         )
         self._player = None
         if script is not None:
-            rules = CompiledScript(
-                script, Path(tokenizer_dir or model_dir), vocabulary.size, self.info.eos_token_ids
-            )
+            rules = CompiledScript(script, tokenizer, vocabulary.size, self.info.eos_token_ids)
             self._player = ScriptPlayer(rules, self._table, clock, sleep)
         self._idle_s = 0.0 if self._player is None else IDLE_STEP_S
         self._state = np.zeros(config.max_num_seqs, np.uint64)

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from penstock.gateway.admission.budgets import Budgets, Reserved, rate_limit_headers
 from penstock.gateway.admission.flow_control import FlowControl, FlowRequest, HaveFree
 from penstock.gateway.metric_definitions import QUEUED, QUEUED_BYTES, Figure
+from penstock.gateway.requests.caller import Caller
 from penstock.gateway.requests.incoming_request import IncomingRequest
 from penstock.gateway.requests.model_field import is_form
 from penstock.gateway.requests.relayed_routes import INFERENCE_ROUTES
 from penstock.gateway.requests.request_body import GENERATION_PATHS, TOKEN_BYTES
-from penstock.gateway.requests.sender import Sender
 from penstock.gateway.requests.unread_routes import is_unread
 from penstock.gateway.responses.request_record import RequestRecord
 from penstock.http.errors import ApiError, shown
@@ -70,22 +70,22 @@ class Admission:
         """Reserve budgets, and wait for a place at the endpoints of ``have_free``, whose name is ``key``.
         None: requests of this kind need neither. See :meth:`FlowControl.enter`. Raises ApiError,
         ClientGone."""
-        sender, body = record.sender, incoming.body
+        caller, body = record.caller, incoming.body
         if not _is_counted(incoming.method, incoming.path):
             return None
         token_bytes = FILE_TOKEN_BYTES if is_form(incoming.headers) else TOKEN_BYTES
         permit = Permit(len(incoming.raw) // token_bytes, 0)
         if incoming.path in GENERATION_PATHS:
-            average = int(self._outputs.get(sender.name, FIRST_OUTPUT))
+            average = int(self._outputs.get(caller.name, FIRST_OUTPUT))
             most = None if body is None else body.most_output
             permit.output_tokens = average if most is None else min(most, average)
             if body is not None:
                 permit.input_tokens = body.tokens
         if self.flow is not None:
             permit.flow = self._flow_request(incoming, record, permit)
-        if sender.is_limited:
+        if caller.is_limited:
             permit.reserved = await self.budgets.reserve(
-                sender, input_tokens=permit.input_tokens, output_tokens=permit.output_tokens
+                caller, input_tokens=permit.input_tokens, output_tokens=permit.output_tokens
             )
             record.reply_headers = rate_limit_headers(permit.reserved.charges, permit.reserved.debts_s)
         if self.flow is not None and permit.flow is not None:
@@ -145,8 +145,8 @@ class Admission:
 
     def _flow_request(self, incoming: IncomingRequest, record: RequestRecord, permit: Permit) -> FlowRequest:
         """Raises ApiError."""
-        sender, timeout_s = record.sender, math.inf
-        flow = sender.id
+        caller, timeout_s = record.caller, math.inf
+        flow = caller.id
         for name, value in incoming.headers:
             if name == QUEUE_TIMEOUT:
                 timeout_s = _seconds(value.decode("latin-1"))
@@ -154,7 +154,7 @@ class Admission:
                 flow = value.decode("latin-1")[:MAX_FLOW_NAME]
         return FlowRequest(
             flow=flow,
-            weight=sender.weight,
+            weight=caller.weight,
             priority=record.priority,
             tokens=float(permit.input_tokens + permit.output_tokens),
             size=len(incoming.raw),
@@ -172,14 +172,14 @@ class Admission:
         if output is None:
             output = seen.token_events or (0 if seen.stream else permit.output_tokens)
         elif record.path in GENERATION_PATHS:
-            self._learn(record.sender, output)
+            self._learn(record.caller, output)
         prompt = permit.input_tokens if usage is None or usage.input_tokens is None else usage.input_tokens
         return prompt, output
 
-    def _learn(self, sender: Sender, output: int) -> None:
-        before = self._outputs.get(sender.name, float(FIRST_OUTPUT))
+    def _learn(self, caller: Caller, output: int) -> None:
+        before = self._outputs.get(caller.name, float(FIRST_OUTPUT))
         after = before + OUTPUT_WEIGHT * (output - before)
-        self._outputs[sender.name] = min(after, MAX_GROWTH * max(before, 1.0))
+        self._outputs[caller.name] = min(after, MAX_GROWTH * max(before, 1.0))
 
 
 def _is_counted(method: str, path: str) -> bool:

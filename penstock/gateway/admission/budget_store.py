@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from penstock.gateway.requests.sender import Budget
+from penstock.gateway.requests.caller import Budget
 
 MAX_DEBT = 2
 """Periods until a budget is full again, at most: one of debt, and one to refill."""

@@ -16,7 +16,7 @@ from penstock.gateway.admission.budget_store import (
     MemoryBudgetStore,
     Reservation,
 )
-from penstock.gateway.requests.sender import Sender
+from penstock.gateway.requests.caller import Caller
 from penstock.http.admission import retry_headers, unavailable
 from penstock.http.errors import ApiError
 from penstock.logging_setup import RateLimitedLog
@@ -34,7 +34,7 @@ CONCURRENCY_RETRY_S = 1.0
 class Reserved:
     """What a request has reserved."""
 
-    sender: Sender
+    caller: Caller
     request: str
     charges: Sequence[Charge]
     debts_s: Sequence[float]
@@ -61,83 +61,83 @@ class Budgets:
     def __post_init__(self) -> None:
         self._local = MemoryBudgetStore(self.clock)
 
-    async def reserve(self, sender: Sender, *, input_tokens: int, output_tokens: int) -> Reserved:
+    async def reserve(self, caller: Caller, *, input_tokens: int, output_tokens: int) -> Reserved:
         """Reserve what a request is estimated to need. Raises ApiError."""
         request = secrets.token_hex(8)
-        charges = _charges(sender, 1, input_tokens, output_tokens)
-        store, reservation = await self._reserve(sender, request, charges)
+        charges = _charges(caller, 1, input_tokens, output_tokens)
+        store, reservation = await self._reserve(caller, request, charges)
         if not reservation.granted:
-            raise _exceeded(sender, charges, reservation)
-        return Reserved(sender, request, charges, reservation.debts_s, store)
+            raise _exceeded(caller, charges, reservation)
+        return Reserved(caller, request, charges, reservation.debts_s, store)
 
     def settle(self, reserved: Reserved, *, requests: int, input_tokens: int, output_tokens: int) -> None:
         """A request has ended and has used this, which is ``requests=0`` if nothing was sent. Once."""
         if reserved.settled:
             return
         reserved.settled = True
-        used = _charges(reserved.sender, requests, input_tokens, output_tokens)
+        used = _charges(reserved.caller, requests, input_tokens, output_tokens)
         rest = [
             Charge(now.budget, now.amount - before.amount)
             for now, before in zip(used, reserved.charges, strict=True)
             if now.amount != before.amount
         ]
-        counted = reserved.sender.most_concurrent is not None
+        counted = reserved.caller.most_concurrent is not None
         if rest or counted:
-            reserved.store.settle(reserved.sender.id, reserved.request, rest, counted=counted)
+            reserved.store.settle(reserved.caller.id, reserved.request, rest, counted=counted)
             if reserved.store is not self._local:
-                self._local.settle(reserved.sender.id, reserved.request, rest, counted=counted)
+                self._local.settle(reserved.caller.id, reserved.request, rest, counted=counted)
 
     async def close(self) -> None:
         await self.store.close()
 
     async def _reserve(
-        self, sender: Sender, request: str, charges: Sequence[Charge]
+        self, caller: Caller, request: str, charges: Sequence[Charge]
     ) -> tuple[BudgetStore, Reservation]:
         """Reserve in the store, or while it does not answer as ``outage`` says. Raises ApiError."""
         if self.clock() >= self._absent_until:
             try:
-                found = await self.store.reserve(sender.id, request, charges, sender.most_concurrent)
-                self._note(sender, request, charges, found)
+                found = await self.store.reserve(caller.id, request, charges, caller.most_concurrent)
+                self._note(caller, request, charges, found)
                 return self.store, found
             except BudgetStoreError as error:
                 self._absent_until = self.clock() + OUTAGE_S
                 _log_outage("outage", "the budget store does not answer: %s", error)
         if self.outage == "refuse":
             raise unavailable("The gateway cannot check the budgets of its clients.", "budget_store")
-        self._local.begin(sender.id, charges, self.share)
-        found = self._local.reserve_now(sender.id, request, charges, sender.most_concurrent)
+        self._local.begin(caller.id, charges, self.share)
+        found = self._local.reserve_now(caller.id, request, charges, caller.most_concurrent)
         return self._local, found
 
-    def _note(self, sender: Sender, request: str, charges: Sequence[Charge], found: Reservation) -> None:
+    def _note(self, caller: Caller, request: str, charges: Sequence[Charge], found: Reservation) -> None:
         """What this process would go on with if the store did not answer any more."""
         if found.too_many:
             return
         if not found.granted:
             charges, request = [Charge(each.budget, 0) for each in charges], ""
-        counted = found.granted and sender.most_concurrent is not None
-        self._local.granted_elsewhere(sender.id, request, charges, found.debts_s, counted=counted)
+        counted = found.granted and caller.most_concurrent is not None
+        self._local.granted_elsewhere(caller.id, request, charges, found.debts_s, counted=counted)
 
 
-def _charges(sender: Sender, requests: int, input_tokens: int, output_tokens: int) -> list[Charge]:
+def _charges(caller: Caller, requests: int, input_tokens: int, output_tokens: int) -> list[Charge]:
     amounts = {
         "requests": requests,
         "tokens": input_tokens + output_tokens,
         "input-tokens": input_tokens,
         "output-tokens": output_tokens,
     }
-    return [Charge(budget, amounts[budget.unit]) for budget in sender.budgets]
+    return [Charge(budget, amounts[budget.unit]) for budget in caller.budgets]
 
 
-def _exceeded(sender: Sender, charges: Sequence[Charge], reservation: Reservation) -> ApiError:
+def _exceeded(caller: Caller, charges: Sequence[Charge], reservation: Reservation) -> ApiError:
     wait_s = CONCURRENCY_RETRY_S
     if reservation.exceeded is None:
-        what = f"{sender.most_concurrent} concurrent-requests"
+        what = f"{caller.most_concurrent} concurrent-requests"
     else:
         budget = charges[reservation.exceeded].budget
         what, wait_s = f"{budget.amount} {budget.name}", reservation.wait_s
     return ApiError(
         429,
-        f"Rate limit reached for the key {sender.name!r}: {what}. Try again in {duration(wait_s)}.",
+        f"Rate limit reached for the key {caller.name!r}: {what}. Try again in {duration(wait_s)}.",
         code="rate_limit_exceeded",
         headers=[
             *retry_headers(max(1, math.ceil(1000 * wait_s))),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from penstock.config.watched_file import WatchedFile
-from penstock.gateway.requests.sender import Sender
+from penstock.gateway.requests.caller import Caller
 from penstock.http.access_keys import (
     OPEN_PATHS,
     AdminKeys,
@@ -29,7 +29,7 @@ class ClientKeys:
     def __init__(
         self,
         plain: Iterable[str],
-        file: WatchedFile[dict[bytes, Sender]] | None,
+        file: WatchedFile[dict[bytes, Caller]] | None,
         clock: Callable[[], float],
         admin_keys: Iterable[str] = (),
     ) -> None:
@@ -44,7 +44,7 @@ class ClientKeys:
         digests = list(dict.fromkeys(map(key_digest, plain)))
         # A server's only key tells nobody apart: clients are known by their addresses.
         alone = len(digests) == 1 and self._file is None
-        self._plain = {digest: Sender("" if alone else tenant_of(digest)) for digest in digests}
+        self._plain = {digest: Caller("" if alone else tenant_of(digest)) for digest in digests}
         self._read_at = self._clock()
         self._clients = self._all()
         self._admins = AdminKeys(admin_keys)
@@ -53,7 +53,7 @@ class ClientKeys:
         """Whether the route needs a key."""
         return bool(self._clients) or self._admins.guard(path)
 
-    def check(self, path: str, headers: Mapping[bytes, bytes]) -> Sender | None:
+    def check(self, path: str, headers: Mapping[bytes, bytes]) -> Caller | None:
         """Check the key of a request for ``path``; None: none is needed. ``headers``: by name in lower case.
         Raises ApiError."""
         if self._file is not None and self._clock() - self._read_at >= RELOAD_INTERVAL_S:
@@ -62,13 +62,13 @@ class ClientKeys:
         if not self.guards(path) or path in OPEN_PATHS:
             return None
         presented = presented_digest(headers)
-        sender = self._clients.get(presented or b"")
+        caller = self._clients.get(presented or b"")
         if self._admins.has(presented):
-            return Sender(tenant_of(presented or b""))
-        if sender is None:
+            return Caller(tenant_of(presented or b""))
+        if caller is None:
             raise invalid_key(presented)
         self._admins.refuse_client(path)
-        return sender
+        return caller
 
-    def _all(self) -> dict[bytes, Sender]:
+    def _all(self) -> dict[bytes, Caller]:
         return self._plain if self._file is None else {**self._plain, **self._file.latest()}

@@ -12,6 +12,7 @@ import msgspec
 
 from penstock.gateway.admission.client_keys import ClientKeys
 from penstock.gateway.requests.bounded_name import bounded_name
+from penstock.gateway.requests.caller import Caller
 from penstock.gateway.requests.incoming_request import IncomingRequest
 from penstock.gateway.requests.model_field import (
     described_model,
@@ -21,7 +22,6 @@ from penstock.gateway.requests.model_field import (
 )
 from penstock.gateway.requests.relayed_routes import RelayedRoutes
 from penstock.gateway.requests.request_body import GENERATION_PATHS, RequestBody, read_request
-from penstock.gateway.requests.sender import Sender
 from penstock.gateway.requests.sessions import session_named
 from penstock.gateway.requests.unread_routes import check_unread
 from penstock.gateway.responses.request_record import RequestRecord
@@ -53,14 +53,14 @@ class Intake:
     relays_kv_transfer: bool = False
     """Clients may say from which hosts a KV cache is fetched."""
 
-    def authorize(self, method: str, path: str, headers: Headers, address: str) -> Sender:
+    def authorize(self, method: str, path: str, headers: Headers, address: str) -> Caller:
         """Check the key and the route of a request; ``path`` is its route. Returns who sends it: the client
         of the key, or one known by its ``address`` alone. Raises ApiError."""
-        sender = self.keys.check(path, first_values(headers))
+        caller = self.keys.check(path, first_values(headers))
         self.routes.check(method, path)
-        if sender is not None:
-            check_unread(sender, method, path)
-        return sender if sender is not None and sender.id else Sender(address)
+        if caller is not None:
+            check_unread(caller, method, path)
+        return caller if caller is not None and caller.id else Caller(address)
 
     @staticmethod
     def generates(method: str, path: str) -> bool:
@@ -83,7 +83,7 @@ class Intake:
         body, model = None, None
         if raw is not None and self.generates(record.method, record.path):
             body = self._read_body(record, raw)
-            priority = self._priority(record.sender, body.priority, headers)
+            priority = self._priority(record.caller, body.priority, headers)
             if priority != body.priority:
                 body = msgspec.structs.replace(body, priority=priority)
             record.set_body(body)
@@ -127,16 +127,16 @@ class Intake:
             record.reason = "bad_body"
             raise
 
-    def _priority(self, sender: Sender, asked: int, headers: Headers) -> int:
+    def _priority(self, caller: Caller, asked: int, headers: Headers) -> int:
         """The priority of the objective that the headers name, or that the request asks for, as far as its
-        sender may."""
+        caller may."""
         if self.priorities:
             for name, value in headers:
                 if name in OBJECTIVE_HEADERS:
                     priority = self.priorities.get(value.decode("latin-1"))
                     if priority is not None:
-                        return priority if sender.priority is None else min(priority, sender.priority)
-        return sender.priority_of(asked)
+                        return priority if caller.priority is None else min(priority, caller.priority)
+        return caller.priority_of(asked)
 
     def _check_transfer(self, field: str | None) -> None:
         """Raises ApiError."""
@@ -154,10 +154,10 @@ class Intake:
     ) -> None:
         """Refuse a model that the key is not for. ``model``: that of the body ``raw``; None: unknown. Raises
         ApiError."""
-        sender = record.sender
-        if not sender.models or record.method != "POST":
+        caller = record.caller
+        if not caller.models or record.method != "POST":
             return
-        if not sender.may_use(model or ""):
+        if not caller.may_use(model or ""):
             what = f"the model {shown(model)!r}" if model else "a request that names no model"
         elif (field := other_model_field(headers, raw) or named_beside(target, headers)) is not None:
             what = f"requests with {field}, which may choose another model"
@@ -165,7 +165,7 @@ class Intake:
             return
         raise ApiError(
             403,
-            f"The key {sender.name!r} is not for {what}; it is for {', '.join(sender.models)}.",
+            f"The key {caller.name!r} is not for {what}; it is for {', '.join(caller.models)}.",
             param="model",
             code="model_not_allowed",
         )

@@ -11,7 +11,7 @@ from penstock.config.describe import Key
 from penstock.config.document import convert_document
 from penstock.config.secret_files import warn_if_open_to_others
 from penstock.config.watched_file import WatchedFile
-from penstock.gateway.requests.sender import DAY_S, MINUTE_S, Budget, Sender
+from penstock.gateway.requests.caller import DAY_S, MINUTE_S, Budget, Caller
 from penstock.http.access_keys import key_digest
 
 OPTION = "--client-keys-file"
@@ -54,8 +54,8 @@ class _Entry(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
         keys, digests = _listed(self.key), _listed(self.sha256)
         return [key_digest(key) for key in keys] + [bytes.fromhex(each) for each in digests]
 
-    def sender(self) -> Sender:
-        return Sender(
+    def caller(self) -> Caller:
+        return Caller(
             id=self.name,
             name=self.name,
             priority=self.priority,
@@ -76,28 +76,28 @@ def _listed(value: str | list[str] | UnsetType) -> list[str]:
     return [value] if isinstance(value, str) else value
 
 
-def read_keys(text: str) -> dict[bytes, Sender]:
+def read_keys(text: str) -> dict[bytes, Caller]:
     """Clients by the SHA-256 digests of their keys. Raises ValueError, whose text has no key."""
     from penstock.config import yaml_file  # takes tens of milliseconds, needed only with such a file
 
     document = convert_document(yaml_file.load(text), _Document)
-    clients: dict[bytes, Sender] = {}
+    clients: dict[bytes, Caller] = {}
     names: set[str] = set()
     for entry in document.keys:
         if entry.name in names:
             raise ValueError(f"the name {entry.name!r} is given twice; give all its keys at once, as a list")
         names.add(entry.name)
-        digests, sender = entry.digests(), entry.sender()
+        digests, caller = entry.digests(), entry.caller()
         if not digests:
             raise ValueError(f"{entry.name}: there is no key; it needs key, or sha256: the hex digest of one")
         for digest in digests:
             if digest in clients:
                 raise ValueError(f"{clients[digest].name} and {entry.name} have the same key")
-            clients[digest] = sender
+            clients[digest] = caller
     return clients
 
 
-def keys_file(path: str) -> WatchedFile[dict[bytes, Sender]]:
+def keys_file(path: str) -> WatchedFile[dict[bytes, Caller]]:
     """See :func:`read_keys`. Raises ConfigError."""
     warn_if_open_to_others(OPTION, path)
     return WatchedFile(OPTION, path, read_keys, lambda clients: f"{len(clients)} keys")

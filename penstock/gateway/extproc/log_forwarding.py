@@ -73,15 +73,15 @@ class LogForwarding:
                 return True
         return False
 
-    def _on_entries(self, sender: WorkerName | None, data: bytes) -> None:
+    def _on_entries(self, caller: WorkerName | None, data: bytes) -> None:
         """Entries of requests that this worker has picked, or that one has which has ended meanwhile: the
         keeper sends those back."""
         for entry in _entries_decoder.decode(data):
             self._requests.on_log_entry(entry)
 
-    def _on_streams(self, sender: WorkerName | None, data: bytes) -> None:
-        if sender is not None:
-            self._streams[sender] = _count_decoder.decode(data)
+    def _on_streams(self, caller: WorkerName | None, data: bytes) -> None:
+        if caller is not None:
+            self._streams[caller] = _count_decoder.decode(data)
         self._requests.log_streams_elsewhere = sum(self._streams.values())
 
     def _on_joined(self, worker: WorkerName) -> None:

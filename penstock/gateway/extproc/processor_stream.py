@@ -159,7 +159,7 @@ class ProcessorStream:
         self._subset = None if subset is None else frozenset(subset)
         address = self._names.get(b"x-forwarded-for", b"").rpartition(b",")[2]  # which Envoy appends
         try:
-            self._record.sender = self._requests.intake.authorize(
+            self._record.caller = self._requests.intake.authorize(
                 self._record.method, path, message.headers, address.decode("latin-1").strip()
             )
         except ApiError as error:

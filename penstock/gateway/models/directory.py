@@ -46,8 +46,8 @@ class _PoolOfEndpoints:
             fits = model in self.exact or (
                 len(model) <= MAX_NAME and any(pattern.match(model) for pattern in self._patterns)
             )
-            everyone = tuple(self.endpoints)
-            return Step(model, everyone, frozenset(everyone), (self.pool.name,)) if fits else None
+            any_model = tuple(self.endpoints)
+            return Step(model, any_model, frozenset(any_model), (self.pool.name,)) if fits else None
         listed = frozenset(each for each in self.endpoints if model in listings.get(each, ()))
         if not listed:
             return None
@@ -93,7 +93,7 @@ class ModelDirectory:
         self._unknown = unknown
         self._routes = ModelRouteTable({})
         self._endpoints: tuple[Endpoint, ...] = ()
-        self._everyone = Step("", ())
+        self._any_model = Step("", ())
         self._pools: dict[str, _PoolOfEndpoints] = {}
         self._listings: dict[Endpoint, Mapping[str, ModelCard]] = {}
         """Missing: not read yet; empty: the endpoint does not list models."""
@@ -116,7 +116,7 @@ class ModelDirectory:
         """Replace the endpoints, each in the pool of its name, the pools and the routes."""
         self._routes = ModelRouteTable(routes or {})
         self._endpoints = tuple(endpoints)
-        self._everyone = Step("", self._endpoints)
+        self._any_model = Step("", self._endpoints)
         self.generation += 1
         self._pools = {pool.name: _PoolOfEndpoints(pool) for pool in pools}
         self._listings = {each: cards for each, cards in self._listings.items() if each in self._endpoints}
@@ -242,9 +242,9 @@ class ModelDirectory:
         return steps
 
     @property
-    def everyone(self) -> Step:
+    def any_model(self) -> Step:
         """For requests that concern no model."""
-        return self._everyone
+        return self._any_model
 
     def at(self, endpoints: Sequence[Endpoint], asked: str, session: str | None = None) -> Step:
         """For a request that only these endpoints can serve: the model that they serve under this name."""

@@ -87,8 +87,8 @@ class ModelLearner:
     # -- what the router asks
 
     @property
-    def everyone(self) -> Step:
-        return self.directory.everyone
+    def any_model(self) -> Step:
+        return self.directory.any_model
 
     async def find(self, asked: str, session: str | None) -> Sequence[Step]:
         """The steps for a request. A model that is unknown may have been loaded lately: endpoints are read

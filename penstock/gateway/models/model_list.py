@@ -25,13 +25,13 @@ def models_reply(directory: ModelDirectory, record: RequestRecord) -> bytes | No
     all_cards = directory.models()
     if not all_cards:
         return None
-    cards = {name: card for name, card in all_cards.items() if record.sender.may_use(name)}
+    cards = {name: card for name, card in all_cards.items() if record.caller.may_use(name)}
     if path in LISTS:
         entries = [{**_DEFAULTS, **card} for card in cards.values()]
         messages = record.messages_errors
         return _encode(anthropic.model_list(entries) if messages else {"object": "list", "data": entries})
     name = path.removeprefix(ONE)
-    if not record.sender.may_use(name):
+    if not record.caller.may_use(name):
         raise unknown_model(name, sorted(cards))
     if (card := directory.card(name)) is None:
         return None

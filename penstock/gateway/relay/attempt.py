@@ -94,10 +94,10 @@ class Attempt:
         self._exchange = exchange
         self._plain_events = plain_events
         self._slot = -1
-        """Of the stream, in the columns of plain events; -1: it has had no lane."""
-        self._in_lane = False
-        self._takes_lanes = False
-        """Whether plain events may come by a lane."""
+        """Of the stream, in the columns of plain events; -1: it has not had the fast path."""
+        self._on_fast_path = False
+        self._has_fast_path = False
+        """Whether plain events may come by the fast path."""
         self._expects = expects
         self._strip_usage = strip_usage
         self._requester = requester
@@ -140,20 +140,21 @@ class Attempt:
         if isinstance(self._observer, StreamObserver):
             self._observer.on_first_token = self._requester.on_first_token
         if self.seen.stream:  # it may get an error event, or lose its usage
-            self._takes_lanes = self._exchange.has_lanes
+            self._has_fast_path = self._exchange.has_fast_path
             self._headers = [header for header in self._headers if header[0] != b"content-length"]
 
     def on_body(self, data: bytes, now: float) -> None:
         self._read_at = now
-        if self._in_lane:
-            self.leave_lane()
-        if self._takes_lanes and self._enter_lane(data, now):
+        if self._on_fast_path:
+            self.leave_fast_path()
+        if self._has_fast_path and self._enter_fast_path(data, now):
             return
         self._write(self._observer.feed(data, now))
 
-    def _enter_lane(self, data: bytes, now: float) -> bool:
-        """Relay an event by a lane, as those that follow, if it is plain and the client takes it at once."""
-        observer, path = self._observer, self._client.row_path
+    def _enter_fast_path(self, data: bytes, now: float) -> bool:
+        """Relay an event by the fast path, as those that follow, if it is plain and the client takes it at
+        once."""
+        observer, path = self._observer, self._client.write_target
         if path is None or self.seen.last_token_at is None or not isinstance(observer, StreamObserver):
             return False
         parts = observer.plain_parts(data)
@@ -161,22 +162,22 @@ class Attempt:
             return False
         if self._slot < 0:
             self._slot = self._plain_events.open(self)
-        lane = PlainEventShape(*parts, len(parts.head) + len(parts.tail), self._slot)
-        allowed = self._exchange.enter_lane(lane, self._plain_events)
+        shape = PlainEventShape(*parts, len(parts.head) + len(parts.tail), self._slot)
+        allowed = self._exchange.enter_fast_path(shape, self._plain_events)
         if not allowed:
             return False
-        self._in_lane = True
+        self._on_fast_path = True
         self._plain_events.enter(self._slot, path, self.seen.last_token_at, allowed)
         self._plain_events.add(self._slot, data, now)
         return True
 
-    def leave_lane(self, *, gone: bool = False) -> None:
+    def leave_fast_path(self, *, gone: bool = False) -> None:
         """Events come by :meth:`on_body` again. ``gone``: the client has disconnected."""
-        if not self._in_lane:
+        if not self._on_fast_path:
             return
-        self._in_lane = False
+        self._on_fast_path = False
         came = self._plain_events.leave(self._slot, gone=gone)
-        self._exchange.leave_lane(came.size)
+        self._exchange.leave_fast_path(came.size)
         self.bytes_out += came.size
         self.seen.add(came)
         self._read_at = came.last_at
@@ -195,7 +196,7 @@ class Attempt:
         self._client.start(self.status, self._headers)
 
     def on_end(self) -> None:
-        self.leave_lane()
+        self.leave_fast_path()
         self._write(self._observer.finish(self._clock()))
         if self._expects == "stream" and self.status == 200 and self.seen.lacks_end:
             self.on_broken("the stream ended without its terminator", Failure.NETWORK)
@@ -208,7 +209,7 @@ class Attempt:
     def on_broken(self, reason: str, failure: Failure) -> None:
         """A model server may break the reply off because it waited for too long: servers bound what they hold
         for a slow client."""
-        self.leave_lane()
+        self.leave_fast_path()
         if self.relayed and not self.seen.ended and self._client_was_slow(self._clock()):
             self._give_up(f"the client read slowly: {reason}")
         else:
@@ -218,12 +219,12 @@ class Attempt:
 
     def on_disconnect(self) -> None:
         if not self.ended.done():
-            self.leave_lane(gone=True)
+            self.leave_fast_path(gone=True)
             self._exchange.abort()
             self._end(TransportResult.CLIENT_GONE)
 
     def on_pause(self) -> None:
-        self.leave_lane()
+        self.leave_fast_path()
         self._paused_at = self._clock()
         self._exchange.pause(self)
 
@@ -268,25 +269,25 @@ class Attempt:
             reason = f"nothing came for {timeouts.event:g} s"
         else:
             reason = f"no token came within {timeouts.first_token:g} s"
-        self.leave_lane()
+        self.leave_fast_path()
         self._exchange.abort()
         self._break(TransportResult.TIMEOUT, reason)
 
     def _latest_read(self) -> float:
-        return self._plain_events.last_at(self._slot) if self._in_lane else self._read_at
+        return self._plain_events.last_at(self._slot) if self._on_fast_path else self._read_at
 
     # -- the end
 
     def stop(self) -> None:
         """End the attempt, as the gateway ends."""
         if not self.ended.done():
-            self.leave_lane()
+            self.leave_fast_path()
             self._exchange.abort()
             self._break(TransportResult.STOPPED, STOPPED)
 
     def _give_up(self, reason: str) -> None:
         self.reason = reason
-        self.leave_lane()
+        self.leave_fast_path()
         self._exchange.abort()
         self._end(TransportResult.CLIENT_GONE)
         self._client.cut()

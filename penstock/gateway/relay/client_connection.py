@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from penstock.gateway.relay.write_batch import WriteBatch
 from penstock.gateway.upstream.exchange import Headers
-from penstock.http.row_path import RowPath
 from penstock.http.sink import Sink
+from penstock.http.write_target import WriteTarget
 
 if TYPE_CHECKING:
     from penstock.gateway.relay.attempt import Attempt
@@ -59,11 +59,11 @@ class HttpClientConnection:
         self.sink.begin(status, headers)
 
     @property
-    def row_path(self) -> RowPath | None:
+    def write_target(self) -> WriteTarget | None:
         """How events may be written now without :meth:`write`; None: not at all."""
         if not self.streamed or self._paused or self._write_batch.holds(self):
             return None
-        return self.sink.row_path
+        return self.sink.write_target
 
     def write(self, data: bytes) -> None:
         """Write bytes of the body, at the end of this iteration of the event loop."""

@@ -1,9 +1,9 @@
 """Relays events that differ from the one before only in text and number: all of one read, by columns.
 
-Such events are most of what a gateway relays. A stream whose events are known takes a lane
+Such events are most of what a gateway relays. A stream whose events are known takes the fast path
 (:mod:`penstock.gateway.upstream.reply_scanner`): its counts and its way to the client are entries of columns,
 so that an event costs a few array elements instead of calls of a dozen objects. All other bytes of a stream,
-and all streams that cannot have a lane, take the way through :class:`penstock.gateway.relay.attempt.Attempt`.
+and all streams that cannot have it, take the way through :class:`penstock.gateway.relay.attempt.Attempt`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from penstock.gateway.metric_definitions import ITL
 from penstock.gateway.responses.event_template import are_texts
 from penstock.gateway.responses.response_observer import EventCounts
 from penstock.http.http2.flow_windows import FlowWindows, first_rows
-from penstock.http.row_path import RowPath
 from penstock.http.sink import Sink
+from penstock.http.write_target import WriteTarget
 from penstock.streaming.rows.framing import (
     CHUNK_HEADERS,
     CHUNK_LENGTHS,
@@ -36,25 +36,25 @@ MAX_TURNS = 4
 MAX_WAITING = 1024
 """and events that wait, from which on they are written."""
 NONE, CHUNK, FRAME = 0, 1, 2
-"""How a stream's events are written: it has no lane; as chunks of HTTP/1.1; as frames of HTTP/2."""
+"""How a stream's events are written: it has no fast path; as chunks of HTTP/1.1; as frames of HTTP/2."""
 
 Rows = NDArray[np.intp]
 
 
-class LaneOwner(Protocol):
-    """The attempt whose stream has a lane."""
+class FastPathOwner(Protocol):
+    """The attempt whose stream has the fast path."""
 
     sink: Sink
 
     def on_body(self, data: bytes, now: float) -> None: ...
 
-    def leave_lane(self) -> None:
-        """The lane cannot be used any more; calls :meth:`PlainEvents.leave`."""
+    def leave_fast_path(self) -> None:
+        """The fast path cannot be used any more; calls :meth:`PlainEvents.leave`."""
         ...
 
 
 class PlainEvents:
-    """The lanes of a process. Columns are by slot."""
+    """The fast path of a process's streams. Columns are by slot."""
 
     def __init__(
         self, burst: BurstWriter = write_each, windows: FlowWindows | None = None, slots: int = 256
@@ -62,8 +62,8 @@ class PlainEvents:
         """``burst`` writes to clients of HTTP/1.1, ``windows`` are those of clients of HTTP/2."""
         self._burst = burst
         self._windows = windows or FlowWindows()
-        self._owners: list[LaneOwner | None] = []
-        self._paths: list[RowPath | None] = []
+        self._owners: list[FastPathOwner | None] = []
+        self._paths: list[WriteTarget | None] = []
         self._free: list[int] = []
         self._way = np.zeros(0, np.int8)
         self._target = np.zeros(0, np.int64)
@@ -74,11 +74,11 @@ class PlainEvents:
         """When the latest event came."""
         self._events = np.zeros(0, np.int64)
         self._size = np.zeros(0, np.int64)
-        """Events and bytes since the lane was entered."""
+        """Events and bytes since the fast path was entered."""
         self._allowed = np.zeros(0, np.int64)
-        """Bytes that may come before the lane is left."""
+        """Bytes that may come before the fast path is left."""
         self._gaps = np.zeros((0, len(_BOUNDS) + 1), np.int32)
-        """Intervals between events since the lane was entered, by buckets."""
+        """Intervals between events since the fast path was entered, by buckets."""
         self._waiting_slots: list[int] = []
         self._waiting: list[bytes] = []
         """Events that are counted and written soon, of all connections together."""
@@ -97,9 +97,9 @@ class PlainEvents:
             column = getattr(self, name)
             setattr(self, name, np.concatenate((column, np.zeros((slots, *column.shape[1:]), column.dtype))))
 
-    # -- lanes
+    # -- the fast path
 
-    def open(self, owner: LaneOwner) -> int:
+    def open(self, owner: FastPathOwner) -> int:
         """A slot for a stream."""
         if not self._free:
             self._grow(len(self._owners))
@@ -108,12 +108,12 @@ class PlainEvents:
         return slot
 
     def close(self, slot: int) -> None:
-        """The stream has ended, and left its lane."""
+        """The stream has ended, and left the fast path."""
         self._owners[slot] = None
         self._free.append(slot)
 
-    def enter(self, slot: int, path: RowPath, last_at: float, allowed: int) -> None:
-        """The stream's plain events come by its lane, and are written to ``path``. ``last_at``: when its
+    def enter(self, slot: int, path: WriteTarget, last_at: float, allowed: int) -> None:
+        """The stream's plain events come by the fast path, and are written to ``path``. ``last_at``: when its
         latest event came."""
         self._paths[slot] = path
         if path.descriptor >= 0:
@@ -125,8 +125,8 @@ class PlainEvents:
         self._gaps[slot] = 0
 
     def leave(self, slot: int, *, gone: bool) -> EventCounts:
-        """The stream's events come in another way again; what came by the lane is written. ``gone``: except
-        to this stream's client, which has disconnected."""
+        """The stream's events come in another way again; what came by the fast path is written. ``gone``:
+        except to this stream's client, which has disconnected."""
         if gone:
             self._way[slot] = NONE
         if self._waiting:
@@ -141,7 +141,7 @@ class PlainEvents:
         )
 
     def last_at(self, slot: int) -> float:
-        """When the latest event came by the lane."""
+        """When the latest event came by the fast path."""
         return float(self._last_at[slot])
 
     # -- events
@@ -227,13 +227,13 @@ class PlainEvents:
     def _leave(self, slot: int) -> None:
         owner = self._owners[slot]
         if owner is not None and self._way[slot]:
-            owner.leave_lane()
+            owner.leave_fast_path()
 
     def _write_one(self, slot: int, event: bytes) -> None:
         """Write by the connection, which holds what does not fit."""
         owner = self._owners[slot]
         assert owner is not None
-        owner.leave_lane()
+        owner.leave_fast_path()
         owner.sink.write_body(event)
 
     def _write_chunks(self, rows: Rows, sizes: NDArray[np.int64], events: Objects) -> None:

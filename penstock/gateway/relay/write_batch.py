@@ -8,8 +8,8 @@ from typing import Protocol
 import numpy as np
 
 from penstock.http.http1.chunks import CHUNK_SIZES
-from penstock.http.row_path import RowPath
 from penstock.http.sink import Sink
+from penstock.http.write_target import WriteTarget
 from penstock.streaming.rows.io_submit import BurstWriter, write_each
 
 
@@ -48,10 +48,10 @@ class WriteBatch:
     def flush(self) -> None:
         """Make the collected writes now."""
         waiting, self._waiting = self._waiting, {}
-        sockets: list[RowPath] = []
+        sockets: list[WriteTarget] = []
         chunks: list[bytes] = []
         for client, data in waiting.items():
-            path = client.sink.row_path if client.streamed else None
+            path = client.sink.write_target if client.streamed else None
             if path is None or path.descriptor < 0 or len(data) >= len(CHUNK_SIZES):
                 client.sink.write_body(data)
             else:
@@ -60,7 +60,7 @@ class WriteBatch:
         if chunks:
             self._write_chunks(sockets, chunks)
 
-    def _write_chunks(self, sockets: list[RowPath], chunks: list[bytes]) -> None:
+    def _write_chunks(self, sockets: list[WriteTarget], chunks: list[bytes]) -> None:
         descriptors = np.array([path.descriptor for path in sockets], np.int64)
         sizes = np.array([len(chunk) for chunk in chunks], np.int64)
         for index, sent in self._burst(descriptors, b"".join(chunks), sizes):

@@ -7,8 +7,8 @@ limits which could not be held there is refused.
 
 from __future__ import annotations
 
+from penstock.gateway.requests.caller import Caller
 from penstock.gateway.requests.request_body import GENERATION_PATHS
-from penstock.gateway.requests.sender import Sender
 from penstock.http.errors import ApiError
 
 _OWN = frozenset(
@@ -38,19 +38,19 @@ def is_unread(method: str, route: str) -> bool:
     return root == "v1" and family in _FAMILIES and route.rpartition("/")[2] not in _HARMLESS
 
 
-def check_unread(sender: Sender, method: str, route: str) -> None:
-    """Raises ApiError for a sender that has limits which the gateway cannot hold on this route."""
-    if not (sender.models or sender.is_limited) or not is_unread(method, route):
+def check_unread(caller: Caller, method: str, route: str) -> None:
+    """Raises ApiError for a caller that has limits which the gateway cannot hold on this route."""
+    if not (caller.models or caller.is_limited) or not is_unread(method, route):
         return
     is_batch = not _BATCHES.isdisjoint(route.split("/"))
-    limits = ["models"] if sender.models else []
-    limits += [each.name for each in sender.budgets if is_batch or each.unit != "requests"]
-    if is_batch and sender.most_concurrent is not None:
+    limits = ["models"] if caller.models else []
+    limits += [each.name for each in caller.budgets if is_batch or each.unit != "requests"]
+    if is_batch and caller.most_concurrent is not None:
         limits.append("concurrent-requests")
     if limits:
         raise ApiError(
             403,
-            f"The key {sender.name!r} has {limits[0]}, which cannot be held on {method} {route[:200]}, as "
+            f"The key {caller.name!r} has {limits[0]}, which cannot be held on {method} {route[:200]}, as "
             f"the gateway does not read what is generated there. Use {', '.join(sorted(GENERATION_PATHS))}.",
             code="route_not_allowed",
         )

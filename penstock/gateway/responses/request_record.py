@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from penstock.gateway.requests.apis import APIS, OTHER_API, error_body, error_event, gateway_error
 from penstock.gateway.requests.bounded_name import bounded_name
+from penstock.gateway.requests.caller import ANYONE, Caller
 from penstock.gateway.requests.request_body import RequestBody
-from penstock.gateway.requests.sender import ANYONE, Sender
 from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.responses.response_observer import Observation
 from penstock.gateway.upstream.exchange import Headers
@@ -37,7 +37,7 @@ class RequestRecord:
     method: str = ""
     """Empty: unknown, for a request that another gateway process routed for the same Envoy."""
     trace: TraceContext | None = None
-    sender: Sender = ANYONE
+    caller: Caller = ANYONE
     """Who sends it."""
     model: str = ""
     """The model that the client named, see :func:`~penstock.gateway.requests.bounded_name.bounded_name`."""
@@ -80,8 +80,8 @@ class RequestRecord:
 
     @property
     def client(self) -> str:
-        """See :attr:`Sender.id`."""
-        return self.sender.id
+        """See :attr:`Caller.id`."""
+        return self.caller.id
 
     @property
     def api(self) -> str:

@@ -30,7 +30,7 @@ class ModelSteps(Protocol):
     """What the router asks about models."""
 
     @property
-    def everyone(self) -> Step:
+    def any_model(self) -> Step:
         """For requests that concern no model."""
         ...
 
@@ -47,7 +47,7 @@ class ModelSteps(Protocol):
         ...
 
     def reply(self, record: RequestRecord) -> bytes | None:
-        """The body of the reply to a request for a listing of the models that its sender may use; None:
+        """The body of the reply to a request for a listing of the models that its caller may use; None:
         endpoints answer it. Raises ApiError."""
         ...
 

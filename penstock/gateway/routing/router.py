@@ -116,7 +116,7 @@ class Router:
     ) -> Sequence[Step]:
         """Raises ApiError."""
         if incoming.model is None:
-            return (self.models.everyone,)
+            return (self.models.any_model,)
         if owners is not None:
             return (self.models.at(owners, incoming.model, session),)
         return await self.models.find(incoming.model, session)

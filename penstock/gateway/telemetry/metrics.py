@@ -168,7 +168,7 @@ class GatewayMetrics:
             self._fallbacks[model, target_model] += 1
         if record.outcome is Outcome.REJECTED:
             self._rejections[record.reason] += 1
-        if name := record.sender.name:
+        if name := record.caller.name:
             self._key_requests[name, str(record.outcome)] += 1
         self._retries += max(0, record.attempts - 1)
         self._observe(metric_definitions.REQUEST_SIZE, key, record.bytes_in)
@@ -218,7 +218,7 @@ class GatewayMetrics:
         return output
 
     def _count_for_key(self, record: RequestRecord, kind: str, count: int) -> None:
-        if name := record.sender.name:
+        if name := record.caller.name:
             self._key_tokens[name, kind] += count
 
     def _observe(self, metric: Metric, key: RequestLabels, value: float) -> None:

@@ -41,7 +41,7 @@ def span_data(record: RequestRecord) -> SpanData:
         "penstock.reason": reason or None,
         "penstock.request_id": bounded_name(record.request_id) or None,
         "penstock.attempts": record.attempts,
-        "penstock.key": record.sender.name or None,
+        "penstock.key": record.caller.name or None,
         "penstock.priority": record.priority or None,
         "penstock.queued_seconds": round(record.queued_s, 4) or None,
     }

@@ -94,17 +94,18 @@ class Exchange(Protocol):
         ...
 
     @property
-    def has_lanes(self) -> bool:
+    def has_fast_path(self) -> bool:
         """Whether it can recognize plain events."""
         ...
 
-    def enter_lane(self, lane: PlainEventShape, relay: PlainEventRelay) -> int:
+    def enter_fast_path(self, shape: PlainEventShape, relay: PlainEventRelay) -> int:
         """From here on plain events go to ``relay`` instead of on_body. Returns how many bytes of them may
-        come before the lane has to be left, so that the window is opened again; 0: there is no lane."""
+        come before the fast path has to be left, so that the window is opened again; 0: there is no fast
+        path."""
         ...
 
-    def leave_lane(self, relayed: int) -> None:
-        """Plain events go to on_body again. ``relayed``: bytes that came by the lane."""
+    def leave_fast_path(self, relayed: int) -> None:
+        """Plain events go to on_body again. ``relayed``: bytes that came by the fast path."""
         ...
 
 

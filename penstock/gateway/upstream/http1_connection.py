@@ -231,13 +231,13 @@ class Http1UpstreamConnection(asyncio.Protocol):
             elif not (self._waits_for_turn or self._transport.is_closing()):
                 self._transport.resume_reading()
 
-    has_lanes = False
+    has_fast_path = False
 
-    def enter_lane(self, lane: PlainEventShape, relay: PlainEventRelay) -> int:
+    def enter_fast_path(self, shape: PlainEventShape, relay: PlainEventRelay) -> int:
         return 0
 
-    def leave_lane(self, relayed: int) -> None:
-        raise AssertionError("it has no lanes")
+    def leave_fast_path(self, relayed: int) -> None:
+        raise AssertionError("it has no fast path")
 
     def close(self) -> None:
         self._transport.close()

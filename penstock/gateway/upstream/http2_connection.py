@@ -95,7 +95,7 @@ class Http2UpstreamConnection(asyncio.Protocol):
         """Done with the server's SETTINGS. Raises NotHttp2Error."""
         self._state = ConnectionState.CONNECTING
         self._scanner = ReplyScanner()
-        self.lanes = self._scanner.lanes
+        self.plain_shapes = self._scanner.plain_shapes
         """Streams whose plain events go to ``plain_events``, by stream id."""
         self.plain_events: PlainEventRelay | None = None
         self.active = 0
@@ -238,7 +238,7 @@ class Http2UpstreamConnection(asyncio.Protocol):
                 texts: list[bytes] = []
                 frames = self._scanner.take_events(slots, events, texts)
                 if slots:
-                    assert self.plain_events is not None  # there are lanes
+                    assert self.plain_events is not None  # there are shapes
                     self.core.receive_window -= sum(map(len, events))
                     self.plain_events.take(slots, events, texts, now)
             if frames or self._large:
@@ -411,7 +411,7 @@ class Http2UpstreamConnection(asyncio.Protocol):
         self._bodies.forget(exchange)
         if exchange.stream_id:
             del self._streams[exchange.stream_id]
-            self.lanes.pop(exchange.stream_id, None)
+            self.plain_shapes.pop(exchange.stream_id, None)
             if code is not None and self._state is not ConnectionState.CLOSED:
                 self._write(h2.rst_stream(exchange.stream_id, code))
         if not self.active:

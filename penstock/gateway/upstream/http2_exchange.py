@@ -47,7 +47,7 @@ class StreamConnection(Protocol):
         ...
 
     plain_events: PlainEventRelay | None
-    lanes: dict[int, PlainEventShape]
+    plain_shapes: dict[int, PlainEventShape]
 
 
 class Http2Exchange:
@@ -115,19 +115,19 @@ class Http2Exchange:
             self._paused = False
             self.refill()
 
-    has_lanes = True
+    has_fast_path = True
 
-    def enter_lane(self, lane: PlainEventShape, relay: PlainEventRelay) -> int:
+    def enter_fast_path(self, shape: PlainEventShape, relay: PlainEventRelay) -> int:
         allowed = self.window - REFILL_BELOW
         if allowed <= 0 or self._paused or self._left is not None or self.ended:
             return 0
         self._connection.plain_events = relay
-        self._connection.lanes[self.stream_id] = lane
+        self._connection.plain_shapes[self.stream_id] = shape
         return allowed
 
-    def leave_lane(self, relayed: int) -> None:
+    def leave_fast_path(self, relayed: int) -> None:
         self.window -= relayed
-        self._connection.lanes.pop(self.stream_id, None)
+        self._connection.plain_shapes.pop(self.stream_id, None)
 
     # -- called by the connection
 

@@ -50,23 +50,23 @@ class PlainEventRelay(Protocol):
 class ReplyScanner(FrameScanner):
     """The bytes that one connection has received and not handled."""
 
-    __slots__ = ("lanes",)
+    __slots__ = ("plain_shapes",)
 
     def __init__(self) -> None:
         super().__init__()
-        self.lanes: dict[int, PlainEventShape] = {}
-        """By stream id. A frame that is no plain event ends the lane of its stream, so that what follows
+        self.plain_shapes: dict[int, PlainEventShape] = {}
+        """By stream id. A frame that is no plain event ends the fast path of its stream, so that what follows
         it is not relayed before it."""
 
     def clear(self) -> None:
         super().clear()
-        self.lanes.clear()
+        self.plain_shapes.clear()
 
     def take_events(self, slots: list[int], events: list[bytes], texts: list[bytes]) -> list[Frame]:
         """Take the next frames. Plain events among them, and their texts, are added to the lists instead.
         Raises ConnectionFault."""
-        buffer, start, lanes = self._buffer, self._start, self.lanes
-        find, add_slot, add_event, add_text = lanes.get, slots.append, events.append, texts.append
+        buffer, start, plain_shapes = self._buffer, self._start, self.plain_shapes
+        find, add_slot, add_event, add_text = plain_shapes.get, slots.append, events.append, texts.append
         frames: list[Frame] = []
         size = len(buffer)
         stop = min(size - HEADER_BYTES, start + BYTES_AT_ONCE)
@@ -81,8 +81,8 @@ class ReplyScanner(FrameScanner):
                 break
             payload = buffer[at:end]
             start = end
-            if (lane := find(stream_id)) is not None:
-                head, tail, between, number_first, fixed, slot = lane
+            if (shape := find(stream_id)) is not None:
+                head, tail, between, number_first, fixed, slot = shape
                 text = payload.removeprefix(head).removesuffix(tail)
                 if not (kind or flags) and len(text) + fixed == end - at:
                     if between:
@@ -95,7 +95,7 @@ class ReplyScanner(FrameScanner):
                     add_event(payload)
                     add_text(text)
                     continue
-                del lanes[stream_id]
+                del plain_shapes[stream_id]
             frames.append((kind, flags, stream_id & STREAM_BITS, payload))
             if len(frames) >= FRAMES_AT_ONCE:
                 break

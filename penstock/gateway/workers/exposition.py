@@ -24,7 +24,7 @@ from penstock.http.admission import unavailable
 from penstock.logging_setup import RateLimitedLog
 from penstock.metrics.shared_exposition import in_slices
 
-_complain = RateLimitedLog(logging.getLogger(__name__))
+_warn = RateLimitedLog(logging.getLogger(__name__))
 
 WAIT_S = 1.0
 """Longest wait for the other workers; of one that hangs the latest metrics are shown."""
@@ -100,16 +100,16 @@ class WorkerExposition:
                     await self._news.wait()
         return done()
 
-    def _on_refresh(self, sender: WorkerName | None, data: bytes) -> None:
+    def _on_refresh(self, caller: WorkerName | None, data: bytes) -> None:
         self.send()
-        self._link.tell_others(REFRESHED, data, sender)
+        self._link.tell_others(REFRESHED, data, caller)
 
-    def _on_refreshed(self, sender: WorkerName | None, data: bytes) -> None:
-        if data == self._question and sender is not None:
-            self._awaited.discard(sender)
+    def _on_refreshed(self, caller: WorkerName | None, data: bytes) -> None:
+        if data == self._question and caller is not None:
+            self._awaited.discard(caller)
             self._news.set()
 
-    def _on_answer(self, sender: WorkerName | None, data: bytes) -> None:
+    def _on_answer(self, caller: WorkerName | None, data: bytes) -> None:
         answer = _answer_decoder.decode(data)
         if answer.question != self._question:
             return
@@ -120,4 +120,4 @@ class WorkerExposition:
         try:
             self._others.append(_metrics_decoder.decode(answer.metrics))
         except msgspec.MsgspecError as error:  # of another version
-            _complain("others", "metrics of another worker are not understood: %s", error)
+            _warn("others", "metrics of another worker are not understood: %s", error)

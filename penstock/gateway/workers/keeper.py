@@ -80,16 +80,16 @@ class Keeper:
         self._streams[worker] = stream
         await self._loop.create_unix_connection(lambda: stream, sock=sock)
 
-    def _take_letter(self, sender: WorkerName, letter: Letter) -> None:
+    def _take_letter(self, caller: WorkerName, letter: Letter) -> None:
         if (handler := self._handlers.get(letter.topic)) is not None:
-            handler(sender, letter.data)
+            handler(caller, letter.data)
         elif letter.peer is None:
-            for worker in self._present - {sender}:
-                self._send(worker, Letter(letter.topic, letter.data, sender))
+            for worker in self._present - {caller}:
+                self._send(worker, Letter(letter.topic, letter.data, caller))
         elif letter.peer in self._streams:
-            self._send(letter.peer, Letter(letter.topic, letter.data, sender))
+            self._send(letter.peer, Letter(letter.topic, letter.data, caller))
         else:  # it has ended
-            self._send(sender, Letter(letter.topic, letter.data))
+            self._send(caller, Letter(letter.topic, letter.data))
 
     def _send(self, worker: WorkerName, letter: Letter) -> bool:
         """Return False for a letter that is dropped."""
@@ -97,8 +97,8 @@ class Keeper:
 
     # -- which workers run
 
-    def _on_hello(self, sender: WorkerName, data: bytes) -> None:
-        self._present.add(sender)
+    def _on_hello(self, caller: WorkerName, data: bytes) -> None:
+        self._present.add(caller)
         self._tell_members()
 
     def _forget(self, worker: WorkerName) -> None:

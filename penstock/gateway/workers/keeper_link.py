@@ -93,7 +93,7 @@ class KeeperLink:
         self._ended.set()
         self._set_siblings(())
 
-    def _on_members(self, sender: WorkerName | None, data: bytes) -> None:
+    def _on_members(self, caller: WorkerName | None, data: bytes) -> None:
         members = _decode_members(data)
         self.first_epochs = members.first_epochs
         self._set_siblings(members.present)

@@ -16,7 +16,7 @@ from penstock.gateway.workers.letters import Letter, WorkerName
 from penstock.logging_setup import RateLimitedLog
 from penstock.metrics.snapshot import Labels, Series, Value
 
-_complain = RateLimitedLog(logging.getLogger(__name__))
+_warn = RateLimitedLog(logging.getLogger(__name__))
 
 MAX_ENDED_SERIES = 20_000
 """Series in the sum of the workers that have ended; those for which there is no room are left out."""
@@ -53,7 +53,7 @@ class MetricsKeeper:
         try:
             metrics = _decoder.decode(latest)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            _complain("ended", "metrics of worker %s are lost: %s", worker, error)
+            _warn("ended", "metrics of worker %s are lost: %s", worker, error)
             return
         for each in metrics.counted:
             key = each.family, each.labels
@@ -62,12 +62,12 @@ class MetricsKeeper:
             elif len(self._ended) < MAX_ENDED_SERIES:
                 self._ended[key] = each.value
 
-    def _on_latest(self, sender: WorkerName, data: bytes) -> None:
-        self._latest[sender] = data
+    def _on_latest(self, caller: WorkerName, data: bytes) -> None:
+        self._latest[caller] = data
 
-    def _on_question(self, sender: WorkerName, data: bytes) -> None:
+    def _on_question(self, caller: WorkerName, data: bytes) -> None:
         ended = WorkerMetrics([Series(*key, value) for key, value in self._ended.items()], [])
-        found = [latest for worker, latest in self._latest.items() if worker != sender]
+        found = [latest for worker, latest in self._latest.items() if worker != caller]
         for metrics in (*found, _encode(ended), None):
-            if not self._send(sender, Letter(ANSWER, _encode(OthersMetrics(data, metrics)))):
+            if not self._send(caller, Letter(ANSWER, _encode(OthersMetrics(data, metrics)))):
                 return  # it must not show less than there is

@@ -17,7 +17,7 @@ import msgspec
 
 from penstock.logging_setup import RateLimitedLog
 
-_complain = RateLimitedLog(logging.getLogger(__name__))
+_warn = RateLimitedLog(logging.getLogger(__name__))
 
 MAX_LETTER_BYTES = 32 << 20
 """The metrics of a worker with 20,000 series take some 4 MB; other letters a few KB."""
@@ -68,7 +68,7 @@ class LetterStream(asyncio.Protocol):
         data = _encode(letter)
         unsent = self.transport.get_write_buffer_size() + len(data)
         if len(data) > MAX_LETTER_BYTES or unsent > MAX_UNSENT_BYTES:
-            _complain(letter.topic, "%d bytes of %s are dropped", len(data), letter.topic)
+            _warn(letter.topic, "%d bytes of %s are dropped", len(data), letter.topic)
             return False
         self.transport.write(_LENGTH.pack(len(data)) + data)
         return True
@@ -82,7 +82,7 @@ class LetterStream(asyncio.Protocol):
         while len(self._received) >= start:
             (size,) = _LENGTH.unpack_from(self._received, start - _LENGTH.size)
             if size > MAX_LETTER_BYTES:
-                _complain("length", "a letter of %d bytes", size)
+                _warn("length", "a letter of %d bytes", size)
                 self.transport.abort()
                 return
             if len(self._received) < start + size:
@@ -98,4 +98,4 @@ class LetterStream(asyncio.Protocol):
         try:
             self._on_letter(_decoder.decode(data))
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            _complain("letter", "a letter was not understood: %s", error)
+            _warn("letter", "a letter was not understood: %s", error)

@@ -146,7 +146,7 @@ class Scoreboard:
     def are_waiting(self) -> bool:
         return any(each.is_waiting for each in self._others())
 
-    def _on_woken(self, sender: WorkerName | None, data: bytes) -> None:
+    def _on_woken(self, caller: WorkerName | None, data: bytes) -> None:
         self.on_wake()
 
     # -- entries

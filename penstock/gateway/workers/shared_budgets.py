@@ -20,7 +20,7 @@ from penstock.gateway.admission.budget_store import (
     Reservation,
     is_answered,
 )
-from penstock.gateway.requests.sender import Budget
+from penstock.gateway.requests.caller import Budget
 from penstock.gateway.workers.keeper_link import KeeperLink
 from penstock.gateway.workers.letters import Letter, WorkerName
 
@@ -102,7 +102,7 @@ class SharedBudgetStore:
                 if answer is not None and not answer.done():
                     answer.set_exception(BudgetStoreError(SILENT))
 
-    def _on_answers(self, sender: WorkerName | None, data: bytes) -> None:
+    def _on_answers(self, caller: WorkerName | None, data: bytes) -> None:
         for each in _answers.decode(data):
             answer = self._asked.get(each.number)
             if answer is not None and not answer.done():
@@ -121,10 +121,10 @@ class BudgetKeeper:
         """The worker has ended, and its requests with it."""
         self._store.end_requests(_prefix(worker))
 
-    def _on_questions(self, sender: WorkerName, data: bytes) -> None:
+    def _on_questions(self, caller: WorkerName, data: bytes) -> None:
         answers = []
         for each in _questions.decode(data):
-            request = _prefix(sender) + each.request
+            request = _prefix(caller) + each.request
             charges = [
                 Charge(Budget(name, of, period_s), amount) for name, of, period_s, amount in each.charges
             ]
@@ -136,7 +136,7 @@ class BudgetKeeper:
                 _Answer(each.number, list(found.debts_s), found.exceeded, found.too_many, found.wait_s)
             )
         if answers:
-            self._send(sender, Letter(ANSWERS, _encode(answers)))
+            self._send(caller, Letter(ANSWERS, _encode(answers)))
 
 
 def _prefix(worker: WorkerName) -> str:

@@ -153,7 +153,7 @@ class SharedState:
 
     # -- of the others
 
-    def _on_update(self, sender: WorkerName | None, data: bytes) -> None:
+    def _on_update(self, caller: WorkerName | None, data: bytes) -> None:
         update = _decoder.decode(data)
         router, known = self._router, self._known
         for url, scrape in update.scrapes:

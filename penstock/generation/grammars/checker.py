@@ -36,7 +36,7 @@ class GrammarChecker:
         self._valid_bytes = 0
         self._quick = ValidationQueue(QUICK_CPU_LIMIT_S)
         self._patient = ValidationQueue(CPU_LIMIT_S)
-        """The lane of grammars that took too long for the other one, where they would delay others."""
+        """For grammars that took too long for the other one, where they would delay others."""
         self._waiting_bytes = 0
 
     async def check(self, constraint: Constraint, client: str = "") -> Constraint:
@@ -75,8 +75,8 @@ class GrammarChecker:
             self._valid_bytes -= len(self._valid.popitem(last=False)[1])
 
     async def _validate(self, question: Question, client: str) -> ValidationResult:
-        for lane in (self._quick, self._patient):
-            verdict = await lane.validate(question, client)
+        for queue in (self._quick, self._patient):
+            verdict = await queue.validate(question, client)
             if verdict is not None:
                 return verdict
         return ValidationResult(problem=f"it takes more than {CPU_LIMIT_S:g} s to check")

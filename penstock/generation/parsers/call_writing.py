@@ -17,7 +17,7 @@ Calls = Sequence[tuple[str, Arguments]]
 """Name and arguments of each call."""
 
 
-def spelled(calls: Calls, section: Section | None, first: int = 0) -> str:
+def write_calls(calls: Calls, section: Section | None, first: int = 0) -> str:
     """The calls of one message in a model's format. ``first``: how many calls the conversation has before.
 
     Where the format is not known or cannot express them, they are a list of objects with the keys ``name``

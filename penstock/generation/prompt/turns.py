@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from msgspec.structs import replace
 
 from penstock.generation.parsers.call_syntax import Section
-from penstock.generation.parsers.call_writing import spelled
+from penstock.generation.parsers.call_writing import write_calls
 from penstock.generation.prompt.conversation import (
     arguments_of,
     conversation,
@@ -327,7 +327,7 @@ def _as_text(messages: Iterable[Message], rules: TemplateRules, format: Section 
             for call, (name, _) in zip(message.tool_calls, calls, strict=True):
                 names[call.id] = name
             if not rules.calls:
-                text = "\n".join(filter(None, (message_text(message), spelled(calls, format, before))))
+                text = "\n".join(filter(None, (message_text(message), write_calls(calls, format, before))))
                 before += len(calls)
                 message = Message("assistant", text, message.name, reasoning=reasoning_of(message))
         elif message.role == "tool":

@@ -178,7 +178,7 @@ class StreamedReply(RequestReply):
         if kind is not None and format.text_open(index, kind):
             if format.blocks or choice.parsed is not None:
                 stream.set_event(format.head(index, kind), format.tail(kind))
-            path = self.sink.row_path if len(self.choices) == 1 else None
+            path = self.sink.write_target if len(self.choices) == 1 else None
             stream.write_plain_rows(path, guarded=choice.guarded)
         else:
             stream.stop_plain_rows()

@@ -31,10 +31,10 @@ from penstock.http.http1.request_reader import RequestReader
 from penstock.http.http2.connection import Http2Connection
 from penstock.http.http2.frames import PREFACE
 from penstock.http.request import Application, HttpRequest
-from penstock.http.row_path import RowPath
 from penstock.http.server_state import LINGER_S, MAX_LINGER_BYTES, REFUSAL_S, ServerState, address
 from penstock.http.sink import Headers, Listener
 from penstock.http.slow_clients import MIN_BODY_RATE, SlowClientTimer, Verdict
+from penstock.http.write_target import WriteTarget
 
 log = logging.getLogger(__name__)
 
@@ -95,9 +95,9 @@ class ServerProtocol(Protocol):
         self._framing = ReplyFraming()
         self._tls = transport.get_extra_info("sslcontext") is not None
         self._socket = transport.get_extra_info("socket")
-        self._row_path: RowPath | None = None
+        self._write_target: WriteTarget | None = None
         if not (self._tls or self._socket is None):
-            self._row_path = RowPath(descriptor=self._socket.fileno(), write_rest=transport.write)
+            self._write_target = WriteTarget(descriptor=self._socket.fileno(), write_rest=transport.write)
         self._client = address(transport.get_extra_info("peername"))
         # Half of the backlog is for bytes written before the client counts as slow, half for later ones.
         transport.set_write_buffer_limits(min(HIGH_WATER_BYTES, self._limits.max_backlog // 2))
@@ -126,7 +126,7 @@ class ServerProtocol(Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._state.connections.discard(self)
         self._state.lingering.discard(self)
-        self._row_path = None  # the socket is about to be closed; another connection may get its number
+        self._write_target = None  # the socket is about to be closed; another connection may get its number
         self.timer.on_close()
         self._reader.clear()
         self._abandon()
@@ -467,10 +467,10 @@ class ServerProtocol(Protocol):
     # -- the sink of a streamed reply: see Sink
 
     @property
-    def row_path(self) -> RowPath | None:
+    def write_target(self) -> WriteTarget | None:
         if not self._framing.chunks or self.transport.get_write_buffer_size():
             return None
-        return self._row_path
+        return self._write_target
 
     def listen(self, listener: Listener) -> None:
         if self.transport.is_closing():

@@ -14,10 +14,10 @@ from penstock.http.http2.header_blocks import encode_fields, encode_status
 from penstock.http.http2.roles import STREAM_WINDOW
 from penstock.http.http2.sender import MAX_FRAME, FrameSender
 from penstock.http.request import Application, HttpRequest
-from penstock.http.row_path import RowPath
 from penstock.http.server_state import ServerState
 from penstock.http.sink import EVENT_STREAM_HEADERS, Headers, Listener
 from penstock.http.slow_clients import MIN_BODY_RATE, SlowClientTimer, Verdict
+from penstock.http.write_target import WriteTarget
 
 log = logging.getLogger(__name__)
 
@@ -75,10 +75,10 @@ class Http2Stream:
         "_bodyless",
         "_connection",
         "_listener",
-        "_row_path",
         "_sender",
         "_sent",
         "_unsent",
+        "_write_target",
         "body_left",
         "closed",
         "ends",
@@ -111,7 +111,7 @@ class Http2Stream:
         # the reply
         self._listener: Listener | None = None
         self._bodyless = False
-        self._row_path: RowPath | None = None
+        self._write_target: WriteTarget | None = None
         self._unsent: bytes = b""
         """Bytes of the body that wait for a window, or for the stream's turn; from ``_sent`` on."""
         self._sent = 0
@@ -267,12 +267,12 @@ class Http2Stream:
     # -- the sink, for what replies: see Sink
 
     @property
-    def row_path(self) -> RowPath | None:
+    def write_target(self) -> WriteTarget | None:
         if self._unsent or self.closed or self._sender.paused:
             return None
-        if self._row_path is None:
-            self._row_path = RowPath(window=self.slot, prefix=frames.data_prefix(self.id))
-        return self._row_path
+        if self._write_target is None:
+            self._write_target = WriteTarget(window=self.slot, prefix=frames.data_prefix(self.id))
+        return self._write_target
 
     def listen(self, listener: Listener) -> None:
         if self.closed:

@@ -19,7 +19,7 @@ MAX_EMPTY = 3
 """Empty cells per token in wider frames."""
 
 
-def is_narrow(rows: int, tokens: int, width: int) -> bool:
+def fits_grid(rows: int, tokens: int, width: int) -> bool:
     """Whether a grid has not too many empty cells for ``rows`` with ``tokens`` in all, at most ``width``
     each."""
     return width <= MAX_WIDTH or rows * width <= (1 + MAX_EMPTY) * tokens

@@ -18,12 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.http.http2.flow_windows import FlowWindows, first_rows
-from penstock.http.row_path import RowPath
+from penstock.http.write_target import WriteTarget
 from penstock.streaming.rows.framing import CHUNK_HEADERS, CHUNK_LENGTHS, FRAME_LENGTHS, MAX_EVENT, Objects
 from penstock.streaming.rows.io_submit import BurstWriter
 from penstock.streaming.rows.recorded_rows import RecordedRows
-from penstock.streaming.rows.row_grid import RowGrid, is_narrow
-from penstock.streaming.rows.steady_rows import ChunkColumns, FrameColumns, RecordedColumns, SteadyRows
+from penstock.streaming.rows.row_grid import RowGrid, fits_grid
+from penstock.streaming.rows.unchanged_batch import (
+    ChunkColumns,
+    FrameColumns,
+    RecordedColumns,
+    UnchangedBatch,
+)
 from penstock.streaming.stream import Stream
 from penstock.wire.arrays import I32
 from penstock.wire.frames import FinishReason, TokenFrame
@@ -112,27 +117,27 @@ class RowWriter:
     def path(self, handle: int) -> Path:
         return Path(int(self._path[handle]))
 
-    def choose(self, stream: Stream, row_path: RowPath | None) -> None:
-        """Write the stream's next plain rows by its ``row_path``; without one, by its ``write``."""
+    def choose(self, stream: Stream, write_target: WriteTarget | None) -> None:
+        """Write the stream's next plain rows by its ``write_target``; without one, by its ``write``."""
         handle = stream.handle
         self._changes += 1
         if stream.guarded or self._guards:
             self._guard(handle, on=stream.guarded)
-        if row_path is None:
+        if write_target is None:
             self._records.give_back(handle)
             self._path[handle], self._sizes[handle] = Path.SINK, _NOT_DIRECT
             return
         if stream.record is not None:
             self._records.take(handle, stream.record)
-        chunked = row_path.descriptor >= 0
-        if row_path is not stream.row_path:
-            stream.row_path = row_path
+        chunked = write_target.descriptor >= 0
+        if write_target is not stream.write_target:
+            stream.write_target = write_target
             if chunked:
                 self._heads[handle], self._tails[handle] = stream.head, stream.tail + b"\r\n"
-                self._targets[handle] = row_path.descriptor
+                self._targets[handle] = write_target.descriptor
             else:
-                self._heads[handle], self._tails[handle] = row_path.prefix + stream.head, stream.tail
-                self._targets[handle] = ~row_path.window
+                self._heads[handle], self._tails[handle] = write_target.prefix + stream.head, stream.tail
+                self._targets[handle] = ~write_target.window
         self._path[handle] = Path.CHUNK if chunked else Path.FRAME
         self._sizes[handle] = len(stream.head) + len(stream.tail)
 
@@ -156,10 +161,10 @@ class RowWriter:
 
     # -- rows
 
-    def write(self, frame: TokenFrame, texts: Objects, steady: SteadyRows | None = None) -> None:
-        """Write the rows of a frame, one per stream. ``texts``: of its tokens. ``steady``: what the frame
+    def write(self, frame: TokenFrame, texts: Objects, unchanged: UnchangedBatch | None = None) -> None:
+        """Write the rows of a frame, one per stream. ``texts``: of its tokens. ``unchanged``: what the frame
         continues."""
-        if steady is not None and self._write_steady(frame, texts, steady):
+        if unchanged is not None and self._write_unchanged(frame, texts, unchanged):
             return
         handles, counts = frame.stream, frame.count
         sizes = self._sizes_of(frame)
@@ -208,20 +213,20 @@ class RowWriter:
         self._write_chunks(rows.take(np.flatnonzero(~framed)))
         return self._write_frames(rows.take(np.flatnonzero(framed)))
 
-    def _write_steady(self, frame: TokenFrame, texts: Objects, steady: SteadyRows) -> bool:
+    def _write_unchanged(self, frame: TokenFrame, texts: Objects, unchanged: UnchangedBatch) -> bool:
         """Write the rows of a frame whose streams all have the path CHUNK, or all the path FRAME, as in the
         frame before; False if they have not, and nothing is written."""
-        if steady.columns_at != self._changes:
-            steady.columns_at, steady.columns = self._changes, self._steady_columns(frame.stream)
-        columns, counts, width = steady.columns, frame.count, steady.most
-        if columns is None or not is_narrow(frame.rows, len(frame.tokens), width):
+        if unchanged.columns_at != self._changes:
+            unchanged.columns_at, unchanged.columns = self._changes, self._unchanged_columns(frame.stream)
+        columns, counts, width = unchanged.columns, frame.count, unchanged.most
+        if columns is None or not fits_grid(frame.rows, len(frame.tokens), width):
             return False
         sizes = self._sizes_of(frame)
         if counts is not None:
             sizes = np.add.reduceat(sizes, counts.cumsum() - counts)
         try:  # an IndexError: a text that depends on others, or an event that is too large
             if isinstance(columns, FrameColumns):
-                return self._write_steady_frames(sizes, _Texts(texts, counts, width), columns)
+                return self._write_unchanged_frames(sizes, _Texts(texts, counts, width), columns)
             self._complete_sizes(sizes, columns)
             headers = CHUNK_HEADERS.take(sizes)
         except IndexError:
@@ -231,7 +236,7 @@ class RowWriter:
         self._send_chunks(frame.stream, columns.targets, data, CHUNK_LENGTHS.take(sizes))
         return True
 
-    def _write_steady_frames(self, sizes: NDArray[np.int64], texts: _Texts, columns: FrameColumns) -> bool:
+    def _write_unchanged_frames(self, sizes: NDArray[np.int64], texts: _Texts, columns: FrameColumns) -> bool:
         """``sizes``: of the rows' texts. Raises IndexError."""
         grid = columns.grid
         if columns.order is not None:
@@ -259,7 +264,7 @@ class RowWriter:
             numbers = self._records.advance(recorded.handles, shown.texts, shown.counts)
             columns.grid.set_tails(recorded.rows, numbers + recorded.tails)
 
-    def _steady_columns(self, handles: I32) -> ChunkColumns | FrameColumns | None:
+    def _unchanged_columns(self, handles: I32) -> ChunkColumns | FrameColumns | None:
         paths = self._path.take(handles).tobytes()
         if paths != paths[:1] * len(handles) or paths[0] < Path.CHUNK:
             return None
@@ -290,12 +295,12 @@ class RowWriter:
         everything after it."""
         for index, sent in self._burst(descriptors, data, lengths):
             stream = self._streams[handles[index]]
-            assert stream is not None and stream.row_path is not None  # noqa: PT018
+            assert stream is not None and stream.write_target is not None  # noqa: PT018
             self.choose(stream, None)
             end = int(lengths[: index + 1].sum())
             rest = data[end - int(lengths[index]) + sent : end]
             try:
-                stream.row_path.write_rest(rest)
+                stream.write_target.write_rest(rest)
             except Exception:  # noqa: BLE001 - this stream ends, the others go on
                 self._on_fault(stream)
 
@@ -362,7 +367,7 @@ class RowWriter:
             if path >= Path.CHUNK:
                 self._records.update(handle)
             event = _event(stream, texts[start:end].tolist()) if plain else None
-            if event is None or stream.paths is None:  # None: it was dropped in a row before this one
+            if event is None or stream.write_targets is None:  # None: it was dropped in a row before this one
                 logprobs = None if frame.logprobs is None else _entries(frame.logprobs, start, end)
                 slow_path(stream, frame.tokens[start:end].tolist(), _FINISH[finish], hit, logprobs)
             else:

@@ -155,7 +155,7 @@ class Desk:
         for server in self.broken:
             if (peer := self.publisher.peers.get(server)) is not None:
                 self.publisher.peers.detach(peer)
-        self.inbox.drop_left()
+        self.inbox.drop_disconnected()
 
     def send(self, identity: bytes, parts: list[bytes]) -> bool:
         if identity in self.gone:

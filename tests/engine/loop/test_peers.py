@@ -21,8 +21,8 @@ def test_a_peer_is_found_by_number_and_identity_until_it_is_detached() -> None:
     peers.detach(peer)
     peers.detach(peer)
     assert (peers.get(3), peers.find(b"three"), list(peers)) == (None, None, [])
-    assert peers.take_left() == [peer]
-    assert peers.take_left() == []
+    assert peers.take_disconnected() == [peer]
+    assert peers.take_disconnected() == []
 
 
 def test_a_number_is_not_attached_before_its_streams_are_dropped() -> None:
@@ -30,7 +30,7 @@ def test_a_number_is_not_attached_before_its_streams_are_dropped() -> None:
     peers.detach(peers.attach(3, b"three"))
     with pytest.raises(AssertionError):
         peers.attach(3, b"again")
-    peers.take_left()
+    peers.take_disconnected()
     peers.attach(3, b"again")
     with pytest.raises(AssertionError):
         peers.attach(3, b"once more")
@@ -51,7 +51,7 @@ def test_streams_of_a_peer_that_left_are_numbered_anew_when_all_are_closed() -> 
     numbers = {peers.open(peer, handle) for handle in range(FIRST_STREAMS)}
     peers.detach(peer)
     peers.to_handles(step_rows([0], [min(numbers)], [0], [5], [2]))  # the step during which it left
-    peers.close_all(*peers.take_left())
+    peers.close_all(*peers.take_disconnected())
     other = peers.attach(0, b"zero again")
     assert {peers.open(other, handle) for handle in range(FIRST_STREAMS)} == numbers
 

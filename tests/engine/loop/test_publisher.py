@@ -84,7 +84,7 @@ def no_rows(*failed: StreamFailure) -> StepRows:
 
 
 def left(publisher: Publisher) -> list[int]:
-    return [peer.server for peer in publisher.peers.take_left()]
+    return [peer.server for peer in publisher.peers.take_disconnected()]
 
 
 def detach(publisher: Publisher, server: int) -> None:

@@ -13,9 +13,9 @@ from penstock.gateway.admission.budget_store import MemoryBudgetStore
 from penstock.gateway.admission.budgets import Budgets
 from penstock.gateway.admission.flow_control import FlowControl, FlowLimits
 from penstock.gateway.metric_definitions import QUEUED, QUEUED_BYTES
+from penstock.gateway.requests.caller import Budget, Caller
 from penstock.gateway.requests.incoming_request import IncomingRequest
 from penstock.gateway.requests.request_body import read_request
-from penstock.gateway.requests.sender import Budget, Sender
 from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.responses.request_record import RequestRecord
 from penstock.gateway.responses.response_observer import Observation
@@ -23,7 +23,7 @@ from penstock.gateway.responses.token_usage import ReportedUsage
 from penstock.http.errors import ApiError
 
 DAY_S = 86_400.0
-SENDER = Sender(
+SENDER = Caller(
     "a", "a", budgets=(Budget("requests-per-day", 100, DAY_S), Budget("tokens-per-day", 10_000, DAY_S))
 )
 PROMPT = "x" * 398  # 400 characters of JSON, so 100 tokens
@@ -51,7 +51,7 @@ class Admitted:
     ) -> tuple[RequestRecord, Permit | None]:
         raw = json.dumps({"model": "m", "prompt": PROMPT, **fields}).encode()
         body = read_request(raw) if path == "/v1/completions" else None
-        record = RequestRecord(path, method=method, sender=SENDER)
+        record = RequestRecord(path, method=method, caller=SENDER)
         incoming = IncomingRequest(method, b"", path, list(headers), raw, body)
         permit = await self.admission.admit(
             incoming, record, "all", lambda promised, now: self.places > promised, None
@@ -167,7 +167,7 @@ def test_other_routes(method: str, path: str, charged: bool) -> None:
 
 def test_files_in_forms_are_no_text() -> None:
     admitted = Admitted()
-    record = RequestRecord("/v1/audio/transcriptions", method="POST", sender=SENDER)
+    record = RequestRecord("/v1/audio/transcriptions", method="POST", caller=SENDER)
     headers = [(b"content-type", b"multipart/form-data; boundary=x")]
     incoming = IncomingRequest("POST", b"", record.path, headers, b"x" * 51_200, None)
     asyncio.run(admitted.admission.admit(incoming, record, "all", lambda promised, now: True, None))

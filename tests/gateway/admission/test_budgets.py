@@ -20,7 +20,7 @@ from penstock.gateway.admission.budget_store import (
 )
 from penstock.gateway.admission.budgets import OUTAGE_S, Budgets, Reserved, duration
 from penstock.gateway.admission.redis_budget_store import BudgetClient, RedisBudgetStore
-from penstock.gateway.requests.sender import Budget, Sender
+from penstock.gateway.requests.caller import Budget, Caller
 from penstock.http.errors import ApiError
 from tests.gateway.redis_server import redis_server
 
@@ -28,11 +28,11 @@ SLOW = 86_400.0
 """A period in which nothing refills while a test runs."""
 
 
-def sender(name: str = "a", most_concurrent: int | None = None, **amounts: int) -> Sender:
+def caller(name: str = "a", most_concurrent: int | None = None, **amounts: int) -> Caller:
     budgets = tuple(
         Budget(f"{unit.replace('_', '-')}-per-day", amount, SLOW) for unit, amount in amounts.items()
     )
-    return Sender(name, name, budgets=budgets, most_concurrent=most_concurrent)
+    return Caller(name, name, budgets=budgets, most_concurrent=most_concurrent)
 
 
 def redis_store(
@@ -48,11 +48,11 @@ def place(worker: str = "0.0", gateway: str = "g", **first_epochs: int) -> Budge
     return BudgetClient(gateway, worker, lambda: epochs)
 
 
-async def reserve(budgets: Budgets, who: Sender, tokens: int = 0, output: int = 0) -> Reserved:
+async def reserve(budgets: Budgets, who: Caller, tokens: int = 0, output: int = 0) -> Reserved:
     return await budgets.reserve(who, input_tokens=tokens, output_tokens=output)
 
 
-async def refused(budgets: Budgets, who: Sender, tokens: int = 0, output: int = 0) -> ApiError:
+async def refused(budgets: Budgets, who: Caller, tokens: int = 0, output: int = 0) -> ApiError:
     with pytest.raises(ApiError) as refusal:
         await reserve(budgets, who, tokens, output)
     assert (refusal.value.status, refusal.value.code) == (429, "rate_limit_exceeded")
@@ -85,7 +85,7 @@ class TestStores:
     def test_requests(self, store: str, request: pytest.FixtureRequest) -> None:
         async def run() -> None:
             async with opened(store, request) as budgets:
-                who = sender(requests=2)
+                who = caller(requests=2)
                 for _ in range(2):
                     await reserve(budgets, who)
                 error = await refused(budgets, who)
@@ -95,7 +95,7 @@ class TestStores:
                 assert headers[b"x-ratelimit-limit-requests"] == b"2"
                 assert headers[b"x-ratelimit-remaining-requests"] == b"0"
                 assert headers[b"x-ratelimit-reset-requests"] in (b"24h0m0s", b"23h59m60s", b"23h59m59s")
-                await reserve(budgets, sender("b", requests=2))
+                await reserve(budgets, caller("b", requests=2))
 
         asyncio.run(run())
 
@@ -104,7 +104,7 @@ class TestStores:
 
         async def run() -> None:
             async with opened(store, request) as budgets:
-                who = sender(tokens=1000, output_tokens=900)
+                who = caller(tokens=1000, output_tokens=900)
                 reserved = await reserve(budgets, who, 300, 600)
                 await refused(budgets, who, 100, 100)
                 budgets.settle(reserved, requests=1, input_tokens=250, output_tokens=50)
@@ -122,7 +122,7 @@ class TestStores:
     ) -> None:
         async def run() -> None:
             async with opened(store, request) as budgets:
-                who = sender(requests=2, tokens=100)
+                who = caller(requests=2, tokens=100)
                 await reserve(budgets, who, 60)
                 for _ in range(3):
                     await refused(budgets, who, 60)
@@ -135,7 +135,7 @@ class TestStores:
     ) -> None:
         async def run() -> None:
             async with opened(store, request) as budgets:
-                who = sender(tokens=100)
+                who = caller(tokens=100)
                 await reserve(budgets, who, 150)
                 error = await refused(budgets, who, 1)
                 # in debt by 50, and 1 is asked for
@@ -146,7 +146,7 @@ class TestStores:
     def test_concurrent_requests(self, store: str, request: pytest.FixtureRequest) -> None:
         async def run() -> None:
             async with opened(store, request) as budgets:
-                who = sender(most_concurrent=2)
+                who = caller(most_concurrent=2)
                 first, _ = await reserve(budgets, who), await reserve(budgets, who)
                 error = await refused(budgets, who)
                 assert "2 concurrent-requests" in error.message
@@ -160,7 +160,7 @@ class TestStores:
     def test_many_requests_at_a_time(self, store: str, request: pytest.FixtureRequest) -> None:
         async def run() -> None:
             async with opened(store, request) as budgets:
-                who = sender(requests=300)
+                who = caller(requests=300)
                 reserved = await asyncio.gather(*(reserve(budgets, who) for _ in range(300)))
                 assert {each.store for each in reserved} == {budgets.store}
                 await refused(budgets, who)
@@ -172,7 +172,7 @@ class TestStores:
     ) -> None:
         async def run() -> None:
             async with opened(store, request) as budgets:
-                who = sender(requests=1, tokens=100)
+                who = caller(requests=1, tokens=100)
                 reserved = await reserve(budgets, who, 100)
                 budgets.settle(reserved, requests=0, input_tokens=0, output_tokens=0)
                 assert await settled(budgets, who, 100) is not None
@@ -185,7 +185,7 @@ class TestStores:
 
         async def run() -> None:
             async with opened(store, request) as budgets:
-                who = sender(tokens=10_000)
+                who = caller(tokens=10_000)
                 first = await reserve(budgets, who, 10)
                 for _ in range(2):
                     budgets.settle(first, requests=1, input_tokens=10, output_tokens=10**12)
@@ -200,7 +200,7 @@ class TestStores:
         asyncio.run(run())
 
 
-async def settled(budgets: Budgets, who: Sender, tokens: int = 0, output: int = 0) -> Reserved | None:
+async def settled(budgets: Budgets, who: Caller, tokens: int = 0, output: int = 0) -> Reserved | None:
     """What is reserved as soon as what was settled is stored."""
     for _ in range(1000):
         try:
@@ -210,7 +210,7 @@ async def settled(budgets: Budgets, who: Sender, tokens: int = 0, output: int = 
     return None
 
 
-async def eventually_refused(budgets: Budgets, who: Sender) -> ApiError:
+async def eventually_refused(budgets: Budgets, who: Caller) -> ApiError:
     for _ in range(1000):
         try:
             await reserve(budgets, who)
@@ -224,7 +224,7 @@ def test_budgets_refill() -> None:
     async def run() -> None:
         now = 50.0
         budgets = Budgets(MemoryBudgetStore(lambda: now), lambda: now)
-        who = Sender("a", "a", budgets=(Budget("tokens-per-minute", 600, 60.0),))
+        who = Caller("a", "a", budgets=(Budget("tokens-per-minute", 600, 60.0),))
         reserved = await reserve(budgets, who, 600)
         assert reserved.debts_s == [60.0]
         assert dict((await refused(budgets, who, 50)).headers)[b"retry-after"] == b"5"
@@ -242,7 +242,7 @@ def test_places_of_a_gateway_that_died_are_freed_with_its_lease(redis_url: str) 
     async def run() -> None:
         lost, lives = (redis_store(redis_url, place(gateway=name), lease_s=0.3) for name in ("lost", "lives"))
         await lost._client.flushall()
-        who, clock = sender(most_concurrent=2), asyncio.get_running_loop().time
+        who, clock = caller(most_concurrent=2), asyncio.get_running_loop().time
         await reserve(Budgets(lost, clock), who)
         lost._running.clear()  # it renews nothing any more
         budgets = Budgets(lives, clock)
@@ -264,7 +264,7 @@ def test_places_of_a_worker_that_died_are_freed_by_the_others(redis_url: str) ->
             for each in (place("0.0"), place("0.1"), place("0.1", of_0=1), place("0.1", "other", of_0=1))
         ]
         await stores[0]._client.flushall()
-        who, clock = sender(most_concurrent=2), asyncio.get_running_loop().time
+        who, clock = caller(most_concurrent=2), asyncio.get_running_loop().time
         for store in stores[:2]:
             await reserve(Budgets(store, clock), who)
         await refused(Budgets(stores[1], clock), who)
@@ -361,7 +361,7 @@ def test_by_itself_a_process_goes_on_with_what_the_store_told_last() -> None:
         now = 0.0
         store = FakeStore(lambda: now)
         budgets, elsewhere = Budgets(store, lambda: now), Budgets(store, lambda: now)
-        who = sender(requests=10, most_concurrent=8)
+        who = caller(requests=10, most_concurrent=8)
         for _ in range(4):
             budgets.settle(await reserve(elsewhere, who), requests=1, input_tokens=0, output_tokens=0)
         reserved = [await reserve(budgets, who) for _ in range(3)]
@@ -381,7 +381,7 @@ def test_by_itself_a_process_goes_on_with_what_the_store_told_last() -> None:
 def test_by_itself_a_process_counts_the_requests_that_run() -> None:
     async def run() -> None:
         store = FakeStore(lambda: 0.0)
-        budgets, who = Budgets(store, lambda: 0.0), sender(most_concurrent=2)
+        budgets, who = Budgets(store, lambda: 0.0), caller(most_concurrent=2)
         first = await reserve(budgets, who)
         store.away = True
         await reserve(budgets, who)
@@ -419,7 +419,7 @@ def test_a_late_event_loop_is_no_silent_store() -> None:
 def test_a_process_that_was_told_nothing_of_a_client_starts_with_its_share() -> None:
     """It cannot know what others have granted, such as before it was started."""
 
-    async def granted(budgets: Budgets, who: Sender) -> int:
+    async def granted(budgets: Budgets, who: Caller) -> int:
         for count in range(100):
             try:
                 await reserve(budgets, who)
@@ -432,13 +432,13 @@ def test_a_process_that_was_told_nothing_of_a_client_starts_with_its_share() -> 
         store = FakeStore(lambda: now)
         store.away = True
         budgets = Budgets(store, lambda: now, share=0.5)
-        assert await granted(budgets, sender("new", requests=20)) == 10
+        assert await granted(budgets, caller("new", requests=20)) == 10
         now += SLOW / 4
-        assert await granted(budgets, sender("new", requests=20)) == 5, "it refills as any other"
+        assert await granted(budgets, caller("new", requests=20)) == 5, "it refills as any other"
         store.away, now = False, now + OUTAGE_S
-        await reserve(budgets, sender("known", requests=20))
+        await reserve(budgets, caller("known", requests=20))
         store.away = True
-        assert await granted(budgets, sender("known", requests=20)) == 19
+        assert await granted(budgets, caller("known", requests=20)) == 19
 
     asyncio.run(run())
 
@@ -452,7 +452,7 @@ def test_a_store_that_does_not_answer(outage: str, silent: bool) -> None:
         loop = asyncio.get_running_loop()
         store = redis_store(f"redis://127.0.0.1:{port}", timeout_s=0.05)
         budgets = Budgets(store, loop.time, outage)  # type: ignore[arg-type]
-        who = sender(requests=2)
+        who = caller(requests=2)
         if outage == "local":
             first = await reserve(budgets, who)
             budgets.settle(first, requests=0, input_tokens=0, output_tokens=0)

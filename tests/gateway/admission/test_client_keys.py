@@ -12,7 +12,7 @@ import pytest
 from penstock.config.errors import ConfigError
 from penstock.gateway.admission.client_keys import ClientKeys
 from penstock.gateway.admission.keys_file import keys_file, read_keys
-from penstock.gateway.requests.sender import Budget, Sender
+from penstock.gateway.requests.caller import Budget, Caller
 from penstock.http.errors import ApiError
 from penstock.http.request import first_values
 
@@ -47,10 +47,10 @@ class Keys:
         self.path.chmod(0o600)
         os.utime(self.path, (self.now, self.now))
 
-    def sender(self, key: str) -> Sender:
-        sender = self.keys.check("/v1/models", {b"authorization": b"Bearer " + key.encode()})
-        assert sender is not None
-        return sender
+    def caller(self, key: str) -> Caller:
+        caller = self.keys.check("/v1/models", {b"authorization": b"Bearer " + key.encode()})
+        assert caller is not None
+        return caller
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_clients_are_found_by_their_keys(path: Path) -> None:
     keys = Keys(path, ALL)
-    search = keys.sender("sk-search")
+    search = keys.caller("sk-search")
     assert (search.id, search.name, search.priority, search.weight) == ("search", "search", 2, 3.5)
     assert search.budgets == (
         Budget("requests-per-minute", 60, 60.0),
@@ -74,10 +74,10 @@ def test_clients_are_found_by_their_keys(path: Path) -> None:
         False,
         False,
     ]
-    assert keys.sender("sk-1") is keys.sender("sk-2")
-    assert keys.sender("sk-1").may_use("large")
-    assert not keys.sender("sk-1").is_limited
-    assert keys.sender("sk-1").name == "nightly"
+    assert keys.caller("sk-1") is keys.caller("sk-2")
+    assert keys.caller("sk-1").may_use("large")
+    assert not keys.caller("sk-1").is_limited
+    assert keys.caller("sk-1").name == "nightly"
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_clients_are_found_by_their_keys(path: Path) -> None:
     [(None, 5, 0), (None, -3, -3), (2, 0, 2), (2, 1, 1), (2, 9, 2), (2, -1, -1), (-1, 0, -1), (-1, 5, -1)],
 )
 def test_requests_may_lower_their_priority(granted: int | None, asked: int, priority: int) -> None:
-    assert Sender(priority=granted).priority_of(asked) == priority
+    assert Caller(priority=granted).priority_of(asked) == priority
 
 
 def test_other_keys_are_refused(path: Path) -> None:
@@ -99,9 +99,9 @@ def test_other_keys_are_refused(path: Path) -> None:
 
 def test_keys_without_names_stay_what_they_were(path: Path) -> None:
     keys = Keys(path, ALL, plain=("plain",))
-    assert (len(keys.sender("plain").id), keys.sender("plain").name) == (32, "")
+    assert (len(keys.caller("plain").id), keys.caller("plain").name) == (32, "")
     alone = ClientKeys(["plain"], None, lambda: 0.0)
-    assert alone.check("/v1/models", {b"x-api-key": b"plain"}) == Sender()
+    assert alone.check("/v1/models", {b"x-api-key": b"plain"}) == Caller()
     assert ClientKeys([], None, lambda: 0.0).check("/v1/models", {}) is None
 
 
@@ -110,10 +110,10 @@ def test_the_file_is_read_again_when_it_has_changed(path: Path, caplog: pytest.L
     keys.now = 5.0
     keys.write("keys: [{name: other, key: sk-other}]")
     with caplog.at_level(logging.INFO):
-        assert keys.sender("sk-other").name == "other"
+        assert keys.caller("sk-other").name == "other"
     assert "1 keys are in effect" in caplog.text
     with pytest.raises(ApiError):
-        keys.sender("sk-search")
+        keys.caller("sk-search")
 
 
 def test_a_file_that_has_become_invalid_changes_nothing(path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -121,12 +121,12 @@ def test_a_file_that_has_become_invalid_changes_nothing(path: Path, caplog: pyte
     for _ in range(3):
         keys.now += 5.0
         keys.write("keys: [{name: search, key: sk-secret, prio: 1}]")
-        assert keys.sender("sk-search").priority == 2
+        assert keys.caller("sk-search").priority == 2
     assert caplog.text.count("3 keys stay in effect") == 1
     assert "sk-secret" not in caplog.text
     path.unlink()
     keys.now += 5.0
-    assert keys.sender("sk-search").priority == 2
+    assert keys.caller("sk-search").priority == 2
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,8 @@ from penstock.gateway.extproc.processor_stream import (
 from penstock.gateway.extproc.routed_requests import LOG_DELAY_S, PROCESS_KEY, RoutedRequests
 from penstock.gateway.relay.relay import Relay
 from penstock.gateway.relay.retry_policy import RetryPolicy
+from penstock.gateway.requests.caller import Caller
 from penstock.gateway.requests.relayed_routes import RelayedRoutes
-from penstock.gateway.requests.sender import Sender
 from penstock.gateway.routing.endpoint import Endpoint
 from penstock.gateway.routing.endpoint_discovery import ResolvedEndpoint
 from penstock.gateway.routing.endpoint_pool import EndpointPool
@@ -68,7 +68,7 @@ class World:
         spans: bool = False,
         access_log: Literal["none", "all"] = "none",
         admission: Admission | None = None,
-        client_keys: WatchedFile[dict[bytes, Sender]] | None = None,
+        client_keys: WatchedFile[dict[bytes, Caller]] | None = None,
     ) -> None:
         self.now = 100.0
         pool = EndpointPool(Timeouts(), lambda endpoint: None)

@@ -27,8 +27,8 @@ from penstock.gateway.upstream.timeouts import Timeouts
 from penstock.http.http2 import frames as h2
 from penstock.http.http2.flow_windows import FlowWindows
 from penstock.http.http2.header_blocks import encode_fields
-from penstock.http.row_path import RowPath
 from penstock.http.sink import Listener
+from penstock.http.write_target import WriteTarget
 from penstock.streaming.rows.io_submit import write_each
 from tests.gateway.upstream.test_http2_faults import FakeTransport
 
@@ -70,14 +70,14 @@ class SocketClient:
         self.ours, self.theirs = socket.socketpair()
         self.ours.setblocking(False)
         self.theirs.setblocking(False)
-        self.path: RowPath | None = RowPath(descriptor=self.ours.fileno(), write_rest=self.write_rest)
+        self.path: WriteTarget | None = WriteTarget(descriptor=self.ours.fileno(), write_rest=self.write_rest)
         self.rest = b""
         """What the socket has not taken."""
         self.listener: Listener
         self.ended = self.was_cut = False
 
     @property
-    def row_path(self) -> RowPath | None:
+    def write_target(self) -> WriteTarget | None:
         return None if self.rest else self.path
 
     def write_rest(self, data: bytes) -> None:
@@ -132,11 +132,11 @@ class FrameClient(SocketClient):
         siblings.append(self)
         self.stream_id = 2 * len(siblings) + 1
         self.slot = windows.add_stream(connection, self.window)
-        self.path = RowPath(window=self.slot, prefix=h2.data_prefix(self.stream_id))
+        self.path = WriteTarget(window=self.slot, prefix=h2.data_prefix(self.stream_id))
         self.held = b""
 
     @property
-    def row_path(self) -> RowPath | None:
+    def write_target(self) -> WriteTarget | None:
         return None if self.held else self.path
 
     def write_frames(self, frames: bytes) -> None:
@@ -212,10 +212,10 @@ class Relayed:
             await asyncio.sleep(0)
 
     async def begin(self) -> None:
-        """Two events of each stream, after which it has a lane."""
+        """Two events of each stream, after which it has a fast path."""
         for _ in range(3):
             await self.send(b"".join(data(n, event(n, b"x")) for n in range(len(self.clients))))
-        assert len(self.server.lanes) == len(self.clients)
+        assert len(self.server.plain_shapes) == len(self.clients)
 
     def close(self) -> None:
         for client in self.clients:
@@ -287,7 +287,7 @@ def test_bytes_and_counts_are_those_of_streams_that_are_read_one_by_one(
                 assert seen.usage == observer.seen.usage
                 assert seen.finished_at_event == observer.seen.finished_at_event
                 assert (seen.content_problem is None) == (observer.seen.content_problem is None)
-            assert not run.server.lanes
+            assert not run.server.plain_shapes
             assert run.plain._owners.count(None) == len(run.plain._owners)
 
     asyncio.run(main())
@@ -322,12 +322,12 @@ def test_numbered_events_come_by_lanes(kind: type[SocketClient]) -> None:
             sent = [[delta(n, count, b" y") for count in range(1, 120)] for n in range(4)]
             for count in range(5):
                 await run.send(b"".join(data(n, sent[n][count]) for n in range(4)))
-            assert len(run.server.lanes) == 4
+            assert len(run.server.plain_shapes) == 4
             for count in range(5, len(sent[0])):
                 await run.send(b"".join(data(n, sent[n][count]) for n in range(4)))
-            assert len(run.server.lanes) == 4, "none has left its lane"
+            assert len(run.server.plain_shapes) == 4, "none has left the fast path"
             for n in range(4):
-                run.attempts[n].leave_lane()
+                run.attempts[n].leave_fast_path()
                 assert run.attempts[n].seen.token_events == len(sent[n])
                 assert run.clients[n].received() == b"".join(sent[n])
 
@@ -375,7 +375,7 @@ def test_several_events_of_a_stream_in_one_read_keep_their_order(kind: type[Sock
             for number, client in enumerate(run.clients):
                 expected = event(number, b"x") * 3 + b"".join(event(number, text) for text in texts)
                 assert client.received() == expected
-                run.attempts[number].leave_lane()
+                run.attempts[number].leave_fast_path()
                 assert run.attempts[number].seen.token_events == 33
                 assert sum(run.attempts[number].seen.itl_bucket_counts) == 32
 
@@ -413,7 +413,7 @@ def test_a_socket_that_is_full_leaves_its_lane() -> None:
                 assert other.received()
                 sent += 1
             await run.send(b"".join(data(n, event(n, b"after")) for n in range(2)))
-            assert run.server.lanes.keys() == {Relayed.id(1)}
+            assert run.server.plain_shapes.keys() == {Relayed.id(1)}
             assert full.received() == event(0, b"x") * 3 + event(0, b"z" * 3000) * (sent - 3) + event(
                 0, b"after"
             )
@@ -437,7 +437,7 @@ def test_a_window_that_is_used_up_leaves_its_lane() -> None:
                 expected = event(number, b"x") * 3 + b"".join(event(number, text) for text in texts)
                 assert client.received() == expected
                 assert int(client._windows.streams[client.slot]) >= 0
-            assert not run.server.lanes
+            assert not run.server.plain_shapes
 
     asyncio.run(main())
 
@@ -457,7 +457,7 @@ def test_the_window_towards_the_model_server_is_opened_again(kind: type[SocketCl
             transport = run.server._transport
             assert isinstance(transport, FakeTransport)
             assert transport.written.count(b"\0\0\4\x08\0\0\0\0\1") >= 3
-            assert run.server.lanes
+            assert run.server.plain_shapes
             assert not run.attempts[0].ended.done()
 
     asyncio.run(main())

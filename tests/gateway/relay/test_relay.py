@@ -38,7 +38,7 @@ async def relayed(method: str, path: str) -> Endpoint:
     pool = EndpointPool(Timeouts(), lambda endpoint: None, http2="off")
     pool.update([ResolvedEndpoint(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")])
     router = router_over(pool, Picker({}), loop.time)
-    client = HttpClientConnection(Mock(row_path=None), (b"x-request-id", b"r"), WriteBatch())
+    client = HttpClientConnection(Mock(write_target=None), (b"x-request-id", b"r"), WriteBatch())
     incoming = IncomingRequest(method, path.encode(), path, [], b"", None)
     record = RequestRecord(path, method=method, began_at=loop.time())
     async with asyncio.timeout(10):

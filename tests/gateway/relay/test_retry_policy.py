@@ -33,7 +33,7 @@ def policy_after_failure(priority: int = 0) -> tuple[RetryPolicy, PickRequest, E
     pool.update([ResolvedEndpoint("http://a:1"), ResolvedEndpoint("http://b:1")])
     failed, other = pool.endpoints
     policy = RetryPolicy(router_over(pool, Picker({}), lambda: NOW))
-    steps = (policy.router.models.everyone,)
+    steps = (policy.router.models.any_model,)
     return policy, PickRequest(priority=priority, tried={failed}, steps=steps, incoming=INCOMING), other
 
 

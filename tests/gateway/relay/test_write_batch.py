@@ -12,7 +12,7 @@ Log = list[tuple[str, bytes]]
 
 
 class Connection:
-    row_path = None
+    write_target = None
 
     def __init__(self, log: Log, name: str) -> None:
         self._log, self._name = log, name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.gateway.requests.sender import Budget, Sender
+from penstock.gateway.requests.caller import Budget, Caller
 from penstock.gateway.requests.unread_routes import check_unread, is_unread
 from penstock.http.errors import ApiError
 
@@ -36,25 +36,25 @@ def test_unread_routes(route: str, unread: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sender", "what"),
+    ("caller", "what"),
     [
-        (Sender("a", "a", models=("m",)), "models"),
-        (Sender("a", "a", budgets=(Budget("output-tokens-per-day", 1, 1.0),)), "output-tokens-per-day"),
-        (Sender("a", "a", budgets=(Budget("requests-per-day", 1, 1.0),)), None),
-        (Sender("a", "a", most_concurrent=1), None),
-        (Sender("a", "a"), None),
+        (Caller("a", "a", models=("m",)), "models"),
+        (Caller("a", "a", budgets=(Budget("output-tokens-per-day", 1, 1.0),)), "output-tokens-per-day"),
+        (Caller("a", "a", budgets=(Budget("requests-per-day", 1, 1.0),)), None),
+        (Caller("a", "a", most_concurrent=1), None),
+        (Caller("a", "a"), None),
     ],
 )
-def test_keys_with_limits_that_could_not_be_held(sender: Sender, what: str | None) -> None:
-    check_unread(sender, "POST", "/v1/chat/completions")
-    check_unread(sender, "GET", "/generate")
+def test_keys_with_limits_that_could_not_be_held(caller: Caller, what: str | None) -> None:
+    check_unread(caller, "POST", "/v1/chat/completions")
+    check_unread(caller, "GET", "/generate")
     if what is None:
-        check_unread(sender, "POST", "/generate")
+        check_unread(caller, "POST", "/generate")
         return
     with pytest.raises(
         ApiError, match=f"The key 'a' has {what}, which .* POST /generate.* /v1/chat/completions"
     ) as no:
-        check_unread(sender, "POST", "/generate")
+        check_unread(caller, "POST", "/generate")
     assert (no.value.status, no.value.code) == (403, "route_not_allowed")
 
 
@@ -62,7 +62,7 @@ def test_keys_with_limits_that_could_not_be_held(sender: Sender, what: str | Non
     "limit", [{"most_concurrent": 1}, {"budgets": (Budget("requests-per-day", 1, 1.0),)}]
 )
 def test_a_batch_is_no_single_request(limit: dict[str, object]) -> None:
-    sender = Sender("a", "a", **limit)  # type: ignore[arg-type]
+    caller = Caller("a", "a", **limit)  # type: ignore[arg-type]
     for route in ("/v1/batches", "/v1/messages/batches", "/v1/chat/completions/batch"):
         with pytest.raises(ApiError):
-            check_unread(sender, "POST", route)
+            check_unread(caller, "POST", route)

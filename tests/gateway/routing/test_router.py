@@ -26,7 +26,7 @@ def router(*names: str) -> Router:
 
 def request_at(router: Router) -> PickRequest:
     return PickRequest(
-        blocks=[1], session="s", steps=(router.models.everyone,), client="c", incoming=INCOMING
+        blocks=[1], session="s", steps=(router.models.any_model,), client="c", incoming=INCOMING
     )
 
 

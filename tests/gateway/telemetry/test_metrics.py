@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import penstock
 from penstock.gateway import metric_definitions
-from penstock.gateway.requests.sender import Sender
+from penstock.gateway.requests.caller import Caller
 from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.responses.request_record import RequestRecord
 from penstock.gateway.responses.response_observer import Observation, StreamObserver
@@ -84,7 +84,7 @@ def busy(compat: Compat = "none") -> GatewayMetrics:
     seen = streamed(1.0, 1.2, usage=ReportedUsage(7, 2, 4))
     sizes = {"bytes_in": 100, "bytes_out": 200}
     times = {"ended_at": 2.0, "pick_s": 1e-4, "queued_s": 0.1}
-    told.request_ended(record(seen=seen, attempts=2, priority=-7, sender=Sender("k", "k"), **sizes, **times))
+    told.request_ended(record(seen=seen, attempts=2, priority=-7, caller=Caller("k", "k"), **sizes, **times))
     told.request_ended(record(outcome=Outcome.REJECTED, status=429, reason="saturated", attempts=0))
     told.request_ended(record(fell_back=True, outcome=Outcome.NETWORK_ERROR))
     return told
@@ -422,12 +422,12 @@ def test_their_labels() -> None:
 
 def test_requests_and_tokens_by_the_name_of_their_key() -> None:
     told = GatewayMetrics(list)
-    sender = Sender("search", "search")
+    caller = Caller("search", "search")
     told.request_ended(
-        record(sender=sender, seen=streamed(1.0, usage=ReportedUsage(7, 3, 2)), ended_at=2.0, queued_s=0.5)
+        record(caller=caller, seen=streamed(1.0, usage=ReportedUsage(7, 3, 2)), ended_at=2.0, queued_s=0.5)
     )
-    told.request_ended(record(sender=sender, outcome=Outcome.REJECTED, status=429, attempts=0))
-    told.request_ended(record(sender=Sender("10.0.0.1")))
+    told.request_ended(record(caller=caller, outcome=Outcome.REJECTED, status=429, attempts=0))
+    told.request_ended(record(caller=Caller("10.0.0.1")))
     assert samples(told, "penstock_gateway_key_request_total") == {
         ("search", "ok"): 1,
         ("search", "rejected"): 1,

@@ -26,7 +26,7 @@ from tests.gateway.workers.linked import Gateway, gateway_of, know_each_other, s
 
 def worker(gateway: Gateway, number: int, heard: list[bytes] | None = None) -> KeeperLink:
     link, _ = gateway.link(number)
-    link.on("told", lambda sender, data: heard.append(data) if heard is not None else None)
+    link.on("told", lambda caller, data: heard.append(data) if heard is not None else None)
     return link
 
 

@@ -36,8 +36,8 @@ class Kept:
             self.sent.append((worker, letter))
         return self.room >= 0
 
-    def write(self, sender: WorkerName, data: bytes) -> None:
-        self.keeper.handlers[LATEST](sender, data)
+    def write(self, caller: WorkerName, data: bytes) -> None:
+        self.keeper.handlers[LATEST](caller, data)
 
     def ask(self, worker: WorkerName = OWN) -> list[WorkerMetrics] | None:
         """What a worker is answered; None: not all."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.gateway.admission.budget_store import BudgetStoreError, Charge
-from penstock.gateway.requests.sender import Budget
+from penstock.gateway.requests.caller import Budget
 from penstock.gateway.workers import letters
 from penstock.gateway.workers.shared_budgets import SharedBudgetStore
 from tests.gateway.workers.linked import Gateway, gateway_of, know_each_other, stream_of

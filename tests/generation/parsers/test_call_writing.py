@@ -1,4 +1,4 @@
-"""Calls that are spelled in a format are read back as they are."""
+"""Calls that are write_calls in a format are read back as they are."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.generation.parsers.call_syntax import ElementCalls, Section
-from penstock.generation.parsers.call_writing import spelled
+from penstock.generation.parsers.call_writing import write_calls
 from penstock.generation.parsers.calls import CallParser
 from penstock.generation.parsers.formats import TOOL_FORMATS
 from penstock.generation.parsers.value_types import Parameters
@@ -57,7 +57,7 @@ calls = st.lists(
 @pytest.mark.parametrize("section", SECTIONS, ids=SECTIONS.values())
 @given(calls=calls, first=st.integers(0, 20))
 def test_what_is_spelled_is_read(section: Section, calls: list[tuple[str, Any]], first: int) -> None:
-    text = spelled(calls, section, first)
+    text = write_calls(calls, section, first)
     for pieces in ([text], list(text)):
         delta = whole(CallParser(section, Parameters(SCHEMAS)), pieces)
         assert [(call.name, json.loads(call.arguments)) for call in delta.calls] == calls, text
@@ -93,20 +93,22 @@ def test_what_is_spelled_is_read(section: Section, calls: list[tuple[str, Any]],
 )
 def test_spellings(format: str, text: str) -> None:
     given: list[tuple[str, Any]] = [("f", {"a": "it's", "b": [True, None, {"k": 1}]}), ("g", {})]
-    assert spelled(given, TOOL_FORMATS[format], 3) == text
+    assert write_calls(given, TOOL_FORMATS[format], 3) == text
 
 
 def test_a_mark_in_a_value() -> None:
     given = [("write", {"path": "a</param> b"})]
-    delta = whole(CallParser(TOOL_FORMATS["minicpm5"]), [spelled(given, TOOL_FORMATS["minicpm5"])])
+    delta = whole(CallParser(TOOL_FORMATS["minicpm5"]), [write_calls(given, TOOL_FORMATS["minicpm5"])])
     assert [json.loads(call.arguments) for call in delta.calls] == [{"path": "a</param> b"}]
 
 
 def test_arguments_that_are_no_object() -> None:
     broken: list[tuple[str, Any]] = [("f", '{"a": "x')]
     assert (
-        spelled(broken, TOOL_FORMATS["hermes"])
+        write_calls(broken, TOOL_FORMATS["hermes"])
         == '<tool_call>{"name": "f", "arguments": {"a": "x}</tool_call>'
     )
-    assert 'f(arguments="{\\"a\\": \\"x")' in spelled(broken, TOOL_FORMATS["lfm2"])
-    assert spelled([("f", {"no name": 1})], TOOL_FORMATS["lfm2"]) == spelled([("f", {"no name": 1})], None)
+    assert 'f(arguments="{\\"a\\": \\"x")' in write_calls(broken, TOOL_FORMATS["lfm2"])
+    assert write_calls([("f", {"no name": 1})], TOOL_FORMATS["lfm2"]) == write_calls(
+        [("f", {"no name": 1})], None
+    )

@@ -17,7 +17,7 @@ from penstock.generation.replies.keep_alive import KeepAlive
 from penstock.generation.replies.parsed_output import ParsedOutput
 from penstock.generation.replies.reply import TextTables
 from penstock.generation.replies.streamed import StreamedReply
-from penstock.http.row_path import RowPath
+from penstock.http.write_target import WriteTarget
 from penstock.streaming.stream import StreamError
 from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import PromptLogprobs
@@ -91,7 +91,7 @@ class Broken:
         assert len(self.desk.engine_client.aborted) == len(self.streams) - left
         written = self.sink.data
         for stream in self.streams:
-            stream.write_plain_rows(RowPath(descriptor=0))
+            stream.write_plain_rows(WriteTarget(descriptor=0))
         if not left:
             self.rows(PLAIN, [*PLAIN, *PLAIN])
             self.rows([], finish=FinishReason.ABORT)

@@ -25,7 +25,7 @@ from penstock.generation.prompt.chat_template import ChatTemplate
 from penstock.generation.replies.reply import TextTables
 from penstock.generation.replies.streamed import StreamedReply
 from penstock.http.http2.flow_windows import FlowWindows
-from penstock.http.row_path import RowPath
+from penstock.http.write_target import WriteTarget
 from penstock.metrics.bounds import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS
 from penstock.metrics.histogram import Histogram
 from penstock.streaming.output_processor import OutputProcessor
@@ -195,10 +195,10 @@ class SocketDesk(Desk):
         format = None if api.format is None else api.format(plan)
         number = len(self.sinks)
         reply, sink = self.streamed(plan, chat=api.chat, format=format)
-        sink.row_path = RowPath(descriptor=number)
+        sink.write_target = WriteTarget(descriptor=number)
         if self.frames:
             window = self.windows.add_stream(self.connection, WINDOW)
-            sink.row_path = RowPath(window=window, prefix=b"\0\0" + number.to_bytes(4, "big"))
+            sink.write_target = WriteTarget(window=window, prefix=b"\0\0" + number.to_bytes(4, "big"))
         self.sinks.append(sink)
         [choice] = reply.choices
         assert choice.stream is not None

@@ -15,7 +15,7 @@ from penstock.generation.parsers.message import MessageFormat
 from penstock.generation.parsers.reasoning import ReasoningParser
 from penstock.generation.replies.reply import TextTables
 from penstock.generation.replies.streamed import StreamedReply
-from penstock.http.row_path import RowPath
+from penstock.http.write_target import WriteTarget
 from penstock.streaming.rows.row_writer import Path
 from penstock.streaming.stream import StreamError
 from penstock.wire.frames import FinishReason
@@ -161,11 +161,11 @@ def test_rows_go_past_the_connection_only_while_nothing_waits_in_it() -> None:
     assert stream is not None
     paths = desk.streams._writer
     assert paths.path(handle) is Path.REPLY, "the headers come first"
-    sink.row_path = RowPath(descriptor=7)
+    sink.write_target = WriteTarget(descriptor=7)
     frames = desk.rows(handle, [[token] for token in ids("some text and more")])
     desk.deliver(frames[:1])
     assert paths.path(handle) is Path.CHUNK
-    sink.row_path = None
+    sink.write_target = None
     reply.send_keep_alive(1.0, 2.0)  # a comment that the socket does not take at once
     assert paths.path(handle) is Path.SINK
     desk.deliver(frames[1:])
@@ -176,7 +176,7 @@ def test_rows_go_past_the_connection_only_while_nothing_waits_in_it() -> None:
 def test_choices_of_one_connection_are_written_in_order_of_their_rows() -> None:
     desk = Desk(tables())
     reply, sink = desk.streamed(PLANNER.completion(body(stream=True, max_tokens=2000, n=2)))
-    sink.row_path = RowPath(descriptor=7)
+    sink.write_target = WriteTarget(descriptor=7)
     streams = [choice.stream for choice in reply.choices if choice.stream is not None]
     for stream in streams:
         desk.deliver(desk.rows(stream.handle, [[token] for token in ids("some text")]))

@@ -189,4 +189,4 @@ def _reply(source: ByteSource, sink: Any) -> None:
         case 2:
             sink.cut()
         case _:
-            assert (sink.row_path is None) == bool(sink.held or sink._sender.paused)
+            assert (sink.write_target is None) == bool(sink.held or sink._sender.paused)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.api import piecewise
+from penstock.api import time_sliced_sender
 from penstock.api.api_request import ApiRequest
 from penstock.dialects.chat.reply import ChatReply
 from penstock.dialects.completions.reply import CompletionReply
@@ -117,16 +117,16 @@ def pieces(count: int, made: list[int]) -> Iterator[bytes]:
 
 
 def test_large_replies_take_turns_with_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(piecewise, "TURN_S", 0)
+    monkeypatch.setattr(time_sliced_sender, "TURN_S", 0)
 
     async def attack() -> None:
-        sender, made = piecewise.PiecewiseSender(), list[int]()
+        sender, made = time_sliced_sender.TimeSlicedSender(), list[int]()
         sinks = [FakeSink() for _ in range(3)]
         work = [sender.send_json(requested(each), pieces(200, made)) for each in sinks]
         assert await rounds_while(asyncio.gather(*work)) >= 3 * 199
         for each in sinks:
             assert each.body == b"x" * 4096 * 200
-            assert max(map(len, each.parts)) <= piecewise.WHOLE_BYTES + 4096
+            assert max(map(len, each.parts)) <= time_sliced_sender.WHOLE_BYTES + 4096
             assert len(each.parts) > 2
             assert each.ended == "finish"
 
@@ -135,13 +135,13 @@ def test_large_replies_take_turns_with_other_work(monkeypatch: pytest.MonkeyPatc
 
 def test_small_ones_are_sent_at_once() -> None:
     sink = FakeSink()
-    asyncio.run(piecewise.PiecewiseSender().send_json(requested(sink), iter([b"{", b"}"])))
+    asyncio.run(time_sliced_sender.TimeSlicedSender().send_json(requested(sink), iter([b"{", b"}"])))
     assert sink.parts == [b"{}"]
     assert sink.headers[b"content-length"] == b"2"
 
 
 def test_formatting_ends_when_the_client_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(piecewise, "TURN_S", 0)
+    monkeypatch.setattr(time_sliced_sender, "TURN_S", 0)
     sink, made = Leaving(leaves_after=2), list[int]()
-    asyncio.run(piecewise.PiecewiseSender().send_json(requested(sink), pieces(1000, made)))
+    asyncio.run(time_sliced_sender.TimeSlicedSender().send_json(requested(sink), pieces(1000, made)))
     assert len(made) < 200

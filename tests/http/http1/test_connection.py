@@ -366,19 +366,19 @@ def test_a_socket_is_lent_while_chunks_may_go_to_it_and_it_is_this_connections()
             protocol, transport = connection(stream, socket=own)
             protocol.data_received(REQUEST)
             await settle()
-            assert protocol.row_path is not None
-            assert protocol.row_path.descriptor == own.fileno()
+            assert protocol.write_target is not None
+            assert protocol.write_target.descriptor == own.fileno()
             transport.unread = 1
-            assert protocol.row_path is None, "what was written before comes first"
+            assert protocol.write_target is None, "what was written before comes first"
             transport.unread = 0
             protocol.connection_lost(None)
-            assert protocol.row_path is None, "the next connection may have it"
+            assert protocol.write_target is None, "the next connection may have it"
             protocol, _ = connection(stream, socket=own)
             protocol.data_received(REQUEST.replace(b"1.1", b"1.0"))
             await settle()
-            assert protocol.row_path is None, "the client knows no chunks"
-            assert connection(stream, socket=own, sslcontext=object())[0].row_path is None
-            assert connection(stream)[0].row_path is None
+            assert protocol.write_target is None, "the client knows no chunks"
+            assert connection(stream, socket=own, sslcontext=object())[0].write_target is None
+            assert connection(stream)[0].write_target is None
             await end_tasks()
 
     asyncio.run(run())

@@ -340,8 +340,8 @@ async def test_a_window_of_a_byte_does_one_byte_of_work_for_each_update() -> Non
     assert [(each[2], each[3]) for each in received if each[0] == DATA] == [(1, b"d"), (3, b"data: x\n\n")]
     assert [listener.told for listener in app.listeners] == [["pause"], []]
     assert app.sinks[0].unread() == 8
-    assert app.sinks[0].row_path is None
-    assert app.sinks[1].row_path is not None
+    assert app.sinks[0].write_target is None
+    assert app.sinks[1].write_target is not None
     client.send(window_update(1, 1) * 7)
     assert app.listeners[0].told == ["pause"]
     client.send(window_update(1, 1))

@@ -247,7 +247,7 @@ async def test_a_lost_connection_leaves_nothing_behind() -> None:
     assert not client.state.connections
     for sink in app.sinks:
         sink.write(b"late")
-        assert sink.row_path is None
+        assert sink.write_target is None
     client.connection.shutdown()
     assert client.state.windows.writers == [None] * len(client.state.windows.writers)
 

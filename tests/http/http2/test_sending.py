@@ -41,7 +41,7 @@ def data(received: list[Frame]) -> list[tuple[int, int]]:
 
 def row(sink: Any, windows: Any, event: bytes) -> bytes:
     """A row as the row writer makes it: window taken, framed."""
-    path = sink.row_path
+    path = sink.write_target
     windows.streams[path.window] -= len(event)
     windows.connections[windows.connection_of[path.window]] -= len(event)
     return len(event).to_bytes(3, "big") + path.prefix + event
@@ -141,10 +141,10 @@ async def test_an_event_larger_than_a_frame_or_a_window_is_sent_in_pieces() -> N
     assert app.listeners[0].told == []
     sink.write(b"y" * 30_000)
     assert app.listeners[0].told == ["pause"]
-    assert (sink.unread(), sink.row_path) == (70_000 - 65_535, None)
+    assert (sink.unread(), sink.write_target) == (70_000 - 65_535, None)
     client.send(window_update(0, 100_000) + window_update(1, 100_000))
     assert app.listeners[0].told == ["pause", "resume"]
-    assert (sink.unread(), sink.row_path is not None) == (0, True)
+    assert (sink.unread(), sink.write_target is not None) == (0, True)
     sink.send(b"z", last=True)
     received = await client.frames()
     assert (sum(size for _, size in data(received)), received[-1][3]) == (30_001, b"z")
@@ -200,14 +200,14 @@ async def test_a_client_that_reads_nothing_pauses_all_its_streams_and_is_cut() -
         if app.listeners[0].told:
             break
     assert [listener.told for listener in app.listeners] == [["pause"]] * 100
-    assert app.sinks[0].row_path is None
+    assert app.sinks[0].write_target is None
     app.sinks[1].write(b"held")
     assert app.sinks[1].unread() == 4
     client.received()
     client.transport.drain()
     assert [each for each in await client.frames() if each[0] == DATA] == [(DATA, 0, 3, b"held")]
     assert [listener.told for listener in app.listeners] == [["pause", "resume"]] * 100
-    assert app.sinks[0].row_path is not None
+    assert app.sinks[0].write_target is not None
     now = client.connection.core.now
     for _ in range(2):
         client.connection.sender.write_frames(row(app.sinks[0], windows, b"x" * 16_000))

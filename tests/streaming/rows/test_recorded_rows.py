@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.http.row_path import RowPath
+from penstock.http.write_target import WriteTarget
 from penstock.streaming.rows import framing, recorded_rows
 from penstock.streaming.rows.event_record import EventRecord
 from penstock.streaming.rows.row_writer import Path, RowWriter
@@ -32,10 +32,12 @@ class RecordingDesk(Desk):
         )
         for handle, stream in enumerate(self.streams):
             assert stream is not None
-            path = stream.row_path
-            stream.row_path, stream.paths = None, self.writer
+            path = stream.write_target
+            stream.write_target, stream.write_targets = None, self.writer
             stream.record = EventRecord() if handle % 3 < 2 else None
-            stream.write_plain_rows(RowPath(descriptor=handle) if chunks else path, guarded=handle % 3 == 1)
+            stream.write_plain_rows(
+                WriteTarget(descriptor=handle) if chunks else path, guarded=handle % 3 == 1
+            )
 
     def _reply(self, stream: Stream, *row: object) -> None:
         """As a reply does: an event of its own."""
@@ -74,13 +76,13 @@ def test_every_event_has_the_next_number_and_its_text_is_collected(
     desk = RecordingDesk(count, chunks)
     expected = dict.fromkeys(range(count), b"")
     events = dict.fromkeys(range(count), 0)
-    steady = desk.steady(range(count)) if continued else None
+    unchanged = desk.unchanged(range(count)) if continued else None
     for _ in range(5):
         rows = [
             (handle, data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=most)))
             for handle in range(count)
         ]
-        desk.rows(*rows, steady=steady)
+        desk.rows(*rows, unchanged=unchanged)
         for handle, tokens in rows:
             events[handle] += 1
             expected[handle] += text_of(tokens)
@@ -128,7 +130,7 @@ def test_a_path_that_is_chosen_again_goes_on_counting(chunks: bool) -> None:
     for _ in range(3):
         desk.rows((0, [0]))
         desk.rows((0, [0]))
-        stream.write_plain_rows(stream.row_path)  # as after a sign of life
+        stream.write_plain_rows(stream.write_target)  # as after a sign of life
     assert numbers(desk.written()[0]) == list(range(6))
     stream.stop_plain_rows()
     assert stream.record is not None
@@ -165,7 +167,7 @@ def test_a_new_head_is_taken_when_rows_become_plain_again() -> None:
     desk = RecordingDesk(1, chunks=True)
     stream = desk.streams[0]
     assert stream is not None
-    path = stream.row_path
+    path = stream.write_target
     stream.stop_plain_rows()
     stream.set_event(b"[", b">")
     stream.write_plain_rows(path)

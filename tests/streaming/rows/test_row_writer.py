@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.http.http2.flow_windows import FlowWindows
-from penstock.http.row_path import RowPath
+from penstock.http.write_target import WriteTarget
 from penstock.streaming.rows.row_writer import Path, RowWriter
-from penstock.streaming.rows.steady_rows import SteadyRows
+from penstock.streaming.rows.unchanged_batch import UnchangedBatch
 from penstock.streaming.stream import Stream
 from penstock.wire.frames import FinishReason, TokenFrame
 from tests.streaming.test_output_processor import RecordingReply
@@ -67,11 +67,11 @@ class Desk:
             slot = self.windows.add_stream(slots[connection], window)
             stream = self.streams[handle]
             assert stream is not None
-            stream.paths = self.writer
+            stream.write_targets = self.writer
             prefix = b"\0\0" + handle.to_bytes(4, "big")
-            self.choose(handle, RowPath(window=slot, prefix=prefix))
+            self.choose(handle, WriteTarget(window=slot, prefix=prefix))
 
-    def choose(self, handle: int, path: RowPath | None) -> None:
+    def choose(self, handle: int, path: WriteTarget | None) -> None:
         stream = self.streams[handle]
         assert stream is not None
         self.writer.choose(stream, path)
@@ -89,12 +89,12 @@ class Desk:
     def _fault(self, stream: Stream) -> None:
         raise AssertionError("no stream is at fault")
 
-    def steady(self, handles: Sequence[int]) -> SteadyRows:
+    def unchanged(self, handles: Sequence[int]) -> UnchangedBatch:
         """A frame of one token each, which the next rows of these streams continue."""
         ones = np.ones(len(handles), np.int32)
         position = np.array([self.positions[handle] for handle in handles], np.int32) - ones
         stream = np.array(handles, np.int32)
-        return SteadyRows(
+        return UnchangedBatch(
             TokenFrame(step=0, stream=stream, position=position, tokens=ones), 0.0, None, 10_000
         )
 
@@ -102,9 +102,9 @@ class Desk:
         self,
         *rows: tuple[int, list[int]],
         finish: list[int] | None = None,
-        steady: SteadyRows | None = None,
+        unchanged: UnchangedBatch | None = None,
     ) -> None:
-        """``steady``: what the rows continue."""
+        """``unchanged``: what the rows continue."""
         counts = [len(tokens) for _, tokens in rows]
         frame = TokenFrame(
             step=1,
@@ -116,8 +116,8 @@ class Desk:
         )
         for handle, tokens in rows:
             self.positions[handle] += len(tokens)
-        assert steady is None or steady.take(frame)
-        self.writer.write(frame, np.array(TEXTS, np.object_).take(frame.tokens), steady)
+        assert unchanged is None or unchanged.take(frame)
+        self.writer.write(frame, np.array(TEXTS, np.object_).take(frame.tokens), unchanged)
 
     def left(self) -> tuple[list[int], list[int]]:
         """Of the windows of streams and connections."""
@@ -162,7 +162,7 @@ def test_a_connection_without_room_leaves_all_its_rows_to_their_sinks_and_others
 
 def test_chunks_and_frames_of_one_step() -> None:
     desk = Desk([100] * 3, [1000])
-    desk.choose(1, RowPath(descriptor=9))
+    desk.choose(1, WriteTarget(descriptor=9))
     desk.rows((0, [0]), (1, [1]), (2, [0]))
     assert desk.connections[0].events() == [(0, b"<a>"), (2, b"<a>")]
     assert desk.bursts == [([9], b"4\r\n<bc>\r\n")]
@@ -221,14 +221,14 @@ def test_frames_of_the_same_streams_are_written_as_others_are(
     """Also when windows are used up, and when streams take another path meanwhile."""
     desks = [Desk(stream_windows, connection_windows) for _ in range(2)]
     handles = data.draw(st.permutations(range(len(stream_windows))))
-    steady = desks[0].steady(handles)
+    unchanged = desks[0].unchanged(handles)
     for _ in range(4):
         most = data.draw(st.sampled_from([1, 3, 8, 40]))
         alike = data.draw(st.booleans())  # as many tokens in each row
         tokens = st.lists(st.integers(0, 3), min_size=most if alike else 1, max_size=most)
         rows = [(handle, data.draw(tokens)) for handle in handles]
-        for desk, rest in zip(desks, (steady, None), strict=True):
-            desk.rows(*rows, steady=rest)
+        for desk, rest in zip(desks, (unchanged, None), strict=True):
+            desk.rows(*rows, unchanged=rest)
         if data.draw(st.booleans()):
             changed = data.draw(st.sampled_from(handles))
             for desk in desks:
@@ -240,14 +240,14 @@ def test_frames_of_the_same_streams_are_written_as_others_are(
 
 def test_one_very_long_row_leaves_no_array_of_empty_cells() -> None:
     desk = Desk([10_000] * 20, [10_000])
-    steady = desk.steady(range(20))
-    desk.rows(*((handle, [0] * 3) for handle in range(20)), steady=steady)
-    assert steady.columns is not None
-    width = steady.columns.grid.width
-    desk.rows((0, [1] * 500), *((handle, [0]) for handle in range(1, 20)), steady=steady)
-    assert steady.columns.grid.width == width == 3
+    unchanged = desk.unchanged(range(20))
+    desk.rows(*((handle, [0] * 3) for handle in range(20)), unchanged=unchanged)
+    assert unchanged.columns is not None
+    width = unchanged.columns.grid.width
+    desk.rows((0, [1] * 500), *((handle, [0]) for handle in range(1, 20)), unchanged=unchanged)
+    assert unchanged.columns.grid.width == width == 3
     events = [(0, b"<aaa>"), (0, b"<" + 500 * b"bc" + b">")]
     assert [each for each in desk.connections[0].events() if each[0] == 0] == events
-    desk.rows(*((handle, [0] * 2) for handle in range(20)), steady=steady)
-    assert steady.columns.grid.width == 2
+    desk.rows(*((handle, [0] * 2) for handle in range(20)), unchanged=unchanged)
+    assert unchanged.columns.grid.width == 2
     assert desk.connections[0].events()[-1] == (19, b"<aa>")

@@ -54,7 +54,7 @@ class FrameColumns(NamedTuple):
     recorded: RecordedColumns | None
 
 
-class SteadyRows:
+class UnchangedBatch:
     """The rows of one engine's latest frame, which were checked, and of those that have continued them."""
 
     __slots__ = (

@@ -11,7 +11,7 @@ def _nowhere(data: bytes) -> None:
 
 
 @dataclass(slots=True, frozen=True, eq=False, kw_only=True)
-class RowPath:
+class WriteTarget:
     """Where the rows of a stream are written: as chunks to an HTTP/1.1 socket, or as frames of an HTTP/2
     connection."""
 

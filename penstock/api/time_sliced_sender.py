@@ -15,7 +15,7 @@ WHOLE_BYTES = 256 * 1024
 """Replies up to this size are sent at once, with their length; larger ones in chunks, as the client reads."""
 
 
-class PiecewiseSender:
+class TimeSlicedSender:
     """The large replies of one process. They take turns: one turn in each round of the event loop."""
 
     def __init__(self) -> None:

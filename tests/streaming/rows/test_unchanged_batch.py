@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.http.row_path import RowPath
+from penstock.http.write_target import WriteTarget
 from penstock.metrics.bounds import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS
 from penstock.metrics.histogram import Histogram
 from penstock.streaming.engine_faults import (
@@ -20,7 +20,7 @@ from penstock.streaming.engine_faults import (
 )
 from penstock.streaming.output_processor import OutputProcessor
 from penstock.streaming.row_metrics import RowMetrics
-from penstock.streaming.rows.steady_rows import SteadyRows
+from penstock.streaming.rows.unchanged_batch import UnchangedBatch
 from penstock.streaming.stream import Stream
 from penstock.streaming.token_log import TokenLog
 from penstock.wire.frames import FinishReason, TokenFrame
@@ -78,7 +78,7 @@ class Bench:
 
 def test_steady_frames_are_counted_as_others_are() -> None:
     bench = Bench(streams=3, steps=5)
-    assert bench.table._steady[0].frames == 4
+    assert bench.table._unchanged[0].frames == 4
     assert bench.delivered() == [5, 5, 5]
     assert [len(tokens) for tokens in bench.table.delivered_tokens(bench.streams)] == [5, 5, 5]
     assert (bench.ttft.counts.sum(), bench.ttft.total) == (3, 3.0)
@@ -152,7 +152,7 @@ def test_rows_continue_if_each_position_is_the_next_one(
     errors = [data.draw(st.sampled_from([0, 0, 0, -1, 1, 256])) for _ in first]
     wanted = [position + count for position, count in zip(first, added, strict=True)]
     following = [min(max(next + error, 0), NO_LIMIT) for next, error in zip(wanted, errors, strict=True)]
-    rows = SteadyRows(several(first, counted), 0.0, None, left=9)
+    rows = UnchangedBatch(several(first, counted), 0.0, None, left=9)
     assert rows.take(several(following, next_counted)) == (following == wanted)
 
 
@@ -166,7 +166,7 @@ def several(positions: Sequence[int], counted: Sequence[int] | None) -> TokenFra
 
 
 def test_a_row_without_tokens_does_not_continue() -> None:
-    rows = SteadyRows(several([0, 0], [2, 2]), 0.0, None, left=9)
+    rows = UnchangedBatch(several([0, 0], [2, 2]), 0.0, None, left=9)
     assert not rows.take(several([2, 2], [0, 2]))
     assert rows.take(several([2, 2], [1, 2]))
 
@@ -205,7 +205,7 @@ def test_rows_of_several_tokens_are_counted_as_those_of_other_frames_are(
         if set(counted) == {1} and data.draw(st.booleans()):
             arriving.count = None
         first.arrive(arriving)
-        second.table._end_steady(0)
+        second.table._end_unchanged(0)
         second.arrive(arriving)
         positions = [position + count for position, count in zip(positions, counted, strict=True)]
     assert first.faults() == second.faults()
@@ -250,7 +250,7 @@ def chunk(text: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("width", [1, 3, 40])
-def test_steady_rows_are_written_as_others_are(width: int) -> None:
+def test_unchanged_batches_are_written_as_others_are(width: int) -> None:
     """``width``: tokens in each row of the first stream."""
     sockets, replies = Sockets(), [RecordingReply() for _ in range(3)]
     metrics = RowMetrics(Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), Histogram(EVENT_BOUNDS))
@@ -268,7 +268,7 @@ def test_steady_rows_are_written_as_others_are(width: int) -> None:
 
         stream = Stream(reply, 0, 0, write, b"<", b">")
         table.open(stream, 0.0)
-        stream.write_plain_rows(RowPath(descriptor=descriptor, write_rest=write_rest))
+        stream.write_plain_rows(WriteTarget(descriptor=descriptor, write_rest=write_rest))
         streams.append(stream)
     handles = [stream.handle for stream in streams]
     most = min(width, 3)
@@ -280,7 +280,7 @@ def test_steady_rows_are_written_as_others_are(width: int) -> None:
         if width == 1:
             arriving.count = None
         table.process_frame(0, arriving, 0.0)
-        assert (table._steady[0].frames > 0) == (step > 0)
+        assert (table._unchanged[0].frames > 0) == (step > 0)
     shown = [text for token in tokens if (text := texts[token]) is not None]
     for number, count in enumerate((width, most, most)):
         assert sockets.taken[number] == b"".join(chunk(b"<%s>" % (count * text)) for text in shown)

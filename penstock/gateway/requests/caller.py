@@ -24,7 +24,7 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class Sender:
+class Caller:
     """One client."""
 
     id: str = ""
@@ -53,4 +53,4 @@ class Sender:
         return min(asked, 0) if self.priority is None else min(asked or self.priority, self.priority)
 
 
-ANYONE = Sender()
+ANYONE = Caller()
