@@ -170,7 +170,7 @@ class Http2Client:
             return
         try:
             self._scanner.receive(data)
-            for each in self._scanner.take(1_000_000):
+            for each in self._scanner.take_frames(1_000_000):
                 self._take(*each)
         except (ConnectionFault, hpack.HPACKError) as fault:
             self._output.append(frame(GOAWAY, 0, 0, bytes(8)))

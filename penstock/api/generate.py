@@ -149,7 +149,7 @@ class GenerationRoutes:
             if plan.warning is not None:
                 request.add_headers((b"warning", b'299 penstock "%b"' % plan.warning.encode()))
             if plan.constraint is not None and self._constrains:
-                checked = self._grammars.check(plan.constraint, request.client)
+                checked = self._grammars.check_grammar(plan.constraint, request.client)
                 constrain(plan, await request.http.unless_gone(checked))
                 self._check_open()
             elif plan.constraint is not None and plan.constraint.optional:

@@ -161,7 +161,7 @@ class _Turns:
         assert table is not None
         adapters = [Adapter(f"a{number}", f"/a{number}") for number in range(self._config.adapters)]
         for seed, adapter in enumerate(adapters):
-            table.add(adapter, _random_weights(self.engine, self.lora, rank, seed))
+            table.add_adapter(adapter, _random_weights(self.engine, self.lora, rank, seed))
         table.make_current(adapters)
 
     def measure(self) -> tuple[float, float]:

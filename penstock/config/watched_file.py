@@ -74,7 +74,7 @@ class TextFiles:
         self._texts: dict[str, str] = {}
         """By path, as they were read last."""
 
-    def read(self, path: str, ends: tuple[str, ...] = _ENDS) -> str:
+    def read_file(self, path: str, ends: tuple[str, ...] = _ENDS) -> str:
         """The text of a file. ``ends``: see :func:`_check_complete`. Raises OSError, and ValueError
         for one that is not complete."""
         if self.started:

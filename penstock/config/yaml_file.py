@@ -108,7 +108,7 @@ def read(path: str, files: TextFiles) -> list[YamlEntry]:
     duplicate key. The error never contains a value.
     """
     try:
-        text = files.read(path)
+        text = files.read_file(path)
     except OSError as error:
         raise ConfigError(f"cannot read the option file {path or repr(path)}: {error.strerror}") from None
     except UnicodeDecodeError as error:

@@ -162,7 +162,7 @@ class CoordinatorState:
         snapshot = decode_snapshot(metrics.snapshot)
         if (snapshot.process, snapshot.incarnation) != (metrics.process, metrics.incarnation):
             raise ValueError(f"metrics of {snapshot.process[:80]!r} under another name")
-        if self.board.add(snapshot, metrics.snapshot, self.version + 1, identity):
+        if self.board.add_snapshot(snapshot, metrics.snapshot, self.version + 1, identity):
             self.version += 1
 
     def _check_process(self, metrics: ProcessMetrics) -> None:

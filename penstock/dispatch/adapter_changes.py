@@ -65,7 +65,7 @@ class AdapterChanges:
 
     def knows(self, key: str) -> bool:
         """Whether a change with this idempotency key has been made, or is being made."""
-        known = self._state_changes.find(ADAPTERS, key)
+        known = self._state_changes.find_change(ADAPTERS, key)
         return known is not None and not known.error
 
     async def load(self, adapter: Adapter, key: str, timeout_s: float, *, replace: bool) -> OperationResult:

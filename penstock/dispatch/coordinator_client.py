@@ -159,7 +159,7 @@ class CoordinatorClient:
         board, ended = self._engine_client.board, self._engine_client.ended_engines()
         self._sent_final &= set(ended)
         for key in ended:
-            if key not in self._sent_final and self._send(board.find(key)):
+            if key not in self._sent_final and self._send(board.find_entry(key)):
                 self._sent_final.add(key)
 
     def _repeat(self) -> None:

@@ -85,7 +85,7 @@ class StateChanges:
         twice ROLLBACK_TIMEOUT_S for a rollback.
         """
         asked, state = asked[:MAX_ASKED_CHARS], self._states.find(name)
-        known = self.find(name, key)
+        known = self.find_change(name, key)
         if known is None or known.error:
             waiting = self._waiting(name, key, state.generation, owns=True)
             if not state.is_firm:
@@ -105,7 +105,7 @@ class StateChanges:
             return None
         return await self._follow(self._waiting(name, made[-1].key, 0, owns=False), timeout_s)
 
-    def find(self, name: str, key: str, base: int = 0) -> ChangeRecord | None:
+    def find_change(self, name: str, key: str, base: int = 0) -> ChangeRecord | None:
         """What is known of the change with a key, if it has a later generation than ``base``."""
         for record in self._states.changes(name):
             if record.key == key and record.generation > base:
@@ -141,7 +141,7 @@ class StateChanges:
         return True
 
     def _outcome(self, waiting: _Waiting) -> OperationOutcome | None:
-        record = self.find(waiting.name, waiting.key, waiting.base)
+        record = self.find_change(waiting.name, waiting.key, waiting.base)
         if record is None:
             others = self._states.find(waiting.name).generation > waiting.base
             return OperationOutcome.CONFLICT if others else None
@@ -162,7 +162,7 @@ class StateChanges:
 
     def _holds(self, waiting: _Waiting) -> bool:
         """Whether the change is settled; or pending, for a request that may not give it up."""
-        record = self.find(waiting.name, waiting.key, waiting.base)
+        record = self.find_change(waiting.name, waiting.key, waiting.base)
         return record is not None and (record.settled or not waiting.owns)
 
     def _expire(self, waiting: _Waiting, timeout_s: float) -> None:
@@ -172,7 +172,7 @@ class StateChanges:
             if engine.observed_generation(waiting.name) < generation:
                 what = "no answer" if engine.up else "not connected"
                 waiting.late.setdefault(engine.rank, f"{what} within {timeout_s:g} s")
-        record = self.find(waiting.name, waiting.key, waiting.base)
+        record = self.find_change(waiting.name, waiting.key, waiting.base)
         if waiting.owns and record is not None and not record.settled and not record.error:
             error = f"not everybody made it within {timeout_s:g} s"
             self._report({waiting.name: StateReport(generation, error)})
@@ -180,7 +180,7 @@ class StateChanges:
     # -- the end
 
     def _ended(self, waiting: _Waiting, outcome: OperationOutcome) -> OperationResult:
-        record = self.find(waiting.name, waiting.key, waiting.base)
+        record = self.find_change(waiting.name, waiting.key, waiting.base)
         receipts = []
         for engine in waiting.engines:
             error, code = self._error(waiting, outcome, record, engine)

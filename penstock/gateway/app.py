@@ -130,7 +130,7 @@ class GatewayApp:
             raise unavailable("The gateway is shutting down.", "draining")
         intake, headers = self._intake, http.headers
         record.caller = intake.authorize(record.method, record.path, headers, http.address)
-        self._via.check(headers)
+        self._via.refuse_loops(headers)
         _check_upgrade(http)
         if intake.generates(record.method, record.path):
             http.check_coding()

@@ -182,7 +182,7 @@ class _Gateway:
         try:
             slot = self.scoreboard.take_slot()
             ends.callback(self.scoreboard.free_slot, slot)
-            with self.keeper.add(WorkerName(name.index, epoch)) as keeper:
+            with self.keeper.add_worker(WorkerName(name.index, epoch)) as keeper:
                 launch = GatewayLaunch(
                     role="gateway",
                     index=name.index,

@@ -82,7 +82,7 @@ def _load(
 def _read(option: str, path: str, files: TextFiles) -> dict[str, str]:
     """Origin of each key, such as its line → key. Empty lines and comments (#) are skipped."""
     try:
-        lines = [line.strip() for line in files.read(path, ends=("\n",)).split("\n")]
+        lines = [line.strip() for line in files.read_file(path, ends=("\n",)).split("\n")]
     except (OSError, ValueError) as error:
         raise ConfigError(f"{option} {path}: {error}") from error
     warn_if_open_to_others(option, path)

@@ -129,11 +129,11 @@ class MetricsBoard:
         for process in self._processes.values():
             yield from process.starts
 
-    def find(self, key: ProcessKey) -> BoardEntry:
+    def find_entry(self, key: ProcessKey) -> BoardEntry:
         """The entry of one of :meth:`starts`."""
         return self._processes[key[0]].starts[key]
 
-    def add(self, snapshot: Snapshot, data: bytes, version: int = 0, by: bytes = b"") -> bool:
+    def add_snapshot(self, snapshot: Snapshot, data: bytes, version: int = 0, by: bytes = b"") -> bool:
         """Add a snapshot and its encoding, which replaces earlier ones of the same start; returns whether it
         was news. Raises ValueError if the board is full, or no process has such a name."""
         role_and_index(snapshot.process)
@@ -156,9 +156,9 @@ class MetricsBoard:
         return news
 
     def add_or_log(self, snapshot: Snapshot, data: bytes, version: int = 0) -> None:
-        """:meth:`add`; a refusal is logged."""
+        """:meth:`add_snapshot`; a refusal is logged."""
         try:
-            self.add(snapshot, data, version)
+            self.add_snapshot(snapshot, data, version)
         except ValueError as error:
             _warn("refused", "%s", error)
 

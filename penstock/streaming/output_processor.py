@@ -205,7 +205,7 @@ class OutputProcessor:
         if not len(frame.stream):
             return
         texts, unchanged = self._texts_of(frame), self._unchanged.get(rank)
-        if texts is None or unchanged is None or not unchanged.take(frame):
+        if texts is None or unchanged is None or not unchanged.continue_with(frame):
             self._end_unchanged(rank)
             unchanged = None
             if texts is None or not self._columns.fits(rank, frame):

@@ -28,7 +28,7 @@ class Logprobs:
     """float32[L, W]"""
     rank: I32
 
-    def take(self, kept: NDArray[np.intp], shifted: I32) -> Logprobs | None:
+    def select_entries(self, kept: NDArray[np.intp], shifted: I32) -> Logprobs | None:
         """The entries at ``kept``, with the token indexes ``shifted``; None if there are none."""
         if not len(kept):
             return None
@@ -38,7 +38,7 @@ class Logprobs:
         """The entries of the tokens in the mask ``kept``, indexed among the kept tokens."""
         entries = np.flatnonzero(kept[self.token])
         shifted = np.cumsum(kept)[self.token[entries]] - 1
-        return self.take(entries, shifted.astype(np.int32))
+        return self.select_entries(entries, shifted.astype(np.int32))
 
     def split(self) -> Logprobs:
         """The same candidates in entries of at most ENTRY_CANDIDATES; here every token has one entry."""

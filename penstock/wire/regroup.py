@@ -71,7 +71,7 @@ def _taken_logprobs(entries: Logprobs, gather: NDArray[np.intp]) -> Logprobs | N
     count = np.searchsorted(entries.token, gather, side="right") - first
     ends = np.cumsum(count)
     kept = np.arange(ends[-1] if len(ends) else 0) + np.repeat(first - (ends - count), count)
-    return entries.take(kept, np.repeat(np.arange(len(gather), dtype=np.int32), count))
+    return entries.select_entries(kept, np.repeat(np.arange(len(gather), dtype=np.int32), count))
 
 
 def merge_frames(frames: Sequence[TokenFrame]) -> TokenFrame:

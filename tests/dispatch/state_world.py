@@ -107,11 +107,11 @@ class Engine:
 
     # -- adapters
 
-    def read(self, adapter: Adapter) -> None:
+    def read_weights(self, adapter: Adapter) -> None:
         if adapter.digest in self.unreadable:
             raise AdapterError("its files are gone")
 
-    def add(self, loaded: LoadedAdapter) -> None:
+    def add_adapter(self, loaded: LoadedAdapter) -> None:
         assert loaded.adapter.digest not in self.loaded
         self.loaded.add(loaded.adapter.digest)
 

@@ -59,10 +59,10 @@ def make_scheduler(
 class AnyAdapter:
     """Loads adapters that have no weights."""
 
-    def read(self, adapter: Adapter) -> None:
+    def read_weights(self, adapter: Adapter) -> None:
         """Nothing is read."""
 
-    def add(self, loaded: LoadedAdapter) -> None:
+    def add_adapter(self, loaded: LoadedAdapter) -> None:
         """There is always room."""
 
     def remove(self, loaded: LoadedAdapter) -> None:
@@ -80,7 +80,7 @@ def replace_adapters(table: AdapterTable, *names: str, digest: str) -> None:
     """Make these adapters current, and no others."""
     adapters = [Adapter(name, f"/{name}", digest=digest) for name in names]
     for adapter in adapters:
-        table.add(adapter, None)
+        table.add_adapter(adapter, None)
     table.make_current(adapters)
 
 

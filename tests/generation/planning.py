@@ -121,7 +121,7 @@ def refusal_of(plan_of: Callable[[bytes], Any], made: bytes) -> ApiError:
     """The error of a request that is refused when it is planned, or when its grammar is checked."""
     checker = GrammarChecker()
     try:
-        asyncio.run(checker.check(plan_of(made).constraint))
+        asyncio.run(checker.check_grammar(plan_of(made).constraint))
     except ApiError as error:
         return error
     finally:

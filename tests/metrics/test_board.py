@@ -21,7 +21,7 @@ from tests.metrics.test_merge import snapshot
 
 def put(board: MetricsBoard, *snapshots: Snapshot) -> None:
     for each in snapshots:
-        board.add(each, encode_snapshot(each))
+        board.add_snapshot(each, encode_snapshot(each))
 
 
 def copy_to(board: MetricsBoard, other: MetricsBoard) -> None:
@@ -119,7 +119,7 @@ def test_a_late_repetition_of_a_summed_start_is_no_news() -> None:
     put(board, *(snapshot(0, epoch, 5) for epoch in range(5)))
     before = board.totals()
     late = snapshot(0, 0, 9)
-    assert not board.add(late, encode_snapshot(late))
+    assert not board.add_snapshot(late, encode_snapshot(late))
     assert board.totals() == before
 
 
@@ -129,7 +129,7 @@ def test_a_late_repetition_of_a_summed_start_is_no_news() -> None:
 def test_processes_that_cannot_be_are_refused(process: str) -> None:
     invented = Snapshot(process, 0, 1, [])
     with pytest.raises(ValueError, match="no process"):
-        MetricsBoard().add(invented, b"")
+        MetricsBoard().add_snapshot(invented, b"")
 
 
 def test_a_full_board_keeps_what_it_has(caplog: pytest.LogCaptureFixture) -> None:
@@ -137,9 +137,9 @@ def test_a_full_board_keeps_what_it_has(caplog: pytest.LogCaptureFixture) -> Non
     put(board, snapshot(0, 0, 5))
     size = 1 << 18
     for index in range(1, MAX_BOARD_BYTES // size):
-        board.add(Snapshot(f"engine {index}", 0, 1, []), bytes(size))
+        board.add_snapshot(Snapshot(f"engine {index}", 0, 1, []), bytes(size))
     with pytest.raises(ValueError, match="no room"):
-        board.add(Snapshot("engine 1000", 0, 1, []), bytes(size))
+        board.add_snapshot(Snapshot("engine 1000", 0, 1, []), bytes(size))
     board.add_or_log(Snapshot("engine 1000", 0, 1, []), bytes(size))
     assert "no room for metrics of engine 1000" in caplog.text
     assert board.size <= MAX_BOARD_BYTES

@@ -17,7 +17,7 @@ def board_of(starts: int) -> MetricsBoard:
     board = MetricsBoard()
     for epoch in range(starts):
         snapshot = Snapshot("engine 0", epoch, 1, [Series(f.STEPS.name, ("m", "0"), 10)], 7)
-        assert board.add(snapshot, encode_snapshot(snapshot))
+        assert board.add_snapshot(snapshot, encode_snapshot(snapshot))
     return board
 
 

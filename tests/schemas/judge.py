@@ -47,7 +47,7 @@ class Judge:
         part = SchemaPart((), "schema", loose=not strict)
         try:
             constraint = json_constraint("schema", schema, "compact", parts=(part,))
-            return self._runner.run(self._checker.check(constraint)).grammar
+            return self._runner.run(self._checker.check_grammar(constraint)).grammar
         except ApiError as error:
             raise Refused(error.message) from None
 

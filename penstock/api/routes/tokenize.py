@@ -149,7 +149,7 @@ class TokenizeRoutes:
     def tokenize_plan(self, body: bytes) -> TokenizePlan:
         """Check a body of /tokenize. Raises ApiError."""
         request = self._tokenize_decoder.decode(body)
-        self._unsupported.check(request)
+        self._unsupported.check_fields(request)
         self._processor.check_model(request.model)
         if (request.prompt is None) == (request.messages is None):
             raise ApiError(400, "Exactly one of prompt and messages is needed.", param="prompt")

@@ -33,7 +33,7 @@ class ChatCompletions(Dialect):
     def plan(self, body: bytes, info: RequestInfo = NO_INFO, found: Any = None) -> RequestPlan:
         processor = self._processor
         request = self._decoder.decode(body)
-        self._unsupported.check(request)
+        self._unsupported.check_fields(request)
         tools, inputs = parse_tools(request.tools)
         choice = parse_tool_choice(
             tools,

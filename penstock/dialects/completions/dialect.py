@@ -32,7 +32,7 @@ class Completions(Dialect):
     def plan(self, body: bytes, info: RequestInfo = NO_INFO, found: Any = None) -> RequestPlan:
         processor = self._processor
         request = self._decoder.decode(body)
-        self._unsupported.check(request)
+        self._unsupported.check_fields(request)
         processor.check_model(request.model)
         logprobs = -1
         if request.logprobs is not None:

@@ -56,7 +56,7 @@ class Messages(Dialect):
     def plan(self, body: bytes, info: RequestInfo = NO_INFO, found: Any = None) -> RequestPlan:
         processor = self._processor
         request = self._decoder.decode(body)
-        self._unsupported.check(request)
+        self._unsupported.check_fields(request)
         processor.check_model(request.model)
         conversation = _conversation(processor, request)
         plan = processor.plan(

@@ -61,7 +61,7 @@ class Responses(Dialect):
     def plan(self, body: bytes, info: RequestInfo = NO_INFO, found: Any = None) -> RequestPlan:
         processor = self._processor
         request = self._decoder.decode(body)
-        self._unsupported.check(request)
+        self._unsupported.check_fields(request)
         processor.check_model(request.model)
         included = _included(request)
         logprobs = self._logprobs(request, included)

@@ -25,14 +25,14 @@ class AttachedAdapterLoader:
         self._loaded: dict[int, LoadedAdapter] = {}
         """By number."""
 
-    def read(self, adapter: Adapter) -> AdapterCopy:
+    def read_weights(self, adapter: Adapter) -> AdapterCopy:
         """See :class:`penstock.engine.lora.adapter_table.AdapterLoader`."""
         read = read_adapter(adapter.path, adapter.digest, self._info)
-        self._shapes.check(read.files)
+        self._shapes.check_shapes(read.files)
         check_weights(read, self._core.largest_weight)
         return self._copies.write(read)
 
-    def add(self, loaded: LoadedAdapter) -> None:
+    def add_adapter(self, loaded: LoadedAdapter) -> None:
         """See :class:`penstock.engine.lora.adapter_table.AdapterLoader`. An engine that sleeps refuses: the
         memory that vLLM writes to is not there."""
         try:

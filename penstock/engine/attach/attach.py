@@ -121,7 +121,7 @@ def _wait_for_engine(
             file.save(Attachment(connection.ports, ready))
             return ready
         now = time.monotonic()
-        connection.check()
+        connection.read_disconnects()
         while connection.receive() is not None:
             pass  # outputs of requests that nobody waits for any longer
         if not connection.is_connected():

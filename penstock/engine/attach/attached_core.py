@@ -97,7 +97,7 @@ class AttachedCore:
             if frames[0] == ENGINE_DEAD:
                 raise EngineLost("vLLM's engine has failed; its own log says why")
         elif self._connection.has_news:
-            self._connection.check()
+            self._connection.read_disconnects()
             if self._connection.receive_ready() is not None:
                 raise EngineLost("another engine process has taken its place")
         return frames

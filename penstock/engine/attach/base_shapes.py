@@ -35,7 +35,7 @@ class BaseShapes:
     def __init__(self, model_dir: str) -> None:
         self._directory = Path(model_dir)
 
-    def check(self, files: AdapterFiles) -> None:
+    def check_shapes(self, files: AdapterFiles) -> None:
         """Raises AdapterError if a layer of the adapter has other features than the model's, or a number that
         no layer of the model has. Layers of which the checkpoint does not tell are left to vLLM."""
         layers, alike = self._layers

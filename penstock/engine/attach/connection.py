@@ -151,17 +151,17 @@ class EngineConnection:
 
     def trust_source(self) -> None:
         """The latest message was the engine's: from here on, only what comes by its connection is read, and
-        :meth:`check` tells when that breaks."""
+        :meth:`read_disconnects` tells when that breaks."""
         self._source = self._latest_source
 
     # -- both
 
     @property
     def has_news(self) -> bool:
-        """Whether :meth:`check` or :meth:`receive_ready` has something to read."""
+        """Whether :meth:`read_disconnects` or :meth:`receive_ready` has something to read."""
         return any(cast(int, socket.getsockopt(_EVENTS)) & _POLLIN for socket in self._others)
 
-    def check(self) -> None:
+    def read_disconnects(self) -> None:
         """Read which connections have ended. Raises EngineLost if the engine's has, once
         :meth:`trust_source` has told which that is."""
         gone: list[set[int]] = [set(), set()]

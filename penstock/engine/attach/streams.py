@@ -59,7 +59,7 @@ class AttachedStreams:
 
     def _check(self, server: int, request: Submit) -> None:
         """Raises RequestRejected, WireError."""
-        if self.table.find(server, request.stream) is not None:
+        if self.table.find_slot(server, request.stream) is not None:
             raise WireError(f"Submit.stream {request.stream} is running already")
         check_request(request, self.table.max_model_len, self._vocab_size)
 
@@ -79,7 +79,7 @@ class AttachedStreams:
         for stream in streams:
             if self.queue.abort(server, stream):
                 continue
-            slot = self.table.find(server, stream)
+            slot = self.table.find_slot(server, stream)
             if slot is not None:
                 self.aborted[slot] = None
 

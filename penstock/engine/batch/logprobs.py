@@ -65,7 +65,7 @@ class LogprobsBuffer:
         if self._wide or continues.any():
             wide = np.isin(sampled.token, sampled.token[continues])
             self._hold_wide(slots, index, sampled, wide)
-            narrow = sampled.take(np.flatnonzero(~wide), sampled.token[~wide])
+            narrow = sampled.select_entries(np.flatnonzero(~wide), sampled.token[~wide])
             if narrow is None:
                 return
             width = int((narrow.ids >= 0).any(axis=0).sum())
@@ -84,7 +84,7 @@ class LogprobsBuffer:
         for row in np.unique(sampled.token[wide]):
             low, high = np.searchsorted(sampled.token, (row, row + 1))
             at = np.full(high - low, index[row], np.int32)
-            taken = sampled.take(np.arange(low, high), at)
+            taken = sampled.select_entries(np.arange(low, high), at)
             assert taken is not None
             self._wide.setdefault(int(slots[row]), []).append(taken)
 
@@ -110,7 +110,7 @@ class LogprobsBuffer:
         whole = concat_logprobs(parts)
         assert whole is not None
         order = np.argsort(whole.token, kind="stable")
-        return whole.take(order, whole.token[order])
+        return whole.select_entries(order, whole.token[order])
 
     def take_held(self, slots: NDArray[np.intp], wanting: NDArray[np.bool_]) -> Logprobs | None:
         """:meth:`take_due` for all held tokens of some slots; ``wanting``: per slot of the table."""

@@ -159,7 +159,7 @@ class SlotTable:
         preempted, self._preempted = self._preempted, []
         return preempted
 
-    def find(self, server: int, stream: int) -> int | None:
+    def find_slot(self, server: int, stream: int) -> int | None:
         return self._by_stream.get((server, stream))
 
     def release(self, slot: int) -> None:

@@ -66,7 +66,7 @@ class BlockLog:
         """No block is cached any more."""
         self._events.append(AllBlocksCleared())
 
-    def take(self) -> list[KVCacheEvent]:
+    def take_events(self) -> list[KVCacheEvent]:
         """The events since the last call."""
         events, self._events = self._events, []
         return events

@@ -97,7 +97,7 @@ class Backlog:
         self._messages.append(message)
         self._bytes += len(message)
 
-    def take(self) -> list[bytes]:
+    def take_message(self) -> list[bytes]:
         """The parts of the next ZMQ message of a backlog that is not empty."""
         parts, self._head = self._head, None
         if parts is None:

@@ -41,7 +41,7 @@ class IdempotencyCache:
         self._receipts: OrderedDict[str, _Receipt] = OrderedDict()
         self._bytes = 0
 
-    def find(self, call: RpcCall) -> RpcReply | None:
+    def find_reply(self, call: RpcCall) -> RpcReply | None:
         """The reply to an earlier call with the same key, addressed to ``call``; None when there was none.
 
         Raises RpcError when the key was used for a different call, ValueError for arguments that cannot be

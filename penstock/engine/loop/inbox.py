@@ -133,7 +133,7 @@ class Inbox:
 
     def _refuse(self, identity: bytes, reason: str) -> None:
         self._stats.refuse()
-        peer = self._peers.find(identity)
+        peer = self._peers.find_peer(identity)
         if peer is not None:
             self._peers.detach(peer)
         if identity in self._refused:
@@ -149,7 +149,7 @@ class Inbox:
         if isinstance(message, Hello):
             self._on_hello(identity, message)
             return
-        peer = self._peers.find(identity)
+        peer = self._peers.find_peer(identity)
         if peer is None:
             if isinstance(message, Disconnect):
                 return  # it has been refused before, or never attached
@@ -181,7 +181,7 @@ class Inbox:
             raise WireError(f"its build is {hello.build}, this engine's is {build}")
         if identity != server_identity(hello.server, hello.epoch, hello.incarnation, hello.connection):
             raise WireError(f"its Hello, of API server {hello.server}, is not this peer's")
-        if self._peers.find(identity) is not None:
+        if self._peers.find_peer(identity) is not None:
             raise WireError("it sent a second Hello on a connection")
         order = hello.incarnation, hello.epoch, hello.connection
         self._make_way(hello.server, order)
@@ -245,7 +245,7 @@ class Inbox:
 
     def _on_invalid_submit(self, identity: bytes, error: InvalidSubmit) -> None:
         """Fail the streams of a request that has a field out of bounds, and only these."""
-        peer = self._peers.find(identity)
+        peer = self._peers.find_peer(identity)
         if peer is None or any(handle in peer.streams for handle, _ in error.streams):
             self._refuse(identity, str(error))
             return

@@ -81,7 +81,7 @@ class Peers:
     def get(self, server: int) -> Peer | None:
         return self._by_server.get(server)
 
-    def find(self, identity: bytes) -> Peer | None:
+    def find_peer(self, identity: bytes) -> Peer | None:
         return self._by_identity.get(identity)
 
     def take_disconnected(self) -> list[Peer]:

@@ -181,7 +181,7 @@ class Publisher:
                 self._flush_peer(peer)
 
     def _flush_peer(self, peer: Peer) -> None:
-        while peer.backlog and self._try_send(peer, peer.backlog.take()):
+        while peer.backlog and self._try_send(peer, peer.backlog.take_message()):
             pass
 
     def _try_send(self, peer: Peer, parts: list[bytes]) -> bool:

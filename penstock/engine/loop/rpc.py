@@ -36,7 +36,7 @@ class RpcServer:
 
     def handle(self, server: int, call: RpcCall) -> None:
         """Run a call, unless it ran earlier, and reply."""
-        self._reply(server, self._try(call, lambda: self._receipts.find(call) or self._run_once(call)))
+        self._reply(server, self._try(call, lambda: self._receipts.find_reply(call) or self._run_once(call)))
 
     def _run_once(self, call: RpcCall) -> RpcReply:
         def run() -> RpcReply:

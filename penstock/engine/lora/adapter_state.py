@@ -58,7 +58,7 @@ class AdapterState:
         otherwise raises AdapterError, which names the adapter."""
         for adapter in adapters:
             try:
-                self._table.add(adapter, self._table.loader.read(adapter))
+                self._table.add_adapter(adapter, self._table.loader.read_weights(adapter))
             except Exception as error:  # noqa: BLE001 - the engine does without the adapter
                 reason = _reason(adapter, error)
                 if not tolerant:
@@ -88,7 +88,7 @@ class AdapterState:
             if key not in self._table and key not in self._reading:
                 if self._executor is None:
                     self._executor = ThreadPoolExecutor(1, "adapters")
-                self._reading[key] = adapter, self._executor.submit(self._table.loader.read, adapter)
+                self._reading[key] = adapter, self._executor.submit(self._table.loader.read_weights, adapter)
 
     def prepared(self, *, firm: bool) -> bool:
         """Whether all files are read, and what they hold is loaded. Raises AdapterError when an adapter
@@ -98,7 +98,7 @@ class AdapterState:
         while self._reading:
             _, (adapter, future) = self._reading.popitem()
             try:
-                self._table.add(adapter, future.result())
+                self._table.add_adapter(adapter, future.result())
             except Exception as error:  # noqa: BLE001 - the change is refused, or made without the adapter
                 self._note_failed(adapter, _reason(adapter, error))
         if not firm:

@@ -23,7 +23,7 @@ class LoadedAdapter:
     number: int
     """At least 1; no other adapter of the engine gets it, also not later."""
     weights: Any = None
-    """What the engine's :meth:`AdapterLoader.read` returned."""
+    """What the engine's :meth:`AdapterLoader.read_weights` returned."""
     streams: int = 0
     """Streams that use it, waiting ones included."""
 
@@ -35,11 +35,11 @@ class LoadedAdapter:
 class AdapterLoader(Protocol):
     """How an engine loads adapters."""
 
-    def read(self, adapter: Adapter) -> Any:
+    def read_weights(self, adapter: Adapter) -> Any:
         """Read and check the files. Runs in a thread of its own, beside steps. Raises AdapterError."""
         ...
 
-    def add(self, loaded: LoadedAdapter) -> None:
+    def add_adapter(self, loaded: LoadedAdapter) -> None:
         """Make it ready for streams; called between steps. Raises AdapterError, and has then changed
         nothing."""
         ...
@@ -89,11 +89,11 @@ class AdapterTable:
 
     # -- adapters come and go
 
-    def add(self, adapter: Adapter, weights: Any) -> None:
+    def add_adapter(self, adapter: Adapter, weights: Any) -> None:
         """Load an adapter, which streams cannot use before :meth:`make_current`. Raises AdapterError."""
         self._numbers += 1
         loaded = LoadedAdapter(adapter, self._numbers, weights)
-        self.loader.add(loaded)
+        self.loader.add_adapter(loaded)
         self._loaded[loaded.key] = loaded
 
     def make_current(self, adapters: Collection[Adapter]) -> None:

@@ -118,7 +118,7 @@ class SamplingMetadata:
         self.prompt_logprobs = PromptLogprobsState(table)
         self.grammars = GrammarMatchers(table, vocab_size, compiler)
 
-    def check(self, sampling: SamplingParams) -> None:
+    def check_sampling(self, sampling: SamplingParams) -> None:
         """Raises RequestRejected for token ids outside the vocabulary, empty lists, and a bias that is
         not finite."""
         if self._is_unchecked("logit_bias", sampling.logit_bias):

@@ -48,12 +48,12 @@ class SlotAdmission:
     def submit(self, server: int, request: Submit) -> None:
         """Queue a stream. Raises RequestRejected when it could never finish or the queue is full, WireError
         when its handle is in use."""
-        if self._table.find(server, request.stream) is not None:
+        if self._table.find_slot(server, request.stream) is not None:
             raise WireError(f"Submit.stream {request.stream} is running already")
         check_request(request, self._table.max_model_len, self._sampling.vocab_size)
         adapter = adapter_of(request, self._adapters)
         self._check_capacity(request)
-        self._sampling.check(request.sampling)
+        self._sampling.check_sampling(request.sampling)
         compilation = None
         if request.sampling.grammar is not None:
             compilation = self._sampling.grammars.request(server, request.sampling.grammar)
@@ -114,7 +114,7 @@ class SlotAdmission:
             if not self._may_start(candidate):
                 continue
             prefix, length = self._history_of(candidate)
-            found = self._prefix_cache.find(prefix)
+            found = self._prefix_cache.find_prefix(prefix)
             if found is None:
                 if isinstance(candidate, WaitingStream) and prefix is not None:
                     self.queue.hold(candidate, prefix.awaited)

@@ -104,7 +104,7 @@ class BlockTables:
         self.table[slot, : len(blocks)] = blocks
         self.block_counts[slot] = len(blocks)
 
-    def take(self, slot: int) -> I32:
+    def take_blocks(self, slot: int) -> I32:
         """Empty the row of a slot. Returns its blocks, which the caller frees or caches."""
         row = self.table[slot, : int(self.block_counts[slot])]
         blocks = row.copy()

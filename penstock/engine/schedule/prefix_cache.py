@@ -149,7 +149,7 @@ class PrefixCache:
         """The prefix of a preempted stream; None when the cache was reset after it began."""
         return self._preempted.get(slot)
 
-    def find(self, prefix: Prefix | None) -> CachedPrefix | None:
+    def find_prefix(self, prefix: Prefix | None) -> CachedPrefix | None:
         """The cached beginning of a history; None when another stream is computing its next block, and
         ``prefix.awaited`` is worth waiting for."""
         match = CachedPrefix()
@@ -328,7 +328,7 @@ class PrefixCache:
         The output's blocks are cached as well, for the next turn of the conversation, or for the stream's own
         return after preemption (``forever`` False).
         """
-        row = self._blocks.take(slot)
+        row = self._blocks.take_blocks(slot)
         self._preempted.pop(slot, None)
         held = self._held.pop(slot, None)
         if held is None:

@@ -83,7 +83,7 @@ class Scheduler:
         for stream in streams:
             if self._queue.abort(server, stream):
                 continue
-            slot = self.table.find(server, stream)
+            slot = self.table.find_slot(server, stream)
             if slot is not None:
                 self._aborted[slot] = None
 

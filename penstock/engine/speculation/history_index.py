@@ -101,8 +101,8 @@ class HistoryIndex:
         after it is the same as well. It takes a fraction of a lookup; what the histories have grown by is
         indexed at the next one.
 
-        Returns the positions and matching tokens as :meth:`find` does, and bool[n]: which of them go on; what
-        the others have is not valid.
+        Returns the positions and matching tokens as :meth:`find_occurrence` does, and bool[n]: which of them
+        go on; what the others have is not valid.
         """
         distance = self._distance[slots]
         new = length - self._followed[slots]
@@ -115,7 +115,7 @@ class HistoryIndex:
         self._followed[going] = now
         return length - distance, matched, goes_on
 
-    def find(self, slots: Slots, length: I32) -> tuple[I32, I32]:
+    def find_occurrence(self, slots: Slots, length: I32) -> tuple[I32, I32]:
         """An earlier occurrence of the tokens that end each history.
 
         The one of the last lookup if that goes on, else the latest one of the longest context.
@@ -150,7 +150,7 @@ class HistoryIndex:
         return at, matched
 
     def find_one(self, slot: int, length: int) -> tuple[int, int]:
-        """:meth:`find` for one slot, in a tenth of the time that array operations take for it."""
+        """:meth:`find_occurrence` for one slot, in a tenth of the time that array operations take for it."""
         if length > self._room[slot] or length - self._looked_up[slot] > MAX_BEHIND:
             self._catch_up(slot)
         start = int(self._looked_up[slot])

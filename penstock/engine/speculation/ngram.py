@@ -49,13 +49,13 @@ class NgramProposer:
         return counts
 
     def _occurrences(self, slots: NDArray[np.intp], length: I32) -> tuple[I32, I32]:
-        """See :meth:`HistoryIndex.find`."""
+        """See :meth:`HistoryIndex.find_occurrence`."""
         at, matched, goes_on = self._index.follow(slots, length)
         others = np.flatnonzero(~goes_on)
         if len(others) == len(slots):
-            return self._index.find(slots, length)
+            return self._index.find_occurrence(slots, length)
         if len(others):
-            at[others], matched[others] = self._index.find(slots[others], length[others])
+            at[others], matched[others] = self._index.find_occurrence(slots[others], length[others])
         return at, matched
 
     def _propose_one(self, slot: int, most: int) -> I32:

@@ -104,7 +104,7 @@ class SuffixProposer:
             new = length - self._learned[slots]
         drafts = min(int(most.max(initial=0)), MAX_DRAFTS)
         keys = self._learn(slots, length, new, drafts)
-        at, matched = self._index.find(slots, length)
+        at, matched = self._index.find_occurrence(slots, length)
         if not drafts:
             return np.zeros(len(slots), np.int32)
         own = self._own_values(slots, length, at, matched, drafts)

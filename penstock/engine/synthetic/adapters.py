@@ -28,11 +28,11 @@ class SyntheticAdapterLoader:
     def __init__(self, info: LoraInfo) -> None:
         self._info = info
 
-    def read(self, adapter: Adapter) -> AdapterFiles:
+    def read_weights(self, adapter: Adapter) -> AdapterFiles:
         """See :class:`penstock.engine.lora.adapter_table.AdapterLoader`. Raises AdapterError."""
         return read_adapter(adapter.path, adapter.digest, self._info).files
 
-    def add(self, loaded: LoadedAdapter) -> None:
+    def add_adapter(self, loaded: LoadedAdapter) -> None:
         """There is nothing to make ready."""
 
     def remove(self, loaded: LoadedAdapter) -> None:

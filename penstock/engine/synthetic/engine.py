@@ -154,7 +154,7 @@ class SyntheticEngine:
     # -- streams come and go
 
     def submit(self, server: int, request: Submit) -> None:
-        if self._table.find(server, request.stream) is not None:
+        if self._table.find_slot(server, request.stream) is not None:
             raise WireError(f"Submit.stream {request.stream} is running already")
         self._check(request)
         if not self.has_work():
@@ -180,7 +180,7 @@ class SyntheticEngine:
         for stream in streams:
             if self._waiting.abort(server, stream):
                 continue
-            slot = self._table.find(server, stream)
+            slot = self._table.find_slot(server, stream)
             if slot is not None:
                 self._aborted.add(slot)
 
@@ -327,7 +327,7 @@ class SyntheticEngine:
         rows = table.rows(slots, finish)
         if self._with_logprobs:
             keys = zip(rows.server.tolist(), rows.stream.tolist(), strict=True)
-            found = [table.find(server, stream) for server, stream in keys]
+            found = [table.find_slot(server, stream) for server, stream in keys]
             rows.logprobs = self._logprobs(rows, np.array(found, np.intp))
         if rows.finish is not None:
             for slot in slots[finish != 0].tolist():

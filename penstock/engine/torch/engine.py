@@ -236,7 +236,7 @@ class TorchEngine:
         return self._table.take_preempted()
 
     def take_kv_events(self) -> Sequence[KVCacheEvent]:
-        return () if self._block_log is None else self._block_log.take()
+        return () if self._block_log is None else self._block_log.take_events()
 
     def on_resubmitted_start(self, notify: Callable[[int, int], None]) -> None:
         self._table.notify_start = notify
@@ -310,7 +310,7 @@ class TorchEngine:
         rows = self._settle(0)
         if lacks_memory:
             empty_cache(self._device)
-        self._runner.check()
+        self._runner.check_device()
         largest, complete = 0, True
         for part, result in run_apart(self._scheduler.running_parts(batch), self._launch_whole):
             if isinstance(result, Exception):
@@ -328,9 +328,9 @@ class TorchEngine:
     def _end_or_set_aside(self, part: Batch, fault: Exception) -> StepRows:
         if is_out_of_memory(fault):
             empty_cache(self._device)
-            self._runner.check()
+            self._runner.check_device()
             return self._scheduler.set_aside(part, f"{NO_MEMORY} {in_brief(fault)}")
-        self._runner.check()
+        self._runner.check_device()
         if len(part) > 1:  # too many batches fail
             raise fault
         return self._scheduler.fail(part, f"{CANNOT_COMPUTE} {in_brief(fault)}")
@@ -346,9 +346,9 @@ class TorchEngine:
         rows = []
         while len(self._in_flight) > left:
             batch, pending = self._in_flight.popleft()
-            tokens, logprobs = pending.read()
+            tokens, logprobs = pending.read_tokens()
             if pending.scored is not None:
-                rows.append(pending.scored.read(self._sampling.prompt_logprobs))
+                rows.append(pending.scored.read_rows(self._sampling.prompt_logprobs))
             rows.append(self._scheduler.update_from_output(batch, tokens, logprobs))
         return rows
 

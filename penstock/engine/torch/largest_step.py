@@ -103,11 +103,11 @@ def _run(
     )
     blocks = BlockTables(len(count), 1, config.block_size, max_model_len)
     if model.lora is None:
-        ModelRunner(model, blocks, sampling, device).launch(batch).read()
+        ModelRunner(model, blocks, sampling, device).launch(batch).read_tokens()
         return
     places = (slots % config.max_loras).astype(np.int32)
     with model.lora.filled():
-        ModelRunner(model, blocks, sampling, device, places).launch(batch).read()
+        ModelRunner(model, blocks, sampling, device, places).launch(batch).read_tokens()
 
 
 def _most_drafted(config: ServeConfig) -> int:

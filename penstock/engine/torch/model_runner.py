@@ -35,11 +35,11 @@ class PendingPromptLogprobs:
     """Positions of the scored tokens in their slots' prompts."""
     parts: Sequence[TopLogprobs]
 
-    def read(self, state: PromptLogprobsState) -> StepRows:
+    def read_rows(self, state: PromptLogprobsState) -> StepRows:
         """Rows with the logprobs; no stream may have left its slot since the launch."""
         read, tokens = [], 0
         for part in self.parts:
-            read.append(part.read().split().moved_by(tokens))
+            read.append(part.read_logprobs().split().moved_by(tokens))
             tokens += len(part.row)
         whole = concat_logprobs(read)
         assert whole is not None
@@ -57,14 +57,14 @@ class PendingOutput:
     done: torch.cuda.Event | None
     """None: the output is finished."""
 
-    def read(self) -> tuple[I32, Logprobs | None]:
+    def read_tokens(self) -> tuple[I32, Logprobs | None]:
         """The tokens int32[R] of the batch's sampled rows, and logprobs whose ``token`` indexes them. Waits
         for the device."""
         if self.done is not None:
             self.done.synchronize()
         tokens, parts = [np.zeros(0, np.int32)], []
         for rows in self.sampled:
-            read, logprobs = rows.read()
+            read, logprobs = rows.read_tokens()
             if logprobs is not None:
                 logprobs.token += np.int32(sum(map(len, tokens)))
                 parts.append(logprobs)
@@ -131,7 +131,7 @@ class ModelRunner:
         """Enqueue a forward pass with one unused token."""
         self._model.dummy_run()
 
-    def check(self) -> None:
+    def check_device(self) -> None:
         """Raises if the model cannot compute even an unused token: the device or the weights are broken."""
         self.dummy_run()
         if self._device.type == "cuda":

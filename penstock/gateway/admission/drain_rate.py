@@ -23,7 +23,7 @@ class DepartureRate:
         if now - self._counted_at > WINDOW_S:
             self._count, self._began_at = 0.0, None
 
-    def add(self, now: float) -> None:
+    def count_departure(self, now: float) -> None:
         if self._began_at is None:
             self._began_at = now
         self._count = self._decayed(now) + 1.0

@@ -182,7 +182,7 @@ class FlowControl:
                 continue
             waiter.expected = self._shares.begin(waiter.flow, waiter.tokens, waiter.weight)
             self._remove(waiter, gate)
-            gate.rate.add(now)
+            gate.rate.count_departure(now)
             gate.promise(1)
             granted += 1
             waiter.granted.set_result(None)

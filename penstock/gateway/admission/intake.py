@@ -57,7 +57,7 @@ class Intake:
         """Check the key and the route of a request; ``path`` is its route. Returns who sends it: the client
         of the key, or one known by its ``address`` alone. Raises ApiError."""
         caller = self.keys.check(path, first_values(headers))
-        self.routes.check(method, path)
+        self.routes.check_route(method, path)
         if caller is not None:
             check_unread(caller, method, path)
         return caller if caller is not None and caller.id else Caller(address)

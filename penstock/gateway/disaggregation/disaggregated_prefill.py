@@ -92,7 +92,7 @@ class DisaggregatedPrefill:
             return subset if self._answering is None else self._answering
         return subset & self._answering
 
-    async def run(self, request: PickRequest, gone: asyncio.Future[None] | None) -> None:
+    async def compute_prompt(self, request: PickRequest, gone: asyncio.Future[None] | None) -> None:
         """Have the prompt of a request computed, if that is worth its while, and set ``request.transfer``.
         ``gone``: of the client; None: the call is cancelled then. Failures are none of the request's."""
         incoming = request.incoming

@@ -227,7 +227,7 @@ class ModelDirectory:
     def steps(self, asked: str, session: str | None = None) -> tuple[Step, ...]:
         """The models and endpoints to try for a request that names the model ``asked``, one after the other.
         Raises ApiError if there are none."""
-        route = self._routes.find(asked)
+        route = self._routes.find_route(asked)
         target = asked if route is None else self._routes.draw(route, asked, session)
         key = (asked, target)
         steps = self._steps.get(key)
@@ -246,9 +246,9 @@ class ModelDirectory:
         """For requests that concern no model."""
         return self._any_model
 
-    def at(self, endpoints: Sequence[Endpoint], asked: str, session: str | None = None) -> Step:
+    def step_at(self, endpoints: Sequence[Endpoint], asked: str, session: str | None = None) -> Step:
         """For a request that only these endpoints can serve: the model that they serve under this name."""
-        route = self._routes.find(asked)
+        route = self._routes.find_route(asked)
         drawn = asked if route is None else self._routes.draw(route, asked, session)
         for target in (drawn, *(() if route is None else route.targets)):
             step = self._step_of(target, asked)
@@ -259,9 +259,9 @@ class ModelDirectory:
     def shadow(self, asked: str, target: str) -> tuple[str, Step | None] | None:
         """The model or pool that a copy of a request is for, and where it goes; None: the request is not
         copied."""
-        route = self._routes.find(asked)
+        route = self._routes.find_route(asked)
         if (route is None or not route.shadow) and target != asked:
-            route = self._routes.find(target)
+            route = self._routes.find_route(target)
         if route is None or not route.shadow:
             return None
         name = self._routes.shadow_of(route)
@@ -292,7 +292,7 @@ class ModelDirectory:
         cards = self.models()
         if name in cards:
             return cards[name]
-        if (route := self._routes.find(name)) is not None:
+        if (route := self._routes.find_route(name)) is not None:
             return self._card_of_route(name, route, cards)
         step = self._step_of(name, name)
         return None if step is None or not step.pools else _renamed(name, step.model, cards)
@@ -324,7 +324,7 @@ class ModelDirectory:
         pools of the endpoints."""
         model = target if first is None else first.model
         if (route is None or not route.fallback) and target != asked:
-            route = self._routes.find(target)
+            route = self._routes.find_route(target)
         names = [] if route is None else list(route.fallback)
         names += self._pool_fallbacks((target,) if first is None else first.pools)
         done: set[str] = set()
@@ -392,7 +392,7 @@ class ModelDirectory:
         return self._endpoints if relays else ()
 
     def _shadows_of(self, model: str) -> set[str]:
-        own = self._routes.find(model)
+        own = self._routes.find_route(model)
         return {
             name
             for route in self._routes.all.values()

@@ -90,7 +90,7 @@ class ModelLearner:
     def any_model(self) -> Step:
         return self.directory.any_model
 
-    async def find(self, asked: str, session: str | None) -> Sequence[Step]:
+    async def find_steps(self, asked: str, session: str | None) -> Sequence[Step]:
         """The steps for a request. A model that is unknown may have been loaded lately: endpoints are read
         again before it is refused. Raises ApiError."""
         asked_at = self._clock()
@@ -102,8 +102,8 @@ class ModelLearner:
         await self._read_since(asked_at)
         return self.directory.steps(asked, session)
 
-    def at(self, endpoints: Sequence[Endpoint], asked: str, session: str | None) -> Step:
-        return self.directory.at(endpoints, asked, session)
+    def step_at(self, endpoints: Sequence[Endpoint], asked: str, session: str | None) -> Step:
+        return self.directory.step_at(endpoints, asked, session)
 
     def copy(self, asked: str, session: str | None, request: PickRequest) -> None:
         if self.shadows is not None:

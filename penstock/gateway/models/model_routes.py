@@ -74,7 +74,7 @@ class ModelRouteTable:
         }
         """By the id of the route, which lives as long as this object."""
 
-    def find(self, name: str) -> ModelRoute | None:
+    def find_route(self, name: str) -> ModelRoute | None:
         """The route of a name that a client sent."""
         route = self.exact.get(name)
         if route is not None or len(name) > MAX_NAME:

@@ -168,7 +168,7 @@ class Attempt:
             return False
         self._on_fast_path = True
         self._plain_events.enter(self._slot, path, self.seen.last_token_at, allowed)
-        self._plain_events.add(self._slot, data, now)
+        self._plain_events.add_event(self._slot, data, now)
         return True
 
     def leave_fast_path(self, *, gone: bool = False) -> None:

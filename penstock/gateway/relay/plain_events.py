@@ -146,7 +146,7 @@ class PlainEvents:
 
     # -- events
 
-    def take(self, slots: list[int], events: list[bytes], texts: list[bytes], now: float) -> None:
+    def relay_events(self, slots: list[int], events: list[bytes], texts: list[bytes], now: float) -> None:
         """See :class:`penstock.gateway.upstream.reply_scanner.PlainEventRelay`."""
         others: list[tuple[int, bytes]] = []
         if not are_texts(texts):
@@ -161,7 +161,7 @@ class PlainEvents:
             if owner is not None:
                 owner.on_body(event, now)
 
-    def add(self, slot: int, event: bytes, now: float) -> None:
+    def add_event(self, slot: int, event: bytes, now: float) -> None:
         """Relay one plain event."""
         self._schedule()
         self._waiting_slots.append(slot)
@@ -260,7 +260,7 @@ class PlainEvents:
         rows, slots, sizes, events = rows[order], slots[order], sizes[order], events[order]
         connections = connections[order]
         starts = first_rows(connections)
-        if not windows.take(slots, sizes, starts):
+        if not windows.take_windows(slots, sizes, starts):
             refused = windows.without_room(slots, sizes, starts)
             if len(granted := np.flatnonzero(~refused)):
                 self._write_frames(rows[granted], sizes[granted], events[granted])

@@ -268,7 +268,10 @@ class _RequestRelay:
         """A stream or a connection to the endpoint; None when the client disconnects first. Raises
         UpstreamError, and TimeoutError at the deadline."""
         connections = self._relay.router.pool.connections(endpoint)
-        if not self._client.gone.done() and (exchange := connections.take(fresh=fresh)) is not None:
+        if (
+            not self._client.gone.done()
+            and (exchange := connections.acquire_exchange(fresh=fresh)) is not None
+        ):
             return exchange
         connecting = asyncio.ensure_future(connections.acquire(fresh=fresh))
         left_s = max(0.0, self._deadline - self._relay.clock())

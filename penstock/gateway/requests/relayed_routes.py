@@ -144,7 +144,7 @@ class RelayedRoutes:
         lower = path.lower()
         return lower if lower in GENERATION_PATHS else path
 
-    def check(self, method: str, route: str) -> None:
+    def check_route(self, method: str, route: str) -> None:
         """Refuse a request that no endpoint is to get. ``route`` is :meth:`route`'s. Raises ApiError."""
         if not self._is_relayed(method, route):
             raise ApiError(

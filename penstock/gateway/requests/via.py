@@ -34,7 +34,7 @@ class Via:
 
     name: str
 
-    def check(self, headers: Headers) -> None:
+    def refuse_loops(self, headers: Headers) -> None:
         """Refuse a request that this gateway, or too many others, have relayed. Raises ApiError."""
         given = ",".join(value.decode("latin-1") for name, value in headers if name == VIA)
         if not given:

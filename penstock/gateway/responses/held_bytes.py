@@ -15,7 +15,7 @@ class HeldBytes:
     most: int = MAX_HELD_BYTES
     held: int = 0
 
-    def take(self, count: int) -> bool:
+    def reserve_bytes(self, count: int) -> bool:
         """Whether ``count`` more bytes may be held; they are counted then. Fewer (a negative count) always
         may."""
         if count > 0 and self.held + count > self.most:
@@ -23,6 +23,6 @@ class HeldBytes:
         self.held += count
         return True
 
-    def free(self, count: int) -> None:
+    def release_bytes(self, count: int) -> None:
         """So many bytes are no longer held."""
         self.held -= count

@@ -190,7 +190,7 @@ class StreamObserver:
 
     def _hold(self, count: int) -> bool:
         """Count the bytes of an incomplete event; returns whether so many may be held."""
-        granted = self.held.take(count - self._holds)
+        granted = self.held.reserve_bytes(count - self._holds)
         if granted:
             self._holds = count
         return granted
@@ -205,7 +205,7 @@ class StreamObserver:
 
     def close(self) -> None:
         """Nothing more will come."""
-        self.held.free(self._holds)
+        self.held.release_bytes(self._holds)
         self._holds = 0
 
     def finish(self, now: float) -> bytes:
@@ -305,7 +305,7 @@ class ReplyObserver:
         elif self.json and not self.seen.unread:
             if len(self._body) + len(chunk) > self.max_bytes:
                 self._give_up(f"a reply of more than {self.max_bytes} bytes")
-            elif not self.held.take(len(chunk)):
+            elif not self.held.reserve_bytes(len(chunk)):
                 self._give_up("replies of many requests are read at the same time")
             else:
                 self._body += chunk
@@ -318,7 +318,7 @@ class ReplyObserver:
     def close(self) -> None:
         """Nothing more will come."""
         if self.json:
-            self.held.free(len(self._body))
+            self.held.release_bytes(len(self._body))
         self._body.clear()
 
     def finish(self, now: float) -> bytes:

@@ -25,7 +25,7 @@ class CachedPrompt:
 class CachedPrompts(Protocol):
     """Knows the prefix caches of endpoints."""
 
-    async def find(
+    async def find_cached(
         self, incoming: IncomingRequest, endpoints: Sequence[Endpoint], now: float
     ) -> CachedPrompt | None:
         """Where the prompt of a request is cached; None: unknown. The tokens are asked of the first of

@@ -98,7 +98,7 @@ class EndpointColumns:
             self._changed.add(row)
         return row
 
-    def find(self, endpoint: Endpoint) -> int:
+    def find_row(self, endpoint: Endpoint) -> int:
         """The row of an endpoint; -1: it has none, as it was in no list or has left."""
         return self._row.get(endpoint, -1)
 

@@ -34,11 +34,11 @@ class ModelSteps(Protocol):
         """For requests that concern no model."""
         ...
 
-    async def find(self, asked: str, session: str | None) -> Sequence[Step]:
+    async def find_steps(self, asked: str, session: str | None) -> Sequence[Step]:
         """The steps for a request that names the model ``asked``, at least one. Raises ApiError."""
         ...
 
-    def at(self, endpoints: Sequence[Endpoint], asked: str, session: str | None) -> Step:
+    def step_at(self, endpoints: Sequence[Endpoint], asked: str, session: str | None) -> Step:
         """For a request that only these endpoints can serve: the model that they serve under this name."""
         ...
 

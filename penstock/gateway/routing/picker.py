@@ -193,7 +193,7 @@ class Picker:
         shares = self._cached_shares(request)
         if shares is None:
             return 0.0
-        found = (self._columns.find(endpoint) for endpoint in endpoints)
+        found = (self._columns.find_row(endpoint) for endpoint in endpoints)
         return max(float(shares[row]) if row >= 0 else 0.0 for row in found)
 
     def _cached_shares(self, request: PickRequest) -> Floats | None:
@@ -204,7 +204,7 @@ class Picker:
             return None
         shares = self.index.shares(request.blocks) if request.blocks else np.zeros(self._columns.size)
         for endpoint, share in known.items():
-            if (row := self._columns.find(endpoint)) >= 0:
+            if (row := self._columns.find_row(endpoint)) >= 0:
                 shares[row] = share
         return shares
 
@@ -213,7 +213,7 @@ class Picker:
         last = None if request.session is None else self._sessions.get(hash(request.session))
         if last is None:
             return None
-        return self._bounded((rows == columns.find(last)).astype(np.float64), rows)
+        return self._bounded((rows == columns.find_row(last)).astype(np.float64), rows)
 
     def _bounded(self, scores: Floats, rows: Rows) -> Floats:
         """Affinity scores, 0 for endpoints with many more requests than the least loaded one."""

@@ -67,7 +67,7 @@ class PrefixIndex:
 
     def matched(self, blocks: Sequence[int], endpoints: Sequence[Endpoint]) -> list[int]:
         """Length of the longest known prefix, in blocks, for each endpoint."""
-        rows = [self._columns.find(endpoint) for endpoint in endpoints]
+        rows = [self._columns.find_row(endpoint) for endpoint in endpoints]
         lengths = self.lengths(blocks)
         return [0 if row < 0 else int(lengths[row]) for row in rows]
 
@@ -100,7 +100,7 @@ class PrefixIndex:
 
     def forget(self, endpoint: Endpoint) -> None:
         """Remove an endpoint: it left the pool, or lost its cache."""
-        row = self._columns.find(endpoint)
+        row = self._columns.find_row(endpoint)
         if row < 0:
             return
         bit = 1 << row

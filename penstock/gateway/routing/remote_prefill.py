@@ -15,7 +15,7 @@ class RemotePrefill(Protocol):
         """URLs of the endpoints of ``subset`` (None: of all) that answer requests; None: all do."""
         ...
 
-    async def run(self, request: PickRequest, gone: asyncio.Future[None] | None) -> None:
+    async def compute_prompt(self, request: PickRequest, gone: asyncio.Future[None] | None) -> None:
         """Have the prompt of a request computed, if that is worth its while, and set ``request.transfer``.
         ``gone``: of the client; None: the call is cancelled then. Failures are none of the request's."""
         ...

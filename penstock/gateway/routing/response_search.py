@@ -41,7 +41,7 @@ class ResponseSearch:
         self._owners = owners
         self._asking = asyncio.Semaphore(MAX_ASKED)
 
-    async def find(
+    async def find_owner(
         self, id: str, headers: Headers, now: float, *, previous: bool = False
     ) -> Sequence[Endpoint] | None:
         """The endpoints that have the response, the best one first; None: there is one at most. ``headers``

@@ -90,7 +90,7 @@ class Router:
         if self.caches is not None:
             await self._look_up_prompt(self.caches, request)
         if self.prefill is not None:
-            await self.prefill.run(request, gone)
+            await self.prefill.compute_prompt(request, gone)
 
     async def _look_up_prompt(self, caches: CachedPrompts, request: PickRequest) -> None:
         """Find out where the prompt is cached. An endpoint that was sent its beginning is asked first."""
@@ -103,13 +103,15 @@ class Router:
         ]
         matched = dict(zip(ready, self.picker.index.matched(request.blocks, ready), strict=True))
         ready.sort(key=lambda endpoint: (-matched[endpoint], endpoint.in_flight))
-        request.prompt = await caches.find(incoming, ready, now)
+        request.prompt = await caches.find_cached(incoming, ready, now)
 
     async def _owners(self, incoming: IncomingRequest) -> Sequence[Endpoint] | None:
         """The endpoints that have the stored response which the request names. Raises ApiError."""
         if (id := incoming.response) is None:
             return None
-        return await self.search.find(id, incoming.headers, self.clock(), previous=incoming.body is not None)
+        return await self.search.find_owner(
+            id, incoming.headers, self.clock(), previous=incoming.body is not None
+        )
 
     async def _steps(
         self, incoming: IncomingRequest, session: str | None, owners: Sequence[Endpoint] | None
@@ -118,8 +120,8 @@ class Router:
         if incoming.model is None:
             return (self.models.any_model,)
         if owners is not None:
-            return (self.models.at(owners, incoming.model, session),)
-        return await self.models.find(incoming.model, session)
+            return (self.models.step_at(owners, incoming.model, session),)
+        return await self.models.find_steps(incoming.model, session)
 
     def _candidates(self, request: PickRequest) -> CandidatePlaces:
         """The endpoints that may get the request, for flow control."""

@@ -47,7 +47,7 @@ class UsableEndpoints:
         present = ~columns.away[rows]
         untried = present.copy()
         for endpoint in tried:
-            untried &= rows != columns.find(endpoint)
+            untried &= rows != columns.find_row(endpoint)
         working = present & (columns.open_until[rows] == -np.inf)
         left = working & untried
         if (

@@ -87,7 +87,7 @@ class ConnectionPool:
 
     # -- taking
 
-    def take(self, *, fresh: bool = False) -> Exchange | None:
+    def acquire_exchange(self, *, fresh: bool = False) -> Exchange | None:
         """A stream or an idle connection; None: there is none yet, see :meth:`acquire`. ``fresh``: no idle
         connection."""
         if self._shared:
@@ -106,7 +106,7 @@ class ConnectionPool:
     async def acquire(self, *, fresh: bool = False) -> Exchange:
         """A stream, an idle connection or a new one. Raises UpstreamError."""
         while True:
-            if (taken := self.take(fresh=fresh)) is not None:
+            if (taken := self.acquire_exchange(fresh=fresh)) is not None:
                 return taken
             if self._version is Version.HTTP1:
                 return await self._open_http1()
@@ -130,7 +130,7 @@ class ConnectionPool:
         connection = min(with_room, key=_streams)
         if connection.active >= STREAMS_PER_CONNECTION and len(self._shared) < SHARED_CONNECTIONS:
             self._open_shared()
-        return connection.take()
+        return connection.open_exchange()
 
     # -- opening
 

@@ -77,7 +77,7 @@ class Http2Owner(Protocol):
 
 
 class Http2UpstreamConnection(asyncio.Protocol):
-    """One connection. Streams are taken with :meth:`take` and send their request later."""
+    """One connection. Streams are opened with :meth:`open_exchange` and send their request later."""
 
     def __init__(self, owner: Http2Owner, *, scheme: bytes, authority: bytes, silence_s: float) -> None:
         """``silence_s``: after this time without anything from the server its streams fail."""
@@ -133,7 +133,7 @@ class Http2UpstreamConnection(asyncio.Protocol):
             and (not self._refused_until or self._loop.time() >= self._refused_until)
         )
 
-    def take(self) -> Http2Exchange:
+    def open_exchange(self) -> Http2Exchange:
         """A stream, which counts from now on."""
         self.active += 1
         return Http2Exchange(self)
@@ -240,7 +240,7 @@ class Http2UpstreamConnection(asyncio.Protocol):
                 if slots:
                     assert self.plain_events is not None  # there are shapes
                     self.core.receive_window -= sum(map(len, events))
-                    self.plain_events.take(slots, events, texts, now)
+                    self.plain_events.relay_events(slots, events, texts, now)
             if frames or self._large:
                 self._frames = frames = self._handle(frames, started, now)
             elif not slots:

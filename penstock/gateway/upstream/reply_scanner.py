@@ -42,7 +42,7 @@ class PlainEventShape(NamedTuple):
 class PlainEventRelay(Protocol):
     """Relays plain events of many streams at once."""
 
-    def take(self, slots: list[int], events: list[bytes], texts: list[bytes], now: float) -> None:
+    def relay_events(self, slots: list[int], events: list[bytes], texts: list[bytes], now: float) -> None:
         """Relay events. A text may still be something else than text, so that its event is not plain."""
         ...
 

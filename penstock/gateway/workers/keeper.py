@@ -59,7 +59,7 @@ class Keeper:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
-    def add(self, worker: WorkerName) -> socket.socket:
+    def add_worker(self, worker: WorkerName) -> socket.socket:
         """Add a worker that is about to start. Returns its end of the socket, to be closed here once it has
         started. Raises OSError."""
         ours, theirs = socket.socketpair()

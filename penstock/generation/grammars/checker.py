@@ -39,7 +39,7 @@ class GrammarChecker:
         """For grammars that took too long for the other one, where they would delay others."""
         self._waiting_bytes = 0
 
-    async def check(self, constraint: Constraint, client: str = "") -> Constraint:
+    async def check_grammar(self, constraint: Constraint, client: str = "") -> Constraint:
         """The constraint with its grammar as engines take it: GBNF is translated, JSON schemas are rewritten.
         ``client``: who sent it.
 

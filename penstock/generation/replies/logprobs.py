@@ -119,7 +119,7 @@ class _Columns:
             self._values += _fitted(values, self.width, -np.inf).tobytes()
         self._parts, self._pending = [], 0
 
-    def take(self) -> tuple[I32, F32]:
+    def take_columns(self) -> tuple[I32, F32]:
         """All ids and values, which are removed: [L, width]."""
         if self._pending == 1 and not self._ids:  # a stream's usual event
             ids, values = self._parts.pop()
@@ -344,7 +344,7 @@ class LogprobCollector:
         """The tokens added since the last call; None if there are none."""
         if not len(self._columns) and self._echo is None:
             return None
-        ids, values = self._columns.take()
+        ids, values = self._columns.take_columns()
         unscored = None
         if self._echo is not None:
             unscored, prompt_ids, prompt_values = self._echo.echoed(self._alternatives)

@@ -35,7 +35,7 @@ class ParsedOutput:
         """Whether there is anything to take."""
         return bool(self._delta)
 
-    def take(self) -> Delta:
+    def take_delta(self) -> Delta:
         delta, self._delta = self._delta, Delta()
         return delta
 
@@ -49,7 +49,7 @@ class ParsedOutput:
         if self._reasoning is not None:
             self._reasoning.add(0, (), len(text), *self.parser.take_turns())
 
-    def add(
+    def add_tokens(
         self, assembler: Assembler, position: int, tokens: Sequence[int], finish: FinishReason
     ) -> RowText:
         """Parse a row, whose tokens come after ``position`` others. The result has no text."""

@@ -167,7 +167,7 @@ class Choice:
 
     def take_delta(self) -> Delta | None:
         """What was added to the message; None if the output is text."""
-        return None if self.parsed is None else self.parsed.take()
+        return None if self.parsed is None else self.parsed.take_delta()
 
     def finish(self, reason: bytes) -> None:
         """The output has ended; an output that has called a tool has its own reason."""
@@ -303,7 +303,7 @@ class RequestReply(ABC):
             piece = assemble(choice.assembler, text, finish)
         else:
             position = self.context.streams.num_delivered(stream) - len(tokens)
-            piece = choice.parsed.add(choice.assembler, position, text, finish)
+            piece = choice.parsed.add_tokens(choice.assembler, position, text, finish)
         self._check_finished(choice, stream, piece, tokens, finish)
         counted = tokens[: piece.tokens_used] if piece.stop is not None else tokens
         self._extend(choice, stream, piece.text, counted, logprobs)

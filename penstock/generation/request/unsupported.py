@@ -69,7 +69,7 @@ class UnsupportedFieldCheck:
         self._values = attrgetter(*(row.field for row in rows))
         self._nothing = (None,) * len(rows)
 
-    def check(self, request: Any) -> None:
+    def check_fields(self, request: Any) -> None:
         """Raises ApiError for the first field with an unsupported value."""
         values = self._values(request)
         if values == self._nothing:

@@ -152,7 +152,7 @@ class Http2Connection(Protocol):
         try:
             if self._prefaced < len(frames.PREFACE):
                 self._read_preface()
-            while taken := self._scanner.take(FRAMES_PER_PIECE):
+            while taken := self._scanner.take_frames(FRAMES_PER_PIECE):
                 progress = True
                 for frame in taken:
                     core.handle(*frame)
@@ -321,7 +321,7 @@ class Http2Connection(Protocol):
     def _start(self, stream: Http2Stream) -> None:
         request = stream.request
         assert request is not None
-        run_eagerly(stream.run(request), self.state.tasks)
+        run_eagerly(stream.run_application(request), self.state.tasks)
 
     # -- the ends of streams
 

@@ -75,7 +75,9 @@ class FlowWindows:
 
     # -- rows, in the order of their connections
 
-    def take(self, slots: NDArray[np.int64], sizes: NDArray[np.int64], starts: NDArray[np.intp]) -> bool:
+    def take_windows(
+        self, slots: NDArray[np.int64], sizes: NDArray[np.int64], starts: NDArray[np.intp]
+    ) -> bool:
         """Take the bytes of rows from the windows of their streams, which are distinct, and of their
         connections; False, and nothing is taken, if one has no room. ``starts``: see :func:`first_rows`."""
         connections = self.connection_of.take(slots.take(starts))
@@ -90,8 +92,8 @@ class FlowWindows:
     def without_room(
         self, slots: NDArray[np.int64], sizes: NDArray[np.int64], starts: NDArray[np.intp]
     ) -> NDArray[np.bool_]:
-        """bool[R]: the rows for which :meth:`take` has no room: of a stream, or of a connection for all its
-        rows."""
+        """bool[R]: the rows for which :meth:`take_windows` has no room: of a stream, or of a connection for
+        all its rows."""
         connections = self.connection_of.take(slots)
         of_starts = connections.take(starts)
         closed = of_starts[self.connections.take(of_starts) < np.add.reduceat(sizes, starts)]

@@ -179,7 +179,7 @@ class FrameScanner:
         self._start = end = min(start + limit, len(self._buffer))
         return self._buffer[start:end]
 
-    def take(self, limit: int) -> list[Frame]:
+    def take_frames(self, limit: int) -> list[Frame]:
         """Up to ``limit`` complete frames; fewer: there are no more. Raises ConnectionFault."""
         buffer, start, largest = self._buffer, self._start, self._max_frame_size
         size, frames = len(buffer), list[Frame]()

@@ -42,7 +42,7 @@ class HeldStream(Protocol):
         """Bytes that wait."""
         ...
 
-    def take(self, size: int) -> tuple[bytes, memoryview]:
+    def take_frame(self, size: int) -> tuple[bytes, memoryview]:
         """The next ``size`` of them as a frame: header and payload."""
         ...
 
@@ -236,7 +236,7 @@ class FrameSender:
             windows.streams[stream.slot] = stream_left - size
             windows.connections[self.slot] = left - size
             self.data_bytes += size
-            self._out += stream.take(size)
+            self._out += stream.take_frame(size)
             if stream.held:
                 stream.queued = True
                 bulk.append(stream)

@@ -163,7 +163,7 @@ class Http2Stream:
         if listener is not None:
             listener.on_disconnect()
 
-    async def run(self, request: HttpRequest) -> None:
+    async def run_application(self, request: HttpRequest) -> None:
         """Call the application. It may return before its reply ends if it has called :meth:`listen`."""
         self.running = True
         try:
@@ -377,7 +377,7 @@ class Http2Stream:
         """Bytes that wait for a window, or for the stream's turn."""
         return len(self._unsent) - self._sent
 
-    def take(self, size: int) -> tuple[bytes, memoryview]:
+    def take_frame(self, size: int) -> tuple[bytes, memoryview]:
         start = self._sent
         self._sent = end = start + size
         last = self.ends and end == len(self._unsent)

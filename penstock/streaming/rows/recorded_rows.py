@@ -35,7 +35,7 @@ class _Step:
         """int32[texts]: the stream of each text."""
         return self._handles if self._counts is None else self._handles.repeat(self._counts)
 
-    def take(self, handle: int) -> bytes:
+    def take_text(self, handle: int) -> bytes:
         """The texts of one stream, which are then gone."""
         index = self._index
         if index is None:
@@ -78,7 +78,7 @@ class RecordedRows:
         self._collected += [0] * more
         self._numbers = np.concatenate((self._numbers, np.full(more, -1)))
 
-    def take(self, handle: int, record: EventRecord) -> None:
+    def adopt_record(self, handle: int, record: EventRecord) -> None:
         """Keep the record's number and text here from now on."""
         if self._numbers[handle] < 0:
             self._count += 1
@@ -89,12 +89,12 @@ class RecordedRows:
 
     def update(self, handle: int) -> None:
         """Bring the number of a record up to date, if it is here, before its reply makes an event. To be
-        followed by :meth:`take`."""
+        followed by :meth:`adopt_record`."""
         record = self._records[handle]
         if record is not None:
             record.number = int(self._numbers[handle])
 
-    def give_back(self, handle: int) -> None:
+    def release_record(self, handle: int) -> None:
         """Bring the record up to date, and keep it no longer."""
         record = self._records[handle]
         if record is not None:
@@ -153,7 +153,7 @@ class RecordedRows:
         buffer = self._buffers[handle]
         assert buffer is not None
         for step in steps[max(collected - first, 0) :]:
-            buffer += step.take(handle)
+            buffer += step.take_text(handle)
 
     def _append_all(self) -> None:
         handles = np.concatenate([step.handles() for step in self._pending])

@@ -124,11 +124,11 @@ class RowWriter:
         if stream.guarded or self._guards:
             self._guard(handle, on=stream.guarded)
         if write_target is None:
-            self._records.give_back(handle)
+            self._records.release_record(handle)
             self._path[handle], self._sizes[handle] = Path.SINK, _NOT_DIRECT
             return
         if stream.record is not None:
-            self._records.take(handle, stream.record)
+            self._records.adopt_record(handle, stream.record)
         chunked = write_target.descriptor >= 0
         if write_target is not stream.write_target:
             stream.write_target = write_target
@@ -146,7 +146,7 @@ class RowWriter:
         self._changes += 1
         if self._guards:
             self._guard(handle, on=False)
-        self._records.give_back(handle)
+        self._records.release_record(handle)
         self._path[handle], self._sizes[handle] = Path.REPLY, _NOT_DIRECT
 
     def close(self, handle: int) -> None:
@@ -243,7 +243,7 @@ class RowWriter:
             sizes, texts = sizes.take(columns.order), texts.take(columns.order)
         self._complete_sizes(sizes, columns)
         lengths = FRAME_LENGTHS.take(sizes)
-        if not self._windows.take(columns.slots, sizes, columns.starts):
+        if not self._windows.take_windows(columns.slots, sizes, columns.starts):
             return False
         self._fill(lengths, texts, columns)
         self._windows.write(grid.pieces(), columns.connections, grid.bounds)
@@ -313,7 +313,7 @@ class RowWriter:
         slots, sizes = ~rows.targets, rows.sizes
         connections = windows.connection_of.take(slots)
         starts = first_rows(connections)
-        if not windows.take(slots, sizes, starts):
+        if not windows.take_windows(slots, sizes, starts):
             refused = windows.without_room(slots, sizes, starts)
             granted = np.flatnonzero(~refused)
             if len(granted):
@@ -376,7 +376,7 @@ class RowWriter:
                 except Exception:  # noqa: BLE001 - this stream ends, the others go on
                     self._on_fault(stream)
             if stream.record is not None and self._path[handle] >= Path.CHUNK and streams[handle] is stream:
-                self._records.take(handle, stream.record)
+                self._records.adopt_record(handle, stream.record)
 
 
 class _Texts(NamedTuple):
@@ -446,4 +446,4 @@ def _entries(logprobs: Logprobs, start: int, end: int) -> Logprobs | None:
     """The entries of tokens ``start`` to ``end``, with token indexes relative to ``start``."""
     low, high = np.searchsorted(logprobs.token, (start, end))
     kept: NDArray[np.intp] = np.arange(low, high)
-    return logprobs.take(kept, logprobs.token[low:high] - np.int32(start))
+    return logprobs.select_entries(kept, logprobs.token[low:high] - np.int32(start))

@@ -95,7 +95,7 @@ class UnchangedBatch:
         self._positions = _as_integer(frame.position)
         self._step = self._step_of(frame)
 
-    def take(self, frame: TokenFrame) -> bool:
+    def continue_with(self, frame: TokenFrame) -> bool:
         """Whether the frame continues these rows within the streams' limits; they include it then."""
         if not is_plain(frame) or frame.stream.tobytes() != self._streams:
             return False

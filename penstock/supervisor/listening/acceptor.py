@@ -181,7 +181,7 @@ class Acceptor:
         while self._changes:
             target, added = self._changes.popleft()
             if added:
-                self._balancer.add(target)
+                self._balancer.add_server(target)
                 self._selector.register(target.sender, selectors.EVENT_READ, partial(self._on_report, target))
             else:
                 self._take_back(target)

@@ -54,7 +54,7 @@ class LeastConnectionsBalancer(Generic[Server]):
         self._sent = 0
         self._max_in_transit = max_in_transit
 
-    def add(self, server: Server) -> None:
+    def add_server(self, server: Server) -> None:
         """Add a server; it gets connections once it reports that it accepts them."""
         self._servers[server] = _ServerState()
 

@@ -103,7 +103,7 @@ class Attached:
         self.engine.submit(0, Submit(stream, prompt, given, interval=interval, resumed=resumed))
 
     def id_of(self, stream: int) -> str:
-        slot = self.engine._streams.table.find(0, stream)
+        slot = self.engine._streams.table.find_slot(0, stream)
         assert slot is not None
         return self.ids.of(slot)
 

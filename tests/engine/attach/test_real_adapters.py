@@ -109,7 +109,7 @@ def made(directory: Path, name: str = "sql", seed: int = 1, **config: Any) -> Ad
 def load(engine: AttachedEngine, adapter: Adapter) -> None:
     table = engine.adapters
     assert table is not None
-    table.add(adapter, table.loader.read(adapter))
+    table.add_adapter(adapter, table.loader.read_weights(adapter))
 
 
 def use(engine: AttachedEngine, *adapters: Adapter) -> None:

@@ -123,7 +123,7 @@ class Race:
         assert slot not in self.plain
         self.plain[slot] = PlainStream(server, request, self.rng.choice([0, 16]))
         self.table.cached[slot] = self.plain[slot].cached
-        assert self.table.find(server, request.stream) == slot
+        assert self.table.find_slot(server, request.stream) == slot
 
     def step(self) -> None:
         """Some of the slots get a token, in any order; some are aborted instead."""
@@ -253,8 +253,8 @@ def test_slots_of_a_server() -> None:
     table = SlotTable(4, 100, EOS)
     slots = [table.allocate(server, submit(7)) for server in (0, 1, 1 << 20)]
     assert table.slots_of(1) == [slots[1]]
-    assert table.find(1, 7) == slots[1]
-    assert table.find(2, 7) is None
+    assert table.find_slot(1, 7) == slots[1]
+    assert table.find_slot(2, 7) is None
     table.release(slots[1])
     assert table.slots_of(1) == []
 

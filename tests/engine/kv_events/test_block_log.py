@@ -99,16 +99,16 @@ def test_a_subscriber_knows_what_is_cached(seed: int) -> None:
         )
         for _ in range(rng.randrange(8)):
             driver.step()
-            follower.take(log.take())
+            follower.take(log.take_events())
             assert set(follower.blocks.values()) == cached_blocks(driver)
         if rng.random() < 0.1:
             driver.scheduler.abort(0, [stream])
         if rng.random() < 0.05:
             driver.scheduler.prefix_cache.reset()
-            follower.take(log.take())
+            follower.take(log.take_events())
             assert not follower.blocks
     driver.finish()
-    follower.take(log.take())
+    follower.take(log.take_events())
     assert set(follower.blocks.values()) == cached_blocks(driver)
 
 
@@ -126,7 +126,7 @@ def test_the_salt_stands_at_the_first_block_alone() -> None:
         np.array([1, 2], np.int32), np.arange(4, dtype=np.int32).tobytes(), NULL_BLOCK, CacheScope("s")
     )
     log.stored(np.array([3], np.int32), np.arange(2, dtype=np.int32).tobytes(), 2, CacheScope("s"))
-    first, second = log.take()
+    first, second = log.take_events()
     assert isinstance(first, BlockStored)
     assert isinstance(second, BlockStored)
     assert first.extra_keys == [["s"], None]
@@ -139,7 +139,7 @@ def test_an_adapter_s_name_stands_at_every_block_and_the_salt_behind_it() -> Non
     scope = CacheScope("s", ("sql", "digest"))
     log.stored(np.array([1, 2], np.int32), np.arange(4, dtype=np.int32).tobytes(), NULL_BLOCK, scope)
     log.stored(np.array([3], np.int32), np.arange(2, dtype=np.int32).tobytes(), 2, scope)
-    first, second = log.take()
+    first, second = log.take_events()
     assert isinstance(first, BlockStored)
     assert isinstance(second, BlockStored)
     assert (first.lora_name, first.extra_keys) == ("sql", [["sql", "s"], ["sql"]])

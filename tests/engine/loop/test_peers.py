@@ -17,10 +17,10 @@ from tests.engine.loop.test_publisher import i32, step_rows
 def test_a_peer_is_found_by_number_and_identity_until_it_is_detached() -> None:
     peers = Peers()
     peer = peers.attach(3, b"three")
-    assert (peers.get(3), peers.find(b"three"), list(peers)) == (peer, peer, [peer])
+    assert (peers.get(3), peers.find_peer(b"three"), list(peers)) == (peer, peer, [peer])
     peers.detach(peer)
     peers.detach(peer)
-    assert (peers.get(3), peers.find(b"three"), list(peers)) == (None, None, [])
+    assert (peers.get(3), peers.find_peer(b"three"), list(peers)) == (None, None, [])
     assert peers.take_disconnected() == [peer]
     assert peers.take_disconnected() == []
 

@@ -405,12 +405,12 @@ def test_the_size_of_a_backlog_is_that_of_what_it_holds(acts: list[str]) -> None
         elif act == "message":
             backlog.add_message(b"x" * step)
         elif backlog:
-            parts = backlog.take()
+            parts = backlog.take_message()
             if act == "back":
                 backlog.put_back(parts)
         assert bool(backlog) == (backlog.size > 0)
     while backlog:
-        backlog.take()
+        backlog.take_message()
     assert backlog.size == 0
 
 

@@ -20,13 +20,13 @@ class FakeLoader:
         self.reads: list[str] = []
         """Paths, in the order of the reads."""
 
-    def read(self, adapter: Adapter) -> str:
+    def read_weights(self, adapter: Adapter) -> str:
         self.reads.append(adapter.path)
         if adapter.path in self.unreadable:
             raise self.unreadable[adapter.path]
         return f"weights of {adapter.name} {adapter.digest}"
 
-    def add(self, loaded: LoadedAdapter) -> None:
+    def add_adapter(self, loaded: LoadedAdapter) -> None:
         if loaded.adapter.name in self.refused:
             raise AdapterError("there is no room")
         assert loaded.number not in self.loaded

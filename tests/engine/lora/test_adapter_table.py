@@ -31,24 +31,24 @@ def loader() -> FakeLoader:
 def table(loader: FakeLoader) -> AdapterTable:
     """Adapter a, with digest 1, is current."""
     table = AdapterTable(loader, 4)
-    table.add(A1, "weights")
+    table.add_adapter(A1, "weights")
     table.make_current([A1])
     return table
 
 
 def test_numbers_are_given_once(table: AdapterTable, loader: FakeLoader) -> None:
-    table.add(A2, None)
+    table.add_adapter(A2, None)
     table.make_current([])
     assert not table.remove_unused()
     assert (len(table), loader.keys) == (0, [])
-    table.add(A1, "again")
+    table.add_adapter(A1, "again")
     table.make_current([A1])
     loaded = table.of_request(request())
     assert (loaded.number, loaded.weights, loaded.key) == (3, "again", ("a", "1"))
 
 
 def test_a_staged_adapter_is_not_found_by_its_name(table: AdapterTable) -> None:
-    table.add(B1, None)
+    table.add_adapter(B1, None)
     assert ("b", "1") in table
     assert table.names() == ["a"]
     with pytest.raises(RequestRejected, match="the adapter 'b' is not loaded") as refused:
@@ -64,7 +64,7 @@ def test_a_replaced_adapter_is_found_by_its_digest_until_no_stream_uses_it(
 ) -> None:
     old = table.of_request(request())
     old.streams += 1
-    table.add(A2, None)
+    table.add_adapter(A2, None)
     table.make_current([A2])
     assert table.of_request(request()).adapter == A2
     assert table.of_request(request(digest="1")) is old
@@ -102,7 +102,7 @@ def test_an_adapter_that_comes_back_before_it_is_removed_is_the_same(
 def test_one_that_cannot_be_made_ready_leaves_nothing(table: AdapterTable, loader: FakeLoader) -> None:
     loader.refused.add("b")
     with pytest.raises(AdapterError, match="there is no room"):
-        table.add(B1, None)
+        table.add_adapter(B1, None)
     assert ("b", "1") not in table
     table.make_current([A1, B1])
     assert table.names() == ["a"]

@@ -32,7 +32,7 @@ def test_lists_that_choices_share_are_held_once(name: str) -> None:
     try:
         for stream in range(SLOTS):
             sampling = SamplingParams(8, stream, **LONG[name])
-            metadata.check(sampling)
+            metadata.check_sampling(sampling)
             metadata.set(table.allocate(0, Submit(stream, PROMPT, sampling)), sampling)
         slots = np.arange(SLOTS)
         table.append_and_check_stop(slots, slots.astype(np.int32))
@@ -57,7 +57,7 @@ def test_long_lists_are_applied_once_for_all_rows() -> None:
     for stream, bias in enumerate((many, {7: 2.0}, many, None)):
         sampling = SamplingParams(8, 0, logit_bias=bias)
         metadata.set(table.allocate(0, Submit(stream, PROMPT, sampling)), sampling)
-    slots = np.array([table.find(0, stream) for stream in range(4)], np.intp)
+    slots = np.array([table.find_slot(0, stream) for stream in range(4)], np.intp)
     length = table.length[slots]
     shared, single = metadata.edits(slots, length, metadata.needs_of(slots, length))
     assert isinstance(shared, SharedEdits)
@@ -85,4 +85,4 @@ def test_equal_lists_of_different_requests_end_with_their_own() -> None:
 def test_a_bias_that_is_not_finite_is_refused(value: float) -> None:
     metadata = SamplingMetadata(SlotTable(1, 16, [1]), 100)
     with pytest.raises(RequestRejected, match="logit_bias"):
-        metadata.check(SamplingParams(8, 0, logit_bias={3: value}))
+        metadata.check_sampling(SamplingParams(8, 0, logit_bias={3: value}))

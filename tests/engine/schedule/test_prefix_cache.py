@@ -89,7 +89,7 @@ def test_prompt_logprobs_need_the_whole_prompt_computed(prompt_logprobs: int, fo
     one(driver, 0, prompt(20))
     cache = driver.scheduler.prefix_cache
     prefix = cache.prefix_of(submit(1, prompt=prompt(20), prompt_logprobs=prompt_logprobs))
-    match = cache.find(prefix)
+    match = cache.find_prefix(prefix)
     assert match is not None
     assert match.blocks * BLOCK == found
     cache.record_lookup(prefix, 20, match)

@@ -100,7 +100,7 @@ def test_decodes_go_on_while_a_long_prompt_is_computed() -> None:
         batch = scheduler.schedule()
         assert 0 in scheduler.table.stream[batch.slots[: batch.singles]].tolist()
         finish_step(scheduler, batch)
-    assert scheduler.streams.computed[scheduler.table.find(0, 1)] >= 40
+    assert scheduler.streams.computed[scheduler.table.find_slot(0, 1)] >= 40
 
 
 def test_more_decodes_than_a_step_computes_take_turns() -> None:

@@ -43,7 +43,7 @@ def grow(table: SlotTable, slot: int, tokens: list[int]) -> None:
 
 def lookup(index: HistoryIndex, table: SlotTable, slots: list[int]) -> list[tuple[int, int]]:
     which = np.array(slots, np.intp)
-    at, matched = index.find(which, table.length[which])
+    at, matched = index.find_occurrence(which, table.length[which])
     return list(zip(at.tolist(), matched.tolist(), strict=True))
 
 

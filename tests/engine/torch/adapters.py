@@ -44,7 +44,7 @@ def load(engine: TorchEngine, paths: Mapping[str, Path]) -> None:
         adapter = Adapter(name, str(path), digest=describe_adapter(str(path)).digest)
         adapters.append(adapter)
         if (name, adapter.digest) not in table:
-            table.add(adapter, table.loader.read(adapter))
+            table.add_adapter(adapter, table.loader.read_weights(adapter))
     table.make_current(adapters)
 
 

@@ -24,7 +24,7 @@ TORCH = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.
 
 def read(path: Path, dtype: str = "float32", info: LoraInfo = INFO) -> AdapterWeights:
     reader = AdapterReader(info, TORCH[dtype], pinned=False, on_remove=lambda loaded: None)
-    return reader.read(Adapter("a", str(path), digest=describe_adapter(str(path)).digest))
+    return reader.read_weights(Adapter("a", str(path), digest=describe_adapter(str(path)).digest))
 
 
 def one_layer(path: Path, a: Any, b: Any, dtype: str = "F32", **config: Any) -> Path:
@@ -117,14 +117,14 @@ def test_other_files_than_those_of_the_digest_are_refused(tmp_path: Path) -> Non
     path = make_adapter(tmp_path / "a")
     reader = AdapterReader(INFO, torch.float32, pinned=False, on_remove=lambda loaded: None)
     with pytest.raises(AdapterError, match="its files have changed"):
-        reader.read(Adapter("a", str(path), digest="0" * 64))
+        reader.read_weights(Adapter("a", str(path), digest="0" * 64))
 
 
 def test_a_removed_adapter_gives_its_memory_back(tmp_path: Path) -> None:
     removed = []
     reader = AdapterReader(INFO, torch.float32, pinned=False, on_remove=removed.append)
     loaded = LoadedAdapter(Adapter("a", "/a"), 1, read(make_adapter(tmp_path / "a")))
-    reader.add(loaded)
+    reader.add_adapter(loaded)
     reader.remove(loaded)
     assert loaded.weights is None
     assert removed == [loaded]

@@ -236,7 +236,7 @@ def test_no_step_with_adapters_waits(
     assert table is not None
     adapters = [Adapter(name, f"/{name}", digest="1") for name in ("one", "three", "fifth")]
     for adapter in adapters:
-        table.add(adapter, table.loader.read(adapter))
+        table.add_adapter(adapter, table.loader.read_weights(adapter))
     table.make_current(adapters)
     driver = Driver(engine)
     start(driver, ["greedy", "random", "top-p"], [None, *(adapter.name for adapter in adapters)])

@@ -236,7 +236,7 @@ def test_blocks_are_copied_once_and_again_when_a_row_was_emptied() -> None:
     tables.copy_new(blocks, slots)
     assert tables.table[0, :4].tolist() == [77, *blocks.table[0, 1:4].tolist()]
     assert tables.table[2, :3].tolist() == blocks.table[2, :3].tolist()
-    blocks.free(blocks.take(0))
+    blocks.free(blocks.take_blocks(0))
     blocks.allocate(np.array([0]), np.array([4], np.int32))
     tables.copy_new(blocks, slots)
     assert tables.table[0, :4].tolist() == blocks.table[0, :4].tolist()

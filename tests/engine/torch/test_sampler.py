@@ -62,7 +62,7 @@ class Bench:
         length = self.table.length[chosen]
         output = self.sampler.sample(torch.from_numpy(logits.copy()).to(DEVICE), chosen, length).to_host()
         finished()
-        return output.read()
+        return output.read_tokens()
 
     def settle(self, tokens: np.ndarray) -> None:
         self.table.append_and_check_stop(np.array(self.slots, np.intp), tokens)

@@ -80,7 +80,7 @@ class Bench:
         given = torch.from_numpy(logits.copy()).to(DEVICE)
         output = self.sampler.sample(given, slots, length.astype(np.int32)).to_host()
         finished()
-        return rows_of(*output.read())
+        return rows_of(*output.read_tokens())
 
 
 def rows_of(tokens: np.ndarray, logprobs: Logprobs | None) -> list[Row]:

@@ -136,7 +136,7 @@ def test_a_stream_beyond_the_limits_of_its_grammar_fails_after_its_tokens(
     driver.submit(submit(0, [4, 5], grammar=DATE, interval=50))
     while not driver.outcomes[0].tokens:
         driver.step()
-    matcher = engine._sampling.grammars._matchers[engine._table.find(0, 0) or 0]
+    matcher = engine._sampling.grammars._matchers[engine._table.find_slot(0, 0) or 0]
     matcher.consume_token(2)  # what no mask admits: the matcher is broken
     rows = engine.step()
     assert [(failure.stream, failure.position, failure.code) for failure in rows.failed] == [
@@ -154,7 +154,7 @@ def test_a_grammar_that_breaks_on_the_last_token_ends_its_stream_once(
     driver.submit(submit(0, [4, 5], grammar=DATE, max_tokens=2, interval=50))
     while not driver.outcomes[0].tokens:
         driver.step()
-    engine._sampling.grammars._matchers[engine._table.find(0, 0) or 0].consume_token(2)
+    engine._sampling.grammars._matchers[engine._table.find_slot(0, 0) or 0].consume_token(2)
     rows = engine.step()
     assert [failure.stream for failure in rows.failed] == [0]
     assert rows.finish is None or not rows.finish.any()

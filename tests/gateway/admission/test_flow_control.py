@@ -402,6 +402,6 @@ def test_a_drain_rate_is_an_average() -> None:
     rate = DepartureRate()
     assert rate.per_second(0.0) == 0.0
     for number in range(40):
-        rate.add(number / 4)
+        rate.count_departure(number / 4)
     assert rate.per_second(10.0) == pytest.approx(4.0, rel=0.1)
     assert rate.per_second(10.0 + 5 * WINDOW_S) < 0.1

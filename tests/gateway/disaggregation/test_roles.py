@@ -126,7 +126,7 @@ class Caches:
         self.asked: list[set[str]] = []
         self.expected: list[str] = []
 
-    async def find(
+    async def find_cached(
         self, incoming: IncomingRequest, endpoints: Sequence[Endpoint], now: float
     ) -> CachedPrompt | None:
         self.asked.append({each.url for each in endpoints})

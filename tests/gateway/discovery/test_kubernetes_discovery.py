@@ -166,8 +166,8 @@ def test_objectives_and_rewrites_of_both_groups(server: ApiServer, tmp_path: Pat
         routes = discovery.with_routes(first)
         assert list(routes) == ["food", "g*", "f[*]", "*"]
         assert routes["food"] == first["food"]
-        assert ModelRouteTable(routes).find("f*") == ModelRoute(targets={"v1": 9.0, "v2": 1.0})
-        assert ModelRouteTable(routes).find("fish") == ModelRoute(targets={"any": 1.0})
+        assert ModelRouteTable(routes).find_route("f*") == ModelRoute(targets={"v1": 9.0, "v2": 1.0})
+        assert ModelRouteTable(routes).find_route("fish") == ModelRoute(targets={"any": 1.0})
         server.delete(OBJECTIVES, "chat")
         await until(discovery, lambda: held == {"chat": 1, "batch": -1})
 

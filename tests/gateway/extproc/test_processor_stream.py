@@ -310,7 +310,7 @@ class _Prefilled:
     def restrict(self, subset: frozenset[str] | None) -> frozenset[str] | None:
         return subset
 
-    async def run(self, request: PickRequest, gone: asyncio.Future[None] | None) -> None:
+    async def compute_prompt(self, request: PickRequest, gone: asyncio.Future[None] | None) -> None:
         request.transfer = b'{"remote_host":"h"}'
 
 

@@ -68,7 +68,7 @@ def test_it_knows_what_engines_find(seed: int) -> None:
         for source, log, driver in engines:
             request = driver.submit(stream, prompt, rng.randrange(1, 8), salt=salt, adapter=adapter)
             loaded = adapter_of(request, driver.scheduler.adapters)
-            match = driver.scheduler.prefix_cache.find(
+            match = driver.scheduler.prefix_cache.find_prefix(
                 driver.scheduler.prefix_cache.prefix_of(request, loaded)
             )
             assert match is not None
@@ -78,7 +78,7 @@ def test_it_knows_what_engines_find(seed: int) -> None:
             else:
                 driver.scheduler.abort(0, [stream])
                 driver.finish()
-            index.apply(source, log.take())
+            index.apply(source, log.take_events())
 
 
 def test_the_block_with_the_last_token_is_computed_in_any_case() -> None:

@@ -60,11 +60,11 @@ class Server(Upstream):
         self.next_block += count
         scope = CacheScope(salt, None if adapter is None else (adapter, "digest"))
         self.log.stored(blocks, tokens[: count * BLOCK].tobytes(), 0, scope)
-        self.publisher.publish(self.log.take())
+        self.publisher.publish(self.log.take_events())
 
     def evict(self) -> None:
         self.log.cleared()
-        self.publisher.publish(self.log.take())
+        self.publisher.publish(self.log.take_events())
 
     @property
     def option(self) -> str:

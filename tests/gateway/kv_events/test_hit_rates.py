@@ -92,7 +92,7 @@ class Fleet:
             batch = scheduler.schedule()
             scheduler.mark_launched(batch)
             scheduler.update_from_output(batch, np.zeros(len(batch.samples), np.int32), None)
-        self._index.apply(source, log.take())
+        self._index.apply(source, log.take_events())
 
 
 def test_knowing_the_caches_beats_guessing_them() -> None:

@@ -367,8 +367,8 @@ def test_requests_that_only_some_can_serve_get_their_model() -> None:
     fleet.lists("y", "large")
     fleet.route({"chat": ModelRoute(targets={"small": 1, "large": 0})})
     owner = [fleet.endpoints["y"]]
-    assert fleet.directory.at(owner, "chat").model == "large"
-    assert fleet.directory.at(owner, "small").model == "small", "which it will refuse"
+    assert fleet.directory.step_at(owner, "chat").model == "large"
+    assert fleet.directory.step_at(owner, "small").model == "small", "which it will refuse"
 
 
 # -- what is remembered

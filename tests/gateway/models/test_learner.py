@@ -222,16 +222,16 @@ def test_an_unknown_model_is_looked_for_once_in_a_while(monkeypatch: pytest.Monk
             learner.directory._unknown = "refuse"
             await world.after(learner, 0.0)
             world.lists("m", "loaded")
-            found = await asyncio.gather(*(learner.find("loaded", None) for _ in range(50)))
+            found = await asyncio.gather(*(learner.find_steps("loaded", None) for _ in range(50)))
             assert {steps[0].model for steps in found} == {"loaded"}, "all wait for the same reading"
             assert len(world.asked) == 2
             for _ in range(50):
                 with pytest.raises(ApiError):
-                    await learner.find("invented", None)
+                    await learner.find_steps("invented", None)
             assert len(world.asked) == 2
             world.now += DOUBT_S
             with pytest.raises(ApiError):
-                await learner.find("invented", None)
+                await learner.find_steps("invented", None)
             assert len(world.asked) == 3
 
     monkeypatch.setattr(learner_module, "PATIENCE_S", 20.0)
@@ -247,10 +247,10 @@ def test_a_model_that_was_loaded_since_the_last_reading_is_found() -> None:
             learner.directory._unknown = "refuse"
             await world.after(learner, 0.0)
             with pytest.raises(ApiError):
-                await learner.find("invented", None)
+                await learner.find_steps("invented", None)
             world.lists("m", "loaded")
             read = len(world.asked)
-            found = await asyncio.gather(*(learner.find("loaded", None) for _ in range(50)))
+            found = await asyncio.gather(*(learner.find_steps("loaded", None) for _ in range(50)))
             assert {steps[0].model for steps in found} == {"loaded"}
             assert len(world.asked) == read + 1
 
@@ -265,11 +265,11 @@ def test_with_many_endpoints_clients_wait_for_no_reading(monkeypatch: pytest.Mon
             for seconds in (0.0, 1.0, 1.0):
                 world.now += seconds
                 with pytest.raises(ApiError):
-                    await learner.find("invented", None)
+                    await learner.find_steps("invented", None)
             assert len(world.asked) == 2
             world.now += 4.0
             with pytest.raises(ApiError):
-                await learner.find("invented", None)
+                await learner.find_steps("invented", None)
             assert len(world.asked) == 3
 
     monkeypatch.setattr(learner_module, "MAX_DOUBTED_PER_S", 0.2)

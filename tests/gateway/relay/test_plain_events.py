@@ -153,7 +153,7 @@ class FrameClient(SocketClient):
     def received(self) -> bytes:
         scanner = h2.FrameScanner(1 << 20)
         scanner.receive(b"".join(self.frames))
-        own = [payload for _, _, stream, payload in scanner.take(1 << 20) if stream == self.stream_id]
+        own = [payload for _, _, stream, payload in scanner.take_frames(1 << 20) if stream == self.stream_id]
         return b"".join(own) + self.held
 
 
@@ -173,7 +173,7 @@ class Relayed:
         self.attempts: list[Attempt] = []
         for client in self.clients:
             connection = HttpClientConnection(client, (b"x-request-id", b"r"), self.batch)
-            exchange = self.server.take()
+            exchange = self.server.open_exchange()
             attempt = Attempt(
                 connection,
                 exchange,

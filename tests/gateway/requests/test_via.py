@@ -25,22 +25,22 @@ OWN = Via("penstock-a")
 )
 def test_what_comes_back_is_refused_with_the_names_of_its_way(values: list[bytes]) -> None:
     with pytest.raises(ApiError) as refusal:
-        OWN.check([(b"via", value) for value in values])
+        OWN.refuse_loops([(b"via", value) for value in values])
     assert (refusal.value.status, refusal.value.code) == (508, "loop_detected")
     assert "came back to penstock-a, by penstock-a" in refusal.value.message
 
 
 def test_so_is_what_too_many_have_relayed() -> None:
-    OWN.check([(b"via", b"1.1 penstock-x")] * MAX_HOPS)
+    OWN.refuse_loops([(b"via", b"1.1 penstock-x")] * MAX_HOPS)
     with pytest.raises(ApiError, match=f"{MAX_HOPS + 1} proxies have relayed"):
-        OWN.check([(b"via", b"1.1 penstock-x")] * (MAX_HOPS + 1))
+        OWN.refuse_loops([(b"via", b"1.1 penstock-x")] * (MAX_HOPS + 1))
 
 
 @pytest.mark.parametrize(
     "value", [b"", b",", b"1.1", b"1.1 penstock", b"1.1 b (penstock-a), 1.1 penstock-ab"]
 )
 def test_others_are_not(value: bytes) -> None:
-    OWN.check([(b"via", value), (b"x-via", b"1.1 penstock-a")])
+    OWN.refuse_loops([(b"via", value), (b"x-via", b"1.1 penstock-a")])
 
 
 def test_gateways_have_names_of_their_own() -> None:

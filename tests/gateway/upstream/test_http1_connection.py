@@ -579,7 +579,7 @@ def test_a_connection_on_which_more_has_come_takes_no_request(late: bytes) -> No
                     peer.sendall(late)
                 else:
                     peer.shutdown(socket.SHUT_WR)
-                assert pool.take() is None
+                assert pool.acquire_exchange() is None
             pool.close()
 
     uvloop.run(main())

@@ -67,7 +67,7 @@ class Peer:
         self.connection.connection_made(self.transport)
         self.connection.data_received(hello)
         self.reply = Collected()
-        self.exchange = self.connection.take()
+        self.exchange = self.connection.open_exchange()
         self.exchange.send(REQUEST, self.reply)
 
     async def receive(self, data: bytes) -> None:
@@ -84,7 +84,7 @@ class Peer:
         """Those of a kind that were sent to the server."""
         scanner = h2.FrameScanner()
         scanner.receive(self.transport.written.removeprefix(h2.PREFACE))
-        return [frame for frame in scanner.take(1 << 20) if frame[0] == kind]
+        return [frame for frame in scanner.take_frames(1 << 20) if frame[0] == kind]
 
     def ended_with(self) -> ErrorCode:
         """The code of GOAWAY."""
@@ -213,7 +213,7 @@ def test_a_violation_within_a_stream_ends_the_stream_alone(sent: bytes, code: Er
 def _split(sent: bytes) -> list[h2.Frame]:
     scanner = h2.FrameScanner(1 << 20)
     scanner.receive(sent)
-    return scanner.take(1 << 20)
+    return scanner.take_frames(1 << 20)
 
 
 def _fitting(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:

@@ -27,7 +27,7 @@ class Gateway:
     def link(self, number: int, epoch: int = 0) -> tuple[KeeperLink, Scoreboard]:
         """Those of a worker that starts; its link is not open."""
         worker = WorkerName(number, epoch)
-        link = KeeperLink(self.keeper.add(worker), worker, "gateway")
+        link = KeeperLink(self.keeper.add_worker(worker), worker, "gateway")
         self._slots[link] = self.board.take_slot()
         return link, Scoreboard(link, self._run_dir, self._slots[link])
 

@@ -59,7 +59,7 @@ def formatted(schema: dict[str, Any], **fields: Any) -> Constraint:
 
 def accepted(checker: GrammarChecker, constraint: Constraint, text: str) -> bool:
     """Whether the checked grammar allows ``text`` as a whole."""
-    grammar = asyncio.run(checker.check(constraint)).grammar
+    grammar = asyncio.run(checker.check_grammar(constraint)).grammar
     tokenizer = LLTokenizer("byte")
     matcher = LLMatcher(tokenizer, grammar, log_level=0)
     return matcher.consume_tokens(tokenizer.tokenize_str(text)) and matcher.is_accepting()
@@ -68,7 +68,7 @@ def accepted(checker: GrammarChecker, constraint: Constraint, text: str) -> bool
 def refused(checker: GrammarChecker, constraint: Constraint) -> tuple[str | None, str]:
     """The field that the error names, and its message."""
     with pytest.raises(ApiError) as error:
-        asyncio.run(checker.check(constraint))
+        asyncio.run(checker.check_grammar(constraint))
     assert error.value.status == 400
     return error.value.param, error.value.message
 
@@ -147,7 +147,7 @@ def test_a_loose_schema_that_passed_is_no_strict_one(checker: GrammarChecker) ->
     schema = schema_of(x={"not": {}})
     loose, strict = formatted(schema, strict=False), formatted(schema)
     assert loose.grammar == strict.grammar
-    asyncio.run(checker.check(loose))
+    asyncio.run(checker.check_grammar(loose))
     assert refused(checker, strict)[0] == "response_format.json_schema.schema.properties.x"
 
 

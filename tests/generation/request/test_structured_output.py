@@ -39,7 +39,7 @@ def check(*constraints: Constraint) -> Constraint:
     checker = GrammarChecker()
 
     async def check_all() -> Constraint:
-        return [await checker.check(constraint) for constraint in constraints][-1]
+        return [await checker.check_grammar(constraint) for constraint in constraints][-1]
 
     try:
         return asyncio.run(check_all())
@@ -190,7 +190,7 @@ def test_valid_grammars_are_remembered_up_to_a_limit_and_by_their_digests(
 
     async def check_all() -> None:
         for number in range(20):
-            await checker.check(Constraint("f", LLMatcher.grammar_from_regex(f"a{number}")))
+            await checker.check_grammar(Constraint("f", LLMatcher.grammar_from_regex(f"a{number}")))
 
     asyncio.run(check_all())
     checker.close()

@@ -185,7 +185,7 @@ async def _relayed_over_http2(pieces: list[bytes]) -> list[_Reply]:
     connection.data_received(settings_frame({}))
     replies = [_Reply(), _Reply()]
     for reply in replies:
-        connection.take().send(UpstreamRequest(b"POST", b"/", [], b"body"), reply)
+        connection.open_exchange().send(UpstreamRequest(b"POST", b"/", [], b"body"), reply)
     for piece in pieces:
         connection.data_received(piece)
         while connection._waits_for_turn:  # noqa: ASYNC110 - it depends on time how many turns it takes

@@ -65,13 +65,13 @@ def test_a_grammar_that_overflows_the_stack_costs_only_its_request(
 
     async def attack() -> None:
         hostile, good = await asyncio.gather(
-            refusal(checker.check(made(3000), "hostile")), checker.check(GOOD, "other")
+            refusal(checker.check_grammar(made(3000), "hostile")), checker.check_grammar(GOOD, "other")
         )
         assert good == GOOD
         assert hostile is not None
         assert (hostile.status, hostile.param) == (400, made(1).field)
         assert "too complex" in hostile.message
-        assert await checker.check(made(20), "hostile"), "a new child validates the next one"
+        assert await checker.check_grammar(made(20), "hostile"), "a new child validates the next one"
 
     asyncio.run(asyncio.wait_for(attack(), 60))
 
@@ -83,10 +83,10 @@ def test_a_grammar_that_takes_long_is_given_up(
     slow = slow_grammar()
 
     async def attack() -> None:
-        waiting = asyncio.ensure_future(refusal(checker.check(slow, "hostile")))
-        again = asyncio.ensure_future(refusal(checker.check(slow, "hostile")))
+        waiting = asyncio.ensure_future(refusal(checker.check_grammar(slow, "hostile")))
+        again = asyncio.ensure_future(refusal(checker.check_grammar(slow, "hostile")))
         await asyncio.sleep(0)
-        assert await checker.check(GOOD, "other") == GOOD
+        assert await checker.check_grammar(GOOD, "other") == GOOD
         assert not waiting.done(), "the other client's grammar waited"
         again.cancel()
         error = await waiting
@@ -101,9 +101,11 @@ def test_a_short_grammar_waits_a_moment_behind_slow_ones_of_the_same_client(chec
     """Without keys, all people behind a gateway are one client."""
 
     async def attack() -> None:
-        slow = [asyncio.ensure_future(refusal(checker.check(slow_grammar(count)))) for count in range(8)]
+        slow = [
+            asyncio.ensure_future(refusal(checker.check_grammar(slow_grammar(count)))) for count in range(8)
+        ]
         await asyncio.sleep(0)
-        assert await checker.check(GOOD) == GOOD
+        assert await checker.check_grammar(GOOD) == GOOD
         assert not any(each.done() for each in slow), "they take 3 s of CPU"
         for each in slow:
             each.cancel()
@@ -117,7 +119,7 @@ def test_clients_take_turns_and_a_cancelled_request_leaves_none(checker: Grammar
         order: list[str] = []
 
         async def ask(client: str, text: str) -> None:
-            await checker.check(of(regex=text), client)
+            await checker.check_grammar(of(regex=text), client)
             order.append(client + text)
 
         asked = [ask("a", "aaaa"), ask("a", "aaa"), ask("a", "aa"), ask("a", "a"), ask("b", "bbbbb")]
@@ -138,15 +140,15 @@ def test_size_and_sum_of_waiting_grammars_are_bounded(
     monkeypatch.setattr(limits, "MAX_WAITING_BYTES", 2500)
 
     async def attack() -> None:
-        too_large = await refusal(checker.check(of(regex="a" * limits.MAX_GRAMMAR_BYTES)))
+        too_large = await refusal(checker.check_grammar(of(regex="a" * limits.MAX_GRAMMAR_BYTES)))
         assert too_large is not None
         assert (too_large.status, too_large.param) == (400, "structured_outputs.regex")
         assert str(limits.MAX_GRAMMAR_BYTES) in too_large.message
         errors = await asyncio.gather(
-            *(refusal(checker.check(of(regex=f"{n}{'a' * 900}"))) for n in range(5))
+            *(refusal(checker.check_grammar(of(regex=f"{n}{'a' * 900}"))) for n in range(5))
         )
         assert [None if error is None else error.status for error in errors] == [None, None, 429, 429, 429]
-        assert await refusal(checker.check(of(regex="b" * 900))) is None
+        assert await refusal(checker.check_grammar(of(regex="b" * 900))) is None
         assert not len(checker._quick)
 
     asyncio.run(asyncio.wait_for(attack(), 60))
@@ -159,7 +161,7 @@ def test_the_reason_does_not_repeat_the_grammar(checker: GrammarChecker) -> None
             of(grammar="start: " + "(" * 3000),
             of(grammar="root ::= " + "(" * 3000),
         ):
-            error = await refusal(checker.check(bad))
+            error = await refusal(checker.check_grammar(bad))
             assert error is not None
             assert len(error.message) < 500
 
@@ -167,7 +169,7 @@ def test_the_reason_does_not_repeat_the_grammar(checker: GrammarChecker) -> None
 
 
 def test_a_child_ends_with_its_parent(checker: GrammarChecker) -> None:
-    asyncio.run(checker.check(GOOD))
+    asyncio.run(checker.check_grammar(GOOD))
     child = checker._quick.process._child
     assert child is not None
     assert child.stdin is not None

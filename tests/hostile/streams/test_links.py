@@ -202,7 +202,7 @@ def test_an_engine_reports_only_its_own_metrics(server: ApiServer) -> None:
         0, Snapshot("engine 0", 0, 2, [Series("penstock:engine_steps", ("x" * MAX_SNAPSHOT_BYTES, "0"), 1)])
     )
     assert list(server.client.board.starts()) == [("engine 0", 0, 0)]
-    assert server.client.board.find(("engine 0", 0, 0)).sequence == 1
+    assert server.client.board.find_entry(("engine 0", 0, 0)).sequence == 1
     assert server.client.faults.counts == {(0, "invalid_metrics"): 103}
     assert server.connected(0)
 

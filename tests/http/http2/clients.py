@@ -83,7 +83,7 @@ class Client:
         """The frames that have come since the last call."""
         self._scanner.receive(bytes(self.transport.written[self._scanned :]))
         self._scanned = len(self.transport.written)
-        return self._scanner.take(1_000_000)
+        return self._scanner.take_frames(1_000_000)
 
     async def frames(self) -> list[Frame]:
         """The same, after some turns of the event loop."""

@@ -63,7 +63,7 @@ class Owner:
     def receive(self, data: bytes) -> None:
         scanner = h2.FrameScanner()
         scanner.receive(data)
-        for frame in scanner.take(1 << 20):
+        for frame in scanner.take_frames(1 << 20):
             self.core.handle(*frame)
 
 

@@ -31,7 +31,7 @@ def test_frames_are_found_however_their_bytes_come(piece: int) -> None:
     scanner, found = FrameScanner(), list[frames.Frame]()
     for start in range(0, len(SEVERAL), piece):
         scanner.receive(SEVERAL[start : start + piece])
-        found += scanner.take(100)
+        found += scanner.take_frames(100)
     assert found == EXPECTED
     assert not scanner.waiting
 
@@ -39,28 +39,28 @@ def test_frames_are_found_however_their_bytes_come(piece: int) -> None:
 def test_frames_are_taken_in_turns() -> None:
     scanner = FrameScanner()
     scanner.receive(SEVERAL)
-    assert scanner.take(2) + scanner.take(2) + scanner.take(2) == EXPECTED
+    assert scanner.take_frames(2) + scanner.take_frames(2) + scanner.take_frames(2) == EXPECTED
 
 
 def test_the_reserved_bit_of_a_stream_id_is_ignored() -> None:
     scanner = FrameScanner()
     scanner.receive(bytes.fromhex("000000 00 00 80000005"))
-    assert scanner.take(1) == [(frames.DATA, 0, 5, b"")]
+    assert scanner.take_frames(1) == [(frames.DATA, 0, 5, b"")]
 
 
 def test_a_frame_that_is_too_large_is_refused_by_its_header_and_behind_those_before_it() -> None:
     scanner = FrameScanner()
     scanner.receive(SEVERAL + frames.frame_header(16_385, frames.DATA, 0, 1))
-    assert scanner.take(100) == EXPECTED
+    assert scanner.take_frames(100) == EXPECTED
     with pytest.raises(ConnectionFault, match="16385 bytes is larger than 16384") as caught:
-        scanner.take(100)
+        scanner.take_frames(100)
     assert caught.value.code is ErrorCode.FRAME_SIZE_ERROR
 
 
 def test_a_long_header_block_continues() -> None:
     scanner = FrameScanner()
     scanner.receive(frames.header_frames(5, b"b" * 40_000, end_stream=True, max_frame_size=16_384))
-    found = scanner.take(10)
+    found = scanner.take_frames(10)
     assert [each[:3] for each in found] == [
         (frames.HEADERS, frames.END_STREAM, 5),
         (frames.CONTINUATION, 0, 5),

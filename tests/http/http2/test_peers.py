@@ -287,7 +287,7 @@ def test_an_event_overtakes_a_large_reply_that_a_slow_client_has_not_read() -> N
                     streaming.sinks[0].send(b"event", last=False)
                     before = 0
                 scanner.receive(await loop.sock_recv(client, 16_384))
-                for kind, _, stream_id, payload in scanner.take(1000):
+                for kind, _, stream_id, payload in scanner.take_frames(1000):
                     found = found or (kind == frames.DATA and stream_id == 1)
                     before += len(payload) if stream_id == 3 and not found else 0
             assert before < 500_000

@@ -178,8 +178,8 @@ def test_a_new_head_is_taken_when_rows_become_plain_again() -> None:
 def test_events_after_the_last_row_keep_their_numbers() -> None:
     rows, record = recorded_rows.RecordedRows(), EventRecord()
     rows.grow(1)
-    rows.take(0, record)
+    rows.adopt_record(0, record)
     rows.update(0)
     record.number += 3  # the reply ends its items, and waits for a store
-    rows.give_back(0)
+    rows.release_record(0)
     assert record.number == 3

@@ -116,7 +116,7 @@ class Desk:
         )
         for handle, tokens in rows:
             self.positions[handle] += len(tokens)
-        assert unchanged is None or unchanged.take(frame)
+        assert unchanged is None or unchanged.continue_with(frame)
         self.writer.write(frame, np.array(TEXTS, np.object_).take(frame.tokens), unchanged)
 
     def left(self) -> tuple[list[int], list[int]]:

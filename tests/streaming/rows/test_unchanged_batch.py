@@ -153,7 +153,7 @@ def test_rows_continue_if_each_position_is_the_next_one(
     wanted = [position + count for position, count in zip(first, added, strict=True)]
     following = [min(max(next + error, 0), NO_LIMIT) for next, error in zip(wanted, errors, strict=True)]
     rows = UnchangedBatch(several(first, counted), 0.0, None, left=9)
-    assert rows.take(several(following, next_counted)) == (following == wanted)
+    assert rows.continue_with(several(following, next_counted)) == (following == wanted)
 
 
 def several(positions: Sequence[int], counted: Sequence[int] | None) -> TokenFrame:
@@ -167,8 +167,8 @@ def several(positions: Sequence[int], counted: Sequence[int] | None) -> TokenFra
 
 def test_a_row_without_tokens_does_not_continue() -> None:
     rows = UnchangedBatch(several([0, 0], [2, 2]), 0.0, None, left=9)
-    assert not rows.take(several([2, 2], [0, 2]))
-    assert rows.take(several([2, 2], [1, 2]))
+    assert not rows.continue_with(several([2, 2], [0, 2]))
+    assert rows.continue_with(several([2, 2], [1, 2]))
 
 
 def test_no_stream_gets_more_than_its_limit_by_rows_of_several_tokens() -> None:

@@ -14,7 +14,7 @@ def balancer_of(*servers: str) -> LeastConnectionsBalancer[str]:
     """Servers that accept, without connections."""
     balancer: LeastConnectionsBalancer[str] = LeastConnectionsBalancer()
     for server in servers:
-        balancer.add(server)
+        balancer.add_server(server)
         balancer.on_report(server, HandoverReport(0, 0, True), 0.0)
     return balancer
 
@@ -51,7 +51,7 @@ def test_connections_on_their_way_count() -> None:
 
 def test_nobody_gets_one_before_it_accepts_or_after() -> None:
     balancer: LeastConnectionsBalancer[str] = LeastConnectionsBalancer()
-    balancer.add("a")
+    balancer.add_server("a")
     assert balancer.choose() is None
     balancer.on_report("a", HandoverReport(0, 0, True), 0.0)
     assert balancer.choose() == "a"
@@ -62,7 +62,7 @@ def test_nobody_gets_one_before_it_accepts_or_after() -> None:
 def test_connections_wait_while_too_many_are_on_their_way() -> None:
     balancer: LeastConnectionsBalancer[str] = LeastConnectionsBalancer(max_in_transit=3)
     for server in "ab":
-        balancer.add(server)
+        balancer.add_server(server)
         balancer.on_report(server, HandoverReport(0, 0, True), 0.0)
     assert [give(balancer) for _ in range(4)] == ["a", "b", "a", None]
     balancer.on_report("b", HandoverReport(taken=1, open=1, accepts=True), 0.0)

@@ -35,7 +35,7 @@ class AdapterReader:
         self._pinned = pinned
         self._on_remove = on_remove
 
-    def read(self, adapter: Adapter) -> AdapterWeights:
+    def read_weights(self, adapter: Adapter) -> AdapterWeights:
         """Read and check the files. Raises AdapterError."""
         return self.convert(read_adapter(adapter.path, adapter.digest, self._info))
 
@@ -63,7 +63,7 @@ class AdapterReader:
             raise AdapterError(f"{name}: a value is beyond {dtype}, the dtype of the model")
         return kept
 
-    def add(self, loaded: LoadedAdapter) -> None:
+    def add_adapter(self, loaded: LoadedAdapter) -> None:
         """Nothing: weights are brought to the device for the first stream that runs."""
 
     def remove(self, loaded: LoadedAdapter) -> None:

@@ -20,12 +20,13 @@ class TensorRows:
         """``rows``: ascending. ``like``: a tensor of S rows on the device."""
         self._index = None if len(rows) == len(like) else to_device(rows, like.device)
 
-    def of(self, values: Tensor) -> Tensor:
+    def select(self, values: Tensor) -> Tensor:
         """A copy of the rows; ``values`` itself if these are all rows."""
         return values if self._index is None else values[self._index]
 
-    def put(self, values: Tensor, changed: Tensor) -> None:
-        """Write the rows; what :meth:`of` gave, changed in place, is there already if these are all rows."""
+    def write_back(self, values: Tensor, changed: Tensor) -> None:
+        """Write the rows; what :meth:`select` gave, changed in place, is there already if these are all
+        rows."""
         if self._index is not None:
             values[self._index] = changed
         elif changed is not values:
@@ -40,4 +41,4 @@ def apply_token_mask(logits: Tensor, rows: NDArray[np.intp], masks: NDArray[np.u
     bit = torch.ones_like(index).bitwise_left_shift_(index)
     forbidden = (packed[:, :, None] & bit == 0).view(len(packed), -1)[:, : logits.shape[-1]]
     some = TensorRows(rows, logits)
-    some.put(logits, some.of(logits).masked_fill_(forbidden, -torch.inf))
+    some.write_back(logits, some.select(logits).masked_fill_(forbidden, -torch.inf))

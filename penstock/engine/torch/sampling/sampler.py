@@ -109,7 +109,7 @@ class Sampler:
         metadata = self._metadata
         rows = np.flatnonzero(needs & PENALTIES)
         penalized, some = slots[rows], TensorRows(rows, logits)
-        chosen = some.of(logits)
+        chosen = some.select(logits)
         tokens, counts = self._token_counts.counts_of(penalized, length[rows], logits.device)
         values = chosen if tokens is None else chosen.gather(-1, tokens)
         if every & SamplingFeature.REPETITION:
@@ -122,7 +122,7 @@ class Sampler:
             penalize(values, counts, presence=presence, frequency=frequency)
         if tokens is not None:
             chosen.scatter_(-1, tokens, values)  # a token that stands in a row twice has the same value
-        some.put(logits, chosen)
+        some.write_back(logits, chosen)
 
     def _without_tokens(self, logits: Tensor, needs: Needs, every: int) -> Tensor | None:
         """bool[S]: the rows in which constraints exclude every token, whose logits become finite; None: no
@@ -131,7 +131,7 @@ class Sampler:
             return None
         some = TensorRows(np.flatnonzero(needs & EXCLUDING), logits)
         stuck = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
-        some.put(stuck, some.of(logits).amax(-1) == -torch.inf)
+        some.write_back(stuck, some.select(logits).amax(-1) == -torch.inf)
         logits.masked_fill_(stuck[:, None], 0)
         return stuck
 
@@ -143,11 +143,11 @@ class Sampler:
         if not len(rows):
             return greedy_tokens(logits)
         some = TensorRows(rows, logits)
-        drawn = self._draw(some.of(logits), slots[rows], length[rows], needs[rows])
+        drawn = self._draw(some.select(logits), slots[rows], length[rows], needs[rows])
         if len(rows) == len(slots):
             return drawn
         tokens = greedy_tokens(logits)
-        some.put(tokens, drawn)
+        some.write_back(tokens, drawn)
         return tokens
 
     def _draw(self, logits: Tensor, slots: Slots, length: I32, needs: Needs) -> Tensor:
@@ -168,7 +168,7 @@ class Sampler:
         if every & (SamplingFeature.TOP_K | SamplingFeature.TOP_P):
             rows = np.flatnonzero(needs & (SamplingFeature.TOP_K | SamplingFeature.TOP_P))
             some = TensorRows(rows, weights)
-            some.put(weights, self._cut_tail(some.of(weights), slots[rows], needs[rows]))
+            some.write_back(weights, self._cut_tail(some.select(weights), slots[rows], needs[rows]))
         return sample_from_weights(weights, uniforms)
 
     def _cut_tail(self, weights: Tensor, slots: Slots, needs: Needs) -> Tensor:
@@ -187,12 +187,12 @@ class Sampler:
         if not every & SamplingFeature.LOGPROBS:
             return None
         rows = np.flatnonzero(needs & SamplingFeature.LOGPROBS)
-        return torch.log_softmax(TensorRows(rows, logits).of(logits), -1)
+        return torch.log_softmax(TensorRows(rows, logits).select(logits), -1)
 
     def _candidates(self, raw: Tensor, slots: Slots, needs: Needs, tokens: Tensor) -> TopLogprobs:
         rows = np.flatnonzero(needs & SamplingFeature.LOGPROBS)
         wanted = self._metadata.logprobs[slots[rows]]
-        return top_logprobs(rows, raw, TensorRows(rows, tokens).of(tokens), wanted)
+        return top_logprobs(rows, raw, TensorRows(rows, tokens).select(tokens), wanted)
 
 
 def top_logprobs(row: NDArray[np.intp], raw: Tensor, chosen: Tensor, wanted: I32) -> TopLogprobs:
@@ -243,8 +243,8 @@ def search_step_by_step(weights: Tensor, top_k: NDArray[np.int64], top_p: NDArra
         if not len(tried):
             continue
         some = TensorRows(tried, weights)
-        value, found = smallest_kept_weight(some.of(weights), top_k[tried], top_p[tried], width)
-        some.put(least, value)
+        value, found = smallest_kept_weight(some.select(weights), top_k[tried], top_p[tried], width)
+        some.write_back(least, value)
         if found is None:
             break
         rest = np.setdiff1d(rest, tried[found.numpy()], assume_unique=True)
@@ -265,7 +265,9 @@ def search_at_once(weights: Tensor, top_k: NDArray[np.int64], top_p: NDArray[np.
         for first in range(0, len(rows), height):
             part = rows[first : first + height]
             some = TensorRows(part, weights)
-            some.put(least, smallest_kept_weight(some.of(weights), top_k[part], top_p[part], width)[0])
+            some.write_back(
+                least, smallest_kept_weight(some.select(weights), top_k[part], top_p[part], width)[0]
+            )
     return least
 
 
@@ -347,7 +349,7 @@ def _add(logits: Tensor, edits: LogitEdits | SharedEdits) -> None:
     if isinstance(edits, SharedEdits):
         at, value = to_device_together((edits.token, edits.value), device)
         some = TensorRows(edits.rows, logits)
-        some.put(logits, some.of(logits).add_(logits.new_zeros(vocab).index_add_(0, at, value)))
+        some.write_back(logits, some.select(logits).add_(logits.new_zeros(vocab).index_add_(0, at, value)))
         return
     at, value = to_device_together((edits.row * vocab + edits.token, edits.value), device)
     logits.view(-1).index_add_(0, at, value)

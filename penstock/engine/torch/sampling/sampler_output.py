@@ -31,7 +31,7 @@ class TopLogprobs:
     def to_host(self) -> TopLogprobs:
         return TopLogprobs(self.row, self.wanted, *map(to_host, (self.ids, self.values, self.rank)))
 
-    def read(self) -> Logprobs:
+    def read_logprobs(self) -> Logprobs:
         ids, values = self.ids.numpy().astype(np.int32), self.values.numpy().copy()
         beyond = np.arange(ids.shape[1]) > self.wanted[:, None]
         ids[beyond] = -1
@@ -51,7 +51,7 @@ class SamplerOutput:
         """A copy on the host, which may be read once the device has finished."""
         return SamplerOutput(to_host(self.tokens), self.candidates and self.candidates.to_host())
 
-    def read(self) -> tuple[I32, Logprobs | None]:
+    def read_tokens(self) -> tuple[I32, Logprobs | None]:
         """int32[S] and the logprobs; all tensors must be on the host."""
-        logprobs = None if self.candidates is None else self.candidates.read().split()
+        logprobs = None if self.candidates is None else self.candidates.read_logprobs().split()
         return self.tokens.numpy().astype(np.int32), logprobs
