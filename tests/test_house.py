@@ -112,6 +112,18 @@ def test_imports_point_downwards(path: Path) -> None:
     assert not wrong, f"{dotted(path)} (rank {RANK[own]}) imports {wrong}"
 
 
+API_ERRORS = frozenset({"http", "store", "generation", "dialects", "api", "supervisor", "gateway"})
+"""Rooms that answer requests, or read them: what they refuse is a field and a status of the client's API.
+Those below report faults of their own."""
+
+
+def test_api_errors_are_raised_at_the_rim() -> None:
+    importing = {
+        room(dotted(path)) for path in MODULES for name in imports(path) if name.endswith(".errors.ApiError")
+    }
+    assert importing == API_ERRORS
+
+
 def test_nothing_imports_vllm() -> None:
     """It is a process of its own, of whatever version."""
     importing = [dotted(path) for path in MODULES if imports(path, of="vllm")]

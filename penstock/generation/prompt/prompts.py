@@ -1,4 +1,4 @@
-"""Checks the field ``prompt`` in its four forms, and prompt truncation."""
+"""Checks prompts in the four forms that a field may have, and prompt truncation."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def _token_column(value: bytes) -> bytes:
 
 
 def parse_prompts(
-    prompt: str | list[str | int | list[int]] | list[bytes] | None, vocab_size: int
+    prompt: str | list[str | int | list[int]] | list[bytes] | None, vocab_size: int, field: str = "prompt"
 ) -> Sequence[str | bytes]:
     """The prompts, at least one: texts, or token ids as int32 little-endian. Lists of ids may be columns
-    (:func:`token_columns`). Raises ApiError."""
+    (:func:`token_columns`). ``field``: the request's name of them. Raises ApiError."""
     if not prompt:
         if prompt == []:
-            raise ApiError(400, "You must pass at least one prompt", param="prompt")
-        raise refused("prompt must be provided and non-empty.", "prompt")
+            raise ApiError(400, "You must pass at least one prompt", param=field)
+        raise refused(f"{field} must be provided and non-empty.", field)
     if isinstance(prompt, str):
         return (prompt,)
     if not isinstance(prompt[0], int):
@@ -60,9 +60,9 @@ def parse_prompts(
     if len(kinds) > 1:
         raise ApiError(
             400,
-            "prompt: a list must hold texts, or token ids, or lists of token ids, not a mix of them.",
+            f"{field}: a list must hold texts, or token ids, or lists of token ids, not a mix of them.",
             type=MALFORMED,
-            param="body.prompt.0",
+            param=f"body.{field}.0",
         )
     kind = kinds.pop()
     if kind is str:
@@ -70,13 +70,13 @@ def parse_prompts(
     if kind is bytes:
         columns = cast(list[bytes], prompt)
         for column in columns:
-            check_vocabulary("prompt", int(np.frombuffer(column, "<i4").max()), vocab_size)
+            check_vocabulary(field, int(np.frombuffer(column, "<i4").max()), vocab_size)
         return columns
     lists = cast(list[list[int]], [prompt] if kind is int else prompt)
     for number, ids in enumerate(lists):
         if not ids:
-            raise ApiError(400, f"prompt[{number}] is an empty list of token ids.", param="prompt")
-        check_vocabulary("prompt", max(ids), vocab_size)
+            raise ApiError(400, f"{field}[{number}] is an empty list of token ids.", param=field)
+        check_vocabulary(field, max(ids), vocab_size)
     return [np.array(ids, "<i4").tobytes() for ids in lists]
 
 

@@ -38,6 +38,13 @@ def test_what_is_no_prompt(prompt: Any) -> None:
     assert error_of(parse_prompts, prompt, 10).status == 400
 
 
+@pytest.mark.parametrize("prompt", [None, [], [[]], [10], [column(1, 10)], ["a", 1]])
+def test_errors_name_the_field_that_was_sent(prompt: Any) -> None:
+    error = error_of(parse_prompts, prompt, 10, "input")
+    assert error.param in ("input", "body.input.0")
+    assert "prompt" not in error.message.replace("at least one prompt", "")
+
+
 def test_the_vocabulary_ends_before_its_size() -> None:
     check_vocabulary("prompt", 9, 10)
     error = error_of(check_vocabulary, "prompt", 10, 10)
