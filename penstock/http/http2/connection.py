@@ -315,7 +315,7 @@ class Http2Connection(Protocol):
         while self._fresh:
             fresh, self._fresh = self._fresh, []
             for stream in fresh:
-                if not stream.closed:
+                if not stream.is_closed:
                     self._start(stream)
 
     def _start(self, stream: Http2Stream) -> None:

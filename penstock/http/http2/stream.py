@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from enum import IntEnum
 from functools import lru_cache
 from typing import Protocol
 
@@ -34,6 +35,25 @@ _PER_CONNECTION = frozenset(
 @lru_cache(maxsize=2)
 def _date_field(date: bytes) -> bytes:
     return encode_fields([(b"date", date)])
+
+
+class StreamPhase(IntEnum):
+    """How far the reply has come::
+
+        OPEN ◄──pause, resume──► PAUSED
+          └──────────┬────────────┘
+                  complete ──► ENDING ──sent──► CLOSED
+
+    A stream that is reset, by either end, or whose connection is lost, is CLOSED at once.
+    """
+
+    OPEN = 0
+    """The end of the reply is not handed over, and its client reads as far as is known."""
+    PAUSED = 1
+    """The reply was told to pause: bytes wait for a window or for the transport."""
+    ENDING = 2
+    """The end is handed over, and follows what is unsent."""
+    CLOSED = 3
 
 
 class StreamOwner(Protocol):
@@ -68,7 +88,7 @@ class StreamOwner(Protocol):
 class Http2Stream:
     """A request and its reply, as :class:`penstock.http.sink.Sink`, from HEADERS to the end of both.
 
-    It is open until :meth:`close`. Calls of a reply that goes on after that have no effect.
+    Calls of a reply that goes on after the end have no effect.
     """
 
     __slots__ = (
@@ -80,10 +100,8 @@ class Http2Stream:
         "_unsent",
         "_write_target",
         "body_left",
-        "closed",
-        "ends",
         "id",
-        "paused",
+        "phase",
         "progress_at",
         "queued",
         "receive_window",
@@ -103,7 +121,7 @@ class Http2Stream:
         """None before it is set by the connection, and after :meth:`close`."""
         self.running = False
         """Whether the application is called and has not returned."""
-        self.closed = False
+        self.phase = StreamPhase.OPEN
         # the request
         self.receive_window = STREAM_WINDOW
         self.body_left = body_left
@@ -115,13 +133,13 @@ class Http2Stream:
         self._unsent: bytes = b""
         """Bytes of the body that wait for a window, or for the stream's turn; from ``_sent`` on."""
         self._sent = 0
-        self.ends = False
-        """The reply's end is handed over, and follows what is unsent."""
         self.queued = False
-        self.paused = False
-        """Whether the reply was told to pause."""
         self.progress_at = 0.0
         """When bytes that waited were last sent."""
+
+    @property
+    def is_closed(self) -> bool:
+        return self.phase is StreamPhase.CLOSED
 
     # -- the request: called by the connection
 
@@ -151,7 +169,7 @@ class Http2Stream:
     def close(self) -> None:
         """The stream has ended. The application, if it still runs, sees that its client has gone, unless its
         reply is complete."""
-        self.closed = True
+        self.phase = StreamPhase.CLOSED
         listener, self._listener = self._listener, None
         request, self.request = self.request, None  # breaks a reference cycle
         self._unsent = b""
@@ -170,7 +188,7 @@ class Http2Stream:
             await self._connection.app(request)
         except Exception:
             log.exception("the application failed")
-            if self.closed:
+            if self.is_closed:
                 return
             if request.started:
                 self.reset(ErrorCode.INTERNAL_ERROR)
@@ -179,7 +197,7 @@ class Http2Stream:
             return
         finally:
             self.running = False
-            if self.closed:
+            if self.is_closed:
                 self._connection.on_run_end()
             else:
                 self.release()
@@ -212,14 +230,14 @@ class Http2Stream:
 
     def reset(self, code: ErrorCode) -> None:
         """End the stream by RST_STREAM."""
-        if not self.closed:
+        if not self.is_closed:
             self._connection.reset_stream(self, code)
 
     # -- the sink, for its request: see Sink
 
     @property
     def write_paused(self) -> bool:
-        return self.paused
+        return self.phase is StreamPhase.PAUSED
 
     def on_body_wanted(self) -> None:
         request = self.request
@@ -268,20 +286,20 @@ class Http2Stream:
 
     @property
     def write_target(self) -> WriteTarget | None:
-        if self._unsent or self.closed or self._sender.paused:
+        if self._unsent or self.is_closed or self._sender.paused:
             return None
         if self._write_target is None:
             self._write_target = WriteTarget(window=self.slot, prefix=frames.data_prefix(self.id))
         return self._write_target
 
     def listen(self, listener: Listener) -> None:
-        if self.closed:
+        if self.is_closed:
             listener.on_disconnect()
             return
         self._listener = listener
-        if self._sender.paused:
-            self.paused = True
-        if self.paused:
+        if self._sender.paused and self.phase is StreamPhase.OPEN:
+            self.phase = StreamPhase.PAUSED
+        if self.phase is StreamPhase.PAUSED:
             listener.on_pause()
 
     def release(self) -> None:
@@ -329,7 +347,7 @@ class Http2Stream:
 
     def _write(self, head: bytes, data: bytes, *, last: bool, urgent: bool) -> None:
         """Write ``head``, HEADERS or nothing, and data, as far as it fits; the rest is held."""
-        if self.closed or self.ends:
+        if self.phase >= StreamPhase.ENDING:
             return
         if last:
             self._complete()
@@ -358,7 +376,8 @@ class Http2Stream:
         request = self.request
         assert request is not None
         self._listener = None
-        self.ends = request.complete = True
+        self.phase = StreamPhase.ENDING
+        request.complete = True
         request.wake()
 
     def _hold(self, data: bytes) -> None:
@@ -380,7 +399,7 @@ class Http2Stream:
     def take_frame(self, size: int) -> tuple[bytes, memoryview]:
         start = self._sent
         self._sent = end = start + size
-        last = self.ends and end == len(self._unsent)
+        last = self.phase is StreamPhase.ENDING and end == len(self._unsent)
         self.progress_at = self._connection.core.now
         header = frames.frame_header(size, frames.DATA, frames.END_STREAM if last else 0, self.id)
         return header, memoryview(self._unsent)[start:end]
@@ -388,23 +407,23 @@ class Http2Stream:
     def on_all_sent(self) -> None:
         self._unsent, self._sent = b"", 0
         self._connection.on_sent(self)
-        if self.ends:
+        if self.phase is StreamPhase.ENDING:
             self._connection.end_stream(self)
         elif not self._sender.paused:
             self.resume()
 
     def pause(self) -> None:
         """The client does not read."""
-        if not self.paused:
-            self.paused = True
+        if self.phase is StreamPhase.OPEN:
+            self.phase = StreamPhase.PAUSED
             if self._listener is not None:
                 self._listener.on_pause()
 
     def resume(self) -> None:
         """The client reads again."""
-        if self.closed or self._unsent or not self.paused:
+        if self._unsent or self.phase is not StreamPhase.PAUSED:
             return
-        self.paused = False
+        self.phase = StreamPhase.OPEN
         if self._listener is not None:
             self._listener.on_resume()
         if self.request is not None:
@@ -439,7 +458,7 @@ class Http2Stream:
         """Cut a reply of which nothing is taken for too long. One that is streamed limits its own backlog."""
         request = self.request
         assert request is not None
-        if (self.ends or not request.streamed) and now - self.progress_at > timeout_s:
+        if (self.phase is StreamPhase.ENDING or not request.streamed) and now - self.progress_at > timeout_s:
             self.cut()
 
 
