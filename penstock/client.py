@@ -153,7 +153,7 @@ class Client:
         """``timeout``: maximum time without data from the server, in seconds."""
         self._url = url.rstrip("/").removesuffix("/v1")
         self.url = hide_credentials(self._url)
-        """Of the server, for those who read it."""
+        """The server's URL without credentials, for messages."""
         self.timeout = timeout
         self._local = _is_loopback(self._url)
         self._answered = False

@@ -12,9 +12,9 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 """Wrong options: raised as penstock.config.errors.ConfigError."""
 EXIT_FATAL = 3
-"""Of a child: it would fail the same way again, so it is not restarted."""
+"""A child would fail the same way again, so it is not restarted."""
 EXIT_ORPHANED = 4
-"""Of a child: its supervisor has ended."""
+"""A child's supervisor has ended."""
 
 
 _EXHAUSTED = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)

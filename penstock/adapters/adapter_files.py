@@ -62,7 +62,7 @@ class AdapterFiles:
     """What an adapter's files contain."""
 
     digest: str
-    """Of all bytes of both files, hexadecimal."""
+    """Hash of all bytes of both files, hexadecimal."""
     rank: int
     """Largest rank of its layers."""
     modules: dict[str, LoraPair]

@@ -27,7 +27,7 @@ class LoraModule:
 
     name: str
     path: str
-    """As it was given."""
+    """Path of the directory, as it was given."""
     base_model_name: str | None = None
 
 

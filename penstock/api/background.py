@@ -76,7 +76,7 @@ class BackgroundRun:
         self._pending = bytearray()
         """Events that are not given to the store yet."""
         self._count = 0
-        """Their number."""
+        """Number of the pending events."""
         self._next = 0
         """Sequence number of the first of them."""
         self._stored_bytes = 0
@@ -244,7 +244,7 @@ def _end_of(events: bytes, entry: StoredResponse) -> tuple[str, bytes]:
 
 
 class BackgroundResponses:
-    """Those of one API server."""
+    """The responses of one API server that are generated in the background."""
 
     def __init__(self, store: ResponseStore, metrics: StoreMetrics) -> None:
         self.store = store

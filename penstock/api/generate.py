@@ -192,7 +192,8 @@ class GenerationRoutes:
         info: RequestInfo,
         found: LookedUp | None,
     ) -> tuple[RequestPlan, list[Prompt] | None]:
-        """The same, in a thread if it takes long; ``size``: bytes that there are to read."""
+        """Plan the request and encode its prompts, in a thread if that takes long; ``size``: bytes that there
+        are to read."""
         if size <= INLINE_BODY:
             try:
                 return on_event_loop(self._plan, dialect, body, info, found, tokenize=False)

@@ -37,9 +37,9 @@ class EndedRequest:
     outcome: str | None = None
     first_token_at: float | None = None
     engine: int | None = None
-    """That the first choice was submitted to."""
+    """Rank of the engine that the first choice was submitted to."""
     resumptions: Sequence[tuple[float, int, int]] = ()
-    """Of streams that lost their engine: time, rank of the next engine, tokens until then."""
+    """For each time that a stream lost its engine: time, rank of the next engine, tokens until then."""
 
 
 def describe(request: EndedRequest) -> SpanData:

@@ -22,7 +22,7 @@ from penstock.wire.messages import EngineInfo, Submit
 from penstock.wire.sockets import Wakeup
 
 VOCAB_SIZE = 128_256
-"""That of Llama 3."""
+"""Tokens of Llama 3's vocabulary."""
 TOKEN = 1000
 EOS = 2
 BLOCK_SIZE = 16

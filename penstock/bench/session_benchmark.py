@@ -123,7 +123,7 @@ class _Conversation:
     def __init__(self, config: BenchSessionConfig, number: int) -> None:
         """``number``: each has other words."""
         self.prompt_tokens = self.body_bytes = 0
-        """Of the last turn."""
+        """Sizes of the last turn's prompt and body."""
         self._new = config.new_tokens * CHARACTERS_PER_TOKEN
         words = " ".join(topics.values()).split()
         self._words = (words[at * 7919 % len(words)] for at in count(number * 1_000_003))

@@ -69,7 +69,7 @@ class SpeculationRun(msgspec.Struct, frozen=True, kw_only=True):
     drafted: int
     accepted: int
     tokens_per_step: float
-    """Of a stream that decodes, with speculation."""
+    """Tokens per step of a stream that decodes, with speculation."""
     different_streams: int
     """Streams whose tokens differ from those without speculation, in the last round."""
 

@@ -125,7 +125,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _options: dict[type, tuple[Option, ...]] = {}
-"""Of each config class that was read: that takes milliseconds."""
+"""Options by config class, as far as they were read: that takes milliseconds."""
 
 
 def options_of(config: type) -> tuple[Option, ...]:

@@ -24,12 +24,13 @@ T = TypeVar("T")
 Stamp = tuple[int, int, int]
 """Time of the last change, size and inode."""
 MAX_CHARACTERS = 16 << 20
-"""Of a file."""
+"""Maximum size of a file."""
 SETTLE_S = 1.0
 """A file that was written in place is read when it has not changed for so long, or from one look to the next:
 another part may follow. One that takes its name by a move is complete."""
 _ENDS = ("\n", "]", "}", '"', "'")
-"""Of a text that is not cut within a word; what was cut within brackets or quotes is not valid."""
+"""Last characters of a text that is not cut within a word; what was cut within brackets or quotes is not
+valid."""
 _KINDS = ((stat.S_ISFIFO, "a pipe"), (stat.S_ISDIR, "a directory"), (stat.S_ISCHR, "a device"))
 _says_something = re.compile(r"^[ \t]*[^#\s]", re.MULTILINE).search
 
@@ -104,7 +105,7 @@ class WatchedFile(Generic[T]):
         self._problem = ""
         """The problem logged last, so that it is not logged every second."""
         self._stamp: Stamp | None = None
-        """Of the contents that were read last, valid or not; None: they could not be read."""
+        """Stamp of the contents that were read last, valid or not; None: they could not be read."""
         self._looked_at: Stamp | None = None
         """What the latest look saw."""
         try:

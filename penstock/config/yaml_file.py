@@ -38,7 +38,7 @@ class DuplicateKeyError(yaml.MarkedYAMLError):
 
 
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""That of libyaml is much faster, where PyYAML has it."""
+"""PyYAML's loader; libyaml's, which is much faster, where PyYAML has it."""
 
 
 class _UniqueKeyLoader(_SafeLoader):  # type: ignore[misc]

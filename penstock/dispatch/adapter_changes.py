@@ -24,7 +24,7 @@ from penstock.wire.messages import Adapter, LoraInfo
 MIN_PAUSE_S, MAX_PAUSE_S = 0.01, 0.2
 """Pause before a change that lost against another one is made again, drawn anew each time."""
 ENVELOPE_BYTES = 4096
-"""Of a change beside the list."""
+"""Bytes of a change beside the list."""
 
 
 class NameTaken(ValueError):

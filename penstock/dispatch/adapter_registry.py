@@ -17,9 +17,9 @@ class AdapterRegistry:
 
     def __init__(self) -> None:
         self.adapters: dict[str, Adapter] = {}
-        """By name, in the order in which they were loaded."""
+        """Adapters by name, in the order in which they were loaded."""
         self.generation = 0
-        """Of the list; 0: it is the empty one of the start."""
+        """Generation of the list; 0: it is the empty one of the start."""
         self.changes = 0
         """How often :meth:`served` has changed."""
         self._replaced: dict[str, Adapter | None] = {}

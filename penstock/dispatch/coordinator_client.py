@@ -71,7 +71,7 @@ class CoordinatorClient:
         self._sent_final: set[ProcessKey] = set()
         """Ended engines whose final metrics were sent."""
         self._shared: dict[ProcessKey, int] = {}
-        """Of each entry of the board that the coordinator was sent to be shown, the sequence number."""
+        """Sequence numbers of the board's entries that the coordinator was sent to show."""
         self._joins = 0
         """How often the coordinator, or the next one, has accepted this process."""
         self._queries: dict[int, asyncio.Future[None]] = {}

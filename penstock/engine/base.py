@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 ACCEPTED_PER_POSITION = "spec_decode_accepted_tokens_per_pos_total/"
-"""Of names in :meth:`Engine.metrics`: a position in drafts, from 0, follows."""
+"""Prefix of names in :meth:`Engine.metrics`: a position in drafts, from 0, follows."""
 
 
 class RequestRejected(ValueError):
@@ -86,7 +86,7 @@ class Engine(Protocol):
     """
 
     adapters: AdapterTable | None
-    """Its LoRA adapters; None: it runs none."""
+    """The engine's LoRA adapters; None: it runs none."""
     can_sleep: bool
     """Whether it supports the operations ``sleep`` and ``wake_up``."""
     info: EngineInfo

@@ -49,7 +49,7 @@ class Metric:
     llm_d: InitVar[MetricName | None] = None
     gie: InitVar[MetricName | None] = None
     of_host: bool = False
-    """Of gauges: every worker of the gateway knows the same value. Other gauges, counters and histograms are
+    """For gauges: every worker of the gateway knows the same value. Other gauges, counters and histograms are
     added up over the workers."""
     names: Mapping[MetricsDialect, MetricName] = field(init=False)
     """By dialect; a dialect without this metric is missing."""

@@ -56,7 +56,7 @@ ENVOY_LEAVES_S = 12.0
 RESOLVE_WAIT_S = 2.0
 """Longest wait for the first endpoints before clients are served: a name server may take longer."""
 KUBERNETES_WAIT_S = 10.0
-"""The same where endpoints come from Kubernetes, and other workers serve clients meanwhile."""
+"""Seconds to wait where endpoints come from Kubernetes, and other workers serve clients meanwhile."""
 FIRST_MODELS_S = 1.0
 """Time for endpoints to list their models before clients are served. Slower ones may get requests for any
 model at first."""

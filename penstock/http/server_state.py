@@ -87,12 +87,12 @@ class ServerState:
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     """Applications that wait for something."""
     budget: ReceiveBudget = field(init=False)
-    """Of the bytes of requests that the connections hold."""
+    """Budget of the bytes of requests that the connections hold."""
     chunk_rounds: ChunkRounds = field(default_factory=ChunkRounds)
     lingering: set[Holder] = field(default_factory=set)
     """Connections that only wait for their client to close."""
     windows: FlowWindows = field(default_factory=FlowWindows)
-    """Of its HTTP/2 connections and their streams."""
+    """Flow windows of the server's HTTP/2 connections and their streams."""
     date: bytes = b""
     """Value of the Date header of replies."""
 

@@ -28,7 +28,7 @@ class Verdict(enum.Enum):
     IDLE = enum.auto()
     """Close without a reply."""
     NOT_READING = enum.auto()
-    """Its client does not read the end of a reply: abort."""
+    """The client does not read the end of a reply: abort."""
 
 
 class SlowClientTimer:

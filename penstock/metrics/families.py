@@ -447,4 +447,4 @@ MESSAGES_REFUSED = _counter(
 METRIC_FAMILIES: dict[str, MetricFamily] = {
     family.name: family for family in tuple(globals().values()) if isinstance(family, MetricFamily)
 }
-"""By name, in the order of this file."""
+"""Families by name, in the order of this file."""

@@ -40,7 +40,7 @@ DISK_BYTES, MEMORY_BYTES = 1 << 30, 256 << 20
 MAX_CHAIN = 1000
 """Responses that one may continue."""
 MAX_CHAIN_BYTES = 16 << 20
-"""Their size altogether; as much as a body with the whole conversation may have."""
+"""Size of all responses of a chain; as much as a body with the whole conversation may have."""
 MAX_REFERRED_BYTES = 32 << 20
 """Size altogether of responses whose items one request may refer to: 0.3 s of the thread."""
 MAX_TOGETHER = 256

@@ -39,11 +39,11 @@ class StreamState(enum.IntEnum):
     RUNNING = 1
     """Submitted to an engine, which runs it or has it in its queue."""
     INTERRUPTED = 2
-    """Its engine is lost; it waits for another one."""
+    """The stream's engine is lost; it waits for another one."""
     DROPPED = 3
-    """Its request no longer wants it; the engine has not confirmed the end."""
+    """The request no longer wants the stream; the engine has not confirmed the end."""
     ENDED = 4
-    """Its handle is free."""
+    """The stream's handle is free."""
 
 
 class StreamEvent(enum.IntEnum):

@@ -25,11 +25,12 @@ class Event(NamedTuple):
     """One event, a block of comments, or empty lines."""
 
     raw: bytes
-    """Its bytes, including the empty line at its end."""
+    """The event's bytes, including the empty line at its end."""
     data: bytes | None
-    """Its data lines joined by LF; None when it has none: readers ignore such an event, e.g. a comment."""
+    """The event's data lines joined by LF; None when it has none: readers ignore such an event, e.g. a
+    comment."""
     name: bytes = b""
-    """Its event field."""
+    """The event's ``event`` field."""
 
 
 class SSEParser:

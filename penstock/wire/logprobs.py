@@ -41,7 +41,7 @@ class Logprobs:
         return self.select_entries(entries, shifted.astype(np.int32))
 
     def split(self) -> Logprobs:
-        """The same candidates in entries of at most ENTRY_CANDIDATES; here every token has one entry."""
+        """Split the candidates into entries of at most ENTRY_CANDIDATES; here every token has one entry."""
         width = self.ids.shape[1]
         if width <= ENTRY_CANDIDATES:
             return self
@@ -60,7 +60,7 @@ class Logprobs:
         return np.concatenate(([False], self.token[1:] == self.token[:-1]))
 
     def moved_by(self, tokens: int) -> Logprobs:
-        """The same entries, with token indexes increased by ``tokens``."""
+        """Copy the entries, with token indexes increased by ``tokens``."""
         return replace(self, token=self.token + np.int32(tokens))
 
 

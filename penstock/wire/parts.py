@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TypeAlias, TypeVar
 
 Part: TypeAlias = bytes | memoryview
-"""As it was received: a long one may be a view of the memory that ZMQ received it into."""
+"""A part as it was received: a long one may be a view of the memory that ZMQ received it into."""
 AnyPart = TypeVar("AnyPart", bytes, Part)
 PIECE_BYTES = 1 << 16
 """Maximum size of a part on the wire."""

@@ -143,7 +143,7 @@ class MetricsEndpoint:
         return encode_json(fleet_status(totals, self._engine_client, self._models, chat=self._chat))
 
     async def _shared_totals(self) -> Totals:
-        """Those that every API server would show, as of now."""
+        """Families that every API server would show, as of now."""
         await self._refresh(self.snapshot())
         own = self.snapshot()
         await self._share(own)

@@ -123,7 +123,7 @@ def _plain(*kinds: str) -> Json:
 
 _PAGE = "Page"
 _OPEN_TAGS = ("Health", _PAGE)
-"""Those of routes that need no key."""
+"""Tags of routes that need no key."""
 
 
 _YES: Json = {"description": "Yes.", "content": {"application/json": {"schema": {"type": "object"}}}}

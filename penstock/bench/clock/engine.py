@@ -26,7 +26,7 @@ from penstock.wire.sockets import tcp_address
 
 VERSION = "0.32.0"
 OUTPUT_FIELDS = 18
-"""Of EngineCoreOutput, in that version."""
+"""Number of fields of EngineCoreOutput, in that version."""
 FIRST_TOKEN = 1000
 TOKENS = 20_000
 """Tokens are FIRST_TOKEN to FIRST_TOKEN + TOKENS - 1, as far as the vocabulary has them."""
@@ -333,7 +333,7 @@ def _fields(
 
 
 def _logprobs(tokens: Sequence[int], width: int) -> list[Any]:
-    """Of each token and the ``width`` ids behind it, the token being the most likely one."""
+    """Logprobs of each token and the ``width`` ids behind it, the token being the most likely one."""
     places = range(width + 1)
     ids = struct.pack(
         f"<{len(tokens) * (width + 1)}i", *(token + place for token in tokens for place in places)

@@ -189,4 +189,4 @@ LATER: dict[str, tuple[str, Advice | None]] = {
     "--watchdog-config": ("1", None),
     "--reasoning-effort-map": ("1", Unsupported("set the values in a copy of the chat template")),
 }
-"""The same for flags of later versions; without advice they are the engine's."""
+"""Advice on flags of later versions of vLLM; those without advice are the engine's."""

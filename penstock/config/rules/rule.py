@@ -16,7 +16,7 @@ class Rule(Generic[C]):
     """Options that may have other values than their defaults only where a condition holds."""
 
     options: tuple[str, ...]
-    """Their fields."""
+    """Fields of the options."""
     allowed: Callable[[C], bool]
     reason: str
     """What the options need or do not go with. ``{0.engine}`` stands for the config's engine."""

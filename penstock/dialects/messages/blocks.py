@@ -23,7 +23,7 @@ class Start(NamedTuple):
     """Index of the block."""
     kind: Kind
     id: str = ""
-    """Of a tool_use."""
+    """Id of a tool_use block."""
     name: str = ""
 
 
@@ -43,7 +43,7 @@ class BlockStop(NamedTuple):
     """Index of the block."""
     kind: Kind
     signature: str = ""
-    """Of thinking."""
+    """Signature of a thinking block."""
 
 
 Step = Start | Piece | BlockStop
@@ -60,7 +60,7 @@ class BlockSequence:
         """``omit_thinking``: the text of thinking is in the signature alone."""
         self.open: Kind | None = None
         self.index = -1
-        """Of the open block, or of the last one."""
+        """Index of the open block, or of the last one."""
         self.called = False
         """Whether there was a tool_use."""
         self.omits_thinking = omit_thinking

@@ -33,7 +33,7 @@ INCLUDABLE = (
     "web_search_call.action.sources",
     "web_search_call.results",
 )
-"""Those after the first two are of hosted tools, which make no items here."""
+"""Values of ``include``; those after the first two are of hosted tools, which make no items here."""
 MAX_TOP_LOGPROBS = 20
 """OpenAI's limit: items and their events repeat them."""
 

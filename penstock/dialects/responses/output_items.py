@@ -26,7 +26,7 @@ class OutputItem(ABC):
     __slots__ = ("head", "id", "index", "where")
 
     prefix: ClassVar[str]
-    """Of its id."""
+    """Prefix of the item's id."""
     delta_event: ClassVar[bytes]
     done_event: ClassVar[bytes]
     text_field: ClassVar[bytes] = b"text"
@@ -50,7 +50,7 @@ class OutputItem(ABC):
         """The item; ``text``: None before its part is added."""
 
     def part(self, text: bytes) -> bytes:
-        """Its only part, if it has parts."""
+        """The item's only part, if it has parts."""
         raise AssertionError(f"{self.prefix} items have no parts")
 
     def done_fields(self, text: bytes) -> bytes:

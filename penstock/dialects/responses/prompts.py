@@ -44,7 +44,7 @@ class Found(NamedTuple):
     chain: list[StoredResponse]
     """The responses that it continues, oldest first."""
     items: dict[str, InputItem]
-    """Those it refers to, by id."""
+    """Items that the input refers to, by id."""
     size: int
     """Bytes to read besides the body."""
 

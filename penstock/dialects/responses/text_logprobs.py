@@ -13,7 +13,8 @@ MAX_HELD = 64
 
 
 class TextLogprobs:
-    """Of one output. Its pieces are found one after the other in the text of its tokens.
+    """Logprobs of the pieces of one output's text. Pieces are found one after the other in the text of its
+    tokens.
 
     A token belongs to the piece in which it begins; tokens of one character begin together. Tokens after
     the last piece are kept: their text may be held back, or its last character may not be complete.
@@ -23,7 +24,7 @@ class TextLogprobs:
 
     def __init__(self) -> None:
         self._kept: TokenLogprobs | None = None
-        """Of tokens that no piece has."""
+        """Logprobs of tokens that no piece has."""
         self._begins: list[int] = []
         """Where in ``_text`` each of them begins."""
         self._text = ""
@@ -84,7 +85,7 @@ class TextLogprobs:
         self._kept = logprobs
 
     def _take(self, start: int, end: int) -> bytes | None:
-        """Those of tokens that begin within a part of the text; those before it are dropped."""
+        """Take the logprobs of tokens that begin within a part of the text; those before it are dropped."""
         before = sum(begin < start for begin in self._begins)
         after = sum(begin < end for begin in self._begins)
         assert self._kept is not None

@@ -39,7 +39,7 @@ class CallItemTool(NamedTuple):
     name: str
     namespace: str | None = None
     input: InputGrammar | None = None
-    """Of a custom tool."""
+    """Grammar of a custom tool's input."""
 
 
 class Tools:

@@ -31,9 +31,9 @@ LARGEST = {"float16": 65504.0}
 """Largest value of the dtypes in which adapters may be kept; of others, float32's and bfloat16's."""
 LARGEST_WIDE = 3.3e38
 MAX_WAITING_BYTES = 256 << 20
-"""Of outputs that are kept while a call runs."""
+"""Bytes of outputs that are kept while a call runs."""
 MAX_REASON_CHARS = 600
-"""Of vLLM's own words."""
+"""Characters of vLLM's own words in a message."""
 WAIT_S = 1.0
 _REASON = re.compile(
     r"Worker failed with error ['\"](.*)['\"], please check the stack trace"
@@ -66,7 +66,7 @@ class AttachedCore:
         self._first_adapter = secrets.randbelow(1 << 20) << 10
         """Added to adapters' numbers: vLLM may have adapters of an earlier attachment."""
         self._names: dict[int, str] = {}
-        """Of loaded adapters, in vLLM, by number."""
+        """Names of loaded adapters in vLLM, by number."""
         self.is_asleep = False
         self.heard_at = time.monotonic()
         """When the engine has last sent something."""

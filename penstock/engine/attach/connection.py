@@ -24,12 +24,12 @@ from penstock.wire.sockets import Wakeup, bound_port, set_keepalive
 from penstock.wire.vllm.messages import EngineLost
 
 MAX_OUTPUT_BYTES = 256 << 20
-"""Of a frame of outputs: logprobs of whole vocabularies for a long prompt. A peer that announces more is
-disconnected."""
+"""Bytes of a frame of outputs: logprobs of whole vocabularies for a long prompt. A peer that announces more
+is disconnected."""
 MAX_REQUEST_BYTES = 1 << 20
-"""Of what an engine sends on the socket that gives it requests: its ReadyResponse."""
+"""Bytes of what an engine sends on the socket that gives it requests: its ReadyResponse."""
 MAX_FRAMES = 1 << 16
-"""Of a message."""
+"""Frames of a message."""
 OUTPUTS_AHEAD = 1000
 """Messages that may wait here; further ones wait at the engine."""
 CLOSE_TIMEOUT_MS = 500
@@ -67,7 +67,7 @@ class EngineConnection:
         self._source = _ANY
         """Descriptor of the connection by which the engine sends outputs; those of others are not read."""
         self._latest_source = _ANY
-        """Of the latest message."""
+        """Descriptor of the connection by which the latest message came."""
         try:
             for socket, address in zip((self._requests, self._outputs), addresses, strict=True):
                 _set_options(socket, address)

@@ -207,8 +207,8 @@ class OutputDecoder:
     def _rare(
         self, message: memoryview, starts: Places, unusual: Places, rest: Outputs
     ) -> list[tuple[int, EngineCoreOutput]]:
-        """Those of the ``unusual`` records that have more than tokens. Each must be one value, from its place
-        to the next one."""
+        """Decode those of the ``unusual`` records that have more than tokens. Each must be one value, from
+        its place to the next one."""
         decode, last = self._record_decoder.decode, len(starts) - 1
         rare = []
         for index in unusual.tolist():

@@ -58,7 +58,7 @@ def _weight(frame: TokenFrame) -> int:
 
 
 def _bytes_of(frame: TokenFrame) -> int:
-    """Of its columns, about: a row has at most five, an entry of logprobs two per candidate."""
+    """Size of the frame's columns, about: a row has at most five, an entry of logprobs two per candidate."""
     size = 20 * len(frame.stream) + 4 * len(frame.tokens)
     if frame.logprobs is not None:
         size += 2 * frame.logprobs.ids.nbytes
@@ -70,8 +70,8 @@ def _bytes_of(frame: TokenFrame) -> int:
 
 
 class Backlog:
-    """Of one API server, in the order in which it must be sent: a message that found the queue full, frames,
-    messages."""
+    """What waits for one API server, in the order in which it must be sent: a message that found the queue
+    full, frames, messages."""
 
     __slots__ = ("_bytes", "_frames", "_head", "_messages")
 
@@ -80,7 +80,7 @@ class Backlog:
         self._frames = FrameBacklog()
         self._messages: deque[bytes] = deque()
         self._bytes = 0
-        """Of the head and the messages."""
+        """Bytes of the head and the messages."""
 
     def __bool__(self) -> bool:
         return bool(self._head is not None or self._frames or self._messages)

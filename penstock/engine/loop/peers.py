@@ -31,9 +31,9 @@ class Peer:
     """An attached API server."""
 
     server: int
-    """Its number."""
+    """Number of the API server."""
     identity: bytes
-    """Of its ZMQ socket."""
+    """Identity of the API server's ZMQ socket."""
     order: tuple[int, int, int] = (0, 0, 0)
     """Incarnation, epoch and connection: a later Hello of the same API server is greater."""
     streams: dict[int, int] = field(default_factory=dict)

@@ -34,8 +34,8 @@ from penstock.wire.regroup import take_rows
 from penstock.wire.sockets import PeerGone
 
 MAX_BACKLOG_BYTES = 256 << 20
-"""Of one API server: half a million tokens of 1,024 streams, or minutes of a stalled process. It is detached
-when more gathers."""
+"""Bytes that wait for one API server: half a million tokens of 1,024 streams, or minutes of a stalled
+process. It is detached when more gathers."""
 MAX_FAREWELLS = 1024
 """Peers that are told why they were refused once their queue has room."""
 

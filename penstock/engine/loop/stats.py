@@ -68,7 +68,7 @@ class EngineStats:
         """Increases with every event that is counted."""
         self.steps = self.prompt_tokens = self.cached_tokens = self.generation_tokens = 0
         self.waves = self.dummy_steps = 0
-        """Of a rank in a wave group."""
+        """Waves and dummy steps of a rank in a wave group."""
         self.ended = dict.fromkeys(REASONS, 0)
         """Finished streams by reason."""
         self._iteration_tokens = Histogram(f.ITERATION_TOKENS.bounds)
@@ -138,7 +138,7 @@ class EngineStats:
             self._stopped[stream] = True
 
     def times_of(self, stream: int) -> StreamTimes:
-        """Of a stream whose end was counted last, or that runs."""
+        """Times of a stream whose end was counted last, or that runs."""
         entry = self._table[stream]
         return StreamTimes(*(entry[name].item() for name in StreamTimes._fields))
 

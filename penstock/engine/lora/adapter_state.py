@@ -42,7 +42,7 @@ class AdapterState:
         self._failed: dict[AdapterKey, str] = {}
         """Why adapters of the next list cannot be loaded."""
         self._missing: dict[AdapterKey, str] = {}
-        """The same of the present list."""
+        """Why adapters of the present list could not be loaded."""
         self._executor = executor
         self._has_retired = False
 

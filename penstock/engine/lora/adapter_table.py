@@ -58,7 +58,7 @@ class AdapterTable:
         self.max_loaded = max_loaded
         self._loaded: dict[AdapterKey, LoadedAdapter] = {}
         self._current: dict[str, LoadedAdapter] = {}
-        """By name."""
+        """Loaded adapters by name."""
         self._numbers = 0
 
     def __len__(self) -> int:

@@ -79,7 +79,7 @@ class LogitEdits:
 
 @dataclass(slots=True, frozen=True)
 class SharedEdits:
-    """The same changes to several rows: ``value`` is added at ``token`` (arrays of equal length) in every row
+    """Changes that several rows share: ``value`` is added at ``token`` (arrays of equal length) in every row
     of ``rows``."""
 
     rows: NDArray[np.intp]

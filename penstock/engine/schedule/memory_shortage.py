@@ -102,7 +102,7 @@ class MemoryShortage:
         return UNLIMITED if stream is None else stream.most
 
     def forget(self, slot: int) -> None:
-        """Its stream has left."""
+        """Forget a slot whose stream has left."""
         self._streams.pop(slot, None)
 
     def __bool__(self) -> bool:

@@ -54,7 +54,7 @@ class Budgets:
     clock: Callable[[], float]
     outage: Literal["local", "refuse"] = "local"
     share: float = 1.0
-    """Of this process among those of a gateway."""
+    """This process's share among those of a gateway."""
     _local: MemoryBudgetStore = field(init=False)
     _absent_until: float = -math.inf
 

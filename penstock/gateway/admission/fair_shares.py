@@ -23,7 +23,7 @@ idle."""
 DECAY = 0.8
 """Weight of what was before, with each request that ends."""
 MIN_RATIO = 0.01
-"""Of real tokens to estimated ones."""
+"""Minimum ratio of real tokens to estimated ones."""
 
 
 @dataclass(slots=True)
@@ -50,10 +50,10 @@ class _Flow:
     served: float = 0.0
     """Tokens of its requests, what is expected of those that run."""
     expected: float = 0.0
-    """The latter among them."""
+    """Tokens that are expected of the requests that run, which are part of ``served``."""
     ratio: _Ratio = field(default_factory=_Ratio)
     waiting: int = 0
-    """Its requests that wait."""
+    """Requests of the flow that wait."""
 
     @property
     def settled(self) -> float:
@@ -70,7 +70,7 @@ class FairShares:
         self._now = 0.0
         """Where flows start when nobody waits."""
         self._ratio = _Ratio()
-        """Of all flows."""
+        """Ratio of all flows."""
 
     def start_of(self, flow: str) -> float:
         """Virtual time at which the next request of a flow that waits may begin: the smallest is first."""

@@ -50,7 +50,7 @@ class FlowRequest:
     """Who shares fairly: the name of a key, or the value of a header."""
     weight: float = 1.0
     priority: int = 0
-    """Its band. Negative: it is refused instead of waiting."""
+    """Priority band of the request. Negative: it is refused instead of waiting."""
     tokens: float = 0.0
     """Estimated tokens, prompt and reply."""
     size: int = 0
@@ -254,7 +254,7 @@ class FlowControl:
         )
 
     def _withdraw(self, waiter: Waiter, gate: Gate) -> None:
-        """Its client has gone."""
+        """Remove a waiter whose client has gone."""
         if waiter in gate.queue:
             self._remove(waiter, gate)
         elif waiter.granted.exception() is None:
@@ -337,7 +337,7 @@ class Gate:
     queue: FlowQueue
     others: OtherQueues
     key: int
-    """The same in all workers."""
+    """Key of the gate, the same in all workers."""
     promised: int = 0
     """Requests that were granted a place and that no endpoint counts yet."""
     turns: int = 0
@@ -361,7 +361,7 @@ class Gate:
         return now - self._yields_since > MAX_YIELD_S
 
     def rank(self) -> int:
-        """Of the first one that waits; 0: none does."""
+        """Rank of the first request that waits; 0: none does."""
         if not self.queue:
             return 0
         first = self.queue.next()

@@ -17,7 +17,7 @@ class Waiter:
     """Who shares fairly: the name of a key, or the value of a header."""
     weight: float
     priority: int
-    """Its band; higher ones go first."""
+    """Priority band of the request; higher ones go first."""
     tokens: float
     """Estimated tokens, prompt and reply."""
     size: int
@@ -104,5 +104,5 @@ class FlowQueue:
         return len(self._bands.get(priority, {}).get(flow, ()))
 
     def late(self, now: float) -> list[Waiter]:
-        """Those whose deadline has passed."""
+        """Waiters whose deadline has passed."""
         return [waiter for waiter in self._all if waiter.deadline <= now]

@@ -58,7 +58,7 @@ class BudgetClient(NamedTuple):
     worker: str
     """``NUMBER.EPOCH`` of the worker."""
     first_epochs: Callable[[], Mapping[int, int]]
-    """Of each number of a worker the first epoch that may live; earlier ones have ended."""
+    """First epoch that may live, by number of a worker; earlier ones have ended."""
 
 
 class RedisBudgetStore:

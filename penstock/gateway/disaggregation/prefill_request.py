@@ -37,7 +37,7 @@ _ONE = frozenset({b"1", b"null"})
 _OF_OUTPUT = ("stream_options", "min_tokens")
 """Fields of the output alone, which contradict an output of one token, or no stream."""
 _LIST_OF_PROMPTS = re.compile(rb'\[\s*["\[\]]').match
-"""Of texts, or of lists of token ids, or of nothing."""
+"""Matches a list of texts, or of lists of token ids, or of nothing."""
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode

@@ -74,7 +74,7 @@ class KubernetesApi:
         """Requests that clients have, also clients of earlier credentials."""
         self._connecting = asyncio.Lock()
         self.namespace = "default"
-        """Of the service account, or of the context of the file."""
+        """Namespace of the service account, or of the context of the file."""
 
     async def connect(self) -> None:
         """Find the API server and the credentials. Raises ConfigError."""
@@ -205,7 +205,7 @@ def _check_exists(kubeconfig: str | None) -> None:
 
 
 def _read_namespace() -> str:
-    """Of the pod that the gateway runs in."""
+    """Read the namespace of the pod that the gateway runs in."""
     return SERVICE_ACCOUNT_NAMESPACE.read_text().strip()
 
 

@@ -33,7 +33,7 @@ class KubernetesDiscovery:
         """``pools``: ``[NAMESPACE/]NAME`` each. ``has_keys``: clients need API keys."""
         self.endpoints: list[ResolvedEndpoint] = []
         self.priorities: dict[str, int] = {}
-        """By name of InferenceObjective. Changed in place, for those who look names up in it."""
+        """Priorities by name of InferenceObjective. Changed in place, for those who look names up in it."""
         self.rewrites: Rewrites = {}
         self.synced = False
         """Whether all pools are known."""

@@ -92,7 +92,7 @@ class ResourceWatch(Generic[T]):
         """``on_change`` is called after every change of :attr:`objects`, and when they are known first.
         ``selectors``: ``labelSelector`` and ``fieldSelector``. ``optional``: many clusters lack this kind."""
         self.objects: dict[str, T] = {}
-        """By name."""
+        """Objects by name."""
         self.synced = False
         """Whether the objects have been listed once."""
         self.seen_at: float | None = None

@@ -47,7 +47,7 @@ class ProcessingRequest:
     end: bool = False
     """Nothing follows in this direction."""
     metadata: dict[str, Texts] = field(default_factory=dict)
-    """By namespace."""
+    """Dynamic metadata by namespace."""
     attributes: dict[str, str] = field(default_factory=dict)
     observing: bool = False
     """Envoy expects no answers (``observability_mode``)."""

@@ -63,11 +63,11 @@ class RoutedRequest:
     in_flight: bool = True
     """It counts as in flight at its endpoint."""
     is_open: bool = True
-    """Its stream of external processing is open, whose end tells something of the request's."""
+    """The request's stream of external processing is open, whose end tells something of the request's."""
     may_have_ended: bool = False
-    """Its entry in the access log may be lost."""
+    """The request's entry in the access log may be lost."""
     entry: AccessLogEntry | None = None
-    """Its entry in the access log."""
+    """The request's entry in the access log."""
     counted: bool = False
     """It has ended."""
     unnamed: bool = False
@@ -76,7 +76,7 @@ class RoutedRequest:
     """The latest entry without metadata of a client that left; it is its own if it is ``unnamed``."""
 
     had_token: bool = False
-    """Its first token has come."""
+    """The reply's first token has come."""
     backs_off: bool = False
     """The endpoint that answered has said when to come back."""
 
@@ -106,7 +106,7 @@ class RoutedRequests:
     open_log_streams: int = 0
     """Open streams of the access log."""
     log_streams_elsewhere: int = 0
-    """Those of the other workers, which forward what concerns this one."""
+    """Log streams of the other workers, which forward what concerns this one."""
     forward: Callable[[str, AccessLogEntry], bool] = lambda process, entry: False
     """Gives an entry to the process that picked, if it is another worker of this gateway; else False."""
     process: str = field(default_factory=lambda: uuid.uuid4().hex)

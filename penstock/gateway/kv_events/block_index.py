@@ -44,7 +44,7 @@ class Source:
     endpoint: Endpoint
     rank: int = 0
     bit: int = 0
-    """Of the index, another one after each clearing; 0: the source has no blocks."""
+    """Bit of the source in the index, another one after each clearing; 0: the source has no blocks."""
     keys: dict[BlockHash, int] = field(default_factory=dict)
     """By the server's hashes, the oldest first; those that were spared count as stored again."""
     followed: bool = False
@@ -67,7 +67,7 @@ class BlockIndex:
         self._bits: dict[int, int] = {}
         """The sources that have a block, as bits, by its key; beside each bit is its mark."""
         self._sources: dict[Endpoint, list[Source]] = {}
-        """Those that are followed, or were, and what is expected of the endpoint."""
+        """Sources that are followed, or were, and what is expected of the endpoint."""
         self._owners: dict[int, Endpoint] = {}
         """By bit."""
         self._block_sizes: dict[Endpoint, int] = {}

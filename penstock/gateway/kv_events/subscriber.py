@@ -102,7 +102,7 @@ class KVEventSubscriber:
     _steps: deque[tuple[Source, Step]] = field(default_factory=deque)
     """From the thread, to be applied."""
     _followed: set[Source] = field(default_factory=set)
-    """Of others no more steps are applied."""
+    """Sources that are followed; of others no more steps are applied."""
     _wake: int = field(default_factory=lambda: os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
     _stopping: bool = False
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)

@@ -39,9 +39,9 @@ class _PoolOfEndpoints:
         self._patterns = [re.compile(translate(name)) for name in names if not WILDCARDS.isdisjoint(name)]
 
     def serving(self, model: str, listings: Mapping[Endpoint, Mapping[str, ModelCard]]) -> Step | None:
-        """Its endpoints for the model; None: it is not known to serve it. Of a pool that is told which models
-        it serves these are all. Otherwise those that list it, with those that list nothing, which may serve
-        any: endpoints of a pool are alike."""
+        """The pool's endpoints for the model; None: it is not known to serve it. Of a pool that is told which
+        models it serves these are all. Otherwise those that list it, with those that list nothing, which may
+        serve any: endpoints of a pool are alike."""
         if self.pool.models is not None:
             fits = model in self.exact or (
                 len(model) <= MAX_NAME and any(pattern.match(model) for pattern in self._patterns)
@@ -58,7 +58,7 @@ class _PoolOfEndpoints:
     def by_model(
         self, listings: Mapping[Endpoint, Mapping[str, ModelCard]]
     ) -> Iterator[tuple[str, tuple[Endpoint, ...]]]:
-        """Its models, each with the endpoints for it; those that list none, if it has no models."""
+        """The pool's models, each with the endpoints for it; those that list none, if it has no models."""
         names = self.pool.models
         if names is None:
             names = list(dict.fromkeys(name for each in self.endpoints for name in listings.get(each, ())))

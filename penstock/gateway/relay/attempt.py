@@ -94,7 +94,7 @@ class Attempt:
         self._exchange = exchange
         self._plain_events = plain_events
         self._slot = -1
-        """Of the stream, in the columns of plain events; -1: it has not had the fast path."""
+        """Slot of the stream in the columns of plain events; -1: it has not had the fast path."""
         self._on_fast_path = False
         self._has_fast_path = False
         """Whether plain events may come by the fast path."""

@@ -69,7 +69,7 @@ class PlainEvents:
         self._target = np.zeros(0, np.int64)
         """Descriptor of the socket, or slot in the windows."""
         self._prefix = np.zeros(0, np.object_)
-        """Of frames of HTTP/2: what follows their length."""
+        """Prefix of frames of HTTP/2: what follows their length."""
         self._last_at = np.zeros(0)
         """When the latest event came."""
         self._events = np.zeros(0, np.int64)

@@ -150,7 +150,7 @@ class _RequestRelay:
         self._sent_at = 0.0
         """When the current endpoint was chosen."""
         self._had_token = False
-        """Its first token has come."""
+        """The reply's first token has come."""
         self._progress = AttemptProgress.NOT_BEGUN
         """How far it got."""
         self._backs_off = False

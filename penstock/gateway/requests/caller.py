@@ -13,7 +13,7 @@ class Budget:
     """An amount per period. It refills continuously, up to the amount."""
 
     name: str
-    """Its name in the keys file, such as ``tokens-per-minute``."""
+    """Name of the budget in the keys file, such as ``tokens-per-minute``."""
     amount: int
     period_s: float
 
@@ -34,7 +34,7 @@ class Caller:
     priority: int | None = None
     """The highest priority of its requests; None: 0, and nothing else limits it."""
     weight: float = 1.0
-    """Its share, beside others of the same priority."""
+    """Share of the client, beside others of the same priority."""
     models: tuple[str, ...] = ()
     """Patterns of the models it may use; empty: all."""
     budgets: tuple[Budget, ...] = ()

@@ -35,7 +35,7 @@ class IncomingRequest:
         return self.subset is None or destination in self.subset
 
     def for_model(self, model: str) -> IncomingRequest:
-        """The same request for another model. One that names it in its path keeps that."""
+        """Copy the request for another model. One that names it in its path keeps that."""
         if self.model is None or model == self.model:
             return self
         if not self.raw:
@@ -46,7 +46,7 @@ class IncomingRequest:
         return replace(self, model=model, raw=body.raw, body=body)
 
     def with_transfer(self, params: bytes) -> IncomingRequest:
-        """The same request with ``kv_transfer_params`` (JSON), for an endpoint that fetches the KV cache of
+        """Copy the request with ``kv_transfer_params`` (JSON), for an endpoint that fetches the KV cache of
         the prompt from another one."""
         assert self.body is not None, "only requests that generate have a prompt"
         body = self.body.with_transfer(params)

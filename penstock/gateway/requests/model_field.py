@@ -31,7 +31,7 @@ _MODEL_HEADERS = frozenset(
         b"x-amzn-sagemaker-inference-component",
     }
 )
-"""Of servers that run in SageMaker."""
+"""Headers of servers that run in SageMaker."""
 _EMPTY = frozenset({b"", b"null", b"[]", b'""'})
 _OBJECT = re.compile(rb"[ \t\r\n]*\{").match
 _boundaries = re.compile(rb'boundary(?:=(?:"([^"\\]+)"|([^\s;"]+)))?', re.IGNORECASE).findall
@@ -116,7 +116,7 @@ def named_beside(target: bytes, headers: Headers) -> str | None:
 
 
 def replace_model(headers: Headers, raw: bytes, model: str) -> bytes:
-    """The same body for another model; it names one."""
+    """Copy the body, which names a model, for another one."""
     if (kind := _form_type(headers)) is None:
         return _encode({**_fields(raw), "model": model})
     place = _find_model(kind, raw)

@@ -37,7 +37,7 @@ DECIDING = frozenset(
 )
 """Fields on which routing, keys, budgets, prefills and metrics rest."""
 DECIDING_OPTIONS = frozenset({"include_usage"})
-"""The same in ``stream_options``."""
+"""Fields of ``stream_options`` on which metrics rest."""
 MAX_COLONS = 1 << 17
 """Colons outside the texts of a body: more fields than these would take longer than a turn of the event
 loop."""

@@ -94,12 +94,12 @@ class RequestBody(msgspec.Struct, frozen=True):
         return _encode({**fields, "stream_options": options})
 
     def with_transfer(self, params: bytes) -> RequestBody:
-        """The same request with these ``kv_transfer_params`` (JSON)."""
+        """Copy the request with these ``kv_transfer_params`` (JSON)."""
         raw = _encode({**_fields.decode(self.raw), "kv_transfer_params": msgspec.Raw(params)})
         return msgspec.structs.replace(self, raw=raw)
 
     def with_model(self, model: str) -> RequestBody:
-        """The same request for another model."""
+        """Copy the request for another model."""
         fields = _fields.decode(self.raw)
         raw = _encode({**fields, "model": model})
         return msgspec.structs.replace(self, raw=raw, model=model)

@@ -21,7 +21,7 @@ _OWN = frozenset(
         "/invocations",
     }
 )
-"""Of SGLang, TGI, llama.cpp, vLLM and SageMaker."""
+"""Routes of SGLang, TGI, llama.cpp, vLLM and SageMaker."""
 _FAMILIES = frozenset({"batches", "chat", "completions", "messages", "realtime", "responses"})
 _BATCHES = frozenset({"batch", "batches"})
 _HARMLESS = frozenset({"cancel", "count_tokens", "derender", "input_tokens", "render"})

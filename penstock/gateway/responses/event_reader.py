@@ -36,7 +36,7 @@ class ContentError(ValueError):
 
 
 class _Delta(msgspec.Struct, gc=False):
-    """Of any types: content, for instance, is text, or a list of parts (Mistral)."""
+    """A delta whose fields have any types: content, for instance, is text, or a list of parts (Mistral)."""
 
     content: Any = None
     reasoning: Any = None
@@ -250,8 +250,9 @@ def _decode(read: Callable[[bytes], Shape], data: bytes) -> Shape:
 
 
 def _tidied(data: bytes) -> bytes:
-    """The same as JSON of the standard: some servers write NaN or -Infinity for the logprob of what cannot
-    come, or divide a pair of surrogates between two events. Texts matter only by being empty or not."""
+    """Rewrite the data as JSON of the standard: some servers write NaN or -Infinity for the logprob of what
+    cannot come, or divide a pair of surrogates between two events. Texts matter only by being empty or
+    not."""
     return _replace_surrogates(rb"\\ufffd", _replace_numbers(b"null", data))
 
 

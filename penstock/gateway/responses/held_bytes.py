@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MAX_HELD_BYTES = 256 << 20
-"""Of all replies together: whole ones until they are complete, and incomplete events of streams."""
+"""Bytes of all replies together: whole ones until they are complete, and incomplete events of streams."""
 
 
 @dataclass(slots=True)

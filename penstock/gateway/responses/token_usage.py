@@ -49,7 +49,7 @@ class ReportedUsage:
     """All tokens of the prompt, in every API."""
     output_tokens: int | None = None
     cached_tokens: int | None = None
-    """Those of the prompt that were in the server's cache."""
+    """Tokens of the prompt that were in the server's cache."""
 
 
 def read_usage(usage: UsageFields) -> ReportedUsage | None:

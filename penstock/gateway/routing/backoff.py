@@ -31,7 +31,7 @@ class Backoff:
     until: float = 0.0
     """For everyone."""
     status: int = 503
-    """Of replies to clients meanwhile: 429 if that was answered last, else 503."""
+    """Status of replies to clients meanwhile: 429 if that was answered last, else 503."""
     clients: dict[tuple[str, str], float] = field(default_factory=dict)
     """Until when, by client and model, beyond :attr:`until`; model "": for all models."""
     on_change: Callable[[], None] = lambda: None

@@ -42,7 +42,7 @@ class CircuitBreaker:
     """
 
     _clients: FailingClients = field(default_factory=FailingClients)
-    """Those of all endpoints."""
+    """Failing clients of all endpoints."""
     on_change: Callable[[], None] = lambda: None
     """Called when it opens or closes, and when its pause changes."""
     _unavailable: int = 0

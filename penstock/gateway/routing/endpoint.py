@@ -77,9 +77,9 @@ class Endpoint:
     own_in_flight: int = 0
     own_sent: int = 0
     own_tokens: int = 0
-    """Those three, of this worker of the gateway alone."""
+    """Requests in flight, requests since the scrape and tokens of this worker of the gateway alone."""
     on_count: Callable[[int, int, int], None] | None = None
-    """Called with those three when they have changed."""
+    """Called with ``own_in_flight``, ``own_sent`` and ``own_tokens`` when they have changed."""
     ttft_s: float | None = None
     """Moving average of the time to first token."""
     breaker: CircuitBreaker = field(default_factory=CircuitBreaker)

@@ -21,7 +21,7 @@ class Step:
     model: str
     endpoints: tuple[Endpoint, ...]
     listed: frozenset[Endpoint] = frozenset()
-    """Those of which it is known that they serve the model; the others may."""
+    """Endpoints of which it is known that they serve the model; the others may."""
     pools: tuple[str, ...] = ()
     """Pools that serve it, also those without an endpoint."""
 

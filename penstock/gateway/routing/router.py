@@ -245,7 +245,7 @@ class Router:
     def _with_places(
         self, request: PickRequest, endpoints: Sequence[Endpoint], now: float
     ) -> Sequence[Endpoint]:
-        """Those of ``endpoints`` that are not full; all if all are."""
+        """The ``endpoints`` that are not full; all if all are."""
         free, tried, subset = self.places.free, request.tried, request.subset
         usable = [each for each in endpoints if not each.removed and free(each, now) > 0]
         allowed = (each for each in usable if each not in tried and (subset is None or each.url in subset))

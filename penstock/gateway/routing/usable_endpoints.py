@@ -35,7 +35,7 @@ class UsableEndpoints:
         self._limits = limits
 
     def usable(self, rows: Rows, tried: Set[Endpoint], now: float) -> Rows:
-        """Those that a request may be sent to: those that work, and those that get a probe.
+        """Endpoints that a request may be sent to: those that work, and those that get a probe.
 
         If fewer than PANIC_SHARE of all work, all that can be connected to, unless working ones are known to
         have room: a few would not bear the load of all, and what fails so many may be none of their faults. A
@@ -62,7 +62,7 @@ class UsableEndpoints:
         return chosen[~unreadable] if 2 * np.count_nonzero(unreadable) <= len(chosen) else chosen
 
     def _allowed(self, rows: Rows, now: float) -> Flags:
-        """Those whose circuit breaker allows a request."""
+        """Rows whose circuit breaker allows a request."""
         open_until = self._columns.open_until[rows]
         allowed: Flags = open_until == -np.inf
         for index in np.flatnonzero(~allowed & (open_until <= now)):  # half open
@@ -71,7 +71,7 @@ class UsableEndpoints:
         return allowed
 
     def _have_room(self, rows: Rows, now: float) -> Flags:
-        """Those of which it is known that their queue is short and their KV cache not full."""
+        """Rows of which it is known that their queue is short and their KV cache not full."""
         columns = self._columns
         room: Flags = now - columns.scraped_at[rows] <= STALE_S
         room &= columns.waiting[rows] < self._limits.waiting

@@ -111,7 +111,7 @@ class GatewayMetrics:
         self._listed_name = listed_name
         self._models = {(OTHER, OTHER)}
         self._listed: set[tuple[str, str]] = set()
-        """Those among them that endpoints list."""
+        """Pairs that endpoints list, among those with series of their own."""
         self._most_models = len(self._models) + self._options.most_models
         self._running: set[RequestRecord] = set()
         self._requests: Counter[RequestLabels] = Counter()

@@ -18,7 +18,8 @@ class WorkerMetrics(msgspec.Struct, array_like=True, frozen=True):
 
 
 def add(a: Value, b: Value) -> Value:
-    """Their sum; ``a`` if they are of two kinds, or have other buckets, as those of two versions may."""
+    """Sum of two values; ``a`` if they are of two kinds, or have other buckets, as those of two versions
+    may."""
     if isinstance(a, Distribution) and isinstance(b, Distribution):
         return sum_of(a, b) if len(a.counts) == len(b.counts) else a
     return a if isinstance(a, Distribution) or isinstance(b, Distribution) else a + b

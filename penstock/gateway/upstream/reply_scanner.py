@@ -36,7 +36,7 @@ class PlainEventShape(NamedTuple):
     fixed: int
     """Bytes of head and tail."""
     slot: int
-    """Of the stream, in :class:`PlainEventRelay`."""
+    """Slot of the stream in :class:`PlainEventRelay`."""
 
 
 class PlainEventRelay(Protocol):

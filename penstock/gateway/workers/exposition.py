@@ -54,7 +54,7 @@ class WorkerExposition:
         self._others: list[WorkerMetrics] = []
         """What the keeper has answered so far."""
         self._complete = False
-        """That was all."""
+        """The metrics of all siblings have come."""
         self._news = asyncio.Event()
         self._sent = 0
         """Ended requests in what was sent last."""

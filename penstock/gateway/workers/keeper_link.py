@@ -24,7 +24,7 @@ class Members(msgspec.Struct, array_like=True, frozen=True):
 
     present: list[WorkerName]
     first_epochs: dict[int, int]
-    """Of each number of a worker the first epoch that lives, or may come: earlier ones have ended."""
+    """First epoch that lives, or may come, by number of a worker: earlier ones have ended."""
 
 
 _decode_members = msgspec.msgpack.Decoder(Members).decode

@@ -63,7 +63,7 @@ class ScoreboardFile:
         return slot
 
     def free_slot(self, slot: int) -> None:
-        """Its worker has ended, or was killed: its requests are forgotten with it."""
+        """Free the slot of a worker that has ended, or was killed: its requests are forgotten with it."""
         self._clear(slot)
         self._free.add(slot)
 
@@ -91,7 +91,7 @@ class Scoreboard:
         self._entries: dict[int, int] = {}
         """Where each key has its entry."""
         self._slots: list[_OtherSlot] = []
-        """Those of other workers that were ever used."""
+        """Slots of other workers that were ever used."""
         self._seen = 0
         """Slots that were ever used, as far as this worker has seen."""
         link.on(WAKE, self._on_woken)

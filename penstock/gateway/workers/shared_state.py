@@ -37,7 +37,7 @@ TOPIC = "state"
 
 Opening = tuple[str, tuple[float, float, bool]]
 Closing = tuple[str, float]
-"""Of a circuit breaker, by URL; a closing with the time when the request was sent that did it."""
+"""Closing of a circuit breaker, by URL, with the time when the request was sent that did it."""
 Item = TypeVar("Item")
 
 
@@ -137,7 +137,7 @@ class SharedState:
         return first or self._clock() - self._scraped_at > self._silence_s
 
     def _changed_breakers(self) -> tuple[list[Opening], list[Closing]]:
-        """Those that have opened, and closed, of which the siblings do not know."""
+        """Breakers that have opened, and closed, of which the siblings do not know."""
         opened, closed, openings, closings = list[Opening](), list[Closing](), {}, {}
         for url, endpoint in self._known.items():
             if (opening := endpoint.breaker.opening) is not None:

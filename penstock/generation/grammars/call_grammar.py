@@ -119,8 +119,8 @@ def reasoning_grammar(reasoning: Reasoning, prompt: str, ids: TokenIds) -> str:
 
 
 def channel_grammar(prompt: str, ids: TokenIds, *, calls: bool) -> str:
-    """The same for harmony: reasoning on its channel, if any, and the header of the text that the constraint
-    holds for. ``calls``: that is calls, otherwise it is the answer."""
+    """Grammar of a harmony output: reasoning on its channel, if any, and the header of the text that the
+    constraint holds for. ``calls``: that is calls, otherwise it is the answer."""
     if prompt.endswith(harmony.MESSAGE):
         return ""
     builder = _Builder(ids)

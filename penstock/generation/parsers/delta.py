@@ -170,5 +170,6 @@ class TurnParser(OutputParser, Protocol):
     """A parser that also tells where reasoning begins and ends in the text of all pieces."""
 
     def take_turns(self) -> tuple[list[int], int]:
-        """Those places, by turns, since the last call; and from where on there may be others."""
+        """Places where reasoning begins and ends, by turns, since the last call; and from where on there may
+        be others."""
         ...

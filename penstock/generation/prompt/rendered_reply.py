@@ -44,7 +44,7 @@ class ReplyRenderer:
         return list(dict.fromkeys(found))
 
     def forced_outputs(self, text: str, reasoning: str, calls: Calls) -> list[str]:
-        """The same where a request forces the format: text, or calls as ``tool_choice`` required and a
+        """Outputs where a request forces the format: text, or calls as ``tool_choice`` required and a
         function ask for them, after the reasoning or without. Raises CannotRender."""
         forced = [text]
         if calls:

@@ -71,7 +71,7 @@ class _Probe:
         """By kind, whether content may be a text, may be parts, and must be one part."""
         self._call: PlainMessage = {}
         self._call_word = _FUNCTION
-        """By which a call is found in a prompt."""
+        """Word by which a call is found in a prompt."""
         self._named_before = 0
         """How often the function's name is in a prompt without calls."""
         self._ids = CallIds.ANY

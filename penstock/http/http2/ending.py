@@ -10,7 +10,7 @@ from penstock.http.http2.faults import ErrorCode
 from penstock.http.server_state import LINGER_S, MAX_LINGER_BYTES
 
 PING = b"penstock"
-"""Of the PING behind the first GOAWAY: when it is answered, no request is on its way."""
+"""Payload of the PING behind the first GOAWAY: when it is answered, no request is on its way."""
 
 
 class EndingPhase(enum.IntEnum):

@@ -26,9 +26,9 @@ WINDOW_UPDATE: Final = 8
 CONTINUATION: Final = 9
 
 END_STREAM: Final = 0x1
-"""Of DATA and HEADERS."""
+"""Flag of DATA and HEADERS."""
 ACK: Final = 0x1
-"""Of SETTINGS and PING."""
+"""Flag of SETTINGS and PING."""
 END_HEADERS: Final = 0x4
 PADDED: Final = 0x8
 PRIORITY_FLAG: Final = 0x20

@@ -23,7 +23,8 @@ LOW_WATER_BYTES = 16 * 1024
 MAX_UNSENT_BYTES = 512 * 1024
 """Bytes in the transport from which on its client counts as not reading: every stream pauses."""
 UNSENT_BYTES_PER_STREAM = 4 * 1024
-"""The same for a connection of many streams: about 20 events of each, a quarter of what HTTP/1.1 allows."""
+"""Unsent bytes per stream of a connection of many streams: about 20 events of each, a quarter of what
+HTTP/1.1 allows."""
 MAX_FRAME = frames.DEFAULT_FRAME_SIZE
 """Largest payload of a frame that is sent. Every client accepts it; larger ones would keep others waiting."""
 RESUMED_PER_TURN = 64
@@ -104,7 +105,7 @@ class FrameSender:
         self._written = 0
         """Bytes given to the transport."""
         self._taken = -1
-        """Of them, those that the client had taken at the latest check."""
+        """Bytes that the client had taken at the latest check."""
         self._taken_at = 0.0
         """When that had changed."""
         transport.set_write_buffer_limits(BULK_BYTES, LOW_WATER_BYTES)

@@ -21,7 +21,7 @@ class RecordedColumns(NamedTuple):
     """Columns of the rows whose events are numbered and collected."""
 
     rows: NDArray[np.intp]
-    """Their indexes."""
+    """Indexes of the rows."""
     handles: I32
     tails: NDArray[np.object_]
     """What follows the number."""

@@ -109,7 +109,7 @@ class Child:
 
     @property
     def exiting(self) -> bool:
-        """Its exit is due: it no longer has to become ready or to send heartbeats."""
+        """The child's exit is due: it no longer has to become ready or to send heartbeats."""
         return self.exit_cause is not ExitCause.NONE
 
     @property
@@ -119,7 +119,7 @@ class Child:
     # -- transitions; each raises IllegalTransitionError -------------------------------------------
 
     def spawn(self, epoch: int, deadline: float) -> None:
-        """Its process is ordered, and has to be ready by ``deadline``."""
+        """The child's process is ordered, and has to be ready by ``deadline``."""
         self._apply(ChildEvent.SPAWN)
         self.epoch, self.deadline = epoch, deadline
         self.restarts += 1

@@ -40,7 +40,7 @@ class _Held:
     stages: list[dict[str, Any]] = field(default_factory=lambda: [{}])
     """The values that are set one after the other; ``state`` has one of them."""
     ahead: list[dict[str, Any]] = field(default_factory=list)
-    """Those that follow."""
+    """Values that follow the present one."""
     settled: list[dict[str, Any]] = field(default_factory=lambda: [{}])
     """The stages of the value that was settled last; a rollback goes through them again."""
     owner: ProcessName | None = None

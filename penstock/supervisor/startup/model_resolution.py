@@ -40,7 +40,7 @@ class ResolvedModel:
     tokenizer_dir: str
     served_names: list[str]
     draft_dir: str | None = None
-    """Of --draft-model."""
+    """Directory of --draft-model."""
 
 
 def resolve_model(config: ServeConfig, run_dir: str, *, for_engine: bool = True) -> ResolvedModel:

@@ -19,7 +19,7 @@ from penstock.wire.vllm.messages import Addresses, HandshakeReply
 
 POLL_S = 0.1
 MAX_SHOWN_CHARS = 100
-"""Of a line that is shown as progress."""
+"""Characters of a line that is shown as progress."""
 ONLY_RANK = 0
 """The rank of the engine to vLLM, which knows of no others."""
 

@@ -56,7 +56,7 @@ class VllmProcess:
         self.latest = ""
         """What it has said last."""
         self._last_lines: deque[str] = deque(maxlen=MAX_LAST_LINES)
-        """Those that may say why it ends: of no level, or warnings and errors."""
+        """Lines that may say why the process ends: of no level, or warnings and errors."""
         self._is_ending = False
         self._reader = threading.Thread(target=self._read, name="vllm-log", daemon=True)
         self._reader.start()
