@@ -141,7 +141,7 @@ def assemble(
         elsewhere=scoreboard.in_flight_elsewhere,
     )
     picker = Picker(weights)
-    router = Router(pool, models, picker, clock, config.ttft_slo, admission, places)
+    router = Router(pool, models, picker, clock, admission, config.ttft_slo, places)
     plain_events, retry_policy = PlainEvents(burst, windows), RetryPolicy(router, config.max_attempts)
     has_own_key = config.endpoint_api_key is not None
     relay = Relay(router, retry_policy, timeouts, plain_events, config.include_usage, has_own_key=has_own_key)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from penstock.gateway.admission.admission import Admission
+from penstock.gateway.admission.budget_store import MemoryBudgetStore
+from penstock.gateway.admission.budgets import Budgets
 from penstock.gateway.models.directory import ModelDirectory
 from penstock.gateway.models.learner import ModelLearner
 from penstock.gateway.models.model_routes import read_routes
@@ -20,4 +23,9 @@ def router_over(
 ) -> Router:
     directory = ModelDirectory()
     directory.update(pool.endpoints, routes=read_routes(rewrites, (), ()))
-    return Router(pool, ModelLearner(pool, directory, clock, interval_s=0), picker, clock)
+    return Router(pool, ModelLearner(pool, directory, clock, interval_s=0), picker, clock, admits_all(clock))
+
+
+def admits_all(clock: Callable[[], float]) -> Admission:
+    """An admission without budgets or queues."""
+    return Admission(Budgets(MemoryBudgetStore(clock), clock))

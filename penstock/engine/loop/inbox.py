@@ -75,10 +75,9 @@ class Inbox:
         calls: RpcServer,
         states: StateReconciler,
         stats: EngineStats,
-        spans: StreamSpans | None = None,
+        spans: StreamSpans,
         hooks: InboxHooks,
     ) -> None:
-        """``spans`` None: streams have no spans."""
         self._engine = engine
         self._calls = calls
         self._states = states
@@ -124,8 +123,7 @@ class Inbox:
         for peer in self._peers.take_disconnected():
             self._engine.drop_server(peer.server)
             self._stats.drop(peer.streams.values())
-            if self._spans is not None:
-                self._spans.drop(peer.streams.values())
+            self._spans.drop(peer.streams.values())
             self._peers.close_all(peer)
 
     def _log_defect(self, what: str, identity: bytes) -> None:
@@ -229,8 +227,7 @@ class Inbox:
             numbered = msgspec.structs.replace(request, stream=number)
             self._engine.submit(peer.server, numbered)
             self._stats.arrive(numbered, time.monotonic())
-            if self._spans is not None:
-                self._spans.begin(numbered)
+            self._spans.begin(numbered)
         except RequestRejected as error:
             self._fail(peer, handle, request.resumed, error.code, str(error))
         except Exception:  # noqa: BLE001 - this stream fails, the others do not notice

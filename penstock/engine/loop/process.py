@@ -231,9 +231,7 @@ class EngineLoop:
             profiler = EngineProfiler(engine, parts.profile_dir, identity.rank, identity.epoch)
             self._operations |= {"start_profile": profiler.start, "stop_profile": profiler.stop}
         self._stats = EngineStats()
-        self._spans = None
-        if parts.span_exporter is not None:
-            self._spans = StreamSpans(parts.span_exporter, self._stats, identity.rank, identity.model)
+        self._spans = StreamSpans(parts.span_exporter, self._stats, identity.rank, identity.model)
         sleep = SleepState(engine, self._end_streams, self._is_idle)
         self._adapters = parts.adapters
         appliers: list[StateApplier] = [sleep] if parts.adapters is None else [sleep, parts.adapters]
@@ -252,7 +250,7 @@ class EngineLoop:
             collector,
             identity,
             sleep_level=lambda: sleep.level,
-            spans=None if self._spans is None else self._spans.counts,
+            spans=self._spans.counts,
         )
         self._inbox = Inbox(
             engine,
@@ -365,8 +363,7 @@ class EngineLoop:
     def _publish(self, rows: StepRows, now: float) -> None:
         load = self._engine.load()
         self._stats.on_rows(rows, now, load.generated)
-        if self._spans is not None:
-            self._spans.on_rows(rows, now)
+        self._spans.on_rows(rows, now)
         self._publisher.publish(self._publisher.peers.to_handles(rows), load)
 
     def _dummy_step(self) -> float:
@@ -481,8 +478,7 @@ class EngineLoop:
     def _shut_down(self, reason: str) -> None:
         """Publish all tokens that were held back, then send GoAway, which ends every stream here."""
         rows = self._engine.fail_all("engine_error", reason)
-        if self._spans is not None:
-            self._spans.on_rows(rows, self._clock())
+        self._spans.on_rows(rows, self._clock())
         rows.failed = ()
         self._publisher.publish(self._publisher.peers.to_handles(rows), self._engine.load())
         self._reporter.report(self._clock())
@@ -491,8 +487,7 @@ class EngineLoop:
         while self._publisher.has_backlog and self._clock() < deadline:
             time.sleep(RETRY_INTERVAL_S)
             self._publisher.flush()
-        if self._spans is not None:
-            self._spans.close()
+        self._spans.close()
 
     def _leave_group(self, group: WaveGroup, commands: CommandChannel) -> None:
         """Step along while peers need it: they may not have received Stop yet."""

@@ -96,8 +96,9 @@ class StreamSpans:
     """The traced streams of one engine, by their numbers."""
 
     def __init__(
-        self, exporter: BatchSpanExporter[EndedStream], stats: EngineStats, rank: int, model: str
+        self, exporter: BatchSpanExporter[EndedStream] | None, stats: EngineStats, rank: int, model: str
     ) -> None:
+        """``exporter`` None: no stream is traced."""
         self._exporter = exporter
         self._stats = stats
         self._rank = rank
@@ -107,7 +108,7 @@ class StreamSpans:
 
     def begin(self, request: Submit) -> None:
         """The engine has accepted a stream."""
-        trace = read_sent(request.trace, self._random) if request.trace else None
+        trace = read_sent(request.trace, self._random) if request.trace and self._exporter else None
         if trace is not None:
             sampling = request.sampling
             self._begun[request.stream] = _Begun(
@@ -139,6 +140,7 @@ class StreamSpans:
     def _add(
         self, begun: _Begun, times: StreamTimes, now: float, generated: int, reason: str, *, failed: bool
     ) -> None:
+        assert self._exporter is not None, "the stream is traced"
         self._exporter.add(
             EndedStream(
                 trace=begun.trace,
@@ -161,8 +163,9 @@ class StreamSpans:
     @property
     def counts(self) -> Counter[str]:
         """Spans by state: exported, failed, dropped."""
-        return self._exporter.counts
+        return self._exporter.counts if self._exporter else Counter()
 
     def close(self) -> None:
         """Export what waits, for at most 2 seconds."""
-        self._exporter.close()
+        if self._exporter is not None:
+            self._exporter.close()

@@ -36,8 +36,8 @@ class Router:
     models: ModelSteps
     picker: Picker
     clock: Callable[[], float]
+    admission: Admission
     ttft_slo_s: float | None = None
-    admission: Admission | None = None
     places: EndpointPlaces = field(default_factory=EndpointPlaces)
     caches: CachedPrompts | None = None
     """What is known exactly of prefix caches; None: nothing is."""
@@ -70,11 +70,10 @@ class Router:
             request.subset = self.prefill.restrict(request.subset)
         self._leave_failing(request)
         assert request.incoming is not None, "it was made of one"
-        if self.admission is not None:
-            step = request.steps[0]
-            key = request.subset, (bounded_name(step.model), step.pools) if owners is None else tuple(owners)
-            places = self._candidates(request)
-            request.permit = await self.admission.admit(request.incoming, record, key, places.have_free, gone)
+        step = request.steps[0]
+        key = request.subset, (bounded_name(step.model), step.pools) if owners is None else tuple(owners)
+        places = self._candidates(request)
+        request.permit = await self.admission.admit(request.incoming, record, key, places.have_free, gone)
         if incoming.model is not None:
             self.models.copy(incoming.model, session, request)
         if body is not None and owners is None:
@@ -253,7 +252,7 @@ class Router:
 
     def _sent(self, request: PickRequest) -> None:
         """The caller counts it at its endpoint, before anything else runs."""
-        if self.admission is not None and request.permit is not None:
+        if request.permit is not None:
             self.admission.sent(request.permit)
 
     def least_backoff_s(self, request: PickRequest) -> float:
@@ -263,21 +262,20 @@ class Router:
 
     def finish(self, request: PickRequest, record: RequestRecord) -> None:
         """A prepared request has ended, or has been refused; ``record`` has what is known of it. Once."""
-        if self.admission is not None and request.permit is not None:
+        if request.permit is not None:
             self.admission.finish(request.permit, record)
 
     def lose(self, request: PickRequest) -> None:
         """Whether a request still runs is not known: it holds nothing any more. It is finished as well."""
-        if self.admission is not None and request.permit is not None:
+        if request.permit is not None:
             self.admission.lose(request.permit)
 
     def stop(self) -> int:
         """Refuse the requests that wait, as the gateway ends; returns how many there were."""
-        return 0 if self.admission is None else self.admission.stop()
+        return self.admission.stop()
 
     async def close(self) -> None:
-        if self.admission is not None:
-            await self.admission.close()
+        await self.admission.close()
 
     def forget(self, endpoint: Endpoint) -> None:
         """The endpoint has left the pool."""

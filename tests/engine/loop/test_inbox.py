@@ -18,6 +18,7 @@ from penstock.engine.loop.publisher import Publisher
 from penstock.engine.loop.rpc import RpcServer
 from penstock.engine.loop.state_reconciler import StateReconciler
 from penstock.engine.loop.stats import EngineStats
+from penstock.engine.loop.stream_spans import StreamSpans
 from penstock.engine.lora.adapter_table import AdapterTable
 from penstock.wire.messages import (
     ENGINE_PROTOCOL_VERSION,
@@ -144,6 +145,7 @@ class Desk:
             calls=RpcServer(engine.call, self.publisher.send, lambda: 0),
             states=self.states,
             stats=self.stats,
+            spans=StreamSpans(None, self.stats, 2, "m"),
             hooks=InboxHooks(
                 refuse_streams=lambda: self.refusal,
                 current_head=lambda: self.head,

@@ -28,6 +28,7 @@ from penstock.gateway.routing.prefix_affinity import BLOCK_ENDS
 from penstock.gateway.routing.router import Router
 from penstock.gateway.upstream.connection_pool import ConnectionPool
 from penstock.gateway.upstream.timeouts import Timeouts
+from tests.gateway.routers import admits_all
 
 REPLY = b'{"choices":[],"kv_transfer_params":{"remote_host":"h"}}'
 MIN_TOKENS = 500
@@ -55,7 +56,11 @@ class World:
         directory = ModelDirectory()
         directory.update(self.pool.endpoints, POOLS)
         self.router = Router(
-            self.pool, ModelLearner(self.pool, directory, lambda: 100.0), picker, lambda: 100.0
+            self.pool,
+            ModelLearner(self.pool, directory, lambda: 100.0),
+            picker,
+            lambda: 100.0,
+            admits_all(lambda: 100.0),
         )
         self.router.prefill = prefill = DisaggregatedPrefill(
             self.pool, picker, lambda: 100.0, min_tokens=MIN_TOKENS, timeout_s=5.0, caches=caches

@@ -79,7 +79,8 @@ class World:
         self.endpoints[1].in_flight_tokens = 10**6
         picker = Picker({"tokens": 1.0})
         router = router_over(pool, picker, lambda: self.now, [] if rewrite is None else [rewrite])
-        router.admission = admission
+        if admission is not None:
+            router.admission = admission
         relay = Relay(router, RetryPolicy(router), Timeouts())
         self.metrics = GatewayMetrics(list)
         keys = ClientKeys([] if key is None else [key], client_keys, lambda: self.now)
