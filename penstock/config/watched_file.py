@@ -2,7 +2,7 @@
 
 Editors and scripts write in place: such a file is empty for a moment, or ends within a line, and a full disk
 leaves it so. Neither is what its owner meant to say, so it changes nothing. Nor does a pipe or a device: who
-opens or reads it may wait for ever.
+opens or reads it may wait forever.
 """
 
 from __future__ import annotations

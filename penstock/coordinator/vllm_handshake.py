@@ -57,7 +57,7 @@ class VllmHandshake:
         self._files = [AttachmentFile(run_dir, port, rank) for rank in range(ranks)]
         self._clock = clock
         self._warn = RateLimitedLog(log, logging.ERROR)
-        self._tell = RateLimitedLog(log, logging.INFO)
+        self._inform = RateLimitedLog(log, logging.INFO)
         self._warn = RateLimitedLog(log, logging.WARNING)
         self.is_attached: Callable[[int], bool] = lambda rank: False
         """Whether a rank has an engine."""
@@ -138,9 +138,9 @@ class VllmHandshake:
                 text = "another engine %d, at %s, wants to be attached: it is left alone"
                 self._warn(f"hello {rank}", f"{text} until the first is lost", rank, peer)
             else:
-                self._tell(f"hello {rank}", "engine %d at %s wants to be attached", rank, peer)
+                self._inform(f"hello {rank}", "engine %d at %s wants to be attached", rank, peer)
         elif message.status == "READY":
-            self._tell(f"ready {rank}", "engine %d at %s has loaded its model", rank, peer)
+            self._inform(f"ready {rank}", "engine %d at %s has loaded its model", rank, peer)
             self._check_hash(rank, message.parallel_config_hash)
 
     def _check_hash(self, rank: int, given: str | None) -> None:

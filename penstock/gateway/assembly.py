@@ -34,7 +34,7 @@ from penstock.gateway.relay.retry_policy import RetryPolicy
 from penstock.gateway.requests.relayed_routes import RelayedRoutes
 from penstock.gateway.requests.via import Via
 from penstock.gateway.responses.request_record import RequestRecord
-from penstock.gateway.routing.endpoint_places import EndpointPlaces
+from penstock.gateway.routing.endpoint_capacity import EndpointCapacity
 from penstock.gateway.routing.endpoint_pool import EndpointPool
 from penstock.gateway.routing.picker import SCORERS, Picker
 from penstock.gateway.routing.router import Router
@@ -135,13 +135,13 @@ def assemble(
         api_key=config.endpoint_api_key,
         shadows=shadows,
     )
-    places = EndpointPlaces(
+    capacity = EndpointCapacity(
         config.max_requests_per_endpoint,
         scraping=config.scrape_interval > 0,
         elsewhere=scoreboard.in_flight_elsewhere,
     )
     picker = Picker(weights)
-    router = Router(pool, models, picker, clock, admission, config.ttft_slo, places)
+    router = Router(pool, models, picker, clock, admission, config.ttft_slo, capacity)
     plain_events, retry_policy = PlainEvents(burst, windows), RetryPolicy(router, config.max_attempts)
     has_own_key = config.endpoint_api_key is not None
     relay = Relay(router, retry_policy, timeouts, plain_events, config.include_usage, has_own_key=has_own_key)

@@ -1,7 +1,7 @@
-"""Definitions of the gateway's metrics: one row for each metric, with its name in each dialect.
+"""Definitions of the gateway's metrics: one row for each metric, with its name in each naming scheme.
 
-A dialect is a set of metric names and labels that dashboards and autoscalers use. Besides our own there are
-those of endpoint pickers that the gateway can replace:
+A naming scheme is a set of metric names and labels that dashboards and autoscalers use. Besides our own there
+are those of endpoint pickers that the gateway can replace:
 
 - ``llm-d``: the picker of the llm-d Router, ``docs/metrics.md`` and ``pkg/epp/metrics`` of its release 0.10.
 - ``gie``: the picker of the Gateway API Inference Extension, ``pkg/epp/metrics`` of its repository at commit
@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 from penstock.metrics.bounds import E2E_BOUNDS, ITL_BOUNDS, TOKEN_BOUNDS, TTFT_BOUNDS
 from penstock.metrics.families import MetricFamily, MetricKind
 
-MetricsDialect = Literal["own", "llm-d", "gie"]
+NamingScheme = Literal["own", "llm-d", "gie"]
 
 
 class Figure(NamedTuple):
@@ -40,7 +40,7 @@ class MetricName:
 
 @dataclass(slots=True, eq=False)
 class Metric:
-    """One metric in all dialects. Compared by identity."""
+    """One metric in all naming schemes. Compared by identity."""
 
     kind: MetricKind
     unit: str
@@ -51,25 +51,25 @@ class Metric:
     of_host: bool = False
     """For gauges: every worker of the gateway knows the same value. Other gauges, counters and histograms are
     added up over the workers."""
-    names: Mapping[MetricsDialect, MetricName] = field(init=False)
-    """By dialect; a dialect without this metric is missing."""
+    names: Mapping[NamingScheme, MetricName] = field(init=False)
+    """By naming scheme; a naming scheme without this metric is missing."""
     bounds: tuple[float, ...] = field(init=False)
-    """Bucket bounds of all dialects, so that one histogram has the buckets of each of them."""
+    """Bucket bounds of all naming schemes, so that one histogram has the buckets of each of them."""
 
     def __post_init__(self, own: MetricName, llm_d: MetricName | None, gie: MetricName | None) -> None:
-        names: dict[MetricsDialect, MetricName | None] = {"own": own, "llm-d": llm_d, "gie": gie}
-        self.names = {dialect: name for dialect, name in names.items() if name is not None}
+        names: dict[NamingScheme, MetricName | None] = {"own": own, "llm-d": llm_d, "gie": gie}
+        self.names = {scheme: name for scheme, name in names.items() if name is not None}
         self.bounds = tuple(sorted({bound for name in self.names.values() for bound in name.bounds}))
 
-    def family(self, dialect: MetricsDialect) -> MetricFamily | None:
-        name = self.names.get(dialect)
+    def family(self, scheme: NamingScheme) -> MetricFamily | None:
+        name = self.names.get(scheme)
         if name is None:
             return None
         return MetricFamily(name.name, self.kind, self.help, name.labels, self.unit, name.bounds)
 
-    def first_buckets(self, dialect: MetricsDialect) -> list[int]:
-        """Index of the histogram's bucket that each bucket of a dialect starts with."""
-        return [0, *(bisect_right(self.bounds, bound) for bound in self.names[dialect].bounds)]
+    def first_buckets(self, scheme: NamingScheme) -> list[int]:
+        """Index of the histogram's bucket that each bucket of a naming scheme starts with."""
+        return [0, *(bisect_right(self.bounds, bound) for bound in self.names[scheme].bounds)]
 
 
 LABEL_ALIASES = {
@@ -80,7 +80,7 @@ LABEL_ALIASES = {
     "model_server_endpoint": "endpoint",
     "inference_pool": "pool",
 }
-"""Labels of other dialects, and ours of the same meaning; missing labels have the same name."""
+"""Labels of other naming schemes, and ours of the same meaning; missing labels have the same name."""
 
 CONSTANT_LABELS = {"fairness_id": "default-flow", "streaming": "true"}
 """Labels with one value in the gateway: flows have no series, for clients can invent them, and only streams

@@ -188,7 +188,7 @@ class _Worker:
             await self._finished.wait()  # for Envoy's streams, and for what its access log reports
 
     async def _wait_for_endpoints(self) -> None:
-        """Wait until the first endpoints are known, but not for ever. Raises ConfigError: this process would
+        """Wait until the first endpoints are known, but not forever. Raises ConfigError: this process would
         replace one that knows the pods, of which the API server tells this one nothing."""
         launch, kubernetes = self._launch, self._parts.kubernetes
         first = launch.epoch == 0 and launch.index < launch.worker_count

@@ -2,7 +2,7 @@
 
 The server's sweep asks every connection once per interval. The head of a request has --header-timeout to
 arrive. Its body may take longer, as over a slow link: it may pause for that time, and after that time must
-have come with :data:`MIN_BODY_RATE` on average, so that no client holds a connection for ever. A streamed
+have come with :data:`MIN_BODY_RATE` on average, so that no client holds a connection forever. A streamed
 reply is exempt: it limits what waits for its client by --max-stream-backlog
 (:mod:`penstock.generation.replies.streamed`).
 """

@@ -316,13 +316,13 @@ class ResponseStore:
             while not ended:
                 jobs, ended = self._next_jobs()
                 if jobs:
-                    self._tell(jobs, self._do(jobs))
+                    self._deliver(jobs, self._do(jobs))
                 if time.monotonic() >= self._next_housekeeping:
                     self._keep_house()
         finally:
             self._database.close()
 
-    def _tell(self, jobs: Sequence[_Job[Any]], done: _Done) -> None:
+    def _deliver(self, jobs: Sequence[_Job[Any]], done: _Done) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._settle, jobs, done)
 
@@ -383,7 +383,7 @@ class ResponseStore:
                 expired = self._database.expire()
                 totals = self._database.totals()
                 self._database.commit()
-                self._tell((), _Done(expired=expired, totals=totals))
+                self._deliver((), _Done(expired=expired, totals=totals))
             for owner in self._owner.others():
                 self._bury(owner)
         except Exception as error:  # noqa: BLE001 - also of a damaged response; the thread works for all

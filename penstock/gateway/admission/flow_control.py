@@ -278,7 +278,7 @@ class FlowControl:
         for loser, its_gate in displaced:
             _refuse(loser, _busy("queue_full", text, its_gate.retry_after(loser.priority, now)))
         gate.queue.add(waiter)
-        gate.tell()
+        gate.publish()
         self.waiting += 1
         self.waiting_bytes += waiter.size
         self._watch()
@@ -324,7 +324,7 @@ class FlowControl:
 
     def _remove(self, waiter: Waiter, gate: Gate) -> None:
         gate.queue.remove(waiter)
-        gate.tell()
+        gate.publish()
         self.waiting -= 1
         self.waiting_bytes -= waiter.size
 
@@ -370,12 +370,12 @@ class Gate:
     def promise(self, places: int) -> None:
         """So many more are granted, or fewer."""
         self.promised += places
-        self.tell()
+        self.publish()
 
-    def tell(self) -> None:
+    def publish(self) -> None:
         """The other workers, after each change."""
         if self.others is not NO_OTHERS:
-            self.others.tell(self.key, self.promised, self.rank())
+            self.others.publish(self.key, self.promised, self.rank())
 
     def retry_after(self, priority: int, now: float) -> float:
         """Seconds until a request of this priority would leave the queue, at the rate at which it drains."""

@@ -19,7 +19,7 @@ class OtherQueues(Protocol):
     def are_waiting(self) -> bool:
         """Whether requests wait anywhere."""
 
-    def tell(self, key: int, promised: int, first: int) -> None:
+    def publish(self, key: int, promised: int, first: int) -> None:
         """This worker has granted so many places that no endpoint counts yet; ``first``: the rank of the
         first request that waits, 0 without any."""
 
@@ -38,7 +38,7 @@ class _NoOthers:
 
     are_waiting = False
 
-    def tell(self, key: int, promised: int, first: int) -> None:
+    def publish(self, key: int, promised: int, first: int) -> None:
         pass
 
     def promised(self, key: int) -> int:

@@ -93,7 +93,7 @@ class DisaggregatedPrefill:
         return subset & self._answering
 
     async def compute_prompt(self, request: PickRequest, gone: asyncio.Future[None] | None) -> None:
-        """Have the prompt of a request computed, if that is worth its while, and set ``request.transfer``.
+        """Have the prompt of a request computed, if that pays, and set ``request.transfer``.
         ``gone``: of the client; None: the call is cancelled then. Failures are none of the request's."""
         incoming = request.incoming
         if incoming is None or not self._prefilling or not self._is_worthwhile(request):

@@ -59,7 +59,7 @@ class _Params(msgspec.Struct):
 _decode_reply = msgspec.json.Decoder(_Reply).decode
 _decode_params = msgspec.json.Decoder(_Params).decode
 _FAILED = ("error", "abort")
-"""Reasons for which a choice has ended in vain."""
+"""Reasons for which a choice has ended without a result."""
 
 
 def prefill_body(path: str, raw: bytes) -> bytes | None:

@@ -36,7 +36,7 @@ class LogForwarding:
         self._waiting: dict[WorkerName, deque[AccessLogEntry]] = {}
         self._streams: dict[WorkerName, int] = {}
         """Open streams of the access log, by worker."""
-        self._streams_told = 0
+        self._streams_reported = 0
         requests.process = self._process_of(link.own)
         requests.forward = self._forward
         link.on(ENTRIES, self._on_entries)
@@ -52,8 +52,8 @@ class LogForwarding:
     def send(self) -> None:
         """Send what waits; called several times a second."""
         count = self._requests.open_log_streams
-        if count != self._streams_told and self._link.tell_others(STREAMS, _encode(count)):
-            self._streams_told = count
+        if count != self._streams_reported and self._link.tell_others(STREAMS, _encode(count)):
+            self._streams_reported = count
         for worker, entries in list(self._waiting.items()):
             if self._link.tell_others(ENTRIES, _encode(list(entries)), worker):
                 del self._waiting[worker]
@@ -66,8 +66,8 @@ class LogForwarding:
         """Whether ``process``, which picked, is another worker of this gateway: then it gets the entry."""
         for worker in self._link.siblings:
             if self._process_of(worker) == process:
-                told = entry.metadata.get(NAMESPACE, {})
-                kept = {key: told[key] for key in (PROCESS_KEY, PICK_KEY) if key in told}
+                reported = entry.metadata.get(NAMESPACE, {})
+                kept = {key: reported[key] for key in (PROCESS_KEY, PICK_KEY) if key in reported}
                 waiting = self._waiting.setdefault(worker, deque(maxlen=MAX_WAITING))
                 waiting.append(replace(entry, metadata={NAMESPACE: kept}))  # the rest may be large
                 return True
@@ -85,7 +85,7 @@ class LogForwarding:
         self._requests.log_streams_elsewhere = sum(self._streams.values())
 
     def _on_joined(self, worker: WorkerName) -> None:
-        self._streams_told = 0
+        self._streams_reported = 0
 
     def _on_gone(self, worker: WorkerName) -> None:
         """What it picked is counted as that of another gateway. If it had streams it was killed, and what it

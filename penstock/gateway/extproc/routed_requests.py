@@ -217,8 +217,8 @@ class RoutedRequests:
     def on_log_entry(self, entry: AccessLogEntry) -> None:
         """Envoy reports the end of a request. It is counted if this process or another gateway process has
         picked its endpoint, and if it was not counted without the log before."""
-        told = entry.metadata.get(NAMESPACE, {})
-        picked_by, pick = told.get(PROCESS_KEY), told.get(PICK_KEY)
+        reported = entry.metadata.get(NAMESPACE, {})
+        picked_by, pick = reported.get(PROCESS_KEY), reported.get(PICK_KEY)
         process = [pick[0].rpartition("/")[0]] if pick else picked_by
         if process and process != [self.process] and self.forward(process[0], entry):
             return
@@ -312,7 +312,7 @@ class RoutedRequests:
         self.finish(record)
 
     def _update_breakers(self, routed: RoutedRequest, entry: AccessLogEntry, outcome: Outcome) -> None:
-        """Record failures of the endpoints that Envoy tried in vain, and the outcome at the last one.
+        """Record failures of the endpoints that Envoy tried without success, and the outcome at the last one.
 
         For an unobserved reply, the time to its first byte stands in for the time to its first token.
         """

@@ -22,7 +22,7 @@ class Reset(Enum):
 
 CLEAR: Final[Literal[Reset.CLEAR]] = Reset.CLEAR
 LOST: Final[Literal[Reset.LOST]] = Reset.LOST
-Step: TypeAlias = bytes | Reset
+FallbackStep: TypeAlias = bytes | Reset
 """A batch to apply, or the blocks to be forgotten."""
 MAX_HELD, MAX_HELD_BYTES = 4096, 64 << 20
 """Live batches that wait for the end of a replay."""
@@ -42,21 +42,21 @@ class BatchOrder:
         self._held: list[tuple[int, bytes]] = []
         self._held_bytes = 0
 
-    def on_connected(self) -> list[Step]:
+    def on_connected(self) -> list[FallbackStep]:
         """A connection is there, to the same publisher or another one."""
         self._next, self._last_live = None, -1
         self._release_held()
         self.wanted = 0 if self._replays else None
         return [CLEAR]
 
-    def on_disconnected(self) -> list[Step]:
+    def on_disconnected(self) -> list[FallbackStep]:
         self.on_connected()
         self.wanted = None
         return [LOST]
 
-    def on_live(self, number: int, batch: bytes) -> list[Step]:
+    def on_live(self, number: int, batch: bytes) -> list[FallbackStep]:
         """A batch came by subscription."""
-        steps: list[Step] = []
+        steps: list[FallbackStep] = []
         if number <= self._last_live:  # they come in order: the publisher has begun anew
             steps = self.on_connected()
         self._last_live = number
@@ -75,7 +75,7 @@ class BatchOrder:
         self._held.clear()
         self._held_bytes = 0
 
-    def _take(self, number: int, batch: bytes) -> list[Step]:
+    def _take(self, number: int, batch: bytes) -> list[FallbackStep]:
         if self._next is not None and number < self._next:
             return []  # the replay had it
         if self._next is not None and number > self._next:
@@ -88,7 +88,7 @@ class BatchOrder:
         self._next = number + 1
         return [batch]
 
-    def on_replayed(self, number: int, batch: bytes) -> list[Step]:
+    def on_replayed(self, number: int, batch: bytes) -> list[FallbackStep]:
         """A batch of the replay came."""
         if self.wanted is None or (self._next is not None and number < self._next):
             return []
@@ -96,16 +96,16 @@ class BatchOrder:
         self._next = number + 1
         return [CLEAR, batch] if lost else [batch]
 
-    def on_replay_ended(self) -> list[Step]:
+    def on_replay_ended(self) -> list[FallbackStep]:
         """The replay is complete. What it did not have is lost."""
         return self._take_held([])
 
-    def on_replay_failed(self) -> list[Step]:
+    def on_replay_failed(self) -> list[FallbackStep]:
         """The replay did not come: it is unknown what was lost."""
         self._next = None
         return self._take_held([CLEAR])
 
-    def _take_held(self, steps: list[Step]) -> list[Step]:
+    def _take_held(self, steps: list[FallbackStep]) -> list[FallbackStep]:
         self.wanted = None
         for number, batch in self._held:
             if self._next is None or number == self._next:

@@ -21,7 +21,7 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from penstock.gateway.kv_events.batch_order import BatchOrder, Reset, Step
+from penstock.gateway.kv_events.batch_order import BatchOrder, FallbackStep, Reset
 from penstock.gateway.kv_events.block_index import BlockIndex, Source
 from penstock.wire.kv_events import END_OF_REPLAY, decode_batch
 
@@ -99,7 +99,7 @@ class KVEventSubscriber:
     _sources: dict[tuple[object, ...], EventAddresses] = field(default_factory=dict)
     _commands: deque[tuple[bool, EventAddresses]] = field(default_factory=deque)
     """For the thread: sources to subscribe to (True) and to leave."""
-    _steps: deque[tuple[Source, Step]] = field(default_factory=deque)
+    _steps: deque[tuple[Source, FallbackStep]] = field(default_factory=deque)
     """From the thread, to be applied."""
     _followed: set[Source] = field(default_factory=set)
     """Sources that are followed; of others no more steps are applied."""
@@ -172,7 +172,7 @@ class KVEventSubscriber:
             self._apply_step(source, step)
         return True
 
-    def _apply_step(self, source: Source, step: Step) -> None:
+    def _apply_step(self, source: Source, step: FallbackStep) -> None:
         if isinstance(step, Reset):
             self.counts.resets += 1
             (self.index.follow if step is Reset.CLEAR else self.index.lose)(source)
@@ -272,7 +272,7 @@ class KVEventSubscriber:
         subscription: _Subscription,
         ready: dict[Any, int],
     ) -> None:
-        order, steps = subscription.order, list[Step]()
+        order, steps = subscription.order, list[FallbackStep]()
         if subscription.monitor in ready:
             for parts in _messages(subscription.monitor):
                 event = parse_monitor_message(parts)["event"]

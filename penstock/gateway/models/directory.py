@@ -19,7 +19,7 @@ from penstock.gateway.models.model_cards import (
 from penstock.gateway.models.model_routes import WILDCARDS, ModelRoute, ModelRouteTable
 from penstock.gateway.models.pools import Pool
 from penstock.gateway.routing.endpoint import Endpoint
-from penstock.gateway.routing.model_steps import Step
+from penstock.gateway.routing.model_steps import FallbackStep
 from penstock.http.errors import ApiError, names_in_error, shown
 
 MAX_REMEMBERED = 4096
@@ -38,7 +38,9 @@ class _PoolOfEndpoints:
         self.exact = [name for name in names if WILDCARDS.isdisjoint(name)]
         self._patterns = [re.compile(translate(name)) for name in names if not WILDCARDS.isdisjoint(name)]
 
-    def serving(self, model: str, listings: Mapping[Endpoint, Mapping[str, ModelCard]]) -> Step | None:
+    def serving(
+        self, model: str, listings: Mapping[Endpoint, Mapping[str, ModelCard]]
+    ) -> FallbackStep | None:
         """The pool's endpoints for the model; None: it is not known to serve it. Of a pool that is told which
         models it serves these are all. Otherwise those that list it, with those that list nothing, which may
         serve any: endpoints of a pool are alike."""
@@ -47,13 +49,13 @@ class _PoolOfEndpoints:
                 len(model) <= MAX_NAME and any(pattern.match(model) for pattern in self._patterns)
             )
             any_model = tuple(self.endpoints)
-            return Step(model, any_model, frozenset(any_model), (self.pool.name,)) if fits else None
+            return FallbackStep(model, any_model, frozenset(any_model), (self.pool.name,)) if fits else None
         listed = frozenset(each for each in self.endpoints if model in listings.get(each, ()))
         if not listed:
             return None
         silent = frozenset(each for each in self.endpoints if listings.get(each) == {})
         endpoints = tuple(each for each in self.endpoints if each in listed | silent)
-        return Step(model, endpoints, listed, (self.pool.name,))
+        return FallbackStep(model, endpoints, listed, (self.pool.name,))
 
     def by_model(
         self, listings: Mapping[Endpoint, Mapping[str, ModelCard]]
@@ -93,11 +95,11 @@ class ModelDirectory:
         self._unknown = unknown
         self._routes = ModelRouteTable({})
         self._endpoints: tuple[Endpoint, ...] = ()
-        self._any_model = Step("", ())
+        self._any_model = FallbackStep("", ())
         self._pools: dict[str, _PoolOfEndpoints] = {}
         self._listings: dict[Endpoint, Mapping[str, ModelCard]] = {}
         """Missing: not read yet; empty: the endpoint does not list models."""
-        self._steps: dict[tuple[str, str], tuple[Step, ...]] = {}
+        self._steps: dict[tuple[str, str], tuple[FallbackStep, ...]] = {}
         """By the name that was asked for and its target."""
         self._undecided: tuple[Endpoint, ...] | None = None
         """Endpoints for models that no endpoint lists; empty: there are none; None: to be found."""
@@ -116,7 +118,7 @@ class ModelDirectory:
         """Replace the endpoints, each in the pool of its name, the pools and the routes."""
         self._routes = ModelRouteTable(routes or {})
         self._endpoints = tuple(endpoints)
-        self._any_model = Step("", self._endpoints)
+        self._any_model = FallbackStep("", self._endpoints)
         self.generation += 1
         self._pools = {pool.name: _PoolOfEndpoints(pool) for pool in pools}
         self._listings = {each: cards for each, cards in self._listings.items() if each in self._endpoints}
@@ -224,7 +226,7 @@ class ModelDirectory:
         """Every pair of a name and a model that it stands for, as far as the configuration says."""
         return [(name, name if target in self._pools else target) for name, target in self._routes.pairs()]
 
-    def steps(self, asked: str, session: str | None = None) -> tuple[Step, ...]:
+    def steps(self, asked: str, session: str | None = None) -> tuple[FallbackStep, ...]:
         """The models and endpoints to try for a request that names the model ``asked``, one after the other.
         Raises ApiError if there are none."""
         route = self._routes.find_route(asked)
@@ -242,21 +244,21 @@ class ModelDirectory:
         return steps
 
     @property
-    def any_model(self) -> Step:
+    def any_model(self) -> FallbackStep:
         """For requests that concern no model."""
         return self._any_model
 
-    def step_at(self, endpoints: Sequence[Endpoint], asked: str, session: str | None = None) -> Step:
+    def step_at(self, endpoints: Sequence[Endpoint], asked: str, session: str | None = None) -> FallbackStep:
         """For a request that only these endpoints can serve: the model that they serve under this name."""
         route = self._routes.find_route(asked)
         drawn = asked if route is None else self._routes.draw(route, asked, session)
         for target in (drawn, *(() if route is None else route.targets)):
             step = self._step_of(target, asked)
             if step is not None and not step.listed.isdisjoint(endpoints):
-                return Step(step.model, self._endpoints)
-        return Step(drawn, self._endpoints)
+                return FallbackStep(step.model, self._endpoints)
+        return FallbackStep(drawn, self._endpoints)
 
-    def shadow(self, asked: str, target: str) -> tuple[str, Step | None] | None:
+    def shadow(self, asked: str, target: str) -> tuple[str, FallbackStep | None] | None:
         """The model or pool that a copy of a request is for, and where it goes; None: the request is not
         copied."""
         route = self._routes.find_route(asked)
@@ -299,7 +301,7 @@ class ModelDirectory:
 
     # -- steps
 
-    def _find_steps(self, asked: str, target: str, route: ModelRoute | None) -> Iterator[Step]:
+    def _find_steps(self, asked: str, target: str, route: ModelRoute | None) -> Iterator[FallbackStep]:
         seen: set[tuple[str, tuple[Endpoint, ...]]] = set()
         first = self._step_of(target, asked)
         found = [step for step in (first, *self._fallbacks(asked, target, route, first)) if step is not None]
@@ -308,7 +310,7 @@ class ModelDirectory:
                 seen.add(key)
                 yield step
 
-    def _is_guess(self, step: Step) -> bool:
+    def _is_guess(self, step: FallbackStep) -> bool:
         """Whether its endpoints list models, but not this one: they get it for want of anything better."""
         return (
             self._unknown == "auto"
@@ -318,8 +320,8 @@ class ModelDirectory:
         )
 
     def _fallbacks(
-        self, asked: str, target: str, route: ModelRoute | None, first: Step | None
-    ) -> Iterator[Step | None]:
+        self, asked: str, target: str, route: ModelRoute | None, first: FallbackStep | None
+    ) -> Iterator[FallbackStep | None]:
         """What takes the place of the first step: by the route of the name, else of its target; then by the
         pools of the endpoints."""
         model = target if first is None else first.model
@@ -340,7 +342,7 @@ class ModelDirectory:
     def _pool_fallbacks(self, pools: Iterable[str]) -> list[str]:
         return [name for pool in pools if pool in self._pools for name in self._pools[pool].pool.fallback]
 
-    def _step_of(self, name: str, asked: str) -> Step | None:
+    def _step_of(self, name: str, asked: str) -> FallbackStep | None:
         """A step for a pool or model. A pool gets the model that was asked for, or its only one."""
         pool = self._pools.get(name)
         if pool is None or not name:
@@ -351,9 +353,11 @@ class ModelDirectory:
         if only is not None:
             return pool.serving(only, self._listings)
         silent = [each for each in pool.endpoints if not self._listings.get(each)]
-        return Step(asked, tuple(silent), pools=(name,)) if silent and pool.pool.models is None else None
+        return (
+            FallbackStep(asked, tuple(silent), pools=(name,)) if silent and pool.pool.models is None else None
+        )
 
-    def _serving(self, model: str) -> Step | None:
+    def _serving(self, model: str) -> FallbackStep | None:
         """The endpoints for a model, in all pools but those that only stand in for others."""
         found = {
             name: step
@@ -368,9 +372,11 @@ class ModelDirectory:
                 return steps[0]
             endpoints = tuple(endpoint for step in steps for endpoint in step.endpoints)
             listed = frozenset(endpoint for step in steps for endpoint in step.listed)
-            return Step(model, endpoints, listed, tuple(pool for step in steps for pool in step.pools))
+            return FallbackStep(
+                model, endpoints, listed, tuple(pool for step in steps for pool in step.pools)
+            )
         undecided = self._find_undecided()
-        return Step(model, undecided) if undecided or not self._endpoints else None
+        return FallbackStep(model, undecided) if undecided or not self._endpoints else None
 
     def _find_undecided(self) -> tuple[Endpoint, ...]:
         """The endpoints of which nothing is known; without any, all of them if they may tell."""

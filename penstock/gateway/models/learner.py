@@ -14,7 +14,7 @@ from penstock.gateway.models.shadows import Shadows
 from penstock.gateway.responses.request_record import RequestRecord
 from penstock.gateway.routing.endpoint import Endpoint
 from penstock.gateway.routing.endpoint_pool import EndpointPool
-from penstock.gateway.routing.model_steps import Step
+from penstock.gateway.routing.model_steps import FallbackStep
 from penstock.gateway.routing.pick_request import PickRequest
 from penstock.gateway.upstream.exchange import Headers, UpstreamError, UpstreamRequest
 from penstock.gateway.upstream.fetch import TooLargeError, fetch
@@ -87,10 +87,10 @@ class ModelLearner:
     # -- what the router asks
 
     @property
-    def any_model(self) -> Step:
+    def any_model(self) -> FallbackStep:
         return self.directory.any_model
 
-    async def find_steps(self, asked: str, session: str | None) -> Sequence[Step]:
+    async def find_steps(self, asked: str, session: str | None) -> Sequence[FallbackStep]:
         """The steps for a request. A model that is unknown may have been loaded lately: endpoints are read
         again before it is refused. Raises ApiError."""
         asked_at = self._clock()
@@ -102,7 +102,7 @@ class ModelLearner:
         await self._read_since(asked_at)
         return self.directory.steps(asked, session)
 
-    def step_at(self, endpoints: Sequence[Endpoint], asked: str, session: str | None) -> Step:
+    def step_at(self, endpoints: Sequence[Endpoint], asked: str, session: str | None) -> FallbackStep:
         return self.directory.step_at(endpoints, asked, session)
 
     def copy(self, asked: str, session: str | None, request: PickRequest) -> None:

@@ -20,7 +20,7 @@ from penstock.gateway.responses.outcome import TransportResult, classify_outcome
 from penstock.gateway.responses.response_observer import Observation, ReplyObserver, StreamObserver
 from penstock.gateway.routing.endpoint import Endpoint
 from penstock.gateway.routing.endpoint_pool import EndpointPool
-from penstock.gateway.routing.model_steps import Step
+from penstock.gateway.routing.model_steps import FallbackStep
 from penstock.gateway.routing.pick_request import NoEndpointError, PickRequest, pick_request
 from penstock.gateway.routing.picker import Picker
 from penstock.gateway.upstream.exchange import Exchange, Failure, Headers, UpstreamError, UpstreamRequest
@@ -86,7 +86,9 @@ class Shadows:
     def forget(self, endpoint: Endpoint) -> None:
         self._picker.forget(endpoint)
 
-    async def _run(self, name: str, step: Step, session: str | None, incoming: IncomingRequest) -> None:
+    async def _run(
+        self, name: str, step: FallbackStep, session: str | None, incoming: IncomingRequest
+    ) -> None:
         try:
             outcome = await self._outcome(step, session, incoming)
         except Exception:
@@ -94,7 +96,7 @@ class Shadows:
             outcome = SKIPPED
         self._counts[name, outcome] += 1
 
-    async def _outcome(self, step: Step, session: str | None, incoming: IncomingRequest) -> str:
+    async def _outcome(self, step: FallbackStep, session: str | None, incoming: IncomingRequest) -> str:
         request = pick_request(incoming, session, (step,), None)
         endpoints = [each for each in step.endpoints if each.breaker.closed and each.role != "prefill"]
         try:
@@ -132,7 +134,9 @@ class Shadows:
         return ending, reply.status, reply.observer.seen
 
 
-def shadow_of(directory: ModelDirectory, asked: str, request: PickRequest) -> tuple[str, Step | None] | None:
+def shadow_of(
+    directory: ModelDirectory, asked: str, request: PickRequest
+) -> tuple[str, FallbackStep | None] | None:
     """The model or pool that a copy of the request is for, and where it goes; None: no copy is due. It does
     not go where the request goes itself."""
     incoming, own = request.incoming, request.steps[0]

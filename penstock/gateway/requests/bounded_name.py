@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 MAX_NAME = 256
-"""Characters. A model's name may be a path, or the id of a revision; metrics keep some of them for ever."""
+"""Characters. A model's name may be a path, or the id of a revision; metrics keep some of them forever."""
 _DIGITS = 16
 
 

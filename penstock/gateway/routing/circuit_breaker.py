@@ -92,14 +92,14 @@ class CircuitBreaker:
         """When the request was sent that has closed it; None: it is open, or has never been."""
         return self._closed_by if self.closed else None
 
-    def open_as_told(self, opened_at: float, until: float, *, avoids: bool) -> None:
+    def open_as_reported(self, opened_at: float, until: float, *, avoids: bool) -> None:
         """Another worker's has opened. One that is open goes on by itself, and so does one that was closed
         since then."""
         if self.closed and (self._closed_at is None or self._closed_at < opened_at):
             self._open(opened_at, avoids=avoids)
             self._open_until = until
 
-    def close_as_told(self, sent_at: float, now: float) -> None:
+    def close_as_reported(self, sent_at: float, now: float) -> None:
         """A request of another worker, sent at ``sent_at``, has closed that one's. Without it a worker with
         few requests of its own would keep an endpoint out that works."""
         if self._open_until is not None and sent_at >= self._opened_at:

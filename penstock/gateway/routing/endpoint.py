@@ -86,14 +86,14 @@ class Endpoint:
     backoff: Backoff = field(default_factory=Backoff)
 
     def __post_init__(self) -> None:
-        self.breaker.on_change = self.backoff.on_change = self._tell
+        self.breaker.on_change = self.backoff.on_change = self._notify
 
     def __setattr__(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
         for changed, row in self._watchers:
             changed.add(row)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for changed, row in self._watchers:
             changed.add(row)
 
@@ -119,7 +119,7 @@ class Endpoint:
         return self.scrape_failures < 2
 
     @property
-    def told_load(self) -> EndpointLoad | None:
+    def reported_load(self) -> EndpointLoad | None:
         """The load that it tells; None: it tells none, or is down, so that its latest is an old one."""
         return self.load if self.scraped_at is not None and self.is_readable else None
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Step:
+class FallbackStep:
     """A model and the endpoints that may be sent a request for it. ``endpoints`` stays the same object as
     long as models and endpoints stay."""
 
@@ -26,19 +26,19 @@ class Step:
     """Pools that serve it, also those without an endpoint."""
 
 
-class ModelSteps(Protocol):
+class FallbackChain(Protocol):
     """What the router asks about models."""
 
     @property
-    def any_model(self) -> Step:
+    def any_model(self) -> FallbackStep:
         """For requests that concern no model."""
         ...
 
-    async def find_steps(self, asked: str, session: str | None) -> Sequence[Step]:
+    async def find_steps(self, asked: str, session: str | None) -> Sequence[FallbackStep]:
         """The steps for a request that names the model ``asked``, at least one. Raises ApiError."""
         ...
 
-    def step_at(self, endpoints: Sequence[Endpoint], asked: str, session: str | None) -> Step:
+    def step_at(self, endpoints: Sequence[Endpoint], asked: str, session: str | None) -> FallbackStep:
         """For a request that only these endpoints can serve: the model that they serve under this name."""
         ...
 

@@ -12,7 +12,7 @@ from penstock.gateway.requests.incoming_request import IncomingRequest
 from penstock.gateway.responses.request_record import RequestRecord
 from penstock.gateway.routing.cached_prompts import CachedPrompt
 from penstock.gateway.routing.endpoint import Endpoint
-from penstock.gateway.routing.model_steps import Step
+from penstock.gateway.routing.model_steps import FallbackStep
 from penstock.gateway.routing.prefix_affinity import prefix_blocks
 from penstock.http.admission import retry_headers
 from penstock.http.errors import ApiError
@@ -52,7 +52,7 @@ class PickRequest:
     transfer: bytes | None = None
     """JSON by which an endpoint that decodes gets the prompt's KV cache from the one that has computed it. It
     holds for one attempt."""
-    steps: Sequence[Step] = ()
+    steps: Sequence[FallbackStep] = ()
     """Models and endpoints that it may go to; the first is the one that holds, the others take its place."""
     incoming: IncomingRequest | None = None
     """The request itself, for the model of its step; None: it is not known."""
@@ -79,7 +79,7 @@ class PickRequest:
 
 
 def pick_request(
-    incoming: IncomingRequest, session: str | None, steps: Sequence[Step], ttft_slo_s: float | None
+    incoming: IncomingRequest, session: str | None, steps: Sequence[FallbackStep], ttft_slo_s: float | None
 ) -> PickRequest:
     """The properties of a request for picking, as it is for the first of ``steps``."""
     request = PickRequest(session=session, ttft_slo_s=ttft_slo_s, steps=steps, incoming=incoming)

@@ -16,6 +16,6 @@ class RemotePrefill(Protocol):
         ...
 
     async def compute_prompt(self, request: PickRequest, gone: asyncio.Future[None] | None) -> None:
-        """Have the prompt of a request computed, if that is worth its while, and set ``request.transfer``.
+        """Have the prompt of a request computed, if that pays, and set ``request.transfer``.
         ``gone``: of the client; None: the call is cancelled then. Failures are none of the request's."""
         ...

@@ -28,11 +28,11 @@ class ResponseOwners:
         self.on_learn: Callable[[str, Endpoint], None] = lambda id, endpoint: None
         """Called with what this worker has learned by itself."""
 
-    def learn(self, id: str, endpoint: Endpoint, *, told: bool = False) -> None:
-        """The endpoint has this response. ``told``: by another worker."""
+    def learn(self, id: str, endpoint: Endpoint, *, reported: bool = False) -> None:
+        """The endpoint has this response. ``reported``: by another worker."""
         if endpoint.removed:  # its last requests go on
             return
-        if not told:
+        if not reported:
             self.on_learn(id, endpoint)
         key = hash(id)
         self._makers[key] = endpoint

@@ -13,9 +13,9 @@ from penstock.gateway.requests.incoming_request import IncomingRequest
 from penstock.gateway.responses.request_record import RequestRecord
 from penstock.gateway.routing.cached_prompts import CachedPrompts
 from penstock.gateway.routing.endpoint import Endpoint
-from penstock.gateway.routing.endpoint_places import CandidatePlaces, EndpointPlaces
+from penstock.gateway.routing.endpoint_capacity import CandidateCapacity, EndpointCapacity
 from penstock.gateway.routing.endpoint_pool import EndpointPool
-from penstock.gateway.routing.model_steps import ModelSteps, Step
+from penstock.gateway.routing.model_steps import FallbackChain, FallbackStep
 from penstock.gateway.routing.pick_request import NoEndpointError, PickRequest, pick_request
 from penstock.gateway.routing.picker import Picker
 from penstock.gateway.routing.remote_prefill import RemotePrefill
@@ -33,12 +33,12 @@ class Router:
     """
 
     pool: EndpointPool
-    models: ModelSteps
+    models: FallbackChain
     picker: Picker
     clock: Callable[[], float]
     admission: Admission
     ttft_slo_s: float | None = None
-    places: EndpointPlaces = field(default_factory=EndpointPlaces)
+    capacity: EndpointCapacity = field(default_factory=EndpointCapacity)
     caches: CachedPrompts | None = None
     """What is known exactly of prefix caches; None: nothing is."""
     prefill: RemotePrefill | None = None
@@ -72,8 +72,8 @@ class Router:
         assert request.incoming is not None, "it was made of one"
         step = request.steps[0]
         key = request.subset, (bounded_name(step.model), step.pools) if owners is None else tuple(owners)
-        places = self._candidates(request)
-        request.permit = await self.admission.admit(request.incoming, record, key, places.have_free, gone)
+        capacity = self._candidates(request)
+        request.permit = await self.admission.admit(request.incoming, record, key, capacity.have_free, gone)
         if incoming.model is not None:
             self.models.copy(incoming.model, session, request)
         if body is not None and owners is None:
@@ -85,7 +85,7 @@ class Router:
         return request
 
     async def _look_ahead(self, request: PickRequest, gone: asyncio.Future[None] | None) -> None:
-        """Find out where the prompt is cached, and have it computed where that is worth its while."""
+        """Find out where the prompt is cached, and have it computed where that pays."""
         if self.caches is not None:
             await self._look_up_prompt(self.caches, request)
         if self.prefill is not None:
@@ -114,7 +114,7 @@ class Router:
 
     async def _steps(
         self, incoming: IncomingRequest, session: str | None, owners: Sequence[Endpoint] | None
-    ) -> Sequence[Step]:
+    ) -> Sequence[FallbackStep]:
         """Raises ApiError."""
         if incoming.model is None:
             return (self.models.any_model,)
@@ -122,7 +122,7 @@ class Router:
             return (self.models.step_at(owners, incoming.model, session),)
         return await self.models.find_steps(incoming.model, session)
 
-    def _candidates(self, request: PickRequest) -> CandidatePlaces:
+    def _candidates(self, request: PickRequest) -> CandidateCapacity:
         """The endpoints that may get the request, for flow control."""
         subset = request.subset
         known = request.steps[0].endpoints if request.owners is None else request.owners
@@ -130,7 +130,7 @@ class Router:
         def endpoints() -> Iterator[Endpoint]:
             return (each for each in known if subset is None or each.url in subset)
 
-        return CandidatePlaces(self.places, endpoints)
+        return CandidateCapacity(self.capacity, endpoints)
 
     def pick(self, request: PickRequest) -> Endpoint:
         """The endpoint to send a prepared request to. If its step has none, the next one is taken that has.
@@ -170,7 +170,7 @@ class Router:
         flow = None if request.permit is None or request.owners is not None else request.permit.flow
         if flow is None or not flow.queued_s:
             ranked = self.picker.ranked(request, endpoints, now, most)
-        if flow is not None and (flow.queued_s or self.places.free(ranked[0], now) <= 0):
+        if flow is not None and (flow.queued_s or self.capacity.free(ranked[0], now) <= 0):
             ranked = self.picker.ranked(request, self._with_places(request, endpoints, now), now, most)
         self.picker.remember(request, ranked[0])
         if self.caches is not None and request.prompt is not None:
@@ -222,7 +222,7 @@ class Router:
                 self._take_step(request, index)
                 return
 
-    def _works(self, request: PickRequest, step: Step, tried: Set[Endpoint]) -> bool:
+    def _works(self, request: PickRequest, step: FallbackStep, tried: Set[Endpoint]) -> bool:
         now, subset = self.clock(), request.subset
         return any(
             each.breaker.allows(now)
@@ -245,7 +245,7 @@ class Router:
         self, request: PickRequest, endpoints: Sequence[Endpoint], now: float
     ) -> Sequence[Endpoint]:
         """The ``endpoints`` that are not full; all if all are."""
-        free, tried, subset = self.places.free, request.tried, request.subset
+        free, tried, subset = self.capacity.free, request.tried, request.subset
         usable = [each for each in endpoints if not each.removed and free(each, now) > 0]
         allowed = (each for each in usable if each not in tried and (subset is None or each.url in subset))
         return usable if any(each.is_ready(now) for each in allowed) else endpoints
@@ -282,6 +282,6 @@ class Router:
         self.picker.forget(endpoint)
         self.models.forget(endpoint)
         self.owners.forget(endpoint)
-        self.places.forget(endpoint)
+        self.capacity.forget(endpoint)
         if self.caches is not None:
             self.caches.forget(endpoint)

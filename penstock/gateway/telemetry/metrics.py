@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.gateway import metric_definitions
-from penstock.gateway.metric_definitions import Figure, Metric, MetricsDialect
+from penstock.gateway.metric_definitions import Figure, Metric, NamingScheme
 from penstock.gateway.requests.bounded_name import bounded_name
 from penstock.gateway.responses.outcome import SUCCESSFUL, Outcome
 from penstock.gateway.responses.request_record import RequestRecord
@@ -38,16 +38,16 @@ class ExpositionLimits:
     """How metrics are exposed."""
 
     compat: Literal["none", "llm-d", "gie"] = "none"
-    """The dialect exposed in addition to our own."""
+    """The naming scheme exposed in addition to our own."""
     most_models: int = 64
     """Pairs of a model and its rewritten model with their own series. Clients can invent names, and each
-    would cost memory for ever: pairs beyond this number are :data:`OTHER`."""
+    would cost memory forever: pairs beyond this number are :data:`OTHER`."""
     pool: str = "penstock"
     """Name of the pool of the endpoints that are in none."""
 
 
 class RequestLabels(NamedTuple):
-    """Label values that distinguish requests; each combination that occurs costs memory for ever."""
+    """Label values that distinguish requests; each combination that occurs costs memory forever."""
 
     model: str
     target_model: str
@@ -60,13 +60,13 @@ class RequestLabels(NamedTuple):
     """Pool of the endpoint."""
 
     def label_values(self) -> dict[str, str]:
-        """Values by label name, including labels that only other dialects have."""
+        """Values by label name, including labels that only other naming schemes have."""
         named = {name: str(value) for name, value in self._asdict().items()}
         return {**named, "error_code": error_code(self)}
 
 
 def error_code(key: RequestLabels) -> str:
-    """The error code of the endpoint pickers' dialects."""
+    """The error code of the endpoint pickers' naming schemes."""
     if key.outcome is Outcome.REJECTED:
         return _REJECTED_CODES.get(key.status, "Unknown")
     return "Unknown" if key.outcome is Outcome.CLIENT_DISCONNECT else "ModelServerError"
@@ -105,9 +105,9 @@ class GatewayMetrics:
         """Parts of the gateway that count for themselves."""
         self._endpoints = endpoints
         self._options = options or ExpositionLimits()
-        self._dialects: list[MetricsDialect] = ["own"]
+        self._schemes: list[NamingScheme] = ["own"]
         if self._options.compat != "none":
-            self._dialects.append(self._options.compat)
+            self._schemes.append(self._options.compat)
         self._listed_name = listed_name
         self._models = {(OTHER, OTHER)}
         self._listed: set[tuple[str, str]] = set()
@@ -293,13 +293,13 @@ class GatewayMetrics:
         for source in self.sources:
             for metric, value, label_values in source():
                 values.add(metric, value, label_values)
-        for dialect in self._dialects:
+        for scheme in self._schemes:
             for metric in metric_definitions.METRICS:
-                family = metric.family(dialect)
+                family = metric.family(scheme)
                 if family is None:
                     continue
                 if metric.kind is MetricKind.HISTOGRAM:
-                    yield metric, family, _distributions(metric, dialect, self._histograms[metric])
+                    yield metric, family, _distributions(metric, scheme, self._histograms[metric])
                 else:
                     yield metric, family, values.of(metric, family)
 
@@ -333,7 +333,7 @@ class GatewayMetrics:
             named = {"endpoint": endpoint.url, "pool": endpoint.pool or self._options.pool}
             values.add(metric_definitions.ENDPOINT_IN_FLIGHT, endpoint.own_in_flight, named)
             values.add(metric_definitions.ENDPOINT_UP, endpoint.is_up, named)
-            if (load := endpoint.told_load) is not None:
+            if (load := endpoint.reported_load) is not None:
                 values.add(metric_definitions.ENDPOINT_WAITING, load.waiting, named)
                 values.add(metric_definitions.ENDPOINT_RUNNING, load.running, named)
                 values.add(metric_definitions.ENDPOINT_KV_USED, load.kv_used, named)
@@ -342,14 +342,15 @@ class GatewayMetrics:
             up = [each for each in endpoints if each.pool == name and each.is_up]
             pool = {"pool": name or self._options.pool}
             values.add(metric_definitions.READY, len(up), pool)
-            if loads := [load for each in up if (load := each.told_load) is not None]:
+            if loads := [load for each in up if (load := each.reported_load) is not None]:
                 values.add(metric_definitions.AVERAGE_KV_USED, fmean(load.kv_used for load in loads), pool)
                 values.add(metric_definitions.AVERAGE_WAITING, fmean(load.waiting for load in loads), pool)
                 values.add(metric_definitions.AVERAGE_RUNNING, fmean(load.running for load in loads), pool)
 
 
 class _Values:
-    """Values of counters and gauges for one exposition, with the values of all labels of all dialects."""
+    """Values of counters and gauges for one exposition, with the values of all labels of all naming
+    schemes."""
 
     def __init__(self, pool: str) -> None:
         self._constant = {**metric_definitions.CONSTANT_LABELS, "pool": pool}
@@ -367,10 +368,10 @@ class _Values:
 
 
 def _distributions(
-    metric: Metric, dialect: MetricsDialect, histograms: Mapping[RequestLabels, Histogram]
+    metric: Metric, scheme: NamingScheme, histograms: Mapping[RequestLabels, Histogram]
 ) -> dict[Labels, Value]:
-    """Distributions by the labels of the dialect, in its buckets."""
-    labels, starts = metric.names[dialect].labels, metric.first_buckets(dialect)
+    """Distributions by the labels of the naming scheme, in its buckets."""
+    labels, starts = metric.names[scheme].labels, metric.first_buckets(scheme)
     sums: dict[Labels, tuple[NDArray[np.int64], float]] = {}
     for key, histogram in histograms.items():
         series = _labels_of(labels, key)

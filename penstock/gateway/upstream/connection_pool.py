@@ -72,7 +72,7 @@ class ConnectionPool:
         self._secure = parts.scheme == "https"
         self._tls = tls or UpstreamTls()
         self._version = Version.HTTP1 if http2 == "off" else Version.UNKNOWN
-        self._told = self._version
+        self._notified = self._version
         self._heard = False
         """A server has answered."""
         """The version in the log: one that the server has proven, and only when it is another one."""
@@ -226,12 +226,12 @@ class ConnectionPool:
     def _set_version(self, version: Version) -> None:
         self._version = version
         if version is Version.HTTP2:
-            self._tell()
+            self._notify()
             self._close_idle()
 
-    def _tell(self) -> None:
-        if self._told is not self._version:
-            self._told = self._version
+    def _notify(self) -> None:
+        if self._notified is not self._version:
+            self._notified = self._version
             spoken = "2" if self._version is Version.HTTP2 else "1.1"
             log.info("endpoint %s speaks HTTP/%s", self._label, spoken)
 
@@ -243,7 +243,7 @@ class ConnectionPool:
         """A reply over HTTP/1.1 has begun."""
         self._heard = True
         if self._version is Version.HTTP1:
-            self._tell()
+            self._notify()
 
     @property
     def unheard(self) -> str:

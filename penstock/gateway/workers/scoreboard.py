@@ -126,7 +126,7 @@ class Scoreboard:
 
     # -- sets of endpoints, see flow control
 
-    def tell(self, key: int, promised: int, first: int) -> None:
+    def publish(self, key: int, promised: int, first: int) -> None:
         if (at := self._entry(key, promised or first)) is not None:
             self._own[at + 1] = promised
             self._own[WAITING] += bool(first) - bool(self._own[at + 2])

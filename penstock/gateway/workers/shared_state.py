@@ -1,9 +1,9 @@
 """What the workers of a gateway tell each other for better picks, a few times a second.
 
-Scrapes, picks, owners of responses, and openings and closings of circuit breakers are told once, through the
-keeper; requests in flight are read from the scoreboard. All of it may be lost: then a pick is as good as that
-of a worker alone. One worker, the first of those that run, scrapes the loads for all; while nothing comes of
-it, each scrapes.
+Scrapes, picks, owners of responses, and openings and closings of circuit breakers are reported once, through
+the keeper; requests in flight are read from the scoreboard. All of it may be lost: then a pick is as good as
+that of a worker alone. One worker, the first of those that run, scrapes the loads for all; while nothing
+comes of it, each scrapes.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ ALONE_INTERVAL_S = 1.0
 SILENCE_S = 3.0
 """Time by which a scrape of the worker that scrapes is late, after which each worker scrapes itself."""
 MAX_WAITING = 1024
-"""Picks, and responses, that wait to be told; of more in one interval the oldest are left out. A pick has at
-most 230 blocks of 9 bytes."""
+"""Picks, and responses, that wait to be reported; of more in one interval the oldest are left out. A pick has
+at most 230 blocks of 9 bytes."""
 MAX_ID_CHARACTERS = 256
 """Ids of responses that are longer stay with the worker that knows them."""
 TOPIC = "state"
@@ -165,13 +165,13 @@ class SharedState:
                 router.picker.learn(endpoint, blocks, session)
         for url, id in update.owners:
             if (endpoint := known.get(url)) is not None:
-                router.owners.learn(id, endpoint, told=True)
+                router.owners.learn(id, endpoint, reported=True)
         for url, (opened_at, until, avoids) in update.openings:
             if (endpoint := known.get(url)) is not None:
-                endpoint.breaker.open_as_told(opened_at, until, avoids=avoids)
+                endpoint.breaker.open_as_reported(opened_at, until, avoids=avoids)
         for url, sent_at in update.closings:
             if (endpoint := known.get(url)) is not None:
-                endpoint.breaker.close_as_told(sent_at, self._clock())
+                endpoint.breaker.close_as_reported(sent_at, self._clock())
 
     def _on_joined(self, sibling: WorkerName) -> None:
         """It knows nothing yet."""

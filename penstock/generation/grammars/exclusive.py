@@ -63,7 +63,7 @@ class Exclusive:
         options = part["oneOf"]
         around = [each for each in (part, *beside) if each]
         around = [{key: value for key, value in each.items() if key != "oneOf"} for each in around]
-        if self._told_apart([self._all_of(option) for option in options]):
+        if self._are_exclusive([self._all_of(option) for option in options]):
             return list(options)
         further: list[list[dict[str, Any]]] = [[] for _ in options]
         for first, second in itertools.permutations(range(len(options)), 2):
@@ -76,7 +76,7 @@ class Exclusive:
             for option, more in zip(options, further, strict=True)
         ]
 
-    def _told_apart(self, options: list[Schemas]) -> bool:
+    def _are_exclusive(self, options: list[Schemas]) -> bool:
         """Whether each has values of its own, or such of a required property: a quick look at many."""
         if not options or not all(options):
             return False

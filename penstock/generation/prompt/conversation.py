@@ -275,7 +275,7 @@ def _arguments(text: str, field: str) -> dict[str, Any] | str:
     """The JSON object that OpenAI's clients send as ``text`` and templates expect; ``text`` if it is none.
 
     A history has what models wrote, cut short by max_tokens for instance. The model sees its own text and
-    can correct it; an error would make the history useless for ever.
+    can correct it; an error would make the history useless forever.
     """
     if not text.strip():
         return {}

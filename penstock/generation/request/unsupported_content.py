@@ -1,7 +1,7 @@
 """Content that models cannot see: they read a sentence in its place, and the client gets a warning.
 
 Tools show images and files to agents, which send them with every later request. One that is refused would end
-the conversation for ever.
+the conversation forever.
 """
 
 from __future__ import annotations

@@ -407,7 +407,7 @@ class Http2Connection(Protocol):
         return self.state.clock() - self.idle_since < IDLE_S
 
     def _say_last(self) -> None:
-        """The client knows that the connection ends: serve what has come, and nothing after it."""
+        """The client knows that the connection ends: serve what was received, and nothing after it."""
         if self._ending.phase >= EndingPhase.LAST:
             return
         self.sender.write(self._ending.say_last(self.core.last_id))

@@ -12,7 +12,7 @@ from penstock.gateway.admission import flow_control
 from penstock.gateway.admission.drain_rate import WINDOW_S, DepartureRate
 from penstock.gateway.admission.flow_control import GUARD_INTERVAL, FlowControl, FlowLimits, FlowRequest
 from penstock.gateway.routing.endpoint import Endpoint
-from penstock.gateway.routing.endpoint_places import CandidatePlaces, EndpointPlaces
+from penstock.gateway.routing.endpoint_capacity import CandidateCapacity, EndpointCapacity
 from penstock.http.errors import ApiError
 from penstock.http.request import ClientGone
 
@@ -25,9 +25,9 @@ class Fleet:
     def __init__(self, count: int = 1, limits: FlowLimits = SMALL) -> None:
         self.now = 100.0
         self.endpoints = [Endpoint(f"http://{number}") for number in range(count)]
-        places = EndpointPlaces(1, most_waiting=5, most_kv_used=0.95)
+        places = EndpointCapacity(1, most_waiting=5, most_kv_used=0.95)
         self.flow = FlowControl(limits, lambda: self.now)
-        self.places = defaultdict(lambda: CandidatePlaces(places, lambda: self.endpoints))
+        self.places = defaultdict(lambda: CandidateCapacity(places, lambda: self.endpoints))
         """By key."""
         self.sent: list[str] = []
         self.running: list[tuple[FlowRequest, Endpoint]] = []

@@ -107,7 +107,7 @@ def test_what_is_cached_counts_by_its_length(monkeypatch: pytest.MonkeyPatch) ->
 def test_those_that_prefill_do_not_keep_a_request_from_its_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch)
     for endpoint in world.of("decode"):
-        endpoint.breaker.open_as_told(99.0, 200.0, avoids=True)
+        endpoint.breaker.open_as_reported(99.0, 200.0, avoids=True)
     assert world.router.pick(world.prepare("x")).pool == "spare"
 
 

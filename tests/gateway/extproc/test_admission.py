@@ -22,7 +22,7 @@ from penstock.gateway.extproc.messages import (
     ProcessingRequest,
 )
 from penstock.gateway.extproc.processor_stream import ProcessorStream
-from penstock.gateway.routing.endpoint_places import EndpointPlaces
+from penstock.gateway.routing.endpoint_capacity import EndpointCapacity
 from tests.gateway.extproc.test_processor_stream import World
 
 KEYS = """
@@ -45,7 +45,7 @@ class Gateway(World):
         budgets = Budgets(MemoryBudgetStore(lambda: 0.0), lambda: 0.0)
         self.flow = FlowControl(FlowLimits(), lambda: self.now)
         super().__init__(admission=Admission(budgets, self.flow), client_keys=keys_file(str(path)))
-        self.requests.relay.router.places = EndpointPlaces(1)
+        self.requests.relay.router.capacity = EndpointCapacity(1)
 
     async def ask(self, key: str, request_id: str, model: str = "m") -> tuple[ProcessorStream, list[Any]]:
         """The answers to a request's body."""

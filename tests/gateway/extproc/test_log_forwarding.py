@@ -12,7 +12,7 @@ import pytest
 from penstock.gateway.extproc.log_forwarding import LogForwarding
 from penstock.gateway.extproc.messages import MessagePart, ProcessingRequest
 from penstock.gateway.routing.endpoint import EndpointLoad
-from penstock.gateway.routing.endpoint_places import EndpointPlaces
+from penstock.gateway.routing.endpoint_capacity import EndpointCapacity
 from tests.gateway.extproc.test_processor_stream import World, picked, picked_metadata
 from tests.gateway.workers.linked import Gateway, gateway_of, know_each_other, stream_of
 
@@ -128,7 +128,7 @@ def test_what_a_killed_worker_was_told_holds_no_places(tmp_path: Path) -> None:
             gateway.kill(logging.link)
             await know_each_other(picking.link)
             assert endpoint.in_flight == endpoint.own_in_flight == here.metrics.running == 1
-            assert EndpointPlaces(5).free(endpoint, here.now) == 5 - 2, "as it has reported"
+            assert EndpointCapacity(5).free(endpoint, here.now) == 5 - 2, "as it has reported"
             here.logged(metadata=first)
             assert here.counts() == {"ok_without_usage": 1}
             assert endpoint.in_flight == 1

@@ -6,22 +6,29 @@ import random
 
 import pytest
 
-from penstock.gateway.kv_events.batch_order import CLEAR, LOST, MAX_HELD, MAX_HELD_BYTES, BatchOrder, Step
+from penstock.gateway.kv_events.batch_order import (
+    CLEAR,
+    LOST,
+    MAX_HELD,
+    MAX_HELD_BYTES,
+    BatchOrder,
+    FallbackStep,
+)
 
 
 def batch(number: int) -> bytes:
     return b"%d" % number
 
 
-def batches(*numbers: int) -> list[Step]:
+def batches(*numbers: int) -> list[FallbackStep]:
     return [batch(number) for number in numbers]
 
 
-def live(order: BatchOrder, *numbers: int) -> list[Step]:
+def live(order: BatchOrder, *numbers: int) -> list[FallbackStep]:
     return [step for number in numbers for step in order.on_live(number, batch(number))]
 
 
-def replay(order: BatchOrder, *numbers: int) -> list[Step]:
+def replay(order: BatchOrder, *numbers: int) -> list[FallbackStep]:
     steps = [step for number in numbers for step in order.on_replayed(number, batch(number))]
     return steps + order.on_replay_ended()
 

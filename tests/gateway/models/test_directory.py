@@ -14,7 +14,7 @@ from penstock.gateway.models.model_routes import ModelRoute
 from penstock.gateway.models.pools import Pool
 from penstock.gateway.responses.request_record import RequestRecord
 from penstock.gateway.routing.endpoint import Endpoint
-from penstock.gateway.routing.model_steps import Step
+from penstock.gateway.routing.model_steps import FallbackStep
 from penstock.http.errors import ApiError
 
 
@@ -40,7 +40,7 @@ class Fleet:
     def steps(self, asked: str, session: str | None = None) -> list[tuple[str, str]]:
         return [self._shown(step) for step in self.directory.steps(asked, session)]
 
-    def _shown(self, step: Step) -> tuple[str, str]:
+    def _shown(self, step: FallbackStep) -> tuple[str, str]:
         return step.model, " ".join(name for name, each in self.endpoints.items() if each in step.endpoints)
 
     def refusal(self, asked: str) -> ApiError:

@@ -10,7 +10,7 @@ from penstock.gateway.requests.incoming_request import IncomingRequest
 from penstock.gateway.routing.endpoint import Endpoint, EndpointLoad
 from penstock.gateway.routing.endpoint_discovery import ResolvedEndpoint
 from penstock.gateway.routing.endpoint_pool import EndpointPool
-from penstock.gateway.routing.model_steps import Step
+from penstock.gateway.routing.model_steps import FallbackStep
 from penstock.gateway.routing.pick_request import PickRequest
 from penstock.gateway.routing.picker import Picker
 from penstock.gateway.upstream.timeouts import Timeouts
@@ -159,7 +159,7 @@ def test_a_saturated_endpoint_takes_no_request_of_low_priority(priority: int, al
 def test_another_model_takes_its_place_when_attempts_are_spent() -> None:
     policy, request, other = policy_after_failure()
     spare = Endpoint("http://spare")
-    request.steps = (*request.steps, Step("down", ()), Step("spare", (spare,)))
+    request.steps = (*request.steps, FallbackStep("down", ()), FallbackStep("spare", (spare,)))
     request.tried.add(other)
     assert not policy.claim(AttemptProgress.BEGUN, COMPLETION, request, NOW), "it may have run"
     assert policy.claim(AttemptProgress.REFUSED, COMPLETION, request, NOW)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from penstock.gateway.admission.admission import Permit
 from penstock.gateway.admission.flow_control import FlowRequest
 from penstock.gateway.routing.endpoint import Endpoint
+from penstock.gateway.routing.endpoint_capacity import EndpointCapacity
 from penstock.gateway.routing.endpoint_discovery import ResolvedEndpoint
-from penstock.gateway.routing.endpoint_places import EndpointPlaces
 from penstock.gateway.routing.endpoint_pool import EndpointPool
 from penstock.gateway.routing.pick_request import PickRequest
 from penstock.gateway.routing.picker import Picker
@@ -51,7 +51,7 @@ def test_nothing_is_kept_of_endpoints_that_have_left() -> None:
         routing.has_candidate(request, NOW)
         routing.picker.learn(gone, [1, 2], 3)
         owners.learn(f"response {number}", gone)
-        owners.learn(f"response {number}", gone, told=True)
+        owners.learn(f"response {number}", gone, reported=True)
     left: list[Endpoint | None] = routing.pool.endpoints
     assert [each for each in columns.endpoints if each not in (None, *left)] == []
     assert columns.size < 4
@@ -61,7 +61,7 @@ def test_nothing_is_kept_of_endpoints_that_have_left() -> None:
 def test_only_the_endpoint_that_gets_a_request_is_remembered_for_it() -> None:
     """With flow control the first choice may be full."""
     routing = router("a", "b")
-    routing.places = EndpointPlaces(1)
+    routing.capacity = EndpointCapacity(1)
     full, free = routing.pool.endpoints
     routing.picker = Picker({"session": 1.0, "prefix": 1.0})
     routing.picker.learn(full, [1], hash("s"))

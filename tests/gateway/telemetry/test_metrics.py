@@ -123,7 +123,7 @@ def test_the_page_has_the_names_of_others() -> None:
 
 @pytest.mark.parametrize("compat", ["none", "llm-d", "gie"])
 def test_what_is_told_is_what_the_table_says(compat: Compat) -> None:
-    dialects: list[metric_definitions.MetricsDialect] = ["own"] if compat == "none" else ["own", compat]
+    dialects: list[metric_definitions.NamingScheme] = ["own"] if compat == "none" else ["own", compat]
     expected = {
         name.name: (each.kind.value, set(name.labels))
         for dialect in dialects
@@ -385,7 +385,7 @@ def test_their_buckets_hold_what_ours_do() -> None:
     ],
 )
 def test_the_ends_of_their_buckets(
-    dialect: metric_definitions.MetricsDialect, measure: metric_definitions.Metric, bounds: list[float]
+    dialect: metric_definitions.NamingScheme, measure: metric_definitions.Metric, bounds: list[float]
 ) -> None:
     """32778 is what the Inference Extension's code has."""
     told = measure.names[dialect].bounds

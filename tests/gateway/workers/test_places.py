@@ -15,7 +15,7 @@ import pytest
 
 from penstock.gateway.admission.flow_control import MAX_YIELD_S, FlowControl, FlowLimits, FlowRequest
 from penstock.gateway.routing.endpoint import Endpoint
-from penstock.gateway.routing.endpoint_places import CandidatePlaces, EndpointPlaces
+from penstock.gateway.routing.endpoint_capacity import CandidateCapacity, EndpointCapacity
 from penstock.gateway.workers import scoreboard
 from tests.gateway.behaviours import good
 from tests.gateway.processes import WAIT_S, Call, Upstream, eventually, gateway
@@ -111,14 +111,14 @@ class Worker:
         self.link, self.shared = gateway.link(number)
         self.endpoint = Endpoint("http://a")
         self.shared.follow([self.endpoint])
-        self._places = EndpointPlaces(1, scraping=False, elsewhere=self.shared.in_flight_elsewhere)
+        self._places = EndpointCapacity(1, scraping=False, elsewhere=self.shared.in_flight_elsewhere)
         self._clock = clock
         self.flow = FlowControl(FlowLimits(), lambda: clock[0], self.shared)
         self.shared.on_wake = self.flow.fill_places
 
     async def run(self, priority: int) -> FlowRequest:
         request = FlowRequest("f", priority=priority)
-        places = CandidatePlaces(self._places, lambda: [self.endpoint])
+        places = CandidateCapacity(self._places, lambda: [self.endpoint])
         await self.flow.enter(request, (None, ("m", ("pool",))), places.have_free)
         self.flow.sent(request)
         self.endpoint.request_sent(1, self._clock[0])
@@ -214,18 +214,18 @@ def test_entries_that_count_nothing_are_used_again(tmp_path: Path, monkeypatch: 
     async def run() -> None:
         async with two(tmp_path, [100.0]) as (_, here, there):
             for key in range(1, 100):
-                here.shared.tell(key, key, 0)
+                here.shared.publish(key, key, 0)
                 assert there.shared.promised(key) == key
-                here.shared.tell(key, 0, 0)
+                here.shared.publish(key, 0, 0)
             for key in range(1, 7):
-                here.shared.tell(key, 1, key)
+                here.shared.publish(key, 1, key)
             assert [there.shared.promised(key) for key in range(1, 7)] == [1, 1, 1, 1, 0, 0]
             assert [there.shared.first(key) for key in range(1, 7)] == [1, 2, 3, 4, 0, 0]
             assert there.shared.are_waiting
             here.endpoint.request_sent(1, 0.0)
             assert there.shared.in_flight_elsewhere(there.endpoint) == 0, "there was no room for it"
             here.endpoint.request_ended(1)
-            here.shared.tell(1, 0, 0)
+            here.shared.publish(1, 0, 0)
             here.endpoint.request_sent(1, 0.0)
             assert there.shared.in_flight_elsewhere(there.endpoint) == 1
 
@@ -278,13 +278,13 @@ def test_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             with pytest.raises(OSError, match="3 workers run already"):
                 made.board.take_slot()
             for number, (_, shared) in enumerate(workers):
-                shared.tell(7, 10**number, 1)
+                shared.publish(7, 10**number, 1)
             assert [shared.promised(7) for _, shared in workers] == [110, 101, 11]
             made.kill(workers[1][0])
             assert [workers[number][1].promised(7) for number in (0, 2)] == [100, 1]
             _, later = made.link(1, 1)
             assert later.promised(7) == 101
-            later.tell(8, 5, 0)
+            later.publish(8, 5, 0)
             assert [workers[0][1].promised(key) for key in (7, 8)] == [100, 5]
 
     asyncio.run(run())

@@ -49,7 +49,7 @@ class LaunchHandshake:
         return HOST, bound_port(self._socket)
 
     def answer(self) -> None:
-        """Answer what has come; what is not the engine's is ignored."""
+        """Answer what was received; what is not the engine's is ignored."""
         while self._socket.poll(0):
             frames = self._socket.recv_multipart()
             if len(frames) != 2 or frames[0] != IDENTITY:

@@ -14,7 +14,8 @@ llama.cpp 4 and fewer: the first scrapes correct it."""
 MAX_LIMIT = 1 << 16
 UNLIMITED = 1 << 30
 PAUSE_S = 1e-5
-"""Pause for each endpoint after all were asked for a place in vain: about ten times what that took."""
+"""Pause for each endpoint after all were asked for a place without success: about ten times what that
+took."""
 
 
 @dataclass(slots=True)
@@ -28,7 +29,7 @@ class _Learned:
     """The scrape that was read last."""
 
 
-class EndpointPlaces:
+class EndpointCapacity:
     """Counts the free places of endpoints.
 
     The learned limit follows the scraped load, as TCP's window does. When an endpoint's queue reaches
@@ -100,10 +101,10 @@ class EndpointPlaces:
         return learned
 
 
-class CandidatePlaces:
+class CandidateCapacity:
     """The free places of the endpoints that may serve the same requests."""
 
-    def __init__(self, places: EndpointPlaces, endpoints: Callable[[], Iterable[Endpoint]]) -> None:
+    def __init__(self, places: EndpointCapacity, endpoints: Callable[[], Iterable[Endpoint]]) -> None:
         self._places = places
         self._endpoints = endpoints
         self._latest: Endpoint | None = None

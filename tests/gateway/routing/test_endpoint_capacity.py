@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from penstock.gateway.routing.endpoint import STALE_S, Endpoint, EndpointLoad
-from penstock.gateway.routing.endpoint_places import FIRST_LIMIT, UNLIMITED, EndpointPlaces
+from penstock.gateway.routing.endpoint_capacity import FIRST_LIMIT, UNLIMITED, EndpointCapacity
 
 
-def places(fixed: int | None = None, *, scraping: bool = True) -> EndpointPlaces:
-    return EndpointPlaces(fixed, most_waiting=5, most_kv_used=0.95, scraping=scraping)
+def places(fixed: int | None = None, *, scraping: bool = True) -> EndpointCapacity:
+    return EndpointCapacity(fixed, most_waiting=5, most_kv_used=0.95, scraping=scraping)
 
 
 def send(endpoint: Endpoint, count: int) -> None:
