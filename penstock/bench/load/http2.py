@@ -94,7 +94,7 @@ class Http2LoadConnection:
 
         # -- streams
         self._streams: dict[int, _Stream] = {}
-        self._steady: dict[int, int] = {}  # request by stream, of those between two events
+        self._streaming: dict[int, int] = {}  # request by stream, of those between two events
         self._ended: list[Ended] = []
         self._bodies = RequestBodies(self._output.append, self._streams)
         self.core = Http2Core[_Stream](role, self._streams, self._bodies, self, 0.0)
@@ -134,7 +134,7 @@ class Http2LoadConnection:
         if self._input:
             data = self._input + data
         self._log = log
-        unpack, request_of = _HEADER.unpack_from, self._steady.get
+        unpack, request_of = _HEADER.unpack_from, self._streaming.get
         append_entry, append_count = log.entries.append, log.counts.append
         ends_with, count = data.endswith, data.count
         sound = data.find(ERROR) < 0 and find_last(data) is None
@@ -208,9 +208,9 @@ class Http2LoadConnection:
     def _settle(self, number: int, stream: _Stream) -> None:
         """Note whether the fast path may count the next event."""
         if stream.reply.between_events:
-            self._steady[number] = stream.request
+            self._streaming[number] = stream.request
         else:
-            self._steady.pop(number, None)
+            self._streaming.pop(number, None)
 
     def on_headers(self, stream_id: int, fields: list[Field] | None, size: int, *, last: bool) -> None:
         stream = self._streams.get(stream_id)
@@ -256,7 +256,7 @@ class Http2LoadConnection:
         stream = self._streams.pop(number, None)
         if stream is None:
             return
-        self._steady.pop(number, None)
+        self._streaming.pop(number, None)
         if stream.unsent and cut is None:
             self._output.append(h2.rst_stream(number, ErrorCode.CANCEL))
         self._bodies.forget(stream)

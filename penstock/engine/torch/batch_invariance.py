@@ -76,7 +76,7 @@ def make_invariant(model: Any) -> int:
                 _divide(module)
     layers = list(_projections(model))
     blocks = {
-        _kind(layer): _steady_blocks(layer) for layer in {_kind(each): each for each in layers}.values()
+        _kind(layer): _invariant_blocks(layer) for layer in {_kind(each): each for each in layers}.values()
     }
     for layer in layers:
         _compute_in_blocks(layer, blocks[_kind(layer)][1])
@@ -84,15 +84,15 @@ def make_invariant(model: Any) -> int:
     return max(max(1, VECTOR // math.gcd(VECTOR, *widths)), *(fewest for fewest, _ in blocks.values()))
 
 
-def steady_product(first: Tensor, second: Tensor, rows: int, most: int | None = None) -> Tensor:
+def invariant_product(first: Tensor, second: Tensor, rows: int, most: int | None = None) -> Tensor:
     """bmm of [P, R, K] and [P, K, N], the same bits for a row whatever R is, and with zeros behind K.
 
     ``rows``: R is padded to a multiple of it. ``most``: the most rows at once; None: all."""
     if first.dtype != torch.float32:
-        return steady_product(first.float(), second.float(), rows, most).to(first.dtype)
+        return invariant_product(first.float(), second.float(), rows, most).to(first.dtype)
     if most is not None and first.shape[1] > most:
         blocks = torch.split(first, most, 1)
-        return torch.cat([steady_product(block, second, rows) for block in blocks], 1)
+        return torch.cat([invariant_product(block, second, rows) for block in blocks], 1)
     count = first.shape[1]
     if count % rows:
         first = pad(first, (0, 0, 0, -count % rows))
@@ -116,7 +116,7 @@ def attention_product(attend: Attend, heads: int, size: int) -> Product:
     query = torch.randn((3, heads, width, size), generator=generator)
     key, value = (torch.randn((3, longest, size), generator=generator) for _ in range(2))
 
-    def steady(product: Product) -> bool:
+    def is_invariant(product: Product) -> bool:
         for length in (1, 15, 60, BLOCK + 9, 2 * BLOCK + 30, 4 * BLOCK):
             seen = (torch.arange(longest) <= length + torch.arange(width)[:, None]).expand(3, 1, -1, -1)
             whole = attend(query, key, value, seen, product)
@@ -135,9 +135,9 @@ def attention_product(attend: Attend, heads: int, size: int) -> Product:
                         return False
         return True
 
-    products = [partial(steady_product, rows=rows) for rows in CANDIDATES]
+    products = [partial(invariant_product, rows=rows) for rows in CANDIDATES]
     last = CANDIDATES[-1]
-    return _first(steady, [*products, partial(steady_product, rows=last, most=last)], "attention")
+    return _first(is_invariant, [*products, partial(invariant_product, rows=last, most=last)], "attention")
 
 
 def head_rows(make: Callable[[nn.Linear, int], Callable[[Tensor], Tensor]], projection: nn.Linear) -> int:
@@ -150,15 +150,15 @@ def head_rows(make: Callable[[nn.Linear, int], Callable[[Tensor], Tensor]], proj
     other.weight = nn.Parameter(weight, requires_grad=False)
     other.bias = None if projection.bias is None else nn.Parameter(torch.zeros_like(projection.bias))
 
-    def steady(rows: int) -> bool:
+    def is_invariant(rows: int) -> bool:
         head = make(other, rows)
         whole = head(values)
         return all(torch.equal(head(values[:count]), whole[:count]) for count in (1, 2, 3, 5, 9, 17, 40))
 
-    return _first(steady, [1, 2, 4, 8, 16, 32, 64], "the output projection")
+    return _first(is_invariant, [1, 2, 4, 8, 16, 32, 64], "the output projection")
 
 
-def _steady_blocks(layer: Any) -> tuple[int, int]:
+def _invariant_blocks(layer: Any) -> tuple[int, int]:
     """Rows of a layer's smallest and largest blocks: in all powers of two from the one to the other a row has
     the same bits, wherever it stands. Raises ConfigError when its place matters."""
     width, out = _width(layer)
@@ -183,7 +183,7 @@ def _steady_blocks(layer: Any) -> tuple[int, int]:
     with torch.inference_mode():
         found = [(rows, most) for most in LARGEST_BLOCKS if (rows := fewest(most)) is not None]
     if not found:
-        raise _unsteady(f"a layer of {width} x {out}")
+        raise _not_invariant(f"a layer of {width} x {out}")
     return next((pair for pair in found if pair[0] <= MAX_PADDED), found[-1])
 
 
@@ -207,15 +207,15 @@ def _block_sizes(rows: int, most: int) -> list[int]:
     ]
 
 
-def _first(steady: Callable[[T], bool], candidates: Sequence[T], what: str) -> T:
+def _first(is_invariant: Callable[[T], bool], candidates: Sequence[T], what: str) -> T:
     with torch.inference_mode():
         for candidate in candidates:
-            if steady(candidate):
+            if is_invariant(candidate):
                 return candidate
-    raise _unsteady(what)
+    raise _not_invariant(what)
 
 
-def _unsteady(what: str) -> ConfigError:
+def _not_invariant(what: str) -> ConfigError:
     return ConfigError(
         f"{_REFUSAL}on this machine {what} gives a row other bits when other rows are computed beside it"
     )

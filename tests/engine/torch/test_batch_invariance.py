@@ -20,7 +20,7 @@ from torch import Tensor
 from penstock.config.errors import ConfigError
 from penstock.config.serve import ServeConfig
 from penstock.engine.torch import batch_invariance
-from penstock.engine.torch.batch_invariance import make_invariant, steady_product
+from penstock.engine.torch.batch_invariance import invariant_product, make_invariant
 from penstock.engine.torch.engine import TorchEngine
 from penstock.engine.torch.sampling.sampler import Sampler
 from penstock.engine.torch.supported_models import WITH_EXPERTS
@@ -169,10 +169,10 @@ def test_a_steady_product_is_one_and_ignores_zeros_and_other_rows(
     first = torch.randn((pairs, count, summands), generator=generator)
     second = torch.randn((pairs, summands + zeros, width), generator=generator)
     padded = torch.nn.functional.pad(first, (0, zeros))
-    found = steady_product(padded, second, 16, 16)
+    found = invariant_product(padded, second, 16, 16)
     exact = (first.double() @ second[:, :summands].double()).float()
     torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-4)
-    assert torch.equal(found[-1:, -1:], steady_product(first[-1:, -1:], second[-1:, :summands], 16, 16))
+    assert torch.equal(found[-1:, -1:], invariant_product(first[-1:, -1:], second[-1:, :summands], 16, 16))
 
 
 def test_a_machine_on_which_a_rows_place_matters_is_refused(
