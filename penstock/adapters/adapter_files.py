@@ -66,7 +66,7 @@ class AdapterFiles:
     rank: int
     """Largest rank of its layers."""
     modules: dict[str, LoraPair]
-    """By a layer's path in the model, such as ``model.layers.0.self_attn.q_proj``."""
+    """Pairs of tensors by a layer's path in the model, such as ``model.layers.0.self_attn.q_proj``."""
     size: int
     """Bytes of its tensors."""
 

@@ -137,7 +137,7 @@ class BackgroundRun:
             self._commit()
 
     def stop(self) -> None:
-        """It was cancelled or deleted."""
+        """Stop: the response was cancelled or deleted."""
         self._left = True
         self._pending.clear()
         self._count = 0

@@ -73,7 +73,7 @@ class TextFiles:
         self.started = False
         """Files are read again, or while the process serves."""
         self._texts: dict[str, str] = {}
-        """By path, as they were read last."""
+        """Texts by path, as they were read last."""
 
     def read_file(self, path: str, ends: tuple[str, ...] = _ENDS) -> str:
         """The text of a file. ``ends``: see :func:`_check_complete`. Raises OSError, and ValueError

@@ -95,7 +95,7 @@ class CoordinatorState:
     _holders: dict[int, bytes] = field(default_factory=dict)
     """Identity of each rank's engine."""
     _contests: dict[int, tuple[bytes, float]] = field(default_factory=dict)
-    """By rank: an engine that asks for it while another one has it, and the time when it first did."""
+    """Contested ranks: the engine that asks for one while another has it, and the time when it first did."""
     _addresses: dict[int, _AddressEntry] = field(default_factory=dict)
     """Addresses of engines on other hosts by rank; empty ones after they left."""
     _servers: dict[bytes, _Server] = field(default_factory=dict)

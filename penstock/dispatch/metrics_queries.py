@@ -22,7 +22,7 @@ class MetricsQueries:
         self._timeout_s = timeout_s
         self._number = 0
         self._open: dict[tuple[int, int], asyncio.Future[None]] = {}
-        """By rank and number."""
+        """Open queries by rank and number."""
         self._late: dict[int, int] = {}
         """Engines that have not answered in time, and the number of that query."""
 

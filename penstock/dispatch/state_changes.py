@@ -44,7 +44,7 @@ class _Waiting:
     base: int
     """The change has a later generation."""
     owns: bool
-    """It has asked for the change; otherwise an earlier request did."""
+    """Whether this request has asked for the change; otherwise an earlier request did."""
     engines: list[EngineState]
     late: dict[int, str] = field(default_factory=dict)
     """What was the matter with engines that had not observed the change in time, by rank."""

@@ -74,7 +74,7 @@ class StepRows:
     failed: Sequence[StreamFailure] = field(default=())
     prompt: PromptLogprobs | None = None
     kv_transfer_params: dict[int, dict[int, KVTransferParams]] | None = None
-    """By API server and stream, for streams that end here."""
+    """Parameters by API server and stream, for streams that end here."""
 
 
 class Engine(Protocol):

@@ -52,7 +52,7 @@ class Metric:
     """For gauges: every worker of the gateway knows the same value. Other gauges, counters and histograms are
     added up over the workers."""
     names: Mapping[NamingScheme, MetricName] = field(init=False)
-    """By naming scheme; a naming scheme without this metric is missing."""
+    """Names by naming scheme; a naming scheme without this metric is missing."""
     bounds: tuple[float, ...] = field(init=False)
     """Bucket bounds of all naming schemes, so that one histogram has the buckets of each of them."""
 

@@ -32,7 +32,8 @@ def totals(view: View) -> Totals:
 
 
 def _current_starts(view: View) -> dict[str, ProcessKey]:
-    """By process: of one incarnation the start of the last epoch, of several the one heard of last."""
+    """Current start of each process: of one incarnation the start of the last epoch, of several the one heard
+    of last."""
     current: dict[str, ProcessKey] = {}
     for key, snapshot in view.items():
         known = current.get(key[0], key)

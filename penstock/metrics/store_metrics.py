@@ -21,7 +21,7 @@ class StoreMetrics:
     failures: int = 0
     """Writes that failed."""
     removed: Counter[str] = field(default_factory=Counter)
-    """By reason."""
+    """Number of removed responses by reason."""
     commit: Histogram = field(default_factory=lambda: Histogram(f.RESPONSE_STORE_COMMIT.bounds))
     background: int = 0
     """Responses that run in the background."""

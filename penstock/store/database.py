@@ -365,7 +365,7 @@ class Database:
         return len(rows)
 
     def touch(self, ids: Sequence[str]) -> None:
-        """These responses were used."""
+        """Record that these responses were used."""
         self._connection.executemany(
             "UPDATE responses SET used_at = ? WHERE id = ?", [(time.time(), id) for id in ids]
         )

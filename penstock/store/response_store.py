@@ -203,7 +203,7 @@ class ResponseStore:
         return self._write(lambda database: database.finish(id, status, body, first, count, data))
 
     def disown(self, ids: Sequence[str]) -> asyncio.Future[None]:
-        """These are not generated here any more: they were cancelled."""
+        """Give up responses that are not generated here any more: they were cancelled."""
         return self._write(lambda database: database.disown(ids))
 
     def cancel(self, id: str, tenant: str) -> Awaitable[None]:

@@ -55,7 +55,7 @@ class EngineFaults:
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[int, str]] = Counter()
-        """By rank and reason."""
+        """Number of faults by rank and reason."""
 
     def record(
         self,

@@ -91,7 +91,7 @@ class OutputProcessor:
         self._free = list(range(capacity - 1, -1, -1))
         self._columns = StreamColumns(capacity, len(texts))
         self._unchanged: dict[int, UnchangedBatch] = {}
-        """By engine, the rows of its latest frames, as long as they are of the same streams. Their positions
+        """Rows of each engine's latest frames, as long as they are of the same streams. Their positions
         and times are written down (:meth:`_settle`) when they are needed."""
         self._texts = np.array(texts, np.object_)
         self._metrics = metrics

@@ -111,7 +111,7 @@ class StreamColumns:
         return running
 
     def refused(self, frame: TokenFrame) -> dict[str, NDArray[np.bool_]]:
-        """By reason, bool[R]: rows that do not fit their stream."""
+        """Masks, bool[R], by reason: rows that do not fit their stream."""
         handles, counts = frame.stream, frame.counts()
         token_rows = np.repeat(np.arange(len(handles)), counts)
         unknown = token_rows[frame.tokens >= self._vocabulary]

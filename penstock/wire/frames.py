@@ -121,7 +121,7 @@ class TokenFrame(msgspec.Struct, kw_only=True, eq=False, gc=False):
     accepted: int = 0
     """Submits that the engine has taken from the API server's connection so far."""
     kv_transfer_params: dict[int, KVTransferParams] | None = None
-    """By stream, for streams that end in this frame."""
+    """Parameters by stream, for streams that end in this frame."""
 
     @property
     def rows(self) -> int:

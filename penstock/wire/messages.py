@@ -206,7 +206,7 @@ class Abort(msgspec.Struct, array_like=True, frozen=True, tag=3, gc=False):
 
     streams: Annotated[list[Handle], Meta(max_length=MAX_ABORTED)]
     stopped: bool = False
-    """They are complete, as their text contains a stop string; metrics count them so."""
+    """Whether the tokens are complete, as their text contains a stop string; metrics count them so."""
 
 
 class Disconnect(msgspec.Struct, array_like=True, frozen=True, tag=4, gc=False):
@@ -239,7 +239,7 @@ class DesiredState(msgspec.Struct, array_like=True, frozen=True):
     value: dict[str, Any]
     """Empty: the state's default."""
     rollback: bool = False
-    """It takes the place of a value that could not be applied."""
+    """Whether this takes the place of a value that could not be applied."""
     settled: bool = False
     """Everybody who was there has observed it."""
 
@@ -358,7 +358,7 @@ class FrameHeader(msgspec.Struct, array_like=True, frozen=True, tag=17, gc=False
     accepted: Count = 0
     """Submits taken from this connection so far; the load does not include later ones."""
     kv_transfer_params: dict[Handle, KVTransferParams] | None = None
-    """By stream, for streams that end in this frame."""
+    """Parameters by stream, for streams that end in this frame."""
 
 
 class StreamFailed(msgspec.Struct, array_like=True, frozen=True, tag=18, gc=False):

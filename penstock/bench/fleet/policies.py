@@ -49,10 +49,10 @@ class _Blind:
     scrape_interval_s = 0.0
 
     def on_scrape(self, server: int, load: ReportedLoad, now: float) -> None:
-        """It has no use for them."""
+        """Ignore the scraped loads."""
 
     def on_end(self, request: SimulatedRequest, now: float) -> None:
-        """It has no use for it."""
+        """Ignore the end of a request."""
 
 
 class RandomPolicy(_Blind):
@@ -135,7 +135,7 @@ class InferenceExtensionDefaults:
         self._waiting[server], self._kv_used[server] = load.waiting, load.kv_used
 
     def on_end(self, request: SimulatedRequest, now: float) -> None:
-        """It learns of it by the metrics."""
+        """Ignore the end of a request, which the metrics show."""
 
 
 class OwnPicker:

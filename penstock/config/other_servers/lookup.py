@@ -49,7 +49,8 @@ def names() -> list[str]:
 
 @cache
 def _flags() -> dict[str, KnownFlag]:
-    """By name, long and short. vLLM's names win over its earlier ones, and those over SGLang's."""
+    """Known flags by name, long and short. vLLM's names win over its earlier ones, and those over
+    SGLang's."""
     flags = {
         name: KnownFlag("SGLang", name, values, advice=advice)
         for name, (values, advice) in sglang_advice.ADVICE.items()

@@ -57,7 +57,7 @@ class GivenFlag(msgspec.Struct, frozen=True):
 
     @property
     def is_default(self) -> bool:
-        """It asks for the other server's default."""
+        """Whether the flag asks for the other server's default."""
         default = self.flag.default
         if default is None:
             return False

@@ -18,7 +18,7 @@ VALUES: dict[tuple[str, str], str] = {
     ("--log-level", "ERROR"): "error",
     ("--log-level", "CRITICAL"): "error",
 }
-"""By flag and vLLM's value."""
+"""Our values by flag and vLLM's value."""
 
 JSON_LISTS = frozenset({"--allowed-origins", "--allowed-methods", "--allowed-headers"})
 """Options whose list vLLM takes as one JSON text."""

@@ -60,7 +60,7 @@ _CLIENT_TOOLS: dict[str, tuple[str, str, dict[str, Any]]] = {
         ),
     ),
 }
-"""By the type without its date: name, description and schema of the input."""
+"""Built-in tools by the type without its date: name, description and schema of the input."""
 
 
 def convert_tools(tools: list[MessagesTool] | None) -> list[Tool] | None:

@@ -33,7 +33,7 @@ class OutputOptions(NamedTuple):
     """What a request says about its output items."""
 
     called: Mapping[str, CallItemTool] = MappingProxyType({})
-    """By function name, tools whose calls are no plain function calls."""
+    """Tools by function name, those whose calls are no plain function calls."""
     summary: bool = False
     """Whether reasoning is sent as summary."""
     sealed: bool = False

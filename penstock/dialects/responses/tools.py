@@ -50,7 +50,7 @@ class Tools:
         self.functions: list[Tool] | None = None if tools is None else []
         """As the model sees them."""
         self.called: dict[str, CallItemTool] = {}
-        """By function name, those whose calls are no plain function calls."""
+        """Tools by function name, those whose calls are no plain function calls."""
         self.dropped: dict[str, None] = {}
         """Types of hosted tools that the model does not see."""
         self._fields: dict[str, str] = {}
@@ -91,7 +91,7 @@ class Tools:
             self.called[name] = CallItemTool(own, namespace, input)
 
     def inputs(self) -> dict[str, InputGrammar]:
-        """By function name, the inputs of custom tools."""
+        """Inputs of custom tools by function name."""
         return {name: tool.input for name, tool in self.called.items() if tool.input is not None}
 
     def named_here(self, choice: ToolChoice) -> ToolChoice:

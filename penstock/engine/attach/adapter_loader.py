@@ -23,7 +23,7 @@ class AttachedAdapterLoader:
         self._copies = copies
         self._shapes = shapes
         self._loaded: dict[int, LoadedAdapter] = {}
-        """By number."""
+        """Loaded adapters by number."""
 
     def read_weights(self, adapter: Adapter) -> AdapterCopy:
         """See :class:`penstock.engine.lora.adapter_table.AdapterLoader`."""

@@ -28,7 +28,7 @@ class StepEvents:
     ended: list[tuple[int, FinishReason | None]] = field(default_factory=list)
     """(entry, finish reason) of ended requests; None: an error inside vLLM."""
     errors: dict[int, str] = field(default_factory=dict)
-    """By entry, what vLLM says of such an error, if it does."""
+    """What vLLM says of errors, by entry, where it does."""
     cached: list[tuple[int, int]] = field(default_factory=list)
     """(entry, prompt tokens found in the prefix cache) with a request's first output."""
     preempted: list[int] = field(default_factory=list)

@@ -25,7 +25,7 @@ class LogprobsBuffer:
         self._values: F32 = np.zeros((table.size, 0, 0), np.float32)
         self._rank: I32 = np.zeros((table.size, 0), np.int32)
         self._wide: dict[int, list[Logprobs]] = {}
-        """By slot: the entries of its tokens with several; ``token`` counts its held tokens."""
+        """Entries by slot, of its tokens with several; ``token`` counts its held tokens."""
 
     def append_and_take_due(
         self, slots: NDArray[np.intp], due: NDArray[np.bool_], sampled: Logprobs | None

@@ -19,7 +19,7 @@ class SharedRows:
         self.of_slot = np.full(slots, slots, np.intp)
         """int64[slots]: each slot's row."""
         self._row_of: dict[int, int] = {}
-        """By the source's id."""
+        """Rows by the id of their source."""
         self._sources: list[object] = [None] * slots
         self._users = [0] * slots
         self._free = list(range(slots - 1, -1, -1))

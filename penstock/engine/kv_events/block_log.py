@@ -36,7 +36,7 @@ class BlockLog:
         """``blocks``: in the cache, without the null block; ``block_size``: tokens of each."""
         self._block_size = block_size
         self._hashes = np.zeros(blocks + 1, np.uint64)
-        """By block, its hash while it is cached."""
+        """Hash of each block while it is cached."""
         self._events: list[KVCacheEvent] = []
 
     def stored(self, blocks: I32, tokens: bytes, before: int, scope: CacheScope) -> None:

@@ -108,6 +108,6 @@ class Backlog:
         return parts
 
     def put_back(self, parts: list[bytes]) -> None:
-        """They could not be sent; they are the next to try."""
+        """Put parts back that could not be sent; they are the next to try."""
         self._head = parts
         self._bytes += sum(map(len, parts))

@@ -215,7 +215,7 @@ class GrammarCompiler:
         self._lock = Condition()
         self._small, self._large = GrammarQueue(), GrammarQueue()
         self._known: OrderedDict[str, Compilation] = OrderedDict()
-        """By text, the least recently requested first."""
+        """Compilations by text, the least recently requested first."""
         self._cached_bytes = 0
         """Bytes of finished compilations that :meth:`take_finished` has returned."""
         self._running: dict[Compilation, Thread] = {}

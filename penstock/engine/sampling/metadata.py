@@ -114,7 +114,7 @@ class SamplingMetadata:
         self._contradiction: tuple[object, object, object, str | None] = None, None, None, None
         """Question and answer of the last :meth:`contradiction`: the choices of a request ask the same."""
         self._checked: dict[str, object] = {}
-        """By field, the list that was checked last: the choices of a request share theirs."""
+        """Lists that were checked last, by field: the choices of a request share theirs."""
         self.prompt_logprobs = PromptLogprobsState(table)
         self.grammars = GrammarMatchers(table, vocab_size, compiler)
 

@@ -42,7 +42,7 @@ class AdapterRoom:
         """Called to bring an adapter's weights to a place, before the first stream that uses them there."""
         self._places = [_Place(index) for index in range(places)]
         self._of: dict[int, _Place] = {}
-        """By the number of the adapter."""
+        """Places by the number of the adapter."""
         self._idle = OrderedDict.fromkeys(self._places)
         """Places without running streams, the longest idle first."""
         self._waiting: dict[int, LoadedAdapter] = {}

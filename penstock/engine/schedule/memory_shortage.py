@@ -45,7 +45,7 @@ class MemoryShortage:
         self._most = most
         self._grows_at = 0
         self._streams: dict[int, _Stream] = {}
-        """By slot."""
+        """Streams by slot."""
 
     # -- steps
 

@@ -51,7 +51,7 @@ class CachedRun:
     parent: CachedRun | None
     """None: the root, which has no blocks."""
     children: dict[bytes, CachedRun] = field(default_factory=dict)
-    """By the tokens of their first block."""
+    """Runs that follow, by the tokens of their first block."""
     holders: int = 0
     """Streams whose history has the run."""
     owner: int = NOBODY
@@ -117,9 +117,9 @@ class PrefixCache:
         self._log = log
         self._block_bytes = 4 * blocks.block_size
         self._roots: dict[CacheScope, CachedRun] = {}
-        """By scope, the root of its tree; scopes without cached runs have none."""
+        """Roots of the trees by scope; scopes without cached runs have none."""
         self._held: dict[int, _Held] = {}
-        """By slot."""
+        """What streams hold, by slot."""
         self._preempted: dict[int, Prefix] = {}
         """Histories of preempted streams, by slot."""
         self._idle: OrderedDict[CachedRun, None] = OrderedDict()

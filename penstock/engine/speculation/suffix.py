@@ -47,7 +47,7 @@ _MATCHED = np.arange(MAX_MATCHED + MAX_DRAFTS)
 _OWN = np.interp(
     _MATCHED, (0, 2, 3, 4, 5, 6, 8, 12, 24, 32), (0, 0.36, 0.48, 0.55, 0.62, 0.69, 0.77, 0.82, 0.89, 0.97)
 )
-"""By tokens that match: the probability that one more does (measured likewise)."""
+"""Probability that one more token matches, by the number that do (measured likewise)."""
 
 
 class SuffixProposer:

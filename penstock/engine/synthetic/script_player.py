@@ -66,7 +66,7 @@ class ScriptPlayer:
         self._eos = int(table.eos[0]) if len(table.eos) else 0
         self._answer = lru_cache(RECENT_PROMPTS)(self._find)
         self._streams: dict[int, _Stream] = {}
-        """By slot. A slot's next stream replaces its last one."""
+        """Streams by slot. A slot's next stream replaces its last one."""
         self._ended = Counter[int]()
         """Replies that ended as their rule says, by rule."""
 

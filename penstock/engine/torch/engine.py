@@ -165,7 +165,7 @@ class TorchEngine:
         )
         room = self._scheduler.adapter_room
         self._awaited_adapters: dict[int, LoadedAdapter] = {}
-        """By place: those that the next step with their streams brings to the device."""
+        """Adapters by place: those that the next step with their streams brings to the device."""
         if room is not None:
             room.put = self._put_adapter
         places = None if room is None else room.places

@@ -87,7 +87,7 @@ class MemoryBudgetStore:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._full_at: dict[tuple[str, str], float] = {}
-        """By client and name of the budget."""
+        """When budgets are full again, by client and name of the budget."""
         self._running: dict[str, set[str]] = {}
         """Requests by client, of those that have any."""
 

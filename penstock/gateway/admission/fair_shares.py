@@ -83,7 +83,7 @@ class FairShares:
         self._waiting[flow] = found
 
     def wait_no_more(self, flow: str) -> None:
-        """It does not, whether it has its turn or has gone."""
+        """Count a request less that waits, whether it has its turn or has gone."""
         found = self._flows[flow]
         found.waiting -= 1
         if not found.waiting:

@@ -89,7 +89,7 @@ class RedisBudgetStore:
         )
         self._script = self._client.register_script(SCRIPT)
         self._heard = False
-        """It has answered."""
+        """Whether the server has ever answered."""
         self._asking: deque[_Call] = deque()
         self._unsettled: deque[_Call] = deque()
         self._running: set[str] = set()

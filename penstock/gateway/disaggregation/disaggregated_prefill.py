@@ -42,9 +42,10 @@ RESULTS = ("handed_on", "shared", "failed")
 class _Answer(Enum):
     DONE = 0
     REFUSED = 1
-    """It did not begin, or answered with an error."""
+    """The prefill did not begin, or was answered with an error."""
     BROKEN = 2
-    """It may have begun. The prompt may have broken it, and is sent to no other endpoint that prefills."""
+    """The prefill may have begun. The prompt may have broken it, and is sent to no other endpoint that
+    prefills."""
 
 
 class DisaggregatedPrefill:
@@ -74,7 +75,7 @@ class DisaggregatedPrefill:
         self._results = Counter[str]()
 
     def follow(self, endpoints: Iterable[Endpoint]) -> None:
-        """These are the endpoints from now on."""
+        """Follow these endpoints from now on."""
         endpoints = list(endpoints)
         self._prefilling = frozenset(each for each in endpoints if each.role == "prefill")
         self._answering = None

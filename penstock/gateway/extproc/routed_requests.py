@@ -61,7 +61,7 @@ class RoutedRequest:
     """When the last part of the reply came."""
     seen_status: int = 0
     in_flight: bool = True
-    """It counts as in flight at its endpoint."""
+    """Whether the request counts as in flight at its endpoint."""
     is_open: bool = True
     """The request's stream of external processing is open, whose end tells something of the request's."""
     may_have_ended: bool = False
@@ -69,7 +69,7 @@ class RoutedRequest:
     entry: AccessLogEntry | None = None
     """The request's entry in the access log."""
     counted: bool = False
-    """It has ended."""
+    """Whether the end of the request is counted."""
     unnamed: bool = False
     """Envoy may have left before it had the pick: then the entry has no metadata."""
     nameless: AccessLogEntry | None = None
@@ -117,7 +117,7 @@ class RoutedRequests:
     _logged_at: float = 0.0
     """When an entry came for a request that was picked here."""
     _pending: dict[str, list[RoutedRequest]] = field(default_factory=dict)
-    """By request id, the oldest first; clients may send an id twice."""
+    """Pending requests by their id, the oldest first; clients may send an id twice."""
 
     @property
     def is_busy(self) -> bool:

@@ -46,7 +46,7 @@ class Source:
     bit: int = 0
     """Bit of the source in the index, another one after each clearing; 0: the source has no blocks."""
     keys: dict[BlockHash, int] = field(default_factory=dict)
-    """By the server's hashes, the oldest first; those that were spared count as stored again."""
+    """Keys by the server's hashes, the oldest first; those that were spared count as stored again."""
     followed: bool = False
     """What it has is known, if not all of it."""
 
@@ -69,7 +69,7 @@ class BlockIndex:
         self._sources: dict[Endpoint, list[Source]] = {}
         """Sources that are followed, or were, and what is expected of the endpoint."""
         self._owners: dict[int, Endpoint] = {}
-        """By bit."""
+        """Endpoints by bit."""
         self._block_sizes: dict[Endpoint, int] = {}
         """Tokens per block of the endpoints that are followed; 0: unknown, as the cache was always empty."""
         self._adapters: set[int] = set()

@@ -41,7 +41,7 @@ class EventPorts:
         Raises ConfigError."""
         self._ranks = range(ranks)
         self._ports: dict[str | None, tuple[int, int | None]] = {}
-        """By URL; None: of endpoints without ports of their own."""
+        """Ports by URL; None: of endpoints without ports of their own."""
         for text in texts:
             match = _PORTS.fullmatch(text)
             if match is None:
@@ -100,7 +100,7 @@ class FollowedCaches:
         """Whether what was found last is of a server that keeps the caches of its keys apart."""
 
     def follow(self, endpoints: Iterable[Endpoint]) -> None:
-        """These are the endpoints from now on."""
+        """Follow these endpoints from now on."""
         self.subscriber.update(
             addresses for endpoint in endpoints for addresses in self._ports.addresses(endpoint)
         )

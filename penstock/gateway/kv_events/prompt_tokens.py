@@ -77,7 +77,7 @@ class PromptTokens:
         self._tokenizing: set[Endpoint] = set()
         """Servers that have answered."""
         self._cached: OrderedDict[int, bytes] = OrderedDict()
-        """By the hash of the question, the longest unused first."""
+        """Tokens by the hash of the question, the longest unused first."""
         self._cached_bytes = 0
 
     async def of(self, incoming: IncomingRequest, endpoints: list[Endpoint]) -> bytes | None:

@@ -100,7 +100,7 @@ class ModelDirectory:
         self._listings: dict[Endpoint, Mapping[str, ModelCard]] = {}
         """Missing: not read yet; empty: the endpoint does not list models."""
         self._steps: dict[tuple[str, str], tuple[FallbackStep, ...]] = {}
-        """By the name that was asked for and its target."""
+        """Steps by the name that was asked for and its target."""
         self._undecided: tuple[Endpoint, ...] | None = None
         """Endpoints for models that no endpoint lists; empty: there are none; None: to be found."""
         self._by_model: dict[tuple[str, str], tuple[Endpoint, ...]] | None = None

@@ -72,7 +72,7 @@ class ModelRouteTable:
             for route in routes.values()
             if route.targets
         }
-        """By the id of the route, which lives as long as this object."""
+        """Routes by their id, which lives as long as this object."""
 
     def find_route(self, name: str) -> ModelRoute | None:
         """The route of a name that a client sent."""

@@ -56,7 +56,7 @@ class Shadows:
     ) -> None:
         """``picker`` is theirs alone."""
         self._counts: Counter[tuple[str, str]] = Counter()
-        """By model or pool, as configured, and outcome."""
+        """Number of copies by model or pool, as configured, and outcome."""
         self._pool = pool
         self._directory = directory
         self._picker = picker

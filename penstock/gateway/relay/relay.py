@@ -154,7 +154,7 @@ class _RequestRelay:
         self._progress = AttemptProgress.NOT_BEGUN
         """How far it got."""
         self._backs_off = False
-        """It has said when to come back."""
+        """Whether the endpoint has said when to come back."""
         self._deadline = record.began_at + relay.timeouts.total
 
     @property

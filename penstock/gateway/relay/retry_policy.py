@@ -41,11 +41,11 @@ class AttemptProgress(enum.Enum):
     """How far an endpoint got with a request that failed there."""
 
     NOT_BEGUN = enum.auto()
-    """It did not get the request, or is known not to have processed it."""
+    """The endpoint did not get the request, or is known not to have processed it."""
     REFUSED = enum.auto()
-    """It has said that it takes no request now."""
+    """The endpoint has said that it takes no request now."""
     BEGUN = enum.auto()
-    """It may have worked on it."""
+    """The endpoint may have worked on the request."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,20 +151,20 @@ class ParsedEvent:
     """Content of one event."""
 
     tokens: bool = False
-    """It has generated text, reasoning or tool arguments."""
+    """Whether the event has generated text, reasoning or tool arguments."""
     usage: UsageFields | None = None
     usage_only: bool = False
-    """It has only usage (``choices`` is empty): the event that include_usage adds."""
+    """Whether the event has only usage (``choices`` is empty): the event that include_usage adds."""
     error: bytes | None = None
     """JSON of the error in it."""
     finish: bool = False
     """All choices in it have a finish reason."""
     end: bool = False
-    """It terminates the stream."""
+    """Whether the event terminates the stream."""
     response_id: str | None = None
     """Id of the response (of the responses API) that it belongs to."""
     deferred: bool = False
-    """It is a response that goes on in the background; its usage comes later, elsewhere."""
+    """Whether the response goes on in the background; its usage comes later, elsewhere."""
 
 
 _TERMINATORS = {

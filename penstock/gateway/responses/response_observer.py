@@ -54,7 +54,7 @@ class Observation:
     """What was observed so far. Times are seconds of the caller's clock."""
 
     stream: bool = False
-    """It is an event stream."""
+    """Whether the reply is an event stream."""
     first_token_at: float | None = None
     """When the first event with tokens came; roles and comments do not count."""
     last_token_at: float | None = None
@@ -71,8 +71,8 @@ class Observation:
     error: str | None = None
     """Type and code of the first error in it; empty: it has none of them."""
     may_stop: bool = False
-    """It may end in order without its terminator: a stored response that is cancelled, or a stream of which
-    nothing is known."""
+    """Whether the reply may end in order without its terminator: a stored response that is cancelled, or a
+    stream of which nothing is known."""
     ended: bool = False
     """The terminator of the stream came, or the whole body of another reply."""
     finished_at_event: int | None = None
@@ -116,7 +116,7 @@ class Observation:
 
     @property
     def lacks_end(self) -> bool:
-        """It is a stream of which something is missing if it ends here: more than the terminator after a
+        """Whether something of the stream is missing if it ends here: more than the terminator after a
         finish reason, which some servers leave out."""
         return (
             self.stream
@@ -140,7 +140,7 @@ class StreamObserver:
     on_response: ResponseCallback = _ignore
     """Called with the id of the response that the stream belongs to, in the responses API."""
     known: bool = True
-    """It is of an API whose events are JSON; of another one nothing can be wrong."""
+    """Whether the stream is of an API whose events are JSON; of another one nothing can be wrong."""
     held: HeldBytes = field(default_factory=HeldBytes)
     """Bytes of incomplete events, and of replies, that all observers hold together."""
     on_first_token: Callable[[], None] = _ignore_token

@@ -26,7 +26,7 @@ class UsageFields(msgspec.Struct, gc=False):
     cache_creation_input_tokens: Any = None
 
     def merged_with(self, later: UsageFields) -> UsageFields:
-        """These counts, updated with those that ``later`` has: messages report input first, output last, and
+        """Update the counts with those that ``later`` has: messages report input first, output last, and
         each time all so far."""
         counts = later.prompt_tokens, later.completion_tokens
         if self.prompt_tokens_details is None and isinstance(counts[0], int) and isinstance(counts[1], int):

@@ -13,7 +13,8 @@ CONSECUTIVE_FAILURES = 3
 WINDOW_S = 10.0
 FAILURE_RATIO = 0.5
 MIN_REQUESTS = 10
-"""It also opens when FAILURE_RATIO of at least MIN_REQUESTS requests within about WINDOW_S have failed."""
+"""A breaker also opens when FAILURE_RATIO of at least MIN_REQUESTS requests within about WINDOW_S have
+failed."""
 MAX_CLIENTS = 8
 """Clients whose latest success, and clients whose latest failure, are remembered."""
 FIRST_OPEN_S = 1.0
@@ -62,7 +63,7 @@ class CircuitBreaker:
     _closed_by: float | None = None
     _open_s: float = FIRST_OPEN_S
     _avoids: bool = False
-    """It was opened by failures after a connection: the endpoint is there."""
+    """Whether the breaker was opened by failures after a connection: the endpoint is there."""
     _probes: int = 0
     """In flight."""
     _first_probe_at: float = 0.0
@@ -79,7 +80,7 @@ class CircuitBreaker:
 
     @property
     def avoids(self) -> bool:
-        """It is open, but connections are made."""
+        """Whether the breaker is open although connections are made."""
         return self._open_until is not None and self._avoids
 
     @property

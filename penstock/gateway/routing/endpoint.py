@@ -50,9 +50,10 @@ class Endpoint:
     """Name of its pool; empty: it is in none."""
     role: Role = "both"
     several_models: bool = False
-    """It lists models that are not adapters or other names of one, so it may have limits for each."""
+    """Whether the endpoint lists models that are not adapters or other names of one, so it may have limits
+    for each."""
     removed: bool = False
-    """It has left the pool: it gets no more requests, and nothing is remembered of it."""
+    """Whether the endpoint has left the pool: it gets no more requests, and nothing is remembered of it."""
     load: EndpointLoad = field(default_factory=EndpointLoad)
     scraped_at: float | None = None
     """When ``load`` was scraped; None: never."""
@@ -63,7 +64,7 @@ class Endpoint:
     scrapes_late: bool = False
     """The latest scrape took too long."""
     rejects_usage: bool = False
-    """It has rejected ``include_usage``."""
+    """Whether the endpoint has rejected ``include_usage``."""
     reports_load: bool = True
     """False after a scrape without any known load metric."""
     in_flight: int = 0
@@ -98,7 +99,7 @@ class Endpoint:
             changed.add(row)
 
     def refused(self, status: int, wait_s: float, client: str, model: str, now: float) -> None:
-        """It has answered a request with this status, to come back in ``wait_s`` seconds."""
+        """Note that the endpoint answered a request with this status, to come back in ``wait_s`` seconds."""
         self.backoff.refused(status, wait_s, client, now, model if self.several_models else "")
 
     def watch(self, changed: set[int], row: int) -> None:

@@ -24,7 +24,7 @@ class _Learned:
 
     limit: int = FIRST_LIMIT
     cut: bool = False
-    """It has had a queue: the limit is about right, and grows slowly."""
+    """Whether the endpoint has had a queue: the limit is about right, and grows slowly."""
     scraped_at: float | None = None
     """The scrape that was read last."""
 

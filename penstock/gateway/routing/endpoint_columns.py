@@ -50,7 +50,7 @@ class EndpointColumns:
         self.tells_clients_apart: set[int] = set()
         """Rows of endpoints that have refused some clients and not all."""
         self.endpoints: list[Endpoint | None] = []
-        """By row; None: the row is free."""
+        """Endpoints by row; None: the row is free."""
         self._adapters: dict[str, set[int]] = {}
         """Rows by the name of a loaded adapter."""
         self._loaded: dict[int, frozenset[str]] = {}

@@ -73,7 +73,7 @@ class EndpointPool:
         """Called with all endpoints after a change of them or their addresses."""
         self._failing_clients = FailingClients()
         self._known: dict[Hashable, Endpoint] = {}
-        """By :attr:`ResolvedEndpoint.identity`."""
+        """Endpoints by :attr:`ResolvedEndpoint.identity`."""
         self._connections: dict[Endpoint, ConnectionPool] = {}
         self._endpoints: list[Endpoint] = []
         self.scrapes: Callable[[], bool] = lambda: True

@@ -40,7 +40,7 @@ class Picker:
         self._filters = UsableEndpoints(self._columns, self._limits)
         self._rng = rng or random.Random()
         self._sessions: OrderedDict[int, Endpoint] = OrderedDict()
-        """By Python's hash of the session's name, which a client chooses at any length."""
+        """Endpoints by Python's hash of the session's name, which a client chooses at any length."""
         scorers: dict[str, Scorer] = {
             **LOAD_SCORERS,
             "prefix": self._prefix,

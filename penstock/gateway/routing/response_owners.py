@@ -22,9 +22,9 @@ class ResponseOwners:
         self._most_ids = most_ids
         self._most_stores = most_stores
         self._makers: OrderedDict[int, Endpoint] = OrderedDict()
-        """By Python's hash of the response's id, which a server chooses at any length."""
+        """Endpoints by Python's hash of the response's id, which a server chooses at any length."""
         self._users: OrderedDict[str, list[Endpoint]] = OrderedDict()
-        """By store."""
+        """Endpoints that use a store, by its name."""
         self.on_learn: Callable[[str, Endpoint], None] = lambda id, endpoint: None
         """Called with what this worker has learned by itself."""
 

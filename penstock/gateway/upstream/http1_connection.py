@@ -64,7 +64,7 @@ class Http1UpstreamConnection(asyncio.Protocol):
         self._unread = b""
         """Bytes that have come and are not processed; the transport does not read while there are any."""
         self._paused = False
-        """By the receiver, whose client is slow."""
+        """Whether the receiver, whose client is slow, has paused the connection."""
         self._waits_for_turn = False
         self._ended = False
         """The server has ended the connection in order."""
@@ -75,7 +75,7 @@ class Http1UpstreamConnection(asyncio.Protocol):
         self._answered = False
         """Bytes of the reply to the latest request have come."""
         self.was_used = False
-        """It has carried a reply before, so the server may have closed it meanwhile."""
+        """Whether the connection has carried a reply before, so the server may have closed it meanwhile."""
         self._sent_at = 0.0
         self._request_size = 0
         self._unprocessed = False

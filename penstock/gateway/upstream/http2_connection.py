@@ -62,7 +62,7 @@ class ConnectionState(enum.Enum):
     """The server has not sent its SETTINGS."""
     OPEN = enum.auto()
     RETIRING = enum.auto()
-    """It takes no further streams, and ends with its last one."""
+    """The connection takes no further streams, and ends with its last one."""
     CLOSED = enum.auto()
 
 
@@ -113,7 +113,7 @@ class Http2UpstreamConnection(asyncio.Protocol):
         self._unheard_since = -math.inf
         """When a stream was sent while no other was open; -inf: the server has said something since."""
         self._used = False
-        """It has carried a reply."""
+        """Whether the connection has carried a reply."""
         self._waits_for_turn = False
         self._lost = ""
         """Why the streams that are left break; empty: they do not."""

@@ -85,7 +85,7 @@ class Http2Exchange:
         """Anything of the reply has come."""
         self.has_head = False
         self.ended = False
-        """It counts no longer as a stream of its connection."""
+        """Whether the exchange counts no longer as a stream of its connection."""
         self._connection = connection
         self._receiver: ReplyReceiver | None = None
         self._bodyless = False

@@ -55,8 +55,8 @@ class ReplyScanner(FrameScanner):
     def __init__(self) -> None:
         super().__init__()
         self.plain_shapes: dict[int, PlainEventShape] = {}
-        """By stream id. A frame that is no plain event ends the fast path of its stream, so that what follows
-        it is not relayed before it."""
+        """Shapes by stream id. A frame that is no plain event ends the fast path of its stream, so that what
+        follows it is not relayed before it."""
 
     def clear(self) -> None:
         super().clear()

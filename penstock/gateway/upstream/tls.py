@@ -40,7 +40,7 @@ class UpstreamTls:
         self._files = [path for path in (ca_file, cert_file, key_file) if path is not None]
         self._seen = self._versions()
         self._contexts: dict[bool, ssl.SSLContext] = {}
-        """By whether HTTP/2 is offered."""
+        """Contexts by whether HTTP/2 is offered."""
         if self._files:
             self._contexts = self._make()
 
@@ -85,7 +85,7 @@ class UpstreamTls:
 
 
 def upstream_tls(config: GatewayConfig) -> UpstreamTls:
-    """By the options. Raises ConfigError."""
+    """Make the TLS contexts of the options. Raises ConfigError."""
     return UpstreamTls(
         ca_file=config.upstream_ca_file,
         cert_file=config.upstream_cert_file,

@@ -99,7 +99,7 @@ class Scoreboard:
     # -- endpoints
 
     def follow(self, endpoints: Iterable[Endpoint]) -> None:
-        """These are the endpoints from now on."""
+        """Follow these endpoints from now on."""
         for endpoint in endpoints:
             if endpoint.on_count is None:
                 endpoint.on_count = partial(self._count, hash(endpoint.url))

@@ -106,7 +106,7 @@ class SharedState:
                 self._link.tell_others(TOPIC, _encode(update))
 
     def _follow(self, endpoints: Sequence[Endpoint]) -> None:
-        """These are the endpoints from now on."""
+        """Follow these endpoints from now on."""
         known = {each.url: each for each in endpoints}
         added = known.keys() - self._known.keys()
         self._known, self._by_key = known, {hash(url): each for url, each in known.items()}
@@ -174,7 +174,7 @@ class SharedState:
                 endpoint.breaker.close_as_reported(sent_at, self._clock())
 
     def _on_joined(self, sibling: WorkerName) -> None:
-        """It knows nothing yet."""
+        """Report everything again: the sibling knows nothing yet."""
         self._openings.clear()
         self._closings.clear()
 

@@ -32,7 +32,7 @@ class GrammarChecker:
 
     def __init__(self) -> None:
         self._valid: OrderedDict[bytes, str] = OrderedDict()
-        """By digest, what the grammar was rewritten to; empty: it stays as it is."""
+        """What grammars were rewritten to, by digest; empty: it stays as it is."""
         self._valid_bytes = 0
         self._quick = ValidationQueue(QUICK_CPU_LIMIT_S)
         self._patient = ValidationQueue(CPU_LIMIT_S)

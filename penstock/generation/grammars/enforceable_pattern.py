@@ -26,7 +26,7 @@ MAX_PATTERN = 16 << 10
 _ANY = RepeatedPart(Char(ANYTHING, None), 0, None)
 _START, _END = "^", "$"
 _CASELESS = "(?i)"
-"""Not of ECMAScript, but pydantic's patterns have it."""
+"""A flag that ECMAScript does not have, but pydantic's patterns have it."""
 
 
 def enforceable(pattern: str) -> list[str]:

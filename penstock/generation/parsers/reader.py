@@ -80,7 +80,7 @@ class Reader:
         self._kept_size = 0
         """Characters of that."""
         self._places: dict[str, tuple[int, int]] = {}
-        """By mark: from where on the text was searched, and where it has the next one, or _NOWHERE."""
+        """Places by mark: from where on the text was searched, and where it has the next one, or _NOWHERE."""
         self.calls = 0
         """Calls that have started."""
         self._supposed: Delta | None = None

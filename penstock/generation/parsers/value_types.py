@@ -21,13 +21,13 @@ class ValueType(Enum):
     """How the text of an argument becomes JSON."""
 
     STRING = auto()
-    """It is a string."""
+    """The value is a string."""
     NULLABLE = auto()
-    """It is a string, unless it is ``null``."""
+    """The value is a string, unless it is ``null``."""
     JSON = auto()
-    """It is JSON; other text is a string."""
+    """The value is JSON; other text is a string."""
     NUMBER = auto()
-    """It is JSON, but for zeros before a number, which are dropped."""
+    """The value is JSON, but for zeros before a number, which are dropped."""
 
     @property
     def is_text(self) -> bool:

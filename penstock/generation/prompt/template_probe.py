@@ -68,7 +68,7 @@ class _Probe:
         self._render = render
         self._tools = tools
         self._forms: dict[str, tuple[bool, bool, bool]] = {}
-        """By kind, whether content may be a text, may be parts, and must be one part."""
+        """Forms by kind: whether content may be a text, may be parts, and must be one part."""
         self._call: PlainMessage = {}
         self._call_word = _FUNCTION
         """Word by which a call is found in a prompt."""

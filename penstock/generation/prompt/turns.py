@@ -260,7 +260,7 @@ def _results_moved(messages: Iterable[Message], rules: TemplateRules) -> Iterato
     groups: list[list[Message]] = []
     """Each message with calls has its results behind it."""
     called: dict[str | None, tuple[int, int]] = {}
-    """By the id of a call, its group, and how many places had been refused."""
+    """Calls by id: the group, and how many places had been refused."""
     before, refused = START, 0
     for message in messages:
         kind = kind_of(message)

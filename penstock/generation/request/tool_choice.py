@@ -78,7 +78,7 @@ class CallSyntax(NamedTuple):
 
 
 Inputs = Mapping[str, InputGrammar]
-"""By function name, the inputs of custom tools."""
+"""Inputs of custom tools by function name."""
 NO_INPUTS: Inputs = MappingProxyType({})
 T = TypeVar("T")
 

@@ -99,7 +99,8 @@ class Http2Connection(Protocol):
         self.sender.write(role.hello)
         excess = self.state.excess_connections
         self._is_excess = excess > 0
-        """It is beyond the limit of connections: its requests are refused, and it ends."""
+        """Whether the connection is beyond the limit of connections: its requests are refused, and it
+        ends."""
         if excess > limits.max_lingering:
             self._refuse(too_many_connections())
 

@@ -28,7 +28,7 @@ class _Step:
         self._handles = handles
         self._counts = counts
         self._index: NDArray[np.int32] | None = None
-        """By handle, the stream's row plus 1; 0: it has none. Made when it is first asked for."""
+        """The stream's row plus 1, by handle; 0: it has none. Made when it is first asked for."""
         self.texts = texts
 
     def handles(self) -> I32:

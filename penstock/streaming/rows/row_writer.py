@@ -36,7 +36,7 @@ from penstock.wire.logprobs import Logprobs
 from penstock.wire.regroup import token_order
 
 _FINISH = tuple(FinishReason)
-"""By value; looking it up in the enumeration takes ten times as long."""
+"""Finish reasons by value; looking it up in the enumeration takes ten times as long."""
 _NO_ROWS = np.empty(0, np.intp)
 _NOT_DIRECT = 1 << 40
 """Size that stands for rows that are not written by columns; the sum of many does not overflow."""
@@ -49,7 +49,7 @@ class Path(IntEnum):
     """How a stream's plain rows are written."""
 
     REPLY = 0
-    """Not plainly: the reply handles every row."""
+    """The reply handles every row."""
     SINK = 1
     """One by one, by the stream's ``write``."""
     CHUNK = 2

@@ -70,7 +70,7 @@ class ExitCause(enum.Enum):
 
     NONE = enum.auto()
     OWN = enum.auto()
-    """It reported a failure or closed its control channel."""
+    """The child reported a failure or closed its control channel."""
     KILLED = enum.auto()
     KILLED_WITH_GROUP = enum.auto()
     """Killed because another engine of its group exited."""
@@ -104,7 +104,7 @@ class Child:
 
     @property
     def alive(self) -> bool:
-        """It has a process, or one has been ordered."""
+        """Whether the child has a process, or one has been ordered."""
         return self._state in _ALIVE
 
     @property
@@ -157,7 +157,8 @@ class Child:
     # -- before an exit, in any state with a process -----------------------------------------------
 
     def expect_exit(self, deadline: float) -> None:
-        """It is about to exit by itself and is killed at ``deadline`` otherwise; nothing if it was killed."""
+        """The child is about to exit by itself and is killed at ``deadline`` otherwise; nothing if it was
+        killed."""
         if not self.killed:
             self.exit_cause, self.deadline = ExitCause.OWN, deadline
 

@@ -49,7 +49,8 @@ class DeviceTables:
     """
 
     def __init__(self, slots: int, blocks_per_slot: int, device: torch.device) -> None:
-        """They take 4 bytes per slot and block: 32 MiB for 1,024 slots of 131,072 tokens in blocks of 16."""
+        """Allocate the block tables, 4 bytes per slot and block: 32 MiB for 1,024 slots of 131,072 tokens in
+        blocks of 16."""
         self._device = device
         self.table = torch.full((slots + 1, blocks_per_slot), NULL_BLOCK, dtype=torch.int32, device=device)
         self._copied = np.zeros(slots, np.int32)

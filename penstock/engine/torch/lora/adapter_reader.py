@@ -15,7 +15,7 @@ from penstock.engine.torch.lora.lora_layers import AdapterWeights
 from penstock.wire.messages import Adapter, LoraInfo
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""By the names of safetensors."""
+"""Dtypes by the names of safetensors."""
 
 
 class AdapterReader:

@@ -37,7 +37,7 @@ class AdapterWeights:
     rank: int
     """Largest rank of a layer."""
     layers: Mapping[str, tuple[Tensor, Tensor]]
-    """By path: A [r, in], and B with its scaling, transposed: [r, out]."""
+    """Weights by path: A [r, in], and B with its scaling, transposed: [r, out]."""
 
 
 class SharedInput:
@@ -126,7 +126,7 @@ class LoraLayers:
         self._like = next(iter(targets.values())).weight
         self._most = places, rank
         self._ranks: list[int] = []
-        """By place, the rank of its adapter."""
+        """Rank of the adapter at each place."""
         self._shared: list[SharedInput] = []
         self._sharing = [*_sharing(list(targets), self.sizes)]
         self._layers = [path for paths in self._sharing for path in paths]

@@ -48,7 +48,7 @@ class TokenCounts:
         self._metadata = metadata
         self._last = last
         self._row = np.full(metadata.table.size, -1, np.intp)
-        """By slot; -1: none."""
+        """Row of each slot; -1: none."""
         self._rows = 0
         self._most_listed = metadata.vocab_size // LISTED_SHARE
         self._bounds = ListedBounds(metadata.table.size, self._most_listed)
