@@ -316,7 +316,7 @@ def test_weights_that_vllm_refuses_halfway_leave_nothing(
     bad = made(tmp_path, "bad", modules=MODULES | {"model.layers.1.mlp.down_proj": (96, 96)})
     with monkeypatch.context() as patch:
         assert engine._loader is not None
-        patch.setattr(engine._loader._shapes, "check", lambda files: None)
+        patch.setattr(engine._loader._shapes, "check_shapes", lambda files: None)
         for _ in range(MAX_LORAS + 1):
             with pytest.raises(AdapterError, match="vLLM: The size of tensor "):
                 load(engine, bad)

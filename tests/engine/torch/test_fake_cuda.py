@@ -230,7 +230,7 @@ def test_no_step_with_adapters_waits(
         layers = {path: (pinned(rank, given), pinned(rank, made)) for path, (made, given) in modules.items()}
         return AdapterWeights(rank, layers)
 
-    monkeypatch.setattr(AdapterReader, "read", read)
+    monkeypatch.setattr(AdapterReader, "read_weights", read)
     engine = engine_of(llama, enable_lora=True, max_loras=3, max_lora_rank=16)
     table = engine.adapters
     assert table is not None

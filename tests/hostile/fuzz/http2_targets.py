@@ -18,6 +18,7 @@ from penstock.http.http2.frames import (
     RST_STREAM,
 )
 from penstock.http.http2.header_blocks import encode_fields
+from penstock.http.http2.stream import StreamPhase
 from penstock.http.request import HttpRequest
 from tests.hostile.fuzz.byte_source import ByteSource
 from tests.hostile.fuzz.failures import logged
@@ -179,7 +180,7 @@ async def _act(source: ByteSource) -> None:
 
 
 def _reply(source: ByteSource, sink: Any) -> None:
-    if sink.closed or sink.ends:
+    if sink.phase >= StreamPhase.ENDING:
         return
     match source.below(4):
         case 0:
