@@ -56,7 +56,7 @@ class VllmHandshake:
         self._ranks = ranks
         self._files = [AttachmentFile(run_dir, port, rank) for rank in range(ranks)]
         self._clock = clock
-        self._warn = RateLimitedLog(log, logging.ERROR)
+        self._report_error = RateLimitedLog(log, logging.ERROR)
         self._inform = RateLimitedLog(log, logging.INFO)
         self._warn = RateLimitedLog(log, logging.WARNING)
         self.is_attached: Callable[[int], bool] = lambda rank: False
@@ -119,17 +119,17 @@ class VllmHandshake:
     def _handle(self, frames: list[zmq.Frame]) -> None:
         identity, peer = bytes(frames[0].buffer), _peer_address(frames[-1])
         if len(frames) != 2 or len(identity) != 2:
-            self._warn("peer", "%s is no engine of vLLM's: it is ignored", peer)
+            self._report_error("peer", "%s is no engine of vLLM's: it is ignored", peer)
             return
         rank = int.from_bytes(identity, "little")
         if rank >= self._ranks:
             text = "engine %d at %s wants to be attached, but --data-parallel-size is %d: it is ignored"
-            self._warn(f"rank {rank}", text, rank, peer, self._ranks)
+            self._report_error(f"rank {rank}", text, rank, peer, self._ranks)
             return
         try:
             message = msgspec.msgpack.decode(frames[1].buffer, type=HandshakeMessage)
         except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-            self._warn(f"rank {rank}", "engine %d at %s: %s", rank, peer, error)
+            self._report_error(f"rank {rank}", "engine %d at %s: %s", rank, peer, error)
             return
         if message.status == "HELLO":
             self._waiting[rank] = peer
@@ -149,7 +149,7 @@ class VllmHandshake:
             return
         self._hash = self._hash or given
         if given != self._hash:
-            self._warn(
+            self._report_error(
                 "hash",
                 "engine %d is configured in another way than the others, with which it must step together",
                 rank,
@@ -166,7 +166,9 @@ class VllmHandshake:
                 try:
                     host = address_towards(self._host, peer)
                 except (OSError, ValueError) as error:
-                    self._warn(f"rank {rank}", "engine %d at %s: no route to it: %s", rank, peer, error)
+                    self._report_error(
+                        f"rank {rank}", "engine %d at %s: no route to it: %s", rank, peer, error
+                    )
                     continue
                 replies[rank] = self._reply(host, ports)
         if self.waves is not None and len(replies) < self._ranks:

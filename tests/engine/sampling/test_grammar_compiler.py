@@ -241,14 +241,14 @@ def test_a_grammar_that_is_not_valid_is_compiled_once(compiler: FakeCompiler) ->
 DEEP = """
 import json, sys, threading
 from pathlib import Path
-from penstock.engine.sampling.grammar_compiler import GrammarCompiler, State
+from penstock.engine.sampling.grammar_compiler import CompilationState, GrammarCompiler
 
 threading.stack_size(2 << 20)
 links = {f"r{n}": {"type": "object", "properties": {"a": {"$ref": f"#/$defs/r{n + 1}"}}} for n in range(800)}
 schema = {"$ref": "#/$defs/r0", "$defs": {**links, "r800": {"type": "string"}}}
 compiler = GrammarCompiler(4096, [2], Path(sys.argv[1]))
 compilation = compiler.request(0, json.dumps({"grammars": [{"json_schema": schema}]}))
-while compilation.state is not State.DONE:
+while compilation.state is not CompilationState.DONE:
     compiler.wait(60)
     compiler.take_finished()
 print("compiled:", compilation.error)
