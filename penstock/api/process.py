@@ -54,7 +54,7 @@ from penstock.http.http2.flow_windows import FlowWindows
 from penstock.http.server import HttpServer
 from penstock.http.server_state import Limits
 from penstock.http.sockets.connection_source import ConnectionSource, HandedOverConnections, ListeningSocket
-from penstock.http.tls import CertificateWatch, server_context
+from penstock.http.tls import server_context, watch_files, watched_certificate
 from penstock.metrics.api_server_metrics import ApiServerMetrics
 from penstock.metrics.board_file import BoardFile
 from penstock.metrics.gc_policy import GarbageCollector
@@ -367,8 +367,8 @@ class _Server:
         if config.log_interval:
             self._throughput_task = asyncio.ensure_future(self._log_throughput())
             helpers.append(self._throughput_task)
-        if tls is not None and config.enable_ssl_refresh:
-            helpers.append(asyncio.ensure_future(CertificateWatch(tls, config).run()))
+        if (certificate := watched_certificate(tls, config)) is not None:
+            helpers.append(asyncio.ensure_future(watch_files(certificate)))
         self._collector.start()
         assert self._engine_client.streams is not None
         with contextlib.ExitStack() as ends:

@@ -53,7 +53,7 @@ from penstock.http.receive_budget import ReceiveBudget
 from penstock.http.server import HttpServer
 from penstock.http.server_state import Limits
 from penstock.http.sockets.connection_source import ConnectionSource
-from penstock.http.tls import CertificateWatch, server_context
+from penstock.http.tls import ReplacedFiles, server_context, watched_certificate
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.streaming.rows.io_submit import make_burst_writer
 from penstock.telemetry.spans import BatchSpanExporter, make_span_exporter
@@ -94,7 +94,7 @@ class GatewayParts:
     """None: there is no external processor."""
     kubernetes: KubernetesDiscovery | None
     """None: endpoints do not come from Kubernetes."""
-    certificates: CertificateWatch | None
+    certificates: ReplacedFiles[None] | None
     """None: the listener's certificate stays as it is."""
 
 
@@ -224,7 +224,7 @@ def assemble(
         envoy=envoy,
         log_forwarding=log_forwarding,
         kubernetes=kubernetes,
-        certificates=CertificateWatch(tls, config) if tls is not None and config.enable_ssl_refresh else None,
+        certificates=watched_certificate(tls, config),
     )
 
 

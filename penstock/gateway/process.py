@@ -32,6 +32,7 @@ from penstock.gateway.workers.letters import WorkerName
 from penstock.gateway.workers.scoreboard import Scoreboard
 from penstock.http.server import STOP_S
 from penstock.http.sockets.connection_source import ConnectionSource, HandedOverConnections, ListeningSocket
+from penstock.http.tls import watch_files
 from penstock.wire.channel import ControlChannel, SupervisorGone
 from penstock.wire.control import (
     HEARTBEAT_INTERVAL_S,
@@ -140,7 +141,7 @@ class _Worker:
         if parts.caches is not None:
             background.append(parts.caches.run())
         if parts.certificates is not None:
-            background.append(parts.certificates.run())
+            background.append(watch_files(parts.certificates))
         if self._config.models_interval:
             background.append(self._learn_models())
         if self._config.scrape_interval:

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import os
 import ssl
-from typing import NoReturn, Protocol
+from collections.abc import Callable, Iterable
+from typing import Generic, NoReturn, Protocol, TypeVar
 
 from penstock.config.errors import ConfigError
 from penstock.config.watched_file import check_regular
@@ -14,6 +15,7 @@ from penstock.config.watched_file import check_regular
 log = logging.getLogger(__name__)
 
 WATCH_INTERVAL_S = 1.0
+T = TypeVar("T")
 
 
 class TlsConfig(Protocol):
@@ -71,43 +73,62 @@ def server_context(config: TlsConfig) -> ssl.SSLContext | None:
     return context
 
 
-class CertificateWatch:
-    """Reloads the certificate when its files are replaced; later connections use it."""
+class ReplacedFiles(Generic[T]):
+    """What is made of the files of certificates, made again when one of them is replaced."""
 
-    def __init__(self, context: ssl.SSLContext, config: TlsConfig) -> None:
-        assert config.ssl_certfile is not None
-        self._context = context
-        self._certificate = config.ssl_certfile
-        self._key = config.ssl_keyfile
-        self._seen = self._state()
+    def __init__(self, where: str, paths: Iterable[str | None], make: Callable[[], T]) -> None:
+        """``where`` names them in the log; ``make`` raises ConfigError, and so does this."""
+        self._where = where
+        self._paths = [path for path in paths if path is not None]
+        self._make = make
+        self._seen = self._versions()
+        self._made = make()
 
-    async def run(self) -> None:
-        """Run until it is cancelled."""
-        while True:
-            await asyncio.sleep(WATCH_INTERVAL_S)
-            self.look()
+    def latest(self) -> T:
+        """Look at the files. While they do not match, because one is replaced first, the old ones stay in
+        use."""
+        seen = self._versions()
+        if seen != self._seen:
+            self._seen = seen
+            try:
+                self._made = self._make()
+            except ConfigError as error:
+                log.error("%s; the old certificate stays in use", error)
+            else:
+                log.info("%s: new connections get the new certificate", self._where)
+        return self._made
 
-    def look(self) -> None:
-        """Reload if the files have changed. While certificate and key do not match, because one of them is
-        replaced first, the old ones stay in use."""
-        state = self._state()
-        if state == self._seen:
-            return
-        self._seen = state
+    def _versions(self) -> list[tuple[int, int] | None]:
+        return [_file_version(path) for path in self._paths]
+
+
+def watched_certificate(context: ssl.SSLContext | None, config: TlsConfig) -> ReplacedFiles[None] | None:
+    """Load the certificate into ``context``, then again when its files are replaced, if they fit; None
+    without TLS or ``--enable-ssl-refresh``."""
+    certificate, key = config.ssl_certfile, config.ssl_keyfile
+    if context is None or certificate is None or not config.enable_ssl_refresh:
+        return None
+    where = f"--ssl-certfile {certificate}"
+
+    def load() -> None:
         try:
             # Another context is tried first: a failed load leaves a context without a key.
-            for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self._context):
-                load_certificate(context, self._certificate, self._key)
+            for each in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):
+                load_certificate(each, certificate, key)
         except (OSError, ValueError) as error:
-            log.error("--ssl-certfile %s: the old certificate stays in use: %s", self._certificate, error)
-        else:
-            log.info("--ssl-certfile %s: new connections get the new certificate", self._certificate)
+            raise ConfigError(f"{where}: {error}") from error
 
-    def _state(self) -> list[tuple[int, int] | None]:
-        return [file_version(path) for path in (self._certificate, self._key) if path is not None]
+    return ReplacedFiles(where, (certificate, key), load)
 
 
-def file_version(path: str) -> tuple[int, int] | None:
+async def watch_files(files: ReplacedFiles[None]) -> None:
+    """Look at them every WATCH_INTERVAL_S, until it is cancelled."""
+    while True:
+        await asyncio.sleep(WATCH_INTERVAL_S)
+        files.latest()
+
+
+def _file_version(path: str) -> tuple[int, int] | None:
     """A value that changes when the file is replaced or written; None if there is no such file."""
     try:
         found = os.stat(path)

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import serialization
 
 from penstock.config.errors import ConfigError
 from penstock.config.serve import ServeConfig
-from penstock.http.tls import CertificateWatch, server_context
+from penstock.http.tls import server_context, watched_certificate
 from tests.certificates import Certificates
 
 
@@ -119,18 +119,19 @@ def test_a_new_certificate_is_used_once_its_files_fit_together(
     config = ServeConfig(ssl_certfile=str(chain), ssl_keyfile=str(key), enable_ssl_refresh=True)
     context = server_context(config)
     assert context is not None
-    watch = CertificateWatch(context, config)
+    watch = watched_certificate(context, config)
+    assert watch is not None
     before = served(context)
-    watch.look()
+    watch.latest()
     new = trustme.CA().issue_cert("127.0.0.1")
     for number, part in enumerate(new.cert_chain_pems):
         part.write_to_path(str(chain), append=number > 0)
-    watch.look()
+    watch.latest()
     assert served(context) == before
     assert "the old certificate stays in use" in caplog.text
     key.unlink()
-    watch.look()
+    watch.latest()
     assert served(context) == before
     new.private_key_pem.write_to_path(str(key))
-    watch.look()
+    watch.latest()
     assert ssl.DER_cert_to_PEM_cert(served(context)).encode() == new.cert_chain_pems[0].bytes()

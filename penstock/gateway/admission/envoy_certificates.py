@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
-import logging
 import ssl
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,9 +12,7 @@ from penstock.config.errors import ConfigError
 from penstock.config.gateway import GatewayConfig
 from penstock.config.secret_files import warn_if_open_to_others
 from penstock.config.watched_file import check_regular, reason
-from penstock.http.tls import file_version, load_certificate
-
-log = logging.getLogger(__name__)
+from penstock.http.tls import ReplacedFiles, load_certificate
 
 
 class Certificates(NamedTuple):
@@ -26,57 +24,27 @@ class Certificates(NamedTuple):
     """Who issues the certificates that Envoys must have; None: they need none."""
 
 
-class CertificateFiles:
-    """The files of ``--ext-proc-cert-file`` and its like."""
-
-    def __init__(self, cert_file: str, key_file: str, client_ca_file: str | None) -> None:
-        """Raises ConfigError."""
-        self._cert_file = cert_file
-        self._key_file = key_file
-        self._client_ca_file = client_ca_file
-        self._seen = self._versions()
-        self.current = self._read()
-        """As of the latest :meth:`look`."""
-
-    def look(self) -> None:
-        """Read the files again if they have changed. While certificate and key do not match, because one of
-        them is replaced first, the old ones stay in use."""
-        seen = self._versions()
-        if seen == self._seen:
-            return
-        self._seen = seen
-        try:
-            self.current = self._read()
-        except ConfigError as error:
-            log.error("%s; the old certificate stays in use", error)
-        else:
-            log.info("--ext-proc-cert-file %s: new connections get the new certificate", self._cert_file)
-
-    def _read(self) -> Certificates:
-        """Raises ConfigError, also for files that do not belong together."""
-        key = _contents("--ext-proc-key-file", self._key_file)
-        chain = _contents("--ext-proc-cert-file", self._cert_file)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        try:
-            load_certificate(context, self._cert_file, self._key_file)
-        except (OSError, ValueError) as error:
-            where = f"--ext-proc-cert-file {self._cert_file}, --ext-proc-key-file {self._key_file}"
-            raise ConfigError(f"{where}: {error}") from error
-        if self._client_ca_file is None:
-            return Certificates(key, chain, None)
-        authorities = _contents("--ext-proc-client-ca-file", self._client_ca_file)
-        try:
-            context.load_verify_locations(self._client_ca_file)
-        except OSError as error:
-            raise ConfigError(f"--ext-proc-client-ca-file {self._client_ca_file}: {error}") from error
-        return Certificates(key, chain, authorities)
-
-    def _versions(self) -> list[tuple[int, int] | None]:
-        paths = (self._cert_file, self._key_file, self._client_ca_file)
-        return [file_version(path) for path in paths if path is not None]
+def _read(cert_file: str, key_file: str, client_ca_file: str | None) -> Certificates:
+    """Raise ConfigError, also for files that do not belong together."""
+    key = _contents("--ext-proc-key-file", key_file)
+    chain = _contents("--ext-proc-cert-file", cert_file)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        load_certificate(context, cert_file, key_file)
+    except (OSError, ValueError) as error:
+        where = f"--ext-proc-cert-file {cert_file}, --ext-proc-key-file {key_file}"
+        raise ConfigError(f"{where}: {error}") from error
+    if client_ca_file is None:
+        return Certificates(key, chain, None)
+    authorities = _contents("--ext-proc-client-ca-file", client_ca_file)
+    try:
+        context.load_verify_locations(client_ca_file)
+    except OSError as error:
+        raise ConfigError(f"--ext-proc-client-ca-file {client_ca_file}: {error}") from error
+    return Certificates(key, chain, authorities)
 
 
-def certificate_files(config: GatewayConfig) -> CertificateFiles | None:
+def certificate_files(config: GatewayConfig) -> ReplacedFiles[Certificates] | None:
     """The files that the options name; None: the server is without TLS. Raises ConfigError for options that
     contradict each other, and for a server that others can reach and anybody may use."""
     cert, key, client_ca = config.ext_proc_cert_file, config.ext_proc_key_file, config.ext_proc_client_ca_file
@@ -106,7 +74,8 @@ def certificate_files(config: GatewayConfig) -> CertificateFiles | None:
     assert cert is not None
     assert key is not None
     warn_if_open_to_others("--ext-proc-key-file", key)
-    return CertificateFiles(cert, key, client_ca)
+    files = cert, key, client_ca
+    return ReplacedFiles(f"--ext-proc-cert-file {cert}", files, partial(_read, *files))
 
 
 def _contents(option: str, path: str) -> bytes:

@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 
 from penstock.exit_codes import StartupError
-from penstock.gateway.admission.envoy_certificates import CertificateFiles
+from penstock.gateway.admission.envoy_certificates import Certificates
 from penstock.gateway.extproc.messages import (
     AccessLogEntry,
     MalformedMessageError,
@@ -30,6 +30,7 @@ from penstock.gateway.extproc.protobuf import (
 )
 from penstock.gateway.extproc.routed_requests import RoutedRequests
 from penstock.gateway.routing.endpoint_discovery import host_and_port
+from penstock.http.tls import ReplacedFiles
 from penstock.logging_setup import RateLimitedLog
 
 log = logging.getLogger(__name__)
@@ -52,7 +53,10 @@ class EnvoyServer:
     """Serves from :meth:`start` to :meth:`stop`."""
 
     def __init__(
-        self, requests: RoutedRequests, is_ready: Callable[[], bool], certificates: CertificateFiles | None
+        self,
+        requests: RoutedRequests,
+        is_ready: Callable[[], bool],
+        certificates: ReplacedFiles[Certificates] | None,
     ) -> None:
         """``certificates``: None: without TLS."""
         self.port = 0
@@ -175,18 +179,17 @@ class EnvoyServer:
                 await context.abort(grpc.StatusCode.NOT_FOUND, f"there is no service {unknown!r}")
 
 
-def _credentials(files: CertificateFiles) -> grpc.ServerCredentials:
+def _credentials(files: ReplacedFiles[Certificates]) -> grpc.ServerCredentials:
     """TLS with the files' certificate as it is when a connection begins; gRPC asks in a thread of its own."""
 
     def configuration() -> grpc.ServerCertificateConfiguration:
-        files.look()
-        key, chain, authorities = files.current
+        key, chain, authorities = files.latest()
         return grpc.ssl_server_certificate_configuration([(key, chain)], authorities)
 
     return grpc.dynamic_ssl_server_credentials(
         configuration(),
         configuration,
-        require_client_authentication=files.current.client_authorities is not None,
+        require_client_authentication=files.latest().client_authorities is not None,
     )
 
 

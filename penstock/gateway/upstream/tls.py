@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import functools
-import logging
 import ssl
 
 from penstock.config.errors import ConfigError
 from penstock.config.gateway import GatewayConfig
 from penstock.config.watched_file import check_regular
-from penstock.http.tls import file_version, load_certificate
-
-log = logging.getLogger(__name__)
+from penstock.http.tls import ReplacedFiles, load_certificate
 
 
 class UpstreamTls:
@@ -37,27 +34,17 @@ class UpstreamTls:
         self._ca_file = ca_file
         self._cert_file = cert_file
         self._key_file = key_file
-        self._files = [path for path in (ca_file, cert_file, key_file) if path is not None]
-        self._seen = self._versions()
-        self._contexts: dict[bool, ssl.SSLContext] = {}
-        """Contexts by whether HTTP/2 is offered."""
-        if self._files:
-            self._contexts = self._make()
+        files = ca_file, cert_file, key_file
+        self._files = None
+        """What makes contexts of the files, by whether HTTP/2 is offered; None: there are none."""
+        if any(files):
+            self._files = ReplacedFiles("certificates for model servers", files, self._make)
 
     def context(self, *, with_http2: bool) -> ssl.SSLContext:
         """The context for a new connection; ``with_http2``: it offers HTTP/2."""
-        if not self._files:
+        if self._files is None:
             return _system_context(with_http2=with_http2)
-        seen = self._versions()
-        if seen != self._seen:
-            self._seen = seen
-            try:
-                self._contexts = self._make()
-            except ConfigError as error:  # one of two files may be replaced before the other
-                log.error("%s; the old certificates stay in use", error)
-            else:
-                log.info("new connections to model servers use the new certificates")
-        return self._contexts[with_http2]
+        return self._files.latest()[with_http2]
 
     def _make(self) -> dict[bool, ssl.SSLContext]:
         """Raises ConfigError."""
@@ -79,9 +66,6 @@ class UpstreamTls:
             except (OSError, ValueError) as error:
                 raise ConfigError(f"{where}: {error}") from error
         return context
-
-    def _versions(self) -> list[tuple[int, int] | None]:
-        return [file_version(path) for path in self._files]
 
 
 def upstream_tls(config: GatewayConfig) -> UpstreamTls:

@@ -79,7 +79,7 @@ def test_files_that_are_replaced(
     assert problem(served, tls)
     used.write_text("nonsense")
     assert problem(serving(certificates), tls) == "", "the old one stays in use"
-    assert "the old certificates stay in use" in caplog.text
+    assert "the old certificate stays in use" in caplog.text
     used.write_bytes(Path(renewed.authority).read_bytes())
     assert problem(served, tls) == ""
     assert problem(serving(certificates), tls), "the old one is forgotten"
