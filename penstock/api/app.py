@@ -144,6 +144,11 @@ class App:
             await self._send_error(request, error, probe=http.path in OPEN_PATHS)
         except ClientGone:
             pass  # the access log has a line for it
+        except asyncio.CancelledError:  # by the HTTP server, which stops
+            if http.status or http.disconnected:
+                raise
+            stopped = StreamError(503, "server_stopped", "The server was stopped.")
+            await self._send_error(request, stream_failed(stopped))
         except Exception:
             log.exception("%s %s failed", http.method, http.path)
             self.metrics.rejected[500] += 1

@@ -24,7 +24,7 @@ CLOSE_S = 1.0
 """Time for clients to close, after the last reply of a server that drains. Those of idle connections may
 never read that it closes, for which it would wait with TLS."""
 STOP_S = 0.1
-"""Time in which a server that stops still writes what it has."""
+"""Time in which a server that stops still writes what it has, and then what it answers to those that wait."""
 
 
 class HttpServer:
@@ -86,11 +86,18 @@ class HttpServer:
             for connection in list(self._state.connections):
                 connection.shutdown()
             await self._wait_until(self._is_done)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(STOP_S if self._stopping else CLOSE_S):
-                    await self._wait_until(lambda: not self._state.connections)
+            await self._connections_end(STOP_S if self._stopping else CLOSE_S)
+            for task in self._state.tasks:
+                task.cancel()
+            if self._state.tasks:
+                await self._connections_end(STOP_S)
         finally:
             sweeper.cancel()
+
+    async def _connections_end(self, timeout_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._wait_until(lambda: not self._state.connections)
 
     def end_connections(self) -> None:
         """Close every connection after its next reply."""
@@ -109,7 +116,7 @@ class HttpServer:
         self._changed.set()
 
     def stop(self) -> None:
-        """Stop without waiting for replies."""
+        """Stop without waiting for replies. What the application still waits for is cancelled."""
         self._draining = self._stopping = True
         self._changed.set()
 

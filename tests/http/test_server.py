@@ -1,4 +1,4 @@
-"""How the server ends: clients that do not close delay it by a moment alone."""
+"""How the server ends: clients that do not close hardly delay it, and requests that wait are answered."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import uvloop
 from penstock.config.serve import ServeConfig
 from penstock.http.http2 import frames
 from penstock.http.http2.header_blocks import encode_fields
+from penstock.http.request import HttpRequest
 from penstock.http.server import HttpServer
 from penstock.http.server_state import LINGER_S, Limits
 from penstock.http.sockets.connection_source import ListeningSocket
@@ -55,5 +56,32 @@ def test_a_client_that_does_not_close_hardly_delays_a_drain(
         while b"{}" not in received:
             received += client.recv(65536)
         return client
+
+    uvloop.run(run())
+
+
+@pytest.mark.parametrize("request_bytes", [REQUEST, H2_REQUEST], ids=["http1", "http2"])
+def test_a_request_that_waits_when_the_server_stops_may_answer(request_bytes: bytes) -> None:
+    async def run() -> None:
+        waits = asyncio.Event()
+
+        async def wait(request: HttpRequest) -> None:
+            try:
+                waits.set()
+                await asyncio.get_running_loop().create_future()
+            except asyncio.CancelledError:
+                await request.reply_json(b"stopped")
+
+        listener = socket.create_server(("127.0.0.1", 0))
+        server = HttpServer(wait, ListeningSocket(listener, 1000), Limits())
+        running = asyncio.ensure_future(server.run_to_the_end())
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.write(request_bytes)
+        await waits.wait()
+        server.stop()
+        async with asyncio.timeout(60):
+            await running
+            assert b"stopped" in await reader.read()
+        writer.close()
 
     uvloop.run(run())

@@ -287,6 +287,22 @@ def test_who_is_asked_dies_in_the_middle(fleet: Server) -> None:
     wait_until(lambda: fleet.post("/v1/completions", SHORT).status_code == 200, WAIT_S, "service")
 
 
+def test_calls_that_wait_when_the_server_stops_are_told_so(tmp_path: Path) -> None:
+    with (
+        Server(*PACED, "--data-parallel-size", "2", "--drain-timeout", "1", directory=tmp_path) as alone,
+        ThreadPoolExecutor(2) as pool,
+        httpx.Client(base_url=alone.url, timeout=WAIT_S) as client,
+        stopped(engine_process(alone, 1)),
+    ):
+        paths = ("/reset_prefix_cache", "/sleep")
+        replies = [pool.submit(alone.post, path, {}, timeout=WAIT_S) for path in paths]
+        wait_until(lambda: is_sleeping(client), WAIT_S, "its beginning")
+        alone.process.send_signal(signal.SIGTERM)
+        for reply in (future.result(WAIT_S) for future in replies):
+            assert (reply.status_code, reply.json()["error"]["code"]) == (503, "server_stopped")
+            assert reply.headers["x-request-begun"] == "true"
+
+
 def settled(fleet: Server) -> list[object]:
     """Of each engine whether it sleeps, and something of its own while it is away."""
     try:
