@@ -22,7 +22,7 @@ from penstock.http.http2.stream import StreamPhase
 from penstock.http.request import HttpRequest
 from tests.hostile.fuzz.byte_source import ByteSource
 from tests.hostile.fuzz.failures import logged
-from tests.hostile.fuzz.http_targets import received_body
+from tests.hostile.fuzz.http_targets import LOOP, received_body
 from tests.http.http2.clients import GET, POST, TIMES, Client, Recorder, settle
 
 BLOCKS = [
@@ -36,7 +36,6 @@ BLOCKS = [
     b"\x82\x86\x84\x41\x01h\x40\x01n\x01v",
     b"\xff\xff",
 ]
-_loop = asyncio.new_event_loop()
 
 
 class Application:
@@ -113,8 +112,8 @@ def http2_bytes(data: bytes) -> None:
     source = ByteSource(data)
     cut_at, stream = source.take(8), source.rest()
     with logged("penstock.http.http2.connection", "penstock.http.http2.stream", "asyncio") as failures:
-        whole = _loop.run_until_complete(_serve([stream]))
-        cut = _loop.run_until_complete(_serve(ByteSource(cut_at).pieces(stream, 3)))
+        whole = LOOP.run_until_complete(_serve([stream]))
+        cut = LOOP.run_until_complete(_serve(ByteSource(cut_at).pieces(stream, 3)))
     assert not failures, failures
     assert Counter(whole.requests) <= Counter(cut.requests), (whole.requests, cut.requests)
 
@@ -122,7 +121,7 @@ def http2_bytes(data: bytes) -> None:
 def http2_frames(data: bytes) -> None:
     """Frames, replies and time in any order. Windows are kept, and nothing is left when the client goes."""
     with logged("penstock.http.http2.connection", "penstock.http.http2.stream", "asyncio") as failures:
-        _loop.run_until_complete(_act(ByteSource(data)))
+        LOOP.run_until_complete(_act(ByteSource(data)))
     assert not failures, failures
 
 

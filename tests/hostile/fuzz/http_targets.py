@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import re
 import socket
 from typing import Any
@@ -19,9 +20,11 @@ from tests.http.connections import FakeTransport, connection
 TURNS = 8
 """Iterations of the event loop without a change after which nothing more happens."""
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
-_loop = asyncio.new_event_loop()
+LOOP = asyncio.new_event_loop()
 _connected = socket.socketpair()
 """The client asks the system what of a request the server has not got."""
+for _kept in (LOOP, *_connected):  # for all inputs
+    atexit.register(_kept.close)
 
 
 async def received_body(http: HttpRequest) -> bytes | None:
@@ -95,8 +98,8 @@ def http_server(data: bytes) -> None:
     source = ByteSource(data)
     cut_at, stream = source.take(8), source.rest()
     with logged("penstock.http.http1.connection", "asyncio") as failures:
-        whole = _loop.run_until_complete(serve([stream]))
-        cut = _loop.run_until_complete(serve(ByteSource(cut_at).pieces(stream, 3)))
+        whole = LOOP.run_until_complete(serve([stream]))
+        cut = LOOP.run_until_complete(serve(ByteSource(cut_at).pieces(stream, 3)))
     assert not failures, failures
     for served in (whole, cut):
         finals = [status for status in served.statuses if status >= 200]
@@ -168,7 +171,7 @@ def http_client(data: bytes) -> None:
         await asyncio.sleep(0)  # what was sent on a closed connection is told in the next iteration
         return first, second, cut
 
-    first, second, cut = _loop.run_until_complete(both())
+    first, second, cut = LOOP.run_until_complete(both())
     for reply in (first, cut):
         assert len(reply.ends) == 1, reply.ends
     assert len(second.ends) <= 1, second.ends
@@ -207,7 +210,7 @@ def http2_client(data: bytes) -> None:
         whole = await _relayed_over_http2([stream])
         return whole, await _relayed_over_http2(ByteSource(cut_at).pieces(stream, 3))
 
-    for reply, cut in zip(*_loop.run_until_complete(both()), strict=True):
+    for reply, cut in zip(*LOOP.run_until_complete(both()), strict=True):
         assert len(reply.ends) == len(cut.ends) == 1, (reply.ends, cut.ends)
         assert (reply.ends, reply.status, reply.headers) == (cut.ends, cut.status, cut.headers)
         assert reply.body == cut.body
