@@ -23,6 +23,5 @@ def launch(role: Role, directory: str = "/somewhere", **fields: Any) -> Launch:
         served_model_names=["m"],
         api_server_count=1,
         engine_count=1,
-        supervisor_pid=1,
     )
     return msgspec.structs.replace(usual, **fields)

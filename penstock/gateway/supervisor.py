@@ -38,9 +38,9 @@ from penstock.http.api_key_file import load_api_keys
 from penstock.http.sockets.listener import ListenSocket, listen, reserve_port
 from penstock.http.tls import server_context
 from penstock.metrics.gc_policy import GarbageCollector
-from penstock.module_command import module_command
 from penstock.supervisor.children.actions import ProcessName
 from penstock.supervisor.children.child_process import ChildProcess
+from penstock.supervisor.children.parent_death import child_command
 from penstock.supervisor.children.process_manager import ChildTimes, Fleet, ProcessManager
 from penstock.supervisor.event_loop import StartupSigns, Supervisor
 from penstock.supervisor.listening.acceptor import Acceptor
@@ -153,7 +153,7 @@ class _Gateway:
     # time.monotonic() at the start of the command.
     began: float
     environ: dict[str, str] = field(default_factory=_worker_environment)
-    command: list[str] = field(default_factory=lambda: module_command("penstock.gateway.worker_main"))
+    command: list[str] = field(default_factory=lambda: child_command("penstock.gateway.worker_main"))
 
     def run(self, service_manager: ServiceManager) -> int:
         config = self.config
@@ -190,7 +190,6 @@ class _Gateway:
                     config=replace(self.config, ext_proc_port=self.envoy_port),
                     run_dir=self.run_dir,
                     worker_count=self.config.workers,
-                    supervisor_pid=os.getpid(),
                     keeper_fd=keeper.fileno(),
                     scoreboard_slot=slot,
                     restarts=restarts,

@@ -24,8 +24,8 @@ from penstock.distribution import build_id
 from penstock.exit_codes import EXIT_FAILED, EXIT_FATAL, StartupError
 from penstock.http.sockets.listener import listen
 from penstock.http.tls import server_context
-from penstock.module_command import module_command
 from penstock.placement.port_claim import claim_port
+from penstock.supervisor.children.parent_death import child_command
 from penstock.supervisor.listening.loading_server import LoadingServer
 from penstock.supervisor.startup.cluster import traits_of
 from penstock.supervisor.startup.file_limit import raise_file_limit
@@ -67,7 +67,7 @@ class ProcessActor:
         launch = decode_for_child(line)
         assert isinstance(launch, Launch)
         # The kernel kills a child when the *thread* that started it ends, so this thread waits for the child.
-        arguments = launch, command or module_command("penstock.supervisor.children.child_main"), listen_on
+        arguments = launch, command or child_command("penstock.supervisor.children.child_main"), listen_on
         threading.Thread(target=self._run_to_exit, args=arguments, name="keeper", daemon=True).start()
         self._started.wait()
 
@@ -109,7 +109,7 @@ class ProcessActor:
             self._ended.set()
 
     def _with_local_paths(self, launch: Launch) -> Launch:
-        """The launch with this machine's directories, process id and model traits."""
+        """The launch with this machine's directories and model traits."""
         run_dir = self._owned.enter_context(RunDirectory(None)).path
         engine = launch.role == "engine"
         store_dir = None
@@ -121,7 +121,6 @@ class ProcessActor:
             run_dir=run_dir,
             model_dir=model.model_dir,
             tokenizer_dir=model.tokenizer_dir,
-            supervisor_pid=os.getpid(),
             traits=traits_of(launch.config, model) if engine else {BUILD: build_id()},
             response_store_dir=store_dir,
         )

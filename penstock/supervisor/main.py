@@ -27,7 +27,7 @@ from penstock.http.api_key_file import load_api_keys, reload_api_keys
 from penstock.http.sockets.listener import ListenSocket, open_listener
 from penstock.http.tls import server_context
 from penstock.metrics.gc_policy import GarbageCollector
-from penstock.module_command import module_command
+from penstock.supervisor.children import parent_death
 from penstock.supervisor.children.actions import ProcessName
 from penstock.supervisor.children.child_process import ChildProcess
 from penstock.supervisor.children.desired_state_store import DesiredStateStore
@@ -66,7 +66,7 @@ from penstock.wire.vllm.addresses import bind_address, split_address
 
 log = logging.getLogger(__name__)
 
-RAY_PROXY_COMMAND = module_command("penstock.placement.process_proxy")
+RAY_PROXY_COMMAND = parent_death.child_command("penstock.placement.process_proxy")
 """For processes on a Ray cluster. Started by name, not imported, because Ray may not be installed."""
 _API_SERVER_GROUPS = ("HTTP server", "CORS", "TLS", "Streaming")
 _API_SERVER_FIELDS = ("lora_modules", "lora_dir")
@@ -82,7 +82,7 @@ def serve(
     cannot be run, with nothing left behind.
     """
     started_at = time.monotonic()
-    command = child_command or module_command("penstock.supervisor.children.child_main")
+    command = child_command or parent_death.child_command("penstock.supervisor.children.child_main")
     setproctitle("penstock: supervisor")
     logging_setup.configure("supervisor", config.log_level, config.log_format)
     for name, origin in (origins or {}).items():
@@ -298,7 +298,6 @@ class _Service:
             incarnation=self.incarnation,
             traits=self.traits,
             cluster_key=self.cluster_key,
-            supervisor_pid=os.getpid(),
             listen_fd=listen_fd,
             given=self.given,
             handover_fd=handover_fd,

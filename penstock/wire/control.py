@@ -101,8 +101,6 @@ class Launch(_Message, frozen=True, tag="launch"):
     served_model_names: list[str]
     api_server_count: int
     engine_count: int
-    # Process id of the supervisor: a child with another parent lost its supervisor during its start.
-    supervisor_pid: int
     # Address of the coordinator; None in a fleet of one API server and one engine, which has none.
     coordinator: str | None = None
     # Ranks of the engines on the API servers' host, which listen in the run directory. Others listen on tcp://,
@@ -159,7 +157,6 @@ class GatewayLaunch(_Message, frozen=True, tag="launch-gateway"):
     run_dir: str
     # Workers that serve at a time.
     worker_count: int
-    supervisor_pid: int
     # Its end of the socket to the keeper of what the workers share.
     keeper_fd: int
     # Its slot of the scoreboard, which the workers map.

@@ -19,7 +19,6 @@ from setproctitle import setproctitle
 from penstock import logging_setup
 from penstock.config.errors import ConfigError
 from penstock.exit_codes import EXIT_FAILED, EXIT_FATAL, EXIT_ORPHANED, is_exhausted
-from penstock.supervisor.children import parent_death
 from penstock.supervisor.signals import leave_signals_to_supervisor
 from penstock.wire.channel import ControlChannel, SupervisorGone
 from penstock.wire.control import GatewayLaunch, Launch, Role
@@ -78,8 +77,7 @@ def _attaches(launch: Launch | GatewayLaunch) -> bool:
 
 
 def open_control_channel(fd: int, title: str = "penstock: {}") -> ControlChannel:
-    """The control channel of a child, with its Launch received and title, logs and signals set up; from here
-    on the process ends with its supervisor.
+    """The control channel of a child, with its Launch received and title, logs and signals set up.
 
     ``title`` is a format of the process title, given role and number. Raises SupervisorGone.
     """
@@ -88,7 +86,6 @@ def open_control_channel(fd: int, title: str = "penstock: {}") -> ControlChannel
     launch = control.any_launch
     setproctitle(title.format(launch.name))
     logging_setup.configure(launch.name, launch.config.log_level, launch.config.log_format)
-    parent_death.exit_with_supervisor(launch.supervisor_pid, control.fileno())
     return control
 
 

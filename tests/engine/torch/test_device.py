@@ -106,7 +106,6 @@ def test_a_rank_loads_to_its_device_which_is_then_the_current_one(
         served_model_names=["m"],
         api_server_count=1,
         engine_count=2,
-        supervisor_pid=1,
     )
     with pytest.raises(LoadsError) as loads:
         build_engine.build_engine(launch, lambda text, fraction: None)

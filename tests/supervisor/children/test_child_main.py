@@ -13,25 +13,24 @@ import psutil
 import pytest
 
 from penstock.exit_codes import EXIT_FAILED, EXIT_FATAL, EXIT_OK, EXIT_ORPHANED
-from penstock.wire.channel import ChildChannel, ChildGone
+from penstock.supervisor.children.parent_death import child_command
+from penstock.wire.channel import ChildChannel
 from penstock.wire.control import ChildReport, Heartbeat, ProcessFailed, Ready, Stop
 from tests.launches import launch
 from tests.supervisor.harness import PATIENCE_S
 
-FAKE_CHILD = Path(__file__).parents[1] / "fake_child.py"
-LAUNCH = launch("engine", index=3, engine_count=4, supervisor_pid=os.getpid())
+LAUNCH = launch("engine", index=3, engine_count=4)
 
 
 class Child:
     """A child of this process, and the supervisor's end of its channel."""
 
-    def __init__(self, behaviour: str) -> None:
+    def __init__(self, behaviour: str, module: str = "tests.supervisor.fake_child") -> None:
         self.channel, theirs = ChildChannel.pair()
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, str(FAKE_CHILD), f'{{"engine": ["{behaviour}"]}}', str(theirs.fileno())],
+                [*child_command(module), f'{{"engine": ["{behaviour}"]}}', str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
                 stderr=subprocess.PIPE,
                 text=True,
             )
@@ -63,8 +62,8 @@ def make_child() -> Iterator[type[Child]]:
     made: list[Child] = []
 
     class Kept(Child):
-        def __init__(self, behaviour: str) -> None:
-            super().__init__(behaviour)
+        def __init__(self, behaviour: str, module: str = "tests.supervisor.fake_child") -> None:
+            super().__init__(behaviour, module)
             made.append(self)
 
     yield Kept
@@ -141,40 +140,43 @@ def test_a_channel_that_closes_ends_it_even_while_it_is_busy(make_child: type[Ch
     assert child.end()[0] == EXIT_ORPHANED
 
 
-def test_a_child_of_somebody_else_is_an_orphan(make_child: type[Child]) -> None:
-    child = make_child("serve")
-    child.channel.send(msgspec.structs.replace(LAUNCH, supervisor_pid=1))
-    assert child.end()[0] == EXIT_ORPHANED
-    with pytest.raises(ChildGone):
-        child.channel.receive()
+@pytest.fixture
+def never_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module whose import tells its process, and takes forever."""
+    code = "import os, signal\nos.write(2, b'%d\\n' % os.getpid())\nsignal.pause()\n"
+    (tmp_path / "never_imported.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    return "never_imported"
+
+
+def test_a_channel_that_closes_ends_it_even_while_it_imports(
+    make_child: type[Child], never_imported: str
+) -> None:
+    child = make_child("", never_imported)
+    assert child.process.stderr is not None
+    assert int(child.process.stderr.readline()) == child.process.pid
+    child.channel.close()
+    assert child.end() == (EXIT_ORPHANED, "")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
-def test_the_kernel_ends_it_with_its_parent_though_the_channel_stays_open() -> None:
+def test_the_kernel_ends_it_with_its_parent_though_the_channel_stays_open(never_imported: str) -> None:
     ours, theirs = socket.socketpair()
-    child_code = (
-        "import os, signal, sys; from penstock.supervisor.children import parent_death; "
-        "parent_death.exit_with_supervisor(os.getppid(), int(sys.argv[1])); "
-        "print(os.getpid(), flush=True); signal.pause()"
-    )
-    parent_code = (
-        "import signal, subprocess, sys; "
-        "subprocess.Popen([sys.executable, '-c', sys.argv[2], sys.argv[1]], pass_fds=[int(sys.argv[1])]); "
-        "signal.pause()"
-    )
     with ours, theirs:
-        parent = subprocess.Popen(
-            [sys.executable, "-c", parent_code, str(theirs.fileno()), child_code],
-            pass_fds=[theirs.fileno()],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-            stdout=subprocess.PIPE,
-            text=True,
+        command = [*child_command(never_imported), str(theirs.fileno())]
+        code = (
+            "import signal, subprocess; "
+            f"subprocess.Popen({command!r}, pass_fds=[{theirs.fileno()}]); "
+            "signal.pause()"
         )
-        assert parent.stdout is not None
-        child = psutil.Process(int(parent.stdout.readline()))
+        parent = subprocess.Popen(
+            [sys.executable, "-c", code], pass_fds=[theirs.fileno()], stderr=subprocess.PIPE, text=True
+        )
+        assert parent.stderr is not None
+        child = psutil.Process(int(parent.stderr.readline()))
         parent.send_signal(signal.SIGKILL)
         assert parent.wait(timeout=PATIENCE_S) == -signal.SIGKILL
-        parent.stdout.close()
+        parent.stderr.close()
         _, alive = psutil.wait_procs([child], timeout=PATIENCE_S)
         assert alive == []
 
