@@ -138,20 +138,21 @@ def _worker_environment() -> dict[str, str]:
 class _Gateway:
     """Everything that is prepared before the workers start."""
 
-    # Of workers that start from now on; before the latest SIGHUP.
     config: GatewayConfig
+    """Of workers that start from now on."""
     config_before: GatewayConfig
+    """Before the latest SIGHUP."""
     read_again: ReadOptions
     key_files: TextFiles
     listener: ListenSocket
-    # None for a single worker, which accepts connections itself.
     acceptor: Acceptor | None
+    """None for a single worker, which accepts connections itself."""
     envoy_port: int | None
     run_dir: str
     keeper: Keeper
     scoreboard: ScoreboardFile
-    # time.monotonic() at the start of the command.
     began: float
+    """time.monotonic() at the start of the command."""
     environ: dict[str, str] = field(default_factory=_worker_environment)
     command: list[str] = field(default_factory=lambda: child_command("penstock.gateway.worker_main"))
 

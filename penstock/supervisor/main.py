@@ -161,34 +161,34 @@ def serve(
 class _Service:
     """Everything that is prepared before the processes start."""
 
-    # With the keys as they were read last.
     config: ServeConfig
-    # Without those of files.
+    """The options, with the keys as they were read last."""
     given_config: ServeConfig
+    """The options without keys of files."""
     key_files: TextFiles
-    # Fields of config that the operator has set.
     given: list[str]
-    # None on a host without API servers.
+    """Fields of config that the operator has set."""
     listener: ListenSocket | None
-    # Answers on the listener until the API servers do; None without a listener.
+    """None on a host without API servers."""
     loading_server: LoadingServer | None
+    """Answers on the listener until the API servers do; None without a listener."""
     status: StartupStatus
     service_manager: ServiceManager
-    # None for a single API server here, which accepts connections itself.
     acceptor: Acceptor | None
+    """None for a single API server here, which accepts connections itself."""
     run_dir: str
     store_dir: str | None
     model: ResolvedModel
-    # From the adapters of the start on.
     desired_states: DesiredStateStore
-    # Rules of --synthetic-script.
+    """Of the fleet; the adapters of the start are settled."""
     script: list[ScriptedRule] | None
+    """Rules of --synthetic-script."""
     cluster_key: str | None
-    # Values that must be the same on all hosts.
     traits: dict[str, str]
+    """Values that must be the same on all hosts."""
     command: Sequence[str]
-    # time.monotonic() at the start of the command.
     started_at: float
+    """time.monotonic() at the start of the command."""
     incarnation: int = field(default_factory=new_incarnation)
 
     def run(self) -> int:

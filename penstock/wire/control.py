@@ -85,50 +85,51 @@ class Launch(_Message, frozen=True, tag="launch"):
     """Role and configuration of a child. Sent once, before anything else."""
 
     role: Literal["api-server", "engine", "coordinator"]
-    # Index of this process within its role, from 0. An API server that replaces another has the same index
-    # modulo api_server_count.
     index: int
-    # Earlier processes of this role and index: (role, index, epoch) is unique per run of the supervisor.
+    """Index of this process within its role, from 0. An API server that replaces another has the same index
+    modulo api_server_count."""
     epoch: int
+    """Earlier processes of this role and index: (role, index, epoch) is unique per run of the supervisor."""
     config: ServeConfig
-    # Absolute path of the directory of the sockets between processes, mode 0700.
     run_dir: str
-    # Directory with config.json and weights; for an engine without a model, one with only a tokenizer.
+    """Absolute path of the directory of the sockets between processes, mode 0700."""
     model_dir: str
-    # Directory with tokenizer.json: model_dir, unless --tokenizer names another or it had to be converted.
+    """Directory with config.json and weights; for an engine without a model, one with only a tokenizer."""
     tokenizer_dir: str
-    # Names that clients may use for the model; replies report the first one. Never empty.
+    """Directory with tokenizer.json: model_dir, unless --tokenizer names another or it was converted."""
     served_model_names: list[str]
+    """Names that clients may use for the model; replies report the first one. Never empty."""
     api_server_count: int
     engine_count: int
-    # Address of the coordinator; None in a fleet of one API server and one engine, which has none.
     coordinator: str | None = None
-    # Ranks of the engines on the API servers' host, which listen in the run directory. Others listen on tcp://,
-    # and API servers get their addresses from the coordinator.
+    """Address of the coordinator; None in a fleet of one API server and one engine, which has none."""
     local_ranks: list[int] = []
-    # Number of the supervisor's run, see penstock.wire.sockets.new_incarnation.
+    """Ranks of the engines on the API servers' host, which listen in the run directory. Others listen on tcp://,
+    and API servers get their addresses from the coordinator."""
     incarnation: int = 0
-    # Properties that all engines must share, as far as they are known before the start, by name.
+    """Number of the supervisor's run, see penstock.wire.sockets.new_incarnation."""
     traits: dict[str, str] = {}
-    # The fleet's secret key, for tcp:// connections.
+    """Properties that all engines must share, as far as they are known before the start, by name."""
     cluster_key: str | None = None
-    # Inherited listening socket, TCP or Unix; only for a single API server, which accepts by itself.
+    """The fleet's secret key, for tcp:// connections."""
     listen_fd: int | None = None
-    # Fields of config that the operator has set, by any source; the others hold their defaults.
+    """Inherited listening socket, TCP or Unix; only for a single API server, which accepts by itself."""
     given: list[str] = []
-    # Inherited socket over which one of several API servers receives connections, see penstock.wire.handover.
+    """Fields of config that the operator has set, by any source; the others hold their defaults."""
     handover_fd: int | None = None
-    # Restarts of this process after it died; ``epoch`` also counts processes of the same index that were
-    # replaced.
+    """Inherited socket over which one of several API servers receives connections, see
+    :mod:`penstock.wire.handover`."""
     restarts: int = 0
-    # Rules of --synthetic-script, for engines.
+    """Restarts of this process after it died; ``epoch`` also counts processes of the same index that were
+    replaced."""
     script: list[ScriptedRule] | None = None
-    # Absolute path of the directory of stored responses; None: there is no store.
+    """Rules of --synthetic-script, for engines."""
     response_store_dir: str | None = None
-    # What settled states there are, for API servers and engines.
+    """Absolute path of the directory of stored responses; None: there is no store."""
     desired: DesiredStates | None = None
-    # Directory of the draft model, for engines; None: there is none.
+    """What settled states there are, for API servers and engines."""
     draft_dir: str | None = None
+    """Directory of the draft model, for engines; None: there is none."""
 
     @property
     def name(self) -> str:
@@ -155,12 +156,12 @@ class GatewayLaunch(_Message, frozen=True, tag="launch-gateway"):
     epoch: int
     config: GatewayConfig
     run_dir: str
-    # Workers that serve at a time.
     worker_count: int
-    # Its end of the socket to the keeper of what the workers share.
+    """Workers that serve at a time."""
     keeper_fd: int
-    # Its slot of the scoreboard, which the workers map.
+    """Its end of the socket to the keeper of what the workers share."""
     scoreboard_slot: int
+    """Its slot of the scoreboard, which the workers map."""
     restarts: int = 0
     listen_fd: int | None = None
     handover_fd: int | None = None
@@ -201,8 +202,8 @@ class Progress(_Message, frozen=True, tag="progress"):
     """Startup progress. Resets the startup timeout."""
 
     text: str
-    # Completed share of the work, 0 to 1; None if unknown.
     fraction: float | None = None
+    """Completed share of the work, 0 to 1; None if unknown."""
 
 
 class Ready(_Message, frozen=True, tag="ready"):
@@ -215,10 +216,10 @@ class ProcessFailed(_Message, frozen=True, tag="failed"):
     """The process exits because of an error. ``message`` is for the operator and has no traceback."""
 
     message: str
-    # A restart would fail the same way (missing file, unsuitable option), so there is none.
     fatal: bool
-    # The options cannot be run, which is the exit code of the whole server if it is still starting.
+    """A restart would fail the same way (missing file, unsuitable option), so there is none."""
     usage: bool = False
+    """The options cannot be run, which is the exit code of the whole server if it is still starting."""
 
 
 class Heartbeat(_Message, frozen=True, tag="beat"):
@@ -241,26 +242,26 @@ class EnginesDraining(_Message, frozen=True, tag="engines-draining"):
 class ChangeRecord(msgspec.Struct, array_like=True, frozen=True):
     """A change of a state, and what became of it."""
 
-    # Idempotency key.
     key: str
-    # What it asked for, in words.
+    """Idempotency key."""
     asked: str
-    # The generation that it has set; with ``settled``, that of its final value.
+    """What it asked for, in words."""
     generation: int
-    # Everybody has observed it. Otherwise it is pending, unless there is an error.
+    """The generation that it has set; with ``settled``, that of its final value."""
     settled: bool = False
-    # Why it was rolled back.
+    """Everybody has observed it. Otherwise it is pending, unless there is an error."""
     error: str = ""
-    # The engine that could not apply it.
+    """Why it was rolled back."""
     rank: int | None = None
+    """The engine that could not apply it."""
 
 
 class DesiredStates(_Message, frozen=True, tag="desired-states"):
     """All states that ever changed. API servers have the engines apply them."""
 
     states: list[DesiredState]
-    # The latest changes of each state, by name.
     changes: dict[str, list[ChangeRecord]]
+    """The latest changes of each state, by name."""
 
 
 class ChangeState(_Message, frozen=True, tag="change-state"):
@@ -269,22 +270,22 @@ class ChangeState(_Message, frozen=True, tag="change-state"):
 
     name: str
     key: Annotated[str, Meta(max_length=MAX_IDEMPOTENCY_KEY_LENGTH)]
-    # What is asked for, in words: the same key again stands for the same.
     asked: Annotated[str, Meta(max_length=MAX_ASKED_CHARS)]
-    # 0 for a state that never changed.
+    """What is asked for, in words: the same key again stands for the same."""
     base: Count
-    # Values, the final one last. Everybody must have observed one before the next is set.
+    """0 for a state that never changed."""
     stages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
+    """Values, the final one last. Everybody must have observed one before the next is set."""
 
 
 class StateReport(msgspec.Struct, array_like=True, frozen=True):
     """What an API server, with all engines that are connected to it, has reached of a state."""
 
     generation: Count
-    # Empty: it is observed. Otherwise why it is not; it is rolled back, unless it holds already.
     error: Annotated[str, Meta(max_length=MAX_ERROR_CHARS)] = ""
-    # The engine that could not apply it.
+    """Empty: it is observed. Otherwise why it is not; it is rolled back, unless it holds already."""
     rank: int | None = None
+    """The engine that could not apply it."""
 
     @property
     def reason(self) -> str:
@@ -312,8 +313,8 @@ class ApiKeys(_Message, frozen=True, tag="api-keys"):
 class SupervisorMetrics(_Message, frozen=True, tag="supervisor-metrics"):
     """The supervisor's metrics, about once a second."""
 
-    # An encoded penstock.metrics.snapshot.Snapshot.
     snapshot: bytes
+    """An encoded penstock.metrics.snapshot.Snapshot."""
 
 
 SupervisorCommand = (

@@ -33,8 +33,8 @@ class ApiServerBroadcast:
     def __init__(self, children: ChildTable, all_engines: int, desired_states: DesiredStateStore) -> None:
         self._children = children
         self._all_engines = all_engines
-        # Ranks of the engines that get no new streams.
         self._draining: set[int] = set()
+        """Ranks of the engines that get no new streams."""
         self._desired_states = desired_states
         self._throughput_logger: ProcessName | None = None
 

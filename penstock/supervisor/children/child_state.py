@@ -81,21 +81,21 @@ class Child:
     """One child. Its methods are the only way to change its state."""
 
     name: ProcessName
-    # The child whose work it takes over once it is ready.
     replaces: ProcessName | None = None
+    """The child whose work it takes over once it is ready."""
     policy: RestartPolicy = field(default_factory=RestartPolicy)
     epoch: int = -1
-    # Starts after an exit that nobody asked for.
     restarts: int = -1
-    # WAITING: when it is started. Otherwise when it is killed: for a late start, heartbeat or exit.
+    """Starts after an exit that nobody asked for."""
     deadline: float | None = None
+    """WAITING: when it is started. Otherwise when it is killed: for a late start, heartbeat or exit."""
     info: Info = field(default_factory=dict)
     last_progress: str | None = None
-    # Its own report, or why it is killed. Logged when it has exited.
     failure: ProcessFailed | None = None
+    """Its own report, or why it is killed. Logged when it has exited."""
     exit_cause: ExitCause = ExitCause.NONE
-    # False after a start for which the system had no process, memory or descriptor.
     started: bool = True
+    """False after a start for which the system had no process, memory or descriptor."""
     _state: ChildState = ChildState.GONE
 
     @property
@@ -175,8 +175,8 @@ class ChildTable:
     def __init__(self, names: Iterable[ProcessName], startup_timeout: float) -> None:
         self._children = {name: Child(name) for name in names}
         self._startup_timeout = startup_timeout
-        # Processes started so far under each name: a number that is used again never repeats an epoch.
         self._starts: Counter[ProcessName] = Counter()
+        """Processes started so far under each name: a number that is used again never repeats an epoch."""
         self._actions: list[Action] = []
 
     def __iter__(self) -> Iterator[Child]:

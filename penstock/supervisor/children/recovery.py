@@ -19,8 +19,8 @@ class Recovery:
     def __init__(self, children: ChildTable, lifecycle: Lifecycle, *, expert_parallel: bool) -> None:
         self._children = children
         self._lifecycle = lifecycle
-        # Engines of the group, which share a restart policy; empty without a group.
         self._group = [child for child in children if expert_parallel and child.name.role == "engine"]
+        """Engines of the group, which share a restart policy; empty without a group."""
         for child in self._group:
             child.policy = self._group[0].policy
 

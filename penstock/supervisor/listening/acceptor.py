@@ -59,20 +59,20 @@ class Acceptor:
         self._balancer: LeastConnectionsBalancer[ConnectionTarget] = LeastConnectionsBalancer(
             max_in_transit=max(1, descriptors_left() - _RESERVED_DESCRIPTORS)
         )
-        # Targets added (True) and removed by the main thread, which then writes a byte to the socket.
         self._changes: deque[tuple[ConnectionTarget, bool]] = deque()
+        """Targets added (True) and removed by the main thread, which then writes a byte to the socket."""
         self._wake, self._woken = socket.socketpair()
         self._wake.setblocking(False)
         self._woken.setblocking(False)
         self._alive, self.failure = socket.socketpair()
         """``failure`` becomes readable when the thread has failed."""
-        # Accepted connections that no API server could get yet.
         self._waiting: deque[socket.socket] = deque()
+        """Accepted connections that no API server could get yet."""
         self._listener_registered = False
-        # Whether all API servers have taken connections.
         self._opened = False
-        # When accepting goes on after the system was exhausted.
+        """Whether all API servers have taken connections."""
         self._resume_at: float | None = None
+        """When accepting goes on after the system was exhausted."""
         self._ending = False
         self._thread = threading.Thread(target=self._run, name="acceptor", daemon=True)
 

@@ -24,14 +24,14 @@ class _ServerState:
     """Connections of one API server."""
 
     report: HandoverReport = _NO_REPORT
-    # Connections sent to it, without those that were taken back.
     sent: int = 0
-    # Its socket is full, or it hangs: it gets nothing until it reports.
+    """Connections sent to it, without those that were taken back."""
     excluded: bool = False
-    # Since when it has taken none of the connections that wait for it; None: none wait.
+    """Its socket is full, or it hangs: it gets nothing until it reports."""
     waits_since: float | None = None
-    # Serial number of the last connection sent to it.
+    """Since when it has taken none of the connections that wait for it; None: none wait."""
     last: int = 0
+    """Serial number of the last connection sent to it."""
 
     @property
     def untaken(self) -> int:

@@ -18,10 +18,10 @@ class StartupReport:
     """A state of the start; its fields are those of ``/ready``."""
 
     phase: str
-    # Completed share of the phase, 0 to 1; None if unknown.
     progress: float | None
-    # None if unknown, as on a machine of a cluster, which knows its own process alone.
+    """Completed share of the phase, 0 to 1; None if unknown."""
     engines_ready: int | None
+    """None if unknown, as on a machine of a cluster, which knows its own process alone."""
     engines: int
 
 
