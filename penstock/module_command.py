@@ -9,10 +9,10 @@ def module_command(module: str, *, first: str = "pass") -> list[str]:
     """The command of ``python -m module`` in an interpreter that finds modules exactly where this one does.
 
     It imports neither an installed Penstock in place of this one, nor modules of the working directory (-P).
-    ``first``: statements that run before the module is imported.
+    ``first``: statements that run before anything else is imported.
     """
     code = (
-        f"import runpy, sys; sys.path[:] = {sys.path!r}; {first}; "
-        f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+        f"import sys; sys.path[:] = {sys.path!r}; {first}; "
+        f"import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
     )
     return [sys.executable, "-P", "-c", code]
