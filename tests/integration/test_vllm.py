@@ -17,6 +17,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 COMMON: dict[str, Any] = {"prompt": "The with statement", "max_tokens": 1500, "ignore_eos": True}
 GREEDY = COMMON | {"temperature": 0}
+UNTIED = [GREEDY | {"prompt": f"{place}: {GREEDY['prompt']}"} for place in (0, 7, 10, 15, 19, 40, 51, 56)]
+"""Outputs without near ties: the logits of the best token and the next one differ by at least 4.7e-5
+everywhere. Other batches and a prefill of what was decoded before change that by 2.4e-7 at most; of the first
+64 prompts seven have a difference below 3e-6."""
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"enum": [1, 22, 333]}},
@@ -48,9 +52,8 @@ def kill_one(pair: Server, bodies: list[dict[str, Any]]) -> list[str]:
 
 
 def test_greedy_streams_of_a_killed_engine_go_on_as_they_would_have(pair: Server) -> None:
-    bodies = [GREEDY | {"prompt": f"{place}: {GREEDY['prompt']}"} for place in range(8)]
-    undisturbed = texts_of(pair.url, bodies)
-    assert kill_one(pair, bodies) == undisturbed
+    undisturbed = texts_of(pair.url, UNTIED)
+    assert kill_one(pair, UNTIED) == undisturbed
 
 
 def test_structured_output_of_a_killed_engine_ends_with_an_error(pair: Server) -> None:
@@ -72,9 +75,8 @@ def test_structured_output_of_a_killed_engine_ends_with_an_error(pair: Server) -
 def test_vllms_own_death_is_one_of_its_engine(pair: Server) -> None:
     """Of the process that computes, behind the one that was started."""
     wait_until(lambda: pair.metric("penstock:engine_up") == 2, VLLM_START_S, "both engines being up")
-    bodies = [GREEDY | {"prompt": f"{place}: {GREEDY['prompt']}"} for place in range(8)]
-    undisturbed = texts_of(pair.url, bodies)
-    with Streams(pair.url, bodies) as streams:
+    undisturbed = texts_of(pair.url, UNTIED)
+    with Streams(pair.url, UNTIED) as streams:
         streams.until_each_has(3)
         [core] = [each for each in pair.children("engine")[1].children(recursive=True) if is_core(each)]
         core.kill()
