@@ -61,7 +61,7 @@ class ScalingPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Extrapolation(msgspec.Struct, frozen=True, kw_only=True):
-    """The same streams on :data:`SIMULATED` API servers with a core each, extrapolated from the points.
+    """A round's streams on :data:`SIMULATED` API servers with a core each, extrapolated from the points.
 
     Linear in CPU time per token and per engine step; the coordinator's CPU time per message and the
     supervisor's per connection are constant. ``engine_tokens_per_s`` is the limit of one engine by the host's

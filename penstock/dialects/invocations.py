@@ -20,7 +20,7 @@ class _Invocation(NamedTuple):
 
     dialect: Dialect
     fields: object
-    """Its own ``dialect_fields``."""
+    """The ``dialect_fields`` of the plan's own dialect."""
 
 
 class Invocations(Dialect):

@@ -139,7 +139,7 @@ class _Gateway:
     """Everything that is prepared before the workers start."""
 
     config: GatewayConfig
-    """Of workers that start from now on."""
+    """Options of workers that start from now on."""
     config_before: GatewayConfig
     """Before the latest SIGHUP."""
     read_again: ReadOptions

@@ -180,7 +180,7 @@ class _Service:
     store_dir: str | None
     model: ResolvedModel
     desired_states: DesiredStateStore
-    """Of the fleet; the adapters of the start are settled."""
+    """Desired states of the fleet; the adapters of the start are settled."""
     script: list[ScriptedRule] | None
     """Rules of --synthetic-script."""
     cluster_key: str | None

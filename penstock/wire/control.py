@@ -159,9 +159,9 @@ class GatewayLaunch(_Message, frozen=True, tag="launch-gateway"):
     worker_count: int
     """Workers that serve at a time."""
     keeper_fd: int
-    """Its end of the socket to the keeper of what the workers share."""
+    """The worker's end of the socket to the keeper of what the workers share."""
     scoreboard_slot: int
-    """Its slot of the scoreboard, which the workers map."""
+    """The worker's slot of the scoreboard, which the workers map."""
     restarts: int = 0
     listen_fd: int | None = None
     handover_fd: int | None = None

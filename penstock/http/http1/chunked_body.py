@@ -79,7 +79,7 @@ class ChunkedBody:
         self._left = 0
         """Bytes of the current chunk that have not come."""
         self._extensions = self._trailers = 0
-        """Their bytes so far."""
+        """Bytes of extensions and trailers so far."""
 
     @property
     def done(self) -> bool:

@@ -57,13 +57,13 @@ class ConnectionPhase(Enum):
     """What becomes of the bytes that come."""
 
     FIRST_BYTES = auto()
-    """They may still become the preface of HTTP/2."""
+    """The bytes may still become the preface of HTTP/2."""
     SERVING = auto()
-    """They are requests."""
+    """The bytes are requests."""
     DISCARDING = auto()
-    """They are discarded: the connection closes after the reply in progress."""
+    """The bytes are discarded: the connection closes after the reply in progress."""
     LINGERING = auto()
-    """They are discarded until the client closes, and nothing else is left to do."""
+    """The bytes are discarded until the client closes, and nothing else is left to do."""
 
 
 class ServerProtocol(Protocol):

@@ -29,7 +29,7 @@ class Framing(Enum):
 
     CHUNKED = auto()
     SIZED = auto()
-    """By a content-length."""
+    """The body's end is known by a content-length."""
     UNTIL_CLOSE = auto()
     """The connection ends with it: for HTTP/1.0."""
     NO_BODY = auto()

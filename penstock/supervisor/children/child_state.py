@@ -92,7 +92,7 @@ class Child:
     info: Info = field(default_factory=dict)
     last_progress: str | None = None
     failure: ProcessFailed | None = None
-    """Its own report, or why it is killed. Logged when it has exited."""
+    """The child's own report, or why it is killed. Logged when it has exited."""
     exit_cause: ExitCause = ExitCause.NONE
     started: bool = True
     """False after a start for which the system had no process, memory or descriptor."""

@@ -27,7 +27,7 @@ class _ServerState:
     sent: int = 0
     """Connections sent to it, without those that were taken back."""
     excluded: bool = False
-    """Its socket is full, or it hangs: it gets nothing until it reports."""
+    """Whether the server's socket is full, or it hangs: it gets nothing until it reports."""
     waits_since: float | None = None
     """Since when it has taken none of the connections that wait for it; None: none wait."""
     last: int = 0
