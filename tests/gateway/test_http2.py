@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
+from penstock.http.http2.frames import END_HEADERS, HEADERS, PREFACE, frame, rst_stream, settings_frame
+from penstock.http.http2.header_blocks import encode_fields
 from tests.gateway.processes import (
     WAIT_S,
     Call,
@@ -24,6 +27,7 @@ from tests.gateway.processes import (
     three_in_a_row,
 )
 from tests.gateway.upstream.http2_server import Server, Stream, http2_server
+from tests.integration.clients import address_of
 
 TOKEN = b'data: {"choices":[{"index":0,"text":" a"}]}\n\n'
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2}}\n\n'
@@ -238,6 +242,25 @@ def test_a_client_that_leaves_cancels_its_stream_alone(server: ModelServer, fron
             assert next(events)
             assert staying.connection is left.connection
         eventually(staying.reset.is_set)
+
+
+def test_requests_that_are_reset_as_they_come_are_counted(front: Gateway) -> None:
+    fields = [
+        (b":method", b"POST"),
+        (b":scheme", b"http"),
+        (b":path", b"/v1/completions"),
+        (b":authority", b"h"),
+    ]
+    head = frame(HEADERS, END_HEADERS, 1, encode_fields(fields))
+
+    def leave() -> None:
+        with socket.create_connection(address_of(front.url), timeout=WAIT_S) as connection:
+            connection.sendall(PREFACE + settings_frame({}) + head + rst_stream(1, 8))
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(4096):
+                pass
+
+    assert outcome_of(front, leave) == "client_disconnect"
 
 
 def test_a_server_of_http1_is_used_as_ever() -> None:

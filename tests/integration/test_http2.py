@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.http.http2.frames import DEFAULT_WINDOW
+from penstock.http.http2.frames import (
+    DEFAULT_WINDOW,
+    END_HEADERS,
+    HEADERS,
+    PREFACE,
+    frame,
+    rst_stream,
+    settings_frame,
+)
+from penstock.http.http2.header_blocks import encode_fields
 from tests.integration.clients import Completion, Http2Connection, address_of
 from tests.integration.server import SYNTHETIC, Server, wait_until
 
@@ -52,6 +62,22 @@ def test_rst_stream_frees_one_stream_and_a_lost_connection_all(paced: Server) ->
         connection.until(lambda: all(len(each.pieces) > count for each, count in others))
     wait_until(lambda: paced.metric("penstock:streams") == 0, 90, "freeing the handles of all")
     assert "ERROR" not in paced.log
+
+
+def test_requests_that_are_reset_as_they_come_are_logged(tmp_path: Path) -> None:
+    fields = [
+        (b":method", b"POST"),
+        (b":scheme", b"http"),
+        (b":path", b"/v1/completions"),
+        (b":authority", b"h"),
+    ]
+    with (
+        Server(*SYNTHETIC, "--access-log", "all", directory=tmp_path) as server,
+        socket.create_connection(address_of(server.url), timeout=60) as connection,
+    ):
+        head = frame(HEADERS, END_HEADERS, 1, encode_fields([*fields, (b"x-request-id", b"left")]))
+        connection.sendall(PREFACE + settings_frame({}) + head + rst_stream(1, 8))
+        wait_until(lambda: "request_id=left " in server.log, 60, "the line of the request")
 
 
 def test_streams_whose_windows_stay_shut_are_reset_and_others_of_the_connection_go_on(paced: Server) -> None:

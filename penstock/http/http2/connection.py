@@ -78,7 +78,7 @@ class Http2Connection(Protocol):
         self._closed = ClosedStreams()
         self._abandoned = 0
         """Requests whose stream is closed and whose application runs on."""
-        self._fresh: list[Http2Stream] = []
+        self._fresh: list[tuple[Http2Stream, HttpRequest]] = []
         """Requests of this read whose bodies have not come."""
         self._receiving: set[Http2Stream] = set()
         """Streams whose request is incomplete."""
@@ -170,6 +170,7 @@ class Http2Connection(Protocol):
             log.exception("an HTTP/2 connection failed")
             self._fail(ErrorCode.INTERNAL_ERROR, "the server failed")
         finally:
+            self._start_fresh()
             self.sender.end_batch()
 
     def _read_preface(self) -> None:
@@ -294,10 +295,12 @@ class Http2Connection(Protocol):
 
     def _begin(self, stream_id: int, head: RequestHead, *, last: bool) -> None:
         stream = self._open(stream_id, head, last=last)
+        request = stream.request
+        assert request is not None
         if last:
-            self._start(stream)
+            run_eagerly(stream.run_application(request), self.state.tasks)
         else:
-            self._fresh.append(stream)
+            self._fresh.append((stream, request))
 
     def _open(self, stream_id: int, head: RequestHead, *, last: bool) -> Http2Stream:
         slot = self.state.windows.add_stream(self.sender.slot, self.core.settings.initial_window)
@@ -312,17 +315,16 @@ class Http2Connection(Protocol):
         return stream
 
     def _start_fresh(self) -> None:
-        """Start the applications of requests whose bodies may have come in the same read."""
+        """Start the applications of requests whose bodies may have come in the same read. One whose stream is
+        closed already learns at its body that its client has gone: it counts and logs the request."""
         while self._fresh:
             fresh, self._fresh = self._fresh, []
-            for stream in fresh:
-                if not stream.is_closed:
-                    self._start(stream)
-
-    def _start(self, stream: Http2Stream) -> None:
-        request = stream.request
-        assert request is not None
-        run_eagerly(stream.run_application(request), self.state.tasks)
+            for stream, request in fresh:
+                if request.complete:  # it was refused
+                    continue
+                if stream.is_closed:
+                    self._abandoned += 1
+                run_eagerly(stream.run_application(request), self.state.tasks)
 
     # -- the ends of streams
 
@@ -457,7 +459,6 @@ class Http2Connection(Protocol):
     def _forget_input(self) -> None:
         self._scanner.clear()
         self._partial_since = None
-        self._fresh.clear()
         if self._held:
             self._held = 0
             self.state.budget.hold(self, 0)

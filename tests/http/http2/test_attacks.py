@@ -148,6 +148,27 @@ async def test_rapid_resets_end_the_connection(end: Callable[[int], bytes]) -> N
 
 
 @in_loop
+async def test_rapid_resets_of_unfinished_requests_end_the_connection() -> None:
+    """Each reaches the application, which has nothing to do."""
+    told = []
+
+    async def app(http: HttpRequest) -> None:
+        try:
+            await http.read_part()
+        except ClientGone:
+            told.append(http.path)
+
+    client = Client(app)
+    numbers = range(1, 2 * (RESET_BURST + 1000), 2)
+    client.send(b"".join(client.headers(n, POST, end=False) + rst_stream(n, 8) for n in numbers))
+    await until_over(client)
+    assert await client.goaway() == (CALM, "too many streams that are reset before their end")
+    assert RESET_BURST <= len(told) <= RESET_BURST + 200
+    assert not client.state.tasks
+    assert client.connection._abandoned == 0
+
+
+@in_loop
 async def test_a_gateway_whose_clients_cancel_is_no_attacker() -> None:
     async def app(http: HttpRequest) -> None:
         await (wait(http) if http.path == "/wait" else http.reply_json(b"{}"))

@@ -13,7 +13,7 @@ from penstock.http.http2.faults import ErrorCode
 from penstock.http.http2.frames import DATA, END_STREAM, HEADERS, RST_STREAM, WINDOW_UPDATE, frame
 from penstock.http.http2.header_blocks import encode_fields
 from penstock.http.http2.roles import STREAM_WINDOW
-from penstock.http.request import HttpRequest
+from penstock.http.request import ClientGone, HttpRequest
 from penstock.http.server_state import LINGER_S, Limits, ServerState
 from tests.http.http2.clients import GET, POST, TIMES, Client, Recorder, Streaming, in_loop
 
@@ -335,6 +335,52 @@ async def test_rst_stream_ends_a_reply_at_once_and_no_other() -> None:
     assert await client.frames() == []
     app.sinks[1].send(b"on", last=True)
     assert (await client.reply(3))[1] == b"on"
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        frames.rst_stream(1, 8),
+        frame(DATA, 0, 1, b"ab") + frames.rst_stream(1, 8),
+        frame(DATA, END_STREAM, 1, b"ab") + frames.rst_stream(1, 8),
+        frames.window_update(1, 0),  # a fault of the stream
+        frame(DATA, 0, 0, b"x"),  # a fault of the connection
+    ],
+)
+@in_loop
+async def test_a_request_whose_client_leaves_within_the_read_reaches_the_application(rest: bytes) -> None:
+    """There it is counted and logged. It gets no body, and has nothing to do."""
+    told = []
+
+    async def app(http: HttpRequest) -> None:
+        told.append(http.path)
+        try:
+            await http.read_body(100, lambda limit: ApiError(413, ""))
+        except ClientGone:
+            told.append("gone")
+
+    client = Client(app)
+    client.send(client.headers(1, POST, end=False) + rest)
+    await client.frames()
+    assert told == ["/x", "gone"]
+    assert client.connection._abandoned == 0
+    assert not client.state.tasks
+
+
+@in_loop
+async def test_a_refused_request_is_not_given_to_the_application_as_well() -> None:
+    """Its reply waits for the client's window when the rest of its body comes."""
+    told: list[str] = []
+
+    async def app(http: HttpRequest) -> None:
+        told.append(http.path)
+
+    refused: list[ApiError] = []
+    state = ServerState(limits=Limits(max_held_bytes=30_000), on_refusal=refused.append)
+    client = Client(app, state, INITIAL_WINDOW_SIZE=0)
+    client.send(client.headers(1, POST, end=False) + frame(DATA, 0, 1, b"x" * 16_000) * 2)
+    await client.frames()
+    assert (len(refused), told) == (1, [])
 
 
 @in_loop
