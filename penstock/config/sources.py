@@ -5,7 +5,6 @@ Every value is checked, including those that another source overrides.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,6 +36,9 @@ _SERVICE_LINK = re.compile(
     r"|PORT_[0-9]+_(TCP|UDP|SCTP)_(PROTO|PORT|ADDR)=.*)",
     re.DOTALL,
 )
+
+_JSON_BEGINS = re.compile(r"""\s*(\[\s*["'{]|\{\s*")""")
+"""Neither ``[::1]:8000`` nor the pattern ``[gG]pt*`` begins so."""
 
 
 class Resolved(NamedTuple, Generic[C]):
@@ -141,7 +143,7 @@ class _Sources:
                     )
             elif name in own:
                 option = own[name]
-                given = _items(text) if option.many else text
+                given = _items(name, text) if option.many else text
                 yield self._translated(option, Origin("environment", name), given)
             elif name != CONFIG_VARIABLE:
                 self._check_unknown(name)
@@ -242,11 +244,16 @@ class _Sources:
         return option, origin, given
 
 
-def _items(text: str) -> list[str]:
-    """The items of a list in a variable: separated by commas, or one JSON object, or a JSON array."""
+def _items(name: str, text: str) -> list[str]:
+    """The items of a list in the variable ``name``: separated by commas, or one JSON object, or a JSON array.
+    Raises ConfigError, which does not show the text, for what begins as JSON and is not."""
     if text.lstrip().startswith(("{", "[")):
-        with contextlib.suppress(msgspec.DecodeError, RecursionError):
+        try:
             items = msgspec.json.decode(text, type=list[str | dict[str, Any]] | dict[str, Any])
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+            if _JSON_BEGINS.match(text):
+                raise ConfigError(f"{name}: {error}; it takes a,b or a JSON array of texts") from None
+        else:
             if isinstance(items, dict):
                 return [text.strip()]
             return [item if isinstance(item, str) else json.dumps(item) for item in items]

@@ -149,6 +149,29 @@ def test_a_file_of_the_command_line_replaces_the_one_of_the_environment(option_f
     assert config.port == 9
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '["sesame","b"',
+        '["sesame",]',
+        ' [ "sesame" "b"]',
+        "['sesame', 'b']",
+        '["sesame", 1]',
+        '[{"sesame": 1}',
+    ],
+)
+def test_a_broken_array_in_a_variable_is_no_text(text: str) -> None:
+    """As keys its parts would be valid, and nobody would know them."""
+    with pytest.raises(ConfigError, match=r"^PENSTOCK_API_KEY: .*JSON array") as problem:
+        resolve(ServeConfig, {}, {"PENSTOCK_API_KEY": text})
+    assert "sesame" not in str(problem.value)
+
+
+def test_an_address_in_a_variable_is_no_array() -> None:
+    config = resolve(ServeConfig, {}, {"PENSTOCK_SERVED_MODEL_NAME": "[::1]:8000,b"}).config
+    assert config.served_model_name == ["[::1]:8000", "b"]
+
+
 @pytest.mark.parametrize("value", ["[[a]]", "[a, ~]", "{a: 1}"])
 def test_an_option_takes_no_nested_values(option_file: Path, value: str) -> None:
     option_file.write_text(f"# names\nserved-model-name: {value}\n")
