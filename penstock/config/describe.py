@@ -12,6 +12,8 @@ KEY_PATTERN = r"^[!-~]+\Z"
 the header, or all of them: what follows would be another request."""
 Key = Annotated[str, Meta(pattern=KEY_PATTERN)]
 ALLOWED_KEY = "visible ASCII without spaces"
+HeaderName = Annotated[str, Meta(pattern=r"^[!#-'*+.0-9A-Z^-z|~-]+\Z")]
+ALLOWED_HEADER = "a header's name"
 
 T = TypeVar("T")
 

@@ -1,4 +1,5 @@
-"""The config of ``penstock gateway``: its own groups of options, and those that it shares with ``serve``."""
+"""The config of ``penstock gateway``: its own groups of options, those that it shares with ``serve``, and
+checks of their combinations."""
 
 from __future__ import annotations
 
@@ -17,6 +18,9 @@ from penstock.config.options.logs import LogOptions
 from penstock.config.options.shutdown import DrainTimeout, ShutdownOptions
 from penstock.config.options.tls import TlsOptions
 from penstock.config.options.tracing import OtlpServiceName, TracingOptions
+from penstock.config.rules.gateway_rules import GATEWAY_RULES
+from penstock.config.rules.rule import check
+from penstock.config.rules.shared_rules import SHARED_RULES
 
 
 @option_group
@@ -43,3 +47,13 @@ class GatewayConfig(
     max_request_bytes: MaxRequestBytes = 64 << 20
     drain_timeout: DrainTimeout = 60.0
     otlp_service_name: OtlpServiceName = "penstock-gateway"
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for options that contradict each other, and for one without effect."""
+        check(self, SHARED_RULES)
+        check(self, GATEWAY_RULES)
+
+    @property
+    def envoy_host(self) -> str:
+        """Where the server for Envoy listens."""
+        return self.ext_proc_host or self.host

@@ -28,6 +28,7 @@ from penstock.config.options.tls import TlsOptions
 from penstock.config.options.tracing import TracingOptions
 from penstock.config.rules.rule import check
 from penstock.config.rules.serve_rules import RULES, WITH_ATTACH, WITHOUT_ATTACH
+from penstock.config.rules.shared_rules import SHARED_RULES
 
 
 @option_group
@@ -63,6 +64,7 @@ class ServeConfig(
             check(self, WITH_ATTACH)
             # All that is said of an engine that is started here holds for one that is started elsewhere.
             object.__setattr__(self, "engine", "vllm")
+        check(self, SHARED_RULES)
         check(self, RULES)
         if self.enable_lora and self.engine != "vllm" and self.max_cpu_loras < self.max_loras:
             raise ValueError(

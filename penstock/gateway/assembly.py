@@ -7,9 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.config.errors import ConfigError
 from penstock.config.gateway import GatewayConfig
-from penstock.distribution import pip_install
 from penstock.gateway.admission.admission import Admission
 from penstock.gateway.admission.budget_store import BudgetStore
 from penstock.gateway.admission.budgets import Budgets
@@ -20,12 +18,12 @@ from penstock.gateway.admission.intake import Intake
 from penstock.gateway.admission.keys_file import keys_file
 from penstock.gateway.app import GatewayApp
 from penstock.gateway.disaggregation.disaggregated_prefill import DisaggregatedPrefill
-from penstock.gateway.kv_events.followed_caches import EventPorts, FollowedCaches
+from penstock.gateway.kv_events.event_ports import EventPorts
+from penstock.gateway.kv_events.followed_caches import FollowedCaches
 from penstock.gateway.metric_definitions import SPANS, Figure
 from penstock.gateway.models.directory import ModelDirectory
 from penstock.gateway.models.learner import ModelLearner
 from penstock.gateway.models.model_figures import model_figures
-from penstock.gateway.models.model_routes import parse_weight
 from penstock.gateway.models.shadows import Shadows
 from penstock.gateway.own_routes import OwnRoutes
 from penstock.gateway.relay.plain_events import PlainEvents
@@ -36,7 +34,7 @@ from penstock.gateway.requests.via import Via
 from penstock.gateway.responses.request_record import RequestRecord
 from penstock.gateway.routing.endpoint_capacity import EndpointCapacity
 from penstock.gateway.routing.endpoint_pool import EndpointPool
-from penstock.gateway.routing.picker import SCORERS, Picker
+from penstock.gateway.routing.picker import Picker
 from penstock.gateway.routing.router import Router
 from penstock.gateway.telemetry.metrics import ExpositionLimits, GatewayMetrics
 from penstock.gateway.telemetry.request_recorder import RequestRecorder
@@ -108,7 +106,7 @@ def assemble(
 ) -> GatewayParts:
     """Create the parts; nothing listens yet. ``weights`` are those of ``--scorers``; ``source`` gives
     connections; ``clock`` is the event loop's, in seconds; ``link`` and ``scoreboard`` lead to the other
-    workers. Raises ConfigError when libraries are missing."""
+    workers. The options have passed :func:`~penstock.gateway.check_options.check_options`."""
     windows, burst, collector = FlowWindows(), make_burst_writer(), GarbageCollector()
     admission = make_admission(config, clock, link, scoreboard)
     timeouts = Timeouts(
@@ -229,7 +227,6 @@ def assemble(
 
 
 def _follow_caches(config: GatewayConfig, router: Router) -> FollowedCaches | None:
-    """Raises ConfigError."""
     if not config.kv_events:
         return None
     caches = FollowedCaches(EventPorts(config.kv_events, config.kv_events_ranks), router.pool, router.clock)
@@ -243,20 +240,12 @@ def make_admission(
     link: KeeperLink,
     scoreboard: Scoreboard,
 ) -> Admission:
-    """Flow control and budgets. Raises ConfigError for options that do not fit together, and when libraries
-    are missing."""
+    """Flow control and budgets."""
     flow, header = None, config.fairness_header
     if config.flow_control:
         limits = FlowLimits(config.max_queued_requests, timeout_s=config.queue_timeout)
         flow = FlowControl(limits, clock, scoreboard)
         scoreboard.on_wake = flow.fill_places
-    else:
-        for option, given in (
-            ("--max-requests-per-endpoint", config.max_requests_per_endpoint),
-            ("--fairness-header", header),
-        ):
-            if given is not None:
-                raise ConfigError(f"{option} {given}: it has an effect only with --flow-control")
     store = _make_budget_store(config, link)
     budgets = Budgets(store, clock, config.budget_store_outage, share=1.0 / config.workers)
     name = None if header is None else header.lower().encode()
@@ -268,20 +257,12 @@ def _make_budget_store(config: GatewayConfig, link: KeeperLink) -> BudgetStore:
         return SharedBudgetStore(link)
     from penstock.gateway.admission.redis_budget_store import BudgetClient, RedisBudgetStore
 
-    try:
-        return RedisBudgetStore(
-            config.budget_store,
-            timeout_s=config.budget_store_timeout,
-            longest_request_s=config.queue_timeout + config.request_timeout,
-            place=BudgetClient(link.gateway, str(link.own), lambda: link.first_epochs),
-        )
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"--budget-store needs the package {error.name}: {pip_install('redis')}") from None
-    except ValueError:  # its text may have a part of the password
-        raise ConfigError(
-            "--budget-store: the URL is not valid: check its port, and write special characters of its "
-            "password as %2F"
-        ) from None
+    return RedisBudgetStore(
+        config.budget_store,
+        timeout_s=config.budget_store_timeout,
+        longest_request_s=config.queue_timeout + config.request_timeout,
+        place=BudgetClient(link.gateway, str(link.own), lambda: link.first_epochs),
+    )
 
 
 def _make_http_server(
@@ -302,24 +283,6 @@ def _make_http_server(
     return HttpServer(app, source, limits, tls=tls, on_refusal=app.refused, windows=windows)
 
 
-def read_weights(text: str, ttft_slo_s: float | None) -> dict[str, float]:
-    """Weights of ``--scorers`` (NAME=WEIGHT,…) by name. Raises ConfigError for an unknown name, a bad
-    number, and when only one of ``--ttft-slo`` and the scorer ``slo`` is given."""
-    weights: dict[str, float] = {}
-    for pair in text.split(","):
-        name, _, weight = pair.partition("=")
-        if name not in SCORERS:
-            raise ConfigError(f"--scorers {pair}: there is no scorer {name!r}, but {', '.join(SCORERS)}")
-        if name in weights:
-            raise ConfigError(f"--scorers {text}: {name} is given twice")
-        weights[name] = parse_weight(weight, f"--scorers {pair}")
-    if weights.get("slo") and ttft_slo_s is None:
-        raise ConfigError("--scorers slo=…: the scorer slo needs --ttft-slo")
-    if ttft_slo_s is not None and not weights.get("slo"):
-        raise ConfigError(f"--ttft-slo {ttft_slo_s:g}: the scorer that uses it, slo, is not in --scorers")
-    return weights
-
-
 def make_external_processor(
     config: GatewayConfig,
     link: KeeperLink,
@@ -330,17 +293,12 @@ def make_external_processor(
     tracing: TracePropagator,
     is_ready: Callable[[], bool],
 ) -> tuple[RoutedRequests, EnvoyServer, LogForwarding] | tuple[None, None, None]:
-    """The external processor of ``--ext-proc-port``. Raises ConfigError for options that do not go
-    together, and when its libraries are missing."""
-    certificates = certificate_files(config)
+    """The external processor of ``--ext-proc-port``."""
     if config.ext_proc_port is None:
         return None, None, None
-    try:
-        from penstock.gateway.extproc.server import EnvoyServer
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"--ext-proc-port needs the package {error.name}: {pip_install('envoy')}") from None
     from penstock.gateway.extproc.log_forwarding import LogForwarding
     from penstock.gateway.extproc.routed_requests import RoutedRequests
+    from penstock.gateway.extproc.server import EnvoyServer
 
     requests = RoutedRequests(
         relay=relay,
@@ -350,7 +308,7 @@ def make_external_processor(
         budget=ReceiveBudget(HELD_BODIES * config.max_request_bytes),
     )
     forwarding = LogForwarding(link, requests)
-    return requests, EnvoyServer(requests, is_ready, certificates), forwarding
+    return requests, EnvoyServer(requests, is_ready, certificate_files(config)), forwarding
 
 
 def name_of_pool(config: GatewayConfig) -> str:
@@ -360,24 +318,13 @@ def name_of_pool(config: GatewayConfig) -> str:
 
 
 def make_kubernetes_discovery(config: GatewayConfig) -> KubernetesDiscovery | None:
-    """What follows ``--kubernetes-pool``. Raises ConfigError when its library is missing."""
-    pools = config.kubernetes_pool or ()
-    if not pools:
-        if config.kubernetes_config is not None:
-            raise ConfigError(
-                f"--kubernetes-config {config.kubernetes_config}: there is no --kubernetes-pool"
-            )
+    """What follows ``--kubernetes-pool``."""
+    if not config.kubernetes_pool:
         return None
-    if config.ext_proc_port is not None and len(pools) > 1:
-        raise ConfigError(
-            f"--kubernetes-pool {' '.join(pools)}: with --ext-proc-port there can be one pool, as Envoy "
-            "does not say for which pool a request is"
-        )
-    try:
-        from penstock.gateway.discovery.kubernetes_discovery import KubernetesDiscovery
-    except ModuleNotFoundError as error:
-        needs = f"--kubernetes-pool needs the package {error.name}: {pip_install('kubernetes')}"
-        raise ConfigError(needs) from None
+    from penstock.gateway.discovery.kubernetes_discovery import KubernetesDiscovery
+
     return KubernetesDiscovery(
-        config.kubernetes_config, pools, has_keys=bool(config.api_key or config.client_keys_file)
+        config.kubernetes_config,
+        config.kubernetes_pool,
+        has_keys=bool(config.api_key or config.client_keys_file),
     )

@@ -21,10 +21,11 @@ import uvloop
 
 from penstock.config.errors import ConfigError
 from penstock.exit_codes import EXIT_FAILED, EXIT_FATAL, EXIT_OK
-from penstock.gateway.assembly import GatewayParts, assemble, read_weights
+from penstock.gateway.assembly import GatewayParts, assemble
 from penstock.gateway.discovery.endpoints_file import EndpointsDocument, EndpointSource
 from penstock.gateway.requests.via import gateway_id
 from penstock.gateway.routing.endpoint_discovery import ResolvedEndpoint, ResolveSchedule, resolve
+from penstock.gateway.scorer_weights import read_weights
 from penstock.gateway.telemetry.access_log import log_to_file
 from penstock.gateway.workers import shared_state
 from penstock.gateway.workers.keeper_link import KeeperLink
@@ -179,7 +180,7 @@ class _Worker:
         parts, config = self._parts, self._config
         await self._wait_for_endpoints()
         if parts.envoy is not None and config.ext_proc_port is not None:
-            await parts.envoy.start(config.ext_proc_host or config.host, config.ext_proc_port)
+            await parts.envoy.start(config.envoy_host, config.ext_proc_port)
         parts.collector.start()
         info: Info = {"model_servers": len(parts.pool.endpoints)}
         self._control.ready(info)

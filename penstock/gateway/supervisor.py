@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 
 import msgspec
 from setproctitle import setproctitle
@@ -26,17 +25,14 @@ from penstock.config.errors import ConfigError
 from penstock.config.gateway import GatewayConfig
 from penstock.config.origins import Origins
 from penstock.config.watched_file import TextFiles
-from penstock.distribution import pip_install
 from penstock.exit_codes import EXIT_FAILED, StartupError, exit_code_of
-from penstock.gateway.admission.envoy_certificates import certificate_files
+from penstock.gateway.check_options import check_options
 from penstock.gateway.routing.endpoint_discovery import host_and_port
-from penstock.gateway.upstream.tls import upstream_tls
 from penstock.gateway.workers.keeper import Keeper
 from penstock.gateway.workers.letters import WorkerName
 from penstock.gateway.workers.scoreboard import ScoreboardFile
 from penstock.http.api_key_file import load_api_keys
 from penstock.http.sockets.listener import ListenSocket, listen, reserve_port
-from penstock.http.tls import server_context
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.supervisor.children.actions import ProcessName
 from penstock.supervisor.children.child_process import ChildProcess
@@ -50,7 +46,6 @@ from penstock.supervisor.startup.file_limit import raise_file_limit
 from penstock.supervisor.startup.progress_display import LogProgressDisplay
 from penstock.supervisor.startup.run_directory import RunDirectory
 from penstock.supervisor.startup.startup_status import StartupStatus
-from penstock.telemetry.spans import check_tracing_libraries
 from penstock.wire.control import ApiKeys, GatewayLaunch, Info, SupervisorCommand
 
 log = logging.getLogger(__name__)
@@ -81,18 +76,14 @@ def serve(config: GatewayConfig, origins: Origins, read_again: ReadOptions) -> i
         with handlers_restored(), contextlib.ExitStack() as owned, interruptible():
             key_files = TextFiles()
             config = load_api_keys(config, origins, key_files)
-            _check_certificates(config)
-            if config.otlp_endpoint is not None:
-                check_tracing_libraries()
-            if config.ext_proc_port is not None and find_spec("grpc") is None:
-                raise ConfigError(f"--ext-proc-port needs the package grpc: {pip_install('envoy')}")
+            check_options(config)
             raise_file_limit()
             listener = listen(config.host, config.port)
             owned.enter_context(listener.socket)
             envoy_port = None
             if config.ext_proc_port is not None:
                 envoy_port = owned.enter_context(
-                    reserve_port(config.ext_proc_host or config.host, config.ext_proc_port, "--ext-proc-port")
+                    reserve_port(config.envoy_host, config.ext_proc_port, "--ext-proc-port")
                 )
             with signals_blocked():  # it is removed whatever comes
                 run_dir = owned.enter_context(RunDirectory(None, parents=("/dev/shm",))).path
@@ -119,13 +110,6 @@ def serve(config: GatewayConfig, origins: Origins, read_again: ReadOptions) -> i
     except Interrupted as interruption:
         log.info("%s: ended before anything was started", signal.Signals(interruption.signum).name)
         return exit_code_of(interruption.signum)
-
-
-def _check_certificates(config: GatewayConfig) -> None:
-    """Workers read them on their own. Raises ConfigError."""
-    server_context(config)
-    certificate_files(config)
-    upstream_tls(config)
 
 
 def _worker_environment() -> dict[str, str]:
@@ -214,16 +198,17 @@ class _Gateway:
         try:
             config, origins = self.read_again()
             config = load_api_keys(config, origins, self.key_files)
-            _check_certificates(config)
-        except ConfigError as error:
+            check_options(config)
+            fixed = {name: getattr(self.config, name) for name in FIXED_OPTIONS}
+            running = replace(config, **fixed)
+        except (ConfigError, ValueError) as error:  # ValueError: the rest does not go with what is fixed
             log.error("SIGHUP: %s; the gateway goes on with the options that it has", error)
             return None
-        fixed = {name: getattr(self.config, name) for name in FIXED_OPTIONS}
         for name, value in fixed.items():
             if getattr(config, name) != value:
                 flag = f"--{name.replace('_', '-')}"
                 log.warning("SIGHUP: %s stays %s until the gateway is started again", flag, value)
-        self.config_before, self.config = self.config, replace(config, **fixed)
+        self.config_before, self.config = self.config, running
         return [ApiKeys(api_key=config.api_key or [], admin_api_key=config.admin_api_key or [])]
 
     def _restore_options(self) -> None:

@@ -36,23 +36,10 @@ class TlsConfig(Protocol):
 def server_context(config: TlsConfig) -> ssl.SSLContext | None:
     """The SSL context for the options (TLS 1.2 and later, HTTP/2 and HTTP/1.1); None without TLS.
 
-    Raises ConfigError for contradictory options and for files that cannot be loaded.
+    Raises ConfigError for files that cannot be loaded.
     """
     if config.ssl_certfile is None:
-        for flag, given in (
-            ("--ssl-keyfile", config.ssl_keyfile),
-            ("--ssl-ca-certs", config.ssl_ca_certs),
-            ("--ssl-cert-reqs", config.ssl_cert_reqs),
-            ("--enable-ssl-refresh", config.enable_ssl_refresh),
-        ):
-            if given:
-                raise ConfigError(f"{flag} {given}: TLS needs a certificate, too: --ssl-certfile")
         return None
-    if bool(config.ssl_cert_reqs) != bool(config.ssl_ca_certs):
-        raise ConfigError(
-            "--ssl-ca-certs and --ssl-cert-reqs 1 or 2 need each other: the authorities, and whether "
-            "certificates of clients are asked for"
-        )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2  # the default of some builds of Python is OpenSSL's
     context.set_alpn_protocols(["h2", "http/1.1"])

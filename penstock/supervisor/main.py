@@ -58,7 +58,7 @@ from penstock.supervisor.startup.response_store_directory import response_store_
 from penstock.supervisor.startup.run_directory import RunDirectory
 from penstock.supervisor.startup.startup_status import SERVING, STARTING, StartupStatus
 from penstock.supervisor.startup.synthetic_script import rendered_script
-from penstock.telemetry.spans import check_tracing_libraries
+from penstock.telemetry.spans import check_tracing
 from penstock.wire.control import ApiKeys, Info, Launch, SupervisorCommand
 from penstock.wire.scripted import ScriptedRule
 from penstock.wire.sockets import coordinator_address, new_incarnation
@@ -91,7 +91,7 @@ def serve(
         _prepare_to_attach(config, origins or {})
     cluster_key = None if config.cluster_key_file is None else read_cluster_key(config.cluster_key_file)
     if config.otlp_endpoint is not None:
-        check_tracing_libraries()
+        check_tracing(config.otlp_endpoint)
     local_api_servers = _local_api_server_count(config)
     if not local_api_servers:
         _check_without_servers(config, origins or {})

@@ -160,8 +160,13 @@ class _LibraryLog(logging.Handler):
         _warn(str(record.msg), "%s", record.getMessage())
 
 
-def check_tracing_libraries() -> None:
-    """Raises ConfigError when the libraries for spans are missing."""
+def check_tracing(url: str) -> None:
+    """Raise ConfigError for a collector's URL without a valid port, and when the libraries for spans are
+    missing."""
+    try:
+        urlsplit(url).port  # noqa: B018
+    except ValueError as error:
+        raise ConfigError(f"--otlp-endpoint {url}: {error}") from None
     try:
         missing = find_spec("opentelemetry.exporter.otlp.proto.http") is None
     except ModuleNotFoundError:
@@ -176,9 +181,9 @@ def make_span_exporter(
     """Exporter to the collector at ``url`` (OTLP over HTTP; the default path is :data:`TRACES_PATH`).
 
     ``describe`` makes spans of records, in the exporter's thread. ``scope`` names the instrumented part,
-    ``instance`` the process. Raises ConfigError when the libraries are missing.
+    ``instance`` the process. Raises ConfigError as :func:`check_tracing` does.
     """
-    check_tracing_libraries()
+    check_tracing(url)
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
 

@@ -86,7 +86,7 @@ def test_one_command_for_each_host() -> None:
 def test_options_of_other_engines_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["serve", "m", "--attach", ATTACH, "--device", "cpu", "--print-engine-command"])
     assert code == 2
-    assert "--device cannot be set with --attach" in capsys.readouterr().err
+    assert "--device cpu: is not for vLLM's engines" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 
 from penstock.config.introspect import options_of
+from penstock.config.rules.serve_rules import NOT_OF_VLLM
 from penstock.config.serve import ServeConfig
-from penstock.engine.attach.launch.serve_command import OTHER_NAME, REFUSED, SAME_NAME
+from penstock.engine.attach.launch.serve_command import OTHER_NAME, SAME_NAME
 
 PAGES = Path(__file__).parent.parent.parent / "docs"
 PAGE = (PAGES / "from-vllm.md").read_text()
@@ -46,5 +47,5 @@ def test_what_is_passed_on_is_said() -> None:
     passed = {f"--{field.replace('_', '-')}" for field in (*SAME_NAME, *OTHER_NAME, "async_scheduling")}
     assert passed <= SHARED
     assert passed <= flags(page)
-    refused = {f"--{field.replace('_', '-')}" for field in REFUSED if not field.startswith("synthetic")}
+    refused = {f"--{field.replace('_', '-')}" for field in NOT_OF_VLLM}
     assert refused <= flags(page)

@@ -228,9 +228,9 @@ def test_budgets(keys_file: Path) -> None:
 @pytest.mark.parametrize("store", ["memory", "redis"])
 def test_workers_share_budgets(keys_file: Path, store: str, request: pytest.FixtureRequest) -> None:
     options = ["--client-keys-file", str(keys_file), "--workers", "2"]
-    options += ["--budget-store-timeout", str(WAIT_S)]  # on a busy machine no worker counts by itself
     if store == "redis":
         options += ["--budget-store", request.getfixturevalue("redis_url")]
+        options += ["--budget-store-timeout", str(WAIT_S)]  # on a busy machine no worker counts by itself
     with Upstream(answer) as upstream, gateway(upstream, options=tuple(options)) as front:
         statuses = [ask_anew(front) for _ in range(12)]
         assert sorted(statuses) == [200] * 2 + [429] * 10

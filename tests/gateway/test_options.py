@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import re
 import socket
 import subprocess
 import sys
@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from penstock.cli.main import main
 from penstock.config.errors import ConfigError
 from penstock.config.gateway import GatewayConfig
-from penstock.gateway.assembly import make_admission, name_of_pool, read_weights
+from penstock.gateway import check_options
+from penstock.gateway.assembly import name_of_pool
 from penstock.gateway.discovery.endpoints_file import EndpointSource
+from penstock.gateway.scorer_weights import read_weights
 from tests.gateway.processes import WAIT_S, closed_port, gateway
-from tests.gateway.workers.linked import gateway_of
 
 
 def test_weights() -> None:
@@ -79,30 +81,99 @@ def test_the_name_of_the_pool_in_metrics(options: dict[str, Any], name: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("options", "problem"),
+    ("arguments", "problem"),
+    [
+        ((), "there are no endpoints: --endpoints http://127.0.0.1:8000"),
+        (("--endpoints", "http://a:99999"), "--endpoints http://a:99999: Port out of range"),
+        (("--endpoints-file", "/no"), "--endpoints-file /no: No such file"),
+        (("--client-keys-file", "/no"), "--client-keys-file /no: No such file"),
+        (("--client-keys-file", "{cut}"), "--client-keys-file {cut}: line 2: not valid YAML"),
+        (("--api-key-file", "/no"), "--api-key-file /no: .*No such file"),
+        (("--access-log-file", "/no/log"), "--access-log-file /no/log: No such file"),
+        (("--access-log-file", "/"), "--access-log-file /: Is a directory"),
+        (("--scorers", "queu=1"), "--scorers queu=1: there is no scorer 'queu'"),
+        (("--ttft-slo", "1"), "--ttft-slo 1: the scorer that uses it, slo, is not in --scorers"),
+        (("--kv-events", "70000"), "--kv-events 70000: a port is between 1 and 65535"),
+        (("--model-rewrite", "a=b:0"), "--model-rewrite a=b:0: all weights are 0"),
+        (("--model-shadow", "a=b:2"), "--model-shadow a=b:2: the share 2 of b is not allowed"),
+        (("--session-header", "x y"), "--session-header: 'x y' is not valid"),
+        (("--flow-control", "--fairness-header", "x:"), "--fairness-header: 'x:' is not valid"),
+        (("--otlp-endpoint", "http://a:99999"), "--otlp-endpoint http://a:99999: Port out of range"),
+        (("--ssl-certfile", "/no"), "--ssl-certfile /no: .*No such file"),
+        (("--ssl-certfile", "{cut}"), "--ssl-certfile {cut}: "),
+        (("--endpoints", "https://a", "--upstream-ca-file", "{cut}"), "--upstream-ca-file {cut}: "),
+        (("--host", "nope.invalid"), "--host nope.invalid: this is no address of this machine"),
+        (("--queue-timeout", "1"), "--queue-timeout 1.0: needs --flow-control"),
+    ],
+)
+def test_a_bad_option_is_refused_before_a_worker_starts(
+    arguments: tuple[str, ...], problem: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One line, as of every command, and its exit code."""
+    cut = tmp_path / "cut.yaml"
+    cut.write_text("keys: [\n")
+    cut.chmod(0o600)
+    given = ["--port", "0", *(each.format(cut=cut) for each in arguments)]
+    if arguments and "--endpoints" not in arguments:
+        given += ["--endpoints", "http://127.0.0.1:9"]
+    assert main(["gateway", *given]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert re.match(f"penstock: error: {problem.format(cut=cut)}", line)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "library", "problem"),
     [
         (
-            {"fairness_header": "x-team"},
-            "--fairness-header x-team: it has an effect only with --flow-control",
-        ),
-        ({"max_requests_per_endpoint": 3}, "--max-requests-per-endpoint 3: it has an effect only with"),
-        (
-            {"budget_store": "redis://user:pw"},
+            ("--budget-store", "redis://user:pw", "--client-keys-file", "{keys}"),
+            "redis",
             r"--budget-store: the URL is not valid: check its port, and write special characters of its "
             r"password as %2F$",
         ),
+        (
+            ("--kubernetes-pool", "a", "--kubernetes-config", "/no"),
+            "kubernetes",
+            "--kubernetes-config /no: No such file",
+        ),
+        (
+            ("--ext-proc-port", "0", "--ext-proc-host", "0.0.0.0"),
+            "grpc",
+            "--ext-proc-port 0: whoever reaches",
+        ),
     ],
 )
-def test_flow_control_that_is_none(options: dict[str, Any], problem: str, tmp_path: Path) -> None:
-    if "budget_store" in options:
-        pytest.importorskip("redis")
+def test_a_bad_option_of_a_library_is_refused_before_a_worker_starts(
+    arguments: tuple[str, ...], library: str, problem: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip(library)
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("keys: [{name: a, key: k}]\n")
+    keys.chmod(0o600)
+    given = [each.format(keys=keys) for each in arguments]
+    assert main(["gateway", "--port", "0", "--endpoints", "http://a", *given]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert re.match(f"penstock: error: {problem}", line)
 
-    async def check() -> None:
-        async with gateway_of(tmp_path) as gateway:
-            with pytest.raises(ConfigError, match=problem):
-                make_admission(GatewayConfig(**options), lambda: 0.0, *gateway.link(0))
 
-    asyncio.run(check())
+@pytest.mark.parametrize(
+    ("options", "extra"),
+    [
+        ({"kubernetes_pool": ["a"]}, "kubernetes"),
+        ({"ext_proc_port": 0}, "envoy"),
+        ({"budget_store": "redis://h", "client_keys_file": "{keys}"}, "redis"),
+    ],
+)
+def test_a_missing_library_is_named(
+    options: dict[str, Any], extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("keys: [{name: a, key: k}]\n")
+    filled = {
+        name: value.format(keys=keys) if isinstance(value, str) else value for name, value in options.items()
+    }
+    monkeypatch.setattr(check_options, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=rf"needs the package .*\[{extra}\]"):
+        check_options.check_options(GatewayConfig(endpoints=["http://a"], **filled))
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_a_certificate_that_is_renewed(locked: Gateway, tmp_path: Path) -> None:
 def test_files_that_cannot_be_used(upstream: Upstream) -> None:
     with (
         pytest.raises(AssertionError, match=r"--upstream-ca-file /absent: .*No such file"),
-        gateway(upstream, options=("--upstream-ca-file", "/absent")),
+        gateway(upstream, options=("--upstream-ca-file", "/absent", "--endpoints", "https://a")),
     ):
         pass
 

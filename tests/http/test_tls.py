@@ -4,6 +4,7 @@ import contextlib
 import os
 import ssl
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -45,12 +46,22 @@ def test_certificates_of_clients(certificates: Certificates, reqs: int, mode: ss
         ({"ssl_keyfile": "key.pem"}, "--ssl-keyfile key.pem: .*--ssl-certfile"),
         ({"ssl_ca_certs": "ca.pem"}, "--ssl-ca-certs ca.pem: .*--ssl-certfile"),
         ({"ssl_cert_reqs": 2}, "--ssl-cert-reqs 2: .*--ssl-certfile"),
-        ({"enable_ssl_refresh": True}, "--enable-ssl-refresh True: .*--ssl-certfile"),
+        ({"enable_ssl_refresh": True}, "--enable-ssl-refresh: .*--ssl-certfile"),
+        ({"ssl_certfile": "c", "ssl_cert_reqs": 1}, "--ssl-cert-reqs 1: needs --ssl-ca-certs"),
+        ({"ssl_certfile": "c", "ssl_ca_certs": "a"}, "--ssl-ca-certs a: needs --ssl-cert-reqs 1 or 2"),
+    ],
+)
+def test_options_that_need_each_other(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        ServeConfig(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
         ({"ssl_certfile": "/absent.pem"}, "--ssl-certfile /absent.pem: .*No such file"),
         ({"ssl_certfile": "{chain}"}, "--ssl-certfile .*chain.pem: "),
         ({"ssl_certfile": "{chain}", "ssl_keyfile": "{other}"}, "--ssl-keyfile .*other.*: .*KEY_VALUES_MISM"),
-        ({"ssl_certfile": "{both}", "ssl_cert_reqs": 1}, "need each other"),
-        ({"ssl_certfile": "{both}", "ssl_ca_certs": "{authority}"}, "need each other"),
         (
             {"ssl_certfile": "{both}", "ssl_cert_reqs": 1, "ssl_ca_certs": "/absent.pem"},
             "--ssl-ca-certs /abs",

@@ -188,4 +188,4 @@ def test_without_the_libraries_the_error_names_the_extra(
 
     monkeypatch.setattr(spans, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"--otlp-endpoint.*\[otel\]"):
-        spans.check_tracing_libraries()
+        spans.check_tracing("http://127.0.0.1:4318")

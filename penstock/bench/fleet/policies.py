@@ -11,11 +11,11 @@ from typing import Protocol
 
 from penstock.bench.fleet.simulated_server import SimulatedRequest
 from penstock.bench.fleet.traces import BLOCK_TOKENS
-from penstock.gateway.assembly import read_weights
 from penstock.gateway.routing.endpoint import Endpoint, EndpointLoad
 from penstock.gateway.routing.pick_request import PickRequest
 from penstock.gateway.routing.picker import Picker
 from penstock.gateway.routing.prefix_affinity import BLOCK_BYTES, BLOCK_ENDS
+from penstock.gateway.scorer_weights import read_weights
 
 _LAST_BLOCKS = [end // BLOCK_BYTES - 1 for end in BLOCK_ENDS]
 """The last block of 256 bytes, 64 tokens, of each block that the gateway compares."""

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from penstock.config.describe import option, option_group
+from penstock.config.describe import ALLOWED_HEADER, HeaderName, option, option_group
 
 
 @option_group
@@ -72,10 +72,11 @@ class FlowControlOptions:
         ),
     ] = 30.0
     fairness_header: Annotated[
-        str | None,
+        HeaderName | None,
         option(
             "Request header whose values share the endpoints fairly. Default: keys do, or addresses. Clients "
             "can set it, unless a proxy does.",
             "Flow control",
+            allowed=ALLOWED_HEADER,
         ),
     ] = None

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from penstock.config.describe import option, option_group
+from penstock.config.describe import ALLOWED_HEADER, HeaderName, option, option_group
 
 Scorers = Annotated[
     str,
@@ -41,7 +41,10 @@ class PickingOptions:
         ),
     ] = 1
     session_header: Annotated[
-        str, option("Request header with the session id, for the session scorer.", "Picking")
+        HeaderName,
+        option(
+            "Request header with the session id, for the session scorer.", "Picking", allowed=ALLOWED_HEADER
+        ),
     ] = "x-session-id"
     ttft_slo: Annotated[
         Annotated[float, Meta(gt=0)] | None,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from penstock.config.describe import option, option_group
+from penstock.config.describe import ALLOWED_HEADER, HeaderName, option, option_group
 
 
 @option_group
@@ -26,8 +26,8 @@ class CorsOptions:
         option("Methods that CORS allows. Default: all.", "CORS", allowed="a method in capitals, or *"),
     ] = None
     allowed_headers: Annotated[
-        list[Annotated[str, Meta(pattern=r"^[!#-'*+.0-9A-Z^-z|~-]+\Z")]] | None,
-        option("Request headers that CORS allows. Default: all.", "CORS", allowed="a header's name, or *"),
+        list[HeaderName] | None,
+        option("Request headers that CORS allows. Default: all.", "CORS", allowed=f"{ALLOWED_HEADER}, or *"),
     ] = None
     allow_credentials: Annotated[
         bool,

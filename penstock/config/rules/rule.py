@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from penstock.config.hidden import HIDDEN
 from penstock.config.introspect import options_of
 
 C = TypeVar("C")
@@ -34,12 +35,13 @@ def excludes(options: str, holds: Callable[[C], bool], reason: str) -> Rule[C]:
 
 def check(config: C, rules: Iterable[Rule[C]]) -> None:
     """Raise ValueError for the first rule that ``config`` breaks: the option, its value and the reason."""
-    defaults = {option.field: option.default for option in options_of(type(config))}
+    options = {option.field: option for option in options_of(type(config))}
     for rule in rules:
         for field in rule.options:
             value = getattr(config, field)
-            if value != defaults[field] and not rule.allowed(config):
-                raise ValueError(f"{written(field, value)}: {rule.reason.format(config)}")
+            if value != options[field].default and not rule.allowed(config):
+                shown = written(field, HIDDEN if options[field].secret else value)
+                raise ValueError(f"{shown}: {rule.reason.format(config)}")
 
 
 def written(field: str, value: Any) -> str:

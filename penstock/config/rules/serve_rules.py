@@ -14,6 +14,14 @@ _ATTACHED = "does not go with --attach {0.attach}: "
 _NO_CLUSTER = "needs --coordinator tcp://HOST:PORT, where engines join the fleet"
 _NO_MODEL = "is for --engine torch, not synthetic: it runs no model"
 
+NOT_OF_VLLM = {
+    "device": "vLLM runs on the device that it was built for",
+    "threads": "set VLLM_CPU_OMP_THREADS_BIND or OMP_NUM_THREADS, as for vLLM",
+    "batch_invariant": "set VLLM_BATCH_INVARIANT=1, as for vLLM",
+    "max_prefill_delay": "vLLM's scheduler decides how prompts and decodes share a step",
+}
+"""Options of the torch engine that others do not have, and what takes their place."""
+
 WITH_ATTACH: tuple[Rule[ServeConfig], ...] = (
     excludes(
         "attach",
@@ -82,7 +90,8 @@ RULES: tuple[Rule[ServeConfig], ...] = (
         "experts over the workers of one engine, and engines of --attach step together",
     ),
     needs(
-        "synthetic_script",
+        "synthetic_step_ms synthetic_tokens_per_step synthetic_acceptance_rate synthetic_fault "
+        "synthetic_prefill_tokens_per_s synthetic_script",
         lambda config: config.engine == "synthetic",
         "is for --engine synthetic, not {0.engine}",
     ),
@@ -90,6 +99,18 @@ RULES: tuple[Rule[ServeConfig], ...] = (
         "synthetic_tokens_per_step",
         lambda config: config.synthetic_script is not None,
         "a script's replies have the tokens-per-step of their pace",
+    ),
+    needs(
+        "synthetic_acceptance_rate",
+        lambda config: config.synthetic_tokens_per_step > 1,
+        "needs --synthetic-tokens-per-step above 1",
+    ),
+    # -- HTTP
+    needs("uds_mode", lambda config: config.uds is not None, "needs --uds, the socket that has it"),
+    needs(
+        "allowed_methods allowed_headers",
+        lambda config: config.allowed_origins is not None,
+        "needs --allowed-origins, the pages that may ask",
     ),
     needs(
         "allow_credentials",
@@ -112,8 +133,19 @@ RULES: tuple[Rule[ServeConfig], ...] = (
         lambda config: config.response_store == "disk",
         "is for --response-store disk, not {0.response_store}",
     ),
+    excludes(
+        "response_store_bytes response_store_ttl",
+        lambda config: config.response_store == "off",
+        "does not go with --response-store off",
+    ),
     # -- the torch engine
-    excludes("batch_invariant", lambda config: config.engine == "synthetic", _NO_MODEL),
+    *(
+        excludes(field, lambda config: config.engine == "vllm", f"is not for vLLM's engines: {instead}")
+        for field, instead in NOT_OF_VLLM.items()
+    ),
+    excludes(
+        "batch_invariant max_prefill_delay threads", lambda config: config.engine == "synthetic", _NO_MODEL
+    ),
     excludes("batch_invariant", lambda config: config.enable_lora, "does not go with --enable-lora"),
     excludes(
         "batch_invariant",

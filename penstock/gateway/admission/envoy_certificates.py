@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import ssl
 from functools import partial
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import NamedTuple
 
 from penstock.config.errors import ConfigError
 from penstock.config.gateway import GatewayConfig
-from penstock.config.secret_files import warn_if_open_to_others
 from penstock.config.watched_file import check_regular, reason
 from penstock.http.tls import ReplacedFiles, load_certificate
 
@@ -45,36 +43,11 @@ def _read(cert_file: str, key_file: str, client_ca_file: str | None) -> Certific
 
 
 def certificate_files(config: GatewayConfig) -> ReplacedFiles[Certificates] | None:
-    """The files that the options name; None: the server is without TLS. Raises ConfigError for options that
-    contradict each other, and for a server that others can reach and anybody may use."""
-    cert, key, client_ca = config.ext_proc_cert_file, config.ext_proc_key_file, config.ext_proc_client_ca_file
-    given = {"cert-file": cert, "key-file": key, "client-ca-file": client_ca, "host": config.ext_proc_host}
-    if config.ext_proc_port is None:
-        for name, value in given.items():
-            if value is not None:
-                raise ConfigError(f"--ext-proc-{name} {value}: there is no --ext-proc-port")
-        if config.ext_proc_insecure:
-            raise ConfigError("--ext-proc-insecure: there is no --ext-proc-port")
+    """The files that the options name; None: the server is without TLS. Raises ConfigError."""
+    cert, key = config.ext_proc_cert_file, config.ext_proc_key_file
+    if cert is None or key is None:
         return None
-    host = config.ext_proc_host or config.host
-    if client_ca is None and not (config.ext_proc_insecure or _is_loopback(host)):
-        raise ConfigError(
-            f"--ext-proc-port {config.ext_proc_port} on {host}: whoever reaches it can report outcomes and "
-            "gets the endpoints' addresses and key, so Envoy has to prove who it is: --ext-proc-cert-file, "
-            "--ext-proc-key-file and --ext-proc-client-ca-file. Or listen on this machine alone "
-            "(--ext-proc-host 127.0.0.1), or trust everybody (--ext-proc-insecure)"
-        )
-    if client_ca is not None and config.ext_proc_insecure:
-        raise ConfigError("--ext-proc-insecure and --ext-proc-client-ca-file exclude each other")
-    if cert is None and key is None and client_ca is None:
-        return None
-    for name in ("cert-file", "key-file"):
-        if given[name] is None:
-            raise ConfigError(f"--ext-proc-{name} is missing: a certificate and its key come together")
-    assert cert is not None
-    assert key is not None
-    warn_if_open_to_others("--ext-proc-key-file", key)
-    files = cert, key, client_ca
+    files = cert, key, config.ext_proc_client_ca_file
     return ReplacedFiles(f"--ext-proc-cert-file {cert}", files, partial(_read, *files))
 
 
@@ -84,11 +57,3 @@ def _contents(option: str, path: str) -> bytes:
         return Path(path).read_bytes()
     except (OSError, ValueError) as error:
         raise ConfigError(f"{option} {path}: {reason(error)}") from None
-
-
-def _is_loopback(host: str) -> bool:
-    """Whether only programs on this machine reach ``host``; a name may be any address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -9,7 +9,6 @@ from msgspec import UNSET, Meta, UnsetType
 
 from penstock.config.describe import Key
 from penstock.config.document import convert_document
-from penstock.config.secret_files import warn_if_open_to_others
 from penstock.config.watched_file import WatchedFile
 from penstock.gateway.requests.caller import DAY_S, MINUTE_S, Budget, Caller
 from penstock.http.access_keys import key_digest
@@ -99,5 +98,4 @@ def read_keys(text: str) -> dict[bytes, Caller]:
 
 def keys_file(path: str) -> WatchedFile[dict[bytes, Caller]]:
     """See :func:`read_keys`. Raises ConfigError."""
-    warn_if_open_to_others(OPTION, path)
     return WatchedFile(OPTION, path, read_keys, lambda clients: f"{len(clients)} keys")

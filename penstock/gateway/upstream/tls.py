@@ -26,10 +26,6 @@ class UpstreamTls:
         """``ca_file``: authorities that are trusted instead of the system's; ``cert_file``, ``key_file``: of
         the gateway, None: the certificate has the key. ``server_name`` replaces the host of an endpoint's URL
         in the handshake. Raises ConfigError."""
-        if key_file is not None and cert_file is None:
-            raise ConfigError(
-                f"--upstream-key-file {key_file}: its certificate is missing, --upstream-cert-file"
-            )
         self.server_name = server_name
         self._ca_file = ca_file
         self._cert_file = cert_file

@@ -9,8 +9,9 @@ import pytest
 
 from penstock.config.errors import ConfigError
 from penstock.config.introspect import options_of
+from penstock.config.rules.serve_rules import NOT_OF_VLLM
 from penstock.config.serve import ServeConfig
-from penstock.engine.attach.launch.serve_command import OTHER_NAME, REFUSED, SAME_NAME, launch_arguments
+from penstock.engine.attach.launch.serve_command import OTHER_NAME, SAME_NAME, launch_arguments
 
 ADDRESS = ("127.0.0.1", 29550)
 FIXED = [
@@ -80,15 +81,16 @@ def test_options_of_the_api_server_do_not_reach_vllm() -> None:
     assert given(port=1234, stream_interval=4, max_num_queued_reqs=1) == SLOTS
 
 
-@pytest.mark.parametrize("field", REFUSED)
+@pytest.mark.parametrize("field", NOT_OF_VLLM)
 def test_options_of_other_engines_are_refused_by_name(field: str) -> None:
-    with pytest.raises(ConfigError, match=f"--{field.replace('_', '-')} cannot be set with --engine vllm: "):
-        launch_arguments(ServeConfig(engine="vllm"), "/model", [field], ADDRESS)
+    value = {"device": "cpu", "threads": 2, "batch_invariant": True, "max_prefill_delay": 2.0}[field]
+    with pytest.raises(ValueError, match=f"--{field.replace('_', '-')}.*: is not for vLLM's engines: "):
+        ServeConfig(engine="vllm", **{field: value})
 
 
 def test_every_name_is_an_option() -> None:
     fields = {option.field for option in options_of(ServeConfig)}
-    assert fields >= {*SAME_NAME, *OTHER_NAME, *REFUSED}
+    assert fields >= {*SAME_NAME, *OTHER_NAME, *NOT_OF_VLLM}
 
 
 def test_arguments_for_another_engine_are_refused() -> None:

@@ -523,7 +523,7 @@ class Sink:
 @pytest.mark.parametrize(("servers", "interval"), [(1, 1), (2, 1), (1, 10)])
 def test_steady_steps_leave_nothing_to_collect(model_dir: Path, servers: int, interval: int) -> None:
     """1,024 rows a step: reference counting frees what a step makes, so no collection is triggered."""
-    config = ServeConfig(synthetic_step_ms=0, max_model_len=4096)
+    config = ServeConfig(engine="synthetic", synthetic_step_ms=0, max_model_len=4096)
     engine = SyntheticEngine(config, str(model_dir))
     publisher = Publisher(Sink())
     for server in range(servers):

@@ -272,7 +272,10 @@ def test_a_step_sleeps_only_what_is_left(model_dir: Path) -> None:
         return clock.now
 
     engine = SyntheticEngine(
-        ServeConfig(synthetic_step_ms=15), str(model_dir), clock=slow_clock, sleep=clock.sleep
+        ServeConfig(engine="synthetic", synthetic_step_ms=15),
+        str(model_dir),
+        clock=slow_clock,
+        sleep=clock.sleep,
     )
     engine.submit(0, submit(1, 3))
     next(spent)  # the submit of an idle engine read the clock once
@@ -499,7 +502,9 @@ def test_hang(model_dir: Path) -> None:
             raise StillThereError
 
     engine = SyntheticEngine(
-        ServeConfig(synthetic_step_ms=0, synthetic_fault="hang@0"), str(model_dir), sleep=sleep
+        ServeConfig(engine="synthetic", synthetic_step_ms=0, synthetic_fault="hang@0"),
+        str(model_dir),
+        sleep=sleep,
     )
     engine.submit(0, submit(1))
     with pytest.raises(StillThereError):
@@ -512,7 +517,7 @@ import sys
 from penstock.config.serve import ServeConfig
 from penstock.engine.synthetic.engine import SyntheticEngine
 from penstock.wire.messages import SamplingParams, Submit
-engine = SyntheticEngine(ServeConfig(synthetic_fault="exit@1"), {str(model_dir)!r})
+engine = SyntheticEngine(ServeConfig(engine="synthetic", synthetic_fault="exit@1"), {str(model_dir)!r})
 engine.submit(0, Submit(1, bytes(4), SamplingParams(5, 0)))
 engine.step()
 print(*sorted({{"torch", "transformers"}} & sys.modules.keys()), "one step", flush=True)

@@ -90,7 +90,6 @@ def test_files_that_are_replaced(
     [
         ({"ca_file": "/absent"}, "--upstream-ca-file /absent: .*No such file"),
         ({"ca_file": "{key}"}, "--upstream-ca-file .*key.pem: "),
-        ({"key_file": "{key}"}, "--upstream-key-file .*key.pem: its certificate is missing"),
         ({"cert_file": "{chain}"}, "--upstream-cert-file .*chain.pem: "),
         (
             {"cert_file": "{chain}", "key_file": "{authority}"},

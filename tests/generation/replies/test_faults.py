@@ -57,7 +57,7 @@ def run_stream(fault: str | None, **fields: Any) -> tuple[MemorySink, StreamErro
     desk = Desk(tables())
     plan = PLANNER.completion(body(stream=True, return_token_ids=True, max_tokens=TOKENS, **fields))
     _, sink = desk.streamed(plan)
-    config = ServeConfig(synthetic_step_ms=0, synthetic_fault=fault, max_num_seqs=2)
+    config = ServeConfig(engine="synthetic", synthetic_step_ms=0, synthetic_fault=fault, max_num_seqs=2)
     engine = SyntheticEngine(config, str(DEMO_DIR), sleep=lambda seconds: None)
     publisher = Publisher(ToDesk(desk))
     publisher.attach(0, b"peer")

@@ -30,18 +30,6 @@ SAME_NAME = (
 )
 """Options with the same name and meaning in vLLM; passed on when they are set."""
 OTHER_NAME = {"kv_cache_memory": "kv-cache-memory-bytes"}
-REFUSED = {
-    "device": "vLLM runs on the device that it was built for",
-    "threads": "set VLLM_CPU_OMP_THREADS_BIND or OMP_NUM_THREADS, as for vLLM",
-    "batch_invariant": "set VLLM_BATCH_INVARIANT=1, as for vLLM",
-    "max_prefill_delay": "vLLM's scheduler decides how prompts and decodes share a step",
-    "synthetic_step_ms": "it is the synthetic engine's",
-    "synthetic_tokens_per_step": "it is the synthetic engine's",
-    "synthetic_acceptance_rate": "it is the synthetic engine's",
-    "synthetic_prefill_tokens_per_s": "it is the synthetic engine's",
-    "synthetic_fault": "it is the synthetic engine's",
-}
-"""Options of the other engines that are refused with this one, and why."""
 _SET = "the command has it already, by Penstock's own options before --"
 _SERVED = "clients connect here; set it before --"
 OWN = {
@@ -105,13 +93,10 @@ def launch_arguments(
 def engine_options(config: ServeConfig, given: Sequence[str]) -> list[str]:
     """Return vLLM's arguments for the options ``given``, the limits of adapters, and what stands behind
     ``--``, which takes precedence. What was not set is left to vLLM, but for the number of slots of an engine
-    that is started here. Raises ConfigError for a refused option."""
+    that is started here. Raises ConfigError for what may not stand behind ``--``."""
     values = vars(config)
     result: list[str] = []
     for field in given:
-        if field in REFUSED:
-            flag = "--engine vllm" if config.attach is None else "--attach"
-            raise ConfigError(f"--{_flag(field)} cannot be set with {flag}: {REFUSED[field]}")
         value = values[field]
         if field in SAME_NAME or field in OTHER_NAME:
             flag = OTHER_NAME.get(field, _flag(field))
