@@ -56,6 +56,28 @@ def test_bodies_that_are_not_requests(server: Server, body: bytes, words: tuple[
 
 
 @pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/v1/completions", "prompt"),
+        ("/v1/chat/completions", "messages"),
+        ("/v1/responses", "input"),
+        ("/tokenize", "prompt"),
+        ("/detokenize", "tokens"),
+        ("/v1/load_lora_adapter", "lora_name"),
+        ("/v1/unload_lora_adapter", "lora_name"),
+        ("/admin/adapters", "name"),
+    ],
+)
+def test_a_value_of_another_type_is_the_same_error_at_every_route(
+    server: Server, path: str, field: str
+) -> None:
+    """vLLM's, whose validation of bodies says so."""
+    reply = server.post(path, {field: 5})
+    check(reply, 400, f"{field}: expected ", param=f"body.{field}")
+    assert (reply.json()["error"]["type"], reply.json()["error"]["code"]) == ("Bad Request", 400)
+
+
+@pytest.mark.parametrize(
     ("options", "status", "words", "param"),
     [
         ({"model": "other"}, 404, ("other", "m"), "model"),
