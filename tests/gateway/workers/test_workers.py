@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.gateway.behaviours import DONE, TEXT, good, stalled_in_stream
 from tests.gateway.processes import WAIT_S, Call, Gateway, Upstream, closed_port, eventually, gateway
@@ -79,22 +80,34 @@ def test_no_request_fails_while_the_worker_is_replaced() -> None:
         assert front.counts() == {"ok": len(statuses)}
 
 
+def unusable(directory: Path) -> str:
+    """Options that no worker can run, which the worker alone finds out."""
+    pytest.importorskip("kubernetes")
+    kubeconfig = directory / "kubeconfig"
+    kubeconfig.write_text("contexts: []\n")
+    return f"kubernetes_pool: [llama]\nkubernetes_config: {kubeconfig}\n"
+
+
 def test_options_that_are_wrong_change_nothing(tmp_path: Path) -> None:
-    """Wrong values are noticed by the supervisor, those that no worker can run by the first replacement."""
+    """Wrong options are noticed by the supervisor, what no worker can run by the first replacement."""
     options = tmp_path / "gateway.yaml"
     with Upstream(good) as server:
         options.write_text(f"endpoints: [{server.url}]\n")
         with gateway(options=("--config", str(options))) as front:
             before = front.workers
             for text, problem in (
-                ("max_attempts: 99\n", "the gateway goes on with the options that it has"),
-                ("scorers: queu=1\n", "gateway 0 goes on; the rolling restart ends"),
+                ("max_attempts: 99\n", "'99' is not valid for --max-attempts"),
+                ("scorers: queu=1\n", "there is no scorer 'queu'"),
+                (
+                    "endpoints_file: /absent\n",
+                    "/absent: No such file or directory; the gateway goes on with the",
+                ),
+                (unusable(tmp_path), "gateway 0 goes on; the rolling restart ends"),
             ):
                 options.write_text(f"endpoints: [{server.url}]\n{text}")
                 front.process.send_signal(signal.SIGHUP)
                 eventually(lambda problem=problem: has_logged(front, problem))  # type: ignore[misc]
             assert front.workers == before
-            assert has_logged(front, "there is no scorer 'queu'")
             assert front.complete().status_code == 200
             before[0].kill()
             eventually(lambda: has_logged(front, "gateway 0 is ready again"))
@@ -117,7 +130,7 @@ def test_a_revoked_key_is_refused_by_workers_that_go_on(tmp_path: Path) -> None:
 
             assert on_open_connection("leaked") == 200
             keys.write_text("kept\n")
-            options.write_text(f"{given}scorers: queu=1\n")  # what no worker can run
+            options.write_text(f"{given}{unusable(tmp_path)}")
             front.process.send_signal(signal.SIGHUP)
             eventually(lambda: has_logged(front, "gateway 0 goes on; the rolling restart ends"))
             assert [on_open_connection(key) for key in ("leaked", "kept")] == [401, 200]
@@ -185,11 +198,11 @@ def test_one_worker_scrapes_for_all_and_another_takes_over() -> None:
             eventually(lambda: scrapers[-1] != scraper)
 
 
-def test_wrong_options_have_their_exit_code() -> None:
+def test_wrong_options_have_their_exit_code(tmp_path: Path) -> None:
     """Those that a worker finds, too."""
-    command = [sys.executable, "-m", "penstock.cli.main", "gateway", "--port", "0", "--scorers", "queu=1"]
-    done = subprocess.run(
-        [*command, "--endpoints", "http://127.0.0.1:9"], capture_output=True, text=True, timeout=WAIT_S
-    )
+    options = tmp_path / "gateway.yaml"
+    options.write_text(unusable(tmp_path))
+    command = [sys.executable, "-m", "penstock.cli.main", "gateway", "--port", "0", "--config", str(options)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
     assert done.returncode == 2
-    assert "--scorers queu=1: there is no scorer 'queu'" in done.stderr
+    assert "--kubernetes-config" in done.stderr
