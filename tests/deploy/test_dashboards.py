@@ -47,7 +47,7 @@ def exposed() -> dict[str, set[str]]:
         RequestRecord("/v1/completions", model="m", outcome=Outcome.REJECTED, reason="saturated")
     )
     of_key = RequestRecord("/v1/completions", model="m", outcome=Outcome.OK, seen=seen, queued_s=0.1)
-    of_key.sender, of_key.fell_back = Caller("search", "search"), True
+    of_key.caller, of_key.fell_back = Caller("search", "search"), True
     metrics.request_ended(of_key)
     found: dict[str, set[str]] = {}
     for name, labels in re.findall(
