@@ -153,13 +153,9 @@ class Stream:
 
     def event(self, text: bytes) -> bytes:
         """A text event. ``text``: JSON-escaped UTF-8."""
-        record = self.record
-        if record is None:
+        if self.record is None:
             return b"".join((self.head, text, self.tail))
-        number = record.number
-        record.number = number + 1
-        record.add(text)
-        return b'%b%b","sequence_number":%d%b' % (self.head, text, number, self.tail)
+        return self.record.event(self.head, text, self.tail)
 
     def write_plain_rows(self, write_target: WriteTarget | None, *, guarded: bool = False) -> None:
         """Have plain rows written without the reply: by ``write_target``, or by ``write``. ``write_target``

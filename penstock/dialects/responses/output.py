@@ -174,11 +174,7 @@ class Output:
 
     def _delta(self, text: bytes, tail: bytes) -> bytes:
         assert self.open is not None
-        record = self._record
-        number = record.number
-        record.number = number + 1
-        record.add(text)
-        return b'%b%b","sequence_number":%d%b' % (self.open.head, text, number, tail)
+        return self._record.event(self.open.head, text, tail)
 
     def _item_event(self, name: bytes, item: OutputItem, json: bytes) -> bytes:
         return self.event(name, b'"output_index":%d,"item":%b' % (item.index, json))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -30,14 +29,3 @@ CHUNK_LENGTHS = np.array([len(line) + size + 2 for size, line in enumerate(CHUNK
 """Bytes of an event as a chunk, by its size."""
 FRAME_LENGTHS = objects([size.to_bytes(3, "big") for size in range(MAX_EVENT)])
 """Length fields of frames (RFC 9113 §4.1), by payload size."""
-
-MAX_NUMBERS = 1 << 15
-"""Events with a greater number are not written by columns."""
-
-
-@lru_cache(maxsize=1)
-def event_numbers() -> tuple[Objects, NDArray[np.int64]]:
-    """What follows the text of numbered events, by number, and its size in bytes. Takes 3 MB, so it is made
-    when the first such event is written."""
-    fields = [b'","sequence_number":%d' % number for number in range(MAX_NUMBERS)]
-    return objects(fields), np.array([len(field) for field in fields], np.int64)

@@ -6,11 +6,14 @@ longest row; the others stay empty, which costs less than to place every piece o
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.streaming.rows.framing import Objects
+from penstock.streaming.rows.framing import Objects, objects
 from penstock.wire.arrays import I32
+from penstock.wire.regroup import token_order
 
 _NO_TEXT = b""
 MAX_WIDTH = 16
@@ -25,10 +28,33 @@ def fits_grid(rows: int, tokens: int, width: int) -> bool:
     return width <= MAX_WIDTH or rows * width <= (1 + MAX_EMPTY) * tokens
 
 
+class RowTexts(NamedTuple):
+    """The texts of rows' tokens, row after row."""
+
+    texts: Objects
+    counts: I32 | None
+    """Tokens per row; None: one."""
+
+    def take(self, rows: NDArray[np.intp]) -> RowTexts:
+        """The texts of the rows at these indexes, in this order."""
+        counts = self.counts
+        if counts is None:
+            return RowTexts(self.texts.take(rows), None)
+        return RowTexts(self.texts.take(token_order(counts, rows)), counts.take(rows))
+
+    def joined(self) -> list[bytes]:
+        """The text of each row."""
+        texts: list[bytes] = self.texts.tolist()
+        if self.counts is None:
+            return texts
+        ends = self.counts.cumsum().tolist()
+        return [b"".join(texts[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
+
+
 class RowGrid:
     """Pieces of R rows."""
 
-    __slots__ = ("_cells", "_heads", "_places", "_starts", "_tails", "bounds", "width")
+    __slots__ = ("_cells", "_heads", "_starts", "_tails", "bounds", "width")
 
     def __init__(self, heads: Objects, tails: Objects, starts: NDArray[np.intp]) -> None:
         """``heads``, ``tails``: [R]. ``starts``: rows at which parts of the grid begin that are written
@@ -43,25 +69,28 @@ class RowGrid:
         """Make room for rows of up to ``width`` tokens."""
         self.width = width
         """Cells for the tokens of a row."""
-        self._places = np.arange(width)
         self._cells: NDArray[np.object_] = np.empty((len(self._heads), 3 + width), np.object_)
         self._cells[:, 1], self._cells[:, -1] = self._heads, self._tails
         self.bounds = [*((3 + width) * self._starts).tolist(), self._cells.size]
 
-    def fill(self, lengths: Objects, texts: Objects, counts: I32 | None, width: int) -> None:
-        """Set what changes from frame to frame. ``lengths``: [R]; ``texts``: of the tokens, row after row;
-        ``counts``: int32[R], tokens per row, at least one; None: one each. ``width``: the greatest of
-        them."""
-        if width != self.width:
+    def fill(self, lengths: Objects, texts: RowTexts) -> None:
+        """Set what changes from frame to frame. ``lengths``: [R]; ``texts``: at least one per row."""
+        given, counts = texts
+        width = 1 if counts is None else int(np.maximum.reduce(counts))
+        narrow = fits_grid(len(lengths), len(given), width)
+        if narrow and width != self.width:
             self._resize(width)
         cells = self._cells
         cells[:, 0] = lengths
-        if counts is None or len(texts) == width * len(cells):
-            cells[:, 2:-1] = texts.reshape(-1, width)
+        if not narrow:
+            cells[:, 2:-1] = _NO_TEXT
+            cells[:, 2] = objects(texts.joined())
+        elif counts is None or len(given) == width * len(cells):
+            cells[:, 2:-1] = given.reshape(-1, width)
         else:
             places = cells[:, 2:-1]
             places[...] = _NO_TEXT
-            places[self._places < counts[:, None]] = texts
+            places[np.arange(width) < counts[:, None]] = given
 
     def set_tails(self, rows: NDArray[np.intp], tails: Objects) -> None:
         """Set the tails of some rows, for this frame."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from itertools import repeat
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,19 +21,14 @@ from penstock.http.http2.flow_windows import FlowWindows, first_rows
 from penstock.http.write_target import WriteTarget
 from penstock.streaming.rows.framing import CHUNK_HEADERS, CHUNK_LENGTHS, FRAME_LENGTHS, MAX_EVENT, Objects
 from penstock.streaming.rows.io_submit import BurstWriter
-from penstock.streaming.rows.recorded_rows import RecordedRows
-from penstock.streaming.rows.row_grid import RowGrid, fits_grid
-from penstock.streaming.rows.unchanged_batch import (
-    ChunkColumns,
-    FrameColumns,
-    RecordedColumns,
-    UnchangedBatch,
-)
+from penstock.streaming.rows.numbered_rows import MAX_FIELD, NumberedRows, sizes_of
+from penstock.streaming.rows.row_columns import RowColumns
+from penstock.streaming.rows.row_grid import RowGrid, RowTexts
+from penstock.streaming.rows.unchanged_batch import UnchangedBatch
 from penstock.streaming.stream import Stream
 from penstock.wire.arrays import I32
 from penstock.wire.frames import FinishReason, TokenFrame
 from penstock.wire.logprobs import Logprobs
-from penstock.wire.regroup import token_order
 
 _FINISH = tuple(FinishReason)
 """Finish reasons by value; looking it up in the enumeration takes ten times as long."""
@@ -56,6 +51,26 @@ class Path(IntEnum):
     """As chunks, to an HTTP/1.1 socket."""
     FRAME = 3
     """As DATA frames, to an HTTP/2 connection."""
+
+
+class HandleFlags:
+    """A flag for each stream handle, and how many are set."""
+
+    __slots__ = ("column", "count")
+
+    def __init__(self) -> None:
+        self.column = np.zeros(0, np.bool_)
+        self.count = 0
+
+    def grow(self, more: int) -> None:
+        """There are so many more handles."""
+        self.column = np.concatenate((self.column, np.zeros(more, np.bool_)))
+
+    def set(self, handle: int, on: bool) -> None:
+        """Set a handle's flag, or clear it."""
+        if (on or self.count) and self.column[handle] != on:
+            self.column[handle] = on
+            self.count += 1 if on else -1
 
 
 class RowWriter:
@@ -90,12 +105,10 @@ class RowWriter:
         FRAME."""
         self._targets = np.zeros(0, np.int64)
         """CHUNK: descriptor of the socket. FRAME: complement (~) of the slot in the windows."""
-        self._numbers = np.zeros(0, np.intp)
-        """0, 1, 2, …"""
-        self._guarded = np.zeros(0, np.bool_)
-        self._guards = 0
-        """Number of guarded streams."""
-        self._records = RecordedRows()
+        self._guarded = HandleFlags()
+        """Streams whose rows are written by columns or by the sink, but for guarded tokens."""
+        self._numbered = HandleFlags()
+        """Streams whose rows are written by columns, and whose events have numbers."""
         self._changes = 0
         """Changes of the columns."""
         self.grow(len(streams))
@@ -108,9 +121,8 @@ class RowWriter:
         self._tails = np.concatenate((self._tails, np.empty(more, np.object_)))
         self._sizes = np.concatenate((self._sizes, np.full(more, _NOT_DIRECT)))
         self._targets = np.concatenate((self._targets, np.zeros(more, np.int64)))
-        self._numbers = np.arange(capacity)
-        self._guarded = np.concatenate((self._guarded, np.zeros(more, np.bool_)))
-        self._records.grow(capacity)
+        self._guarded.grow(more)
+        self._numbered.grow(more)
 
     # -- the path of a stream
 
@@ -121,14 +133,11 @@ class RowWriter:
         """Write the stream's next plain rows by its ``write_target``; without one, by its ``write``."""
         handle = stream.handle
         self._changes += 1
-        if stream.guarded or self._guards:
-            self._guard(handle, on=stream.guarded)
+        self._guarded.set(handle, stream.guarded)
+        self._numbered.set(handle, stream.record is not None and write_target is not None)
         if write_target is None:
-            self._records.release_record(handle)
             self._path[handle], self._sizes[handle] = Path.SINK, _NOT_DIRECT
             return
-        if stream.record is not None:
-            self._records.adopt_record(handle, stream.record)
         chunked = write_target.descriptor >= 0
         if write_target is not stream.write_target:
             stream.write_target = write_target
@@ -144,9 +153,8 @@ class RowWriter:
     def stop(self, handle: int) -> None:
         """Leave the stream's next rows to its reply."""
         self._changes += 1
-        if self._guards:
-            self._guard(handle, on=False)
-        self._records.release_record(handle)
+        self._guarded.set(handle, False)
+        self._numbered.set(handle, False)
         self._path[handle], self._sizes[handle] = Path.REPLY, _NOT_DIRECT
 
     def close(self, handle: int) -> None:
@@ -154,139 +162,146 @@ class RowWriter:
         self.stop(handle)
         self._heads[handle] = self._tails[handle] = None
 
-    def _guard(self, handle: int, *, on: bool) -> None:
-        if self._guarded[handle] != on:
-            self._guarded[handle] = on
-            self._guards += 1 if on else -1
-
     # -- rows
 
     def write(self, frame: TokenFrame, texts: Objects, unchanged: UnchangedBatch | None = None) -> None:
         """Write the rows of a frame, one per stream. ``texts``: of its tokens. ``unchanged``: what the frame
         continues."""
-        if unchanged is not None and self._write_unchanged(frame, texts, unchanged):
+        handles, sizes, shown = frame.stream, self._sizes_of(frame), RowTexts(texts, frame.count)
+        if unchanged is not None and self._write_unchanged(handles, sizes, shown, unchanged):
             return
-        handles, counts = frame.stream, frame.count
-        sizes = self._sizes_of(frame)
-        if counts is not None:
-            sizes = _row_sizes(sizes, counts)
-        sizes += self._sizes.take(handles)
-        recorded = self._records.rows(handles)
-        if recorded is not None:
-            sizes[recorded] += self._records.sizes(handles.take(recorded), _NOT_DIRECT)
+        whole = sizes + self._sizes.take(handles)
         if frame.finish is not None:
-            sizes[frame.finish != 0] = _NOT_DIRECT
+            whole[frame.finish != 0] = _NOT_DIRECT
         if frame.cached is not None:
-            sizes[frame.cached != 0] = _NOT_DIRECT
-        direct = sizes < MAX_EVENT
-        count, others = np.count_nonzero(direct), _NO_ROWS
-        if count < len(handles):
+            whole[frame.cached != 0] = _NOT_DIRECT
+        if self._numbered.count:
+            whole[self._numbered.column.take(handles)] += MAX_FIELD
+        direct, others = whole < MAX_EVENT, _NO_ROWS
+        rows = np.flatnonzero(direct)
+        if len(rows) < len(handles):
             others = np.flatnonzero(~direct)
-        if count:
-            targets, numbers = self._targets.take(handles), self._numbers[: len(handles)]
-            rows = _Rows(handles, sizes, targets, texts, counts, numbers)
-            refused = self._write_direct(rows.take(np.flatnonzero(direct)) if len(others) else rows)
+        if len(rows):
+            refused = self._write_direct(handles, sizes, shown, rows)
             if len(refused):
                 others = np.concatenate((others, refused))
         if len(others):
             self._write_others(frame, texts, others)
 
     def _sizes_of(self, frame: TokenFrame) -> NDArray[np.int64]:
-        """Bytes of the texts of each token; _NOT_DIRECT for those that the reply must see."""
-        sizes = self._text_sizes.take(frame.tokens)
-        if self._guards:
-            guarded = self._guarded.take(frame.stream)
-            if frame.count is not None:
-                guarded = guarded.repeat(frame.count)
+        """Bytes of the text of each row; at least _NOT_DIRECT for those that the reply must see, and those
+        without tokens."""
+        sizes, counts = self._text_sizes.take(frame.tokens), frame.count
+        if self._guarded.count:
+            guarded = self._guarded.column.take(frame.stream)
+            if counts is not None:
+                guarded = guarded.repeat(counts)
             sizes[guarded & self._unsafe.take(frame.tokens)] = _NOT_DIRECT
-        return sizes
+        if counts is None:
+            return sizes
+        summed = np.add.reduceat(np.concatenate((sizes, [0])), counts.cumsum() - counts)
+        summed[counts == 0] = _NOT_DIRECT
+        return summed
 
-    def _write_direct(self, rows: _Rows) -> NDArray[np.intp]:
-        """Write rows by columns. Returns the numbers of those for which an HTTP/2 window has no room."""
-        framed = rows.targets < 0
-        count = np.count_nonzero(framed)
-        if not count:
-            self._write_chunks(rows)
-            return _NO_ROWS
-        if count == len(framed):
-            return self._write_frames(rows)
-        self._write_chunks(rows.take(np.flatnonzero(~framed)))
-        return self._write_frames(rows.take(np.flatnonzero(framed)))
-
-    def _write_unchanged(self, frame: TokenFrame, texts: Objects, unchanged: UnchangedBatch) -> bool:
+    def _write_unchanged(
+        self, handles: I32, sizes: NDArray[np.int64], texts: RowTexts, unchanged: UnchangedBatch
+    ) -> bool:
         """Write the rows of a frame whose streams all have the path CHUNK, or all the path FRAME, as in the
-        frame before; False if they have not, and nothing is written."""
+        frame before; False if they have not, and nothing is written. ``sizes``: of the rows' texts."""
         if unchanged.columns_at != self._changes:
-            unchanged.columns_at, unchanged.columns = self._changes, self._unchanged_columns(frame.stream)
-        columns, counts, width = unchanged.columns, frame.count, unchanged.most
-        if columns is None or not fits_grid(frame.rows, len(frame.tokens), width):
+            paths = self._path.take(handles).tobytes()
+            alike = paths[0] >= Path.CHUNK and paths == paths[:1] * len(handles)
+            unchanged.columns_at, unchanged.columns = self._changes, self._columns(handles) if alike else None
+        if unchanged.columns is None:
             return False
-        sizes = self._sizes_of(frame)
-        if counts is not None:
-            sizes = np.add.reduceat(sizes, counts.cumsum() - counts)
-        try:  # an IndexError: a text that depends on others, or an event that is too large
-            if isinstance(columns, FrameColumns):
-                return self._write_unchanged_frames(sizes, _Texts(texts, counts, width), columns)
-            self._complete_sizes(sizes, columns)
-            headers = CHUNK_HEADERS.take(sizes)
-        except IndexError:
-            return False
-        self._fill(headers, _Texts(texts, counts, width), columns)
-        data = b"".join(columns.grid.pieces())
-        self._send_chunks(frame.stream, columns.targets, data, CHUNK_LENGTHS.take(sizes))
-        return True
+        refused = self._write_columns(unchanged.columns, sizes, texts)
+        return refused is not None and not len(refused)
 
-    def _write_unchanged_frames(self, sizes: NDArray[np.int64], texts: _Texts, columns: FrameColumns) -> bool:
-        """``sizes``: of the rows' texts. Raises IndexError."""
-        grid = columns.grid
+    def _write_direct(
+        self, handles: I32, sizes: NDArray[np.int64], texts: RowTexts, rows: NDArray[np.intp]
+    ) -> NDArray[np.intp]:
+        """Write some rows of a frame, as chunks or as frames. Returns those for which an HTTP/2 window has no
+        room."""
+        framed = self._targets.take(handles.take(rows)) < 0
+        count = np.count_nonzero(framed)
+        if 0 < count < len(rows):
+            self._write_rows(handles, sizes, texts, rows[~framed])
+            rows = rows[framed]
+        return self._write_rows(handles, sizes, texts, rows)
+
+    def _write_rows(
+        self, handles: I32, sizes: NDArray[np.int64], texts: RowTexts, rows: NDArray[np.intp]
+    ) -> NDArray[np.intp]:
+        """:meth:`_write_direct` of rows that are all chunks, or all frames."""
+        if len(rows) == len(handles):
+            refused = self._write_columns(self._columns(handles), sizes, texts)
+        else:
+            columns = self._columns(handles.take(rows))
+            refused = self._write_columns(columns, sizes.take(rows), texts.take(rows))
+        assert refused is not None, "each event is small enough"
+        if len(refused) in (0, len(rows)):
+            return rows.take(refused)
+        self._write_rows(handles, sizes, texts, np.delete(rows, refused))
+        return rows.take(refused)
+
+    def _columns(self, handles: I32) -> RowColumns:
+        """The columns of streams that all have the path CHUNK, or all the path FRAME."""
+        targets, order, starts, connections = self._targets.take(handles), None, _NO_ROWS, None
+        if targets[0] < 0:
+            targets = ~targets
+            connections = self._windows.connection_of.take(targets)
+            if self._windows.connection_count > 1:
+                order = connections.argsort(kind="stable")
+                handles, targets = handles.take(order), targets.take(order)
+                connections = connections.take(order)
+            starts = first_rows(connections)
+            connections = connections.take(starts)
+        grid = RowGrid(self._heads.take(handles), self._tails.take(handles), starts)
+        numbered = self._numbered_rows(handles)
+        return RowColumns(
+            order, handles, self._sizes.take(handles), targets, starts, connections, grid, numbered
+        )
+
+    def _numbered_rows(self, handles: I32) -> NumberedRows | None:
+        """Which of the rows have numbers; None: there are none."""
+        if not self._numbered.count:
+            return None
+        rows = np.flatnonzero(self._numbered.column.take(handles))
+        numbered = handles.take(rows)
+        streams = [self._streams[handle] for handle in numbered.tolist()]
+        records = [stream.record for stream in streams if stream is not None and stream.record is not None]
+        tails = self._tails.take(numbered).tolist()
+        return NumberedRows(rows, records, tails, sizes_of(tails))
+
+    def _write_columns(
+        self, columns: RowColumns, sizes: NDArray[np.int64], texts: RowTexts
+    ) -> NDArray[np.intp] | None:
+        """Write rows, unless there are some for which an HTTP/2 window has no room: returns them, and nothing
+        is written. None: some text depends on others, or an event is too large. ``sizes``: of the texts."""
+        grid, numbered, framed = columns.grid, columns.numbered, columns.connections is not None
         if columns.order is not None:
             sizes, texts = sizes.take(columns.order), texts.take(columns.order)
-        self._complete_sizes(sizes, columns)
-        lengths = FRAME_LENGTHS.take(sizes)
-        if not self._windows.take_windows(columns.slots, sizes, columns.starts):
-            return False
-        self._fill(lengths, texts, columns)
-        self._windows.write(grid.pieces(), columns.connections, grid.bounds)
-        return True
-
-    def _complete_sizes(self, sizes: NDArray[np.int64], columns: ChunkColumns | FrameColumns) -> None:
-        """Make the sizes of texts those of events."""
-        sizes += columns.sizes
-        if columns.recorded is not None:
-            sizes[columns.recorded.rows] += self._records.sizes(columns.recorded.handles, _NOT_DIRECT)
-
-    def _fill(self, lengths: Objects, texts: _Texts, columns: ChunkColumns | FrameColumns) -> None:
-        """Complete the grid."""
-        columns.grid.fill(lengths, *texts)
-        recorded = columns.recorded
-        if recorded is not None:
-            shown = texts.take(recorded.rows)
-            numbers = self._records.advance(recorded.handles, shown.texts, shown.counts)
-            columns.grid.set_tails(recorded.rows, numbers + recorded.tails)
-
-    def _unchanged_columns(self, handles: I32) -> ChunkColumns | FrameColumns | None:
-        paths = self._path.take(handles).tobytes()
-        if paths != paths[:1] * len(handles) or paths[0] < Path.CHUNK:
+        sizes = sizes + columns.sizes
+        if numbered is not None:
+            tails, added = numbered.numbered_tails()
+            sizes[numbered.rows] += added
+        try:
+            lengths = (FRAME_LENGTHS if framed else CHUNK_HEADERS).take(sizes)
+        except IndexError:  # cheaper than to look for the greatest
             return None
-        targets, order = self._targets.take(handles), None
-        if paths[0] == Path.FRAME and self._windows.connection_count > 1:
-            order = self._windows.connection_of.take(~targets).argsort(kind="stable")
-            handles, targets = handles.take(order), targets.take(order)
-        sizes, recorded = self._sizes.take(handles), None
-        heads, tails = self._heads.take(handles), self._tails.take(handles)
-        if (rows := self._records.rows(handles)) is not None:
-            recorded = RecordedColumns(rows, handles.take(rows), self._tails.take(handles.take(rows)))
-        if paths[0] == Path.CHUNK:
-            return ChunkColumns(sizes, targets, RowGrid(heads, tails, _NO_ROWS), recorded)
-        connections = self._windows.connection_of.take(~targets)
-        starts = first_rows(connections)
-        grid = RowGrid(heads, tails, starts)
-        return FrameColumns(order, sizes, ~targets, starts, connections.take(starts), grid, recorded)
-
-    def _write_chunks(self, rows: _Rows) -> None:
-        """Write rows to HTTP/1.1 sockets."""
-        data = b"".join(self._parts(CHUNK_HEADERS, rows))
-        self._send_chunks(rows.handles, rows.targets, data, CHUNK_LENGTHS.take(rows.sizes))
+        if framed and not self._windows.take_windows(columns.targets, sizes, columns.starts):
+            refused = self._windows.without_room(columns.targets, sizes, columns.starts)
+            return np.flatnonzero(refused) if columns.order is None else columns.order[refused]
+        grid.fill(lengths, texts)
+        if numbered is not None:
+            grid.set_tails(numbered.rows, tails)
+            numbered.add(texts.take(numbered.rows).joined())
+        if columns.connections is not None:
+            self._windows.write(grid.pieces(), columns.connections, grid.bounds)
+        else:
+            data = b"".join(grid.pieces())
+            self._send_chunks(columns.handles, columns.targets, data, CHUNK_LENGTHS.take(sizes))
+        return _NO_ROWS
 
     def _send_chunks(
         self, handles: I32, descriptors: NDArray[np.int64], data: bytes, lengths: NDArray[np.int64]
@@ -303,46 +318,6 @@ class RowWriter:
                 stream.write_target.write_rest(rest)
             except Exception:  # noqa: BLE001 - this stream ends, the others go on
                 self._on_fault(stream)
-
-    def _write_frames(self, rows: _Rows) -> NDArray[np.intp]:
-        """Write rows to HTTP/2 connections, each of which gets one write. Returns the numbers of those for
-        which the window of their stream or connection has no room."""
-        windows = self._windows
-        if windows.connection_count > 1:
-            rows = rows.take(windows.connection_of.take(~rows.targets).argsort(kind="stable"))
-        slots, sizes = ~rows.targets, rows.sizes
-        connections = windows.connection_of.take(slots)
-        starts = first_rows(connections)
-        if not windows.take_windows(slots, sizes, starts):
-            refused = windows.without_room(slots, sizes, starts)
-            granted = np.flatnonzero(~refused)
-            if len(granted):
-                self._write_frames(rows.take(granted))
-            return rows.numbers[refused]
-        parts = self._parts(FRAME_LENGTHS, rows)
-        firsts = 4 * starts if rows.counts is None else ((rows.counts + 3).cumsum() - rows.counts - 3)[starts]
-        windows.write(parts, connections.take(starts), [*firsts.tolist(), len(parts)])
-        return _NO_ROWS
-
-    def _parts(self, lengths: Objects, rows: _Rows) -> list[bytes]:
-        """The pieces of rows in order: length, head, texts, tail of each. ``lengths``: by size."""
-        heads, tails = self._heads.take(rows.handles), self._tails.take(rows.handles)
-        count, texts = len(rows.handles), rows.texts
-        recorded = self._records.rows(rows.handles)
-        if recorded is not None:
-            of = rows if len(recorded) == count else rows.take(recorded)
-            tails[recorded] = self._records.advance(of.handles, of.texts, of.counts) + tails.take(recorded)
-        parts = np.empty(3 * count + len(texts), np.object_)
-        if rows.counts is None:
-            parts[0::4], parts[1::4] = lengths.take(rows.sizes), heads
-            parts[2::4], parts[3::4] = texts, tails
-        else:
-            ends = (rows.counts + 3).cumsum()
-            starts = ends - rows.counts - 3
-            parts[starts], parts[starts + 1], parts[ends - 1] = lengths.take(rows.sizes), heads, tails
-            parts[np.arange(len(texts)) + np.repeat(3 * np.arange(count) + 2, rows.counts)] = texts
-        pieces: list[bytes] = parts.tolist()
-        return pieces
 
     def _write_others(self, frame: TokenFrame, texts: Objects, rows: NDArray[np.intp]) -> None:
         """Rows that are not written by columns."""
@@ -362,10 +337,8 @@ class RowWriter:
             stream = streams[handle]
             if stream is None:  # it ended with its reply, in a row before this one
                 continue
-            if self._guards and plain and self._guarded[handle]:
+            if self._guarded.count and plain and self._guarded.column[handle]:
                 plain = not self._unsafe.take(frame.tokens[start:end]).any()
-            if path >= Path.CHUNK:
-                self._records.update(handle)
             event = _event(stream, texts[start:end].tolist()) if plain else None
             if event is None or stream.write_targets is None:  # None: it was dropped in a row before this one
                 logprobs = None if frame.logprobs is None else _entries(frame.logprobs, start, end)
@@ -375,63 +348,6 @@ class RowWriter:
                     stream.write(event)
                 except Exception:  # noqa: BLE001 - this stream ends, the others go on
                     self._on_fault(stream)
-            if stream.record is not None and self._path[handle] >= Path.CHUNK and streams[handle] is stream:
-                self._records.adopt_record(handle, stream.record)
-
-
-class _Texts(NamedTuple):
-    """The texts of a frame's tokens, row after row."""
-
-    texts: Objects
-    counts: I32 | None
-    """Tokens per row; None: one."""
-    width: int
-    """The greatest of them."""
-
-    def take(self, rows: NDArray[np.intp]) -> _Texts:
-        """The texts of the rows at these indexes, in this order."""
-        counts = self.counts
-        if counts is None:
-            return _Texts(self.texts.take(rows), None, 1)
-        return _Texts(self.texts.take(token_order(counts, rows)), counts.take(rows), self.width)
-
-
-class _Rows(NamedTuple):
-    """Rows that are written by columns."""
-
-    handles: I32
-    sizes: NDArray[np.int64]
-    """Bytes of each event, without framing."""
-    targets: NDArray[np.int64]
-    texts: Objects
-    """Texts of the tokens, row after row."""
-    counts: I32 | None
-    """Tokens per row; None: one."""
-    numbers: NDArray[np.intp]
-    """Index of each row in its frame."""
-
-    def take(self, rows: NDArray[np.intp]) -> _Rows:
-        """The rows at these indexes, in this order."""
-        counts = self.counts
-        texts = self.texts.take(rows if counts is None else token_order(counts, rows))
-        return _Rows(
-            self.handles.take(rows),
-            self.sizes.take(rows),
-            self.targets.take(rows),
-            texts,
-            None if counts is None else counts.take(rows),
-            self.numbers.take(rows),
-        )
-
-
-def _row_sizes(sizes: NDArray[np.int64], counts: I32) -> NDArray[np.int64]:
-    """Bytes of the texts of each row; at least _NOT_DIRECT if it has no tokens. ``sizes``: of the tokens'
-    texts."""
-    ends = counts.cumsum()
-    whole = np.concatenate(([0], sizes.cumsum()))
-    summed: NDArray[np.int64] = whole.take(ends) - whole.take(ends - counts)
-    summed[counts == 0] = _NOT_DIRECT
-    return summed
 
 
 def _event(stream: Stream, texts: list[Any]) -> bytes | None:

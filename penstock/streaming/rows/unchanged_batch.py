@@ -7,51 +7,12 @@ that wakes up for each step far more than their work, since nothing of them is i
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.streaming.rows.row_grid import RowGrid
+from penstock.streaming.rows.row_columns import RowColumns
 from penstock.wire.arrays import I32
 from penstock.wire.frames import TokenFrame
-
-
-class RecordedColumns(NamedTuple):
-    """Columns of the rows whose events are numbered and collected."""
-
-    rows: NDArray[np.intp]
-    """Indexes of the rows."""
-    handles: I32
-    tails: NDArray[np.object_]
-    """What follows the number."""
-
-
-class ChunkColumns(NamedTuple):
-    """What the row writer needs of streams whose rows are chunks, in the order of their rows."""
-
-    sizes: NDArray[np.int64]
-    """Bytes of an event besides its text, without framing."""
-    targets: NDArray[np.int64]
-    """Descriptors."""
-    grid: RowGrid
-    recorded: RecordedColumns | None
-
-
-class FrameColumns(NamedTuple):
-    """What the row writer needs of streams whose rows are frames, in the order of their connections."""
-
-    order: NDArray[np.intp] | None
-    """Indexes that sort rows by connection; None: they are sorted."""
-    sizes: NDArray[np.int64]
-    """Bytes of an event besides its text, without framing."""
-    slots: NDArray[np.int64]
-    """Slots of the streams' windows."""
-    starts: NDArray[np.intp]
-    """Index of each connection's first row."""
-    connections: NDArray[np.uint16]
-    grid: RowGrid
-    recorded: RecordedColumns | None
 
 
 class UnchangedBatch:
@@ -84,7 +45,7 @@ class UnchangedBatch:
         """Monotonic seconds when the latest frame came."""
         self.written = written
         self.left = left
-        self.columns: ChunkColumns | FrameColumns | None = None
+        self.columns: RowColumns | None = None
         """Set by the row writer; None: rows have different paths."""
         self.columns_at = -1
         """The writer's number of changes when the columns were made."""

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.http.write_target import WriteTarget
-from penstock.streaming.rows import framing, recorded_rows
 from penstock.streaming.rows.event_record import EventRecord
 from penstock.streaming.rows.row_writer import Path, RowWriter
 from penstock.streaming.stream import Stream
@@ -114,8 +113,6 @@ def test_the_text_is_collected_in_order() -> None:
     assert stream is not None
     assert stream.record is not None
     assert bytes(stream.record.text) == b"abcabc"
-    assert stream.record.number == 0  # the columns have it
-    stream.stop_plain_rows()
     assert stream.record.number == 3
     assert desk.written()[0] == (
         b'<a","sequence_number":0><bca","sequence_number":1><bc","sequence_number":2>'
@@ -146,23 +143,6 @@ def test_guarded_tokens_are_seen_by_the_reply() -> None:
     assert desk.writer.path(1) == Path.FRAME
 
 
-def test_numbers_beyond_those_that_are_prepared_are_written_one_by_one(monkeypatch) -> None:
-    monkeypatch.setattr(framing, "MAX_NUMBERS", 2)
-    monkeypatch.setattr(recorded_rows, "MAX_NUMBERS", 2)
-    framing.event_numbers.cache_clear()
-    try:
-        desk = RecordingDesk(1, chunks=True)
-        for _ in range(4):
-            desk.rows((0, [0]))
-        assert [data.count(b"sequence") for _, data in desk.bursts] == [1, 1]
-        assert [event for _, event in desk.alone] == [
-            b'<a","sequence_number":2>',
-            b'<a","sequence_number":3>',
-        ]
-    finally:
-        framing.event_numbers.cache_clear()
-
-
 def test_a_new_head_is_taken_when_rows_become_plain_again() -> None:
     desk = RecordingDesk(1, chunks=True)
     stream = desk.streams[0]
@@ -175,11 +155,13 @@ def test_a_new_head_is_taken_when_rows_become_plain_again() -> None:
     assert desk.written()[0] == b'[a","sequence_number":0>'
 
 
-def test_events_after_the_last_row_keep_their_numbers() -> None:
-    rows, record = recorded_rows.RecordedRows(), EventRecord()
-    rows.grow(1)
-    rows.adopt_record(0, record)
-    rows.update(0)
-    record.number += 3  # the reply ends its items, and waits for a store
-    rows.release_record(0)
-    assert record.number == 3
+def test_events_of_the_reply_itself_are_counted_between_rows() -> None:
+    desk = RecordingDesk(1, chunks=True)
+    stream = desk.streams[0]
+    assert stream is not None
+    assert stream.record is not None
+    desk.rows((0, [0]))
+    stream.record.number += 3  # the reply ends an item and begins another
+    desk.rows((0, [0]))
+    assert numbers(desk.written()[0]) == [0, 4]
+    assert stream.record.number == 5
