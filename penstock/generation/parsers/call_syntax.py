@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 import msgspec
 
+from penstock.generation.parsers.json_call import ARGUMENTS, NAMES, read_json_call
 from penstock.generation.parsers.literals import MAX_DEPTH, closed, read_json_object, read_key, read_python
 from penstock.generation.parsers.reader import MAX_NAME, EndOfOutput, NotACall, Reader, Steps
-from penstock.generation.parsers.scanner import ARGUMENTS, NAMES, CallScanner
 from penstock.generation.parsers.value_types import Parameters, Schema, ValueType, ValueWriter
 
 SEPARATORS = ",;"
@@ -80,7 +80,7 @@ class JsonCalls(Section, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.name not in NAMES or self.key not in ARGUMENTS:
-            raise ValueError(f"scanner.NAMES or scanner.ARGUMENTS lacks {self.name!r} or {self.key!r}")
+            raise ValueError(f"json_call.NAMES or json_call.ARGUMENTS lacks {self.name!r} or {self.key!r}")
 
     def read(self, reader: Reader, parameters: Parameters) -> Steps[None]:
         listed = (yield from reader.space()) == "["
@@ -88,7 +88,7 @@ class JsonCalls(Section, frozen=True, kw_only=True):
             reader.skip(1)
         while True:
             yield from reader.space()
-            yield from _json_call(reader, parameters, bare=not self.opens)
+            yield from read_json_call(reader, parameters, bare=not self.opens)
             surplus = False
             while (char := (yield from reader.space())) != "{":
                 if char == "]" and listed:
@@ -104,28 +104,6 @@ class JsonCalls(Section, frozen=True, kw_only=True):
                     return
                 else:
                     raise NotACall
-
-
-def _json_call(reader: Reader, parameters: Parameters, *, bare: bool) -> Steps[None]:
-    """Read one object. ``bare``: only its fields show that it is a call, so it must have arguments."""
-    scanner = CallScanner()
-    while True:
-        started = scanner.started
-        reader.at = scanner.read(reader.text, reader.at)
-        arguments = scanner.take_arguments()
-        if scanner.done and scanner.name is not None and not scanner.started and not bare:
-            started, arguments = False, "{}"
-        elif (scanner.done or scanner.broken) and not scanner.started:
-            raise NotACall
-        name = parameters.meant(scanner.name or "")
-        if not started and (scanner.started or arguments):
-            reader.start_call(name)
-        if arguments:
-            reader.arguments(arguments)
-        if scanner.done or scanner.broken:  # a brace may be missing
-            reader.begin()
-            return
-        yield from reader.more()
 
 
 class TaggedCalls(Section, frozen=True, kw_only=True):

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 from penstock.generation.parsers.escapes import decoded_text
 from penstock.generation.parsers.reader import EndOfOutput, NotACall, Reader, Steps
 
 CUSTOM_INPUT = "input"
 """The only parameter of the function that a custom tool is to the model."""
-_INSIDE = re.compile(r'(?:[^"\\]++|\\.)*+', re.DOTALL)
-"""The text inside a JSON string."""
 
 
 class CustomInput:
@@ -37,7 +33,7 @@ def _read(reader: Reader) -> Steps[None]:
         reader.begin()
         yield from _opening(reader)
         reader.settle()
-        yield from _inside(reader)
+        yield from reader.string(lambda text: reader.delta.add_content(decoded_text(text)))
         while True:  # what follows is no part of it
             reader.at = len(reader.text)
             yield from reader.more()
@@ -52,14 +48,3 @@ def _opening(reader: Reader) -> Steps[None]:
     for mark in ("{", f'"{CUSTOM_INPUT}"', ":", '"'):
         yield from reader.space()
         yield from reader.expect(mark)
-
-
-def _inside(reader: Reader) -> Steps[None]:
-    while True:
-        inside = _INSIDE.match(reader.text, reader.at)
-        assert inside is not None
-        reader.delta.add_content(decoded_text(inside[0]))
-        reader.at = inside.end()
-        if reader.at < len(reader.text):
-            return
-        yield from reader.more()

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 from penstock.generation.parsers.escapes import without_halves
 from penstock.generation.parsers.reader import MIN_MARKER, EndOfOutput, NotACall, Reader, Steps
-from penstock.generation.parsers.scanner import Nesting
 from penstock.generation.parsers.value_types import ValueType, escaped, json_value
 
 MAX_DEPTH = 64
@@ -18,6 +17,8 @@ MAX_WORD = 1024
 _WORD_END = re.compile(r"[,)\]}:=\s]")
 _SPACES = re.compile(r"\s*")
 _RAW_END = re.compile(r"[,\]}]")
+_STRING_END = re.compile(r'["\\]')
+_BRACKET = re.compile(r'["{}\[\]]')
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
@@ -26,10 +27,60 @@ _STRING_ENDS = frozenset(",)]}")
 """What may follow a string. After a quote all else shows that it is text: models leave out escapes."""
 
 
-def read_json_object(reader: Reader, end: str = "") -> Steps[None]:
-    """Read the arguments of the last call as they are, up to the object's end or, outside its strings,
-    ``end``, which is not read; only brackets and strings are checked. The next character is the object's
-    first."""
+class Nesting:
+    """Finds the end of an object or array in text that arrives in pieces; checks only brackets and
+    strings."""
+
+    __slots__ = ("_depth", "_escaped", "_quoted")
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._escaped = self._quoted = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether its last bracket was read, once the first one was."""
+        return self._depth == 0
+
+    @property
+    def quoted(self) -> bool:
+        """Whether this is within a string."""
+        return self._quoted
+
+    def read(self, text: str, at: int, end: int | None = None) -> int:
+        """Read on at ``at``, at first at the first bracket, up to ``end`` or the text's. Returns that, or
+        where the value ends."""
+        end = len(text) if end is None else end
+        while at < end:
+            if self._escaped:
+                self._escaped = False
+                at += 1
+                continue
+            found = (_STRING_END if self._quoted else _BRACKET).search(text, at, end)
+            if found is None:
+                return end
+            at = found.end()
+            match found[0]:
+                case '"':
+                    self._quoted = not self._quoted
+                case "\\":
+                    self._escaped = True
+                case "{" | "[":
+                    self._depth += 1
+                case _:
+                    self._depth -= 1
+                    if self._depth == 0:
+                        return at
+        return at
+
+
+def read_json_object(
+    reader: Reader, end: str = "", *, emit: Callable[[str], object] | None = None
+) -> Steps[None]:
+    """Read an object as it is, up to its end or, outside its strings, ``end``, which is not read; only
+    brackets and strings are checked. The next character is the object's first. ``emit`` gets its text; by
+    default it is of the last call's arguments."""
+    emit = emit or reader.arguments
     nesting = Nesting()
     marks = (end,) if end else ()
     while True:
@@ -42,7 +93,7 @@ def read_json_object(reader: Reader, end: str = "") -> Steps[None]:
         if mark and nesting.quoted:
             reader.at = nesting.read(reader.text, limit, limit + len(mark))
         if reader.at > start:
-            reader.arguments(reader.text[start : reader.at])
+            emit(reader.text[start : reader.at])
         if nesting.ended or (mark and reader.at == limit):
             return
         if not mark:

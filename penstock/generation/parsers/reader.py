@@ -27,6 +27,8 @@ MIN_MARKER = 5
 """Characters from which on the beginning of a marker is taken for one, if max_tokens cut the output there."""
 _NAME_END = re.compile("[ \t\r\n<>\"'{}\\[\\]()=,|｜\\\\`]")
 _SPACE_END = re.compile(r"\S")
+_INSIDE = re.compile(r'(?:[^"\\]++|\\.)*+', re.DOTALL)
+"""The text inside a JSON string."""
 _NOWHERE = -1
 
 
@@ -180,6 +182,18 @@ class Reader:
         text = self.ahead(count)
         self.at += count
         return text
+
+    def string(self, emit: Callable[[str], object]) -> Steps[None]:
+        """Read the text inside a JSON string, which is emitted as it arrives, and the quote after it."""
+        while True:
+            inside = _INSIDE.match(self.text, self.at)
+            assert inside is not None
+            emit(inside[0])
+            self.at = inside.end()
+            if self.ahead(1) == '"':
+                self.at += 1
+                return
+            yield from self.more()
 
     def find(self, *marks: str) -> tuple[int, str]:
         """The place in the text of the first of ``marks`` that follows, and the mark; empty without any."""
