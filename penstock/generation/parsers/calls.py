@@ -5,44 +5,30 @@ from __future__ import annotations
 import msgspec
 
 from penstock.generation.parsers.call_syntax import SEPARATORS, JsonCalls, Section
-from penstock.generation.parsers.delta import Delta, TextKind
-from penstock.generation.parsers.reader import MIN_MARKER, EndOfOutput, NotACall, Reader, Steps
+from penstock.generation.parsers.delta import Delta
+from penstock.generation.parsers.reader import MIN_MARKER, EndOfOutput, NotACall, Reader, ReadingParser, Steps
 from penstock.generation.parsers.value_types import Parameters
 
 NO_PARAMETERS = Parameters({})
 
 
-class CallParser:
+class CallParser(ReadingParser):
     """Parses outputs whose calls are in sections of one kind; all else is content. White space before and
     between calls is dropped."""
 
     def __init__(self, section: Section, parameters: Parameters = NO_PARAMETERS) -> None:
         """``parameters``: of the functions that may be called."""
         self.guard = section.guard()
-        self._reader = Reader()
-        self._steps = _read(self._reader, section, parameters)
-        next(self._steps)
-
-    @property
-    def idle(self) -> bool:
-        return self._reader.idle
-
-    @property
-    def open(self) -> TextKind | None:
-        return self._reader.open
+        super().__init__(lambda reader: _read(reader, section, parameters))
 
     def push(self, text: str) -> Delta:
-        reader = self._reader
-        if reader.idle or (reader.open is not None and self._passes(text)):
+        if self._reader.open is not None and self._passes(text):
             return Delta(content=text)
-        return reader.feed(text, self._steps)
+        return super().push(text)
 
     def _passes(self, text: str) -> bool:
         """Whether ``text`` is content, as the output is in content: see :attr:`guard`."""
         return not text[-1:].isspace() and not any(mark in text for mark in self.guard)
-
-    def finish(self, *, cut: bool) -> Delta:
-        return self._reader.finish(self._steps, cut=cut)
 
 
 class RequiredCallsParser:

@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable
 
 from penstock.generation.parsers.calls import NO_PARAMETERS
-from penstock.generation.parsers.delta import Delta, TextKind
-from penstock.generation.parsers.reader import EndOfOutput, NotACall, Reader, Steps
+from penstock.generation.parsers.delta import TextKind
+from penstock.generation.parsers.reader import EndOfOutput, NotACall, Reader, ReadingParser, Steps
 from penstock.generation.parsers.value_types import Parameters
 
 START = "<|start|>"
@@ -39,33 +39,17 @@ def in_channel(channel: str, text: str, reasoning: str = "") -> str:
     return f"{thought}{header}{text}"
 
 
-class HarmonyParser:
+class HarmonyParser(ReadingParser):
     """Analysis is reasoning; commentary to a function is a call; other commentary and the final message are
     content. An output without channels is all content."""
 
-    idle = False
     guard = GUARD
 
     def __init__(self, prompt: str, parameters: Parameters | None = NO_PARAMETERS) -> None:
         """``prompt``: the text before the output; it may hold a message's beginning. ``parameters``: of the
         functions that may be called; None: calls are not parsed but content."""
-        self._reader = Reader()
         header = prompt.rpartition(START)[2] if prompt.endswith(MESSAGE) else ""
-        self._steps = _read(self._reader, header, parameters)
-        next(self._steps)
-
-    @property
-    def open(self) -> TextKind | None:
-        return self._reader.open
-
-    def push(self, text: str) -> Delta:
-        return self._reader.feed(text, self._steps)
-
-    def take_turns(self) -> tuple[list[int], int]:
-        return self._reader.take_turns()
-
-    def finish(self, *, cut: bool) -> Delta:
-        return self._reader.finish(self._steps, cut=cut)
+        super().__init__(lambda reader: _read(reader, header, parameters))
 
 
 def _read(reader: Reader, header: str, parameters: Parameters | None) -> Steps[None]:

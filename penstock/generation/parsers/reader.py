@@ -417,3 +417,31 @@ class Reader:
         if (self.calls and not text.strip()) or (self.cut and marker >= MIN_MARKER):
             return
         self.delta.add_content(text)
+
+
+class ReadingParser:
+    """A parser (:class:`~penstock.generation.parsers.delta.TurnParser`) whose format a generator reads."""
+
+    guard = ""
+
+    def __init__(self, read: Callable[[Reader], Steps[None]]) -> None:
+        self._reader = Reader()
+        self._steps = read(self._reader)
+        next(self._steps)
+
+    @property
+    def idle(self) -> bool:
+        return self._reader.idle
+
+    @property
+    def open(self) -> TextKind | None:
+        return self._reader.open
+
+    def push(self, text: str) -> Delta:
+        return Delta(content=text) if self._reader.idle else self._reader.feed(text, self._steps)
+
+    def take_turns(self) -> tuple[list[int], int]:
+        return self._reader.take_turns()
+
+    def finish(self, *, cut: bool) -> Delta:
+        return self._reader.finish(self._steps, cut=cut)

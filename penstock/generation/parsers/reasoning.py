@@ -6,8 +6,8 @@ import msgspec
 
 from penstock.generation.parsers.answer_tags import Tags
 from penstock.generation.parsers.call_start import CallStart
-from penstock.generation.parsers.delta import Delta, TextKind
-from penstock.generation.parsers.reader import EndOfOutput, Reader, Steps
+from penstock.generation.parsers.delta import TextKind
+from penstock.generation.parsers.reader import EndOfOutput, Reader, ReadingParser, Steps
 
 
 class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,37 +36,16 @@ class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
 THINK = Reasoning()
 
 
-class ReasoningParser:
+class ReasoningParser(ReadingParser):
     """Reasoning starts with the output, or with the end of the prompt; what follows is content, as is a call
     with which the model ends its reasoning."""
 
     def __init__(self, prompt: str, format: Reasoning = THINK, call: CallStart | None = None) -> None:
         """``prompt``: the text before the output. ``call``: how calls start; None: there are none."""
         self.guard = format.guard() + ("" if call is None else call.section.guard())
-        self._reader = Reader()
         openings = [f"{each}{label}".rstrip() for each in format.opens for label in ("", format.label)]
         inside = prompt[-64:].rstrip().endswith(tuple(openings))
-        self._steps = _read(self._reader, format, call, inside=inside)
-        next(self._steps)
-
-    @property
-    def idle(self) -> bool:
-        return self._reader.idle
-
-    @property
-    def open(self) -> TextKind | None:
-        return self._reader.open
-
-    def push(self, text: str) -> Delta:
-        if self._reader.idle:
-            return Delta(content=text)
-        return self._reader.feed(text, self._steps)
-
-    def take_turns(self) -> tuple[list[int], int]:
-        return self._reader.take_turns()
-
-    def finish(self, *, cut: bool) -> Delta:
-        return self._reader.finish(self._steps, cut=cut)
+        super().__init__(lambda reader: _read(reader, format, call, inside=inside))
 
 
 def _read(reader: Reader, format: Reasoning, call: CallStart | None, *, inside: bool) -> Steps[None]:
