@@ -27,7 +27,7 @@ from penstock.config.serve import ServeConfig
 from penstock.dispatch.engine_client import EngineClient
 from penstock.generation.dialect import Dialect, TokenCounter
 from penstock.generation.replies.stream_failure import stream_failed
-from penstock.http.access_keys import OPEN_PATHS, Keys, check_local
+from penstock.http.access_keys import OPEN_PATHS, Keys, check_local, is_administrative
 from penstock.http.admission import no_engine, send_readiness, unavailable
 from penstock.http.cors import Cors
 from penstock.http.eager import in_task
@@ -235,7 +235,9 @@ class App:
         if methods is None and path.startswith(adapters.PREFIX):
             methods = self.adapters.methods(path)
         if methods is None:
-            raise unknown_route(path, self._routes.keys() - self._page_paths)
+            raise unknown_route(
+                path, self._routes.keys() - self._page_paths, lambda route: not is_administrative(route)
+            )
         handler = methods.get(method)
         if handler is None:
             allowed = " or ".join(sorted(methods))

@@ -7,7 +7,7 @@ import re
 
 import msgspec
 
-from penstock.config.errors import ConfigError
+from penstock.config.errors import ConfigError, did_you_mean
 from penstock.config.hidden import HIDDEN, hide_credentials
 from penstock.config.introspect import Alternative, Option
 from penstock.config.origins import Origin
@@ -93,6 +93,9 @@ def invalid_value(option: Option, origin: Origin, shown: str) -> ConfigError:
     suffixes = ""
     if _SUFFIXED.fullmatch(shown) and "integer" in {each.kind for each in option.alternatives}:
         suffixes = "; suffixes are k, m, g (powers of 1000) and K, M, G or Ki, Mi, Gi (powers of 1024)"
+    suffixes += did_you_mean(
+        shown.strip("'"), [name for each in option.alternatives for name in each.choices]
+    )
     return ConfigError(f"{origin}: {shown} is not valid{subject}, it takes {option.allowed}{suffixes}")
 
 

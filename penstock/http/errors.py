@@ -6,7 +6,7 @@ the request field at fault, ``code`` is the HTTP status or a more specific strin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -102,12 +102,15 @@ def not_served(field: str, allowed: str) -> ApiError:
     return ApiError(400, f"{field} is not supported by this server: {allowed}.", param=field)
 
 
-def unknown_route(path: str, routes: Iterable[str]) -> ApiError:
-    """404 for a path that is no route. A client's base URL may lack /v1, or have it twice."""
+def unknown_route(path: str, routes: Iterable[str], listed: Callable[[str], bool]) -> ApiError:
+    """404 for a path that is no route. A client's base URL may lack /v1, or have it twice. ``listed``:
+    whether a client that means no known route is told of one."""
     path = path[:200]
     known = sorted(routes)
     meant = [route for route in known if path.rstrip("/").endswith(route) or route.endswith(path)]
-    hint = f" Did you mean {' or '.join(meant)}?" if meant else f" There are {', '.join(known)}."
+    hint = (
+        f" Did you mean {' or '.join(meant)}?" if meant else f" There are {', '.join(filter(listed, known))}."
+    )
     return ApiError(404, f"No route {path}.{hint}")
 
 

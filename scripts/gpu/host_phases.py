@@ -18,7 +18,7 @@ PHASES: dict[str, tuple[type, str]] = {
     "inputs": (ModelRunner, "_inputs"),
     "forward": (PagedModel, "run"),
     "sample": (ModelRunner, "_sample"),
-    "read": (PendingOutput, "read"),
+    "read": (PendingOutput, "read_tokens"),
     "settle": (Scheduler, "update_from_output"),
 }
 """Methods that a step calls, none within another. On a GPU "forward" and "sample" are the launch of kernels

@@ -241,6 +241,7 @@ MISTRAL = (
         ("m --reasoning_parser beam -tp 2", "m --engine vllm -- -tp 2"),
         ("m --generation-config /d", "m"),
         ("m --middleware a.b --grpc --port 1", "m --port 1"),
+        ("m --runner pooling --enable-prompt-embeds", "m"),
         ("m --device cuda -q awq", "m --engine vllm -- -q awq"),
     ],
 )  # fmt: skip

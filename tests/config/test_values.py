@@ -126,6 +126,20 @@ def test_bad_values_name_place_option_value_and_what_is_allowed(
     assert len(str(caught.value)) < 250
 
 
+@pytest.mark.parametrize(
+    ("field", "text", "meant"),
+    [
+        ("tool_call_parser", "hermess", "hermes"),
+        ("dtype", "bfloat", "bfloat16"),
+        ("stream_interval", "Auto", "auto"),
+    ],
+)
+def test_a_misspelt_choice_names_the_one_that_was_meant(field: str, text: str, meant: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        convert(OPTIONS[field], HERE, text)
+    assert str(caught.value).endswith(f"; did you mean {meant}?")
+
+
 def test_a_flag_is_not_named_twice() -> None:
     with pytest.raises(ConfigError, match=r"^--port: 'x' is not valid, it takes an integer from 0 to 65535$"):
         convert(OPTIONS["port"], Origin("command line", "--port"), "x")

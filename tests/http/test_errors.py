@@ -34,15 +34,15 @@ def test_refused_names_parameter_and_value() -> None:
 
 @pytest.mark.parametrize("path", ["/chat/completions", "/v1/chat/completions/", "/v1/v1/chat/completions"])
 def test_an_unknown_route_names_the_one_that_was_meant(path: str) -> None:
-    error = unknown_route(path, ("/health", "/v1/chat/completions"))
+    error = unknown_route(path, ("/health", "/v1/chat/completions"), lambda _: False)
     assert error.status == 404
     assert error.message == f"No route {path}. Did you mean /v1/chat/completions?"
 
 
 def test_an_unknown_route_lists_what_there_is() -> None:
-    assert unknown_route("/v1", ("/v1/models", "/health")).message == (
-        "No route /v1. There are /health, /v1/models."
-    )
+    routes = ("/v1/models", "/health", "/sleep")
+    error = unknown_route("/v1", routes, lambda route: route != "/sleep")
+    assert error.message == "No route /v1. There are /health, /v1/models."
 
 
 def test_unknown_model_lists_what_is_served() -> None:

@@ -24,6 +24,8 @@ class Unsupported(msgspec.Struct, frozen=True):
     """The flag is refused, for this reason."""
 
     why: str
+    with_any_engine: bool = False
+    """Whether the reason holds with vLLM's engine as well, so that the flag goes nowhere."""
 
 
 Advice = MappedFlag | IgnoredFlag | Unsupported

@@ -223,6 +223,8 @@ class Review:
             self._leave_out(each, f": {OF_THE_SERVER[flag.name][1]}")
         elif each.is_default:
             self.notes.append(f"note: {each} has no effect: it is {flag.server}'s default")
+        elif isinstance(advice, Unsupported) and advice.with_any_engine:
+            self._leave_out(each, _reason(advice))
         elif flag.engine:
             (self._keys if each.origin.source == "file" else self._behind).extend(each.tokens)
             self._judge_engine_flag(each, advice, unneeded)

@@ -93,11 +93,11 @@ ADVICE: dict[str, Advice] = {
     "--ssl-ciphers": Unsupported("TLS 1.2 and 1.3 have Python's ciphers; a proxy may have others"),
     "--middleware": Unsupported(_NO_CODE),
     "--disable-fastapi-docs": Unsupported(_DOCS),
-    "--enable-flash-late-interaction": Unsupported(_GENERATES),
+    "--enable-flash-late-interaction": Unsupported(_GENERATES, with_any_engine=True),
     "--tokenizer-mode": Unsupported("there is one tokenizer, tokenizer.json"),
-    "--runner": Unsupported(_GENERATES),
-    "--convert": Unsupported(_GENERATES),
-    "--pooler-config": Unsupported(_GENERATES),
+    "--runner": Unsupported(_GENERATES, with_any_engine=True),
+    "--convert": Unsupported(_GENERATES, with_any_engine=True),
+    "--pooler-config": Unsupported(_GENERATES, with_any_engine=True),
     "--quantization": Unsupported("it has no quantized models"),
     "--kv-cache-dtype": Unsupported("its KV cache has the type of the weights, --dtype"),
     "--tensor-parallel-size": Unsupported("it runs on one device; --data-parallel-size starts several"),
@@ -108,6 +108,7 @@ ADVICE: dict[str, Advice] = {
     "--hf-token": Unsupported("HF_TOKEN gives access to gated models"),
     "--override-generation-config": Unsupported("put a generation_config.json beside the model"),
     "--allowed-local-media-path": Unsupported(_TEXT_ONLY),
+    "--enable-prompt-embeds": Unsupported(_TEXT_ONLY, with_any_engine=True),
     "--limit-mm-per-prompt": Unsupported(_TEXT_ONLY),
 }
 """Advice on the flags of the version in ``vllm_names.json``, by name."""

@@ -11,7 +11,7 @@ from penstock.engine.batch.slots import SlotTable
 from penstock.engine.sampling.metadata import SamplingFeature, SamplingMetadata
 from penstock.engine.schedule.adapter_room import AdapterRoom
 from penstock.engine.schedule.block_tables import BlockTables
-from penstock.engine.schedule.memory_shortage import MemoryShortage
+from penstock.engine.schedule.device_memory_shortage import MemoryShortage
 from penstock.engine.schedule.prefix_cache import PrefixCache
 from penstock.engine.speculation.speculation import Speculation
 from penstock.wire.arrays import I32

@@ -3,8 +3,8 @@
 Three parts share the streams that have a slot (:mod:`~penstock.engine.schedule.running_streams`): admission
 lets waiting streams begin, the choice of a batch gives each step its tokens, and settlement appends what was
 sampled. Cached prefixes are not recomputed (:mod:`penstock.engine.schedule.prefix_cache`). When the device
-has no memory for a batch, steps are smaller for a while (:mod:`penstock.engine.schedule.memory_shortage`).
-State is arrays over slots, without tensors.
+has no memory for a batch, steps are smaller for a while
+(:mod:`penstock.engine.schedule.device_memory_shortage`). State is arrays over slots, without tensors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penstock.engine.schedule.admission import SlotAdmission
 from penstock.engine.schedule.batch import Batch
 from penstock.engine.schedule.batch_choice import BatchChoice
 from penstock.engine.schedule.block_tables import BlockTables
-from penstock.engine.schedule.memory_shortage import MemoryShortage
+from penstock.engine.schedule.device_memory_shortage import MemoryShortage
 from penstock.engine.schedule.prefix_cache import PrefixCache
 from penstock.engine.schedule.running_streams import RunningStreams
 from penstock.engine.schedule.settlement import Settlement

@@ -20,7 +20,7 @@ from penstock.gateway.responses.response_observer import EventCounts
 from penstock.http.http2.flow_windows import FlowWindows, first_rows
 from penstock.http.sink import Sink
 from penstock.http.write_target import WriteTarget
-from penstock.streaming.rows.framing import (
+from penstock.streaming.rows.http_framing import (
     CHUNK_HEADERS,
     CHUNK_LENGTHS,
     FRAME_LENGTHS,

@@ -151,7 +151,8 @@ class RelayedRoutes:
                 403,
                 f"The gateway does not relay {method} {route[:200]}, only inference routes such as "
                 "POST /v1/chat/completions, GET /v1/models, and those of --allow-route. Routes that "
-                "administer one model server are for those who can reach it directly.",
+                "administer or show one model server are for those who can reach it directly; the gateway's "
+                "own figures are at /metrics, and penstock status --url shows them.",
                 code="administrative",
             )
 

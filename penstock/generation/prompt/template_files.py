@@ -67,7 +67,9 @@ class _Named(msgspec.Struct):
 def _text(path: Path) -> str:
     try:
         return read_regular(str(path))  # each API server that starts reads it again
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise ValueError(f"chat template {path}: {error.strerror}") from None
+    except ValueError as error:
         raise ValueError(f"chat template {path}: {error}") from None
 
 

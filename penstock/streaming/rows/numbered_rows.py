@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.streaming.rows.event_record import NUMBERED_TAIL, EventRecord
-from penstock.streaming.rows.framing import Objects, objects
+from penstock.streaming.rows.http_framing import Objects, objects
 
 MAX_FIELD = 64
 """Maximum bytes of a number as it stands in an event."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.streaming.rows.framing import Objects, objects
+from penstock.streaming.rows.http_framing import Objects, objects
 from penstock.wire.arrays import I32
 from penstock.wire.regroup import token_order
 

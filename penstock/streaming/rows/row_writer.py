@@ -19,7 +19,13 @@ from numpy.typing import NDArray
 
 from penstock.http.http2.flow_windows import FlowWindows, first_rows
 from penstock.http.write_target import WriteTarget
-from penstock.streaming.rows.framing import CHUNK_HEADERS, CHUNK_LENGTHS, FRAME_LENGTHS, MAX_EVENT, Objects
+from penstock.streaming.rows.http_framing import (
+    CHUNK_HEADERS,
+    CHUNK_LENGTHS,
+    FRAME_LENGTHS,
+    MAX_EVENT,
+    Objects,
+)
 from penstock.streaming.rows.io_submit import BurstWriter
 from penstock.streaming.rows.numbered_rows import MAX_FIELD, NumberedRows, sizes_of
 from penstock.streaming.rows.row_columns import RowColumns

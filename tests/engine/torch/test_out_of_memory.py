@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from penstock.config.errors import ConfigError
-from penstock.engine.schedule.memory_shortage import GROW_STEPS, MAX_TRIES
+from penstock.engine.schedule.device_memory_shortage import GROW_STEPS, MAX_TRIES
 from penstock.engine.torch import engine as engine_module
 from penstock.engine.torch.draft.draft_model import PAUSE
 from penstock.engine.torch.engine import NO_MEMORY, TorchEngine
@@ -376,7 +376,7 @@ def test_a_broken_context_is_no_lack_of_memory(llama: transformers.PreTrainedMod
     class Broken:
         scored = None
 
-        def read(self) -> None:
+        def read_tokens(self) -> None:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     engine._in_flight[-1] = (engine._in_flight[-1][0], Broken())  # type: ignore[assignment]

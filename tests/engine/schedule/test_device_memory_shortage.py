@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.engine.schedule.memory_shortage import (
+from penstock.engine.schedule.device_memory_shortage import (
     GROW_STEPS,
     MAX_TRIES,
     REST_STEPS,
