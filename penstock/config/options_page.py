@@ -19,11 +19,12 @@ Every option can be set in four places. The first one that sets it wins:
 4. the default
 
 An unknown flag or key, a value out of range, and an option that has no effect beside the others are errors,
-with exit code 2. The environment, and a file that `PENSTOCK_CONFIG` names, may hold options of several
-commands; a file given with `--config` only those of the command it is given to. An unknown `PENSTOCK_`
-variable is a warning; it is an error if it looks like a misspelled `PENSTOCK_API_KEY`, without which
-anybody could use the server. Variables that Kubernetes sets for services (`PENSTOCK_PICKER_PORT=tcp://…`)
-are ignored.
+with exit code 2; the synthetic engine takes what other engines need (`--dtype`, `--gpu-memory-utilization`
+…), so that it can stand in for them. The environment, and a file that `PENSTOCK_CONFIG` names, may hold
+options of several commands; a file given with `--config` only those of the command it is given to. An
+unknown `PENSTOCK_` variable is a warning; it is an error if it looks like a misspelled `PENSTOCK_API_KEY`,
+without which anybody could use the server. Variables that Kubernetes sets for services
+(`PENSTOCK_PICKER_PORT=tcp://…`) are ignored.
 
 `penstock serve` knows the flags and variables of `vllm serve`: [what they are here](from-vllm.md).
 `VLLM_API_KEY` sets `--api-key` of every command, if nothing above does.

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from penstock.config.errors import ConfigError
 from penstock.config.serve import ServeConfig
 from penstock.exit_codes import StartupError
 from penstock.store.database import StoreError, create
@@ -18,7 +19,7 @@ _NAME = "responses"
 @contextlib.contextmanager
 def response_store_directory(config: ServeConfig, run_dir: str) -> Iterator[str | None]:
     """The directory by --response-store; None if responses are not stored. One in memory, and what it holds,
-    is removed at the end. Raises StartupError."""
+    is removed at the end. Raises StartupError, and ConfigError for one that an option names."""
     with contextlib.ExitStack() as owned:
         if config.response_store == "off":
             yield None
@@ -32,5 +33,7 @@ def response_store_directory(config: ServeConfig, run_dir: str) -> Iterator[str 
         try:
             create(directory)
         except StoreError as error:
+            if config.response_store_dir is not None:
+                raise ConfigError(f"--response-store-dir {config.response_store_dir}: {error}") from None
             raise StartupError(f"response store {directory}: {error}") from None
         yield str(directory)
