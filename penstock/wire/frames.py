@@ -122,6 +122,8 @@ class TokenFrame(msgspec.Struct, kw_only=True, eq=False, gc=False):
     """Submits that the engine has taken from the API server's connection so far."""
     kv_transfer_params: dict[int, KVTransferParams] | None = None
     """Parameters by stream, for streams that end in this frame."""
+    weights: int = 0
+    """Generation of the weights with which all tokens were computed."""
 
     @property
     def rows(self) -> int:
@@ -171,6 +173,7 @@ def encode_frame(frame: TokenFrame) -> list[bytes]:
         kv_used=frame.kv_used,
         accepted=frame.accepted,
         kv_transfer_params=frame.kv_transfer_params,
+        weights=frame.weights,
     )
     return [encode(header), b"".join(parts)]
 
@@ -258,6 +261,7 @@ def decode_frame(header: FrameHeader, body: bytes) -> TokenFrame:
         kv_used=header.kv_used,
         accepted=header.accepted,
         kv_transfer_params=header.kv_transfer_params,
+        weights=header.weights,
     )
     if layout.sparse:
         frame.logprobs = _decode_logprobs(columns, layout.tokens)

@@ -57,8 +57,14 @@ OVERLOADED = "overloaded"
 """StreamFailed.code of a stream that was rejected or dropped from the queue, because the queue is full."""
 SLEEPING = "sleeping"
 """StreamFailed.code of a stream that was ended or rejected because its engine sleeps."""
+PAUSED = "paused"
+"""StreamFailed.code of a stream that was rejected because its engine is paused."""
 SLEEP = "sleep"
 """Name of the desired state that says whether engines sleep."""
+PAUSE = "pause"
+"""Name of the desired state that says whether engines compute streams."""
+WEIGHTS = "weights"
+"""Name of the desired state that says which weights engines compute with."""
 NO_ADAPTER = "model_not_found"
 """StreamFailed.code of a stream whose LoRA adapter the engine does not have."""
 CONFLICT = "conflict"
@@ -359,6 +365,9 @@ class FrameHeader(msgspec.Struct, array_like=True, frozen=True, tag=17, gc=False
     """Submits taken from this connection so far; the load does not include later ones."""
     kv_transfer_params: dict[Handle, KVTransferParams] | None = None
     """Parameters by stream, for streams that end in this frame."""
+    weights: Count = 0
+    """Generation of the state :data:`WEIGHTS` with which all tokens of the frame were computed; 0: of none.
+    StatesObserved with that generation came before."""
 
 
 class StreamFailed(msgspec.Struct, array_like=True, frozen=True, tag=18, gc=False):
@@ -368,7 +377,7 @@ class StreamFailed(msgspec.Struct, array_like=True, frozen=True, tag=18, gc=Fals
     position: Count
     """Tokens generated."""
     code: str
-    """invalid_request, engine_error, OVERLOADED, SLEEPING or NO_ADAPTER."""
+    """invalid_request, engine_error, OVERLOADED, SLEEPING, PAUSED or NO_ADAPTER."""
     message: str
     retry_after_ms: Count = 0
     """With OVERLOADED: estimated time until the queue has room."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from penstock.wire.arrays import I8, I32
 from penstock.wire.frames import TokenFrame
 from penstock.wire.logprobs import Logprobs, PromptLogprobs, concat_logprobs, concat_prompt_logprobs
-from penstock.wire.messages import KVTransferParams
+from penstock.wire.messages import KVTransferParams, WireError
 
 NOT_CONSECUTIVE = (1 << 31) - 1
 """Position of a merged row whose parts do not follow each other: a gap, a repetition, or rows after the end.
@@ -46,6 +46,7 @@ def take_rows(frame: TokenFrame, rows: NDArray[np.intp]) -> TokenFrame:
         prompt=None if frame.prompt is None else frame.prompt.remap_rows(_new_rows(rows, frame.rows)),
         accepted=frame.accepted,
         kv_transfer_params=_taken_params(frame.kv_transfer_params, stream),
+        weights=frame.weights,
     )
 
 
@@ -79,13 +80,17 @@ def merge_frames(frames: Sequence[TokenFrame]) -> TokenFrame:
     single frame stays as it is.
 
     A stream's rows are joined; its finish reason and cached count are kept. Step and load are those of the
-    last frame. A row whose parts do not follow each other has the position :data:`NOT_CONSECUTIVE`.
+    last frame. A row whose parts do not follow each other has the position :data:`NOT_CONSECUTIVE`. Raises
+    WireError for frames of different weights, between which the engine must send StatesObserved.
     """
     return frames[0] if len(frames) == 1 else join_rows(frames)
 
 
 def join_rows(frames: Sequence[TokenFrame]) -> TokenFrame:
     """:func:`merge_frames`, also of a single frame in which a stream may have several rows."""
+    last = frames[-1]
+    if any(frame.weights != last.weights for frame in frames):
+        raise WireError("frames: other weights, but no message that says so")
     stream = np.concatenate([frame.stream for frame in frames])
     count = np.concatenate([frame.counts() for frame in frames])
     position = np.concatenate([frame.position for frame in frames])
@@ -95,7 +100,6 @@ def join_rows(frames: Sequence[TokenFrame]) -> TokenFrame:
     first = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1]))) if len(ordered) else order
     tokens = np.concatenate([frame.tokens for frame in frames])
     gather = token_order(count, order)
-    last = frames[-1]
     return TokenFrame(
         step=last.step,
         stream=ordered[first],
@@ -113,6 +117,7 @@ def join_rows(frames: Sequence[TokenFrame]) -> TokenFrame:
         prompt=_merge_prompts(frames, order, first),
         accepted=last.accepted,
         kv_transfer_params=_merge_params(frames),
+        weights=last.weights,
     )
 
 

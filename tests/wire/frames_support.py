@@ -91,7 +91,7 @@ def by_stream(frames: list[TokenFrame]) -> dict[int, StreamPart]:
     return parts
 
 
-def frame_of(step: int, rows: list[tuple[int, StreamPart]], optional: bool) -> TokenFrame:
+def frame_of(step: int, rows: list[tuple[int, StreamPart]], optional: bool, weights: int = 0) -> TokenFrame:
     """The frame of ``rows``; columns that say nothing are left out unless ``optional``."""
     parts = [part for _, part in rows]
     counts = [len(part.tokens) for part in parts]
@@ -127,6 +127,7 @@ def frame_of(step: int, rows: list[tuple[int, StreamPart]], optional: bool) -> T
         kv_used=step % 1001 / 1000,
         prompt=prompt,
         kv_transfer_params={stream: part.transfer for stream, part in rows if part.transfer} or None,
+        weights=weights,
     )
 
 
@@ -157,6 +158,7 @@ def consecutive_frames(draw: st.DrawFn, min_size: int = 1) -> list[TokenFrame]:
     scored = dict.fromkeys(position, 1)
     ended: set[int] = set()
     frames = []
+    weights = draw(st.integers(0, 2))
     for step in range(draw(st.integers(min_size, 6))):
         rows = []
         for stream in draw(st.permutations(sorted(position))):
@@ -176,7 +178,7 @@ def consecutive_frames(draw: st.DrawFn, min_size: int = 1) -> list[TokenFrame]:
             scored[stream] += len(prompt)
             if finish:
                 ended.add(stream)
-        frames.append(frame_of(step, rows, optional=draw(st.booleans())))
+        frames.append(frame_of(step, rows, optional=draw(st.booleans()), weights=weights))
     return frames
 
 
@@ -187,8 +189,8 @@ def decode(parts: list[bytes]) -> TokenFrame:
     return decode_frame(message, body)
 
 
-def load_of(frame: TokenFrame) -> tuple[int, int, int, int]:
-    return frame.step, frame.waiting, frame.running, frame.kv_used
+def load_of(frame: TokenFrame) -> tuple[int, int, int, float, int]:
+    return frame.step, frame.waiting, frame.running, frame.kv_used, frame.weights
 
 
 def tolerant_rows(frame: TokenFrame) -> list[tuple[int, int, list[int], int]]:

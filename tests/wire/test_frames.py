@@ -37,18 +37,19 @@ FULL = TokenFrame(
     waiting=1,
     running=2,
     kv_used=0.25,
+    weights=3,
 )
 
 
 def test_golden_bytes_of_a_plain_frame() -> None:
     header, body = encode_frame(plain(i32(0, 2), i32(4, 9), i32(256, 7)))
-    assert header.hex() == "981101960002010203020000cb000000000000000000c0"
+    assert header.hex() == "991101960002010203020000cb000000000000000000c000"
     assert body.hex() == "000000000200000004000000090000000001000007000000"
 
 
 def test_golden_bytes_of_all_columns() -> None:
     header, body = encode_frame(FULL)
-    assert header.hex() == "981107dc001400020102020203030502060107020802090104020102cb3fd000000000000000c0"
+    assert header.hex() == "991107dc001400020102020203030502060107020802090104020102cb3fd000000000000000c003"
     assert body.hex() == (
         "0300000001000000"  # stream
         "0000000005000000"  # position

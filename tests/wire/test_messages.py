@@ -110,10 +110,10 @@ FROM_ENGINE: list[tuple[FromEngine, str]] = [
         "96100102039ba5746f726368cd1000cd7d00cd0100920102a6637564613a30a862666c6f61743136ce00010000"
         "c381aa626c6f636b5f73697a65a231369404104081a36d2e7192081004",
     ),
-    (FrameHeader(12, [0, 3, 1, 3, 3, 3], 4, 5, 0.5, 70), "98110c960003010303030405cb3fe000000000000046c0"),
+    (FrameHeader(12, [0, 3, 1, 3, 3, 3], 4, 5, 0.5, 70), "99110c960003010303030405cb3fe000000000000046c000"),
     (
-        FrameHeader(12, [0, 1, 1, 1, 3, 1], 4, 5, 0.5, 70, {3: b"{}"}),
-        "98110c960001010103010405cb3fe0000000000000468103c4027b7d",
+        FrameHeader(12, [0, 1, 1, 1, 3, 1], 4, 5, 0.5, 70, {3: b"{}"}, 9),
+        "99110c960001010103010405cb3fe0000000000000468103c4027b7d09",
     ),
     (
         StreamFailed(5, 17, "engine_error", "it broke"),
@@ -165,7 +165,7 @@ def _required(message: Any) -> int:
             Submit(5, PROMPT, GREEDY),
         ),
         (RpcCall(9, "profile", {"on": True}, "k"), RpcCall(9, "profile")),
-        (FrameHeader(12, [], 4, 5, 0.5, 7, {3: b"{}"}), FrameHeader(12, [])),
+        (FrameHeader(12, [], 4, 5, 0.5, 7, {3: b"{}"}, 9), FrameHeader(12, [])),
         (RpcReply(9, "error", 1, 2, True, "code"), RpcReply(9)),
         (Abort([1], stopped=True), Abort([1])),
         (EngineMetrics(b"\x01", 4, 5, 0.5), EngineMetrics(b"\x01")),

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.wire.frames import TokenFrame, encode_frame
 from penstock.wire.logprobs import Logprobs
+from penstock.wire.messages import WireError
 from penstock.wire.regroup import NOT_CONSECUTIVE, join_rows, merge_frames, take_rows
-from tests.wire.frames_support import by_stream, consecutive_frames, decode, load_of, rows_of
+from tests.wire.frames_support import (
+    StreamPart,
+    by_stream,
+    consecutive_frames,
+    decode,
+    frame_of,
+    load_of,
+    rows_of,
+)
 
 
 @given(consecutive_frames())
@@ -61,6 +71,19 @@ def test_rows_that_do_not_follow_each_other_are_marked(frames: list[TokenFrame],
         marked = merged.stream[merged.position == NOT_CONSECUTIVE].tolist()
         assert marked == [wrong]
         assert rows_of(decode(encode_frame(merged)))
+
+
+def test_frames_of_different_weights_are_not_merged() -> None:
+    frames = [
+        frame_of(step, [(1, StreamPart(step, [7], logprobs=[None]))], optional=False, weights=step)
+        for step in range(2)
+    ]
+    with pytest.raises(WireError, match="other weights"):
+        merge_frames(frames)
+    merged = merge_frames(
+        [frames[1], frame_of(2, [(1, StreamPart(2, [8], logprobs=[None]))], optional=False, weights=1)]
+    )
+    assert (merged.weights, merged.tokens.tolist()) == (1, [7, 8])
 
 
 def test_rows_of_one_frame_are_joined() -> None:

@@ -1,5 +1,6 @@
 """What waits for an API server whose ZMQ queue is full: token frames, merged by stream as they gather, and
-behind them the messages that must not overtake rows."""
+behind them the messages that must not overtake rows. Frames of other weights come behind the messages, one
+of which tells of the weights."""
 
 from __future__ import annotations
 
@@ -49,6 +50,8 @@ class FrameBacklog:
 
 
 def _mergeable(earlier: TokenFrame, later: TokenFrame) -> bool:
+    if earlier.weights != later.weights:
+        return False
     full = _weight(earlier) >= SEGMENT_TOKENS_PER_ROW * earlier.rows
     return not full and 2 * _weight(later) >= _weight(earlier)
 
@@ -71,16 +74,20 @@ def _bytes_of(frame: TokenFrame) -> int:
 
 class Backlog:
     """What waits for one API server, in the order in which it must be sent: a message that found the queue
-    full, frames, messages."""
+    full, then frames and the messages behind them, several times if the weights have changed meanwhile."""
 
-    __slots__ = ("_bytes", "_frames", "_head", "_messages")
+    __slots__ = ("_bytes", "_frames", "_head", "_later", "_messages", "_weights")
 
     def __init__(self) -> None:
         self._head: list[bytes] | None = None
         self._frames = FrameBacklog()
         self._messages: deque[bytes] = deque()
+        self._later: deque[tuple[FrameBacklog, deque[bytes]]] = deque()
+        """Frames and messages that come behind :attr:`_messages`, which are not empty then."""
+        self._weights = 0
+        """``weights`` of the frame that was added last."""
         self._bytes = 0
-        """Bytes of the head and the messages."""
+        """Bytes of the head, the messages and all that comes later."""
 
     def __bool__(self) -> bool:
         return bool(self._head is not None or self._frames or self._messages)
@@ -91,10 +98,18 @@ class Backlog:
         return self._bytes + self._frames.size
 
     def add_frame(self, frame: TokenFrame) -> None:
-        self._frames.append(frame)
+        frames, messages = self._later[-1] if self._later else (self._frames, self._messages)
+        if frame.weights != self._weights and messages:
+            frames = FrameBacklog()
+            self._later.append((frames, deque()))
+        self._weights = frame.weights
+        before = frames.size
+        frames.append(frame)
+        if frames is not self._frames:
+            self._bytes += frames.size - before
 
     def add_message(self, message: bytes) -> None:
-        self._messages.append(message)
+        (self._later[-1][1] if self._later else self._messages).append(message)
         self._bytes += len(message)
 
     def take_message(self) -> list[bytes]:
@@ -105,6 +120,9 @@ class Backlog:
                 return encode_frame(self._frames.popleft())
             parts = [self._messages.popleft()]
         self._bytes -= sum(map(len, parts))
+        if self._later and not self:
+            self._frames, self._messages = self._later.popleft()
+            self._bytes -= self._frames.size
         return parts
 
     def put_back(self, parts: list[bytes]) -> None:

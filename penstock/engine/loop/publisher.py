@@ -58,6 +58,8 @@ class Publisher:
         self.peers = Peers()
         self.step = 0
         """Steps published."""
+        self.weights = 0
+        """Generation of the weights that the rows to come were computed with."""
         self._socket = socket
         self._drain_rate = DrainRate(clock)
         self._farewells: dict[bytes, list[bytes]] = {}
@@ -93,6 +95,7 @@ class Publisher:
                 running=load.running,
                 kv_used=load.kv_used,
                 prompt=rows.prompt,
+                weights=self.weights,
             )
             self._split(rows, frame, rows.kv_transfer_params or {})
         self._drain_rate.step(0 if rows.finish is None else int(np.count_nonzero(rows.finish)))

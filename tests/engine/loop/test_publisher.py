@@ -22,7 +22,14 @@ from penstock.engine.synthetic.engine import SyntheticEngine
 from penstock.wire.arrays import I8, I32
 from penstock.wire.frames import FinishReason, TokenFrame, decode_frame
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
-from penstock.wire.messages import EngineMetrics, FrameHeader, GoAway, RpcReply, decode_from_engine
+from penstock.wire.messages import (
+    EngineMetrics,
+    FrameHeader,
+    GoAway,
+    RpcReply,
+    StatesObserved,
+    decode_from_engine,
+)
 from penstock.wire.sockets import PeerGone
 from tests.engine.support import Received, submit
 
@@ -298,6 +305,30 @@ def test_messages_do_not_overtake_rows(publisher: Publisher, outbox: Room) -> No
     assert outbox.received(b"one").others == [GoAway("over")]
 
 
+def test_frames_of_other_weights_come_behind_the_message_that_tells_of_them(
+    publisher: Publisher, outbox: Room
+) -> None:
+    outbox.room[b"zero"] = 0
+    for step in range(9):
+        publisher.publish(step_rows([0], [4], [step], [10 + step]), Load())
+        if step in (2, 5):
+            publisher.send(0, StatesObserved([]))
+            publisher.weights = step
+    outbox.room[b"zero"] = 1 << 30
+    publisher.flush()
+    told = 0
+    tokens: dict[tuple[int, int], list[int]] = {}
+    for parts in outbox.sent[b"zero"]:
+        header = decode_from_engine(parts[0])
+        if isinstance(header, FrameHeader):
+            frame = decode_frame(header, parts[1])
+            tokens.setdefault((told, frame.weights), []).extend(frame.tokens.tolist())
+        else:
+            told += 1
+    assert tokens == {(0, 0): [10, 11, 12], (1, 2): [13, 14, 15], (2, 5): [16, 17, 18]}
+    assert not publisher.has_backlog
+
+
 def test_a_message_is_encoded_when_it_is_given(publisher: Publisher, outbox: Room) -> None:
     outbox.room[b"zero"] = 0
     result = {"running": 1.0}
@@ -396,12 +427,13 @@ def test_a_peer_that_does_not_read_is_detached_when_its_backlog_is_too_large(
 
 
 @settings(max_examples=60)
-@given(st.lists(st.sampled_from(["frame", "message", "take", "back"]), max_size=60))
+@given(st.lists(st.sampled_from(["frame", "switch", "message", "take", "back"]), max_size=60))
 def test_the_size_of_a_backlog_is_that_of_what_it_holds(acts: list[str]) -> None:
-    backlog = Backlog()
+    backlog, weights = Backlog(), 0
     for step, act in enumerate(acts, 1):
-        if act == "frame":
-            backlog.add_frame(frame_of(step, 3))
+        if act in ("frame", "switch"):
+            weights += act == "switch"
+            backlog.add_frame(frame_of(step, 3, weights))
         elif act == "message":
             backlog.add_message(b"x" * step)
         elif backlog:
@@ -475,12 +507,13 @@ def test_every_token_arrives_once_and_in_order(seed: int) -> None:
 # -- what it costs
 
 
-def frame_of(step: int, rows: int) -> TokenFrame:
+def frame_of(step: int, rows: int, weights: int = 0) -> TokenFrame:
     return TokenFrame(
         step=step,
         stream=np.arange(rows, dtype=np.int32),
         position=np.full(rows, step, np.int32),
         tokens=i32(*[step] * rows),
+        weights=weights,
     )
 
 
