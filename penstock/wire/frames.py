@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from penstock.wire.arrays import I8, I32
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
-from penstock.wire.messages import FrameHeader, KVTransferParams, WireError, encode
+from penstock.wire.messages import MAX_LISTED_LOGPROBS, FrameHeader, KVTransferParams, WireError, encode
 
 
 class FinishReason(IntEnum):
@@ -87,7 +87,7 @@ _NOT_NEGATIVE = {
 """Columns without negative numbers, and what is wrong if there is one."""
 _PER_ROW = {_POSITION: "position", _COUNT: "count", _FINISH: "finish", _CACHED: "cached"}
 _LAST = max(FinishReason)
-MAX_CANDIDATES = 1 + 1024
+MAX_CANDIDATES = 1 + MAX_LISTED_LOGPROBS
 """Maximum candidates of an entry that are taken."""
 
 _INT32 = np.dtype("<i4")

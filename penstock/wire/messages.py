@@ -76,6 +76,8 @@ MAX_SERVERS = 1024
 MAX_TOKEN_LIST = 1 << 20
 """Entries of stop_token_ids, allowed_token_ids, bad_words and logit_bias, and logprobs of a token: more than
 any vocabulary has."""
+MAX_LISTED_LOGPROBS = 1024
+"""Entries of logprob_token_ids: those that an entry of a frame may have beside the token's own."""
 MAX_ABORTED = 1 << 16
 """Streams that one Abort stops."""
 MAX_TRACE_CHARS = 600
@@ -137,6 +139,9 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A grammar that the output must match, in llguidance's format: JSON or Lark."""
     seeded: bool = False
     """Whether the request set the seed; otherwise it is arbitrary."""
+    logprob_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_LISTED_LOGPROBS)] = ()
+    """Tokens whose logprobs take the place of the likeliest ones', in this order; ``logprobs`` is their
+    number."""
 
 
 # -- API server → engine

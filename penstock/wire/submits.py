@@ -77,6 +77,8 @@ def shared_size(submit: Submit) -> int:
         size += 2 * TOKEN_SIZE * len(sampling.logit_bias)
     if sampling.allowed_token_ids:
         size += TOKEN_SIZE * len(sampling.allowed_token_ids)
+    if sampling.logprob_token_ids:
+        size += TOKEN_SIZE * len(sampling.logprob_token_ids)
     if sampling.bad_words:
         size += TOKEN_SIZE * sum(map(len, sampling.bad_words))
     for text in (sampling.grammar, submit.cache_salt, submit.kv_transfer_params):

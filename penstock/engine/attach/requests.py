@@ -22,6 +22,8 @@ SEED_STEP = 0x9E3779B97F4A7C15
 """2**64 divided by the golden ratio: keeps the seeds of resumed streams far apart."""
 SEED_MASK = (1 << 63) - 1
 MAX_TEMPERATURE = 2.0
+MAX_LISTED_LOGPROBS = 128
+"""MAX_LOGPROB_TOKEN_IDS of vllm/sampling_params.py: its sampler has room for as many."""
 NO_WAVE = -1
 """The wave of a request, before any: an engine of a group that is between two waves reports a new one."""
 RESUMED_GRAMMAR = (
@@ -82,10 +84,7 @@ def sampling_params(request: Submit, eos: Sequence[int], vocab_size: int) -> dic
     seed = seed_of(request)
     if seed is not None:
         params["seed"] = seed
-    if sampling.logprobs >= 0:
-        params["logprobs"] = sampling.logprobs
-    if sampling.prompt_logprobs >= 0:
-        params["prompt_logprobs"] = sampling.prompt_logprobs
+    params |= _logprobs(sampling)
     if sampling.logit_bias:
         _check_ids("logit_bias", list(sampling.logit_bias), vocab_size)
         params["logit_bias"] = sampling.logit_bias
@@ -105,6 +104,14 @@ def sampling_params(request: Submit, eos: Sequence[int], vocab_size: int) -> dic
         transfer = msgspec.json.decode(request.kv_transfer_params)
         params["extra_args"] = {"kv_transfer_params": transfer}
     return params
+
+
+def _logprobs(sampling: SamplingParams) -> dict[str, Any]:
+    given = {"logprobs": sampling.logprobs, "prompt_logprobs": sampling.prompt_logprobs}
+    fields: dict[str, Any] = {field: number for field, number in given.items() if number >= 0}
+    if sampling.logprob_token_ids:
+        fields["logprob_token_ids"] = sampling.logprob_token_ids
+    return fields
 
 
 def seed_of(request: Submit) -> int | None:
@@ -137,6 +144,11 @@ def _check_ranges(sampling: SamplingParams) -> None:
         )
     if not sampling.top_p > 0:
         raise RequestRejected("top_p: 0, but vLLM takes more than 0, up to 1")
+    if len(sampling.logprob_token_ids) > MAX_LISTED_LOGPROBS:
+        raise RequestRejected(
+            f"logprob_token_ids: {len(sampling.logprob_token_ids)} token ids, but vLLM takes at most "
+            f"{MAX_LISTED_LOGPROBS}"
+        )
     if not math.isfinite(sampling.repetition_penalty):
         raise RequestRejected("repetition_penalty: not finite, but vLLM takes finite numbers above 0")
 

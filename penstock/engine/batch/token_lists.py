@@ -62,6 +62,14 @@ class TokenLists:
         at = self._start[self._rows.of_slot[slots]] + index
         return tuple(column[at] for column in self._columns)
 
+    def grid(self, slots: Slots) -> NDArray[Any]:
+        """[n, W]: the first column of each slot's list, then zeros."""
+        counts = self.counts(slots)
+        _, (values, *_) = self.gather(slots)
+        found = np.zeros((len(slots), int(counts.max(initial=0))), values.dtype)
+        found[np.arange(found.shape[1]) < counts[:, None]] = values
+        return found
+
     def each(self, slots: Slots) -> Iterator[tuple[NDArray[np.intp], tuple[NDArray[Any], ...]]]:
         """Each distinct list of ``slots``: indexes into ``slots`` of those that share it, and its columns."""
         rows = self._rows.of_slot[slots]

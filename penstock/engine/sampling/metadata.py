@@ -45,6 +45,8 @@ class SamplingFeature:
     MIN_TOKENS = 512
     LOGPROBS = 1024
     GRAMMAR = 2048
+    LISTED_LOGPROBS = 4096
+    """Logprobs of tokens that the request lists, in place of the likeliest."""
 
 
 PENALTIES = SamplingFeature.REPETITION | SamplingFeature.OCCURRENCE
@@ -55,7 +57,11 @@ EXCLUDING = (
 )
 """Features that exclude tokens; several of them may leave none."""
 TOKEN_LIST_FEATURES = (
-    SamplingFeature.BIAS | SamplingFeature.ALLOWED | SamplingFeature.BAD_WORDS | SamplingFeature.MIN_TOKENS
+    SamplingFeature.BIAS
+    | SamplingFeature.ALLOWED
+    | SamplingFeature.BAD_WORDS
+    | SamplingFeature.MIN_TOKENS
+    | SamplingFeature.LISTED_LOGPROBS
 )
 """Features with a list of tokens per slot."""
 NO_TOKEN = -1
@@ -106,10 +112,13 @@ class SamplingMetadata:
         self.logprobs = np.full(slots, -1, np.int32)
         self.counted = np.full(slots, NOT_COUNTED, np.int32)
         """Length of the history whose tokens the sampler has counted for penalties."""
-        self._bias = TokenLists(slots, np.int64, np.float32)
+        self._lists = {
+            SamplingFeature.BIAS: TokenLists(slots, np.int64, np.float32),
+            SamplingFeature.MIN_TOKENS: TokenLists(slots, np.int64, np.float32),
+            SamplingFeature.LISTED_LOGPROBS: TokenLists(slots, np.int64),
+        }
+        """By feature: tokens and their bias, EOS and stop ids with -inf for each, logprob_token_ids."""
         self._bad_words = BadWords(table)
-        self._ends = TokenLists(slots, np.int64, np.float32)
-        """EOS and stop ids of slots with min_tokens, and -inf for each."""
         self._allowed = TokenSets(slots, vocab_size)
         self._contradiction: tuple[object, object, object, str | None] = None, None, None, None
         """Question and answer of the last :meth:`contradiction`: the choices of a request ask the same."""
@@ -187,8 +196,9 @@ class SamplingMetadata:
         needs = SamplingFeature.NONE
         bias, stop_ids = sampling.logit_bias, sampling.stop_token_ids
         if bias:
-            if (row := self._bias.share(slot, bias)) is not None:
-                self._bias.fill(row, list(bias), list(bias.values()))
+            lists = self._lists[SamplingFeature.BIAS]
+            if (row := lists.share(slot, bias)) is not None:
+                lists.fill(row, list(bias), list(bias.values()))
             needs |= SamplingFeature.BIAS
         if sampling.allowed_token_ids is not None:
             self._allowed.set(slot, sampling.allowed_token_ids)
@@ -196,18 +206,26 @@ class SamplingMetadata:
         if sampling.bad_words:
             self._bad_words.set(slot, sampling.bad_words)
             needs |= SamplingFeature.BAD_WORDS
+        if sampling.logprob_token_ids:
+            lists = self._lists[SamplingFeature.LISTED_LOGPROBS]
+            if (row := lists.share(slot, sampling.logprob_token_ids)) is not None:
+                lists.fill(row, sampling.logprob_token_ids)
+            needs |= SamplingFeature.LISTED_LOGPROBS
         if sampling.min_tokens:
-            if (row := self._ends.share(slot, stop_ids)) is not None:
+            lists = self._lists[SamplingFeature.MIN_TOKENS]
+            if (row := lists.share(slot, stop_ids)) is not None:
                 ends = {*self.table.eos.tolist(), *stop_ids}
                 known = [token for token in ends if token < self.vocab_size]
-                self._ends.fill(row, known, np.full(len(known), -np.inf))
+                lists.fill(row, known, np.full(len(known), -np.inf))
             needs |= SamplingFeature.MIN_TOKENS
         return needs
 
     def clear(self, slot: int) -> None:
         if self.needs[slot] & TOKEN_LIST_FEATURES:
-            for lists in (self._bias, self._bad_words, self._ends, self._allowed):
+            for lists in self._lists.values():
                 lists.clear(slot)
+            self._bad_words.clear(slot)
+            self._allowed.clear(slot)
         self.grammars.clear(slot)
         self.prompt_logprobs.clear(slot)
         self.needs[slot] = SamplingFeature.NONE
@@ -231,8 +249,8 @@ class SamplingMetadata:
     ) -> Iterator[LogitEdits | SharedEdits]:
         """What is added to the logits of ``slots``: logit_bias, and -inf for EOS and stop ids of slots below
         their min_tokens, and for tokens that would complete a bad word. ``needs``: of :meth:`needs_of`."""
-        yield from _edits(self._bias, slots, np.flatnonzero(needs & SamplingFeature.BIAS))
-        yield from _edits(self._ends, slots, np.flatnonzero(needs & SamplingFeature.MIN_TOKENS))
+        for feature in (SamplingFeature.BIAS, SamplingFeature.MIN_TOKENS):
+            yield from _edits(self._lists[feature], slots, np.flatnonzero(needs & feature))
         rows = np.flatnonzero(needs & SamplingFeature.BAD_WORDS)
         if len(rows):
             row, token = self._bad_words.completing(slots[rows], length[rows])
@@ -241,6 +259,10 @@ class SamplingMetadata:
     def allowed(self, slots: NDArray[np.intp]) -> NDArray[np.uint8]:
         """uint8[n, bytes]: bitmask of the allowed_token_ids of slots that have them."""
         return self._allowed.bits(slots)
+
+    def listed_logprobs(self, slots: NDArray[np.intp]) -> NDArray[np.int64]:
+        """int64[n, W]: the tokens whose logprobs each of ``slots`` lists, in their order, then zeros."""
+        return self._lists[SamplingFeature.LISTED_LOGPROBS].grid(slots)
 
     # -- grammars
 

@@ -10,7 +10,8 @@ from penstock.wire.messages import Submit
 
 def check_request(request: Submit, max_model_len: int, vocab_size: int) -> None:
     """Raises RequestRejected for a prompt that leaves no room for output, token ids outside the vocabulary,
-    more logprobs than it has, and a resumed stream whose output is complete."""
+    there or among those to have logprobs, more logprobs than it has, and a resumed stream whose output is
+    complete."""
     length, limit = len(request.prompt) // 4, request.sampling.max_tokens
     if len(request.prompt) % 4 or not length or length < request.resumed:
         raise RequestRejected("prompt: at least one token, four bytes each, of which resumed are output")
@@ -21,7 +22,17 @@ def check_request(request: Submit, max_model_len: int, vocab_size: int) -> None:
         )
     if limit <= request.resumed:
         raise RequestRejected(f"max_tokens: {limit}, but must be more than {request.resumed}")
-    for field in ("logprobs", "prompt_logprobs"):
+    listed = request.sampling.logprob_token_ids
+    if listed:
+        if len(listed) != request.sampling.logprobs:
+            raise RequestRejected(
+                f"logprob_token_ids: {len(listed)} token ids, but {request.sampling.logprobs} logprobs"
+            )
+        if max(listed) >= vocab_size:
+            raise RequestRejected(
+                f"logprob_token_ids: token id {max(listed)}, but the vocabulary has {vocab_size}"
+            )
+    for field in ("prompt_logprobs",) if listed else ("logprobs", "prompt_logprobs"):
         if (wanted := getattr(request.sampling, field)) > vocab_size:
             raise RequestRejected(f"{field}: {wanted}, but the vocabulary has {vocab_size} tokens")
     prompt = np.frombuffer(request.prompt, "<u4")

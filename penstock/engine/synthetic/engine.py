@@ -30,6 +30,7 @@ from penstock.engine.sampling.rng import stream_state, token_indexes
 from penstock.engine.schedule.submit_checks import check_request
 from penstock.engine.schedule.waiting_queue import WaitingQueue
 from penstock.engine.synthetic.adapters import SyntheticAdapterLoader, lora_info, seed_of
+from penstock.engine.synthetic.made_up_logprobs import MadeUpLogprobs
 from penstock.engine.synthetic.script import CompiledScript
 from penstock.engine.synthetic.script_player import ScriptPlayer, break_engine
 from penstock.engine.synthetic.speculation import SyntheticSpeculation
@@ -37,7 +38,6 @@ from penstock.engine.vocabulary import read_eos_token_ids, read_max_model_len, r
 from penstock.wire.arrays import I8, I32
 from penstock.wire.frames import FinishReason
 from penstock.wire.kv_events import KVCacheEvent
-from penstock.wire.logprobs import Logprobs
 from penstock.wire.messages import EngineInfo, Submit, WireError
 from penstock.wire.scripted import ScriptedRule
 from penstock.wire.sockets import Wakeup
@@ -47,7 +47,6 @@ MAX_PREFILL_STEP_S = 0.01
 """Maximum duration of a step that only prefills, so that requests and commands are handled in between."""
 IDLE_STEP_S = 0.001
 """Minimum duration of a script's step, for its streams may wait."""
-_HALVINGS = np.float32(np.log(0.5))
 
 
 class InjectedFault(RuntimeError):
@@ -64,9 +63,8 @@ class SyntheticEngine:
 
     ``synthetic_step_ms`` is the minimum duration of a step. Prompts are prefilled before the step that
     returns their stream's first token: at once, or one after another at ``synthetic_prefill_tokens_per_s``,
-    with at most ``max_num_batched_tokens`` per step. EOS is never drawn. Logprobs are made up: the sampled
-    token ranks first with probability 1/2, followed by its neighbours in the vocabulary with 1/4, 1/8 and so
-    on.
+    with at most ``max_num_batched_tokens`` per step. EOS is never drawn. Logprobs are made up
+    (:mod:`.made_up_logprobs`).
 
     A fault (``synthetic_fault``, KIND@N) is injected in the N-th step with work, counted from 0.
     """
@@ -133,10 +131,7 @@ class SyntheticEngine:
                 tokens_per_step=config.synthetic_tokens_per_step,
                 acceptance_rate=config.synthetic_acceptance_rate,
             )
-        self._alternatives = np.full(config.max_num_seqs, -1, np.int32)
-        """Logprobs asked for, per slot; -1: none."""
-        self._with_logprobs = 0
-        """Slots that asked for logprobs."""
+        self._logprobs = MadeUpLogprobs(config.max_num_seqs, self._ordinary)
         self._prefilling: deque[int] = deque()
         self._decoding: NDArray[np.intp] = np.zeros(0, np.intp)
         """Slots in order of their first token."""
@@ -207,14 +202,13 @@ class SyntheticEngine:
     def fail_all(self, code: str, message: str) -> StepRows:
         held: list[NDArray[np.intp]] = []
         rows = self._table.fail_all(code, message, held.append)
-        if self._with_logprobs:
-            rows.logprobs = self._logprobs(rows, held[0])
+        if self._logprobs:
+            rows.logprobs = self._logprobs.of_rows(rows, held[0])
         rows.failed = [*rows.failed, *self._waiting.fail_all(code, message)]
         self._aborted.clear()
         self._prefilling.clear()
         self._decoding = self._decoding[:0]
-        self._alternatives[:] = -1
-        self._with_logprobs = 0
+        self._logprobs.clear_all()
         return rows
 
     def _withdraw(self, slots: set[int]) -> None:
@@ -225,9 +219,7 @@ class SyntheticEngine:
 
     def _release(self, slot: int) -> None:
         self._table.release(slot)
-        if self._alternatives[slot] >= 0:
-            self._alternatives[slot] = -1
-            self._with_logprobs -= 1
+        self._logprobs.clear(slot)
 
     # -- the step
 
@@ -275,9 +267,7 @@ class SyntheticEngine:
             if self._player is not None:
                 self._player.begin(slot, request)
             self._state[slot] = stream_state(_seed(request) ^ seed_of(first.adapter))
-            if request.sampling.logprobs >= 0:
-                self._alternatives[slot] = request.sampling.logprobs
-                self._with_logprobs += 1
+            self._logprobs.set(slot, request.sampling)
             self._prefilling.append(slot)
 
     def _prefill_prompts(self, now: float) -> None:
@@ -324,11 +314,10 @@ class SyntheticEngine:
             self._aborted.clear()
         for slot in failing:
             table.flush_next(slot)
+        due = table.due(slots, finish) if self._logprobs else None
         rows = table.rows(slots, finish)
-        if self._with_logprobs:
-            keys = zip(rows.server.tolist(), rows.stream.tolist(), strict=True)
-            found = [table.find_slot(server, stream) for server, stream in keys]
-            rows.logprobs = self._logprobs(rows, np.array(found, np.intp))
+        if due is not None:
+            rows.logprobs = self._logprobs.of_rows(rows, slots[due])
         if rows.finish is not None:
             for slot in slots[finish != 0].tolist():
                 self._release(slot)
@@ -353,25 +342,6 @@ class SyntheticEngine:
         rest = when - self._clock()
         if rest > 0:
             self._sleep(rest)
-
-    def _logprobs(self, rows: StepRows, slots: NDArray[np.intp]) -> Logprobs | None:
-        """Made-up logprobs of the rows' tokens, for the streams that asked for them. ``slots``: of the
-        rows."""
-        counts = np.ones(len(rows.server), np.int32) if rows.count is None else rows.count
-        asked = np.repeat(self._alternatives[slots], counts)
-        token = np.flatnonzero(asked >= 0)
-        if not len(token):
-            return None
-        asked = asked[token]
-        index = np.searchsorted(self._ordinary, rows.tokens[token])
-        rank = np.concatenate([[0], np.arange(int(asked.max()))]).astype(np.int32)
-        ids = self._ordinary[(index[:, None] + rank) % len(self._ordinary)]
-        ids[:, rank == 0] = rows.tokens[token, None]  # a script's tokens need not be ordinary ones
-        values = np.broadcast_to((rank + 1) * _HALVINGS, ids.shape).astype(np.float32)
-        absent = np.arange(len(rank)) > asked[:, None]
-        ids[absent] = -1
-        values[absent] = -np.inf
-        return Logprobs(token.astype(np.int32), ids, values, np.ones(len(token), np.int32)).split()
 
     # -- faults
 

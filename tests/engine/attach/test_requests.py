@@ -76,7 +76,14 @@ def test_seeds_only_of_requests_that_have_one() -> None:
 
 
 def test_rare_fields_are_absent_unless_they_are_set() -> None:
-    rare = {"logprobs", "prompt_logprobs", "logit_bias", "allowed_token_ids", "_bad_words_token_ids"}
+    rare = {
+        "logprobs",
+        "logprob_token_ids",
+        "prompt_logprobs",
+        "logit_bias",
+        "allowed_token_ids",
+        "_bad_words_token_ids",
+    }
     assert not rare & params().keys()
     found = params(
         logprobs=0,
@@ -89,6 +96,8 @@ def test_rare_fields_are_absent_unless_they_are_set() -> None:
     assert (found["logprobs"], found["prompt_logprobs"], found["logit_bias"]) == (0, 2, {5: -1.5})
     assert (found["allowed_token_ids"], found["_bad_words_token_ids"]) == ((3, 4), ((5, 6), (7,)))
     assert found["extra_args"] == {"kv_transfer_params": {"do_remote_decode": True}}
+    listed = params(logprobs=2, logprob_token_ids=(5, 3))
+    assert (listed["logprobs"], listed["logprob_token_ids"]) == (2, (5, 3))
 
 
 @pytest.mark.parametrize(
@@ -102,6 +111,7 @@ def test_rare_fields_are_absent_unless_they_are_set() -> None:
         ({"allowed_token_ids": ()}, "allowed_token_ids"),
         ({"bad_words": ((VOCAB,),)}, "bad_words"),
         ({"stop_token_ids": (VOCAB,)}, "stop_token_ids"),
+        ({"logprobs": 129, "logprob_token_ids": tuple(range(129))}, "logprob_token_ids"),
         ({"grammar": "root ::= 'a'"}, "structured_outputs"),
     ],
 )

@@ -119,6 +119,14 @@ def test_a_request_with_nothing_special_has_vllms_defaults() -> None:
     assert (params.eos_token_id, params.all_stop_token_ids) == (None, set())
 
 
+def test_listed_logprobs_are_vllms_own() -> None:
+    sampling = SamplingParams(max_tokens=9, seed=4, logprobs=128, logprob_token_ids=tuple(range(128)))
+    request = Submit(1, np.array([3], "<i4").tobytes(), sampling)
+    _, body = encode_add("id", request, (), 200)
+    params = MsgpackDecoder(vllm_engine.EngineCoreRequest).decode([body]).sampling_params
+    assert (params.logprobs, params.logprob_token_ids) == (128, list(range(128)))
+
+
 def test_vllm_reads_our_calls_and_aborts() -> None:
     decoder = MsgpackDecoder()
     _, call = encode_call(5, "sleep", (1,))

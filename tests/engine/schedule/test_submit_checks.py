@@ -16,6 +16,8 @@ MODEL_LEN, VOCAB = 64, 320
 def test_a_request_at_every_limit_is_taken() -> None:
     request = submit(0, 5, prompt=[VOCAB - 1] * (MODEL_LEN - 1), resumed=4, logprobs=VOCAB)
     check_request(request, MODEL_LEN, VOCAB)
+    listed = (VOCAB - 1, 0) * 512  # more than the vocabulary has
+    check_request(submit(0, logprobs=1024, logprob_token_ids=listed), MODEL_LEN, VOCAB)
 
 
 @pytest.mark.parametrize(
@@ -28,6 +30,8 @@ def test_a_request_at_every_limit_is_taken() -> None:
         ({"prompt": [5, VOCAB]}, "prompt: token id 320, but"),
         ({"prompt": [5, -1]}, "prompt: token id -1, but"),
         ({"logprobs": VOCAB + 1}, "logprobs: 321, but"),
+        ({"logprobs": 2, "logprob_token_ids": (VOCAB, 1)}, "logprob_token_ids: token id 320, but"),
+        ({"logprobs": 1, "logprob_token_ids": (1, 2)}, "logprob_token_ids: 2 token ids, but 1 logprobs"),
         ({"prompt_logprobs": VOCAB + 1}, "prompt_logprobs: 321, but"),
     ],
 )

@@ -418,6 +418,34 @@ def test_logprobs(model_dir: Path) -> None:
     assert bench.step().logprobs is None
 
 
+def test_listed_tokens_have_the_logprobs_that_they_have_among_all(model_dir: Path) -> None:
+    bench = Bench(model_dir)
+    ordinary = bench.engine._ordinary.tolist()
+    common: dict[str, Any] = {"seed": 5, "temperature": 1.0}
+    bench.engine.submit(0, submit(1, 4, logprobs=3, **common))
+    bench.engine.submit(
+        0, submit(2, 4, logprobs=4, logprob_token_ids=(ordinary[7], 0, ordinary[7], 1), **common)
+    )
+    seen = {1: 0, 2: 0}
+    while bench.engine.has_work():
+        rows = bench.step()
+        assert rows.logprobs is not None
+        for owner, ids, values in zip(rows.stream, rows.logprobs.ids, rows.logprobs.values, strict=True):
+            seen[int(owner)] += 1
+            assert values[0] == pytest.approx(np.log(0.5))
+            if owner == 2:
+                place = ordinary.index(ids[0])
+                assert ids[1:].tolist() == [ordinary[7], 0, ordinary[7], 1]
+                distance = (7 - place) % len(ordinary)
+                assert values[[1, 3]] == pytest.approx([(distance + 1) * np.log(0.5)] * 2)
+    assert seen == {1: 4, 2: 4}
+    assert not len(bench.engine._logprobs._listed._rows)
+    bench.engine.submit(0, submit(3, 4, logprobs=1, logprob_token_ids=(5,)))
+    bench.step()
+    bench.engine.fail_all("engine_error", "it ends")
+    assert not len(bench.engine._logprobs._listed._rows)
+
+
 # -- what is refused
 
 

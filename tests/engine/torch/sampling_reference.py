@@ -30,6 +30,9 @@ def any_sampling(rng: np.random.Generator, vocab: int) -> dict[str, Any]:
         "logprobs": int(rng.integers(0, 4)),
     }
     chosen = {name: value for name, value in some.items() if rng.random() < 0.35}
+    if rng.random() < 0.2:
+        listed = tuple(rng.integers(0, vocab, int(rng.integers(1, 7))).tolist())
+        chosen |= {"logprobs": len(listed), "logprob_token_ids": listed}
     return {
         "temperature": float(rng.choice([0.0, 0.5, 1.0, 1.7])),
         "seed": int(rng.integers(1 << 40)),

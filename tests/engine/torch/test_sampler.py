@@ -173,7 +173,8 @@ def _check_logprobs(
         if tokens[row] == NO_TOKEN:
             continue
         exact = logits[row] - np.log(np.exp(logits[row].astype(np.float64)).sum())
-        best = np.argsort(-exact, kind="stable")[: samplings[row].logprobs]
+        best = np.argsort(-exact, kind="stable")[: samplings[row].logprobs].tolist()
+        best = list(samplings[row].logprob_token_ids) or best
         ids = logprobs.ids[entry][logprobs.ids[entry] >= 0]
         assert logprobs.token[entry] == row
         assert ids.tolist() == [tokens[row], *best]

@@ -191,8 +191,21 @@ class Sampler:
 
     def _candidates(self, raw: Tensor, slots: Slots, needs: Needs, tokens: Tensor) -> TopLogprobs:
         rows = np.flatnonzero(needs & SamplingFeature.LOGPROBS)
-        wanted = self._metadata.logprobs[slots[rows]]
-        return top_logprobs(rows, raw, TensorRows(rows, tokens).select(tokens), wanted)
+        wanted, chosen = self._metadata.logprobs[slots[rows]], TensorRows(rows, tokens).select(tokens)
+        is_listed = needs[rows] & SamplingFeature.LISTED_LOGPROBS != 0
+        if not np.count_nonzero(is_listed):
+            return top_logprobs(rows, raw, chosen, wanted)
+        best = top_logprobs(rows, raw, chosen, np.where(is_listed, 0, wanted))
+        at = np.flatnonzero(is_listed)
+        listed = to_device(self._metadata.listed_logprobs(slots[rows[at]]), raw.device)
+        some = TensorRows(at, raw)
+        values, ids = some.select(raw).gather(-1, listed), listed
+        beyond = (0, max(0, 1 + ids.shape[1] - best.ids.shape[1]))
+        all_ids, all_values = pad(best.ids, beyond), pad(best.values, beyond)
+        columns = slice(1, 1 + ids.shape[1])
+        some.write_back(all_ids[:, columns], ids)
+        some.write_back(all_values[:, columns], values)
+        return TopLogprobs(rows, wanted, ids=all_ids, values=all_values, rank=best.rank)
 
 
 def top_logprobs(row: NDArray[np.intp], raw: Tensor, chosen: Tensor, wanted: I32) -> TopLogprobs:
