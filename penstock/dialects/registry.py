@@ -17,6 +17,8 @@ from penstock.dialects.messages.dialect import Messages, MessagesTokenCounter
 from penstock.dialects.openapi_schema import check_names
 from penstock.dialects.responses import openapi as responses
 from penstock.dialects.responses.dialect import Responses, ResponsesTokenCounter
+from penstock.dialects.tokens import openapi as tokens
+from penstock.dialects.tokens.dialect import TokensInOut
 from penstock.generation.dialect import Dialect, TokenCounter
 from penstock.generation.input_processor import InputProcessor
 from penstock.store.response_store import ResponseStore
@@ -29,7 +31,14 @@ def make_dialects(
     completions, chat = Completions(config, processor), ChatCompletions(config, processor)
     responses = Responses(config, processor, store)
     invocations = Invocations({"messages": chat, "prompt": completions, "input": responses})
-    return [completions, chat, Messages(config, processor), responses, invocations]
+    return [
+        completions,
+        chat,
+        Messages(config, processor),
+        responses,
+        invocations,
+        TokensInOut(config, processor),
+    ]
 
 
 def make_token_counters(processor: InputProcessor, store: ResponseStore | None = None) -> list[TokenCounter]:
@@ -38,6 +47,12 @@ def make_token_counters(processor: InputProcessor, store: ResponseStore | None =
 
 
 DESCRIPTIONS = check_names(
-    (completions.DESCRIPTION, chat.DESCRIPTION, messages.DESCRIPTION, responses.DESCRIPTION)
+    (
+        completions.DESCRIPTION,
+        chat.DESCRIPTION,
+        messages.DESCRIPTION,
+        responses.DESCRIPTION,
+        tokens.DESCRIPTION,
+    )
 )
 """One entry per API, for the OpenAPI document."""

@@ -81,6 +81,10 @@ class ReplyFormat(ABC):
     """Name of the API in metrics."""
     fast_path: ClassVar[bool] = True
     """Whether text events may be written without asking the format."""
+    sends_text: ClassVar[bool] = True
+    """Whether replies have the text of their tokens; otherwise text is made only to find stop strings."""
+    sends_tokens: ClassVar[bool] = False
+    """Whether replies have token ids whatever the plan says, and an event those without text, too."""
     blocks: ClassVar[bool] = False
     """Whether a choice's text belongs to blocks, which :meth:`event` opens and closes: ``head`` then differs
     from block to block, and the format makes the first event and the last one of a choice."""

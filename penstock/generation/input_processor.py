@@ -91,11 +91,15 @@ class InputProcessor:
 
     # -- parts of a dialect
 
-    def decoder(self, type: type[Request], *, id_field: str | None = None) -> BodyDecoder[Request]:
+    def decoder(
+        self, type: type[Request], *, id_field: str | None = None, flat_ids: bool = False
+    ) -> BodyDecoder[Request]:
         """A decoder for bodies of one type; its unknown fields are counted by :meth:`unknown_fields`.
-        ``id_field``: see :class:`BodyDecoder`."""
+        The others: see :class:`BodyDecoder`."""
         most = max(MAX_COMMAS, 2 * self.model_info.max_model_len)
-        decoder = BodyDecoder(type, strict=self._strict, max_commas=most, id_field=id_field)
+        decoder = BodyDecoder(
+            type, strict=self._strict, max_commas=most, id_field=id_field, flat_ids=flat_ids
+        )
         self._decoders.append(decoder)
         return decoder
 
@@ -111,6 +115,10 @@ class InputProcessor:
             for name, count in decoder.unknown.items():
                 counts[name] = counts.get(name, 0) + count
         return counts
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of token ids, special ones included."""
+        return self._tokenizer.decode(ids)
 
     def count_tokens(self, prompt: str, *, most: int) -> int:
         """Number of tokens of a prompt, or a greater one than ``most`` if it has more."""
@@ -269,6 +277,20 @@ class InputProcessor:
         if continued is not None:
             text, thought = message_text(continued), reasoning_of(continued) or ""
             prompt = self.output_format.before_continued(prompt, text, thought)
+        self.constrain_after_reasoning(plan, choice, prompt)
+        plan.format = message_format(
+            choice,
+            self.output_format,
+            prompt,
+            show_reasoning=show_reasoning,
+            one_call=one_call,
+        )
+        if plan.format is not None and self.has_special_markers:
+            plan.skip_special_tokens = False
+
+    def constrain_after_reasoning(self, plan: RequestPlan, choice: ToolChoice, prompt: str) -> None:
+        """Add tool choice to the plan's constraint, and the reasoning that may precede. ``prompt``: the text
+        before the output, or its end."""
         constraint = plan.constraint
         calls = choice.may_call and constraint is None  # the grammar leaves other text free
         if choice.constraint is not None and (calls or not choice.may_call):
@@ -284,15 +306,6 @@ class InputProcessor:
                 thought = reasoning_grammar(reasoning, prompt, self._token_ids)
                 constraint = constraint._replace(reasoning=thought)
             constrain(plan, constraint)
-        plan.format = message_format(
-            choice,
-            self.output_format,
-            prompt,
-            show_reasoning=show_reasoning,
-            one_call=one_call,
-        )
-        if plan.format is not None and self.has_special_markers:
-            plan.skip_special_tokens = False
 
     def render(
         self,

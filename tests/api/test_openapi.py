@@ -40,6 +40,7 @@ def test_every_route_is_there() -> None:
         ("delete", "/v1/responses/{response_id}"),
         ("post", "/v1/responses/{response_id}/cancel"),
         ("get", "/v1/responses/{response_id}/input_items"),
+        ("post", "/inference/v1/generate"),
         ("post", "/invocations"),
         ("post", "/tokenize"),
         ("get", "/tokenizer_info"),

@@ -19,15 +19,16 @@ _MAX_ID = (1 << 31) - 1
 _decode_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
-def token_columns(value: bytes) -> list[bytes] | None:
-    """The token ids in ``value``, valid JSON of a list of ids or of a list of such lists: int32 little-endian
-    per list. None for all other values, for empty lists and for ids that are not below 2**31.
+def token_columns(value: bytes, *, flat: bool = False) -> list[bytes] | None:
+    """The token ids in ``value``, valid JSON of a list of ids or (unless ``flat``) of a list of such lists:
+    int32 little-endian per list. None for all other values, for empty lists and for ids that are not below
+    2**31.
 
     2,000 ids take 40 us, a quarter of what they take as Python's ints (measured).
     """
     if not value.startswith(b"["):
         return None
-    lists = [value] if value.find(b"[", 1) < 0 else list(map(bytes, _decode_items(value)))
+    lists = [value] if flat or value.find(b"[", 1) < 0 else list(map(bytes, _decode_items(value)))
     if len(lists) > MAX_STREAMS:
         return None
     columns = [column for column in map(_token_column, lists) if column]
@@ -44,7 +45,9 @@ def _token_column(value: bytes) -> bytes:
 
 
 def parse_prompts(
-    prompt: str | list[str | int | list[int]] | list[bytes] | None, vocab_size: int, field: str = "prompt"
+    prompt: str | list[str | int | list[int]] | list[int] | list[bytes] | None,
+    vocab_size: int,
+    field: str = "prompt",
 ) -> Sequence[str | bytes]:
     """The prompts, at least one: texts, or token ids as int32 little-endian. Lists of ids may be columns
     (:func:`token_columns`). ``field``: the request's name of them. Raises ApiError."""

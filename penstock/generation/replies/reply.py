@@ -53,6 +53,8 @@ _NO_TEXT = (FinishReason.EOS, FinishReason.STOP_TOKEN)
 """Reasons whose last token is not part of the text."""
 GRAMMAR = "structured output"
 """How an engine's message about the grammar of a request starts."""
+NO_TEXT = RowText("", 0, None)
+"""Of a row whose tokens need not become text."""
 _ABORTED = StreamError(500, "engine_error", "The engine stopped this request.")
 
 
@@ -213,6 +215,8 @@ class RequestReply(ABC):
         self.format = format
         self.arrival = arrival
         self.choices: list[Choice] = []
+        self._textless = not (format.sends_text or plan.stop)
+        """Whether tokens need not become text."""
 
     def add(self, prompt: Prompt, rank: int) -> Stream:
         """Create the next choice and its stream; the caller opens and submits the stream."""
@@ -296,17 +300,22 @@ class RequestReply(ABC):
         if self.plan.max_tokens == 0:  # one token is generated but not sent
             self.context.streams.discard_tokens(len(tokens))
             tokens, finish, logprobs = (), FinishReason.LENGTH, None
+        piece = NO_TEXT if self._textless else self._text_of(choice, stream, tokens, finish)
+        self._check_finished(choice, stream, piece, tokens, finish)
+        counted = tokens[: piece.tokens_used] if piece.stop is not None else tokens
+        self._extend(choice, stream, piece.text, counted, logprobs)
+
+    def _text_of(
+        self, choice: Choice, stream: Stream, tokens: Sequence[int], finish: FinishReason
+    ) -> RowText:
+        """The text that a row adds to the choice."""
         if choice.assembler is None:
             choice.assembler = self._assembler()
         text = self._finished_text(tokens, finish)
         if choice.parsed is None:
-            piece = assemble(choice.assembler, text, finish)
-        else:
-            position = self.context.streams.num_delivered(stream) - len(tokens)
-            piece = choice.parsed.add_tokens(choice.assembler, position, text, finish)
-        self._check_finished(choice, stream, piece, tokens, finish)
-        counted = tokens[: piece.tokens_used] if piece.stop is not None else tokens
-        self._extend(choice, stream, piece.text, counted, logprobs)
+            return assemble(choice.assembler, text, finish)
+        position = self.context.streams.num_delivered(stream) - len(tokens)
+        return choice.parsed.add_tokens(choice.assembler, position, text, finish)
 
     def on_resumed(self, rank: int, position: int) -> None:
         self.resumptions = (*self.resumptions, (time.monotonic(), rank, position))

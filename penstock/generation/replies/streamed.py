@@ -63,6 +63,7 @@ class StreamedReply(RequestReply):
         self.sink = sink
         self._on_end: Callable[[StreamError | None], None] | None = on_end
         self._tail = format.tail()
+        self._with_tokens = plan.return_token_ids or format.sends_tokens
         self._plain = (
             format.fast_path
             and not plan.stop
@@ -162,7 +163,7 @@ class StreamedReply(RequestReply):
         encoded = text.encode()
         choice.text += encoded
         self._backlog += len(encoded)
-        if self.plan.return_token_ids:
+        if self._with_tokens:
             choice.tokens += tokens
             self._backlog += TOKEN_BYTES * len(tokens)
         if choice.logprobs is not None:
@@ -206,7 +207,7 @@ class StreamedReply(RequestReply):
                 choice.begun, prompt_ids = True, None
         text, delta = choice.text.decode(), choice.take_delta()
         choice.text.clear()
-        if not (text or delta or ended or failed):
+        if not (text or delta or ended or failed or (format.sends_tokens and choice.tokens)):
             return opening
         tokens, choice.tokens = choice.tokens, []
         logprobs = None if choice.logprobs is None else choice.logprobs.take()
@@ -222,7 +223,7 @@ class StreamedReply(RequestReply):
             finish_reason=choice.finish_reason if ended else None,
             stop_reason=choice.stop_reason,
             logprobs=logprobs,
-            token_ids=tokens if plan.return_token_ids else None,
+            token_ids=tokens if self._with_tokens else None,
             prompt_token_ids=prompt_ids,
             usage=self._usage(choice, generated),
             kv_transfer_params=choice.kv_transfer_params,

@@ -60,14 +60,15 @@ class BodyDecoder(Generic[Request]):
         strict: bool,
         max_commas: int = MAX_COMMAS,
         id_field: str | None = None,
+        flat_ids: bool = False,
     ) -> None:
         """``strict``: refuse unknown fields; otherwise they are counted and each name is logged once.
         ``max_commas``: see :func:`check_parts`. ``id_field``: an optional field that may have many token ids,
         which become columns (:func:`~penstock.generation.prompt.prompts.token_columns`) if they are nothing
-        else."""
+        else. ``flat_ids``: it takes one list of ids, not several."""
         exact: Any = exact_type(type)
         self._decode_exact = cast("msgspec.json.Decoder[Request]", msgspec.json.Decoder(exact)).decode
-        self._id_field = id_field or ""
+        self._id_field, self._flat_ids = id_field or "", flat_ids
         raw: Any = with_raw_field(exact, id_field) if id_field else exact
         self._decode_but_ids = cast("msgspec.json.Decoder[Request]", msgspec.json.Decoder(raw)).decode
         self._decode_lax = msgspec.json.Decoder(type, strict=False).decode
@@ -83,7 +84,7 @@ class BodyDecoder(Generic[Request]):
         try:
             if self._id_field and _has_many_ids(body):
                 request = self._decode_but_ids(body)
-                columns = token_columns(bytes(getattr(request, self._id_field)))
+                columns = token_columns(bytes(getattr(request, self._id_field)), flat=self._flat_ids)
                 if columns is not None:
                     setattr(request, self._id_field, columns)
                     return request

@@ -62,6 +62,11 @@ class Constraint(NamedTuple):
         """The grammar of all output."""
         return preceded(self.grammar, self.reasoning) if self.reasoning else self.grammar
 
+    def within(self, field: str) -> Constraint:
+        """The same constraint, of fields within another one."""
+        parts = tuple(part._replace(field=f"{field}.{part.field}") for part in self.parts)
+        return self._replace(field=f"{field}.{self.field}", parts=parts)
+
     def loose(self) -> tuple[Path, ...]:
         return tuple(part.path for part in self.parts if part.loose)
 
@@ -73,7 +78,7 @@ class Constraint(NamedTuple):
                 field = part.field + "".join(
                     f"[{step}]" if isinstance(step, int) else f".{shown(step)}" for step in path[depth:]
                 )
-                if reason.endswith("cannot be enforced") and not field.startswith("structured_outputs"):
+                if reason.endswith("cannot be enforced") and "structured_outputs" not in field.split("."):
                     reason += '; "strict": false drops it'
                 return invalid_constraint(field, reason, part.function)
         return invalid_constraint(self.field, reason)

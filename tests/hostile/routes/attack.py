@@ -145,6 +145,7 @@ def fault(reply: Reply, fields: frozenset[str]) -> str | None:
 
 WORDS = {
     "prompt": ("Token id", "prompt contains", "one prompt"),
+    "token_ids": ("Token id", "prompt contains"),
     "messages": ("prompt contains", "conversation"),
     "tokens": ("Token id",),
     "instructions": ("prompt contains",),

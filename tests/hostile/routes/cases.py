@@ -20,7 +20,7 @@ from penstock.dialects.registry import DESCRIPTIONS
 from tests.hostile.routes.values import BIG_BYTES, fields_of, json_object, typed_values, values
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+RESPONSES, MESSAGES, TOKENS = "/v1/responses", "/v1/messages", "/inference/v1/generate"
 REQUESTS: dict[str, type[msgspec.Struct]] = {each.route.path: each.request for each in DESCRIPTIONS} | {
     MessagesTokenCounter.path: CountTokensRequest,
     "/tokenize": TokenizeRequest,
@@ -38,6 +38,7 @@ _BASE: dict[str, dict[str, Any]] = {
     MESSAGES: {"messages": _MESSAGES, "max_tokens": 3},
     MessagesTokenCounter.path: {"messages": _MESSAGES},
     RESPONSES: {"input": "Count.", "max_output_tokens": 3},
+    TOKENS: {"token_ids": [1, 2], "sampling_params": {"max_tokens": 3}},
     "/tokenize": {"prompt": "Count."},
     "/detokenize": {"tokens": [1, 2]},
 }

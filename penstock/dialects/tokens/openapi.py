@@ -1,0 +1,81 @@
+"""The OpenAPI description of ``/inference/v1/generate``."""
+
+from __future__ import annotations
+
+from penstock.dialects.openapi_schema import (
+    COUNT,
+    FINISH_REASON,
+    GENERATION_ERRORS,
+    INTEGER,
+    NUMBER,
+    PROMPT_LOGPROBS,
+    REQUEST_ID,
+    STOP_REASON,
+    STRING,
+    TOKENS,
+    TRANSFER,
+    ApiDescription,
+    Route,
+    Schema,
+    listed,
+    or_null,
+    ref,
+    shape,
+)
+from penstock.dialects.tokens.request_schema import UNSUPPORTED, TokensRequest
+
+_MODE: Schema = {"type": "string", "enum": ["tokens", "text"]}
+_CANDIDATE: dict[str, Schema] = {"token_id": COUNT, "logprob": NUMBER, "rank": or_null(INTEGER)}
+_BY_ID = shape(
+    "A generated token; its candidates are the token itself, then the alternatives in order.",
+    _CANDIDATE | {"top_logprobs": listed(shape("A candidate.", _CANDIDATE))},
+)
+_LOGPROBS = or_null(
+    shape(
+        "Log probabilities of the tokens; with output_mode text as in chat completions.",
+        {"content": listed({"anyOf": [_BY_ID, ref("TokenLogprob")]})},
+    )
+)
+DESCRIPTION = ApiDescription(
+    route=Route(
+        method="post",
+        path="/inference/v1/generate",
+        tag="Tokens",
+        operation="generateTokens",
+        summary="Generate token ids from token ids",
+        reply="GeneratedTokens",
+        errors=GENERATION_ERRORS,
+        parameters=(REQUEST_ID,),
+        body="TokensRequest",
+        example={"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 32}},
+        events="GeneratedTokensEvent",
+    ),
+    request=TokensRequest,
+    unsupported=UNSUPPORTED,
+    replies={
+        "TokensChoice": shape(
+            "One output.",
+            {"index": COUNT, "token_ids": TOKENS, "finish_reason": FINISH_REASON, "logprobs": _LOGPROBS},
+            stop_reason=STOP_REASON,
+            text={"type": "string", "description": "With output_mode text."},
+        ),
+        "GeneratedTokens": shape(
+            "Token ids of all outputs.",
+            {"request_id": STRING, "output_mode": _MODE, "choices": listed(ref("TokensChoice"))},
+            model=STRING,
+            created={"type": "integer", "description": "Seconds since 1970."},
+            usage=ref("Usage"),
+            prompt_token_ids=or_null(TOKENS),
+            prompt_logprobs=PROMPT_LOGPROBS,
+            kv_transfer_params=TRANSFER,
+        ),
+        "GeneratedTokensEvent": shape(
+            "The next tokens of an output.",
+            {"request_id": STRING, "output_mode": _MODE, "choices": listed(ref("TokensChoice"))},
+            usage=ref("Usage"),
+            prompt_token_ids=TOKENS,
+            kv_transfer_params=TRANSFER,
+        ),
+    },
+    required=("token_ids", "sampling_params"),
+)

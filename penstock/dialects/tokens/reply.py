@@ -1,0 +1,169 @@
+"""Events and whole replies of ``/inference/v1/generate``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+from penstock.dialects.openai_reply import DONE, usage_field, whole_usage_field
+from penstock.dialects.tokens.logprobs import entries_by_id
+from penstock.generation.dialect import EventContent, ReplyFormat
+from penstock.generation.parsers.delta import TextKind
+from penstock.generation.plan import RequestPlan
+from penstock.generation.replies.collected import CollectedReply
+from penstock.generation.replies.logprobs import TokenLogprobs
+from penstock.generation.replies.reply import Choice, prompt_token_ids
+from penstock.generation.replies.stream_failure import stream_failed
+from penstock.generation.replies.token_usage import TokenUsage
+from penstock.http.errors import encode_json
+from penstock.streaming.stream import StreamError
+from penstock.streaming.token_table import escape_json
+
+JSON_PIECE = 1 << 15
+"""Token ids that become JSON at a time: 1 ms."""
+
+
+class TokensReply(ReplyFormat):
+    """Choices are token ids."""
+
+    __slots__ = ("_prefix", "created", "id", "model")
+
+    api = "generate"
+    fast_path = False
+    sends_tokens = True
+    sends_text = False
+    mode: ClassVar[bytes] = b"tokens"
+
+    def __init__(self, id: str, plan: RequestPlan) -> None:
+        self.id = id
+        self.model = plan.model
+        self.created = int(time.time())
+        self._prefix = b'data: {"request_id":"%b","output_mode":"%b","choices":[' % (
+            escape_json(id),
+            self.mode,
+        )
+
+    # -- events
+
+    def head(self, index: int, kind: TextKind = TextKind.CONTENT) -> bytes:
+        return b""
+
+    def tail(self, kind: TextKind = TextKind.CONTENT) -> bytes:
+        return b""
+
+    def first(self, index: int, prompt_token_ids: Sequence[int] | None, usage: TokenUsage | None) -> bytes:
+        return b""
+
+    def text(self, text: bytes) -> bytes:
+        """The field ``text`` of a choice, after a comma; ``text`` is JSON-escaped."""
+        return b""
+
+    def event(self, index: int, content: EventContent) -> bytes:
+        parts = [
+            b'%b{"index":%d,"token_ids":%b%b,"logprobs":'
+            % (self._prefix, index, encode_json(content.token_ids or ()), self.text(content.text))
+        ]
+        parts += (b"null",) if content.logprobs is None else self.logprobs(content.logprobs)
+        if content.finish_reason is None:
+            parts.append(b',"finish_reason":null}]')
+        else:
+            ending = (content.finish_reason, encode_json(content.stop_reason))
+            parts.append(b',"finish_reason":"%b","stop_reason":%b}]' % ending)
+        if content.prompt_token_ids is not None:
+            parts += (b',"prompt_token_ids":', encode_json(content.prompt_token_ids))
+        if content.usage is not None:
+            parts += (b',"usage":', encode_json(usage_field(content.usage)))
+        if content.kv_transfer_params is not None:
+            parts += (b',"kv_transfer_params":', content.kv_transfer_params)
+        parts.append(b"}\n\n")
+        return b"".join(parts)
+
+    def end(self, usage: TokenUsage | None) -> bytes:
+        if usage is None:
+            return DONE
+        return b'%b],"usage":%b}\n\n' % (self._prefix, encode_json(usage_field(usage))) + DONE
+
+    def error(self, error: StreamError) -> bytes:
+        return b"data: %b\n\n" % stream_failed(error).body()
+
+    # -- logprobs
+
+    def logprobs(self, logprobs: TokenLogprobs) -> Iterator[bytes]:
+        """The field ``logprobs`` of a choice, in pieces: candidates by token id."""
+        yield b'{"content":'
+        yield from entries_by_id(logprobs)
+        yield b"}"
+
+    # -- replies that are not streamed
+
+    def whole(self, reply: CollectedReply) -> Iterator[bytes]:
+        plan, first = reply.plan, reply.choices[0]
+        start = {"request_id": self.id, "model": self.model, "created": self.created}
+        usage = encode_json(whole_usage_field(reply.usage()))
+        yield b'%b,"usage":%b,"prompt_logprobs":' % (encode_json(start)[:-1], usage)
+        if first.prompt.logprobs is None:
+            yield b"null"
+        else:
+            yield from first.prompt.logprobs.field()
+        yield b',"prompt_token_id_logprobs":null,"prompt_token_ids":'
+        yield from _ids(prompt_token_ids(first.prompt)) if plan.return_token_ids else (b"null",)
+        transfer = b"null" if first.kv_transfer_params is None else first.kv_transfer_params
+        yield (
+            b',"mm_placeholders":null,"metrics":null,"kv_transfer_params":%b,"ec_transfer_params":null,'
+            b'"output_mode":"%b","choices":[' % (transfer, self.mode)
+        )
+        for index, choice in enumerate(reply.choices):
+            yield from self._whole_choice(index, choice)
+        yield b"]}"
+
+    def _whole_choice(self, index: int, choice: Choice) -> Iterator[bytes]:
+        ending: dict[str, Any] = {
+            "index": index,
+            "finish_reason": choice.finish_reason.decode(),
+            "stop_reason": choice.stop_reason,
+        }
+        yield b'%b%b,"token_ids":' % (b"," if index else b"", encode_json(ending)[:-1])
+        yield from _ids(choice.tokens)
+        yield b',"routed_experts":null,"sampling_mask":null,"weight_versions":null'
+        yield from self.whole_content(choice)
+        yield b',"logprobs":'
+        logprobs = None if choice.logprobs is None else choice.logprobs.take()
+        if logprobs is None:
+            yield b"null"
+        else:
+            yield from self.logprobs(logprobs)
+        yield b"}"
+
+    def whole_content(self, choice: Choice) -> Iterator[bytes]:
+        """Fields of a choice besides its tokens, each after a comma."""
+        return iter(())
+
+
+class TextReply(TokensReply):
+    """Choices have the text of their tokens, too."""
+
+    __slots__ = ()
+
+    sends_text = True
+    mode = b"text"
+
+    def text(self, text: bytes) -> bytes:
+        return b',"text":"%b"' % text
+
+    def logprobs(self, logprobs: TokenLogprobs) -> Iterator[bytes]:
+        yield b'{"content":'
+        yield from logprobs.entries()
+        yield b"}"
+
+    def whole_content(self, choice: Choice) -> Iterator[bytes]:
+        yield b',"text":%b' % encode_json(choice.text.decode())
+
+
+def _ids(ids: Sequence[int]) -> Iterator[bytes]:
+    """A JSON list of token ids, in pieces."""
+    separator = b"["
+    for start in range(0, len(ids), JSON_PIECE):
+        yield separator + encode_json(ids[start : start + JSON_PIECE])[1:-1]
+        separator = b","
+    yield b"[]" if separator == b"[" else b"]"

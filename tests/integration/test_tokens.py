@@ -1,0 +1,78 @@
+"""Token ids in and out, over HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.integration.server import Server, data_of
+
+pytest.importorskip("torch")
+
+PROMPT = "The with statement is used to wrap"
+GENERATE = "/inference/v1/generate"
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server("--dtype", "float32", "--threads", "1", directory=tmp_path_factory.mktemp("demo")) as running:
+        yield running
+
+
+def generated(server: Server, ids: list[int], sampling: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    reply = server.post(GENERATE, {"token_ids": ids, "sampling_params": sampling, **fields})
+    assert reply.status_code == 200, reply.text
+    body: dict[str, Any] = reply.json()
+    return body
+
+
+def events(server: Server, ids: list[int], sampling: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
+    reply = server.post(GENERATE, {"token_ids": ids, "sampling_params": sampling, "stream": True, **fields})
+    assert reply.status_code == 200, reply.text
+    *data, done = data_of(reply.text)
+    assert done == "[DONE]"
+    return [json.loads(each) for each in data]
+
+
+def test_ids_are_those_of_a_completion(demo: Server) -> None:
+    known = demo.complete(PROMPT, temperature=0, max_tokens=12, return_token_ids=True)["choices"][0]
+    ids, sampling = known["prompt_token_ids"], {"temperature": 0, "max_tokens": 12, "logprobs": 2}
+    whole = generated(demo, ids, sampling, return_token_ids=True)
+    [choice] = whole["choices"]
+    assert choice["token_ids"] == known["token_ids"]
+    assert whole["prompt_token_ids"] == ids
+    assert (whole["usage"]["prompt_tokens"], whole["usage"]["completion_tokens"]) == (len(ids), 12)
+    content = choice["logprobs"]["content"]
+    assert [entry["token_id"] for entry in content] == known["token_ids"]
+    assert all(entry["rank"] == 1 and len(entry["top_logprobs"]) == 2 for entry in content)
+    streamed = events(demo, ids, sampling)
+    choices = [choice for event in streamed for choice in event["choices"]]
+    assert [id for each in choices for id in each["token_ids"]] == known["token_ids"]
+    parts = [each["logprobs"]["content"] for each in choices]
+    assert [entry for part in parts for entry in part] == content
+    text = generated(demo, ids, sampling, output_mode="text")["choices"][0]["text"]
+    assert text == known["text"]
+
+
+def test_several_outputs_of_one_prompt(demo: Server) -> None:
+    sampling = {"n": 3, "seed": 5, "max_tokens": 8, "ignore_eos": True}
+    whole = generated(demo, [1, 2, 3], sampling)
+    streamed = events(demo, [1, 2, 3], sampling, stream_options={"include_usage": True})
+    for index, choice in enumerate(whole["choices"]):
+        parts = [each for event in streamed for each in event["choices"] if each["index"] == index]
+        assert [id for part in parts for id in part["token_ids"]] == choice["token_ids"]
+        assert len(choice["token_ids"]) == 8
+    assert streamed[-1]["usage"]["completion_tokens"] == 24
+
+
+def test_errors_name_the_field(demo: Server) -> None:
+    for fields, param in (
+        ({"sampling_params": {"top_k": -2}}, "sampling_params.top_k"),
+        ({"features": {"mm_hashes": {"image": ["a"]}}}, "features"),
+        ({"token_ids": [1 << 30]}, "token_ids"),
+    ):
+        reply = demo.post(GENERATE, {"token_ids": [1], "sampling_params": {}} | fields)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
