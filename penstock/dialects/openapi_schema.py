@@ -106,7 +106,7 @@ REQUEST_ID: Schema = {
     "description": "Becomes part of the reply's id.",
     "schema": {"type": "string", "maxLength": MAX_REQUEST_ID},
 }
-FINISH_REASON = or_null({"type": "string", "enum": ["stop", "length", "tool_calls"]})
+FINISH_REASON = or_null({"type": "string", "enum": ["stop", "length", "tool_calls", "abort"]})
 STOP_REASON = {
     "description": "The stop string or the id of the stop token that ended the output.",
     "anyOf": [STRING, INTEGER, {"type": "null"}],

@@ -18,7 +18,14 @@ from penstock.dialects.openapi_schema import (
     shape,
 )
 
-_STOP_REASONS = ("end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded")
+_STOP_REASONS = (
+    "end_turn",
+    "max_tokens",
+    "stop_sequence",
+    "tool_use",
+    "pause_turn",
+    "model_context_window_exceeded",
+)
 _STOP: dict[str, Schema] = {
     "stop_reason": or_null({"type": "string", "enum": list(_STOP_REASONS)}),
     "stop_sequence": or_null(STRING),

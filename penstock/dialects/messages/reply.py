@@ -16,6 +16,7 @@ from penstock.generation.dialect import EventContent, ReplyFormat
 from penstock.generation.parsers.delta import TextKind
 from penstock.generation.plan import RequestPlan
 from penstock.generation.replies.collected import CollectedReply
+from penstock.generation.replies.reply import ABORT
 from penstock.generation.replies.stream_failure import stream_failed
 from penstock.generation.replies.token_usage import TokenUsage
 from penstock.http.errors import encode_json
@@ -137,6 +138,8 @@ class MessagesReply(ReplyFormat):
             full = usage.prompt_tokens + usage.completion_tokens >= plan.max_model_len
             cut = full and plan.max_tokens != 0 and usage.completion_tokens < plan.base.max_tokens
             return "model_context_window_exceeded" if cut else "max_tokens"
+        if self._finish_reason == ABORT:
+            return "pause_turn"
         if self._stop_sequence is not None:
             return "stop_sequence"
         return "tool_use" if self._blocks.called else "end_turn"

@@ -14,7 +14,7 @@ from penstock.dialects.responses.output_items import MessageItem, ReasoningItem
 from penstock.generation.dialect import EventContent, ReplyFormat
 from penstock.generation.parsers.delta import TextKind
 from penstock.generation.replies.collected import CollectedReply
-from penstock.generation.replies.reply import RequestReply
+from penstock.generation.replies.reply import ABORT, RequestReply
 from penstock.generation.replies.token_usage import TokenUsage
 from penstock.http.errors import encode_json
 from penstock.store.response_store import ResponseStore
@@ -23,7 +23,8 @@ from penstock.streaming.rows.event_record import EventRecord
 from penstock.streaming.stream import StreamError
 from penstock.wire.messages import KVTransferParams
 
-LENGTH = b"length"
+_CUT = {b"length": b"max_output_tokens", ABORT: ABORT}
+"""Reasons why a response is incomplete, by its finish reason."""
 _ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 """The API's names by status; all others are server_error."""
 
@@ -106,7 +107,7 @@ class ResponsesReply(ReplyFormat):
         else:
             events = output.add_text(content.text, content.logprobs)
         if content.finish_reason is not None:
-            events += output.finish(cut=content.finish_reason == LENGTH)
+            events += output.finish(cut=content.finish_reason in _CUT)
         return events
 
     def end(self, usage: TokenUsage | None) -> bytes:
@@ -129,12 +130,12 @@ class ResponsesReply(ReplyFormat):
 
     def keep(self, reply: RequestReply) -> asyncio.Future[None] | None:
         [choice] = reply.choices
-        cut = choice.finish_reason == LENGTH
-        status = b"incomplete" if cut else b"completed"
+        cut = _CUT.get(choice.finish_reason)
+        status = b"completed" if cut is None else b"incomplete"
         response = self._object(
             status,
-            completed_at=b"null" if cut else b"%d" % time.time(),
-            incomplete=b'{"reason":"max_output_tokens"}' if cut else b"null",
+            completed_at=b"%d" % time.time() if cut is None else b"null",
+            incomplete=b"null" if cut is None else b'{"reason":"%b"}' % cut,
             usage=encode_json(self._usage_field(reply.usage())),
             transfer=choice.kv_transfer_params,
         )

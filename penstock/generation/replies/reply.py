@@ -41,13 +41,15 @@ from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
 from penstock.wire.messages import KVTransferParams
 
+ABORT = b"abort"
+"""Finish reason of a choice that an administrator has ended; its output is what there was by then."""
 _REASON = {
     FinishReason.EOS: b"stop",
     FinishReason.STOP_TOKEN: b"stop",
     FinishReason.LENGTH: b"length",
     FinishReason.GRAMMAR: b"stop",
+    FinishReason.ABORT: ABORT,
 }
-_ABORT = FinishReason.ABORT
 _STARTED = (ReplyState.STREAMING, ReplyState.PAUSED, ReplyState.ENDED)
 _NO_TEXT = (FinishReason.EOS, FinishReason.STOP_TOKEN)
 """Reasons whose last token is not part of the text."""
@@ -55,7 +57,6 @@ GRAMMAR = "structured output"
 """How an engine's message about the grammar of a request starts."""
 NO_TEXT = RowText("", 0, None)
 """Of a row whose tokens need not become text."""
-_ABORTED = StreamError(500, "engine_error", "The engine stopped this request.")
 
 
 @dataclass(slots=True)
@@ -205,7 +206,8 @@ class RequestReply(ABC):
     state = ReplyState.WAITING
     """See :mod:`penstock.streaming.request_states`."""
     outcome = ""
-    """Set at the end: stop, length, error, abort (the client disconnected) or cut (it was too slow)."""
+    """Set at the end: stop, length, error, abort (the client disconnected, or an administrator ended a choice)
+    or cut (the client was too slow)."""
 
     def __init__(
         self, context: RequestContext, plan: RequestPlan, format: ReplyFormat, arrival: float
@@ -292,9 +294,6 @@ class RequestReply(ABC):
         cached: int,
         logprobs: Logprobs | None,
     ) -> None:
-        if finish is _ABORT:
-            self.on_failure(stream, _ABORTED)
-            return
         choice = self.choices[stream.index]
         self._on_slow_row(stream, cached)
         if self.plan.max_tokens == 0:  # one token is generated but not sent
@@ -419,10 +418,13 @@ class RequestReply(ABC):
 
     def _complete_outcome(self) -> str:
         """The outcome of a reply whose choices have all ended."""
+        outcome = "stop"
         for choice in self.choices:
+            if choice.finish_reason == ABORT:
+                return "abort"
             if choice.finish_reason == b"length":
-                return "length"
-        return "stop"
+                outcome = "length"
+        return outcome
 
     def drop_streams(self, failed: Stream | None = None) -> None:
         """Abort the running streams; later rows are discarded. ``failed`` has ended by itself."""

@@ -329,12 +329,23 @@ def test_one_failed_choice_ends_all_with_one_error() -> None:
 
 
 @within_loop
-def test_an_aborted_stream_is_an_error_never_a_success() -> None:
+def test_a_stream_that_its_engine_aborts_ends_with_what_there_is() -> None:
     desk = Desk(tables())
     _, sink, handle = open_stream(desk)
-    desk.deliver(desk.rows(handle, [ids("a"), []], FinishReason.ABORT))
-    assert sink.events()[-1]["error"]["code"] == "engine_error"
-    assert desk.outcomes == ["error"]
+    desk.deliver(desk.rows(handle, [ids("a"), [ids("é")[0]], []], FinishReason.ABORT))
+    choices = [event["choices"][0] for event in sink.events()]
+    assert "".join(choice["text"] for choice in choices) == "a\ufffd"
+    assert [choice["finish_reason"] for choice in choices][-1] == "abort"
+    assert (desk.outcomes, sink.over.result()) == (["abort"], None)
+
+
+@within_loop
+def test_a_stream_that_is_aborted_before_its_first_token_has_no_text() -> None:
+    desk = Desk(tables())
+    _, sink, handle = open_stream(desk)
+    desk.deliver(desk.rows(handle, [[]], FinishReason.ABORT))
+    [event] = sink.events()
+    assert (event["choices"][0]["text"], event["choices"][0]["finish_reason"]) == ("", "abort")
 
 
 @within_loop
