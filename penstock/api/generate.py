@@ -65,6 +65,8 @@ class Work(msgspec.Struct, gc=False):
     prompts: list[Prompt]
     samplings: list[SamplingParams]
     """One per choice of each prompt."""
+    ids: tuple[str, ...]
+    """By which clients know the request."""
     trace: str = ""
     """For the engines' spans; empty: they make none."""
 
@@ -238,12 +240,14 @@ class GenerationRoutes:
         else:
             check_queue_capacity(self._config, plan, [prompt.length for prompt in prompts], hints.rank)
             samplings = [plan.sampling(prompt.length, index) for prompt in prompts for index in range(plan.n)]
+        format = dialect.reply_format(plan, request.request_id)
         return Work(
             plan=plan,
-            format=dialect.reply_format(plan, request.request_id),
+            format=format,
             hints=hints,
             prompts=prompts,
             samplings=samplings,
+            ids=(plan.request_id or request.request_id, format.id),
             trace=request.trace.sent if request.trace is not None and request.trace.sampled else "",
         )
 
@@ -372,6 +376,7 @@ class GenerationRoutes:
                 adapter_digest=digest,
                 kv_transfer_params=plan.kv_transfer_params,
                 trace=work.trace,
+                ids=work.ids,
             )
             self._engine_client.submit(stream, request)
 

@@ -50,6 +50,8 @@ KVTransferParams: TypeAlias = bytes
 Incarnation: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 """The supervisor run that a process belongs to, see :func:`penstock.wire.sockets.new_incarnation`."""
 
+RequestId: TypeAlias = Annotated[str, Meta(max_length=1024)]
+"""An id by which clients know a request: longer than one that they may give to it."""
 AdapterKey: TypeAlias = tuple[str, str]
 """Name and digest of a LoRA adapter."""
 
@@ -205,6 +207,8 @@ class Submit(msgspec.Struct, array_like=True, frozen=True, tag=2, gc=False):
     stream has no span."""
     adapter_digest: Annotated[str, Meta(max_length=MAX_DIGEST_CHARS)] = ""
     """Adapter.digest of ``adapter``: another adapter may take its name while the stream runs."""
+    ids: Annotated[tuple[RequestId, ...], Meta(max_length=4)] = ()
+    """By which clients know the request: X-Request-Id, and the reply's id."""
 
     @property
     def adapter_key(self) -> AdapterKey | None:

@@ -84,7 +84,7 @@ def shared_size(submit: Submit) -> int:
     for text in (sampling.grammar, submit.cache_salt, submit.kv_transfer_params):
         if text is not None:
             size += len(text)
-    return size
+    return size + sum(map(len, submit.ids))
 
 
 def prompt_without_output(submit: Submit) -> bytes:

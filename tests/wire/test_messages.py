@@ -75,18 +75,21 @@ EVERYTHING_HEX = (
 
 FROM_SERVER: list[tuple[FromServer, str]] = [
     (Hello(1, 2, 3, 4, 5, "6"), "97010102030405a136"),
-    (Submit(5, PROMPT, GREEDY), "9f0205c40801000000ff7f0000" + GREEDY_HEX + "0100c00000c0c090c2a0a0"),
+    (Submit(5, PROMPT, GREEDY), "dc00100205c40801000000ff7f0000" + GREEDY_HEX + "0100c00000c0c090c2a0a090"),
     (
-        Submit(5, PROMPT, EVERYTHING, 10, -1, "s", 2, 250, "a", b"{}", resubmitted=True, adapter_digest="d"),
-        "9f0205c40801000000ff7f0000" + EVERYTHING_HEX + "0affa17302ccfaa161c4027b7d90c3a0a164",
+        Submit(
+            5, PROMPT, EVERYTHING, 10, -1, "s", 2, 250, "a", b"{}",
+            resubmitted=True, adapter_digest="d", ids=("x", "cmpl-x"),
+        ),
+        "dc00100205c40801000000ff7f0000" + EVERYTHING_HEX + "0affa17302ccfaa161c4027b7d90c3a0a16492a178a6636d706c2d78",
     ),
     (
         Submit(
             5, PROMPT, GREEDY, choices=(SubmitChoice(6, 8, 15), SubmitChoice(7, 9, 14, 2, PROMPT, PROMPT))
         ),
-        "9f0205c40801000000ff7f0000"
+        "dc00100205c40801000000ff7f0000"
         + GREEDY_HEX
-        + "0100c00000c0c0929606080fffc0c40096070 90e02c40801000000ff7f0000c40801000000ff7f0000c2a0a0".replace(
+        + "0100c00000c0c0929606080fffc0c40096070 90e02c40801000000ff7f0000c40801000000ff7f0000c2a0a090".replace(
             " ", ""
         ),
     ),
