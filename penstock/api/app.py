@@ -38,6 +38,7 @@ from penstock.metrics.gc_policy import GarbageCollector
 from penstock.streaming.output_processor import OutputProcessor
 from penstock.streaming.stream import StreamError
 from penstock.telemetry.trace_context import TracePropagator
+from penstock.wire.messages import PAUSED, SLEEPING
 
 log = logging.getLogger(__name__)
 
@@ -270,9 +271,9 @@ class App:
             error = unavailable("The server is shutting down.", "draining")
             state["phase"] = "draining"
         elif not state["engines_ready"]:
-            sleeping = self.engine_client.sleeps()
-            error = no_engine(sleeping=sleeping)
-            state["phase"] = "sleeping" if sleeping else "waiting for an engine"
+            closed = self.engine_client.refusal()
+            error = no_engine(closed)
+            state["phase"] = closed if closed in (SLEEPING, PAUSED) else "waiting for an engine"
         await send_readiness(request.http, state, error)
 
     async def _load(self, request: ApiRequest) -> None:

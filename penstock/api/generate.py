@@ -392,8 +392,8 @@ class GenerationRoutes:
     def _no_engine(self, rank: int | None = None, adapter: AdapterKey | None = None) -> ApiError:
         """The error for a request of ``adapter`` that no engine takes, or not the one of ``rank``."""
         client = self._engine_client
-        sleeping = client.sleeps()
-        if adapter is not None and not sleeping and client.accepts_streams(rank):
+        closed = client.refusal()
+        if adapter is not None and not closed and client.accepts_streams(rank):
             where = "No engine" if rank is None else f"Engine {rank} (X-data-parallel-rank)"
             if not client.is_up_to_date():
                 return unavailable(f"{where} has confirmed the adapter {adapter[0]!r} yet.", "no_engine")
@@ -405,8 +405,8 @@ class GenerationRoutes:
                 param="model",
                 code="adapter_not_loaded",
             )
-        if rank is None or sleeping or not client.accepts_streams():
-            return no_engine(sleeping=sleeping)
+        if rank is None or not client.accepts_streams():
+            return no_engine(closed)
         return unavailable(f"Engine {rank} (X-data-parallel-rank) takes no requests.", "no_engine")
 
     def _routing_hints(self, http: HttpRequest, session: str | None = None) -> RoutingHints:

@@ -18,6 +18,9 @@ from penstock.logging_setup import RateLimitedLog
 from penstock.wire.curve import ClusterKey
 from penstock.wire.frames import TokenFrame, decode_frame
 from penstock.wire.messages import (
+    PAUSE,
+    SLEEP,
+    WEIGHTS,
     AdapterKey,
     DesiredState,
     Disconnect,
@@ -32,6 +35,7 @@ from penstock.wire.messages import (
 )
 from penstock.wire.sockets import EngineLink, host_and_port, server_identity
 from penstock.wire.submits import CHOICE_SIZE, join_submits, shared_size
+from penstock.wire.weights import DEFAULT_VERSION
 
 if TYPE_CHECKING:
     from penstock.dispatch.engine_client import EngineClient
@@ -110,12 +114,10 @@ class EngineState:
         """The operator drains the engine: it gets no new streams."""
         self.leaving = False
         """The engine drains itself before it exits."""
-        self.asleep = False
-        """Engines are desired to sleep."""
+        self.closed = ""
+        """Why it gets no streams: see :class:`.stream_gates.StreamGates`; empty: it may get some."""
         self.desired: Sequence[DesiredState] = ()
         """The states that the engine shall have."""
-        self.gate = 0
-        """Generation of the state that the engine must have observed before it gets streams."""
         self.connections = 0
         """Connections made so far."""
         self.connected_at = 0.0
@@ -126,8 +128,6 @@ class EngineState:
         """Reset what belongs to one connection."""
         self.observed: dict[str, ObservedState] = {}
         """What the engine has observed, by name of the state."""
-        self.passed_gate = 0
-        """The latest generation of that state which it, or in lock-step all engines, have observed."""
         self.adapters: dict[str, str] = {}
         """Digests of the LoRA adapters that the engine has, by name."""
         self.missing_adapters: dict[str, str] = {}
@@ -210,9 +210,24 @@ class EngineState:
         return self.up and all(self.has_reached(state) for state in self.desired)
 
     @property
-    def awaits_gate(self) -> bool:
-        """Whether it has not observed yet what it must before it gets streams."""
-        return self.up and self.passed_gate < self.gate
+    def asleep(self) -> bool:
+        """Whether it has given its memory back."""
+        observed = self.observed.get(SLEEP)
+        return observed is not None and bool(observed.result.get("level"))
+
+    @property
+    def paused(self) -> bool:
+        """Whether it computes no streams."""
+        observed = self.observed.get(PAUSE)
+        return observed is not None and bool(observed.result.get("paused"))
+
+    @property
+    def weight_version(self) -> str | None:
+        """The version of its weights; None: it is not connected."""
+        observed = self.observed.get(WEIGHTS)
+        if observed is None:
+            return DEFAULT_VERSION if self.up else None
+        return str(observed.result.get("version", DEFAULT_VERSION))
 
     @property
     def accepts_streams(self) -> bool:
@@ -220,8 +235,7 @@ class EngineState:
         return (
             self.info is not None
             and self.link is not None
-            and self.passed_gate >= self.gate
-            and not (self.asleep or self.draining or self.leaving)
+            and not (self.closed or self.draining or self.leaving)
         )
 
     def has_adapter(self, adapter: AdapterKey | None) -> bool:

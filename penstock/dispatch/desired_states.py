@@ -1,8 +1,9 @@
 """The desired states, as an API server follows them: sends them to its engines, and takes what these observe.
 
 The supervisor sets the states and sends them to every API server. An engine gets them on each connection and
-whenever they change, from every API server. One that has not observed whether it sleeps gets no streams, and
-one that has not observed an adapter gets none of that adapter.
+whenever they change, from every API server. One that has not observed whether it sleeps, is paused, and with
+which weights it computes gets no streams (:mod:`.stream_gates`), and one that has not observed an adapter
+gets none of that adapter.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import msgspec
 
 from penstock.dispatch.adapter_registry import AdapterRegistry
 from penstock.dispatch.connections import EngineState
+from penstock.dispatch.stream_gates import StreamGates
 from penstock.wire.adapter_list import ADAPTERS, AdapterStatus
 from penstock.wire.control import MAX_ERROR_CHARS, ChangeRecord, DesiredStates, StateReport
-from penstock.wire.messages import SLEEP, ApplyStates, DesiredState, StatesObserved, WireError
+from penstock.wire.messages import PAUSE, ApplyStates, DesiredState, StatesObserved, WireError
 
 
 class EngineStates:
@@ -34,7 +36,7 @@ class EngineStates:
         self._engines = engines
         self._adapters = adapters
         self._send = send
-        self._lockstep = lockstep
+        self._gates = StreamGates(engines, lockstep=lockstep)
         self._states: dict[str, DesiredState] = {}
         self._changes: dict[str, list[ChangeRecord]] = {}
         self._listener: Callable[[], None] = lambda: None
@@ -49,10 +51,13 @@ class EngineStates:
         """The state; one that was never set has its default and the generation 0."""
         return self._states.get(name) or DesiredState(name, 0, {}, settled=True)
 
-    def is_sleep_desired(self) -> bool:
-        """Whether the engines are to sleep."""
-        level: int = self.find(SLEEP).value.get("level", 0)
-        return level > 0
+    def closed(self) -> str:
+        """Why the engines are to take no streams: SLEEPING or PAUSED; empty: they may."""
+        return self._gates.closed()
+
+    def is_pause_desired(self) -> bool:
+        """Whether the engines are to be paused, in any mode."""
+        return bool(self.find(PAUSE).value.get("paused"))
 
     def changes(self, name: str) -> Sequence[ChangeRecord]:
         """The latest changes of the state, the latest last."""
@@ -79,11 +84,10 @@ class EngineStates:
         self._changes = desired.changes
         if ADAPTERS in self._states:
             self._adapters.desire(self._states[ADAPTERS])
-        gate, asleep = self.find(SLEEP).generation, self.is_sleep_desired()
+        for state in desired.states:
+            self._gates.desire(state)
         for engine in self._engines:
             engine.desired = desired.states
-            engine.gate = gate
-            engine.asleep = asleep
             if engine.up:
                 self._send(engine, ApplyStates(desired.states))
         self._update()
@@ -113,7 +117,5 @@ class EngineStates:
         self._update()
 
     def _update(self) -> None:
-        passed = [engine.observed_generation(SLEEP) for engine in self._engines]
-        for engine, generation in zip(self._engines, passed, strict=True):
-            engine.passed_gate = min(passed) if self._lockstep else generation
+        self._gates.update()
         self._listener()

@@ -31,7 +31,9 @@ from penstock.wire.messages import (
     ENGINE_PROTOCOL_VERSION,
     NO_ADAPTER,
     OVERLOADED,
+    PAUSED,
     SLEEPING,
+    WEIGHTS,
     Abort,
     AdapterKey,
     ApplyStates,
@@ -65,7 +67,14 @@ RESUMPTION_INTERVAL_S = 0.025
 
 _FIELD = re.compile(r"([a-z_]+): ")
 """How an engine's message starts that is about one field."""
-_STATUS = {"invalid_request": 400, NO_ADAPTER: 404, OVERLOADED: 429, SLEEPING: 503, "engine_error": 500}
+_STATUS = {
+    "invalid_request": 400,
+    NO_ADAPTER: 404,
+    OVERLOADED: 429,
+    SLEEPING: 503,
+    PAUSED: 503,
+    "engine_error": 500,
+}
 """HTTP status by the code of an engine's failure; clients get no other code."""
 
 
@@ -126,9 +135,7 @@ class EngineClient:
         arguments see :class:`Resumption`."""
         self.streams = streams
         streams.set_engines(self.abort, self.faults)
-        self._resumption = Resumption(
-            streams, resume_timeout_s, self._resubmit, outcomes, self.states.is_sleep_desired
-        )
+        self._resumption = Resumption(streams, resume_timeout_s, self._resubmit, outcomes, self.states.closed)
 
     def connect(self) -> None:
         self._connections.open()
@@ -214,10 +221,12 @@ class EngineClient:
                 return True
         return False
 
-    def sleeps(self) -> bool:
-        """Whether no engine accepts streams because the engines sleep or have not woken up yet."""
-        resting = any(engine.asleep or engine.awaits_gate for engine in self.engines)
-        return resting and not self.accepts_streams()
+    def refusal(self) -> str:
+        """Why no engine accepts streams: SLEEPING, PAUSED or WEIGHTS, also of engines that have not woken up
+        yet or the like; empty: for another reason, or some accept."""
+        codes = {engine.closed for engine in self.engines}
+        known = next((code for code in (SLEEPING, PAUSED, WEIGHTS) if code in codes), "")
+        return "" if self.accepts_streams() else known
 
     def set_draining(self, ranks: list[int]) -> None:
         """Stop new streams to these engines, and allow them to all others."""

@@ -17,7 +17,7 @@ import msgspec
 from penstock.streaming.output_processor import OutputProcessor
 from penstock.streaming.stream import Stream, StreamError
 from penstock.wire.arrays import I32
-from penstock.wire.messages import SLEEPING, Submit
+from penstock.wire.messages import PAUSED, SLEEPING, Submit
 
 log = logging.getLogger(__name__)
 
@@ -49,19 +49,19 @@ class Resumption:
         timeout_s: float,
         submit: Callable[[Stream, Submit], bool],
         outcomes: Counter[str],
-        is_asleep: Callable[[], bool],
+        closed: Callable[[], str],
     ) -> None:
         """``timeout_s``: how long a stream waits for an engine; 0: streams end with their engine.
 
         ``submit`` submits a stream to any engine; False if none accepts it. ``outcomes`` counts interrupted
-        streams by outcome: resumed, expired, given_up, ended. ``is_asleep()``: whether the engines are to
-        sleep, so that none will accept any.
+        streams by outcome: resumed, expired, given_up, ended. ``closed()``: why no engine will accept
+        any, SLEEPING or PAUSED; empty if some may.
         """
         self._streams = streams
         self._timeout_s = timeout_s
         self._submit = submit
         self._outcomes = outcomes
-        self._is_asleep = is_asleep
+        self._closed_by = closed
         self._closed = False
         self._waiting: deque[Entry] = deque()
         """Ordered by time; streams that have ended meanwhile are skipped."""
@@ -117,9 +117,12 @@ class Resumption:
 
     def tick(self, now: float) -> None:
         """Resume the next quarantined stream and streams that were refused, and end the streams that have
-        expired, or all if the engines are to sleep."""
-        if self._is_asleep():
+        expired, or all if the engines are to take none."""
+        closed = self._closed_by()
+        if closed == SLEEPING:
             self._end_waiting("No engine runs this request, and the server was put to sleep.", SLEEPING)
+        elif closed == PAUSED:
+            self._abort_waiting()
         if self._retry_at is not None and now >= self._retry_at:
             self._retry_at = None
             self.on_engine()
@@ -225,6 +228,15 @@ class Resumption:
                     f"(X-data-parallel-rank), is gone and was not back {within}."
                 )
             self._end(stream, "expired", message)
+
+    def _abort_waiting(self) -> None:
+        """End all with what they have, as engines do that are paused."""
+        for entries in (self._waiting, self._quarantined):
+            while entries:
+                stream = entries.popleft()[1]
+                if self._streams.is_unassigned(stream):
+                    self._outcomes["ended"] += 1
+                    self._streams.abort_unassigned(stream)
 
     def _end_waiting(self, message: str, code: str = "") -> None:
         for entries in (self._waiting, self._quarantined):

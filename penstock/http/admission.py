@@ -2,9 +2,9 @@
 
 429 ``overloaded``: the queue is at --max-num-queued-reqs or --max-num-queued-tokens, or has its maximum
 bytes; the client should retry on this server after the time that the reply gives. 503: the server shuts down
-(``draining``), sleeps (``sleeping``), has no engine (``no_engine``) or too many connections
-(``too_many_connections``); a load balancer should retry on another server immediately. Nothing is generated
-for a refused request. Until the server serves, clients get 503 ``loading``.
+(``draining``), sleeps (``sleeping``), is paused (``paused``), has no engine (``no_engine``) or too many
+connections (``too_many_connections``); a load balancer should retry on another server immediately. Nothing is
+generated for a refused request. Until the server serves, clients get 503 ``loading``.
 
 Readiness probes get the same errors, with fields that say how far the server is.
 """
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from penstock.http.errors import ApiError, encode_json
 from penstock.http.request import HttpRequest
-from penstock.wire.messages import OVERLOADED, SLEEPING
+from penstock.wire.messages import OVERLOADED, PAUSED, SLEEPING, WEIGHTS
 
 UNAVAILABLE_RETRY_MS = 1_000
 """Retry-After of 503 in milliseconds; how long the server stays unavailable is unknown."""
@@ -52,10 +52,19 @@ async def send_readiness(
     await request.reply_json(body, error.status, error.headers)
 
 
-def no_engine(*, sleeping: bool) -> ApiError:
-    """No engine accepts streams; ``sleeping``: because they sleep."""
-    if sleeping:
-        return unavailable("The server sleeps until POST /wake_up.", SLEEPING)
+_CLOSED = {
+    SLEEPING: "The server sleeps until POST /wake_up.",
+    PAUSED: "The server is paused until POST /resume.",
+}
+
+
+def no_engine(closed: str) -> ApiError:
+    """No engine accepts streams; ``closed``: why, see
+    :meth:`penstock.dispatch.engine_client.EngineClient.refusal`."""
+    if closed in _CLOSED:
+        return unavailable(_CLOSED[closed], closed)
+    if closed == WEIGHTS:
+        return unavailable("No engine has the desired weights yet.", "no_engine")
     return unavailable("No engine takes requests.", "no_engine")
 
 

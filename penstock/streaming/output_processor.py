@@ -368,6 +368,10 @@ class OutputProcessor:
         if finish:
             self.close(stream)
 
+    def abort_unassigned(self, stream: Stream) -> None:
+        """End a stream that no engine runs, with what it has."""
+        self._handle_row_now(stream, (), FinishReason.ABORT, 0, None)
+
     # -- ends by errors
 
     def fail(self, rank: int, handle: int, error: StreamError) -> None:

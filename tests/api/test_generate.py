@@ -65,8 +65,8 @@ class Fleet(FakeFleet):
         if stream.state is StreamState.DROPPED:
             super().abort(stream, stopped=stopped)
 
-    def sleeps(self) -> bool:
-        return False
+    def refusal(self) -> str:
+        return ""
 
     def accepts_streams(self, rank: int | None = None) -> bool:
         return self._limit > 0
@@ -114,7 +114,7 @@ def test_an_exception_on_the_way_leaves_no_stream_behind(place: str, at: int) ->
 
             setattr(owner, place, call)
         samplings = [plan.sampling(2, index) for index in range(N)]
-        work = Work(plan, reply.format, NO_HINTS, [PROMPT], samplings)
+        work = Work(plan, reply.format, NO_HINTS, [PROMPT], samplings, ("1", "cmpl-1"))
         with pytest.raises(OverflowError):
             routes._submit(reply, work)
         assert reply.ended
@@ -233,7 +233,7 @@ def test_a_refused_background_response_does_not_count_as_running(
             if refusal == "not stored":
                 await store.put(stored)  # its id is taken
             format = Mock()
-            work = Work(plan, format, NO_HINTS, [PROMPT], [plan.sampling(2)])
+            work = Work(plan, format, NO_HINTS, [PROMPT], [plan.sampling(2)], ("1", "resp_1"))
             request = api_request()
             request.logprob_bytes = 8
             routes._begin_one()
@@ -261,7 +261,7 @@ def test_a_background_response_is_told_at_once_and_stays_queued_until_it_begins(
             stored = format.background_entry()
             assert stored is not None
             request = api_request()
-            work = Work(plan, format, NO_HINTS, [PROMPT], [plan.sampling(2)])
+            work = Work(plan, format, NO_HINTS, [PROMPT], [plan.sampling(2)], ("1", "resp_1"))
             await routes._run_in_background(work, stored, request)
             told, begun = await followed(store, stored.id, until=2)
             assert told == ["response.created", "response.queued"]

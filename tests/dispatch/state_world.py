@@ -479,7 +479,7 @@ class World:
                 assert engine.adapters == self.engines[engine.rank].table.digests()
                 assert engine.up_to_date
                 assert list(engine.desired) == table.states
-                assert engine.asleep == (level > 0)
+                assert engine.asleep == (self.engines[engine.rank].level > 0)
                 assert engine.accepts_streams == (level == 0)
 
 

@@ -36,6 +36,7 @@ class Reply:
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.errors: list[StreamError] = []
+        self.finish = FinishReason.NONE
 
     def on_row(
         self,
@@ -46,6 +47,7 @@ class Reply:
         logprobs: Logprobs | None,
     ) -> None:
         self.tokens += tokens
+        self.finish = finish
 
     def on_resumed(self, rank: int, position: int) -> None:
         pass
@@ -62,8 +64,8 @@ class Host:
         log = TokenLog() if timeout_s else None
         self.table = OutputProcessor([None] * VOCABULARY, metrics, log)
         self.outcomes = Counter[str]()
-        self.asleep = False
-        self.resumption = Resumption(self.table, timeout_s, self.submit, self.outcomes, lambda: self.asleep)
+        self.closed = ""
+        self.resumption = Resumption(self.table, timeout_s, self.submit, self.outcomes, lambda: self.closed)
         self.up = [1]
         self.submitted: list[Submit] = []
 
@@ -426,9 +428,26 @@ def test_whoever_waits_for_an_engine_ends_once_the_server_is_to_sleep(suspect: b
     host.lose(0)
     host.resumption.tick(1.0)
     assert reply.errors == []
-    host.asleep = True
+    host.closed = "sleeping"
     host.resumption.tick(1.1)
     assert [(error.status, error.code) for error in reply.errors] == [(503, "sleeping")]
+    assert not host.resumption.waits
+    assert host.outcomes == {"ended": 1}
+    assert len(host.table) == 0
+
+
+@pytest.mark.parametrize("suspect", [True, False])
+def test_whoever_waits_for_an_engine_ends_with_what_it_has_once_the_server_is_paused(suspect: bool) -> None:
+    host, reply = Host(), Reply()
+    stream = host.open(reply)
+    host.deliver(stream, 1, 2)
+    stream.failed_resumes = int(suspect)
+    host.up = []
+    host.lose(0)
+    host.closed = "paused"
+    host.resumption.tick(1.1)
+    assert reply.errors == []
+    assert (reply.tokens, reply.finish) == ([1, 2], FinishReason.ABORT)
     assert not host.resumption.waits
     assert host.outcomes == {"ended": 1}
     assert len(host.table) == 0

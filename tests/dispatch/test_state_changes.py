@@ -286,7 +286,7 @@ def test_an_api_server_whose_engines_have_not_answered_keeps_it_from_being_done(
                 act(made, "answer", 1, 0)
             made.report(1)
         engines = made.servers[1].view.engines
-        assert [engine.gate for engine in engines] == [1, 1]
+        assert [engine.closed for engine in engines] == ["", "sleeping"]
         assert not made.servers[0].asked[0].done()
         act(made, "cut", 1, 1)
         made.report(1)

@@ -78,10 +78,23 @@ FROM_SERVER: list[tuple[FromServer, str]] = [
     (Submit(5, PROMPT, GREEDY), "dc00100205c40801000000ff7f0000" + GREEDY_HEX + "0100c00000c0c090c2a0a090"),
     (
         Submit(
-            5, PROMPT, EVERYTHING, 10, -1, "s", 2, 250, "a", b"{}",
-            resubmitted=True, adapter_digest="d", ids=("x", "cmpl-x"),
+            5,
+            PROMPT,
+            EVERYTHING,
+            10,
+            -1,
+            "s",
+            2,
+            250,
+            "a",
+            b"{}",
+            resubmitted=True,
+            adapter_digest="d",
+            ids=("x", "cmpl-x"),
         ),
-        "dc00100205c40801000000ff7f0000" + EVERYTHING_HEX + "0affa17302ccfaa161c4027b7d90c3a0a16492a178a6636d706c2d78",
+        "dc00100205c40801000000ff7f0000"
+        + EVERYTHING_HEX
+        + "0affa17302ccfaa161c4027b7d90c3a0a16492a178a6636d706c2d78",
     ),
     (
         Submit(
@@ -89,9 +102,8 @@ FROM_SERVER: list[tuple[FromServer, str]] = [
         ),
         "dc00100205c40801000000ff7f0000"
         + GREEDY_HEX
-        + "0100c00000c0c0929606080fffc0c40096070 90e02c40801000000ff7f0000c40801000000ff7f0000c2a0a090".replace(
-            " ", ""
-        ),
+        + "0100c00000c0c0929606080fffc0c40096070 90e02c40801000000ff7f0000c40801000000ff7f0000"
+        "c2a0a090".replace(" ", ""),
     ),
     (Abort([1, 70000]), "93039201ce00011170c2"),
     (Abort([1], stopped=True), "93039101c3"),

@@ -67,7 +67,9 @@ def describe(engine: EngineState) -> dict[str, Any]:
         "host": engine.host,
         "up": engine.up,
         "draining": engine.draining,
-        "asleep": engine.asleep and engine.up and not engine.awaits_gate,
+        "asleep": engine.asleep,
+        "paused": engine.paused,
+        "weight_version": engine.weight_version,
         "running": engine.running,
         "waiting": engine.waiting,
     }

@@ -98,7 +98,9 @@ def state_of(engine: EngineState) -> str:
         return "down"
     if engine.draining or engine.leaving:
         return "draining"
-    return "asleep" if engine.asleep and not engine.awaits_gate else "ready"
+    if engine.asleep:
+        return "asleep"
+    return "paused" if engine.paused else "ready"
 
 
 _NAMES = ("engine", "server", "process", "outcome", "status")

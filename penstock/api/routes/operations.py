@@ -14,7 +14,7 @@ from penstock.dispatch.engine_rpc import OperationOutcome, OperationResult, RpcR
 from penstock.dispatch.state_changes import StateChanges
 from penstock.http.admission import unavailable
 from penstock.http.errors import ApiError, encode_json
-from penstock.wire.messages import CONFLICT, SLEEP
+from penstock.wire.messages import CONFLICT, SLEEP, SLEEPING
 
 MODES = ("abort", "wait")
 
@@ -56,7 +56,7 @@ class OperationRoutes:
         await self._set_sleep(request, operation_options(request.http), "wake_up", "wake_up", [{"level": 0}])
 
     async def is_sleeping(self, request: ApiRequest) -> None:
-        await request.http.reply_json(encode_json({"is_sleeping": self._engine_client.sleeps()}))
+        await request.http.reply_json(encode_json({"is_sleeping": self._engine_client.refusal() == SLEEPING}))
 
     def _check_profiles(self) -> None:
         if not self._profiles:

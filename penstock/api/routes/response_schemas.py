@@ -91,7 +91,7 @@ REPLIES: dict[str, Schema] = {
         {
             "engine": STRING,
             "host": or_null(STRING),
-            "state": {"enum": ["ready", "draining", "asleep", "down"]},
+            "state": {"enum": ["ready", "draining", "asleep", "paused", "down"]},
             "running": COUNT,
             "waiting": COUNT,
             "kv_used": {"description": "Share of the KV cache, 0 to 1.", **NUMBER},

@@ -206,8 +206,8 @@ class RequestReply(ABC):
     state = ReplyState.WAITING
     """See :mod:`penstock.streaming.request_states`."""
     outcome = ""
-    """Set at the end: stop, length, error, abort (the client disconnected, or an administrator ended a choice)
-    or cut (the client was too slow)."""
+    """Set at the end: stop, length, error, abort (the client disconnected, or an administrator ended a
+    choice) or cut (the client was too slow)."""
 
     def __init__(
         self, context: RequestContext, plan: RequestPlan, format: ReplyFormat, arrival: float
