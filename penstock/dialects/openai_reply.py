@@ -90,6 +90,8 @@ class OpenAIReply(ReplyFormat):
             parts += (b',"prompt_token_ids":', encode_json(content.prompt_token_ids))
         if content.token_ids is not None:
             parts += (b',"token_ids":', encode_json(content.token_ids))
+        if content.weight_versions is not None:
+            parts += (b',"weight_versions":', encode_json(content.weight_versions))
         parts.append(b"}]" if finish_reason is None else b"}]" + _FINGERPRINT)
         if content.usage is not None:
             parts += (b',"usage":', encode_json(usage_field(content.usage)))
@@ -159,6 +161,8 @@ class OpenAIReply(ReplyFormat):
             "stop_reason": choice.stop_reason,
             "token_ids": choice.tokens if return_ids else None,
         }
+        if choice.weight_versions is not None:
+            ending["weight_versions"] = choice.weight_versions
         yield b"," + encode_json(ending)[1:-1]
         if self.prompt_in_choice:
             yield from self.prompt_fields(choice.prompt, return_ids=return_ids)

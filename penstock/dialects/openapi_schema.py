@@ -107,6 +107,12 @@ REQUEST_ID: Schema = {
     "schema": {"type": "string", "maxLength": MAX_REQUEST_ID},
 }
 FINISH_REASON = or_null({"type": "string", "enum": ["stop", "length", "tool_calls", "abort"]})
+WEIGHT_VERSIONS = listed(
+    shape(
+        "Output tokens start to end, the latter excluded, were made by one version of the weights.",
+        {"start": COUNT, "end": COUNT, "version": STRING},
+    )
+)
 STOP_REASON = {
     "description": "The stop string or the id of the stop token that ended the output.",
     "anyOf": [STRING, INTEGER, {"type": "null"}],

@@ -20,7 +20,6 @@ from penstock.wire.frames import TokenFrame, decode_frame
 from penstock.wire.messages import (
     PAUSE,
     SLEEP,
-    WEIGHTS,
     AdapterKey,
     DesiredState,
     Disconnect,
@@ -35,7 +34,7 @@ from penstock.wire.messages import (
 )
 from penstock.wire.sockets import EngineLink, host_and_port, server_identity
 from penstock.wire.submits import CHOICE_SIZE, join_submits, shared_size
-from penstock.wire.weights import DEFAULT_VERSION
+from penstock.wire.weights import WeightsStatus
 
 if TYPE_CHECKING:
     from penstock.dispatch.engine_client import EngineClient
@@ -126,6 +125,10 @@ class EngineState:
 
     def clear(self) -> None:
         """Reset what belongs to one connection."""
+        self.weights = -1
+        """Generation of the weights of its latest frame; -1: it has sent none."""
+        self.weights_status = WeightsStatus()
+        """What it has said to compute with."""
         self.observed: dict[str, ObservedState] = {}
         """What the engine has observed, by name of the state."""
         self.adapters: dict[str, str] = {}
@@ -224,10 +227,7 @@ class EngineState:
     @property
     def weight_version(self) -> str | None:
         """The version of its weights; None: it is not connected."""
-        observed = self.observed.get(WEIGHTS)
-        if observed is None:
-            return DEFAULT_VERSION if self.up else None
-        return str(observed.result.get("version", DEFAULT_VERSION))
+        return self.weights_status.version if self.up else None
 
     @property
     def accepts_streams(self) -> bool:

@@ -17,7 +17,8 @@ from penstock.dispatch.connections import EngineState
 from penstock.dispatch.stream_gates import StreamGates
 from penstock.wire.adapter_list import ADAPTERS, AdapterStatus
 from penstock.wire.control import MAX_ERROR_CHARS, ChangeRecord, DesiredStates, StateReport
-from penstock.wire.messages import PAUSE, ApplyStates, DesiredState, StatesObserved, WireError
+from penstock.wire.messages import PAUSE, WEIGHTS, ApplyStates, DesiredState, StatesObserved, WireError
+from penstock.wire.weights import WeightsStatus
 
 
 class EngineStates:
@@ -113,6 +114,11 @@ class EngineStates:
                 engine.adapters, engine.missing_adapters = status.loaded, status.missing
                 if observed.error is None:
                     self._adapters.on_observed(observed.generation, status.loaded)
+            elif observed.name == WEIGHTS:
+                try:
+                    engine.weights_status = msgspec.convert(observed.result, WeightsStatus)
+                except msgspec.ValidationError as error:
+                    raise WireError(f"its weights are not described: {error}") from None
             engine.observed[observed.name] = observed
         self._update()
 

@@ -361,6 +361,8 @@ class EngineClient:
         self.frames_received += len(frames)
         self.frames_merged += len(frames) - 1
         frame = merge_frames(frames)
+        if frame.weights != engine.weights:
+            self._switch_weights(engine, self.streams, frame.weights)
         engine.update_load(
             step=frame.step,
             waiting=frame.waiting,
@@ -370,6 +372,15 @@ class EngineClient:
             now=now,
         )
         self.streams.process_frame(engine.rank, frame, now)
+
+    @staticmethod
+    def _switch_weights(engine: EngineState, streams: OutputProcessor, generation: int) -> None:
+        """A frame has other weights than those before, or is the first one of its connection."""
+        status = engine.weights_status
+        if status.generation != generation:
+            raise WireError(f"a frame of weights {generation}, but it has told of {status.generation} last")
+        engine.weights = generation
+        streams.switch_weights(engine.rank, status.version)
 
     def on_message(self, engine: EngineState, message: FromEngine) -> None:
         """Handle any message but a token frame, in order with frames."""

@@ -22,6 +22,7 @@ from penstock.http.errors import ApiError
 from penstock.store.stored_response import StoredResponse
 from penstock.streaming.rows.event_record import EventRecord
 from penstock.streaming.stream import StreamError
+from penstock.streaming.weight_spans import WeightSpan
 from penstock.wire.messages import KVTransferParams
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ class EventContent(msgspec.Struct, gc=False):
     prompt_token_ids: Sequence[int] | None = None
     usage: TokenUsage | None = None
     kv_transfer_params: KVTransferParams | None = None
+    weight_versions: Sequence[WeightSpan] | None = None
+    """In the choice's last event only."""
 
 
 class ReplyFormat(ABC):

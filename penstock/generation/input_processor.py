@@ -252,6 +252,8 @@ class InputProcessor:
             plan.skip_special_tokens = False
         if request.return_token_ids:
             plan.return_token_ids = True
+        if request.return_weight_versions:
+            plan.return_weight_versions = True
         if request.return_tokens_as_token_ids:
             plan.tokens_as_ids = True
 

@@ -41,6 +41,7 @@ class RequestPlan(msgspec.Struct, gc=False):
     include_stop_str: bool = False
     skip_special_tokens: bool = True
     return_token_ids: bool = False
+    return_weight_versions: bool = False
     logprobs: int = -1
     """Number of alternatives per token; -1: no logprobs, 0: only the sampled token."""
     prompt_logprobs: int = -1

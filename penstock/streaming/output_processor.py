@@ -93,6 +93,8 @@ class OutputProcessor:
         self._unchanged: dict[int, UnchangedBatch] = {}
         """Rows of each engine's latest frames, as long as they are of the same streams. Their positions
         and times are written down (:meth:`_settle`) when they are needed."""
+        self._versions: dict[int, str] = {}
+        """Of the weights that the latest frame of each engine's connection was computed with, by rank."""
         self._texts = np.array(texts, np.object_)
         self._metrics = metrics
         self._log = log
@@ -129,6 +131,7 @@ class OutputProcessor:
         stream.handle = handle
         stream.write_targets = self._writer
         self._columns.open(handle, stream.rank, arrival, max_tokens, written=bool(stream.head))
+        self._note_version(stream)
         if self._log is not None:
             self._log.open(handle)
         return handle
@@ -217,6 +220,22 @@ class OutputProcessor:
             self._deliver(rank, frame, texts, now, unchanged)
         except Exception:  # noqa: BLE001 - the streams of the frame end, the others go on
             self._break_all(frame)
+
+    def switch_weights(self, rank: int, version: str) -> None:
+        """The next frame of engine ``rank`` was computed with these weights, or is the first one of its
+        connection."""
+        self._settle(rank)
+        self._versions[rank] = version
+        for handle in np.flatnonzero(self._columns.rank == rank).tolist():
+            stream = self.streams[handle]
+            assert stream is not None  # closed ones have no rank
+            self._note_version(stream)
+
+    def _note_version(self, stream: Stream) -> None:
+        """The stream's next token comes from its engine's weights, if these are known."""
+        version = self._versions.get(stream.rank)
+        if stream.versions is not None and version is not None:
+            stream.versions.append((int(self._columns.position[stream.handle]), version))
 
     def _texts_of(self, frame: TokenFrame) -> NDArray[np.object_] | None:
         """The texts of all tokens; None if the model lacks one of them."""
@@ -430,6 +449,7 @@ class OutputProcessor:
     def detach_engine(self, rank: int) -> list[Stream]:
         """The engine is gone: takes its streams from it, and returns those whose request still wants
         them."""
+        self._versions.pop(rank, None)
         orphans = []
         for handle in np.flatnonzero(self._columns.rank == rank).tolist():
             stream = self.streams[handle]
@@ -474,6 +494,7 @@ class OutputProcessor:
     def _set_engine(self, stream: Stream, rank: int) -> None:
         self._end_unchanged(stream.rank)
         stream.rank = self._columns.rank[stream.handle] = rank
+        self._note_version(stream)
 
 
 def _no_abort(stream: Stream) -> None:

@@ -93,6 +93,7 @@ class Stream:
         "state",
         "submit_number",
         "tail",
+        "versions",
         "write",
         "write_target",
         "write_targets",
@@ -138,6 +139,9 @@ class Stream:
         self.head = head
         self.tail = tail
         self.record = record
+        self.versions: list[tuple[int, str]] | None = None
+        """Versions of the weights, each with the position from which on they made its tokens, if the request
+        asks for them: see :mod:`.weight_spans`."""
         self.guarded = False
         """Whether the reply must see tokens that may begin a marker of its parser."""
         self.write_targets: WriteTargets | None = None

@@ -503,3 +503,39 @@ def test_a_reply_that_breaks_drops_the_rows_that_wait_for_it() -> None:
     turns.pop()()
     assert reply.errors == ["internal_error"]
     assert (len(table), turns) == (0, [])
+
+
+def test_a_stream_that_asks_for_it_knows_which_weights_made_its_tokens() -> None:
+    table = make_table()
+    streams = [make_stream(RecordingReply(), []) for _ in range(3)]
+    streams[0].versions, streams[1].versions = [], []
+    first, second, third = (open_plain(table, stream) for stream in streams)
+    assert streams[0].versions == [], "its engine has sent nothing"
+    table.switch_weights(0, "a")
+    for position in range(3):  # the same streams again, whose positions are not written down
+        table.process_frame(0, frame((first, position, [0]), (second, position, [0])), 1.0)
+    table.process_frame(0, frame((third, 0, [0])), 1.0)
+    table.switch_weights(0, "b")
+    table.process_frame(0, frame((first, 3, [0, 0])), 1.0)
+    later = make_stream(RecordingReply(), [])
+    later.versions = []
+    table.open(later, 0.0)
+    assert streams[0].versions == streams[1].versions == [(0, "a"), (3, "b")]
+    assert (later.versions, streams[2].versions) == ([(0, "b")], None)
+
+
+def test_a_stream_that_is_resumed_has_the_weights_of_the_other_engine_from_there_on() -> None:
+    table = make_table()
+    stream = make_stream(RecordingReply(), [])
+    stream.versions = []
+    handle = open_plain(table, stream)
+    table.switch_weights(0, "a")
+    table.switch_weights(1, "b")
+    table.process_frame(0, frame((handle, 0, [0, 1])), 1.0)
+    table.detach_engine(0)
+    table.assign(stream, 1)
+    table.process_frame(1, frame((handle, 2, [0])), 1.0)
+    table.detach_engine(1)
+    table.assign(stream, 0)  # a new process, whose weights are not known before its first frame
+    table.switch_weights(0, "c")
+    assert stream.versions == [(0, "a"), (2, "b"), (3, "c")]

@@ -13,6 +13,7 @@ from penstock.dialects.openapi_schema import (
     STRING,
     TOKENS,
     TRANSFER,
+    WEIGHT_VERSIONS,
     ApiDescription,
     Route,
     Schema,
@@ -76,6 +77,7 @@ DESCRIPTION = ApiDescription(
             },
             stop_reason=STOP_REASON,
             token_ids=or_null(TOKENS),
+            weight_versions=WEIGHT_VERSIONS,
         ),
         "ChatCompletion": generated(
             "A chat completion.",
@@ -105,6 +107,7 @@ DESCRIPTION = ApiDescription(
             logprobs=_CHAT_LOGPROBS,
             stop_reason=STOP_REASON,
             token_ids=or_null(TOKENS),
+            weight_versions=WEIGHT_VERSIONS,
         ),
         "ChatCompletionChunk": generated(
             "An event of a streamed chat completion.",

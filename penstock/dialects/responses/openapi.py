@@ -10,6 +10,7 @@ from penstock.dialects.openapi_schema import (
     NUMBER,
     STRING,
     TRANSFER,
+    WEIGHT_VERSIONS,
     ApiDescription,
     Route,
     Schema,
@@ -158,6 +159,7 @@ DESCRIPTION = ApiDescription(
                 "prompt_cache_key": or_null(STRING),
             },
             kv_transfer_params=TRANSFER,
+            weight_versions=WEIGHT_VERSIONS,
         ),
         "ResponseInputTokens": shape("Tokens of a prompt.", {"object": STRING, "input_tokens": COUNT}),
         "ResponseEvent": shape(

@@ -21,6 +21,7 @@ from penstock.store.response_store import ResponseStore
 from penstock.store.stored_response import StoredResponse
 from penstock.streaming.rows.event_record import EventRecord
 from penstock.streaming.stream import StreamError
+from penstock.streaming.weight_spans import WeightSpan
 from penstock.wire.messages import KVTransferParams
 
 _CUT = {b"length": b"max_output_tokens", ABORT: ABORT}
@@ -138,6 +139,7 @@ class ResponsesReply(ReplyFormat):
             incomplete=b"null" if cut is None else b'{"reason":"%b"}' % cut,
             usage=encode_json(self._usage_field(reply.usage())),
             transfer=choice.kv_transfer_params,
+            versions=choice.weight_versions,
         )
         self._final = b"response." + status, response
         return None if self._fields.background else self._put(status, response)
@@ -182,10 +184,11 @@ class ResponsesReply(ReplyFormat):
         incomplete: bytes = b"null",
         usage: bytes = b"null",
         transfer: KVTransferParams | None = None,
+        versions: Sequence[WeightSpan] | None = None,
     ) -> bytes:
         return (
             b'{"id":"%b","object":"response","created_at":%d,"status":"%b","completed_at":%b,"error":%b,'
-            b'"incomplete_details":%b,"output":[%b],"usage":%b%b,%b}'
+            b'"incomplete_details":%b,"output":[%b],"usage":%b%b%b,%b}'
         ) % (
             self.id.encode(),
             self._created_at,
@@ -196,6 +199,7 @@ class ResponsesReply(ReplyFormat):
             self._output.items(),
             usage,
             b"" if transfer is None else b',"kv_transfer_params":' + transfer,
+            b"" if versions is None else b',"weight_versions":' + encode_json(versions),
             self._fields.echo,
         )
 

@@ -37,6 +37,7 @@ from penstock.streaming.request_states import ReplyEvent, ReplyState, next_reply
 from penstock.streaming.stop_strings import StopMatcher
 from penstock.streaming.stream import Stream, StreamError
 from penstock.streaming.token_table import TokenTable
+from penstock.streaming.weight_spans import WeightSpan, weight_spans
 from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
 from penstock.wire.messages import KVTransferParams
@@ -144,6 +145,8 @@ class Choice:
     stop_reason: int | str | None = None
     kv_transfer_params: KVTransferParams | None = None
     """Sent by the engine at the end."""
+    weight_versions: Sequence[WeightSpan] | None = None
+    """Set at the end, if the request asks for them."""
 
     @property
     def plain(self) -> TextKind | None:
@@ -244,6 +247,8 @@ class RequestReply(ABC):
         if not self.choices:
             self.first_rank = rank
         stream = self._make_stream(index, rank)
+        if plan.return_weight_versions:
+            stream.versions = []
         choice.stream = stream
         self.choices.append(choice)
         return stream
@@ -374,8 +379,7 @@ class RequestReply(ABC):
                 choice.logprobs.places.end = echo + choice.assembler.characters
             surplus = len(tokens) - piece.tokens_used
             self.context.streams.discard_tokens(surplus)
-            choice.generated = self.context.streams.num_delivered(stream) - surplus
-            choice.stream = None
+            self._end_choice(choice, stream, self.context.streams.num_delivered(stream) - surplus)
             if not finish:
                 self._drop(stream, stopped=True)
         elif finish:
@@ -386,8 +390,14 @@ class RequestReply(ABC):
     def _finish_choice(self, choice: Choice, stream: Stream, finish: FinishReason) -> None:
         """The engine has ended the choice's stream."""
         choice.finish(_REASON[finish])
-        choice.generated = self.context.streams.num_delivered(stream) if self.plan.max_tokens != 0 else 0
-        choice.stream = None
+        unsent = self.plan.max_tokens == 0
+        self._end_choice(choice, stream, 0 if unsent else self.context.streams.num_delivered(stream))
+
+    @staticmethod
+    def _end_choice(choice: Choice, stream: Stream, generated: int) -> None:
+        choice.generated, choice.stream = generated, None
+        if stream.versions is not None:
+            choice.weight_versions = weight_spans(stream.versions, generated)
 
     def _all_choices_ended(self) -> bool:
         for choice in self.choices:  # noqa: SIM110 - all() over a generator takes three times as long

@@ -128,6 +128,7 @@ class StreamedReply(RequestReply):
                 text=text,
                 finish_reason=choice.finish_reason,
                 kv_transfer_params=choice.kv_transfer_params,
+                weight_versions=choice.weight_versions,
             )
             self._send_choice(choice, opening + format.event(index, last))
         else:
@@ -227,6 +228,7 @@ class StreamedReply(RequestReply):
             prompt_token_ids=prompt_ids,
             usage=self._usage(choice, generated),
             kv_transfer_params=choice.kv_transfer_params,
+            weight_versions=choice.weight_versions,
         )
         return opening + format.event(index, content)
 

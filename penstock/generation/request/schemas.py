@@ -203,6 +203,9 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     )
     spaces_between_special_tokens: bool | None = None
     return_token_ids: Annotated[bool | None, about("Return token ids of prompt and output.")] = None
+    return_weight_versions: Annotated[
+        bool | None, about("Return which version of the weights made which output tokens.")
+    ] = None
     truncate_prompt_tokens: Annotated[
         Annotated[int, Meta(ge=-1)] | None,
         about("Maximum number of prompt tokens to keep; -1: as many as fit."),

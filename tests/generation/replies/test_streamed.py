@@ -455,3 +455,34 @@ def test_reasoning_passes_by_its_parser_and_stays_reasoning() -> None:
     )
     assert "".join(delta.get("content", "") for delta in deltas) == "The answer is 42, as ever."
     assert len(seen) < len(tokens) / 2, "most rows were the reply's"
+
+
+# -- versions of the weights
+
+
+@within_loop
+def test_the_last_event_of_a_choice_says_which_weights_made_it() -> None:
+    desk = Desk(tables())
+    _, sink, handle = open_stream(desk, return_weight_versions=True, stop="c")
+    desk.streams.switch_weights(0, "one")
+    desk.deliver(desk.rows(handle, [ids("a"), ids("b")]))
+    desk.streams.switch_weights(0, "two")
+    desk.deliver(desk.rows(handle, [ids("b")]))
+    desk.streams.switch_weights(0, "three")
+    desk.deliver(desk.rows(handle, [ids("bcaa")]))  # the last two come after the stop string
+    choices = [event["choices"][0] for event in sink.events()]
+    assert [choice.get("weight_versions") for choice in choices[:-1]] == [None] * (len(choices) - 1)
+    assert choices[-1]["weight_versions"] == [
+        {"start": 0, "end": 2, "version": "one"},
+        {"start": 2, "end": 3, "version": "two"},
+        {"start": 3, "end": 5, "version": "three"},
+    ]
+
+
+@within_loop
+def test_the_last_plain_row_says_it_as_well() -> None:
+    desk = Desk(tables())
+    _, sink, handle = open_stream(desk, return_weight_versions=True)
+    desk.streams.switch_weights(0, "one")
+    desk.deliver(desk.rows(handle, [ids("a"), ids("b")], FinishReason.LENGTH))
+    assert sink.events()[-1]["choices"][0]["weight_versions"] == [{"start": 0, "end": 2, "version": "one"}]
