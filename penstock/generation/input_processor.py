@@ -171,7 +171,8 @@ class InputProcessor:
         logprobs: int,
     ) -> RequestPlan:
         """A plan from the fields that dialects share. ``max_tokens``: None for what context and KV cache
-        allow; ``logprobs``: alternatives per token, -1 for none. Raises ApiError."""
+        allow; ``logprobs``: alternatives per token, -1 for none, unless the request lists them. Raises
+        ApiError."""
         most = self._max_tokens if max_tokens is None else min(max_tokens or 1, self._max_tokens)
         base = validation.parse_sampling_params(
             request,
@@ -194,7 +195,7 @@ class InputProcessor:
                 constrain(plan, constraint)
         plan.stream = bool(request.stream)
         plan.max_tokens = max_tokens
-        plan.logprobs = logprobs
+        plan.logprobs = base.logprobs
         plan.request_id = request_id or request.request_id
         if request_id is not None and len(request_id) > MAX_REQUEST_ID:
             raise ApiError(

@@ -76,3 +76,29 @@ def test_errors_name_the_field(demo: Server) -> None:
     ):
         reply = demo.post(GENERATE, {"token_ids": [1], "sampling_params": {}} | fields)
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+def test_listed_tokens_have_their_logprobs_everywhere(demo: Server) -> None:
+    known = demo.complete(PROMPT, temperature=0, max_tokens=4, return_token_ids=True, logprobs=3)["choices"][
+        0
+    ]
+    ids, sampled = known["prompt_token_ids"], known["token_ids"]
+    listed = [sampled[1], sampled[0]]
+    sampling = {"temperature": 0, "max_tokens": 4, "logprob_token_ids": listed}
+    first, *_ = generated(demo, ids, sampling)["choices"][0]["logprobs"]["content"]
+    assert [each["token_id"] for each in first["top_logprobs"]] == [sampled[0], sampled[1]]
+    assert first["logprob"] == pytest.approx(known["logprobs"]["token_logprobs"][0], abs=1e-4)
+    other = first["top_logprobs"][1]["logprob"]
+    options = {"temperature": 0, "max_tokens": 4, "logprob_token_ids": listed}
+    completed = demo.complete(ids, return_tokens_as_token_ids=True, **options)["choices"][0]["logprobs"]
+    assert completed["top_logprobs"][0] == {
+        f"token_id:{sampled[0]}": pytest.approx(first["logprob"], abs=1e-4),
+        f"token_id:{sampled[1]}": pytest.approx(other, abs=1e-4),
+    }
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "logprobs": True, **options}
+    reply = demo.post("/v1/chat/completions", chat)
+    assert reply.status_code == 200, reply.text
+    entry = reply.json()["choices"][0]["logprobs"]["content"][0]
+    assert len(entry["top_logprobs"]) == 2
+    refused = demo.post("/v1/chat/completions", chat | {"logprobs": False})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "logprob_token_ids")

@@ -98,6 +98,10 @@ class ChatCompletions(Dialect):
             alternatives = validation.resolve_logprobs(
                 alternatives, processor.max_logprobs, processor.model_info.vocab_size, "top_logprobs"
             )
+        elif request.logprob_token_ids and not request.logprobs:
+            raise refused(
+                "when using `logprob_token_ids`, `logprobs` must be set to true.", "logprob_token_ids"
+            )
         return alternatives if request.logprobs else -1
 
 

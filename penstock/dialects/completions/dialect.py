@@ -47,11 +47,12 @@ class Completions(Dialect):
         plan = processor.plan(request, info.request_id, prompts, max_tokens=max_tokens, logprobs=logprobs)
         plan.dialect_fields = request.service_tier
         plan.echo = bool(request.echo)
-        if plan.echo and logprobs > plan.prompt_logprobs:
+        echoed = 0 if request.logprob_token_ids else logprobs  # lists are for the output alone
+        if plan.echo and echoed > plan.prompt_logprobs:
             plan.prompt_logprobs = validation.resolve_prompt_logprobs(
-                logprobs, processor.max_logprobs, model_info.vocab_size, stream=False
+                echoed, processor.max_logprobs, model_info.vocab_size, stream=False
             )
-            plan.base = msgspec.structs.replace(plan.base, prompt_logprobs=logprobs)
+            plan.base = msgspec.structs.replace(plan.base, prompt_logprobs=echoed)
         plan.add_special_tokens = request.add_special_tokens is not False
         return plan
 

@@ -162,6 +162,7 @@ class ResponseRequest(GenerateRequest, kw_only=True):
 
 UNSUPPORTED = (
     *COMMON,
+    UnsupportedField("logprob_token_ids", absent, MUST_BE_ABSENT),
     UnsupportedField("best_of", lambda value: value == 1, "it must be 1 or absent"),
     UnsupportedField("context_management", absent, MUST_BE_ABSENT),
     UnsupportedField("conversation", absent, "continue a response by previous_response_id"),

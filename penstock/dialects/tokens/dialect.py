@@ -76,8 +76,14 @@ class TokensInOut(Dialect):
         self._unsupported_sampling.check_fields(sampling)
         if sampling.stop and sampling.detokenize is False:
             raise ApiError(400, "detokenize must not be false with stop, which is text.", param="detokenize")
-        logprobs = -1
-        if sampling.logprobs is not None:
+        logprobs, listed = -1, sampling.logprob_token_ids
+        if listed and sampling.logprobs not in (None, len(listed)):
+            raise refused(
+                f"logprobs must be absent, or the number of logprob_token_ids ({len(listed)}).",
+                "logprobs",
+                sampling.logprobs,
+            )
+        if sampling.logprobs is not None and not listed:
             logprobs = validation.resolve_logprobs(
                 sampling.logprobs, processor.max_logprobs, model_info.vocab_size
             )

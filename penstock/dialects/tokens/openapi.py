@@ -28,7 +28,7 @@ _MODE: Schema = {"type": "string", "enum": ["tokens", "text"]}
 _CANDIDATE: dict[str, Schema] = {"token_id": COUNT, "logprob": NUMBER, "rank": or_null(INTEGER)}
 _BY_ID = shape(
     "A generated token; its candidates are the token itself, then the alternatives in order.",
-    _CANDIDATE | {"top_logprobs": listed(shape("A candidate.", _CANDIDATE))},
+    {"token": STRING} | _CANDIDATE | {"top_logprobs": listed(shape("A candidate.", _CANDIDATE))},
 )
 _LOGPROBS = or_null(
     shape(

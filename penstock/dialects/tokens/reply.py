@@ -27,7 +27,7 @@ JSON_PIECE = 1 << 15
 class TokensReply(ReplyFormat):
     """Choices are token ids."""
 
-    __slots__ = ("_prefix", "created", "id", "model")
+    __slots__ = ("_prefix", "_ranked", "created", "id", "model")
 
     api = "generate"
     fast_path = False
@@ -39,6 +39,7 @@ class TokensReply(ReplyFormat):
         self.id = id
         self.model = plan.model
         self.created = int(time.time())
+        self._ranked = not plan.base.logprob_token_ids
         self._prefix = b'data: {"request_id":"%b","output_mode":"%b","choices":[' % (
             escape_json(id),
             self.mode,
@@ -92,7 +93,7 @@ class TokensReply(ReplyFormat):
     def logprobs(self, logprobs: TokenLogprobs) -> Iterator[bytes]:
         """The field ``logprobs`` of a choice, in pieces: candidates by token id."""
         yield b'{"content":'
-        yield from entries_by_id(logprobs)
+        yield from entries_by_id(logprobs, ranked=self._ranked)
         yield b"}"
 
     # -- replies that are not streamed

@@ -80,7 +80,10 @@ class TokenSampling(msgspec.Struct, kw_only=True):
     flat_logprobs: Annotated[Any, _INTERNAL] = None
     output_text_buffer_length: Annotated[Any, _INTERNAL] = None
     skip_reading_prefix_cache: bool | None = None
-    logprob_token_ids: list[int] | None = None
+    logprob_token_ids: Annotated[
+        list[int] | None,
+        about("Tokens whose logprobs are returned for each token, in place of the likeliest ones'."),
+    ] = None
     prompt_logprob_token_ids: Any = None
     prompt_logprob_start: int | None = None
     trace_decode_token_ids: list[int] | None = None
@@ -142,7 +145,6 @@ UNSUPPORTED = (
 )
 UNSUPPORTED_SAMPLING = (
     UnsupportedField("extra_args", absent, MUST_BE_ABSENT),
-    UnsupportedField("logprob_token_ids", absent, MUST_BE_ABSENT),
     UnsupportedField("prompt_logprob_start", absent, "it must be 0 or absent"),
     UnsupportedField("prompt_logprob_token_ids", absent, MUST_BE_ABSENT),
     UnsupportedField("repetition_detection", absent, MUST_BE_ABSENT),

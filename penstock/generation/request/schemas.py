@@ -274,7 +274,10 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     watermarking: bool | None = None
-    logprob_token_ids: list[int] | None = None
+    logprob_token_ids: Annotated[
+        list[int] | None,
+        about("Tokens whose logprobs are returned for each token, in place of the likeliest ones'."),
+    ] = None
     return_tokens_as_token_ids: Annotated[
         bool | None,
         about("Spell tokens in logprobs as token_id:5, so that each can be told from all others."),

@@ -47,7 +47,6 @@ COMMON = (
     _outputs("json_schema", "json"),
     UnsupportedField("kv_transfer_params", absent, MUST_BE_ABSENT),
     UnsupportedField("length_penalty", _one, "it must be 1 or absent"),
-    UnsupportedField("logprob_token_ids", absent, MUST_BE_ABSENT),
     _outputs("regex", "regex"),
     UnsupportedField("repetition_detection", absent, MUST_BE_ABSENT),
     UnsupportedField("routed_experts_prompt_start", absent, "it must be 0 or absent"),

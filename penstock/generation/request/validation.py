@@ -12,7 +12,7 @@ from penstock.generation.prompt.tokenizer import Tokenizer
 from penstock.generation.request.schemas import GenerateRequest
 from penstock.http.errors import ApiError, refused, shown
 from penstock.wire.logprobs import ENTRY_CANDIDATES
-from penstock.wire.messages import SamplingParams
+from penstock.wire.messages import MAX_LISTED_LOGPROBS, SamplingParams
 
 GREEDY_BELOW = 1e-5
 """Lower temperatures are treated as 0, as in vLLM."""
@@ -39,7 +39,7 @@ CANDIDATE_BYTES = 8
 MAX_BIAS = 100.0
 """Logit biases are clamped to ± this value, as OpenAI documents."""
 
-_NOTHING = (None,) * 7
+_NOTHING = (None,) * 8
 
 
 def parse_sampling_params(
@@ -102,6 +102,7 @@ def parse_sampling_params(
         r.logit_bias,
         r.allowed_token_ids,
         r.bad_words,
+        r.logprob_token_ids,
     )
     return sampling if rare == _NOTHING else _with_rare_fields(sampling, r, model_info, tokenizer)
 
@@ -129,6 +130,9 @@ def _with_rare_fields(
         allowed_token_ids=_allowed(r.allowed_token_ids, size),
         bad_words=_bad_words(r.bad_words or (), tokenizer),
     )
+    if r.logprob_token_ids:
+        listed = _listed_logprobs(r.logprob_token_ids, size)
+        sampling = replace(sampling, logprobs=len(listed), logprob_token_ids=listed)
     if r.allowed_token_ids is not None or r.bad_words or sampling.min_tokens:
         _check_tokens_left(sampling, model_info)
     return sampling
@@ -365,6 +369,16 @@ def _token_ids(field: str, ids: Collection[int], vocab_size: int) -> tuple[int, 
                 param=field,
             )
     return unique
+
+
+def _listed_logprobs(ids: list[int], vocab_size: int) -> tuple[int, ...]:
+    if len(ids) > MAX_LISTED_LOGPROBS:
+        raise refused(
+            f"logprob_token_ids has {len(ids)} token ids, at most {MAX_LISTED_LOGPROBS} are allowed.",
+            "logprob_token_ids",
+            len(ids),
+        )
+    return _token_ids("logprob_token_ids", ids, vocab_size)
 
 
 def _allowed(ids: list[int] | None, vocab_size: int) -> tuple[int, ...] | None:

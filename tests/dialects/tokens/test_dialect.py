@@ -93,6 +93,8 @@ def test_max_tokens_beyond_the_context_is_no_error() -> None:
             "sampling_params.structured_outputs.json",
         ),
         ({"sampling_params": {"extra_args": {"a": 1}}}, "sampling_params.extra_args"),
+        ({"sampling_params": {"logprob_token_ids": [16384]}}, "sampling_params.logprob_token_ids"),
+        ({"sampling_params": {"logprob_token_ids": [1] * 1025}}, "sampling_params.logprob_token_ids"),
         ({"sampling_params": {"stop": "a", "detokenize": False}}, "sampling_params.detokenize"),
         ({"sampling_params": {"prompt_logprobs": 1}, "stream": True}, "sampling_params.prompt_logprobs"),
         ({"features": {"mm_hashes": {}, "mm_placeholders": {}}}, "features"),
@@ -109,6 +111,14 @@ def test_what_cannot_be_served_is_refused_by_name(fields: dict[str, Any], param:
     error = error_of(DIALECT.plan, tokens_body(**fields))
     assert error.param == param
     assert error.message
+
+
+def test_listed_logprobs_take_the_place_of_the_likeliest() -> None:
+    plan = DIALECT.plan(tokens_body({"logprob_token_ids": [7, 5]}))
+    assert (plan.logprobs, plan.base.logprobs, plan.base.logprob_token_ids) == (2, 2, (7, 5))
+    assert DIALECT.plan(tokens_body({"logprob_token_ids": [7, 5], "logprobs": 2})).logprobs == 2
+    error = error_of(DIALECT.plan, tokens_body({"logprob_token_ids": [7, 5], "logprobs": 1}))
+    assert error.param == "sampling_params.logprobs"
 
 
 def test_a_constraint_waits_for_the_end_of_reasoning() -> None:

@@ -180,12 +180,23 @@ def test_logprobs_are_by_id() -> None:
         logprob = float(np.float32(-5 / 7))
         entry = {"token_id": 5, "logprob": logprob, "rank": None}
         assert body["choices"][0]["logprobs"]["content"][0] == entry | {
-            "top_logprobs": [entry, {"token_id": 0, "logprob": -1.5, "rank": 1}]
+            "token": "token_id:5",
+            "top_logprobs": [entry, {"token_id": 0, "logprob": -1.5, "rank": 1}],
         }
         desk, sink = streamed({"logprobs": 1})
         desk.deliver(desk.rows(0, [[5], [7]], FinishReason.LENGTH, logprobs=True))
         content = [choice["logprobs"]["content"] for event in sink.events() for choice in event["choices"]]
         assert [each for part in content for each in part] == body["choices"][0]["logprobs"]["content"]
+
+    in_loop(run)
+
+
+def test_listed_tokens_have_no_ranks() -> None:
+    def run() -> None:
+        sampling = {"logprob_token_ids": [0]}
+        body = collected([[5, 7]], FinishReason.LENGTH, sampling, logprobs=True)
+        first, _ = body["choices"][0]["logprobs"]["content"]
+        assert [(each["token_id"], each["rank"]) for each in first["top_logprobs"]] == [(5, None), (0, None)]
 
     in_loop(run)
 
