@@ -13,7 +13,7 @@ import msgspec
 from penstock.generation.dialect import ReplyFormat
 from penstock.http.admission import overloaded
 from penstock.http.errors import ApiError
-from penstock.http.sink import Listener
+from penstock.http.sink import EVENT_STREAM, Listener, StreamKind
 from penstock.logging_setup import RateLimitedLog
 from penstock.metrics.store_metrics import StoreMetrics
 from penstock.store.response_object import with_status
@@ -107,7 +107,7 @@ class BackgroundRun:
     def cut(self) -> None:
         self._failure = NOT_STORED
 
-    def send(self, data: bytes, *, last: bool) -> None:
+    def send(self, data: bytes, *, last: bool, kind: StreamKind = EVENT_STREAM) -> None:
         self.write(data)
 
     def write(self, data: bytes) -> None:

@@ -25,6 +25,7 @@ from penstock.generation.prompt.prompt_encoder import PromptEncoder
 from penstock.generation.prompt.render_limit import RenderTimeout, on_event_loop
 from penstock.generation.prompt.tokenizer import PIECE
 from penstock.generation.replies.collected import CollectedReply
+from penstock.generation.replies.columns import SAFETENSORS, ColumnsReply, plan_columns
 from penstock.generation.replies.reply import Prompt, RequestContext
 from penstock.generation.replies.stream_failure import stream_failed
 from penstock.generation.replies.streamed import NOT_KEPT, StreamedReply
@@ -34,9 +35,11 @@ from penstock.generation.request.validation import (
     check_streamed_echo,
     wide_prompt_logprob_bytes,
 )
+from penstock.http.accept import asks_for
 from penstock.http.admission import no_engine, overloaded, unavailable
 from penstock.http.errors import ApiError
-from penstock.http.request import ClientGone, HttpRequest
+from penstock.http.request import JSON, ClientGone, HttpRequest
+from penstock.http.sink import Headers
 from penstock.store.stored_response import StoredResponse
 from penstock.wire.messages import AdapterKey, SamplingParams, Submit
 
@@ -47,6 +50,7 @@ THREADS_BYTES = 16 << 20
 """Bytes of bodies and texts that threads work on at the same time; a larger one is worked on alone."""
 MAX_LOOK_UPS = 8
 """Requests that are planned with what they continue at the same time: each may hold 16 MiB of it."""
+EVENTS = b"text/event-stream"
 TRUNCATED = 4
 """A prompt that is to be truncated may have this many times the context."""
 
@@ -141,7 +145,8 @@ class GenerationRoutes:
         try:
             body = await request.http.read_json(self._config.max_request_bytes)
             self._check_open()
-            info = RequestInfo(request.http.header(b"x-request-id"), request.tenant)
+            accept = _named_types(dialect, request)
+            info = RequestInfo(request.http.header(b"x-request-id"), request.tenant, accept)
             looking = dialect.look_up(body, info)
             if looking is not None:
                 plan, prompts = await self._plan_continued(request, dialect, body, info, looking)
@@ -181,6 +186,8 @@ class GenerationRoutes:
     ) -> tuple[RequestPlan, list[Prompt] | None]:
         """The plan of a body and, with ``tokenize``, its prompts. Raises ApiError."""
         plan = dialect.plan(body, info, found)
+        if info.accept and asks_for(info.accept, SAFETENSORS, EVENTS if plan.stream else JSON):
+            plan_columns(plan)
         if info.tenant is not None and not self._config.shared_prefix_cache:
             plan.cache_salt = info.tenant + (plan.cache_salt or "")
         return plan, self._tokenize_all(plan) if tokenize else None
@@ -241,6 +248,8 @@ class GenerationRoutes:
             check_queue_capacity(self._config, plan, [prompt.length for prompt in prompts], hints.rank)
             samplings = [plan.sampling(prompt.length, index) for prompt in prompts for index in range(plan.n)]
         format = dialect.reply_format(plan, request.request_id)
+        if plan.columns:
+            format = ColumnsReply(format, plan, len(prompts))
         return Work(
             plan=plan,
             format=format,
@@ -300,7 +309,11 @@ class GenerationRoutes:
             except Exception:  # noqa: BLE001 - logged where it was raised
                 raise stream_failed(NOT_KEPT) from None
         self._report_load(request)
-        await self._sender.send_json(request, work.format.whole(collected))
+        if isinstance(work.format, ColumnsReply):
+            file = work.format.file(collected)
+            await self._sender.send(request, file.pieces(), SAFETENSORS, file.size)
+        else:
+            await self._sender.send(request, work.format.whole(collected))
 
     async def _run_in_background(self, work: Work, entry: StoredResponse, request: ApiRequest) -> None:
         """Start a reply that goes on without its client, and answer with its entry or with its events."""
@@ -485,3 +498,14 @@ def _characters(plan: RequestPlan) -> int:
         elif plan.echo:
             characters += len(prompt) // 4
     return characters
+
+
+def _named_types(dialect: Dialect, request: ApiRequest) -> Headers:
+    """The request's headers if they may ask for columns; the reply then says that it depends on them."""
+    http = request.http
+    if not dialect.columns or b"accept" not in http.fields:
+        return ()
+    if not any(name == b"accept" and SAFETENSORS in value.lower() for name, value in http.headers):
+        return ()
+    request.add_headers((b"vary", b"accept"))
+    return http.headers

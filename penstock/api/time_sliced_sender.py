@@ -21,8 +21,11 @@ class TimeSlicedSender:
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
 
-    async def send_json(self, request: ApiRequest, pieces: Iterator[bytes]) -> None:
-        """Send a reply whose body is ``pieces``; gives up if the client disconnects."""
+    async def send(
+        self, request: ApiRequest, pieces: Iterator[bytes], kind: bytes = JSON, size: int | None = None
+    ) -> None:
+        """Send a reply whose body is ``pieces``; gives up if the client disconnects. ``kind``: its content
+        type; ``size``: its bytes, if they are known before all pieces are."""
         body, ended = _next_turn(pieces)
         connection: _Connection | None = None
         while not ended:
@@ -35,13 +38,14 @@ class TimeSlicedSender:
             if connection is None:
                 connection = _Connection()
                 request.http.sink.listen(connection)
-                await request.http.begin(200, [(b"content-type", JSON)])
+                length = [] if size is None else [(b"content-length", b"%d" % size)]
+                await request.http.begin(200, [(b"content-type", kind), *length])
             if connection.lost:
                 return
             await request.http.write(bytes(body))
             body.clear()
         if connection is None:
-            await request.http.reply_json(bytes(body))
+            await request.http.reply_json(bytes(body), kind=kind)
         else:
             if body:
                 await request.http.write(bytes(body))

@@ -19,6 +19,7 @@ from penstock.generation.parsers.delta import Delta, TextKind
 from penstock.generation.plan import RequestPlan
 from penstock.generation.replies.token_usage import TokenUsage
 from penstock.http.errors import ApiError
+from penstock.http.sink import EVENT_STREAM, Headers, StreamKind
 from penstock.store.stored_response import StoredResponse
 from penstock.streaming.rows.event_record import EventRecord
 from penstock.streaming.stream import StreamError
@@ -38,6 +39,8 @@ class RequestInfo(NamedTuple):
     """From the header X-Request-Id."""
     tenant: str | None = None
     """Whose API key the request has; None: the server has no keys, or one."""
+    accept: Headers = ()
+    """Its headers, if they decide on the content type of the reply."""
 
 
 NO_INFO = RequestInfo()
@@ -80,7 +83,7 @@ class ReplyFormat(ABC):
 
     __slots__ = ()
 
-    api: ClassVar[str]
+    api: str
     """Name of the API in metrics."""
     fast_path: ClassVar[bool] = True
     """Whether text events may be written without asking the format."""
@@ -97,6 +100,8 @@ class ReplyFormat(ABC):
     they arrive, and :meth:`keep` and :meth:`whole` have little to do."""
     usage_first: ClassVar[bool] = False
     """Whether the opening event of a choice has the usage."""
+    stream_kind: ClassVar[StreamKind] = EVENT_STREAM
+    """The content type of a streamed reply."""
     keep_alive: ClassVar[bytes] = b": keep-alive\n\n"
     """What keeps a silent stream open: by default a comment of server-sent events, which clients ignore."""
 
@@ -166,6 +171,8 @@ class Dialect(ABC):
 
     path: ClassVar[str]
     """Path of the route; its method is POST."""
+    columns: ClassVar[bool] = False
+    """Whether programs may ask for replies as columns (:mod:`penstock.generation.replies.columns`)."""
     recognizes_clients: ClassVar[bool] = False
     """Whether this API's clients are known on all routes, by :meth:`recognizes`."""
 

@@ -77,6 +77,8 @@ class RequestPlan(msgspec.Struct, gc=False):
     """Text of the reply's ``Warning`` header, without quotes and backslashes."""
     dialect_fields: Any = None
     """Fields of the request that its dialect needs again for the reply."""
+    columns: bool = False
+    """Whether the reply is columns of token ids and logprobs, not the API's own."""
     format: MessageFormat | None = None
     """How to parse tool calls and reasoning; None: all text is content."""
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from penstock.http.errors import MALFORMED, ApiError
 from penstock.http.http1.request_head import RequestHead
-from penstock.http.sink import Headers, Sink
+from penstock.http.sink import Headers, Sink, StreamKind
 
 JSON = b"application/json"
 MAX_REQUEST_ID = 256
@@ -95,8 +95,8 @@ class HttpRequest:
         self.keep_alive = head.keep_alive
         """Whether the connection serves another request after the reply."""
         self.started = self.complete = False
-        self.events = False
-        """Whether the reply's body is a stream of events of the server's own."""
+        self.events: StreamKind | None = None
+        """What the reply's body is if it is a stream of events of the server's own."""
         self.streamed = False
         """Whether the reply goes on without a known length: it may be silent, and limits its own backlog."""
 

@@ -7,18 +7,30 @@ of an HTTP/2 connection, each stream does. Replies give content; framing is the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from penstock.http.write_target import WriteTarget
 
 Headers = Sequence[tuple[bytes, bytes]]
 
-EVENT_STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # proxies such as nginx must not buffer events
-]
-"""Headers of a reply that is sent by :meth:`Sink.send`."""
+
+class StreamKind(NamedTuple):
+    """What the streams of one content type have in common."""
+
+    headers: Headers
+    filler: bytes
+    """Bytes that may stand between two events, and that clients ignore."""
+
+
+EVENT_STREAM = StreamKind(
+    [
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"cache-control", b"no-cache"),
+        (b"x-accel-buffering", b"no"),  # proxies such as nginx must not buffer events
+    ],
+    filler=b":\n\n",
+)
+"""Server-sent events."""
 
 
 class Listener(Protocol):
@@ -60,8 +72,8 @@ class EventSink(Protocol):
 
     # -- a stream of events
 
-    def send(self, data: bytes, *, last: bool) -> None:
-        """Write events. The first call writes status 200 and the headers of an event stream before them;
+    def send(self, data: bytes, *, last: bool, kind: StreamKind = EVENT_STREAM) -> None:
+        """Write events. The first call writes status 200 and the headers of the ``kind`` before them;
         ``last`` ends the reply, and the connection serves its next request."""
         ...
 

@@ -77,6 +77,7 @@ class Stream:
     """
 
     __slots__ = (
+        "arrays",
         "failed_resumes",
         "guarded",
         "handle",
@@ -142,6 +143,8 @@ class Stream:
         self.versions: list[tuple[int, str]] | None = None
         """Versions of the weights, each with the position from which on they made its tokens, if the request
         asks for them: see :mod:`.weight_spans`."""
+        self.arrays = False
+        """Whether the reply gets the tokens of a row as an array, int32[n], not as a list."""
         self.guarded = False
         """Whether the reply must see tokens that may begin a marker of its parser."""
         self.write_targets: WriteTargets | None = None

@@ -21,7 +21,7 @@ from penstock.generation.plan import RequestPlan
 from penstock.generation.replies.collected import CollectedReply
 from penstock.generation.replies.reply import Prompt, RequestContext, RequestReply, TextTables
 from penstock.generation.replies.streamed import StreamedReply
-from penstock.http.sink import Listener
+from penstock.http.sink import EVENT_STREAM, Listener, StreamKind
 from penstock.http.write_target import WriteTarget
 from penstock.metrics.bounds import EVENT_BOUNDS, ITL_BOUNDS, TTFT_BOUNDS
 from penstock.metrics.histogram import Histogram
@@ -59,7 +59,7 @@ class MemorySink:
     def listen(self, listener: Listener) -> None:
         self.listener = listener
 
-    def send(self, data: bytes, *, last: bool) -> None:
+    def send(self, data: bytes, *, last: bool, kind: StreamKind = EVENT_STREAM) -> None:
         self.starts = 1
         self.write(data)
         if last:

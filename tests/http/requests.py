@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from penstock.http.http1.request_head import RequestHead
 from penstock.http.request import HttpRequest, first_values
-from penstock.http.sink import Headers, Listener
+from penstock.http.sink import EVENT_STREAM, Headers, Listener, StreamKind
 from penstock.http.write_target import WriteTarget
 
 
@@ -59,7 +59,7 @@ class FakeSink:
     def cut(self) -> None:
         self.ended = "cut"
 
-    def send(self, data: bytes, *, last: bool) -> None:
+    def send(self, data: bytes, *, last: bool, kind: StreamKind = EVENT_STREAM) -> None:
         if not self.status:
             self.begin(200, [])
         self.write(data)

@@ -24,6 +24,7 @@ class ChatCompletions(Dialect):
     """OpenAI's chat completions."""
 
     path = "/v1/chat/completions"
+    columns = True
 
     def __init__(self, config: ServeConfig, processor: InputProcessor) -> None:
         self._processor = processor

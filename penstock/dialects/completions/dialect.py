@@ -23,6 +23,7 @@ class Completions(Dialect):
     """OpenAI's completions."""
 
     path = "/v1/completions"
+    columns = True
 
     def __init__(self, config: ServeConfig, processor: InputProcessor) -> None:
         self._processor = processor

@@ -44,6 +44,7 @@ class TokensInOut(Dialect):
     text."""
 
     path = "/inference/v1/generate"
+    columns = True
 
     def __init__(self, config: ServeConfig, processor: InputProcessor) -> None:
         self._processor = processor

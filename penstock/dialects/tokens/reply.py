@@ -125,7 +125,7 @@ class TokensReply(ReplyFormat):
             "stop_reason": choice.stop_reason,
         }
         yield b'%b%b,"token_ids":' % (b"," if index else b"", encode_json(ending)[:-1])
-        yield from _ids(choice.tokens)
+        yield from _ids(choice.id_column().tolist() if choice.ids else choice.tokens)
         yield b',"routed_experts":null,"sampling_mask":null,"weight_versions":null'
         yield from self.whole_content(choice)
         yield b',"logprobs":'

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import numpy as np
+
 from penstock.generation.dialect import EventContent, ReplyFormat
 from penstock.generation.plan import RequestPlan
 from penstock.generation.replies.reply import Choice, RequestContext, RequestReply
@@ -27,12 +29,17 @@ class CollectedReply(RequestReply):
         """Whether the client has disconnected."""
 
     def _make_stream(self, index: int, rank: int) -> Stream:
-        return Stream(self, index, rank, _no_write)
+        stream = Stream(self, index, rank, _no_write)
+        stream.arrays = self._textless
+        return stream
 
     def _extend(
         self, choice: Choice, stream: Stream, text: str, tokens: Sequence[int], logprobs: Logprobs | None
     ) -> None:
-        choice.tokens.extend(tokens)
+        if stream.arrays:
+            choice.ids += np.asarray(tokens, np.int32).tobytes()
+        else:
+            choice.tokens.extend(tokens)
         if choice.logprobs is not None:
             choice.logprobs.add(tokens, logprobs)
         if self.format.collects:

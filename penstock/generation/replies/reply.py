@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
+import numpy as np
 import tokenizers
 
 from penstock.dispatch.engine_client import EngineClient
@@ -38,6 +39,7 @@ from penstock.streaming.stop_strings import StopMatcher
 from penstock.streaming.stream import Stream, StreamError
 from penstock.streaming.token_table import TokenTable
 from penstock.streaming.weight_spans import WeightSpan, weight_spans
+from penstock.wire.arrays import I32
 from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
 from penstock.wire.messages import KVTransferParams
@@ -130,6 +132,8 @@ class Choice:
     """None once the stream has ended."""
     tokens: list[int] = field(default_factory=list)
     """Token ids: in a collected reply all, in a streamed reply (if requested) those not sent yet."""
+    ids: bytearray = field(default_factory=bytearray)
+    """In place of ``tokens``, as int32, if the stream's rows are arrays."""
     text: bytearray = field(default_factory=bytearray)
     """The text of the same tokens, as UTF-8."""
     logprobs: LogprobCollector | None = None
@@ -166,6 +170,10 @@ class Choice:
     def held(self) -> bool:
         """Whether there is text or a part of a message that was not sent."""
         return bool(self.text or self.parsed)
+
+    def id_column(self) -> I32:
+        """``ids`` as an array."""
+        return np.frombuffer(self.ids, np.int32)
 
     def reasoning_tokens(self, total: int) -> int | None:
         """Reasoning tokens among its first ``total``; None if reasoning is not parsed."""
@@ -384,7 +392,7 @@ class RequestReply(ABC):
                 self._drop(stream, stopped=True)
         elif finish:
             is_stop_token = finish is FinishReason.STOP_TOKEN and len(tokens) > 0  # an engine may omit it
-            choice.stop_reason = tokens[-1] if is_stop_token else None
+            choice.stop_reason = int(tokens[-1]) if is_stop_token else None
             self._finish_choice(choice, stream, finish)
 
     def _finish_choice(self, choice: Choice, stream: Stream, finish: FinishReason) -> None:

@@ -248,7 +248,7 @@ class StreamedReply(RequestReply):
 
     def _send(self, data: bytes, *, last: bool = False) -> None:
         self._advance(ReplyEvent.SEND)
-        self.sink.send(data, last=last)
+        self.sink.send(data, last=last, kind=self.format.stream_kind)
 
     def send_keep_alive(self, since: float, now: float) -> None:
         """Send a sign of life unless one was sent after ``since``. It may precede the first event."""

@@ -20,11 +20,11 @@ from penstock.http.errors import ApiError
 from penstock.http.http1.chunks import chunk
 from penstock.http.http1.reply_framing import (
     CONTINUE,
-    EVENTS_HEAD,
     Framing,
     ReplyFraming,
     header_lines,
     local_reply,
+    stream_head,
 )
 from penstock.http.http1.request_head import RequestHead
 from penstock.http.http1.request_reader import RequestReader
@@ -32,7 +32,7 @@ from penstock.http.http2.connection import Http2Connection
 from penstock.http.http2.frames import PREFACE
 from penstock.http.request import Application, HttpRequest
 from penstock.http.server_state import LINGER_S, MAX_LINGER_BYTES, REFUSAL_S, ServerState, address
-from penstock.http.sink import Headers, Listener
+from penstock.http.sink import EVENT_STREAM, Headers, Listener, StreamKind
 from penstock.http.slow_clients import MIN_BODY_RATE, SlowClientTimer, Verdict
 from penstock.http.write_target import WriteTarget
 
@@ -48,9 +48,6 @@ MAX_DISCARDED_BYTES = 64 * 1024
 """Rest of a body that is read and discarded after an early reply, to keep the connection."""
 GONE_CHECK_S = 0.05
 """Time for the answer of a closed socket to a probe."""
-
-_COMMENT = b":\n\n"
-"""An event that clients ignore."""
 
 
 class ConnectionPhase(Enum):
@@ -208,8 +205,8 @@ class ServerProtocol(Protocol):
             return self._half_closed
         if request is None or not request.body_complete:
             return False
-        if request.events:
-            self.write(_COMMENT)
+        if request.events is not None:
+            self.write(request.events.filler)
         elif request.started:
             return False
         elif self._framing.chunks:
@@ -481,15 +478,15 @@ class ServerProtocol(Protocol):
         if self.write_paused:  # the client has not read the previous reply
             listener.on_pause()
 
-    def send(self, data: bytes, *, last: bool) -> None:
+    def send(self, data: bytes, *, last: bool, kind: StreamKind = EVENT_STREAM) -> None:
         request = self._request
         assert request is not None
         data = self._framing.events(data, last=last)
         if not request.started:
-            request.events = True
+            request.events = kind
             request.status = 200
             self._framing.begin_events()
-            data = self._head_from(EVENTS_HEAD) + data
+            data = self._head_from(stream_head(kind)) + data
         self.transport.write(data)
         if last:
             self._complete()

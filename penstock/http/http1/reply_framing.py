@@ -7,7 +7,7 @@ from http.client import responses
 
 from penstock.http.errors import ApiError
 from penstock.http.http1.chunks import LAST_CHUNK, chunk
-from penstock.http.sink import EVENT_STREAM_HEADERS, Headers
+from penstock.http.sink import EVENT_STREAM, Headers, StreamKind
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _CLOSE = b"connection: close\r\n"
@@ -20,8 +20,13 @@ def header_lines(headers: Headers) -> bytes:
     return b"".join([b"%b: %b\r\n" % header for header in headers])
 
 
-EVENTS_HEAD = b"HTTP/1.1 200 OK\r\n" + header_lines(EVENT_STREAM_HEADERS)
-"""How the head of a stream of events begins."""
+_OK = b"HTTP/1.1 200 OK\r\n"
+_EVENTS_HEAD = _OK + header_lines(EVENT_STREAM.headers)
+
+
+def stream_head(kind: StreamKind) -> bytes:
+    """How the head of a stream begins."""
+    return _EVENTS_HEAD if kind is EVENT_STREAM else _OK + header_lines(kind.headers)
 
 
 class Framing(Enum):

@@ -16,7 +16,7 @@ from penstock.http.http2.roles import STREAM_WINDOW
 from penstock.http.http2.sender import MAX_FRAME, FrameSender
 from penstock.http.request import Application, HttpRequest
 from penstock.http.server_state import ServerState
-from penstock.http.sink import EVENT_STREAM_HEADERS, Headers, Listener
+from penstock.http.sink import EVENT_STREAM, Headers, Listener, StreamKind
 from penstock.http.slow_clients import MIN_BODY_RATE, SlowClientTimer, Verdict
 from penstock.http.write_target import WriteTarget
 
@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 
 SMALL_BODY = 16 * 1024
 """Complete bodies of this size are not counted: the application takes them at once."""
-_EVENTS_HEAD = encode_status(200) + encode_fields(EVENT_STREAM_HEADERS)
+_OK = encode_status(200)
+_EVENTS_HEAD = _OK + encode_fields(EVENT_STREAM.headers)
 _CONTINUE = encode_status(100)
 _PER_CONNECTION = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade")
@@ -311,15 +312,17 @@ class Http2Stream:
     def unread(self) -> int:
         return self.held
 
-    def send(self, data: bytes, *, last: bool) -> None:
+    def send(self, data: bytes, *, last: bool, kind: StreamKind = EVENT_STREAM) -> None:
         request = self.request
         if request is None:
             return
         head = b""
         if not request.started:
-            request.started = request.events = request.streamed = True
+            request.started = request.streamed = True
+            request.events = kind
             request.status = 200
-            block = _EVENTS_HEAD + _date_field(self._connection.state.date)
+            block = _EVENTS_HEAD if kind is EVENT_STREAM else _OK + encode_fields(kind.headers)
+            block += _date_field(self._connection.state.date)
             if request.reply_headers:
                 block += encode_fields(request.reply_headers)
             head = self._head(block)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from itertools import repeat
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -348,7 +348,9 @@ class RowWriter:
             event = _event(stream, texts[start:end].tolist()) if plain else None
             if event is None or stream.write_targets is None:  # None: it was dropped in a row before this one
                 logprobs = None if frame.logprobs is None else _entries(frame.logprobs, start, end)
-                slow_path(stream, frame.tokens[start:end].tolist(), _FINISH[finish], hit, logprobs)
+                own = frame.tokens[start:end]
+                tokens = cast("Sequence[int]", own) if stream.arrays else own.tolist()
+                slow_path(stream, tokens, _FINISH[finish], hit, logprobs)
             else:
                 try:
                     stream.write(event)
@@ -366,6 +368,6 @@ def _event(stream: Stream, texts: list[Any]) -> bytes | None:
 
 def _entries(logprobs: Logprobs, start: int, end: int) -> Logprobs | None:
     """The entries of tokens ``start`` to ``end``, with token indexes relative to ``start``."""
-    low, high = np.searchsorted(logprobs.token, (start, end))
+    low, high = np.searchsorted(logprobs.token, np.array((start, end), np.int32))  # else all are converted
     kept: NDArray[np.intp] = np.arange(low, high)
     return logprobs.select_entries(kept, logprobs.token[low:high] - np.int32(start))
