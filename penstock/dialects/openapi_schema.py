@@ -65,6 +65,8 @@ class Route(NamedTuple):
     """Name of the schema of one event of a streamed reply."""
     error: str = "Error"
     """Name of the schema of its errors."""
+    columns: bool = False
+    """Whether the reply may be columns."""
 
 
 class ApiDescription(NamedTuple):

@@ -13,6 +13,8 @@ from penstock.wire.messages import KVTransferParams
 class DiscardingReply:
     """Counts the tokens of streams that no request wants."""
 
+    arrays = True
+
     def __init__(self) -> None:
         self.tokens = 0
 

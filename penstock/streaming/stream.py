@@ -30,6 +30,9 @@ class StreamError:
 class StreamReply(Protocol):
     """A request's reply: gets the rows of its streams that are not on the fast path."""
 
+    arrays: bool
+    """Whether it takes the tokens of rows as arrays, int32[n], in place of lists."""
+
     def on_row(
         self,
         stream: Stream,
@@ -77,7 +80,6 @@ class Stream:
     """
 
     __slots__ = (
-        "arrays",
         "failed_resumes",
         "guarded",
         "handle",
@@ -143,8 +145,6 @@ class Stream:
         self.versions: list[tuple[int, str]] | None = None
         """Versions of the weights, each with the position from which on they made its tokens, if the request
         asks for them: see :mod:`.weight_spans`."""
-        self.arrays = False
-        """Whether the reply gets the tokens of a row as an array, int32[n], not as a list."""
         self.guarded = False
         """Whether the reply must see tokens that may begin a marker of its parser."""
         self.write_targets: WriteTargets | None = None

@@ -104,10 +104,14 @@ def test_unsupported_fields_say_so() -> None:
 
 
 def test_generating_routes_declare_both_replies_and_every_error() -> None:
+    kinds = {"application/json", "text/event-stream", "application/vnd.safetensors"}
     for path in ("/v1/completions", "/v1/chat/completions"):
         responses = operations(DOCUMENT)["post", path]["responses"]
         assert set(responses) == {"200", "400", "404", "405", "408", "413", "415", "429", "500", "503"}
-        assert set(responses["200"]["content"]) == {"application/json", "text/event-stream"}
+        assert set(responses["200"]["content"]) == kinds
+    assert kinds - set(operations(DOCUMENT)["post", "/v1/responses"]["responses"]["200"]["content"]) == {
+        "application/vnd.safetensors"
+    }
 
 
 def test_without_the_page_its_routes_are_absent() -> None:

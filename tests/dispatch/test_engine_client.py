@@ -74,6 +74,8 @@ class FakeEngine:
 class FakeReply:
     """Keeps the error that a stream ended with."""
 
+    arrays = False
+
     def __init__(self) -> None:
         self.errors: list[StreamError] = []
 

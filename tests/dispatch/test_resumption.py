@@ -33,6 +33,8 @@ TIMEOUT_S = 60.0
 
 
 class Reply:
+    arrays = False
+
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.errors: list[StreamError] = []

@@ -26,6 +26,8 @@ I32_MAX = (1 << 31) - 1
 
 
 class RecordingReply:
+    arrays = False
+
     def __init__(self) -> None:
         self.rows: list[tuple[list[int], FinishReason, int]] = []
         self.errors: list[str] = []

@@ -18,6 +18,7 @@ from penstock.api.routes.response_schemas import REPLIES
 from penstock.api.routes.tokenize import UNSUPPORTED, DetokenizeRequest, TokenizeRequest
 from penstock.dialects.openapi_schema import BODY_ERRORS, GENERATION_ERRORS, REQUEST_ID, SHARED, Route, ref
 from penstock.dialects.registry import DESCRIPTIONS
+from penstock.generation.replies.columns import SAFETENSORS
 from penstock.http.access_keys import is_administrative
 from penstock.wire.messages import MAX_IDEMPOTENCY_KEY_LENGTH
 
@@ -65,6 +66,11 @@ _EVENTS = (
     "`[DONE]`. A failure is an event with an Error, and nothing follows it."
 )
 
+_COLUMNS = (
+    "For clients that accept it: tensors token_ids, logprobs, offsets and others, and __metadata__. With "
+    "stream: frames, each a length of 8 bytes, little-endian, and such a file."
+)
+
 
 def openapi_document(
     version: str, *, api_key: bool = False, admin_key: bool = False, root_path: str = "", page: bool = True
@@ -100,6 +106,10 @@ def _success(route: Route) -> Json:
     content: Json = {"application/json": {"schema": ref(route.reply)}}
     if route.events is not None:
         content["text/event-stream"] = {"schema": _events(route.events, route.error)}
+    if route.columns:
+        content[SAFETENSORS.decode()] = {
+            "schema": {"type": "string", "format": "binary", "description": _COLUMNS}
+        }
     return {"description": _SCHEMAS[route.reply]["description"], "content": content}
 
 

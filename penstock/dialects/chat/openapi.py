@@ -43,6 +43,7 @@ DESCRIPTION = ApiDescription(
         body="ChatCompletionRequest",
         example={"messages": [{"role": "user", "content": "Say hello"}], "max_tokens": 32},
         events="ChatCompletionChunk",
+        columns=True,
     ),
     request=ChatCompletionRequest,
     unsupported=UNSUPPORTED,

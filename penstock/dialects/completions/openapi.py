@@ -37,6 +37,7 @@ DESCRIPTION = ApiDescription(
         body="CompletionRequest",
         example={"prompt": "Once upon a time", "max_tokens": 32},
         events="Completion",
+        columns=True,
     ),
     request=CompletionRequest,
     unsupported=UNSUPPORTED,

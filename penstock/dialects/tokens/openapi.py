@@ -49,6 +49,7 @@ DESCRIPTION = ApiDescription(
         body="TokensRequest",
         example={"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 32}},
         events="GeneratedTokensEvent",
+        columns=True,
     ),
     request=TokensRequest,
     unsupported=UNSUPPORTED,

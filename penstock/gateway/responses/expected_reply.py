@@ -12,6 +12,8 @@ from penstock.gateway.responses.response_observer import ReplyObserver, Response
 from penstock.gateway.upstream.exchange import Headers
 
 EVENT_STREAM = b"text/event-stream"
+COLUMNS = b"application/vnd.safetensors"
+"""Token ids for programs, which ask for this type."""
 MAX_HEADER = 100
 """Bytes of a header's value that a message has."""
 ExpectedReply = Literal["stream", "background", "json", "replay", "result", "anything"]
@@ -49,6 +51,10 @@ def make_observer(
         return observer
     content_type = _header(headers, b"content-type")
     kind, _, parameters = content_type.lower().partition(b";")
+    if status == 200 and kind.strip() == COLUMNS:
+        observer = ReplyObserver(json=False)
+        observer.seen.unread = f"its content type is {_shown(content_type)}"
+        return observer
     streamed = kind.strip() == EVENT_STREAM
     if streamed:
         stream = StreamObserver(strip_usage, on_response, known=expects not in _UNKNOWN, held=held)

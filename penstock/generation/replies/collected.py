@@ -25,18 +25,17 @@ class CollectedReply(RequestReply):
         self.done: asyncio.Future[StreamError | None] = asyncio.get_running_loop().create_future()
         """Resolves at the end, to an error if a stream failed. It is no exception: a traceback would make a
         reference cycle with the awaiting task."""
+        self.arrays = self._textless
         self.left = False
         """Whether the client has disconnected."""
 
     def _make_stream(self, index: int, rank: int) -> Stream:
-        stream = Stream(self, index, rank, _no_write)
-        stream.arrays = self._textless
-        return stream
+        return Stream(self, index, rank, _no_write)
 
     def _extend(
         self, choice: Choice, stream: Stream, text: str, tokens: Sequence[int], logprobs: Logprobs | None
     ) -> None:
-        if stream.arrays:
+        if self.arrays:
             choice.ids += np.asarray(tokens, np.int32).tobytes()
         else:
             choice.tokens.extend(tokens)

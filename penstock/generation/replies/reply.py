@@ -133,7 +133,7 @@ class Choice:
     tokens: list[int] = field(default_factory=list)
     """Token ids: in a collected reply all, in a streamed reply (if requested) those not sent yet."""
     ids: bytearray = field(default_factory=bytearray)
-    """In place of ``tokens``, as int32, if the stream's rows are arrays."""
+    """In place of ``tokens``, as int32, if the reply takes arrays."""
     text: bytearray = field(default_factory=bytearray)
     """The text of the same tokens, as UTF-8."""
     logprobs: LogprobCollector | None = None
@@ -204,6 +204,9 @@ class RequestContext:
 
 class RequestReply(ABC):
     """The choices of one request, as rows arrive for them (a :class:`Stream` calls the ``on_`` methods)."""
+
+    arrays = False
+    """See :class:`StreamReply`."""
 
     # -- at first
     first_rank = 0

@@ -349,7 +349,7 @@ class RowWriter:
             if event is None or stream.write_targets is None:  # None: it was dropped in a row before this one
                 logprobs = None if frame.logprobs is None else _entries(frame.logprobs, start, end)
                 own = frame.tokens[start:end]
-                tokens = cast("Sequence[int]", own) if stream.arrays else own.tolist()
+                tokens = cast("Sequence[int]", own) if stream.reply.arrays else own.tolist()
                 slow_path(stream, tokens, _FINISH[finish], hit, logprobs)
             else:
                 try:

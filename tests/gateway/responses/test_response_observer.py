@@ -115,6 +115,11 @@ def test_streams_of_other_servers(stream: ForeignStream, strip_usage: bool) -> N
             "its content type is 'a; charset=latin1', not UTF-8",
         ),
         (200, [(b"content-encoding", b"gzip")], "its content-encoding is 'gzip'"),
+        (
+            200,
+            [(b"content-type", b"application/vnd.safetensors; frames=u64")],
+            "its content type is 'application/vnd.safetensors; frames=u64'",
+        ),
         (308, [(b"location", b"https://elsewhere")], "a redirect (308) instead of an answer"),
     ],
 )

@@ -68,6 +68,8 @@ class FakeLink:
 class Reply:
     """Keeps what a stream gets; asserts that nothing follows its end."""
 
+    arrays = False
+
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.end = ""
