@@ -6,6 +6,7 @@ nothing. Another process receives the frames, as an API server does.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import select
 import statistics
@@ -22,6 +23,7 @@ from penstock.bench.errors import BenchError
 from penstock.bench.frame_reader import ReaderPlan
 from penstock.bench.machine import Machine, this_machine
 from penstock.bench.noop_engine import TOKEN, NoOpEngine
+from penstock.bench.tables import format_table
 from penstock.config.bench import BenchEngineConfig
 from penstock.engine.loop.identity import EngineIdentity
 from penstock.engine.loop.process import EngineLoop
@@ -91,7 +93,8 @@ def measure(config: BenchEngineConfig, say: ProgressCallback) -> EngineBenchmark
     for rows in config.rows:
         for length in config.sequence_length:
             say(f"{rows:,} rows at sequence length {length:,}: {config.steps:,} steps")
-            runs.append(_measure(rows, length, config.steps, config.accept))
+            with _MeasuredEngine(config, rows, length, config.steps) as engine:
+                runs.append(engine.run())
     first = runs[0]
     return EngineBenchmarkReport(
         host_ms_per_step=first.host_ms_per_step,
@@ -102,32 +105,128 @@ def measure(config: BenchEngineConfig, say: ProgressCallback) -> EngineBenchmark
     )
 
 
-def _measure(rows: int, sequence_length: int, steps: int, accept: int) -> EngineRun:
-    # more than the steps that run make, so that no stream ends
-    output = (WARMUP_STEPS + steps + 2) * (1 + accept)
-    engine = NoOpEngine(rows, sequence_length + output, rows * max(sequence_length, 1 + accept), accept)
-    with tempfile.TemporaryDirectory(prefix="penstock-") as directory:
-        address = engine_address(directory, 0)
-        socket = RouterSocket(address)
-        try:
-            loop = EngineLoop(engine, socket, EngineIdentity(0))
-            plan = ReaderPlan(
-                address=address,
-                streams=rows,
-                prompt_tokens=sequence_length,
-                prompt_token=TOKEN,
-                max_tokens=output,
-                every=STEPS_AT_A_TIME,
+class EngineComparison(msgspec.Struct, frozen=True, kw_only=True):
+    """Two measurements by turns: the rounds of both, and the ratio of the first one's median milliseconds per
+    step to the second one's in the same round. ``changes``: the options of the second that differ."""
+
+    changes: str
+    ratio: float
+    """The median."""
+    least: float
+    most: float
+    first: list[EngineRun]
+    second: list[EngineRun]
+    machine: Machine
+
+
+def compare(config: BenchEngineConfig, other: BenchEngineConfig, say: ProgressCallback) -> EngineComparison:
+    """Run both by turns; ``say`` gets a line after each round. Raises BenchError."""
+    sides: list[tuple[_MeasuredEngine, list[EngineRun]]] = []
+    with contextlib.ExitStack() as stack:
+        for each in (config, other):
+            engine = _MeasuredEngine(each, each.rows[0], each.sequence_length[0], config.rounds * each.steps)
+            sides.append((stack.enter_context(engine), []))
+        for number in range(1, config.rounds + 1):
+            for engine, runs in sides if number % 2 else reversed(sides):
+                runs.append(engine.run())
+            costs = ", ".join(f"{runs[-1].host_ms_per_step_median:.3f}" for _, runs in sides)
+            say(f"round {number} of {config.rounds}: {costs} ms per step")
+    (_, first), (_, second) = sides
+    ratios = [
+        one.host_ms_per_step_median / two.host_ms_per_step_median
+        for one, two in zip(first, second, strict=True)
+    ]
+    return EngineComparison(
+        changes=config.compare_with or "",
+        ratio=statistics.median(ratios),
+        least=min(ratios),
+        most=max(ratios),
+        first=first,
+        second=second,
+        machine=this_machine(),
+    )
+
+
+def render_comparison(report: EngineComparison) -> str:
+    """The report as text."""
+    table = [("", "ms/step", "us/token", "objects/step")]
+    for name, runs in (("first", report.first), ("second", report.second)):
+        table.append(
+            (
+                name,
+                f"{statistics.median(run.host_ms_per_step_median for run in runs):.3f}",
+                f"{statistics.median(run.host_us_per_token for run in runs):.3f}",
+                f"{statistics.median(run.tracked_objects_per_step for run in runs):.3f}",
             )
-            with _ReaderProcess(plan) as reader:
-                stepper = _Stepper(loop, reader)
-                while not engine.has_work():
-                    loop.run_once(reader)
-                for _ in range(WARMUP_STEPS // STEPS_AT_A_TIME):
-                    stepper.run(STEPS_AT_A_TIME)
-                return _steady(stepper, rows, sequence_length, steps, 1 + accept)
-        finally:
-            socket.close()
+        )
+    return "\n".join(
+        [
+            f"{report.first[0].rows:,} rows; second: the same with {report.changes}",
+            f"medians of {len(report.first)} rounds each, by turns",
+            "",
+            *format_table(table),
+            "",
+            f"first / second: {report.ratio:.3f} ({report.least:.3f} to {report.most:.3f})",
+            str(report.machine),
+        ]
+    )
+
+
+class _MeasuredEngine:
+    """An engine loop whose streams all decode, and the process that reads its frames, within a block."""
+
+    def __init__(self, config: BenchEngineConfig, rows: int, sequence_length: int, steps: int) -> None:
+        """``steps``: that :meth:`run` may make in all."""
+        self._rows, self._length = rows, sequence_length
+        self._tokens_per_row = 1 + config.accept
+        self._steps = config.steps
+        # more than the steps that run make, so that no stream ends
+        output = (WARMUP_STEPS + steps + config.stream_interval + 2) * self._tokens_per_row
+        self._engine = NoOpEngine(
+            rows,
+            sequence_length + output,
+            rows * max(sequence_length, self._tokens_per_row),
+            config.accept,
+            config.logprobs,
+        )
+        self._plan = ReaderPlan(
+            address="",
+            streams=rows,
+            prompt_tokens=sequence_length,
+            prompt_token=TOKEN,
+            max_tokens=output,
+            every=STEPS_AT_A_TIME,
+            interval=config.stream_interval,
+            logprobs=-1 if config.logprobs is None else config.logprobs,
+            servers=config.api_server_count,
+        )
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        """Submit all streams, and make the steps that are not measured. Raises BenchError."""
+        with contextlib.ExitStack() as stack:
+            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-"))
+            address = engine_address(directory, 0)
+            socket = RouterSocket(address)
+            stack.callback(socket.close)
+            loop = EngineLoop(self._engine, socket, EngineIdentity(0))
+            reader = stack.enter_context(_ReaderProcess(msgspec.structs.replace(self._plan, address=address)))
+            self._stepper = _Stepper(loop, reader)
+            while not self._engine.has_work():
+                loop.run_once(reader)
+            for _ in self._engine.take_turns(self._plan.interval):
+                loop.run_once(reader)
+            for _ in range(WARMUP_STEPS // STEPS_AT_A_TIME):
+                self._stepper.run(STEPS_AT_A_TIME)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def run(self) -> EngineRun:
+        """Measure the steps of one round. Raises BenchError."""
+        return _steady(self._stepper, self._rows, self._length, self._steps, self._tokens_per_row)
 
 
 def _steady(stepper: _Stepper, rows: int, sequence_length: int, steps: int, tokens_per_row: int) -> EngineRun:

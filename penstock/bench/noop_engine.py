@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.config.serve import ServeConfig
 from penstock.engine.base import Load, StepRows
+from penstock.engine.batch.logprobs import read_candidates
 from penstock.engine.batch.rows import concat_rows
 from penstock.engine.batch.slots import SlotTable
 from penstock.engine.lora.adapter_table import AdapterTable
@@ -18,6 +20,7 @@ from penstock.engine.schedule.scheduler import Scheduler
 from penstock.engine.speculation.ngram import NgramProposer
 from penstock.engine.speculation.speculation import Speculation
 from penstock.wire.kv_events import KVCacheEvent
+from penstock.wire.logprobs import Logprobs
 from penstock.wire.messages import EngineInfo, Submit
 from penstock.wire.sockets import Wakeup
 
@@ -25,6 +28,8 @@ VOCAB_SIZE = 128_256
 """Tokens of Llama 3's vocabulary."""
 TOKEN = 1000
 EOS = 2
+MANY_TOKENS = 1 << 14
+"""Tokens per row of streams that have none yet."""
 BLOCK_SIZE = 16
 """The default of ``--block-size``."""
 
@@ -41,8 +46,16 @@ class NoOpEngine:
     adapters: AdapterTable | None = None
     can_sleep = False
 
-    def __init__(self, slots: int, max_model_len: int, max_batched_tokens: int, drafts: int = 0) -> None:
-        """``drafts``: tokens that each step drafts and accepts for each stream."""
+    def __init__(
+        self,
+        slots: int,
+        max_model_len: int,
+        max_batched_tokens: int,
+        drafts: int = 0,
+        logprobs: int | None = None,
+    ) -> None:
+        """``drafts``: tokens that each step drafts and accepts for each stream. ``logprobs``: candidates that
+        the device computes beside each token; None: no logprobs."""
         table = SlotTable(slots, max_model_len, [EOS])
         blocks = BlockTables(slots, slots * (max_model_len // BLOCK_SIZE + 2), BLOCK_SIZE, max_model_len)
         sampling = SamplingMetadata(table, VOCAB_SIZE)
@@ -51,6 +64,13 @@ class NoOpEngine:
         speculation = Speculation(table, sampling, NgramProposer(table), drafts) if drafts else None
         self._scheduler = Scheduler(table, sampling, blocks, config, speculation=speculation)
         self._sampled = np.full(slots * (1 + drafts), TOKEN, np.int32)
+        self._candidates: NDArray[np.int64] | None = None
+        """int64[rows, W], on the device as it were; None: no logprobs."""
+        if logprobs is not None:
+            self._candidates = np.tile(np.arange(TOKEN, TOKEN + 1 + logprobs), (len(self._sampled), 1))
+            self._values = -np.arange(1, 2 + logprobs, dtype=np.float32) + np.zeros_like(
+                self._candidates, np.float32
+            )
         self._missing = slots
         self.info = EngineInfo(
             engine="noop",
@@ -63,6 +83,19 @@ class NoOpEngine:
     def submit(self, server: int, request: Submit) -> None:
         self._scheduler.submit(server, request)
         self._missing -= 1
+
+    def take_turns(self, interval: int) -> Iterator[None]:
+        """Let each step have the rows of as many streams: the caller makes a step for each item. With an
+        interval of 1 there is nothing to do."""
+        column = self._scheduler.table.interval
+        if interval == 1:
+            return
+        yield  # the first tokens, all at once
+        for turn in range(interval):
+            column[:] = MANY_TOKENS
+            column[turn::interval] = 1
+            yield
+        column[:] = interval
 
     def abort(self, server: int, streams: Sequence[int]) -> None:
         self._scheduler.abort(server, streams)
@@ -98,8 +131,19 @@ class NoOpEngine:
         batch = self._scheduler.schedule()
         if not len(batch):
             return aborted
-        rows = self._scheduler.update_from_output(batch, self._sampled[: batch.count_sampled()], None)
+        sampled = batch.count_sampled()
+        logprobs = self._read_logprobs(sampled)
+        rows = self._scheduler.update_from_output(batch, self._sampled[:sampled], logprobs)
         return concat_rows([aborted, rows])
+
+    def _read_logprobs(self, sampled: int) -> Logprobs | None:
+        """The logprobs of as many tokens, as the torch engine reads them."""
+        if self._candidates is None:
+            return None
+        wanted = np.full(sampled, self._candidates.shape[1] - 1, np.int32)
+        rank = np.ones(sampled, np.int64)
+        ids, values = self._candidates[:sampled], self._values[:sampled]
+        return read_candidates(np.arange(sampled), wanted, ids, values, rank)
 
     def load(self) -> Load:
         return Load(self._scheduler.waiting(), self._scheduler.running(), self._blocks.usage())

@@ -65,8 +65,12 @@ def run_host(config: BenchHostConfig, origins: Origins) -> int:
 
 def run_engine(config: BenchEngineConfig, origins: Origins) -> int:
     """1 when nothing could be measured."""
-    from penstock.bench.engine_benchmark import measure, render
+    from penstock.bench.engine_benchmark import compare, measure, render, render_comparison
 
+    if config.compare_with is not None:
+        other = compared(ENGINE, config, config.compare_with)
+        both = run_measurement(lambda say: compare(config, other, say), render_comparison, config.json)
+        return 1 if both is None else 0
     return 1 if run_measurement(lambda say: measure(config, say), render, config.json) is None else 0
 
 

@@ -11,7 +11,12 @@ from msgspec import Meta
 from penstock.config.describe import ALLOWED_KEY, Key, option, option_group
 from penstock.config.gateway_options.picking import DEFAULT_SCORERS, Scorers
 from penstock.config.options.synthetic import MAX_TOKENS_PER_STEP, STEP_MS, TOKENS_PER_STEP
-from penstock.config.rules.bench_rules import CONNECTION_RULES, HOST_RULES, SPECULATION_RULES
+from penstock.config.rules.bench_rules import (
+    CONNECTION_RULES,
+    ENGINE_RULES,
+    HOST_RULES,
+    SPECULATION_RULES,
+)
 from penstock.config.rules.rule import check
 
 # -- of several commands
@@ -41,6 +46,15 @@ CompareWith = Annotated[
     option(
         "Options of a second measurement, made by turns with this one and compared: "
         "--compare-with=--no-http2 for the same load over HTTP/1.1. Other options stay as they are.",
+        "Load",
+        metavar="OPTIONS",
+    ),
+]
+CompareEngineWith = Annotated[
+    str | None,
+    option(
+        "Options of a second measurement, made by turns with this one and compared: "
+        "--compare-with=--logprobs=0 for the same steps with logprobs.",
         "Load",
         metavar="OPTIONS",
     ),
@@ -219,10 +233,30 @@ class BenchEngineConfig:
             le=32,
         ),
     ] = 0
+    logprobs: Annotated[
+        Annotated[int, Meta(ge=0, le=MAX_BENCH_LOGPROBS)] | None,
+        option(
+            "Logprobs that every stream asks for, beside those of its own tokens: 0 for these alone. "
+            "Default: none.",
+            "Load",
+        ),
+    ] = None
+    stream_interval: Annotated[
+        int, option("Tokens per row; streams take turns in having one.", "Load", ge=1, le=16)
+    ] = 1
+    api_server_count: Annotated[
+        int, option("API servers that the streams belong to, each of which gets frames.", "Load", ge=1, le=64)
+    ] = 1
+    rounds: Annotated[
+        int, option("With --compare-with: rounds of --steps, by turns.", "Load", ge=1, le=1000)
+    ] = 5
+    compare_with: CompareEngineWith = None
     json: Report = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError when the prompts need too much memory."""
+        """Raises ValueError for options that contradict each other, and when the prompts need too much
+        memory."""
+        check(self, ENGINE_RULES)
         tokens = max(self.rows) * max(self.sequence_length)
         if tokens > MAX_PROMPT_TOKENS:
             raise ValueError(
@@ -230,6 +264,8 @@ class BenchEngineConfig:
             )
 
 
+MAX_BENCH_LOGPROBS = 1024
+"""Maximum ``--logprobs`` of ``penstock bench engine``: as many as a frame's entries have."""
 MAX_PROMPT_TOKENS = 1 << 28
 """Maximum prompt tokens of ``penstock bench engine``: two processes hold them, 4 bytes per token."""
 

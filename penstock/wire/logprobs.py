@@ -32,7 +32,13 @@ class Logprobs:
         """The entries at ``kept``, with the token indexes ``shifted``; None if there are none."""
         if not len(kept):
             return None
-        return Logprobs(shifted, self.ids[kept], self.values[kept], self.rank[kept])
+        ids, values = self.ids.take(kept, axis=0), self.values.take(kept, axis=0)
+        return Logprobs(shifted, ids, values, self.rank[kept])
+
+    def cover(self, tokens: int) -> bool:
+        """Whether each of so many tokens has exactly one entry: that of token t is at t."""
+        token = self.token
+        return len(token) == tokens and token.tobytes() == np.arange(tokens, dtype=token.dtype).tobytes()
 
     def select_tokens(self, kept: NDArray[np.bool_]) -> Logprobs | None:
         """The entries of the tokens in the mask ``kept``, indexed among the kept tokens."""
@@ -54,6 +60,10 @@ class Logprobs:
         return Logprobs(
             np.repeat(self.token, entries), ids[kept], values[kept], np.repeat(self.rank, entries)
         )
+
+    def is_split(self) -> bool:
+        """Whether some token has several entries; others have the width of those with most."""
+        return self.ids.shape[1] >= ENTRY_CANDIDATES and bool(self.continues().any())
 
     def continues(self) -> NDArray[np.bool_]:
         """bool[L]: the entries that continue the one before them."""

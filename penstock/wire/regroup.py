@@ -23,13 +23,15 @@ def take_rows(frame: TokenFrame, rows: NDArray[np.intp]) -> TokenFrame:
     """The frame's ``rows`` (indexes, each at most once) in that order, with its step and load."""
     finish = None if frame.finish is None else frame.finish[rows]
     cached = None if frame.cached is None else frame.cached[rows]
-    if frame.count is None and frame.logprobs is None:
-        count, tokens, logprobs = None, frame.tokens[rows], None
-    else:
-        gather = token_order(frame.counts(), rows)
-        count = None if frame.count is None else frame.count[rows]
-        tokens = frame.tokens[gather]
-        logprobs = None if frame.logprobs is None else _taken_logprobs(frame.logprobs, gather)
+    gather, count = rows, None
+    if frame.count is not None:
+        gather, count = token_order(frame.count, rows), frame.count[rows]
+    tokens = frame.tokens[gather]
+    logprobs = frame.logprobs
+    if logprobs is not None and logprobs.cover(len(frame.tokens)):
+        logprobs = logprobs.select_entries(gather, np.arange(len(gather), dtype=np.int32))
+    elif logprobs is not None:
+        logprobs = _taken_logprobs(logprobs, gather)
     stream = frame.stream[rows]
     return TokenFrame(
         step=frame.step,

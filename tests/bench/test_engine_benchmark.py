@@ -15,6 +15,7 @@ from penstock.bench.noop_engine import NoOpEngine
 from penstock.cli.main import main
 from penstock.config.bench import BenchEngineConfig
 from penstock.engine.base import StepRows
+from tests.engine.support import submit
 
 
 def run(*arguments: str, path: Path) -> dict[str, Any]:
@@ -58,6 +59,52 @@ def test_a_run_for_each_pair(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == 1 + len(pairs) + 2
     assert "8 rows at sequence length 100" in err
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"stream_interval": 10}, {"api_server_count": 2}, {"accept": 2}], ids=str
+)
+def test_logprobs_leave_nothing_to_collect(options: dict[str, Any]) -> None:
+    """The reader ends with an error at a token without logprobs."""
+    config = BenchEngineConfig(rows=[64], steps=500, sequence_length=[4], logprobs=0, **options)
+    (found,) = engine_benchmark.measure(config, print).runs
+    assert found.tracked_objects < 50
+    assert found.collections == 0
+
+
+def test_rows_of_an_interval_take_turns() -> None:
+    engine = NoOpEngine(24, 200, 24 * 4)
+    for stream in range(24):
+        engine.submit(0, submit(stream, 100, prompt=[stream, 5, 5, 5], interval=8))
+    assert [len(engine.step().stream) for _ in engine.take_turns(8)] == [24, *[3] * 8]
+    rows = [engine.step() for _ in range(16)]
+    assert [len(each.stream) for each in rows] == [3] * 16
+    assert all(each.count is not None and set(each.count.tolist()) == {8} for each in rows)
+
+
+def test_a_comparison_by_turns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--rows", "4", "--steps", "40", "--rounds", "3", "--compare-with=--logprobs=2"]
+    report = run(*arguments, path=tmp_path / "report.json")
+    assert (len(report["first"]), len(report["second"]), report["changes"]) == (3, 3, "--logprobs=2")
+    assert 0 < report["least"] <= report["ratio"] <= report["most"]
+    out, err = capsys.readouterr()
+    assert "4 rows; second: the same with --logprobs=2" in out
+    assert "round 3 of 3" in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--rows", "4", "8", "--compare-with=--logprobs=0"],
+        ["--compare-with=--rounds=3"],
+        ["--rows", "2", "--api-server-count", "3"],
+        ["--logprobs", "1025"],
+    ],
+    ids=str,
+)
+def test_options_that_contradict(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "engine", *arguments]) == 2
+    assert "penstock: error: --" in capsys.readouterr().err
 
 
 def test_a_reader_that_ends_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,21 @@ def test_golden_bytes_of_all_columns() -> None:
     assert rows_of(decode([header, body])) == rows_of(FULL)
 
 
+@pytest.mark.parametrize(
+    ("ids", "columns"),
+    [(i32(10, 11)[:, None], [8, 2, 9, 2]), (i32(10, 5, 11, 6).reshape(2, 2), [7, 4, 8, 4, 9, 2])],
+    ids=["own tokens alone", "others as well"],
+)
+def test_what_tokens_say_of_their_logprobs_is_not_sent(ids: Any, columns: list[int]) -> None:
+    scored = Logprobs(i32(0, 1), ids, np.full(ids.shape, -0.5, np.float32), i32(1, 3))
+    frame = plain(i32(3, 1), i32(0, 5), i32(10, 11), scored)
+    header, body = encode_frame(frame)
+    decoded = decode_from_engine(header)
+    assert isinstance(decoded, FrameHeader)
+    assert list(decoded.columns) == [0, 2, 1, 2, 3, 2, *columns]
+    assert rows_of(decode([header, body])) == rows_of(frame)
+
+
 @given(consecutive_frames())
 def test_round_trip(frames: list[TokenFrame]) -> None:
     for frame in frames:

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 from penstock.config.rules.rule import Rule, excludes, needs
 
 if TYPE_CHECKING:
-    from penstock.config.bench import BenchGatewayConfig, BenchHostConfig, BenchSpeculationConfig
+    from penstock.config.bench import (
+        BenchEngineConfig,
+        BenchGatewayConfig,
+        BenchHostConfig,
+        BenchSpeculationConfig,
+    )
 
 CONNECTION_RULES: tuple[Rule[BenchHostConfig | BenchGatewayConfig], ...] = (
     needs(
@@ -69,6 +74,18 @@ HOST_RULES: tuple[Rule[BenchHostConfig], ...] = (
         "pid",
         lambda config: config.url is not None,
         "names processes of a running server, give its address with --url",
+    ),
+)
+ENGINE_RULES: tuple[Rule[BenchEngineConfig], ...] = (
+    excludes(
+        "compare_with",
+        lambda config: len(config.rows) > 1 or len(config.sequence_length) > 1,
+        "takes one number of --rows and one --sequence-length",
+    ),
+    needs(
+        "api_server_count",
+        lambda config: config.api_server_count <= min(config.rows),
+        "is more than the streams of --rows {0.rows}",
     ),
 )
 SPECULATION_RULES: tuple[Rule[BenchSpeculationConfig], ...] = (

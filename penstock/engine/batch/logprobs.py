@@ -11,6 +11,20 @@ from penstock.wire.arrays import F32, I32
 from penstock.wire.logprobs import Logprobs, concat_logprobs
 
 
+def read_candidates(
+    row: NDArray[np.intp], wanted: I32, ids: NDArray[np.int64], values: F32, rank: NDArray[np.int64]
+) -> Logprobs:
+    """The logprobs of sampled tokens, from columns that a device computed for all of them: ``ids`` and
+    ``values`` [L, W], each token's own first, of which L rows ``wanted`` so many others. ``row``: of the
+    tokens in their step, ascending. ``values`` are copied."""
+    found = Logprobs(row.astype(np.int32), ids.astype(np.int32), values.copy(), rank.astype(np.int32))
+    if ids.shape[1] > 1:
+        beyond = np.arange(ids.shape[1]) > wanted[:, None]
+        found.ids[beyond] = -1
+        found.values[beyond] = -np.inf
+    return found.split()
+
+
 class LogprobsBuffer:
     """Logprobs of sampled tokens, returned with the row that carries the token.
 
@@ -32,10 +46,16 @@ class LogprobsBuffer:
     ) -> Logprobs | None:
         """:meth:`append` and :meth:`take_due` for one token per slot; copies nothing when all are due at
         once."""
+        if sampled is None:
+            return None
         held = self._table.length[slots] - self._table.sent[slots]
-        if sampled is None or (due.all() and (held == 1).all()):
+        if np.count_nonzero(due) == len(due) == np.count_nonzero(held == 1):
             return sampled
         self.append(slots, held - 1, sampled)
+        if len(sampled.token) == len(slots) and not self._wide:  # every stream wants them, one entry each
+            released = np.flatnonzero(due)
+            counts = held[released]
+            return self._release(slots[released], counts)
         wanting = np.zeros(len(slots), np.bool_)
         wanting[sampled.token] = True
         return self.take_due(slots, due, wanting)
@@ -61,8 +81,8 @@ class LogprobsBuffer:
     def append(self, slots: NDArray[np.intp], index: I32, sampled: Logprobs) -> None:
         """Buffer the logprobs of tokens: ``index`` int32[n] of each among the held tokens of its slot.
         ``sampled.token`` indexes both."""
-        continues = sampled.continues()
-        if self._wide or continues.any():
+        if self._wide or sampled.is_split():
+            continues = sampled.continues()
             wide = np.isin(sampled.token, sampled.token[continues])
             self._hold_wide(slots, index, sampled, wide)
             narrow = sampled.select_entries(np.flatnonzero(~wide), sampled.token[~wide])
@@ -71,7 +91,9 @@ class LogprobsBuffer:
             width = int((narrow.ids >= 0).any(axis=0).sum())
             sampled = Logprobs(narrow.token, narrow.ids[:, :width], narrow.values[:, :width], narrow.rank)
         row = sampled.token
-        self._hold(slots[row], index[row], sampled)
+        if len(row) < len(slots):
+            slots, index = slots[row], index[row]
+        self._hold(slots, index, sampled)
 
     def _hold_wide(
         self, slots: NDArray[np.intp], index: I32, sampled: Logprobs, wide: NDArray[np.bool_]
@@ -106,7 +128,9 @@ class LogprobsBuffer:
         parts = [part.moved_by(int(first[row])) for row in wide for part in self._wide.pop(int(slots[row]))]
         others = np.setdiff1d(released, wide)
         if len(others):
-            parts.append(self._release(slots[others], held[others], first[others]))
+            narrow = self._release(slots[others], held[others], first[others])
+            assert narrow is not None
+            parts.append(narrow)
         whole = concat_logprobs(parts)
         assert whole is not None
         order = np.argsort(whole.token, kind="stable")
@@ -123,25 +147,37 @@ class LogprobsBuffer:
     def _hold(self, slots: NDArray[np.intp], index: I32, sampled: Logprobs) -> None:
         width = sampled.ids.shape[1]
         self._make_room(int(index.max()) + 1, width)
+        at = slots * self._rank.shape[1] + index
+        self._rank.reshape(-1)[at] = sampled.rank
+        if self._ids.shape[2] == 1:
+            self._ids.reshape(-1)[at] = sampled.ids.reshape(-1)
+            self._values.reshape(-1)[at] = sampled.values.reshape(-1)
+            return
         self._ids[slots, index, :width] = sampled.ids
         self._ids[slots, index, width:] = -1
         self._values[slots, index, :width] = sampled.values
         self._values[slots, index, width:] = -np.inf
-        self._rank[slots, index] = sampled.rank
 
-    def _release(self, slots: NDArray[np.intp], held: I32, first: NDArray[np.intp]) -> Logprobs:
-        """All entries of the slots. ``held``: how many each slot has; ``first``: index of its first token."""
+    def _release(
+        self, slots: NDArray[np.intp], held: I32, first: NDArray[np.intp] | None = None
+    ) -> Logprobs | None:
+        """All entries of the slots, None without slots. ``held``: how many each slot has; ``first``: index of
+        its first token, None if no others' stand between."""
+        if not len(slots):
+            return None
+        most, width = self._ids.shape[1:]
         ends = np.cumsum(held)
-        index = np.arange(int(ends[-1])) - np.repeat(ends - held, held)
-        owner = np.repeat(slots, held)
-        ids = self._ids[owner, index]
-        width = int((ids >= 0).any(axis=0).sum())  # other streams may have more candidates
-        return Logprobs(
-            (np.repeat(first, held) + index).astype(np.int32),
-            ids[:, :width],
-            self._values[owner, index, :width],
-            self._rank[owner, index],
-        )
+        token = np.arange(int(ends[-1]), dtype=np.int32)
+        begins = ends - held
+        at = token + (slots * most - begins).repeat(held)
+        if first is not None:
+            token += (first - begins).repeat(held).astype(np.int32)
+        ids = self._ids.reshape(-1, width).take(at, axis=0)
+        values = self._values.reshape(-1, width).take(at, axis=0)
+        if width > 1:  # other streams may have more candidates
+            own = int((ids >= 0).any(axis=0).sum())
+            ids, values = ids[:, :own], values[:, :own]
+        return Logprobs(token, ids, values, self._rank.reshape(-1).take(at))
 
     def _make_room(self, tokens: int, width: int) -> None:
         slots, most, wide = self._ids.shape

@@ -278,14 +278,15 @@ class SlotTable:
             due |= (finish != 0) | (sent == self.prompt_len[slots])
         return due
 
-    def rows(self, slots: NDArray[np.intp], finish: I8) -> StepRows:
+    def rows(self, slots: NDArray[np.intp], finish: I8, due: NDArray[np.bool_] | None = None) -> StepRows:
         """The rows that are due: a stream's first token, its end, or a full interval of tokens.
 
         ``finish``: int8[R], the FinishReason of each slot, or FAILED: :meth:`failure` is then the stream's
-        end, after its row. Tokens that are held back stay in the history, so rows of several tokens are one
-        gather.
+        end, after its row. ``due``: the answer of :meth:`due`, if it is known. Tokens that are held back stay
+        in the history, so rows of several tokens are one gather.
         """
-        due = self.due(slots, finish)
+        if due is None:
+            due = self.due(slots, finish)
         if np.count_nonzero(due) < len(due):
             slots, finish = slots[due], finish[due]
         if self._timed:

@@ -93,26 +93,32 @@ class Settlement:
         if self._streams.speculation is not None:
             self._streams.speculation.on_verified(slots, drafts, runs.accepted)
         wanting = self._sampling.logprobs[slots] >= 0
-        held = None
+        due, held = self._table.due(slots, runs.finish), None
         if np.count_nonzero(wanting):
-            due = self._table.due(slots, runs.finish)
             held = self._streams.logprobs_buffer.append_runs_and_take_due(
                 slots, runs.count, due, wanting, runs.logprobs
             )
-        return self._rows(slots, runs.finish, held, runs.broken)
+        return self._rows(slots, runs.finish, due, held, runs.broken)
 
     def _append(self, slots: Slots, tokens: I32, logprobs: Logprobs | None) -> StepRows:
         """Append one token each, make the rows that are due, and free the slots of streams that end."""
         ends = self._table.append_and_check_stop(slots, tokens)
         broken = self._sampling.accept(slots, tokens, ends)
+        due = self._table.due(slots, ends)
         if logprobs is not None:
-            due = self._table.due(slots, ends)
             logprobs = self._streams.logprobs_buffer.append_and_take_due(slots, due, logprobs)
-        return self._rows(slots, ends, logprobs, broken)
+        return self._rows(slots, ends, due, logprobs, broken)
 
-    def _rows(self, slots: Slots, ends: I8, logprobs: Logprobs | None, broken: dict[int, str]) -> StepRows:
+    def _rows(
+        self,
+        slots: Slots,
+        ends: I8,
+        due: NDArray[np.bool_],
+        logprobs: Logprobs | None,
+        broken: dict[int, str],
+    ) -> StepRows:
         """The rows that are due; frees the slots of streams that end."""
-        rows = self._table.rows(slots, ends)
+        rows = self._table.rows(slots, ends, due)
         rows.logprobs = logprobs
         if not np.count_nonzero(ends):
             return rows

@@ -39,7 +39,7 @@ class PendingPromptLogprobs:
         """Rows with the logprobs; no stream may have left its slot since the launch."""
         read, tokens = [], 0
         for part in self.parts:
-            read.append(part.read_logprobs().split().moved_by(tokens))
+            read.append(part.read_logprobs().moved_by(tokens))
             tokens += len(part.row)
         whole = concat_logprobs(read)
         assert whole is not None

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from penstock.engine.batch.logprobs import read_candidates
 from penstock.engine.torch.transfer import to_host
 from penstock.wire.arrays import I32
 from penstock.wire.logprobs import Logprobs
@@ -32,11 +33,9 @@ class TopLogprobs:
         return TopLogprobs(self.row, self.wanted, *map(to_host, (self.ids, self.values, self.rank)))
 
     def read_logprobs(self) -> Logprobs:
-        ids, values = self.ids.numpy().astype(np.int32), self.values.numpy().copy()
-        beyond = np.arange(ids.shape[1]) > self.wanted[:, None]
-        ids[beyond] = -1
-        values[beyond] = -np.inf
-        return Logprobs(self.row.astype(np.int32), ids, values, self.rank.numpy().astype(np.int32))
+        """All tensors must be on the host."""
+        columns = (each.numpy() for each in (self.ids, self.values, self.rank))
+        return read_candidates(self.row, self.wanted, *columns)
 
 
 @dataclass(slots=True, frozen=True)
@@ -53,5 +52,5 @@ class SamplerOutput:
 
     def read_tokens(self) -> tuple[I32, Logprobs | None]:
         """int32[S] and the logprobs; all tensors must be on the host."""
-        logprobs = None if self.candidates is None else self.candidates.read_logprobs().split()
+        logprobs = None if self.candidates is None else self.candidates.read_logprobs()
         return self.tokens.numpy().astype(np.int32), logprobs
