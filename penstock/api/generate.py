@@ -389,7 +389,7 @@ class GenerationRoutes:
                 adapter_digest=digest,
                 kv_transfer_params=plan.kv_transfer_params,
                 trace=work.trace,
-                ids=work.ids,
+                ids=(*work.ids, *work.format.choice_ids(number)),
             )
             self._engine_client.submit(stream, request)
 

@@ -17,6 +17,8 @@ from penstock.dialects.messages.dialect import Messages, MessagesTokenCounter
 from penstock.dialects.openapi_schema import check_names
 from penstock.dialects.responses import openapi as responses
 from penstock.dialects.responses.dialect import Responses, ResponsesTokenCounter
+from penstock.dialects.sglang import openapi as sglang
+from penstock.dialects.sglang.dialect import SglangGenerate
 from penstock.dialects.tokens import openapi as tokens
 from penstock.dialects.tokens.dialect import TokensInOut
 from penstock.generation.dialect import Dialect, TokenCounter
@@ -38,6 +40,7 @@ def make_dialects(
         responses,
         invocations,
         TokensInOut(config, processor),
+        SglangGenerate(config, processor),
     ]
 
 
@@ -53,6 +56,7 @@ DESCRIPTIONS = check_names(
         messages.DESCRIPTION,
         responses.DESCRIPTION,
         tokens.DESCRIPTION,
+        sglang.DESCRIPTION,
     )
 )
 """One entry per API, for the OpenAPI document."""

@@ -141,6 +141,10 @@ class ReplyFormat(ABC):
         """Whether a text event of this kind may come next without :meth:`event`."""
         return kind is TextKind.CONTENT
 
+    def choice_ids(self, index: int) -> tuple[str, ...]:
+        """Ids of choice ``index`` besides the reply's, by which clients know it."""
+        return ()
+
     # -- the end
 
     def keep(self, reply: RequestReply) -> Future[None] | None:

@@ -41,6 +41,7 @@ def test_every_route_is_there() -> None:
         ("post", "/v1/responses/{response_id}/cancel"),
         ("get", "/v1/responses/{response_id}/input_items"),
         ("post", "/inference/v1/generate"),
+        ("post", "/generate"),
         ("post", "/invocations"),
         ("post", "/tokenize"),
         ("get", "/tokenizer_info"),

@@ -102,3 +102,33 @@ def test_listed_tokens_have_their_logprobs_everywhere(demo: Server) -> None:
     assert len(entry["top_logprobs"]) == 2
     refused = demo.post("/v1/chat/completions", chat | {"logprobs": False})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "logprob_token_ids")
+
+
+def test_sglangs_route_has_the_same_tokens(demo: Server) -> None:
+    known = demo.complete(
+        PROMPT, temperature=0, max_tokens=6, return_token_ids=True, logprobs=2, prompt_logprobs=2
+    )["choices"][0]
+    ids, sampling = known["prompt_token_ids"], {"temperature": 0, "max_new_tokens": 6}
+    body = {"sampling_params": sampling, "return_logprob": True, "top_logprobs_num": 2}
+    reply = demo.post("/generate", {**body, "input_ids": ids, "logprob_start_len": 0})
+    assert reply.status_code == 200, reply.text
+    made = reply.json()
+    meta = made["meta_info"]
+    assert (made["text"], made["output_ids"]) == (known["text"], known["token_ids"])
+    assert [entry[1] for entry in meta["output_token_logprobs"]] == known["token_ids"]
+    assert [entry[1] for entry in meta["input_token_logprobs"]] == ids
+    scored = zip(known["prompt_logprobs"], ids, strict=True)
+    expected = [each and each[str(token)]["logprob"] for each, token in scored]
+    assert [entry[0] for entry in meta["input_token_logprobs"]][1:] == pytest.approx(expected[1:], abs=1e-4)
+    assert [len(each) for each in meta["output_top_logprobs"]] == [2] * 6
+    streamed = demo.post("/generate", {**body, "text": PROMPT, "stream": True})
+    *data, done = data_of(streamed.text)
+    assert done == "[DONE]"
+    last = json.loads(data[-1])
+    assert (last["text"], last["output_ids"]) == (known["text"], known["token_ids"])
+    assert last["meta_info"]["output_token_logprobs"] == [
+        [pytest.approx(value, abs=1e-4), token, None] for value, token, _ in meta["output_token_logprobs"]
+    ]
+    two = demo.post("/generate", {"text": [PROMPT, "def"], "sampling_params": {**sampling, "n": 1}}).json()
+    assert [each["index"] for each in two] == [0, 1]
+    assert two[0]["output_ids"] == known["token_ids"]

@@ -68,6 +68,7 @@ class TokensInOut(Dialect):
         if plan.constraint is not None:
             plan.constraint = plan.constraint.within(SAMPLING)
         plan.return_token_ids = bool(request.return_token_ids)
+        plan.return_weight_versions = True
         plan.dialect_fields = mode
         return plan
 

@@ -14,6 +14,7 @@ from penstock.dialects.openapi_schema import (
     STRING,
     TOKENS,
     TRANSFER,
+    WEIGHT_VERSIONS,
     ApiDescription,
     Route,
     Schema,
@@ -58,6 +59,7 @@ DESCRIPTION = ApiDescription(
             "One output.",
             {"index": COUNT, "token_ids": TOKENS, "finish_reason": FINISH_REASON, "logprobs": _LOGPROBS},
             stop_reason=STOP_REASON,
+            weight_versions=or_null(WEIGHT_VERSIONS),
             text={"type": "string", "description": "With output_mode text."},
         ),
         "GeneratedTokens": shape(

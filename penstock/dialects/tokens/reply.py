@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from penstock.dialects.openai_reply import DONE, usage_field, whole_usage_field
+from penstock.dialects.token_list import token_list
 from penstock.dialects.tokens.logprobs import entries_by_id
 from penstock.generation.dialect import EventContent, ReplyFormat
 from penstock.generation.parsers.delta import TextKind
@@ -19,9 +20,6 @@ from penstock.generation.replies.token_usage import TokenUsage
 from penstock.http.errors import encode_json
 from penstock.streaming.stream import StreamError
 from penstock.streaming.token_table import escape_json
-
-JSON_PIECE = 1 << 15
-"""Token ids that become JSON at a time: 1 ms."""
 
 
 class TokensReply(ReplyFormat):
@@ -69,8 +67,11 @@ class TokensReply(ReplyFormat):
         if content.finish_reason is None:
             parts.append(b',"finish_reason":null}]')
         else:
-            ending = (content.finish_reason, encode_json(content.stop_reason))
-            parts.append(b',"finish_reason":"%b","stop_reason":%b}]' % ending)
+            parts.append(b',"finish_reason":"%b"' % content.finish_reason)
+            parts.append(b',"stop_reason":%b' % encode_json(content.stop_reason))
+            if content.weight_versions:
+                parts += (b',"weight_versions":', encode_json(content.weight_versions))
+            parts.append(b"}]")
         if content.prompt_token_ids is not None:
             parts += (b',"prompt_token_ids":', encode_json(content.prompt_token_ids))
         if content.usage is not None:
@@ -108,7 +109,7 @@ class TokensReply(ReplyFormat):
         else:
             yield from first.prompt.logprobs.field()
         yield b',"prompt_token_id_logprobs":null,"prompt_token_ids":'
-        yield from _ids(prompt_token_ids(first.prompt)) if plan.return_token_ids else (b"null",)
+        yield from token_list(prompt_token_ids(first.prompt)) if plan.return_token_ids else (b"null",)
         transfer = b"null" if first.kv_transfer_params is None else first.kv_transfer_params
         yield (
             b',"mm_placeholders":null,"metrics":null,"kv_transfer_params":%b,"ec_transfer_params":null,'
@@ -125,8 +126,10 @@ class TokensReply(ReplyFormat):
             "stop_reason": choice.stop_reason,
         }
         yield b'%b%b,"token_ids":' % (b"," if index else b"", encode_json(ending)[:-1])
-        yield from _ids(choice.id_column().tolist() if choice.ids else choice.tokens)
-        yield b',"routed_experts":null,"sampling_mask":null,"weight_versions":null'
+        yield from token_list(choice.id_column().tolist() if choice.ids else choice.tokens)
+        yield b',"routed_experts":null,"sampling_mask":null,"weight_versions":' + encode_json(
+            choice.weight_versions or None
+        )
         yield from self.whole_content(choice)
         yield b',"logprobs":'
         logprobs = None if choice.logprobs is None else choice.logprobs.take()
@@ -159,12 +162,3 @@ class TextReply(TokensReply):
 
     def whole_content(self, choice: Choice) -> Iterator[bytes]:
         yield b',"text":%b' % encode_json(choice.text.decode())
-
-
-def _ids(ids: Sequence[int]) -> Iterator[bytes]:
-    """A JSON list of token ids, in pieces."""
-    separator = b"["
-    for start in range(0, len(ids), JSON_PIECE):
-        yield separator + encode_json(ids[start : start + JSON_PIECE])[1:-1]
-        separator = b","
-    yield b"[]" if separator == b"[" else b"]"

@@ -141,6 +141,8 @@ class Choice:
     """The message with calls and reasoning, in place of ``text``; None if the output is text alone."""
     generated: int = 0
     """Number of output tokens, set at the end."""
+    cached: int = 0
+    """Tokens of its prompt that its engine found in the prefix cache."""
     cumulative_logprob: float = 0.0
     """Sum of the tokens' logprobs, for best_of."""
     begun: bool = False
@@ -339,8 +341,11 @@ class RequestReply(ABC):
         """A first row, or one that is not on the fast path."""
         if self.first_token_at is None:
             self.first_token_at = time.monotonic()
-        if stream.index % self.plan.n == 0:  # the prompt's other choices hit the cache of this one
-            self.cached += min(cached, self.choices[stream.index].prompt.length)
+        if cached:
+            choice = self.choices[stream.index]
+            choice.cached = min(cached, choice.prompt.length)
+            if stream.index % self.plan.n == 0:  # the prompt's other choices hit the cache of this one
+                self.cached += choice.cached
 
     def _assembler(self) -> Assembler:
         plan = self.plan

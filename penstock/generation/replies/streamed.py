@@ -235,7 +235,7 @@ class StreamedReply(RequestReply):
     def _first_usage(self, choice: Choice) -> TokenUsage | None:
         """The usage of the opening event."""
         if self.format.usage_first:
-            return TokenUsage(choice.prompt.length, 0, self.cached)
+            return TokenUsage(choice.prompt.length, 0, choice.cached)
         return self._usage(choice, 0)
 
     def _usage(self, choice: Choice, generated: int) -> TokenUsage | None:

@@ -39,6 +39,7 @@ _BASE: dict[str, dict[str, Any]] = {
     MessagesTokenCounter.path: {"messages": _MESSAGES},
     RESPONSES: {"input": "Count.", "max_output_tokens": 3},
     TOKENS: {"token_ids": [1, 2], "sampling_params": {"max_tokens": 3}},
+    "/generate": {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 3}},
     "/tokenize": {"prompt": "Count."},
     "/detokenize": {"tokens": [1, 2]},
 }
