@@ -23,6 +23,7 @@ from penstock.api.routes.operations import OperationRoutes
 from penstock.api.routes.page import Page
 from penstock.api.routes.responses import PREFIX, ResponseRoutes
 from penstock.api.routes.tokenize import TokenizeRoutes
+from penstock.api.routes.weights import WeightRoutes
 from penstock.config.serve import ServeConfig
 from penstock.dispatch.engine_client import EngineClient
 from penstock.generation.dialect import Dialect, TokenCounter
@@ -66,6 +67,7 @@ class App:
     engines: admin.EngineRoutes
     adapters: adapters.AdapterRoutes
     operations: OperationRoutes
+    weights: WeightRoutes
     tracing: TracePropagator | None = None
     """None: there are no spans, and traces are ignored."""
     spans: RequestSpans | None = None
@@ -128,6 +130,14 @@ class App:
             "/sleep": {"POST": in_task(operations.sleep)},
             "/wake_up": {"POST": in_task(operations.wake_up)},
             "/is_sleeping": {"GET": operations.is_sleeping},
+            "/flush_cache": {"POST": in_task(operations.reset_prefix_cache)},
+            "/pause": {"POST": in_task(operations.pause)},
+            "/resume": {"POST": in_task(operations.resume)},
+            "/is_paused": {"GET": operations.is_paused},
+            "/abort_requests": {"POST": in_task(operations.abort_requests)},
+            "/update_weights": {"POST": in_task(self.weights.update)},
+            "/weight_version": {"GET": self.weights.version},
+            "/weights_checksum": {"GET": in_task(self.weights.checksum)},
             "/openapi.json": {"GET": _fixed(encode_json(document))},
             **{path: {"GET": self._show_page, "HEAD": self._show_page} for path in self._page_paths},
         }

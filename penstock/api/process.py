@@ -35,6 +35,7 @@ from penstock.api.routes.operations import OperationRoutes
 from penstock.api.routes.responses import ResponseRoutes
 from penstock.api.routes.tokenize import TokenizeRoutes
 from penstock.api.routes.tokenizer_info import tokenizer_info
+from penstock.api.routes.weights import WeightRoutes
 from penstock.api.throughput_log import ThroughputLog
 from penstock.config.errors import ConfigError
 from penstock.dialects.registry import make_dialects, make_token_counters
@@ -337,9 +338,8 @@ class _Server:
                 AdapterChanges(self._engine_client, self._state_changes),
                 input_processor,
             ),
-            operations=OperationRoutes(
-                self._engine_client, self._state_changes, profiles=self._config.profile_dir is not None
-            ),
+            operations=OperationRoutes(self._config, self._engine_client, self._state_changes),
+            weights=WeightRoutes(self._engine_client, self._state_changes),
             tracing=self._tracing,
             spans=self._spans,
         )

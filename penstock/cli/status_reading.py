@@ -29,6 +29,7 @@ class EngineFigures(msgspec.Struct, kw_only=True):
 
     engine: str
     state: str
+    weight_version: str | None = None
     host: str | None = None
     running: int
     waiting: int
@@ -164,6 +165,8 @@ def _engine(now: EngineFigures, before: EngineFigures, seconds: float) -> Row:
     if seconds > 0:
         row["tokens_per_s"] = _rate(now.tokens - before.tokens, seconds)
         row["prompt_tokens_per_s"] = _rate(now.prompt_tokens - before.prompt_tokens, seconds)
+    if now.weight_version is not None:
+        row["weights"] = now.weight_version
     return row | _speculation([now], [before]) | {"restarts": now.restarts}
 
 

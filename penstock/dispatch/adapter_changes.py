@@ -16,15 +16,13 @@ import msgspec
 from penstock.dispatch.adapter_registry import AdapterRegistry
 from penstock.dispatch.engine_client import EngineClient
 from penstock.dispatch.engine_rpc import OperationOutcome, OperationResult, Receipt
-from penstock.dispatch.state_changes import StateChanges
+from penstock.dispatch.state_changes import StateChanges, fits
 from penstock.wire.adapter_list import ADAPTERS, AdapterList, AdapterStatus
 from penstock.wire.control import MAX_STATE_BYTES
 from penstock.wire.messages import Adapter, LoraInfo
 
 MIN_PAUSE_S, MAX_PAUSE_S = 0.01, 0.2
 """Pause before a change that lost against another one is made again, drawn anew each time."""
-ENVELOPE_BYTES = 4096
-"""Bytes of a change beside the list."""
 
 
 class NameTaken(ValueError):
@@ -124,7 +122,7 @@ class AdapterChanges:
                 "(--max-cpu-loras); unload one first"
             )
         value: dict[str, Any] = msgspec.to_builtins(AdapterList(list(adapters.values())))
-        if len(msgspec.json.encode(value)) > MAX_STATE_BYTES - ENVELOPE_BYTES:
+        if not fits(value):
             raise TooManyAdapters(
                 f"names and paths of {len(adapters)} adapters take more than {MAX_STATE_BYTES >> 10} KiB; "
                 "unload one first, or use shorter paths"

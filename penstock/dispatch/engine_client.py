@@ -126,7 +126,8 @@ class EngineClient:
         self._resumption: Resumption | None = None
         self._resumption_timer: PeriodicTimer | None = None
         self._on_up = on_up
-        self._lockstep = lockstep
+        self.lockstep = lockstep
+        """Whether all engines make the same steps."""
         self._unconfirmed_aborts: set[int] = set()
         """Engines that were sent an abort since the last query."""
 
@@ -148,7 +149,7 @@ class EngineClient:
     def on_gone(self, engine: EngineState, reason: str) -> None:
         """The engine has ended, and so have those in lock-step with it: disconnects them. ``reason`` as for
         :meth:`on_lost`."""
-        ended = self.engines if self._lockstep else [engine]
+        ended = self.engines if self.lockstep else [engine]
         for other in ended:
             other.info = None  # first, so that no stream is resumed on one of them
         for other in ended:
@@ -236,7 +237,7 @@ class EngineClient:
 
     def on_engine_available(self) -> None:
         """Some engine may accept streams again: resumes the streams that wait for one."""
-        whole = not self._lockstep or all(engine.up for engine in self.engines)
+        whole = not self.lockstep or all(engine.up for engine in self.engines)
         if self._resumption is not None and whole and self.accepts_streams():
             self._resumption.on_engine()
 

@@ -17,11 +17,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from penstock.dispatch.connections import EngineState
 from penstock.dispatch.engine_client import EngineClient
 from penstock.dispatch.engine_rpc import OperationOutcome, OperationResult, Receipt
 from penstock.wire.control import (
     MAX_ASKED_CHARS,
+    MAX_STATE_BYTES,
     ChangeRecord,
     ChangeState,
     ChildReport,
@@ -31,6 +34,8 @@ from penstock.wire.control import (
 )
 from penstock.wire.messages import CONFLICT
 
+ENVELOPE_BYTES = 4096
+"""Bytes of a change beside its values."""
 ROLLBACK_TIMEOUT_S = 2.0
 """How long a change waits for its rollback, and then until that is observed."""
 
@@ -231,6 +236,11 @@ class StateChanges:
         if merged != self._reports:
             self._reports = merged
             self._send(StatesReport(states=merged))
+
+
+def fits(*stages: dict[str, Any]) -> bool:
+    """Whether a change with these values can be sent to the supervisor."""
+    return len(msgspec.json.encode(stages)) <= MAX_STATE_BYTES - ENVELOPE_BYTES
 
 
 def _has_reached(engine: EngineState, name: str, record: ChangeRecord) -> bool:

@@ -78,6 +78,12 @@ ENGINE_INFO = _gauge(
 DRAINING = _gauge(
     "penstock:engine_draining", "0 or 1", _ENGINE, "1 while the engine gets no new streams by order."
 )
+WEIGHTS = _gauge(
+    "penstock:engine_weights",
+    "updates",
+    (*_ENGINE, "version"),
+    "Number of the latest change of weights that the engine has made; the label is their version.",
+)
 LORA_REQUESTS = _gauge(
     "vllm:lora_requests_info",
     "seconds",

@@ -61,6 +61,7 @@ def fleet_status(totals: Totals, engine_client: EngineClient, models: Sequence[s
             "engine": (name := str(engine.rank)),
             "host": engine.host or None,
             "state": state_of(engine),
+            "weight_version": engine.weight_version,
             **{column: values.get(name, 0) for column, values in figures.items()},
             **process(_ENGINE, name),
         }

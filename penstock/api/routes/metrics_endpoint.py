@@ -104,6 +104,9 @@ class MetricsEndpoint:
             deferred = min(engine.deferred, engine.waiting)
             for reason, count in (("capacity", engine.waiting - deferred), ("deferred", deferred)):
                 found.setdefault(f.WAITING_BY_REASON.name, {})[*labels, reason] = float(count)
+            if engine.weight_version is not None:
+                version = (*labels, engine.weight_version)
+                found.setdefault(f.WEIGHTS.name, {})[version] = float(engine.weights_status.generation)
             if engine.host:
                 found.setdefault(f.ENGINE_INFO.name, {})[*labels, engine.host] = 1.0
             if engine.info is not None and engine.info.cache_config:

@@ -12,10 +12,11 @@ from penstock.api.routes.adapter_schemas import (
     LoadLoraAdapterRequest,
     UnloadLoraAdapterRequest,
 )
-from penstock.api.routes.operations import MODES
+from penstock.api.routes.operations import MODES, PAUSE_MODES, AbortRequest
 from penstock.api.routes.receipts import DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S, MIN_TIMEOUT_S
 from penstock.api.routes.response_schemas import REPLIES
 from penstock.api.routes.tokenize import UNSUPPORTED, DetokenizeRequest, TokenizeRequest
+from penstock.api.routes.weight_schemas import UpdateWeightsRequest
 from penstock.dialects.openapi_schema import BODY_ERRORS, GENERATION_ERRORS, REQUEST_ID, SHARED, Route, ref
 from penstock.dialects.registry import DESCRIPTIONS
 from penstock.generation.replies.columns import SAFETENSORS
@@ -183,6 +184,9 @@ _TIMEOUT = _parameter(
 _LEVEL = _parameter(
     "level", "1 frees the KV cache and the device, 2 drops the weights.", {"enum": [1, 2], "default": 1}
 )
+_PAUSE_MODE = _parameter(
+    "mode", "What becomes of streams that run.", {"enum": list(PAUSE_MODES), "default": PAUSE_MODES[0]}
+)
 _MODE = _parameter("mode", "What becomes of streams that run.", {"enum": list(MODES), "default": MODES[0]})
 
 
@@ -286,8 +290,41 @@ _ROUTES = (
             ("/reset_prefix_cache", "resetPrefixCache", "Forget all prompts that were computed", ()),
             ("/sleep", "sleep", "Have all engines give their memory back", (_LEVEL, _MODE)),
             ("/wake_up", "wakeUp", "Have all engines take requests again", ()),
+            ("/pause", "pause", "Have all engines compute no streams", (_PAUSE_MODE,)),
+            ("/resume", "resume", "Have all engines compute streams again", ()),
+            ("/flush_cache", "flushCache", "The same as /reset_prefix_cache, by SGLang's name", ()),
             ("/start_profile", "startProfile", "Record what engines do", ()),
             ("/stop_profile", "stopProfile", "Write the profiles to --profile-dir", ()),
+        )
+    ),
+    *(
+        Route(
+            "post",
+            path,
+            "Administration",
+            operation,
+            summary,
+            "Operation",
+            errors=(*BODY_ERRORS, 403, 409, 502, 503, 504),
+            parameters=(_TIMEOUT, _KEY),
+            body=body,
+            example=example,
+        )
+        for path, operation, summary, body, example in (
+            (
+                "/abort_requests",
+                "abortRequests",
+                "End requests with what they have",
+                "AbortRequest",
+                {"request_ids": ["cmpl-1"]},
+            ),
+            (
+                "/update_weights",
+                "updateWeights",
+                "Have all engines compute with other weights",
+                "UpdateWeightsRequest",
+                {"path": "/models/step-7", "weight_version": "step-7"},
+            ),
         )
     ),
     *(
@@ -339,6 +376,18 @@ _ROUTES = (
         parameters=(_ADAPTER_NAME, _TIMEOUT, _KEY),
     ),
     Route("get", "/is_sleeping", "Administration", "isSleeping", "Whether engines sleep", "Sleeping"),
+    Route("get", "/is_paused", "Administration", "isPaused", "Whether engines are paused", "Paused"),
+    Route("get", "/weight_version", "Administration", "weightVersion", "Versions of the weights", "Weights"),
+    Route(
+        "get",
+        "/weights_checksum",
+        "Administration",
+        "weightsChecksum",
+        "A checksum of each engine's weights",
+        "Operation",
+        errors=(400, 409, 502, 503, 504),
+        parameters=(_TIMEOUT, _KEY),
+    ),
     Route("get", "/metrics", "Server", "metrics", "Metrics for Prometheus", _plain("text/plain")),
     Route("get", "/openapi.json", "Server", "openapi", "This document", _plain("application/json")),
     Route("get", "/status", "Server", "status", "What the whole fleet does", "Status"),
@@ -405,6 +454,8 @@ def _request_schemas() -> Json:
         LoadLoraAdapterRequest,
         UnloadLoraAdapterRequest,
         LoadAdapterRequest,
+        AbortRequest,
+        UpdateWeightsRequest,
     )
     _, schemas = msgspec.json.schema_components(types, ref_template=_REFERENCE)
     for schema in schemas.values():

@@ -10,10 +10,12 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from penstock.api.api_request import ApiRequest
-from penstock.dispatch.engine_rpc import OperationOutcome, OperationResult
+from penstock.dispatch.engine_client import EngineClient
+from penstock.dispatch.engine_rpc import OperationOutcome, OperationResult, RpcRequest
+from penstock.http.admission import unavailable
 from penstock.http.errors import ApiError, encode_json
 from penstock.http.request import HttpRequest
-from penstock.wire.messages import MAX_IDEMPOTENCY_KEY_LENGTH
+from penstock.wire.messages import CONFLICT, MAX_IDEMPOTENCY_KEY_LENGTH
 
 DEFAULT_TIMEOUT_S = 60.0
 MIN_TIMEOUT_S, MAX_TIMEOUT_S = 1.0, 3600.0
@@ -71,6 +73,32 @@ def _timeout(given: str | None) -> float:
     if not MIN_TIMEOUT_S <= seconds <= MAX_TIMEOUT_S:
         raise refused_value("timeout", given, f"{MIN_TIMEOUT_S:g} to {MAX_TIMEOUT_S:g} seconds")
     return seconds
+
+
+def members_of(engine_client: EngineClient) -> list[int]:
+    """Ranks of the engines that an operation is for. Raises ApiError if there are none."""
+    members = engine_client.members()
+    if not members:
+        raise unavailable("There is no engine.", "no_engine")
+    return members
+
+
+async def call_engines(
+    engine_client: EngineClient,
+    method: str,
+    arguments: dict[str, Any],
+    options: OperationOptions,
+    *,
+    after_restart: bool = True,
+) -> OperationResult:
+    """Run an operation once on each engine. Raises ApiError if there are none."""
+    call = RpcRequest(method, arguments, options.key, after_restart=after_restart)
+    receipts = await engine_client.calls.ask(members_of(engine_client), call, options.timeout_s)
+    outcome = OperationOutcome.DONE
+    if any(receipt.error is not None for receipt in receipts):
+        conflict = any(receipt.code == CONFLICT for receipt in receipts)
+        outcome = OperationOutcome.CONFLICT if conflict else OperationOutcome.PARTIAL
+    return OperationResult(outcome, receipts)
 
 
 def refused_value(name: str, value: str, allowed: str) -> ApiError:

@@ -65,7 +65,16 @@ REPLIES: dict[str, Schema] = {
     "Version": shape("The server's version.", {"version": STRING}),
     "Engine": shape(
         "One engine, as of its latest step.",
-        {"rank": COUNT, "up": FLAG, "draining": FLAG, "asleep": FLAG, "running": COUNT, "waiting": COUNT},
+        {
+            "rank": COUNT,
+            "up": FLAG,
+            "draining": FLAG,
+            "asleep": FLAG,
+            "paused": FLAG,
+            "weight_version": or_null(STRING),
+            "running": COUNT,
+            "waiting": COUNT,
+        },
     ),
     "Engines": shape("Every engine.", {"engines": listed(ref("Engine"))}),
     "Status": shape(
@@ -92,6 +101,7 @@ REPLIES: dict[str, Schema] = {
             "engine": STRING,
             "host": or_null(STRING),
             "state": {"enum": ["ready", "draining", "asleep", "paused", "down"]},
+            "weight_version": or_null(STRING),
             "running": COUNT,
             "waiting": COUNT,
             "kv_used": {"description": "Share of the KV cache, 0 to 1.", **NUMBER},
@@ -149,12 +159,36 @@ REPLIES: dict[str, Schema] = {
     "AdapterOperation": shape(
         "What all engines did about a LoRA adapter.", _OPERATION, adapter=ref("Adapter")
     ),
-    "Operation": shape("What all engines did.", _OPERATION),
+    "Operation": shape(
+        "What all engines did.",
+        _OPERATION,
+        aborted={"description": "Streams that were aborted.", **COUNT},
+        weight_version=STRING,
+        equal={"description": "Whether the weights of all engines are the same.", **FLAG},
+    ),
     "FailedOperation": shape(
         "What engines did, and which of them failed.",
         _OPERATION | {"error": ERROR},
     ),
     "Sleeping": shape("Whether engines sleep.", {"is_sleeping": FLAG}),
+    "Paused": shape("Whether engines are paused.", {"is_paused": FLAG}),
+    "Weights": shape(
+        "The weights that engines compute with.",
+        {
+            "weight_version": STRING,
+            "settled": FLAG,
+            "engines": listed(
+                shape(
+                    "One engine.",
+                    {
+                        "rank": COUNT,
+                        "weight_version": or_null(STRING),
+                        "generation": or_null(COUNT),
+                    },
+                )
+            ),
+        },
+    ),
     "Readiness": shape(
         "Whether requests are taken.",
         {"ready": FLAG, "phase": STRING, "engines_ready": or_null(COUNT), "engines": COUNT},
