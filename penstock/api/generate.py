@@ -169,6 +169,9 @@ class GenerationRoutes:
                 prompts = await request.http.unless_gone(tokenized)
                 self._check_open()
             plan.prompts = ()  # nor are their texts
+            if dialect.renders:
+                await self._sender.send(request, dialect.rendered(plan, prompts, request.request_id))
+                return
             work = self._work(request, dialect, plan, hints, prompts)
             entry = work.format.background_entry()
             if entry is not None:

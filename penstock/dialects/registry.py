@@ -21,6 +21,7 @@ from penstock.dialects.sglang import openapi as sglang
 from penstock.dialects.sglang.dialect import SglangGenerate
 from penstock.dialects.tokens import openapi as tokens
 from penstock.dialects.tokens.dialect import TokensInOut
+from penstock.dialects.tokens.render import Render
 from penstock.generation.dialect import Dialect, TokenCounter
 from penstock.generation.input_processor import InputProcessor
 from penstock.store.response_store import ResponseStore
@@ -40,6 +41,8 @@ def make_dialects(
         responses,
         invocations,
         TokensInOut(config, processor),
+        Render(chat),
+        Render(completions),
         SglangGenerate(config, processor),
     ]
 

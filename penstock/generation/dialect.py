@@ -29,7 +29,7 @@ from penstock.wire.messages import KVTransferParams
 if TYPE_CHECKING:
     from penstock.generation.replies.collected import CollectedReply
     from penstock.generation.replies.logprobs import TokenLogprobs
-    from penstock.generation.replies.reply import RequestReply
+    from penstock.generation.replies.reply import Prompt, RequestReply
 
 
 class RequestInfo(NamedTuple):
@@ -177,6 +177,8 @@ class Dialect(ABC):
     """Path of the route; its method is POST."""
     columns: ClassVar[bool] = False
     """Whether programs may ask for replies as columns (:mod:`penstock.generation.replies.columns`)."""
+    renders: ClassVar[bool] = False
+    """Whether a request is answered by what :meth:`rendered` makes of it; nothing is generated."""
     recognizes_clients: ClassVar[bool] = False
     """Whether this API's clients are known on all routes, by :meth:`recognizes`."""
 
@@ -201,6 +203,10 @@ class Dialect(ABC):
     @abstractmethod
     def reply_format(self, plan: RequestPlan, request_id: str) -> ReplyFormat:
         """The format of the reply. ``request_id``: unique, for plans without their own."""
+
+    def rendered(self, plan: RequestPlan, prompts: Sequence[Prompt], request_id: str) -> Iterator[bytes]:
+        """The body of the reply of an API that ``renders``, in pieces. Raises ApiError."""
+        raise NotImplementedError
 
     def error_body(self, error: ApiError, request_id: str) -> bytes:
         """The body of an error reply, by default in OpenAI's shape."""

@@ -34,6 +34,8 @@ def test_every_route_is_there() -> None:
         ("get", "/v1/models/{model}"),
         ("post", "/v1/completions"),
         ("post", "/v1/chat/completions"),
+        ("post", "/v1/chat/completions/render"),
+        ("post", "/v1/completions/render"),
         ("post", "/v1/responses"),
         ("post", "/v1/responses/input_tokens"),
         ("get", "/v1/responses/{response_id}"),

@@ -132,3 +132,17 @@ def test_sglangs_route_has_the_same_tokens(demo: Server) -> None:
     two = demo.post("/generate", {"text": [PROMPT, "def"], "sampling_params": {**sampling, "n": 1}}).json()
     assert [each["index"] for each in two] == [0, 1]
     assert two[0]["output_ids"] == known["token_ids"]
+
+
+def test_a_rendered_chat_generates_what_the_chat_does(demo: Server) -> None:
+    chat = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 8, "temperature": 0}
+    known = demo.post("/v1/chat/completions", chat | {"return_token_ids": True}).json()
+    request = demo.post("/v1/chat/completions/render", chat).json()
+    assert request["token_ids"] == known["prompt_token_ids"]
+    made = demo.post(GENERATE, request).json()
+    assert made["choices"][0]["token_ids"] == known["choices"][0]["token_ids"]
+    assert made["request_id"].startswith("generate-tokens-chatcmpl-")
+    two = demo.post("/v1/completions/render", {"prompt": [PROMPT, "def"], "max_tokens": 4}).json()
+    assert [each["sampling_params"]["max_tokens"] for each in two] == [4, 4]
+    refused = demo.post("/v1/chat/completions/render", chat | {"echo": True})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "echo")

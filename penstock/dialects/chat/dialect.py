@@ -32,8 +32,15 @@ class ChatCompletions(Dialect):
         self._unsupported = processor.unsupported(UNSUPPORTED)
 
     def plan(self, body: bytes, info: RequestInfo = NO_INFO, found: Any = None) -> RequestPlan:
+        return self.plan_request(self.decode(body), info)
+
+    def decode(self, body: bytes) -> ChatCompletionRequest:
+        """The request in a body. Raises ApiError."""
+        return self._decoder.decode(body)
+
+    def plan_request(self, request: ChatCompletionRequest, info: RequestInfo = NO_INFO) -> RequestPlan:
+        """Check a request and make its plan. Raises ApiError."""
         processor = self._processor
-        request = self._decoder.decode(body)
         self._unsupported.check_fields(request)
         tools, inputs = parse_tools(request.tools)
         choice = parse_tool_choice(

@@ -31,8 +31,15 @@ class Completions(Dialect):
         self._unsupported = processor.unsupported(UNSUPPORTED)
 
     def plan(self, body: bytes, info: RequestInfo = NO_INFO, found: Any = None) -> RequestPlan:
+        return self.plan_request(self.decode(body), info)
+
+    def decode(self, body: bytes) -> CompletionRequest:
+        """The request in a body. Raises ApiError."""
+        return self._decoder.decode(body)
+
+    def plan_request(self, request: CompletionRequest, info: RequestInfo = NO_INFO) -> RequestPlan:
+        """Check a request and make its plan. Raises ApiError."""
         processor = self._processor
-        request = self._decoder.decode(body)
         self._unsupported.check_fields(request)
         processor.check_model(request.model)
         logprobs = -1

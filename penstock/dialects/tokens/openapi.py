@@ -55,6 +55,8 @@ DESCRIPTION = ApiDescription(
     request=TokensRequest,
     unsupported=UNSUPPORTED,
     replies={
+        "RenderedChat": ref("TokensRequest") | {"description": "A request for token ids."},
+        "RenderedCompletion": listed(ref("TokensRequest")) | {"description": "One request per prompt."},
         "TokensChoice": shape(
             "One output.",
             {"index": COUNT, "token_ids": TOKENS, "finish_reason": FINISH_REASON, "logprobs": _LOGPROBS},
@@ -81,4 +83,30 @@ DESCRIPTION = ApiDescription(
         ),
     },
     required=("token_ids", "sampling_params"),
+    more_routes=(
+        Route(
+            method="post",
+            path="/v1/chat/completions/render",
+            tag="Tokens",
+            operation="renderChatCompletion",
+            summary="A chat completion's request as one for token ids",
+            reply="RenderedChat",
+            errors=GENERATION_ERRORS,
+            parameters=(REQUEST_ID,),
+            body="ChatCompletionRequest",
+            example={"messages": [{"role": "user", "content": "Say hello"}], "max_tokens": 32},
+        ),
+        Route(
+            method="post",
+            path="/v1/completions/render",
+            tag="Tokens",
+            operation="renderCompletion",
+            summary="A completion's request as one for token ids for each prompt",
+            reply="RenderedCompletion",
+            errors=GENERATION_ERRORS,
+            parameters=(REQUEST_ID,),
+            body="CompletionRequest",
+            example={"prompt": "Once upon a time", "max_tokens": 32},
+        ),
+    ),
 )
