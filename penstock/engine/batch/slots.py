@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from penstock.engine.lora.adapter_table import LoadedAdapter
 
 _LENGTH = np.int8(FinishReason.LENGTH)
+LONG_INTERVAL = 128
+"""Interval from which on rows travel together: with one that is due go others that hold half of theirs. Soon
+all are in the same frames, and frames are what costs an API server time: one of a single row 0.3 ms."""
 FAILED = np.int8(-1)
 """In a column of ends, beside the FinishReasons: the stream ends by an error. A column has one value per
 stream, so that no stream can end twice."""
@@ -270,8 +273,13 @@ class SlotTable:
 
     def due(self, slots: NDArray[np.intp], finish: I8) -> NDArray[np.bool_]:
         """bool[R]: the slots that :meth:`rows` makes a row for."""
-        sent = self.sent[slots]
-        due: NDArray[np.bool_] = self.length[slots] - sent >= self.interval[slots]
+        sent, interval = self.sent[slots], self.interval[slots]
+        held = self.length[slots] - sent
+        due: NDArray[np.bool_] = held >= interval
+        if np.count_nonzero(due) < len(due):
+            long = interval >= LONG_INTERVAL
+            if np.count_nonzero(due & long):
+                due |= long & (2 * held >= interval)
         if self._timed:
             due &= self._now - self._sent_at[slots] >= self.interval_s[slots]
         if np.count_nonzero(due) < len(due):

@@ -14,7 +14,8 @@ from penstock.http.errors import refused
 
 
 class StreamInterval(NamedTuple):
-    """A row has at least ``tokens`` tokens and follows the previous row after at least ``ms`` ms."""
+    """A row has at least ``tokens`` tokens (half of them if they are many, and another stream's row is due)
+    and follows the previous row after at least ``ms`` ms."""
 
     tokens: int
     ms: int = 0

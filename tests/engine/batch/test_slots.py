@@ -275,3 +275,29 @@ def test_what_got_a_slot_is_told_once() -> None:
         table.allocate(server, Submit(stream, prompt, SamplingParams(5, 0)))
     assert list(table.take_admitted()) == [(0, 7), (2, 7)]
     assert list(table.take_admitted()) == []
+
+
+def test_rows_of_long_intervals_travel_together() -> None:
+    """Streams that began at different steps soon have their rows in the same steps: few frames have many."""
+    interval, steps = 256, 3000
+    table = SlotTable(9, 4000, EOS)
+    short = table.allocate(0, submit(100, steps, interval=100))
+    counts: dict[int, list[int]] = {short: []}
+    late_frames = 0
+    for step in range(steps - 1):
+        if step % 37 == 0 and len(counts) < 9:
+            counts[table.allocate(0, submit(step, steps, interval=interval))] = []
+        slots = np.array(list(counts), np.intp)
+        before = table.sent[slots]
+        finish = table.append_and_check_stop(slots, np.full(len(slots), 10, np.int32))
+        due = table.due(slots, finish)
+        assert len(table.rows(slots, finish).server) == np.count_nonzero(due)
+        sent = table.sent[slots] - before
+        for slot, count in zip(slots[due].tolist(), sent[due].tolist(), strict=True):
+            counts[slot].append(count)
+        late_frames += step >= 3 * interval and bool(due[1:].any())
+    assert set(counts.pop(short)) == {1, 100}, "a short interval is kept"
+    for first, *others in counts.values():
+        assert first == 1
+        assert interval // 2 <= min(others) <= max(others) <= interval
+    assert late_frames <= (steps - 3 * interval) // interval + 1
