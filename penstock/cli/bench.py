@@ -18,6 +18,7 @@ from penstock.cli.command import Command
 from penstock.config.bench import (
     OF_STARTED_SERVER,
     BenchAdaptersConfig,
+    BenchColumnsConfig,
     BenchEngineConfig,
     BenchGatewayConfig,
     BenchHostConfig,
@@ -111,6 +112,13 @@ def run_session(config: BenchSessionConfig, origins: Origins) -> int:
     return 1 if run_measurement(lambda say: measure(config, say), render, config.json) is None else 0
 
 
+def run_columns(config: BenchColumnsConfig, origins: Origins) -> int:
+    """1 when a reply failed or nothing could be measured."""
+    from penstock.bench.columns_benchmark import measure, render
+
+    return 1 if run_measurement(lambda say: measure(config, say), render, config.json) is None else 0
+
+
 def run_routing(config: BenchRoutingConfig, origins: Origins) -> int:
     """1 when nothing could be measured. Raises ConfigError for scorers that there are not."""
     from penstock.bench.fleet.routing_benchmark import measure, render
@@ -139,6 +147,12 @@ SESSION = Command(
     "Measure CPU time per turn of a long conversation.",
     BenchSessionConfig,
     run_session,
+)
+COLUMNS = Command(
+    ("bench", "columns"),
+    "Measure CPU time of a reply as columns, and as JSON.",
+    BenchColumnsConfig,
+    run_columns,
 )
 ROUTING = Command(
     ("bench", "routing"),

@@ -58,6 +58,12 @@ COMMANDS = (
         "SESSION",
     ),
     CommandEntry(
+        ("bench", "columns"),
+        "penstock.cli.bench",
+        "Measure the CPU time of a reply as columns, and as JSON.",
+        "COLUMNS",
+    ),
+    CommandEntry(
         ("bench", "gateway"), "penstock.cli.bench", "Measure the CPU time of the gateway.", "GATEWAY"
     ),
     CommandEntry(

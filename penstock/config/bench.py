@@ -343,6 +343,23 @@ class BenchSpeculationConfig:
 
 
 @option_group
+class BenchColumnsConfig:
+    """Options of ``penstock bench columns``."""
+
+    choices: Annotated[int, option("Choices of the reply.", "Load", ge=1, le=1024)] = 64
+    tokens: Annotated[int, option("Tokens of each choice.", "Load", ge=1, le=1 << 17)] = 4096
+    logprobs: Annotated[int, option("Alternatives per token.", "Load", ge=0, le=20)] = 0
+    rounds: Rounds = 3
+    timeout: Timeout = 300.0
+    server_args: ServerArgs = None
+    json: Report = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for arguments that a shell cannot parse."""
+        check_arguments("--server-args", self.server_args)
+
+
+@option_group
 class BenchSessionConfig:
     """Options of ``penstock bench session``."""
 
