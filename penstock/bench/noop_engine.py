@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.config.serve import ServeConfig
-from penstock.engine.base import Load, StepRows
+from penstock.engine.base import Hold, Load, StepRows
 from penstock.engine.batch.logprobs import read_candidates
 from penstock.engine.batch.rows import concat_rows
 from penstock.engine.batch.slots import SlotTable
@@ -19,6 +19,7 @@ from penstock.engine.schedule.block_tables import BlockTables
 from penstock.engine.schedule.scheduler import Scheduler
 from penstock.engine.speculation.ngram import NgramProposer
 from penstock.engine.speculation.speculation import Speculation
+from penstock.engine.weights.weight_loader import WeightLoader
 from penstock.wire.kv_events import KVCacheEvent
 from penstock.wire.logprobs import Logprobs
 from penstock.wire.messages import EngineInfo, Submit
@@ -44,6 +45,7 @@ class NoOpEngine:
     wakeups: Sequence[Wakeup] = ()
 
     adapters: AdapterTable | None = None
+    weights: WeightLoader | None = None
     can_sleep = False
 
     def __init__(
@@ -122,6 +124,12 @@ class NoOpEngine:
         return self._missing <= 0 and self._scheduler.has_work()
 
     can_step = has_work
+
+    def hold(self, hold: Hold) -> None:
+        self._scheduler.hold(hold)
+
+    def flush(self) -> StepRows:
+        return self._scheduler.flush()
 
     def dummy_step(self) -> None:
         """Do nothing."""

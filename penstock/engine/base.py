@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.wire.arrays import I8, I32
@@ -14,10 +15,21 @@ from penstock.wire.sockets import Wakeup
 
 if TYPE_CHECKING:
     from penstock.engine.lora.adapter_table import AdapterTable
+    from penstock.engine.weights.weight_loader import WeightLoader
 
 
 ACCEPTED_PER_POSITION = "spec_decode_accepted_tokens_per_pos_total/"
 """Prefix of names in :meth:`Engine.metrics`: a position in drafts, from 0, follows."""
+
+
+class Hold(IntEnum):
+    """What an engine holds back of its streams; each holds back what those before it do."""
+
+    NOTHING = 0
+    NEWCOMERS = 1
+    """Streams that wait do not begin."""
+    ALL = 2
+    """No stream is computed. Those that are aborted end."""
 
 
 class RequestRejected(ValueError):
@@ -93,6 +105,11 @@ class Engine(Protocol):
     wakeups: Sequence[Wakeup]
     """What becomes readable when there is something to step; empty for an engine that computes here."""
 
+    @property
+    def weights(self) -> WeightLoader | None:
+        """Replaces the model's weights; None: the engine cannot."""
+        ...
+
     def submit(self, server: int, request: Submit) -> None:
         """Queue a stream. Raises RequestRejected when it can never run. A stream for which it raises is not
         queued, and gets no row."""
@@ -113,7 +130,17 @@ class Engine(Protocol):
 
     def can_step(self) -> bool:
         """Whether step() would do something now. An engine that computes elsewhere has work and nothing to
-        step until one of :attr:`wakeups` is readable; for others it is :meth:`has_work`."""
+        step until one of :attr:`wakeups` is readable; for others it is :meth:`has_work`, but for what they
+        hold."""
+        ...
+
+    def hold(self, hold: Hold) -> None:
+        """Hold streams back from the next step on. What a device computes already is finished by further
+        steps, while :meth:`can_step`. Raises ValueError if it cannot."""
+        ...
+
+    def flush(self) -> StepRows:
+        """Rows of all tokens that were held back by an output interval. Nothing is being computed."""
         ...
 
     def step(self) -> StepRows:

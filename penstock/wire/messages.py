@@ -278,7 +278,7 @@ class ObservedState(msgspec.Struct, array_like=True, frozen=True):
     generation: Count
     error: str | None = None
     """Why it could not be applied."""
-    result: dict[str, int | str | dict[str, str]] = {}
+    result: dict[str, bool | int | str | dict[str, str] | None] = {}
     """What the engine has of the state."""
     step: Count = 0
     """Steps that the engine had published then."""

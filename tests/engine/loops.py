@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config.serve import ServeConfig
+from penstock.engine.base import Engine
 from penstock.engine.loop.identity import EngineIdentity
 from penstock.engine.loop.process import EngineLoop
 from penstock.engine.synthetic.engine import SyntheticEngine
@@ -30,8 +31,11 @@ class CountingSocket(RouterSocket):
 class Host:
     """An engine loop in a thread, with the supervisor's end of its control channel."""
 
-    def __init__(self, model_dir: Path, run_dir: str, **options: Any) -> None:
-        self.engine = SyntheticEngine(ServeConfig(engine="synthetic", **options), str(model_dir))
+    def __init__(self, model_dir: Path, run_dir: str, engine: Engine | None = None, **options: Any) -> None:
+        """``engine``: None: a synthetic one."""
+        self.engine: Engine = engine or SyntheticEngine(
+            ServeConfig(engine="synthetic", **options), str(model_dir)
+        )
         self.socket = CountingSocket(engine_address(run_dir, 0))
         self.loop = EngineLoop(self.engine, self.socket, EngineIdentity(0))
         self.supervisor, theirs = ChildChannel.pair()

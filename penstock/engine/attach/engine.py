@@ -28,10 +28,11 @@ from penstock.engine.attach.output_decoder import DecodedOutputs
 from penstock.engine.attach.requests import encode_add
 from penstock.engine.attach.step_output import StepEvents, VllmCounters
 from penstock.engine.attach.streams import AttachedStreams
-from penstock.engine.base import Load, RequestRejected, StepRows
+from penstock.engine.base import Hold, Load, RequestRejected, StepRows
 from penstock.engine.batch.rows import concat_rows
 from penstock.engine.lora.adapter_table import AdapterTable, LoadedAdapter
 from penstock.engine.vocabulary import read_eos_token_ids, read_vocab_size
+from penstock.engine.weights.weight_loader import WeightLoader
 from penstock.wire.frames import FinishReason
 from penstock.wire.kv_events import KVCacheEvent
 from penstock.wire.messages import EngineInfo, LoraInfo, Submit
@@ -91,6 +92,7 @@ class AttachedEngine:
         self.info = _info(config, model, ready)
         self._loader: AttachedAdapterLoader | None = None
         self.adapters: AdapterTable | None = None
+        self.weights: WeightLoader | None = None
         if self.info.lora is not None:
             copies = AdapterCopies(run_dir, rank)
             self._loader = AttachedAdapterLoader(core, self.info.lora, copies, BaseShapes(model.directory))
@@ -206,6 +208,13 @@ class AttachedEngine:
             and self._streams.table.running() > 0
             and time.monotonic() > self._core.heard_at + self._silence_s
         )
+
+    def hold(self, hold: Hold) -> None:
+        if hold is not Hold.NOTHING:
+            raise ValueError("vLLM's engine cannot keep streams without computing them: abort or wait")
+
+    def flush(self) -> StepRows:
+        raise NotImplementedError("an engine that cannot hold streams is not flushed")
 
     def step(self) -> StepRows:
         """Admit waiting streams, settle the next outputs of vLLM's. Raises EngineLost."""

@@ -218,13 +218,20 @@ class SlotTable:
         raised.
         """
         failures = [self.failure(slot, code, message) for slot in slots.tolist()]
+        rows = self.flush(slots, take_logprobs)
+        rows.failed = failures
+        for slot in slots.tolist():
+            self.release(slot)
+        return rows
+
+    def flush(
+        self, slots: NDArray[np.intp], take_logprobs: Callable[[NDArray[np.intp]], Logprobs | None]
+    ) -> StepRows:
+        """Rows of the tokens of some slots that were held back. ``take_logprobs`` as in :meth:`fail`."""
         held = slots[self.length[slots] > self.sent[slots]]
         logprobs = take_logprobs(held)
         rows = self._rows_of(held, np.zeros(len(held), np.int8))
         rows.logprobs = logprobs
-        rows.failed = failures
-        for slot in slots.tolist():
-            self.release(slot)
         return rows
 
     # -- the step

@@ -219,7 +219,7 @@ class Inbox:
     def _on_submit(self, peer: Peer, request: Submit) -> None:
         peer.accepted += 1
         handle = request.stream
-        number = self._peers.open(peer, handle)
+        number = self._peers.open(peer, handle, request.ids)
         try:
             refusal = self._hooks.refuse_streams()
             if refusal is not None:

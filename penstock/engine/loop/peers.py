@@ -57,6 +57,8 @@ class Peers:
         """The handle of each number."""
         self._free = list(range(FIRST_STREAMS - 1, -1, -1))
         """Numbers without a stream."""
+        self._ids: dict[int, tuple[str, ...]] = {}
+        """Ids by number, of streams that have any."""
 
     # -- API servers come and go
 
@@ -99,8 +101,9 @@ class Peers:
 
     # -- streams come and go
 
-    def open(self, peer: Peer, handle: int) -> int:
-        """The number of a stream that begins. Raises WireError when the handle is in use."""
+    def open(self, peer: Peer, handle: int, ids: tuple[str, ...] = ()) -> int:
+        """The number of a stream that begins, with :meth:`ids_of` its request. Raises WireError when the
+        handle is in use."""
         if handle in peer.streams:
             raise WireError(f"it submits stream {handle}, which has not ended")
         if not self._free:
@@ -110,13 +113,23 @@ class Peers:
         number = self._free.pop()
         self._handles[number] = handle
         peer.streams[handle] = number
+        if ids:
+            self._ids[number] = ids
         return number
+
+    def ids_of(self, number: int) -> tuple[str, ...]:
+        """The ids by which clients know the request of an open stream."""
+        return self._ids.get(number, ())
 
     def close(self, peer: Peer, handle: int) -> None:
         """A stream has ended; its number may be given to another one."""
-        self._free.append(peer.streams.pop(handle))
+        number = peer.streams.pop(handle)
+        self._ids.pop(number, None)
+        self._free.append(number)
 
     def close_all(self, peer: Peer) -> None:
+        for number in peer.streams.values():
+            self._ids.pop(number, None)
         self._free += peer.streams.values()
         peer.streams = {}
 

@@ -26,12 +26,11 @@ from penstock.engine.kv_events.publisher import KVEventPublisher
 from penstock.engine.loop.build_engine import build_engine
 from penstock.engine.loop.identity import EngineIdentity
 from penstock.engine.loop.inbox import Inbox, InboxHooks
+from penstock.engine.loop.loop_states import LoopStates
 from penstock.engine.loop.metrics_reporter import MetricsReporter
 from penstock.engine.loop.profiler import EngineProfiler
 from penstock.engine.loop.publisher import Publisher
 from penstock.engine.loop.rpc import RpcServer
-from penstock.engine.loop.sleep import SleepState
-from penstock.engine.loop.state_reconciler import StateApplier, StateReconciler
 from penstock.engine.loop.stats import EngineStats
 from penstock.engine.loop.stream_spans import EndedStream, StreamSpans, describe
 from penstock.engine.lora.adapter_state import AdapterState
@@ -207,6 +206,21 @@ class LoopParts(NamedTuple):
 NO_PARTS = LoopParts()
 
 
+def _operations(
+    engine: Engine, identity: EngineIdentity, parts: LoopParts
+) -> dict[str, Callable[[dict[str, Any]], Any]]:
+    """RPC methods of what the loop has beside its engine."""
+    operations: dict[str, Callable[[dict[str, Any]], Any]] = {}
+    collector = parts.collector
+    if collector is not None:
+        operations["gc"] = lambda arguments: collector.report()
+    if parts.profile_dir is not None:
+        profiler = EngineProfiler(engine, parts.profile_dir, identity.rank, identity.epoch)
+        operations["start_profile"] = lambda arguments: profiler.start()
+        operations["stop_profile"] = lambda arguments: profiler.stop()
+    return operations
+
+
 class EngineLoop:
     """Drain the inbox, step, publish; wait when there is nothing to do."""
 
@@ -223,33 +237,28 @@ class EngineLoop:
         self._publisher = Publisher(socket)
         self._kv_events = parts.kv_events
         engine.on_resubmitted_start(self._publisher.start)
-        self._operations: dict[str, Callable[[], Any]] = {}
+        self._group = parts.group
+        self._clock = time.monotonic
+        self._states = LoopStates(
+            engine,
+            self._publisher,
+            parts.adapters,
+            in_wave=lambda: self._group is not None and self._group.in_wave,
+            publish=lambda rows: self._publish(rows, self._clock()),
+            beat=self._beat,
+            clock=lambda: self._clock(),
+        )
+        self._operations = self._states.operations | _operations(engine, identity, parts)
         """RPC methods of the process; all others are the engine's."""
-        if collector is not None:
-            self._operations["gc"] = collector.report
-        if parts.profile_dir is not None:
-            profiler = EngineProfiler(engine, parts.profile_dir, identity.rank, identity.epoch)
-            self._operations |= {"start_profile": profiler.start, "stop_profile": profiler.stop}
         self._stats = EngineStats()
         self._spans = StreamSpans(parts.span_exporter, self._stats, identity.rank, identity.model)
-        sleep = SleepState(engine, self._end_streams, self._is_idle)
-        self._adapters = parts.adapters
-        appliers: list[StateApplier] = [sleep] if parts.adapters is None else [sleep, parts.adapters]
-        self._clock = time.monotonic
-        self._states = StateReconciler(
-            appliers,
-            self._publisher.send,
-            self._publisher.send_to_all,
-            lambda: self._publisher.step,
-            lambda: self._clock(),
-        )
         self._reporter = MetricsReporter(
             engine,
             self._publisher,
             self._stats,
             collector,
             identity,
-            sleep_level=lambda: sleep.level,
+            sleep_level=lambda: self._states.sleep_level,
             spans=self._spans.counts,
         )
         self._inbox = Inbox(
@@ -257,12 +266,12 @@ class EngineLoop:
             self._publisher,
             identity,
             calls=RpcServer(self._run_operation, self._publisher.send, lambda: self._publisher.step),
-            states=self._states,
+            states=self._states.reconciler,
             stats=self._stats,
             spans=self._spans,
             hooks=InboxHooks(
                 on_metrics_query=self._reporter.on_query,
-                refuse_streams=sleep.refusal,
+                refuse_streams=self._states.refusal,
                 current_head=(lambda: identity.incarnation)
                 if membership is None
                 else membership.current_head,
@@ -272,10 +281,11 @@ class EngineLoop:
         self._collector = collector
         self._trimmer = Trimmer()
         self._membership = membership
-        self._group = parts.group
         self._next_control = self._next_heartbeat = self._next_probe = 0.0
         self._disconnects = 0
         """``disconnects`` of the socket at the last probe."""
+        self._commands: CommandChannel | None = None
+        """None: the loop does not run yet."""
         self._stopped = False
         self._draining = False
         """The host is ending: the engine finishes what it runs and asks for no new streams."""
@@ -286,6 +296,7 @@ class EngineLoop:
     def run(self, commands: CommandChannel) -> None:
         """Loop until Stop. Raises what the engine raises, after GoAway to the API servers, and
         SupervisorGone."""
+        self._commands = commands
         try:
             while not self._stopped:
                 self.run_once(commands)
@@ -379,21 +390,12 @@ class EngineLoop:
         """Apply desired states as far as possible, and send metrics to API servers that have just
         connected."""
         self._states.advance()
-        if self._adapters is not None:
-            self._adapters.tidy()
         if self._reporter.has_new_server:
             self._reporter.report(self._clock())
 
     def _run_operation(self, method: str, arguments: dict[str, Any]) -> Any:
         operation = self._operations.get(method)
-        return self._engine.call(method, arguments) if operation is None else operation()
-
-    def _is_idle(self) -> bool:
-        """Whether neither this engine nor another rank of its group has work."""
-        return not self._engine.has_work() and (self._group is None or not self._group.in_wave)
-
-    def _end_streams(self, code: str, message: str) -> None:
-        self._publish(self._engine.fail_all(code, message), self._clock())
+        return self._engine.call(method, arguments) if operation is None else operation(arguments)
 
     # -- the supervisor's commands
 
@@ -417,9 +419,7 @@ class EngineLoop:
     def _handle_commands(self, commands: CommandChannel) -> None:
         """Carry out the supervisor's commands, and send the heartbeat when it is due."""
         now = self._clock()
-        if now >= self._next_heartbeat:
-            self._next_heartbeat = now + HEARTBEAT_INTERVAL_S
-            commands.heartbeat()
+        self._beat()
         if self._disconnects != self._socket.disconnects:
             self._probe_servers()
         for command in commands.receive():
@@ -430,6 +430,13 @@ class EngineLoop:
                 self._drain_until = now + DRAIN_GRACE_S
         if self._draining:
             self._continue_drain(now)
+
+    def _beat(self) -> None:
+        """Send the heartbeat when it is due."""
+        now = self._clock()
+        if self._commands is not None and now >= self._next_heartbeat:
+            self._next_heartbeat = now + HEARTBEAT_INTERVAL_S
+            self._commands.heartbeat()
 
     def _continue_drain(self, now: float) -> None:
         """Send Draining to API servers, including ones that connect later, and stop when no stream runs."""
@@ -458,7 +465,7 @@ class EngineLoop:
             timeout = RETRY_INTERVAL_S
         elif self._draining or self._reporter.pending or (collector is not None and collector.due):
             timeout = IDLE_DELAY_S
-        if self._adapters is not None and self._adapters.is_reading:
+        if self._states.is_reading:
             timeout = RETRY_INTERVAL_S
         if self._inbox.waiting:
             timeout = 0.0

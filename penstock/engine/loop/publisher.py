@@ -58,7 +58,7 @@ class Publisher:
         self.peers = Peers()
         self.step = 0
         """Steps published."""
-        self.weights = 0
+        self._weights = 0
         """Generation of the weights that the rows to come were computed with."""
         self._socket = socket
         self._drain_rate = DrainRate(clock)
@@ -70,6 +70,10 @@ class Publisher:
         """See :meth:`Peers.attach`."""
         self._farewells.pop(identity, None)  # that was for its last connection
         return self.peers.attach(server, identity, order)
+
+    def on_weights(self, generation: int) -> None:
+        """The rows to come were computed with the weights of that generation."""
+        self._weights = generation
 
     # -- sending
 
@@ -95,7 +99,7 @@ class Publisher:
                 running=load.running,
                 kv_used=load.kv_used,
                 prompt=rows.prompt,
-                weights=self.weights,
+                weights=self._weights,
             )
             self._split(rows, frame, rows.kv_transfer_params or {})
         self._drain_rate.step(0 if rows.finish is None else int(np.count_nonzero(rows.finish)))

@@ -82,7 +82,7 @@ class SleepState:
             )
         return self._next == AWAKE or self._is_idle()
 
-    def commit(self) -> None:
+    def commit(self, generation: int = 0) -> None:
         """Make the prepared change."""
         level, self._next = self._next, None
         assert level is not None  # it was prepared

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from penstock.config.errors import ConfigError
+from penstock.engine.weights.weight_loader import BrokenWeights
 from penstock.logging_setup import RateLimitedLog
 from penstock.wire.messages import DesiredState, ObservedState, StatesObserved
 
@@ -43,8 +44,8 @@ class StateApplier(Protocol):
         raises ValueError when it cannot be applied."""
         ...
 
-    def commit(self) -> None:
-        """Make the prepared change."""
+    def commit(self, generation: int) -> None:
+        """Make the prepared change, which is of that generation."""
         ...
 
     def settle(self) -> None:
@@ -92,6 +93,8 @@ class _AppliedState:
             if not self._try_to_apply(state):
                 return False
             error = None
+        except BrokenWeights:
+            raise
         except (ValueError, ConfigError) as refusal:
             error = str(refusal)
         except Exception as failure:  # noqa: BLE001 - the change fails, not the engine
@@ -117,7 +120,7 @@ class _AppliedState:
         if not self._applier.prepared(firm=state.is_firm):
             return False
         self._prepared = False
-        self._applier.commit()
+        self._applier.commit(state.generation)
         return True
 
     def _hold(self, observed: ObservedState, retry_at: float = 0.0) -> None:

@@ -106,7 +106,7 @@ class AdapterState:
             self._check_retired()
         return True
 
-    def commit(self) -> None:
+    def commit(self, generation: int = 0) -> None:
         """Let streams use the prepared list."""
         assert self._next is not None  # it was prepared
         self._list, self._next = self._next, None

@@ -44,6 +44,8 @@ class SlotAdmission:
         self._shortage = streams.shortage
         self._adapters = adapters
         self.queue = WaitingQueue(config, self._withdraw_compilation)
+        self.takes_newcomers = True
+        """False: streams that wait do not begin."""
 
     def submit(self, server: int, request: Submit) -> None:
         """Queue a stream. Raises RequestRejected when it could never finish or the queue is full, WireError
@@ -80,8 +82,8 @@ class SlotAdmission:
             )
 
     def has_newcomers(self) -> bool:
-        """Whether a stream waits and a slot is free."""
-        return bool(self.queue) and self._table.free_count() > 0
+        """Whether a stream waits, a slot is free, and newcomers are taken."""
+        return bool(self.queue) and self._table.free_count() > 0 and self.takes_newcomers
 
     # -- streams that are held
 
@@ -133,7 +135,7 @@ class SlotAdmission:
         if self._shortage and np.count_nonzero(has_blocks):
             without_blocks &= self._shortage.may_begin(slots, self._streams.steps)
         preempted: list[int] = slots[without_blocks].tolist()
-        free = self._table.free_count()
+        free = self._table.free_count() if self.takes_newcomers else 0
         newcomers = list(islice(self.queue, free + MAX_HELD_PER_STEP)) if free else []
         return merge(preempted, newcomers, key=self._priority_of)
 

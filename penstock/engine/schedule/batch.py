@@ -95,3 +95,15 @@ def row_offsets(count: I32) -> I32:
     ends = np.cumsum(count, dtype=np.int32)
     offsets: I32 = np.arange(ends[-1] if len(ends) else 0, dtype=np.int32) - np.repeat(ends - count, count)
     return offsets
+
+
+EMPTY = Batch(
+    slots=np.zeros(0, np.intp),
+    start=np.zeros(0, np.int32),
+    count=np.zeros(0, np.int32),
+    singles=0,
+    decodes=0,
+    samples=np.zeros(0, np.intp),
+    generations=np.zeros(0, np.int64),
+)
+"""The batch of a step that computes nothing."""

@@ -90,6 +90,11 @@ class RunningStreams:
             slots, code, message, lambda held: self.logprobs_buffer.take_held(held, wanting)
         )
 
+    def flush(self) -> StepRows:
+        """Rows of all tokens that were held back; the streams go on."""
+        wanting = self.sampling.logprobs >= 0
+        return self.table.flush(self.admitted, lambda held: self.logprobs_buffer.take_held(held, wanting))
+
     def _clear(self, slot: int) -> None:
         self._release_blocks(slot, forever=True)
         self.has_freed_grammar |= bool(self.sampling.needs[slot] & SamplingFeature.GRAMMAR)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from penstock.config.serve import ServeConfig
-from penstock.engine.base import StepRows
+from penstock.engine.base import Hold, StepRows
 from penstock.engine.batch.rows import concat_rows
 from penstock.engine.batch.slots import SlotTable
 from penstock.engine.kv_events.block_log import BlockLog
@@ -23,7 +23,7 @@ from penstock.engine.lora.adapter_table import AdapterTable
 from penstock.engine.sampling.metadata import SamplingMetadata
 from penstock.engine.schedule.adapter_room import AdapterRoom
 from penstock.engine.schedule.admission import SlotAdmission
-from penstock.engine.schedule.batch import Batch
+from penstock.engine.schedule.batch import EMPTY, Batch
 from penstock.engine.schedule.batch_choice import BatchChoice
 from penstock.engine.schedule.block_tables import BlockTables
 from penstock.engine.schedule.device_memory_shortage import MemoryShortage
@@ -70,6 +70,7 @@ class Scheduler:
         self._clock = clock
         self._aborted: dict[int, None] = {}
         """Slots of aborted streams."""
+        self._hold = Hold.NOTHING
 
     # -- streams come and go
 
@@ -115,6 +116,21 @@ class Scheduler:
         self._aborted = {}
         return rows
 
+    def hold(self, hold: Hold) -> None:
+        """Hold streams back from the next step on."""
+        self._hold = hold
+        self._admission.takes_newcomers = hold is Hold.NOTHING
+
+    def flush(self) -> StepRows:
+        """Rows of all tokens that were held back; the streams go on."""
+        return self.streams.flush()
+
+    def preempt_all(self) -> None:
+        """Free the blocks of all streams, whose histories are computed again. No batch is in flight."""
+        slots = self.streams.admitted
+        for slot in slots[self.blocks.block_counts[slots] > 0].tolist():
+            self.streams.preempt(slot)
+
     def reset_caches(self) -> None:
         """Forget cached blocks, and earlier outputs that drafts come from."""
         self.prefix_cache.reset()
@@ -126,6 +142,12 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether a stream waits, runs, or has an end to report."""
         return bool(len(self.streams.admitted) or self._queue or self._queue.has_finished())
+
+    def can_step(self) -> bool:
+        """Whether a step would do anything: what is held back does not count."""
+        if self._aborted or self._queue.has_finished() or self._hold is Hold.NOTHING:
+            return self.has_work()
+        return self._hold is Hold.NEWCOMERS and bool(len(self.streams.admitted))
 
     def waiting(self) -> int:
         """Streams without a slot."""
@@ -158,6 +180,8 @@ class Scheduler:
 
     def schedule(self) -> Batch:
         """Choose a step's tokens and allocate their blocks. They count as computed from here on."""
+        if self._hold is Hold.ALL:
+            return EMPTY
         return self._choice.choose(self._clock())
 
     def mark_launched(self, batch: Batch) -> None:

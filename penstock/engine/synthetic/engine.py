@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.config.serve import ServeConfig
-from penstock.engine.base import Load, RequestRejected, StepRows, StreamFailure
+from penstock.engine.base import Hold, Load, RequestRejected, StepRows, StreamFailure
 from penstock.engine.batch.rows import concat_rows
 from penstock.engine.batch.slots import SlotTable
 from penstock.engine.lora.adapter_table import AdapterTable, adapter_of
@@ -31,9 +31,11 @@ from penstock.engine.schedule.submit_checks import check_request
 from penstock.engine.schedule.waiting_queue import WaitingQueue
 from penstock.engine.synthetic.adapters import SyntheticAdapterLoader, lora_info, seed_of
 from penstock.engine.synthetic.made_up_logprobs import MadeUpLogprobs
+from penstock.engine.synthetic.prefill_credit import PrefillCredit
 from penstock.engine.synthetic.script import CompiledScript
 from penstock.engine.synthetic.script_player import ScriptPlayer, break_engine
 from penstock.engine.synthetic.speculation import SyntheticSpeculation
+from penstock.engine.synthetic.weights import SyntheticWeights
 from penstock.engine.vocabulary import read_eos_token_ids, read_max_model_len, read_vocabulary
 from penstock.wire.arrays import I8, I32
 from penstock.wire.frames import FinishReason
@@ -104,9 +106,9 @@ class SyntheticEngine:
         if self.info.lora is not None:
             self.adapters = AdapterTable(SyntheticAdapterLoader(self.info.lora), config.max_cpu_loras)
         self._ordinary = vocabulary.ordinary
+        self.weights = SyntheticWeights()
         self._step_s = config.synthetic_step_ms / 1000
-        self._rate = config.synthetic_prefill_tokens_per_s
-        self._max_batched_tokens = config.max_num_batched_tokens
+        self._credit = PrefillCredit(config.synthetic_prefill_tokens_per_s, config.max_num_batched_tokens)
         self._fault = _parse_fault(config.synthetic_fault)
         self._clock = clock
         self._sleep = sleep
@@ -137,11 +139,9 @@ class SyntheticEngine:
         """Slots in order of their first token."""
         self._aborted: set[int] = set()
         """Slots to be released with a row in the next step."""
-        self._credit = 0.0
-        """Prompt tokens that may be prefilled now."""
-        self._credited_at = 0.0
         self._profile: cProfile.Profile | None = None
         self._steps = 0
+        self._hold = Hold.NOTHING
 
     def close(self) -> None:
         """Hold nothing but memory."""
@@ -153,7 +153,7 @@ class SyntheticEngine:
             raise WireError(f"Submit.stream {request.stream} is running already")
         self._check(request)
         if not self.has_work():
-            self._credited_at = self._clock()
+            self._credit.begin(self._clock())
         self._waiting.push(server, request, self._table.free_count(), adapter_of(request, self.adapters))
 
     def _check(self, request: Submit) -> None:
@@ -232,14 +232,31 @@ class SyntheticEngine:
             or self._waiting.has_finished()
         )
 
-    can_step = has_work
+    def can_step(self) -> bool:
+        if self._aborted or self._waiting.has_finished() or self._hold is Hold.NOTHING:
+            return self.has_work()
+        return self._hold is Hold.NEWCOMERS and bool(len(self._decoding) or self._prefilling)
+
+    def hold(self, hold: Hold) -> None:
+        self._hold = hold
+
+    def flush(self) -> StepRows:
+        held: list[NDArray[np.intp]] = []
+        slots = np.array(self._table.running_slots(), np.intp)
+        rows = self._table.flush(slots, held.append)
+        if self._logprobs:
+            rows.logprobs = self._logprobs.of_rows(rows, held[0])
+        return rows
 
     def step(self) -> StepRows:
         """Admit, prefill, and draw tokens for every decoding stream. Raises InjectedFault."""
         began = self._clock()
         if self._aborted:
             self._withdraw(self._aborted)
-        self._admit()
+        if self._hold is Hold.ALL:
+            return self._rows(self._decoding[:0], np.zeros(0, np.int8), self._decoding, {})
+        if self._hold is Hold.NOTHING:
+            self._admit()
         self._prefill_prompts(began)
         failing = self._inject_fault()
         slots, resting = self._decoding, None
@@ -272,29 +289,23 @@ class SyntheticEngine:
 
     def _prefill_prompts(self, now: float) -> None:
         """Move streams whose prompt is prefilled by ``now`` from prefill to decode."""
-        earned = min((now - self._credited_at) * self._rate, self._max_batched_tokens)
-        self._credited_at = now
-        if not self._prefilling:
-            return
-        self._credit += earned
+        self._credit.earn(now, keep=bool(self._prefilling))
         prefilled = []
-        while self._prefilling:
-            if self._rate:
-                length = int(self._table.prompt_len[self._prefilling[0]])
-                if self._credit < length:
-                    break
-                self._credit -= length
+        while self._prefilling and self._credit.pay(int(self._table.prompt_len[self._prefilling[0]])):
             prefilled.append(self._prefilling.popleft())
         if prefilled:
             self._decoding = np.concatenate([self._decoding, np.array(prefilled, np.intp)])
         if not self._prefilling:
-            self._credit = 0.0
+            self._credit.clear()
 
     def _draw(self, slots: NDArray[np.intp]) -> I32:
         """The next token of each slot."""
         position = self._table.length[slots]
         position -= self._table.base[slots]
-        tokens: I32 = self._ordinary[token_indexes(self._state[slots], position, len(self._ordinary))]
+        size = len(self._ordinary)
+        tokens: I32 = self._ordinary[
+            self.weights.mark(token_indexes(self._state[slots], position, size), size)
+        ]
         return tokens
 
     def _rows(
@@ -335,8 +346,8 @@ class SyntheticEngine:
         """Seconds that the step takes: in a prefill-only step, until the first prompt is prefilled."""
         if len(self._decoding) or not self._prefilling:
             return self._step_s or self._idle_s
-        missing = float(self._table.prompt_len[self._prefilling[0]]) - self._credit
-        return max(self._step_s, min(missing / self._rate, MAX_PREFILL_STEP_S))
+        missing_s = self._credit.seconds_until(int(self._table.prompt_len[self._prefilling[0]]))
+        return max(self._step_s, min(missing_s, MAX_PREFILL_STEP_S))
 
     def _sleep_until(self, when: float) -> None:
         rest = when - self._clock()

@@ -12,7 +12,7 @@ import torch
 
 from penstock.config.errors import ConfigError
 from penstock.config.serve import ServeConfig
-from penstock.engine.base import Load, StepRows
+from penstock.engine.base import Hold, Load, StepRows
 from penstock.engine.batch.rows import concat_rows
 from penstock.engine.batch.slots import SlotTable
 from penstock.engine.kv_events.block_log import BlockLog
@@ -54,6 +54,7 @@ from penstock.engine.torch.out_of_memory import (
 from penstock.engine.torch.process_group import ProcessGroup
 from penstock.engine.torch.profiler import TorchProfiler
 from penstock.engine.torch.sampling.penalties import TokenCounts
+from penstock.engine.torch.weight_loader import TorchWeightLoader, start_source
 from penstock.engine.vocabulary import read_eos_token_ids
 from penstock.logging_setup import RateLimitedLog
 from penstock.wire.kv_events import KVCacheEvent
@@ -149,10 +150,7 @@ class TorchEngine:
         self._blocks = BlockTables(config.max_num_seqs, blocks, config.block_size, max_model_len)
         self._block_log = BlockLog(blocks, config.block_size) if config.kv_events.publishes else None
         lora = None if model.lora is None else _lora_info(config, model.lora)
-        self.adapters: AdapterTable | None = None
-        if lora is not None:
-            reader = AdapterReader(lora, dtype, pinned=device.type == "cuda", on_remove=self._forget_adapter)
-            self.adapters = AdapterTable(reader, config.max_cpu_loras)
+        self.adapters = None if lora is None else self._make_adapters(config, lora, dtype)
         self._draft_model: DraftModel | None
         self._scheduler = Scheduler(
             self._table,
@@ -172,6 +170,7 @@ class TorchEngine:
         self._runner = ModelRunner(model, self._blocks, self._sampling, device, places)
         if self._draft_model is not None:
             self._draft_model.sampler = self._runner.sampler
+        self.weights = self._make_weight_loader(config, model_dir)
         self._in_flight: deque[tuple[Batch, PendingOutput]] = deque()
         self._steps_ahead = _steps_ahead(config, device)
         self.info = EngineInfo(
@@ -195,6 +194,19 @@ class TorchEngine:
         )
         if self._group is not None:
             self._group.barrier(progress)
+
+    def _make_adapters(self, config: ServeConfig, lora: LoraInfo, dtype: torch.dtype) -> AdapterTable:
+        pinned = self._device.type == "cuda"
+        reader = AdapterReader(lora, dtype, pinned=pinned, on_remove=self._forget_adapter)
+        return AdapterTable(reader, config.max_cpu_loras)
+
+    def _make_weight_loader(self, config: ServeConfig, model_dir: str) -> TorchWeightLoader:
+        return TorchWeightLoader(
+            self._models[0],
+            start_source(model_dir, config.load_format),
+            self._drop_cache,
+            lambda tick: None if self._group is None else self._group.meet(tick),
+        )
 
     def _make_speculation(self, config: ServeConfig, device: torch.device) -> Speculation | None:
         self._draft_model = None
@@ -250,7 +262,14 @@ class TorchEngine:
     def has_work(self) -> bool:
         return bool(self._in_flight) or self._scheduler.has_work()
 
-    can_step = has_work
+    def can_step(self) -> bool:
+        return bool(self._in_flight) or self._scheduler.can_step()
+
+    def hold(self, hold: Hold) -> None:
+        self._scheduler.hold(hold)
+
+    def flush(self) -> StepRows:
+        return self._scheduler.flush()
 
     def step(self) -> StepRows:
         """Schedule a batch, launch it, settle it, or with async scheduling the batch before it."""
@@ -408,13 +427,23 @@ class TorchEngine:
 
     def _wake_up(self) -> None:
         """Wake all models. Raises what :meth:`PagedModel.wake_up` raises; all are then asleep as before."""
-        for index, model in enumerate(self._models):
-            try:
+        dropped = self._models[0].parameters is None
+        awake = []
+        try:
+            for model in self._models:
                 model.wake_up()
-            except BaseException:
-                for awake in self._models[:index]:
-                    awake.sleep(drop_weights=True)
-                raise
+                awake.append(model)
+            if dropped:
+                self.weights.on_started()
+        except BaseException:
+            for model in awake:
+                model.sleep(drop_weights=True)
+            raise
+
+    def _drop_cache(self) -> None:
+        """Forget what is computed; streams that run are computed again, as after a preemption."""
+        self._scheduler.preempt_all()
+        self._scheduler.reset_caches()
 
 
 def _lora_info(config: ServeConfig, layers: LoraLayers) -> LoraInfo:

@@ -41,6 +41,11 @@ class ExpertParallel:
         self._compute = ExpertsInterface()["grouped_mm"]
         ExpertsInterface.register(IMPLEMENTATION, self._forward)
 
+    @property
+    def share(self) -> tuple[int, int]:
+        """This rank's part of the experts, and the number of parts."""
+        return self._group.rank, self._group.size
+
     # -- loading
 
     def sharded_class(self, model_class: Any) -> Any:

@@ -33,6 +33,7 @@ from penstock.engine.torch.lora.lora_plan import LoraPlan
 from penstock.engine.torch.memory import DeviceMemory, release_memory
 from penstock.engine.torch.model_loader import ModelShape, load_model
 from penstock.engine.torch.out_of_memory import stating_shortage
+from penstock.engine.torch.weight_map import WeightMap
 
 LESS_WEIGHTS = "take --dtype bfloat16, a smaller model, or a device with more free memory"
 LESS_CACHE = "lower --kv-cache-memory or --gpu-memory-utilization, or end other processes on the device"
@@ -75,6 +76,9 @@ class PagedModel:
         self._head: LMHead | None = None
         self.lora: LoraLayers | None = None
         """None: the model runs no adapters, or is asleep without its weights."""
+        self.parameters: dict[str, Tensor] | None = None
+        """By the names with which the model was loaded; None: it is asleep without its weights."""
+        self._weight_map: WeightMap | None = None
         self._multiple = 1
         """The rows of a forward pass are a multiple of it."""
         self._load_weights()
@@ -97,6 +101,11 @@ class PagedModel:
                 attention=self._name,
                 experts=self._experts,
             )
+            self.parameters = dict(model.named_parameters(remove_duplicate=False))
+            if self._weight_map is None:
+                self._weight_map = WeightMap(
+                    model, self.parameters, (0, 1) if self._experts is None else self._experts.share
+                )
             if model.config.model_type == "bloom":
                 replace_attention(model, self._attend)
             self._model = model
@@ -204,7 +213,7 @@ class PagedModel:
         if self.lora is not None:
             self.lora.free()
         if drop_weights:
-            self._model = self.lora = None
+            self._model = self.lora = self.parameters = None
         else:
             self._model.to("cpu")
         release_memory(self._device)
@@ -225,6 +234,12 @@ class PagedModel:
     @property
     def vocab_size(self) -> int:
         return self._shape.vocab_size
+
+    @property
+    def weight_map(self) -> WeightMap:
+        """Which tensors of a checkpoint make which of the :attr:`parameters`."""
+        assert self._weight_map is not None  # the model was loaded
+        return self._weight_map
 
     @property
     def head(self) -> LMHead:

@@ -19,6 +19,8 @@ POLL_INTERVAL_S = 0.05
 its timeout cannot be told from other RuntimeErrors."""
 PROGRESS_INTERVAL_S = 5.0
 """Seconds between two progress messages while waiting."""
+MEETING_TIMEOUT_S = 120.0
+"""Seconds for the other ranks to replace their weights: longer than the copy of a large model takes."""
 FOREVER = timedelta(days=365)
 """Timeout of collectives: the supervisor ends a group in which a rank is lost or hangs."""
 
@@ -38,6 +40,7 @@ class ProcessGroup:
         A CUDA ``device`` is the process's current one, which NCCL uses.
         """
         self.rank, self.size = spec.rank, spec.world_size
+        self._meetings = 0
         backend = "gloo"
         if device.type == "cuda" and torch.cuda.device_count() >= spec.world_size:
             backend = "cpu:gloo,cuda:nccl"
@@ -61,12 +64,32 @@ class ProcessGroup:
 
     def barrier(self, progress: Progress) -> None:
         """Wait until every rank has called this, and report progress: other ranks may load for longer."""
-        self._store.set(f"loaded {self.rank}", "")
         next_progress = 0.0
-        while not self._store.check([f"loaded {rank}" for rank in range(self.size)]):
+
+        def report() -> None:
+            nonlocal next_progress
             if time.monotonic() >= next_progress:
                 next_progress = time.monotonic() + PROGRESS_INTERVAL_S
                 progress("waiting for the other ranks", None)
+
+        self._wait_for_all("loaded", report)
+
+    def meet(self, tick: Callable[[], None]) -> None:
+        """Wait until every rank has called this as often. Raises TimeoutError after MEETING_TIMEOUT_S."""
+        self._meetings += 1
+        deadline = time.monotonic() + MEETING_TIMEOUT_S
+
+        def wait() -> None:
+            tick()
+            if time.monotonic() > deadline:
+                raise TimeoutError("the other ranks have not done the same")
+
+        self._wait_for_all(f"met {self._meetings}", wait)
+
+    def _wait_for_all(self, occasion: str, wait: Callable[[], None]) -> None:
+        self._store.set(f"{occasion} {self.rank}", "")
+        while not self._store.check([f"{occasion} {rank}" for rank in range(self.size)]):
+            wait()
             time.sleep(POLL_INTERVAL_S)
 
     def close(self) -> None:

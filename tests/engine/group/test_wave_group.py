@@ -248,8 +248,8 @@ def test_a_rank_rests_only_when_the_wave_is_over(group: Group) -> None:
     ranks[0].server.read_ends(1)
     while not ranks[0].loop._stats.dummy_steps:
         time.sleep(0.001)
-    assert not ranks[0].loop._is_idle()
+    assert not ranks[0].loop._states.gate.is_idle()
     ranks[2].thread.start()
     while ranks[0].group.in_wave:
         time.sleep(0.001)
-    assert ranks[0].loop._is_idle()
+    assert ranks[0].loop._states.gate.is_idle()

@@ -30,7 +30,7 @@ class Level:
             raise ValueError("14 is impossible")
         return self.ready
 
-    def commit(self) -> None:
+    def commit(self, generation: int) -> None:
         assert self.prepared_level is not None
         level, self.prepared_level = self.prepared_level, None
         if level == 15:

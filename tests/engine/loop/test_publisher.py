@@ -313,7 +313,7 @@ def test_frames_of_other_weights_come_behind_the_message_that_tells_of_them(
         publisher.publish(step_rows([0], [4], [step], [10 + step]), Load())
         if step in (2, 5):
             publisher.send(0, StatesObserved([]))
-            publisher.weights = step
+            publisher.on_weights(step)
     outbox.room[b"zero"] = 1 << 30
     publisher.flush()
     told = 0

@@ -1,0 +1,242 @@
+"""Weights that change by the messages of API servers: what their streams see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from penstock.engine.synthetic.engine import SyntheticEngine
+from penstock.engine.synthetic.weights import VERSION
+from penstock.engine.vocabulary import read_vocabulary
+from penstock.wire.frames import FinishReason, TokenFrame
+from penstock.wire.messages import WEIGHTS, ApplyStates, DesiredState, ObservedState, StatesObserved
+from tests.engine.loops import ENDLESS, Host
+from tests.engine.peers import ApiServer
+from tests.engine.support import Received, submit
+
+Start = Callable[..., Host]
+Connect = Callable[..., ApiServer]
+
+
+class Versions(Received):
+    """Also notes which generation each token is of, and checks that it had been told before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generations: dict[int, list[int]] = {}
+        self.observed: list[ObservedState] = []
+
+    def frame(self, frame: TokenFrame) -> None:
+        told = max((state.result["generation"] for state in self.observed), default=0)  # type: ignore[type-var]
+        assert frame.weights == told, "rows of weights that were not told before"
+        before = {stream: len(tokens) for stream, tokens in self.tokens.items()}
+        super().frame(frame)
+        for stream, tokens in self.tokens.items():
+            new = len(tokens) - before.get(stream, 0)
+            self.generations.setdefault(stream, []).extend([frame.weights] * new)
+
+    def parts(self, parts: list[bytes]) -> None:
+        super().parts(parts)
+        for message in self.others:
+            if isinstance(message, StatesObserved):
+                self.observed += [state for state in message.states if state.name == WEIGHTS]
+        self.others = [message for message in self.others if not isinstance(message, StatesObserved)]
+
+
+class Trainer:
+    """Sets weights, and reads what the engine says of them."""
+
+    def __init__(self, peer: ApiServer, directory: Path, ordinary: Any) -> None:
+        self.peer, self.directory = peer, directory
+        peer.received = self.received = Versions()
+        self.generation = 0
+        self._places = {int(token): place for place, token in enumerate(ordinary)}
+
+    def file(self, version: int) -> str:
+        path = self.directory / f"{version}.safetensors"
+        save_file({VERSION: np.array([version], np.uint8)}, path)
+        return str(path)
+
+    def ask(self, version: int, *, settled: bool = False, rollback: bool = False, **value: Any) -> None:
+        self.generation += 1
+        whole = {"version": f"v{version}", "sources": [{"path": self.file(version)}], **value}
+        if not version:
+            whole = value
+        state = DesiredState(WEIGHTS, self.generation, whole, settled=settled, rollback=rollback)
+        self.peer.send(ApplyStates([state]))
+
+    def observed(self) -> ObservedState | None:
+        found = [state for state in self.received.observed if state.generation == self.generation]
+        return found[-1] if found else None
+
+    def wait(self) -> ObservedState:
+        self.peer.read(lambda: self.observed() is not None)
+        state = self.observed()
+        assert state is not None
+        return state
+
+    def set(self, version: int, **value: Any) -> ObservedState:
+        self.ask(version, **value)
+        return self.wait()
+
+    def versions(self, stream: int) -> list[int]:
+        """What each token tells of its version; only for versions above 0."""
+        return [self._places[token] % 256 for token in self.received.tokens[stream]]
+
+
+@pytest.fixture
+def engine(host: Start) -> Host:
+    return host(max_num_seqs=4, synthetic_step_ms=1)
+
+
+@pytest.fixture
+def trainer(engine: Host, connect: Connect, tmp_path: Path, model_dir: Path) -> Trainer:
+    return Trainer(connect(), tmp_path, read_vocabulary(model_dir).ordinary)
+
+
+def run_some(trainer: Trainer, *streams: int, more: int = 5) -> None:
+    received = trainer.received
+    counts = {stream: len(received.tokens.get(stream, [])) + more for stream in streams}
+    trainer.peer.read(lambda: all(len(received.tokens.get(each, [])) > counts[each] for each in streams))
+
+
+def test_each_token_tells_its_version_and_each_frame_its_generation(trainer: Trainer) -> None:
+    trainer.peer.send(submit(1, ENDLESS), submit(2, ENDLESS, interval=7))
+    for version in range(1, 40):
+        result = trainer.set(version).result
+        assert result == {"version": f"v{version}", "generation": version, "checksum": None, "loaded": 1}
+        run_some(trainer, 1, 2, more=10)
+    received = trainer.received
+    for stream in (1, 2):
+        told = trainer.versions(stream)
+        generations = received.generations[stream]
+        assert [each for each, generation in zip(told, generations, strict=True) if generation] == [
+            generation for generation in generations if generation
+        ]
+        assert set(generations) >= set(range(1, 40))
+        assert generations == sorted(generations)
+
+
+def test_streams_finish_with_the_weights_they_began_with(trainer: Trainer) -> None:
+    trainer.set(1)
+    trainer.peer.send(submit(1, 300), submit(2, 300))
+    run_some(trainer, 1, 2)
+    trainer.ask(2, streams="wait")
+    trainer.peer.send(submit(3, 5))
+    assert trainer.wait().error is None
+    trainer.peer.read_ends(1, 2, 3)
+    assert [set(trainer.versions(stream)) for stream in (1, 2, 3)] == [{1}, {1}, {2}]
+    assert len(trainer.received.tokens[1]) == 300
+
+
+def test_streams_end_with_what_they_have(trainer: Trainer) -> None:
+    trainer.set(1)
+    trainer.peer.send(submit(1, ENDLESS), submit(2, ENDLESS))
+    run_some(trainer, 1, 2)
+    trainer.set(2, streams="abort")
+    assert trainer.received.finish == dict.fromkeys((1, 2), FinishReason.ABORT)
+    assert set(trainer.versions(1)) == {1}
+    trainer.peer.send(submit(3, 5))
+    trainer.peer.read_ends(3)
+    assert set(trainer.versions(3)) == {2}
+
+
+def test_a_change_that_fails_changes_nothing(trainer: Trainer) -> None:
+    trainer.set(1)
+    trainer.peer.send(submit(1, ENDLESS))
+    observed = trainer.set(2, sources=[{"path": "/nowhere/file.safetensors"}])
+    assert "/nowhere/file.safetensors cannot be read" in (observed.error or "")
+    assert observed.result["version"] == "v1"
+    run_some(trainer, 1)
+    assert set(trainer.versions(1)) == {1}
+    assert "Object missing required field" in (trainer.set(2, sources=[{}]).error or "")
+
+
+def test_a_rollback_brings_the_former_weights_back(trainer: Trainer) -> None:
+    trainer.set(1)
+    trainer.set(2)
+    trainer.peer.send(submit(1, ENDLESS))
+    assert trainer.set(1, rollback=True).result["version"] == "v1"
+    run_some(trainer, 1)
+    assert trainer.versions(1)[-1] == 1
+    assert trainer.set(0, rollback=True).result["version"] == "default"
+
+
+def test_a_rollback_without_files_keeps_what_the_engine_has(trainer: Trainer) -> None:
+    trainer.set(1)
+    trainer.set(2)
+    gone = [{"path": "/nowhere/file.safetensors"}]
+    observed = trainer.set(1, rollback=True, sources=gone)
+    assert "cannot be read" in (observed.error or "")
+    assert observed.result["version"] == "v2"
+
+
+def test_a_rollback_to_what_it_has_needs_no_files(trainer: Trainer, tmp_path: Path) -> None:
+    trainer.set(1)
+    (tmp_path / "1.safetensors").unlink()
+    trainer.generation += 1
+    value = {"version": "v1", "sources": [{"path": str(tmp_path / "1.safetensors")}]}
+    state = DesiredState(WEIGHTS, trainer.generation, value, rollback=True)
+    trainer.peer.send(ApplyStates([state]))
+    observed = trainer.wait()
+    assert observed.error is None
+    assert observed.result["generation"] == trainer.generation
+
+
+def test_ranks_in_lock_step_hold_first(trainer: Trainer) -> None:
+    trainer.set(1)
+    trainer.peer.send(submit(1, ENDLESS))
+    run_some(trainer, 1)
+    assert trainer.set(2, hold=True).result["version"] == "v1"
+    count = len(trainer.received.tokens[1])
+    trainer.peer.send(submit(2, 5))
+    assert trainer.peer.call("weights_checksum").error is None
+    assert len(trainer.received.tokens[1]) == count
+    assert trainer.set(2).result["version"] == "v2"
+    trainer.peer.read_ends(2)
+    assert set(trainer.versions(2)) == {2}
+
+
+def test_a_hold_that_is_rolled_back(trainer: Trainer) -> None:
+    trainer.set(1)
+    trainer.peer.send(submit(1, ENDLESS))
+    trainer.set(2, hold=True)
+    assert trainer.set(1, rollback=True).error is None
+    run_some(trainer, 1)
+    assert set(trainer.versions(1)) == {1}
+
+
+def test_a_change_that_another_takes_the_place_of(trainer: Trainer) -> None:
+    trainer.set(1)
+    trainer.peer.send(submit(1, ENDLESS))
+    run_some(trainer, 1)
+    trainer.ask(2, streams="wait")
+    trainer.peer.send(submit(2, 5))
+    trainer.set(1, rollback=True)
+    trainer.peer.read_ends(2)
+    assert set(trainer.versions(2)) == {1}
+
+
+def test_checksums_are_of_the_weights(trainer: Trainer) -> None:
+    sums = [trainer.peer.call("weights_checksum").result]
+    for version in (1, 2, 1):
+        trainer.set(version)
+        sums.append(trainer.peer.call("weights_checksum").result)
+    assert sums[1] == sums[3]
+    assert len(set(sums)) == 3
+
+
+def test_an_engine_that_cannot(host: Start, connect: Connect, tmp_path: Path, model_dir: Path) -> None:
+    served = host()
+    assert isinstance(served.engine, SyntheticEngine)
+    served.engine.weights = None  # type: ignore[assignment]
+    trainer = Trainer(connect(), tmp_path, read_vocabulary(model_dir).ordinary)
+    assert trainer.set(1).error == "this engine cannot replace its weights while it runs"
+    assert trainer.set(0).error is None
+    error = trainer.peer.call("weights_checksum").error
+    assert error == "this engine cannot tell the checksum of its weights"
