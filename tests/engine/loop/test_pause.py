@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from penstock.wire.frames import FinishReason
@@ -197,10 +198,31 @@ def test_streams_are_aborted_by_all_api_servers(peer: ApiServer, connect: Connec
     other = connect(1)
     other.send(submit(1, ENDLESS))
     peer.send(submit(1, ENDLESS), submit(2, ENDLESS))
-    run_some(peer, 1, 2)
+    other.ping()
+    peer.ping()
     assert peer.call("abort_streams", all=True).result == 3
     assert peer.read_ends(1, 2).finish == dict.fromkeys((1, 2), FinishReason.ABORT)
     assert other.read_ends(1).finish == {1: FinishReason.ABORT}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ended"),
+    [
+        ({"ids": ["a-1", "c"]}, {1, 3}),
+        ({"prefix": "a-"}, {1, 2}),
+        ({"ids": []}, set()),
+        ({"prefix": "1"}, set()),
+    ],
+)
+def test_streams_are_aborted_by_the_ids_of_their_requests(
+    peer: ApiServer, arguments: dict[str, object], ended: set[int]
+) -> None:
+    ids = {1: ("a-1",), 2: ("a-2", "b"), 3: ("c",)}
+    for stream, names in ids.items():
+        peer.send(msgspec.structs.replace(submit(stream, ENDLESS), ids=names))
+    peer.ping()
+    assert peer.call("abort_streams", **arguments).result == len(ended)
+    assert peer.read_ends(*ended).finish.keys() == ended
 
 
 @pytest.mark.parametrize("arguments", [{}, {"all": False}, {"prefix": ""}, {"ids": "1"}, {"ids": [1]}])
