@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.integration.server import TLS, Server
+from tests.gateway.processes import gateway
+from tests.integration.server import TLS, Server, wait_until
 
 DOCS = Path(__file__).parents[2] / "docs" / "columns.md"
 SAFETENSORS = "application/vnd.safetensors"
@@ -39,7 +42,7 @@ def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     pytest.importorskip("torch")
-    options = ("--dtype", "float32", "--threads", "1")
+    options = ("--dtype", "float32", "--threads", "1", "--max-logprobs", "-1")
     with Server(*options, directory=tmp_path_factory.mktemp("demo")) as running:
         yield running
 
@@ -197,6 +200,59 @@ def test_errors_are_json(synthetic: Server) -> None:
     assert (echo.status_code, echo.json()["error"]["param"]) == (400, "echo")
     unknown = post(synthetic, "/v1/completions", prompt=PROMPT, model="other", stream=True)
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def test_listed_and_very_many_alternatives(demo: Server) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 4, "temperature": 0}
+    listed, _ = columns_of(post(demo, "/v1/completions", **body, logprobs=0, logprob_token_ids=[7, 3, 9]))
+    assert listed["top_ids"].tolist() == [[7, 3, 9]] * 4
+    wide, _ = columns_of(post(demo, "/v1/completions", **body, logprobs=200))
+    assert wide["top_ids"].shape == wide["top_logprobs"].shape == (4, 200)
+    assert (np.diff(wide["top_logprobs"], axis=1) <= 0).all()
+    assert wide["top_ids"][:, 0].tolist() == wide["token_ids"].tolist(), "greedy"
+    np.testing.assert_allclose(wide["logprobs"], wide["top_logprobs"][:, 0], rtol=1e-5)
+
+
+def test_vllms_route_of_token_ids_has_columns(demo: Server) -> None:
+    body = {"token_ids": [5, 6, 7], "sampling_params": {"max_tokens": 5, "logprobs": 1, "temperature": 0}}
+    whole = post(demo, "/inference/v1/generate", None, **body).json()
+    columns, _ = columns_of(post(demo, "/inference/v1/generate", **body))
+    assert columns["token_ids"].tolist() == whole["choices"][0]["token_ids"]
+
+
+def test_a_reply_whose_engine_is_killed_is_the_same(synthetic: Server, tmp_path: Path) -> None:
+    body = {"prompt": PROMPT, "n": 4, "max_tokens": 1500, "ignore_eos": True, "seed": 1, "logprobs": 1}
+    expected, _ = columns_of(post(synthetic, "/v1/completions", **body))
+    options = ("--engine", "synthetic", "--synthetic-step-ms", "3", "--data-parallel-size", "2")
+    with Server(*options, directory=tmp_path) as pair, ThreadPoolExecutor() as pool:
+        reply = pool.submit(post, pair, "/v1/completions", **body)
+        wait_until(lambda: pair.metric("vllm:generation_tokens_total") > 1500, 60, "some rows")
+        busy = pair.metric("vllm:num_requests_running", engine="0") == 0
+        pair.children("engine")[busy].kill()
+        found, _ = columns_of(reply.result(60))
+        assert pair.metric("penstock:streams_interrupted_total", outcome="resumed") > 0
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values)
+
+
+def test_a_gateway_relays_columns_as_they_are(synthetic: Server) -> None:
+    body = {"model": "penstock-demo", "prompt": PROMPT, "max_tokens": 300, "ignore_eos": True, "seed": 2}
+    with gateway(synthetic.url) as front:
+        for stream in (False, True):
+            options = body | {"logprobs": 1, "stream": stream, "stream_interval": 100}
+            headers = {"accept": SAFETENSORS}
+            reply = front.client.post("/v1/completions", json=options, headers=headers)
+            assert reply.headers["content-type"].startswith(SAFETENSORS)
+            names = documented_client()
+            parts = (
+                names["read_frames"](io.BytesIO(reply.content))
+                if stream
+                else [names["read_columns"](reply.content)]
+            )
+            ids = [columns["token_ids"] for columns, _ in parts if "token_ids" in columns]
+            assert len(np.concatenate(ids)) == 300
+        assert front.counts() == {"ok_without_usage": 2}
 
 
 def test_other_apis_answer_as_ever(synthetic: Server) -> None:
