@@ -170,7 +170,7 @@ class GenerationRoutes:
                 self._check_open()
             plan.prompts = ()  # nor are their texts
             if dialect.renders:
-                await self._sender.send(request, dialect.rendered(plan, prompts, request.request_id))
+                await self._sender.send_json(request, dialect.rendered(plan, prompts, request.request_id))
                 return
             work = self._work(request, dialect, plan, hints, prompts)
             entry = work.format.background_entry()
@@ -314,9 +314,9 @@ class GenerationRoutes:
         self._report_load(request)
         if isinstance(work.format, ColumnsReply):
             file = work.format.file(collected)
-            await self._sender.send(request, file.pieces(), SAFETENSORS, file.size)
+            await self._sender.send_sized(request, file.pieces(), SAFETENSORS, file.size)
         else:
-            await self._sender.send(request, work.format.whole(collected))
+            await self._sender.send_json(request, work.format.whole(collected))
 
     async def _run_in_background(self, work: Work, entry: StoredResponse, request: ApiRequest) -> None:
         """Start a reply that goes on without its client, and answer with its entry or with its events."""

@@ -21,11 +21,8 @@ class TimeSlicedSender:
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
 
-    async def send(
-        self, request: ApiRequest, pieces: Iterator[bytes], kind: bytes = JSON, size: int | None = None
-    ) -> None:
-        """Send a reply whose body is ``pieces``; gives up if the client disconnects. ``kind``: its content
-        type; ``size``: its bytes, if they are known before all pieces are."""
+    async def send_json(self, request: ApiRequest, pieces: Iterator[bytes]) -> None:
+        """Send a reply whose body is ``pieces``; gives up if the client disconnects."""
         body, ended = _next_turn(pieces)
         connection: _Connection | None = None
         while not ended:
@@ -38,18 +35,36 @@ class TimeSlicedSender:
             if connection is None:
                 connection = _Connection()
                 request.http.sink.listen(connection)
-                length = [] if size is None else [(b"content-length", b"%d" % size)]
-                await request.http.begin(200, [(b"content-type", kind), *length])
+                await request.http.begin(200, [(b"content-type", JSON)])
             if connection.lost:
                 return
             await request.http.write(bytes(body))
             body.clear()
         if connection is None:
-            await request.http.reply_json(bytes(body), kind=kind)
+            await request.http.reply_json(bytes(body))
         else:
             if body:
                 await request.http.write(bytes(body))
             await request.http.finish()
+
+    async def send_sized(self, request: ApiRequest, pieces: Iterator[bytes], kind: bytes, size: int) -> None:
+        """Send a reply of ``size`` bytes in all. ``pieces``: each takes less than a turn to make, and is
+        written by itself: a copy would take as long. ``kind``: the content type."""
+        http = request.http
+        if size <= WHOLE_BYTES:
+            await http.reply_json(b"".join(pieces), kind=kind)
+            return
+        connection = _Connection()
+        http.sink.listen(connection)
+        await http.begin(200, [(b"content-type", kind), (b"content-length", b"%d" % size)])
+        while not connection.lost:
+            async with self._turn:
+                piece = next(pieces, None)
+                await asyncio.sleep(0)
+            if piece is None:
+                await http.finish()
+                return
+            await http.write(piece)
 
 
 class _Connection:

@@ -122,7 +122,7 @@ def test_large_replies_take_turns_with_other_work(monkeypatch: pytest.MonkeyPatc
     async def attack() -> None:
         sender, made = time_sliced_sender.TimeSlicedSender(), list[int]()
         sinks = [FakeSink() for _ in range(3)]
-        work = [sender.send(requested(each), pieces(200, made)) for each in sinks]
+        work = [sender.send_json(requested(each), pieces(200, made)) for each in sinks]
         assert await rounds_while(asyncio.gather(*work)) >= 3 * 199
         for each in sinks:
             assert each.body == b"x" * 4096 * 200
@@ -135,7 +135,7 @@ def test_large_replies_take_turns_with_other_work(monkeypatch: pytest.MonkeyPatc
 
 def test_small_ones_are_sent_at_once() -> None:
     sink = FakeSink()
-    asyncio.run(time_sliced_sender.TimeSlicedSender().send(requested(sink), iter([b"{", b"}"])))
+    asyncio.run(time_sliced_sender.TimeSlicedSender().send_json(requested(sink), iter([b"{", b"}"])))
     assert sink.parts == [b"{}"]
     assert sink.headers[b"content-length"] == b"2"
 
@@ -143,5 +143,19 @@ def test_small_ones_are_sent_at_once() -> None:
 def test_formatting_ends_when_the_client_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time_sliced_sender, "TURN_S", 0)
     sink, made = Leaving(leaves_after=2), list[int]()
-    asyncio.run(time_sliced_sender.TimeSlicedSender().send(requested(sink), pieces(1000, made)))
+    asyncio.run(time_sliced_sender.TimeSlicedSender().send_json(requested(sink), pieces(1000, made)))
     assert len(made) < 200
+
+
+def test_a_reply_of_known_size_has_its_length_and_its_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    sink, made = FakeSink(), list[int]()
+    sender, size = time_sliced_sender.TimeSlicedSender(), 100 * 4096
+    asyncio.run(sender.send_sized(requested(sink), pieces(100, made), b"a/b", size))
+    assert (sink.headers[b"content-type"], sink.headers[b"content-length"]) == (b"a/b", b"%d" % size)
+    assert (sink.body, len(sink.parts), sink.ended) == (b"x" * size, 100, "finish")
+    small = FakeSink()
+    asyncio.run(sender.send_sized(requested(small), pieces(2, made), b"a/b", 2 * 4096))
+    assert (small.headers[b"content-length"], len(small.parts)) == (b"8192", 1)
+    leaving, made = Leaving(leaves_after=2), []
+    asyncio.run(sender.send_sized(requested(leaving), pieces(1000, made), b"a/b", 1000 * 4096))
+    assert len(made) < 10
