@@ -33,6 +33,10 @@ class Completion:
         self.pieces: list[str] = []
         self.failure: tuple[str, str] | None = None
         """Code and message."""
+        self.token_ids: list[int] = []
+        """If the request asks for them."""
+        self.last_choice: dict[str, Any] = {}
+        """The choice of the event with the finish reason."""
         self.done = self.ended = False
         self.last = 0.0
         """When its latest event came, time.monotonic()."""
@@ -55,7 +59,11 @@ class Completion:
         if "error" in event:
             self.failure = event["error"]["code"], event["error"]["message"]
         else:
-            self.pieces += [choice["text"] for choice in event["choices"]]
+            for choice in event["choices"]:
+                self.pieces.append(choice["text"])
+                self.token_ids += choice.get("token_ids") or []
+                if choice["finish_reason"] is not None:
+                    self.last_choice = choice
 
     @property
     def text(self) -> str:
@@ -240,6 +248,10 @@ class Streams:
         return max(client.last for client in self._clients) - moment
 
     # -- what came
+
+    @property
+    def completions(self) -> list[Completion]:
+        return self._clients
 
     @property
     def running(self) -> int:

@@ -1,27 +1,37 @@
-"""Pause, aborts and weights on a real fleet: through any API server, in every mode, over deaths."""
+"""Pause and aborts on a real fleet: through any API server, in every mode and dialect, over deaths."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.integration.server import SYNTHETIC, Server, client_of_each
-
-SERVERS, ENGINES = 2, 2
-WAIT_S = 90
-PACED = (*SYNTHETIC, "--synthetic-step-ms", "5", "--engine-hang-timeout", "0")
+from tests.integration.clients import Streams
+from tests.integration.control import (
+    BODY,
+    ENGINES,
+    FLEET,
+    FOREVER,
+    SERVERS,
+    SHORT,
+    WAIT_S,
+    call,
+    engine_process,
+    of_all,
+    served,
+)
+from tests.integration.server import SYNTHETIC, Server, client_of_each, wait_until
 
 Clients = list[httpx.Client]
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    options = ("--api-server-count", str(SERVERS), "--data-parallel-size", str(ENGINES))
-    with Server(*PACED, *options, directory=tmp_path_factory.mktemp("control")) as running:
+    with Server(*FLEET, directory=tmp_path_factory.mktemp("control")) as running:
         yield running
 
 
@@ -71,7 +81,8 @@ def test_only_administrators(tmp_path: Path) -> None:
     with Server(*SYNTHETIC, "--api-key", "user", "--admin-api-key", "admin", directory=tmp_path) as server:
         client = {"authorization": "Bearer user"}
         for path in ("/pause", "/resume", "/abort_requests", "/flush_cache", "/update_weights"):
-            assert server.post(path, {}, **client).json()["error"]["code"] == "not_admin"
+            reply = httpx.post(f"{server.url}{path}", headers=client)
+            assert reply.json()["error"]["code"] == "not_admin"
         for path in ("/is_paused", "/weight_version", "/weights_checksum"):
             reply = httpx.get(f"{server.url}{path}", headers=client)
             assert reply.json()["error"]["code"] == "not_admin"
@@ -87,3 +98,213 @@ def test_versions_before_any_update(fleet: Server, clients: Clients) -> None:
             ],
         }
     assert fleet.metric("penstock:engine_weights", version="default") == 0
+
+
+@pytest.fixture
+def unpaused(clients: Clients) -> Iterator[None]:
+    yield
+    assert call(clients[0], "/resume")["status"] == 200
+
+
+# -- pause
+
+
+def refused(client: httpx.Client) -> None:
+    reply = client.post("/v1/completions", json=SHORT)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "paused")
+    assert reply.headers["retry-after"] == "1"
+    reply = client.get("/ready")
+    assert (reply.status_code, reply.json()["phase"]) == (503, "paused")
+    assert client.get("/health").status_code == 200
+
+
+@pytest.mark.usefixtures("unpaused")
+def test_pause_ends_streams_with_what_they_have(fleet: Server, clients: Clients) -> None:
+    with Streams(fleet.url, [FOREVER | {"seed": seed} for seed in range(12)]) as streams:
+        streams.until_each_has(2)
+        body = call(clients[0], "/pause")
+        assert (body["status"], body["operation"]) == (200, "pause")
+        assert [result["paused"] for result in of_all(body, "result")] == [True] * ENGINES
+        for client in clients:
+            refused(client)
+            assert client.get("/is_paused").json() == {"is_paused": True}
+        streams.until_all_ended()
+        assert streams.failures == []
+        for completion in streams.completions:
+            assert completion.done
+            assert completion.last_choice["finish_reason"] == "abort"
+            assert completion.text
+    states = httpx.get(f"{fleet.url}/status").json()["engines"]
+    assert [state["state"] for state in states] == ["paused"] * ENGINES
+    assert call(clients[1], "/resume")["status"] == 200
+    for client in clients:
+        assert served(client)["finish_reason"] == "length"
+        assert client.get("/is_paused").json() == {"is_paused": False}
+
+
+MESSAGES = [{"role": "user", "content": "x"}]
+APIS = {
+    "/v1/completions": BODY | {"max_tokens": 2000},
+    "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 2000, "ignore_eos": True},
+    "/v1/responses": {"input": "x", "max_output_tokens": 2000, "ignore_eos": True},
+    "/v1/messages": {"model": "m", "messages": MESSAGES, "max_tokens": 2000},
+}
+
+
+def end_of(path: str, reply: dict[str, Any]) -> tuple[object, bool]:
+    """How the API says that it was aborted, and whether there is output."""
+    if path == "/v1/responses":
+        text = "".join(part["text"] for item in reply["output"] for part in item["content"])
+        assert reply["status"] == "incomplete"
+        return reply["incomplete_details"]["reason"], bool(text)
+    if path == "/v1/messages":
+        return reply["stop_reason"], bool("".join(block["text"] for block in reply["content"]))
+    [choice] = reply["choices"]
+    return choice["finish_reason"], bool(choice["text"] if "text" in choice else choice["message"]["content"])
+
+
+def wait_for_tokens(fleet: Server, before: float, count: int) -> None:
+    wait_until(
+        lambda: fleet.metric("vllm:generation_tokens_total") >= before + count, WAIT_S, "the first tokens"
+    )
+
+
+@pytest.mark.usefixtures("unpaused")
+@pytest.mark.parametrize("path", APIS)
+def test_a_whole_reply_has_what_there_was_at_the_pause(fleet: Server, clients: Clients, path: str) -> None:
+    before = fleet.metric("vllm:generation_tokens_total")
+    with ThreadPoolExecutor(1) as pool:
+        reply = pool.submit(fleet.post, path, APIS[path], timeout=WAIT_S)
+        wait_for_tokens(fleet, before, 20)
+        assert call(clients[0], "/pause")["status"] == 200
+        found = reply.result(WAIT_S)
+    assert found.status_code == 200, found.text
+    word = "pause_turn" if path == "/v1/messages" else "abort"
+    assert end_of(path, found.json()) == (word, True)
+
+
+@pytest.mark.usefixtures("unpaused")
+@pytest.mark.parametrize("path", APIS)
+def test_an_event_stream_ends_at_the_pause(fleet: Server, clients: Clients, path: str) -> None:
+    seen = 0
+    with httpx.stream(
+        "POST", f"{fleet.url}{path}", json=APIS[path] | {"stream": True}, timeout=WAIT_S
+    ) as reply:
+        lines = []
+        for line in reply.iter_lines():
+            lines.append(line)
+            seen += line.startswith("data: ")
+            if seen == 8:
+                assert call(clients[1], "/pause")["status"] == 200
+    text = "\n".join(lines)
+    assert '"error":{' not in text
+    reason, end = {
+        "/v1/responses": ('"incomplete_details":{"reason":"abort"}', "event: response.incomplete"),
+        "/v1/messages": ('"stop_reason":"pause_turn"', "event: message_stop"),
+    }.get(path, ('"finish_reason":"abort"', "[DONE]"))
+    assert reason in text
+    assert end in text
+
+
+@pytest.mark.usefixtures("unpaused")
+def test_pause_may_wait_for_streams(fleet: Server, clients: Clients) -> None:
+    with (
+        Streams(fleet.url, [BODY | {"seed": seed} for seed in range(12)]) as streams,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        streams.until_each_has(1)
+        reply = pool.submit(call, clients[0], "/pause?mode=wait&timeout=300")
+        wait_until(lambda: clients[1].get("/is_paused").json()["is_paused"], WAIT_S, "its beginning")
+        streams.until_all_ended()
+        assert streams.failures == []
+        assert {each.last_choice["finish_reason"] for each in streams.completions} == {"length"}
+        assert reply.result(WAIT_S)["status"] == 200
+    for client in clients:
+        refused(client)
+
+
+def test_pause_may_keep_streams_and_queue_new_ones(fleet: Server, clients: Clients) -> None:
+    bodies = [BODY | {"seed": seed, "return_token_ids": True} for seed in range(12)]
+    with Streams(fleet.url, bodies) as undisturbed:
+        undisturbed.until_all_ended()
+    with Streams(fleet.url, bodies) as streams:
+        streams.until_each_has(1)
+        assert call(clients[0], "/pause?mode=keep")["status"] == 200
+        assert all(client.get("/is_paused").json()["is_paused"] for client in clients)
+        tokens = fleet.metric("vllm:generation_tokens_total")
+        with Streams(fleet.url, [SHORT | {"seed": seed} for seed in range(4)]) as queued:
+            wait_until(lambda: fleet.metric("vllm:num_requests_waiting") == 4, WAIT_S, "the queue")
+            assert streams.running == 12
+            assert fleet.metric("vllm:generation_tokens_total") == tokens
+            assert call(clients[1], "/resume")["status"] == 200
+            queued.until_all_ended()
+            assert queued.failures == []
+        streams.until_all_ended()
+        assert streams.failures == []
+        expected = [each.token_ids for each in undisturbed.completions]
+        assert [each.token_ids for each in streams.completions] == expected
+
+
+def test_the_same_pause_twice_through_both_api_servers(clients: Clients) -> None:
+    one, other = clients
+    for path, key in (("/pause", "pause-1"), ("/resume", "resume-1")):
+        first, again = call(one, path, key=key), call(other, path, key=key)
+        assert (first["status"], again["status"]) == (200, 200)
+        assert of_all(first, "repeated") == [False] * ENGINES
+        assert of_all(again, "repeated") == [True] * ENGINES
+    assert call(one, "/pause?mode=keep", key="pause-1")["status"] == 409
+    served(one)
+
+
+@pytest.mark.usefixtures("unpaused")
+def test_an_engine_that_starts_again_is_paused_as_the_others(fleet: Server, clients: Clients) -> None:
+    assert call(clients[0], "/pause")["status"] == 200
+    engine_process(fleet, 1).kill()
+
+    def states() -> list[bool]:
+        return [each["paused"] for each in httpx.get(f"{fleet.url}/admin/engines").json()["engines"]]
+
+    wait_until(lambda: states() == [True, False], WAIT_S, "its end")
+    for client in clients:
+        refused(client)
+    wait_until(lambda: states() == [True, True], WAIT_S, "its pause")
+    for client in clients:
+        refused(client)
+
+
+# -- aborts
+
+
+def test_requests_are_aborted_by_their_ids_whichever_api_server_has_them(
+    fleet: Server, clients: Clients
+) -> None:
+    names = [f"abort-{number}" for number in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        before = fleet.metric("vllm:generation_tokens_total")
+        replies = [
+            pool.submit(
+                clients[number % 2].post,
+                "/v1/completions",
+                json=FOREVER | {"seed": number},
+                headers={"x-request-id": name},
+            )
+            for number, name in enumerate(names)
+        ]
+        wait_for_tokens(fleet, before, 200)
+        wait_until(lambda: fleet.metric("vllm:num_requests_running") == 8, WAIT_S, "all of them")
+        with httpx.Client(base_url=fleet.url, timeout=WAIT_S) as client:
+            ids = {"request_ids": [names[0], f"cmpl-{names[1]}", "unknown"]}
+            body = call(client, "/abort_requests", ids)
+            assert (body["status"], body["aborted"]) == (200, 2)
+            assert sum(of_all(body, "result")) == 2
+            for reply in replies[:2]:
+                [choice] = reply.result(WAIT_S).json()["choices"]
+                assert choice["finish_reason"] == "abort"
+                assert choice["text"]
+            assert call(client, "/abort_requests", {"prefix": "cmpl-abort-2"})["aborted"] == 1
+            assert replies[2].result(WAIT_S).json()["choices"][0]["finish_reason"] == "abort"
+            first = call(client, "/abort_requests", {"all": True}, key="all")
+            again = call(client, "/abort_requests", {"all": True}, key="all")
+            assert (first["aborted"], again["aborted"]) == (5, 5)
+            assert of_all(again, "repeated") == [True] * ENGINES
+        assert {reply.result(WAIT_S).status_code for reply in replies} == {200}

@@ -1,0 +1,258 @@
+"""Updates of weights on a real fleet: once per engine, over deaths, and every token's version is known.
+
+The synthetic engine's tokens tell by which weights they were made.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from penstock.engine.vocabulary import read_vocabulary
+from penstock.supervisor.startup.model_resolution import DEMO_DIR
+from tests.integration.clients import Completion, Streams
+from tests.integration.control import (
+    BODY,
+    ENGINES,
+    FLEET,
+    FOREVER,
+    SERVERS,
+    WAIT_S,
+    call,
+    engine_process,
+    of_all,
+    served,
+    stopped,
+)
+from tests.integration.server import Server, client_of_each, wait_until
+
+Clients = list[httpx.Client]
+TOLD = {"return_token_ids": True, "return_weight_versions": True}
+"""Fields by which a reply tells which weights made which of its tokens."""
+MARKS = 256
+"""Versions that the tokens of the synthetic engine tell apart."""
+ORDINARY = read_vocabulary(DEMO_DIR).ordinary
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(*FLEET, directory=tmp_path_factory.mktemp("control")) as running:
+        yield running
+
+
+@pytest.fixture
+def clients(fleet: Server) -> Iterator[Clients]:
+    """One connection to each API server."""
+    with client_of_each(fleet, SERVERS, WAIT_S) as found:
+        yield found
+
+
+class Files:
+    """Weights of the synthetic engine: a version that its tokens tell."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._count = 0
+
+    def make(self, mark: int, dtype: str = "U8") -> str:
+        """The path of a file."""
+        self._count += 1
+        path = self._directory / f"{self._count}.safetensors"
+        data = bytes([mark]) * (1 if dtype == "U8" else 4)
+        header = json.dumps(
+            {"version": {"dtype": dtype, "shape": [1], "data_offsets": [0, len(data)]}}
+        ).encode()
+        path.write_bytes(struct.pack("<Q", len(header)) + header + data)
+        return str(path)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(tmp_path)
+
+
+def update(
+    client: httpx.Client, path: str, version: str, *, key: str | None = None, query: str = "", **fields: Any
+) -> dict[str, Any]:
+    body = {"path": path, "weight_version": version, **fields}
+    return call(client, f"/update_weights{query}", body, key)
+
+
+def marks_of(choice: dict[str, Any]) -> dict[str, set[int]]:
+    """By version, what the tokens tell of it: the marks of their files."""
+    ids = choice["token_ids"]
+    marks = (np.searchsorted(ORDINARY, ids) % MARKS).tolist()
+    spans = choice["weight_versions"]
+    assert [span["start"] for span in spans] == [0, *(span["end"] for span in spans[:-1])]
+    assert spans[-1]["end"] == len(ids)
+    return {span["version"]: set(marks[span["start"] : span["end"]]) for span in spans}
+
+
+def versions_of(client: httpx.Client) -> list[str | None]:
+    return [each["weight_version"] for each in client.get("/weight_version").json()["engines"]]
+
+
+def test_weights_are_updated_once_per_engine(fleet: Server, clients: Clients, files: Files) -> None:
+    one, other = clients
+    path = files.make(1)
+    body = update(one, path, "v1", key="first")
+    assert (body["status"], body["weight_version"]) == (200, "v1"), body
+    assert [result["version"] for result in of_all(body, "result")] == ["v1"] * ENGINES
+    assert [versions_of(client) for client in clients] == [["v1"] * ENGINES] * SERVERS
+    assert fleet.metric("penstock:engine_weights", version="v1") > 0
+    again = update(other, path, "v1", key="first")
+    assert (again["status"], of_all(again, "repeated")) == (200, [True] * ENGINES)
+    without_key = update(other, path, "v1")
+    assert (without_key["status"], of_all(without_key, "repeated")) == (200, [True] * ENGINES)
+    generation = one.get("/weight_version").json()["engines"][0]["generation"]
+    taken = update(other, files.make(2), "v1")
+    assert (taken["status"], taken["outcome"]) == (409, "conflict")
+    assert "weight_version 'v1' is in use for other sources" in taken["error"]["message"]
+    used = update(other, files.make(3), "v3", key="first")
+    assert (used["status"], used["outcome"]) == (409, "conflict")
+    assert one.get("/weight_version").json()["engines"][0]["generation"] == generation
+    for client in clients:
+        for seed in range(4):
+            assert marks_of(served(client, **TOLD, seed=seed)) == {"v1": {1}}
+    checksums = one.get("/weights_checksum").json()
+    assert checksums["equal"] is True
+    assert len(set(of_all(checksums, "result"))) == 1
+
+
+def test_files_that_do_not_fit_change_no_engine(clients: Clients, files: Files) -> None:
+    assert update(clients[0], files.make(5), "v5")["status"] == 200
+    body = update(clients[0], files.make(6, dtype="F32"), "v6")
+    assert (body["status"], body["outcome"]) == (502, "aborted")
+    assert any("version is F32" in error for error in of_all(body, "error"))
+    assert [versions_of(client) for client in clients] == [["v5"] * ENGINES] * SERVERS
+    assert marks_of(served(clients[1], **TOLD)) == {"v5": {5}}
+    assert update(clients[1], files.make(6), "v6")["status"] == 200
+
+
+def test_every_token_tells_the_weights_that_made_it(fleet: Server, clients: Clients, files: Files) -> None:
+    """Streams are kept over updates; some have rows of several tokens, and stop strings hold text back."""
+    paces: list[dict[str, Any]] = [{}, {"stream_interval": 7}, {"stop": ["no such text"]}, {"logprobs": 1}]
+    bodies = [BODY | TOLD | paces[seed % 4] | {"seed": seed} for seed in range(16)]
+    assert update(clients[0], files.make(10), "u0")["status"] == 200
+    with Streams(fleet.url, bodies) as streams:
+        for number in range(1, 5):
+            streams.until_each_has(6 * number)
+            fields = {"cache": "keep" if number % 2 else "drop"}
+            body = update(clients[number % 2], files.make(10 + number), f"u{number}", **fields)
+            assert body["status"] == 200, body
+        streams.until_all_ended()
+        assert streams.failures == []
+        check_marks(streams.completions, {f"u{number}": 10 + number for number in range(5)})
+
+
+def check_marks(completions: list[Completion], marks: dict[str, int]) -> None:
+    """Every token has the mark of its version."""
+    found: dict[str, set[int]] = {}
+    for completion in completions:
+        choice = completion.last_choice | {"token_ids": completion.token_ids}
+        for version, told in marks_of(choice).items():
+            found.setdefault(version, set()).update(told)
+    assert found == {version: {mark} for version, mark in marks.items()}
+
+
+@pytest.mark.parametrize(("mode", "reason"), [("abort", "abort"), ("wait", "length")])
+def test_streams_may_end_with_the_weights_that_they_began_with(
+    fleet: Server, clients: Clients, files: Files, mode: str, reason: str
+) -> None:
+    assert update(clients[0], files.make(20), f"{mode}-0")["status"] == 200
+    with Streams(fleet.url, [BODY | TOLD | {"seed": seed} for seed in range(8)]) as streams:
+        streams.until_each_has(2)
+        body = update(clients[1], files.make(21), f"{mode}-1", query="?timeout=300", streams=mode)
+        assert body["status"] == 200, body
+        streams.until_all_ended()
+        assert streams.failures == []
+        assert {each.last_choice["finish_reason"] for each in streams.completions} == {reason}
+        check_marks(streams.completions, {f"{mode}-0": 20})
+    assert marks_of(served(clients[0], **TOLD)) == {f"{mode}-1": {21}}
+
+
+def test_an_engine_that_starts_again_serves_with_the_desired_weights_only(
+    fleet: Server, clients: Clients, files: Files
+) -> None:
+    assert update(clients[0], files.make(30), "w0")["status"] == 200
+    found: set[tuple[str, int]] = set()
+    over = threading.Event()
+
+    def ask(client: httpx.Client) -> None:
+        while not over.is_set():
+            told = marks_of(served(client, **TOLD)).items()
+            found.update((version, mark) for version, marks in told for mark in marks)
+
+    with ThreadPoolExecutor(SERVERS) as pool:
+        asking = [pool.submit(ask, client) for client in clients]
+        try:
+            for rank in range(ENGINES):
+                engine_process(fleet, rank).kill()
+                with httpx.Client(base_url=fleet.url, timeout=WAIT_S) as client:
+                    wait_until(lambda: None in versions_of(client), WAIT_S, "its end")
+                    wait_until(lambda: versions_of(client) == ["w0"] * ENGINES, WAIT_S, "its return")
+        finally:
+            over.set()
+        for each in asking:
+            each.result(WAIT_S)
+    assert found == {("w0", 30)}
+
+
+def test_a_stream_that_is_resumed_on_an_engine_with_other_weights_tells_so(
+    fleet: Server, clients: Clients, files: Files
+) -> None:
+    """Its engine stands still while the other one changes its weights, and is killed."""
+    assert update(clients[0], files.make(40), "x0")["status"] == 200
+    with Streams(fleet.url, [FOREVER | TOLD | {"seed": seed} for seed in range(8)]) as streams:
+        streams.until_each_has(2)
+        victim = engine_process(fleet, 0)
+        with stopped(victim), ThreadPoolExecutor(1) as pool:
+            reply = pool.submit(update, clients[1], files.make(41), "x1", query="?timeout=300")
+            wait_until(lambda: "x1" in versions_of(clients[0]), WAIT_S, "the other engine")
+            victim.kill()
+            body = reply.result(WAIT_S)
+        assert body["status"] == 200, body
+        streams.until_all_ended()
+        assert streams.failures == []
+        check_marks(streams.completions, {"x0": 40, "x1": 41})
+    assert versions_of(clients[0]) == ["x1"] * ENGINES
+
+
+def test_the_api_server_that_was_asked_dies_in_the_middle(fleet: Server, files: Files) -> None:
+    """In the end all engines have one version, and requests are served with it."""
+    with client_of_each(fleet, SERVERS, WAIT_S) as clients:
+        assert update(clients[0], files.make(50), "y0")["status"] == 200
+        with stopped(engine_process(fleet, 1)), ThreadPoolExecutor(1) as pool:
+            reply = pool.submit(update, clients[0], files.make(51), "y1")
+            wait_until(lambda: versions_of(clients[1])[0] == "y1", WAIT_S, "the other engine")
+            for process in fleet.children("api-server"):
+                process.kill()
+            with pytest.raises(httpx.HTTPError):
+                reply.result(WAIT_S)
+    wait_until(lambda: len(fleet.children("api-server")) == SERVERS, WAIT_S, "return")
+    with client_of_each(fleet, SERVERS, WAIT_S) as clients:
+        wait_until(lambda: versions_of(clients[0]) == ["y0"] * ENGINES, WAIT_S, "agreement")
+        assert clients[1].get("/weight_version").json()["weight_version"] == "y0"
+        assert marks_of(served(clients[1], **TOLD)) == {"y0": {50}}
+        assert update(clients[1], files.make(51), "y1")["status"] == 200
+
+
+def test_an_engine_that_stands_still_keeps_all_at_the_weights_before(
+    fleet: Server, clients: Clients, files: Files
+) -> None:
+    assert update(clients[0], files.make(60), "z0")["status"] == 200
+    with stopped(engine_process(fleet, 0)):
+        body = update(clients[0], files.make(61), "z1", query="?timeout=2")
+        assert (body["status"], body["outcome"]) == (504, "aborted")
+        assert of_all(body, "code") == ["timeout", "aborted"]
+    wait_until(lambda: versions_of(clients[1]) == ["z0"] * ENGINES, WAIT_S, "the rollback")
+    assert marks_of(served(clients[0], **TOLD)) == {"z0": {60}}
