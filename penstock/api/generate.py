@@ -466,6 +466,8 @@ class GenerationRoutes:
             if len(prompt) > PIECE:
                 self._check_text(plan, prompt)
             ids, length = self._encoder.encode(prompt, plan.add_special_tokens, plan.cache_salt)
+            if plan.prefix:
+                ids, length = plan.prefix + ids, length + len(plan.prefix) // 4
             echo = prompt if plan.echo else plan.echo_text
         else:
             ids, length = prompt, len(prompt) // 4

@@ -23,6 +23,7 @@ from penstock.generation.prompt.chat_template import RESERVED, ChatTemplate
 from penstock.generation.prompt.conversation import message_text, reasoning_of
 from penstock.generation.prompt.prompts import truncation
 from penstock.generation.prompt.renderer import ConversationRenderer
+from penstock.generation.prompt.sampled_turns import SampledPrompt, SampledTurns, latest_sampled
 from penstock.generation.prompt.template_rules import TemplateRules
 from penstock.generation.prompt.tokenizer import ESTIMATED_ABOVE, Tokenizer
 from penstock.generation.replies.stream_interval import EVERY_TOKEN, IntervalPolicy
@@ -68,7 +69,6 @@ class InputProcessor:
         self.json_whitespace = config.json_whitespace
         self._strict = config.strict_requests
         self._decoders: list[BodyDecoder[Any]] = []
-        self._model = info.names[0]
         self._names = frozenset(info.names)
         self.aliases = ModelAliases(config.model_alias or ())
         self.adapters = adapters
@@ -81,6 +81,11 @@ class InputProcessor:
         self._max_tokens = min(info.max_model_len, info.defaults.max_new_tokens or info.max_model_len)
         self._tokenizer = tokenizer
         self._renderer = None if template is None else ConversationRenderer(template, tools)
+        self._sampled_turns = (
+            None
+            if self._renderer is None
+            else SampledTurns(self._renderer, tokenizer, info.eos_token_ids, info.vocab_size)
+        )
         self._draw = random.Random().getrandbits
 
     def limit_total(self, kv_cache_tokens: int) -> None:
@@ -183,7 +188,7 @@ class InputProcessor:
             logprobs=logprobs,
         )
         plan = RequestPlan(
-            model=self._model,
+            model=self.model_info.names[0],
             prompts=prompts,
             add_special_tokens=True,
             base=base,
@@ -310,6 +315,43 @@ class InputProcessor:
                 constraint = constraint._replace(reasoning=thought)
             constrain(plan, constraint)
 
+    def continue_sampled(
+        self,
+        messages: list[Message],
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        tools: list[Tool] | None = None,
+        documents: list[dict[str, Any]] | None = None,
+        variables: dict[str, Any] | None = None,
+    ) -> SampledPrompt:
+        """The prompt of a conversation: of one that has an answer with token ids, these and what follows.
+        Raises ApiError. The arguments: see :meth:`render`."""
+        at = latest_sampled(messages)
+        if at is None or self._sampled_turns is None:
+            text = self.render(
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                documents=documents,
+                variables=variables,
+            )
+            return SampledPrompt(b"", text)
+        field = f"messages[{at}].token_ids"
+        if continue_final_message:
+            message = f"{field} cannot be sent with continue_final_message: use /inference/v1/generate."
+            raise ApiError(400, message, param=field)
+        _check_variables(variables)
+        return self._sampled_turns.prompt(
+            messages,
+            at,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            documents=documents,
+            variables=variables,
+        )
+
     def render(
         self,
         messages: list[Message],
@@ -337,13 +379,7 @@ class InputProcessor:
                 "Cannot apply chat template to an empty conversation. Provide at least one message.",
                 param="messages",
             )
-        if variables and not RESERVED.isdisjoint(variables):
-            name = next(name for name in variables if name in RESERVED)
-            raise ApiError(
-                400,
-                f"chat_template_kwargs cannot set {name!r}, which is a field of requests.",
-                param="chat_template_kwargs",
-            )
+        _check_variables(variables)
         if continue_final_message:
             messages = [*messages[:-1], self._continued(messages[-1], renderer.rules(tools=bool(tools)))]
         return renderer.render(
@@ -377,6 +413,16 @@ def _token_ids(format: OutputFormat, tokenizer: Tokenizer, info: ModelInfo) -> T
     markers = {text: known[text] for text in format.markers if text in known}
     special = tuple(sorted(added.keys() - set(info.eos_token_ids)))
     return TokenIds(markers, special, info.eos_token_ids)
+
+
+def _check_variables(variables: dict[str, Any] | None) -> None:
+    if variables and not RESERVED.isdisjoint(variables):
+        name = next(name for name in variables if name in RESERVED)
+        raise ApiError(
+            400,
+            f"chat_template_kwargs cannot set {name!r}, which is a field of requests.",
+            param="chat_template_kwargs",
+        )
 
 
 def opens_turn(add_generation_prompt: bool | None, continue_final_message: bool | None) -> bool:

@@ -63,6 +63,8 @@ class RequestPlan(msgspec.Struct, gc=False):
     """The LoRA adapter; None: the base model."""
     kv_transfer_params: KVTransferParams | None = None
     request_id: str | None = None
+    prefix: bytes = b""
+    """Token ids before the text of the only prompt, as int32 little-endian."""
     truncate_prompt_tokens: int | None = None
     """Maximum prompt tokens to keep; None: all."""
     truncate_left: bool = True

@@ -146,3 +146,22 @@ def test_a_rendered_chat_generates_what_the_chat_does(demo: Server) -> None:
     assert [each["sampling_params"]["max_tokens"] for each in two] == [4, 4]
     refused = demo.post("/v1/chat/completions/render", chat | {"echo": True})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "echo")
+
+
+def test_the_next_turn_begins_with_what_was_sampled(demo: Server) -> None:
+    messages: list[dict[str, Any]] = [{"role": "user", "content": PROMPT}]
+    known: list[int] = []
+    for turn in range(3):
+        fields = {"messages": messages, "max_tokens": 6, "temperature": 1.0, "seed": turn, "ignore_eos": True}
+        reply = demo.post("/v1/chat/completions", fields | {"return_token_ids": True})
+        assert reply.status_code == 200, reply.text
+        body = reply.json()
+        [choice] = body["choices"]
+        prompt = body["prompt_token_ids"]
+        assert prompt[: len(known)] == known
+        assert len(choice["token_ids"]) == 6
+        known = [*prompt, *choice["token_ids"]]
+        ids = {"token_ids": choice["token_ids"], "prompt_token_ids": prompt}
+        messages += [choice["message"] | ids, {"role": "user", "content": "And then?"}]
+        counted = demo.post("/tokenize", {"messages": messages}).json()["tokens"]
+        assert counted[: len(known)] == known

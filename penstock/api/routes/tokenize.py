@@ -70,6 +70,8 @@ class TokenizePlan(NamedTuple):
     return_token_strs: bool
     field: str = "prompt"
     """The field that the text is from."""
+    prefix: bytes = b""
+    """Token ids before the text, as int32."""
 
 
 def _json_list(ids: I32, items: Callable[[list[int]], Sequence[object]]) -> bytes:
@@ -127,7 +129,7 @@ class TokenizeRoutes:
             )
         # routers ask for the ids of a conversation before they send it: it is encoded once
         encoded, _ = self._encoder.encode(plan.text, plan.add_special_tokens, cache_salt)
-        ids = np.frombuffer(encoded, np.int32)
+        ids = np.frombuffer(plan.prefix + encoded, np.int32)
         if len(ids) > most:
             raise ApiError(
                 400, f"{plan.field} has {len(ids)} tokens, at most {most} are allowed.", param=plan.field
@@ -157,14 +159,15 @@ class TokenizeRoutes:
         if request.messages is None:
             return TokenizePlan(request.prompt or "", special is not False, bool(request.return_token_strs))
         UnsupportedContent().replace_parts(request.messages)
-        text = self._processor.render(
+        prefix, text = self._processor.continue_sampled(
             request.messages,
             add_generation_prompt=opens_turn(request.add_generation_prompt, request.continue_final_message),
             continue_final_message=bool(request.continue_final_message),
             tools=request.tools,
             variables=request.chat_template_kwargs,
         )
-        return TokenizePlan(text, bool(special), bool(request.return_token_strs), "messages")
+        special = bool(special) and not prefix
+        return TokenizePlan(text, special, bool(request.return_token_strs), "messages", prefix)
 
     def detokenize_plan(self, body: bytes) -> list[int]:
         """Check a body of /detokenize; returns its token ids. Raises ApiError."""

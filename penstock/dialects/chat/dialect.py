@@ -63,7 +63,7 @@ class ChatCompletions(Dialect):
         opening = opens_turn(request.add_generation_prompt, request.continue_final_message)
         unsupported = UnsupportedContent()
         unsupported.replace_parts(request.messages)
-        text = processor.render(
+        prefix, text = processor.continue_sampled(
             request.messages,
             add_generation_prompt=opening,
             continue_final_message=bool(request.continue_final_message),
@@ -77,7 +77,8 @@ class ChatCompletions(Dialect):
         plan.dialect_fields = request.service_tier
         warnings = (choice.warning, unsupported.warning("messages"))
         plan.warning = "; ".join(filter(None, warnings)) or None
-        plan.add_special_tokens = bool(request.add_special_tokens)
+        plan.prefix = prefix
+        plan.add_special_tokens = bool(request.add_special_tokens) and not prefix
         if not opening:
             plan.role = request.messages[-1].role
         if request.echo:

@@ -93,6 +93,13 @@ class Message(msgspec.Struct):
     thinking: Annotated[str | None, about("Another name of reasoning_content.")] = None
     thought: Annotated[str | None, about("Another name of reasoning_content.")] = None
     refusal: Annotated[str | None, about("The text of a message without content.")] = None
+    token_ids: Annotated[
+        list[PromptToken] | None,
+        about("Of an answer: its token ids as the reply had them. The prompt then begins with them."),
+    ] = None
+    prompt_token_ids: Annotated[
+        list[PromptToken] | None, about("Of an answer with token_ids: its prompt's, as the reply had them.")
+    ] = None
     annotations: Annotated[Any, about("Not used.")] = None
     audio: Annotated[Any, about("Not supported.")] = None
     function_call: Annotated[Any, about("Not supported; send tool_calls.")] = None
