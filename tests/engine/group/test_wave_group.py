@@ -20,7 +20,17 @@ from penstock.engine.loop.process import EngineLoop, LoopParts
 from penstock.engine.synthetic.engine import SyntheticEngine
 from penstock.wire.channel import ChildChannel, ControlChannel
 from penstock.wire.control import Stop
-from penstock.wire.messages import Abort, GoAway, WireError, encode
+from penstock.wire.messages import (
+    PAUSE,
+    Abort,
+    ApplyStates,
+    DesiredState,
+    GoAway,
+    ObservedState,
+    StatesObserved,
+    WireError,
+    encode,
+)
 from penstock.wire.sockets import PeerLinks, engine_address, engine_identity
 from penstock.wire.waves import StartWave, Vote, WaveMessage, decode_from_peer
 from tests.engine.loops import CountingSocket
@@ -253,3 +263,23 @@ def test_a_rank_rests_only_when_the_wave_is_over(group: Group) -> None:
     while ranks[0].group.in_wave:
         time.sleep(0.001)
     assert ranks[0].loop._states.gate.is_idle()
+
+
+def test_a_paused_rank_takes_part_in_the_steps_of_others(group: Group) -> None:
+    ranks = group(interval=2)
+    paused, running = ranks[0].server, ranks[1].server
+    paused.send(submit(1, 90_000))
+    paused.read(lambda: bool(paused.received.tokens))
+    value = {"paused": True, "mode": "keep"}
+    paused.send(ApplyStates([DesiredState(PAUSE, 1, value)]))
+    paused.read(lambda: any(state.error is None for state in observed(paused)))
+    before = len(paused.received.tokens[1])
+    running.send(submit(1, 200))
+    assert len(running.read_ends(1).tokens[1]) == 200
+    paused.send(Abort([1]))
+    assert len(paused.read_ends(1).tokens[1]) == before
+
+
+def observed(server: ApiServer) -> list[ObservedState]:
+    told = [message for message in server.received.others if isinstance(message, StatesObserved)]
+    return [state for message in told for state in message.states]

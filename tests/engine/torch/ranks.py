@@ -13,6 +13,7 @@ from penstock.config.serve import ServeConfig
 from penstock.engine.torch.engine import TorchEngine
 from penstock.wire.messages import Submit
 from penstock.wire.sockets import ProcessGroupSpec
+from penstock.wire.weights import WeightSource
 from tests.engine.torch.adapters import load
 from tests.engine.torch.harness import SMALL_ENGINE, Driver, Outcome
 
@@ -27,6 +28,8 @@ class Plan:
     aborts: dict[int, list[int]] = field(default_factory=dict)
     adapters: dict[str, Path] = field(default_factory=dict)
     """Loaded before the first step."""
+    weights: list[WeightSource] = field(default_factory=list)
+    """Copied before the first step, by all ranks together."""
 
 
 @dataclass
@@ -95,6 +98,9 @@ def _run(directory: str, group: ProcessGroupSpec, plan: Plan, steps: int, option
     engine = TorchEngine(ServeConfig(**options), directory, lambda text, fraction: None, group=group)
     if plan.adapters:
         load(engine, plan.adapters)
+    if plan.weights:
+        copied = engine.weights.plan(plan.weights)
+        engine.weights.load(copied, drop_cache=True, in_step=True, tick=lambda: None)
     driver, idle_steps = Driver(engine), 0
     for step in range(steps):
         for request in plan.requests.get(step, ()):

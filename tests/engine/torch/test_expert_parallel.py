@@ -8,15 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file
 
 from penstock.config.errors import ConfigError
 from penstock.engine.torch.supported_models import WITH_EXPERTS, check_supported
 from penstock.wire.frames import FinishReason
 from penstock.wire.messages import Submit
+from penstock.wire.weights import WeightSource
 from tests.adapters import make_adapter
 from tests.engine.torch.adapters import load, submit_to
 from tests.engine.torch.harness import VOCAB, cpu_only, make_engine, make_model, run_all, submit
 from tests.engine.torch.ranks import Plan, Ranks
+from tests.engine.torch.weights import changed
 
 pytestmark = cpu_only("ranks need a CUDA device each")
 
@@ -55,6 +58,27 @@ def test_tokens_are_those_of_one_engine(ranks: Ranks, tmp_path: Path, kind: str)
     assert tokens == expected
     assert all(rank.idle_steps > 0 for rank in told)
     assert {shape[0] for rank in told for shape in rank.experts} == {4 // SIZE}
+
+
+@pytest.mark.parametrize("kind", sorted(WITH_EXPERTS))
+def test_each_rank_takes_its_share_of_other_weights(ranks: Ranks, tmp_path: Path, kind: str) -> None:
+    make_model(kind, tmp_path)
+    changed(tmp_path, tmp_path / "other")
+    names = [name for name in load_file(tmp_path / "other" / "model.safetensors") if ".layers.1." in name]
+    requests = [submit(stream, prompt(20, stream), max_tokens=8, ignore_eos=True) for stream in range(2)]
+    other = str(tmp_path / "other")
+    first = Plan({0: requests}, weights=[WeightSource(other)])
+    told = ranks.run(tmp_path, [first, Plan(weights=first.weights)], 30)
+    expected = alone(tmp_path / "other", requests)
+    assert {stream: one.tokens for stream, one in told[0].outcomes.items()} == expected
+    first.weights = [WeightSource(other, names)]
+    told = ranks.run(tmp_path, [first, Plan(weights=first.weights)], 30)
+    mixed = make_engine(tmp_path)
+    mixed.weights.load(mixed.weights.plan(first.weights), drop_cache=True, in_step=False, tick=lambda: None)
+    outcomes = run_all(mixed, requests)
+    assert [told[0].outcomes[stream].tokens for stream in range(2)] == [
+        outcomes[stream].tokens for stream in range(2)
+    ]
 
 
 def test_aborts_and_preemptions_on_one_rank_change_no_tokens(ranks: Ranks, tmp_path: Path) -> None:

@@ -17,25 +17,12 @@ from penstock.engine.weights.weight_loader import BrokenWeights
 from penstock.wire.kv_events import AllBlocksCleared
 from penstock.wire.weights import WeightSource
 from tests.engine.torch.harness import FAMILIES, Driver, generate, make_engine, make_model, run_all, submit
+from tests.engine.torch.weights import changed
 
 PROMPT = [5, 9, 200, 17]
 WEIGHTS = "model.safetensors"
 UP = "model.layers.1.mlp.up_proj.weight"
 HEAD = "lm_head.weight"
-
-
-def changed(directory: Path, other: Path, scale: float = 1.0) -> transformers.PreTrainedModel:
-    """The model of ``directory`` with other random weights, saved to ``other``."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.copy_(torch.randn_like(parameter) * 0.4 * scale)
-            else:
-                parameter.add_(torch.randn_like(parameter) * 0.1)
-    model.save_pretrained(other)
-    return model
 
 
 def source(path: Path, tensors: Iterable[str] | None = None) -> WeightSource:

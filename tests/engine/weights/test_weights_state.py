@@ -13,39 +13,15 @@ from safetensors.numpy import save_file
 from penstock.engine.synthetic.engine import SyntheticEngine
 from penstock.engine.synthetic.weights import VERSION
 from penstock.engine.vocabulary import read_vocabulary
-from penstock.wire.frames import FinishReason, TokenFrame
-from penstock.wire.messages import WEIGHTS, ApplyStates, DesiredState, ObservedState, StatesObserved
+from penstock.wire.frames import FinishReason
+from penstock.wire.messages import WEIGHTS, ApplyStates, DesiredState, ObservedState
 from tests.engine.loops import ENDLESS, Host
 from tests.engine.peers import ApiServer
-from tests.engine.support import Received, submit
+from tests.engine.support import submit
+from tests.engine.weights.versions import Versions
 
 Start = Callable[..., Host]
 Connect = Callable[..., ApiServer]
-
-
-class Versions(Received):
-    """Also notes which generation each token is of, and checks that it had been told before."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.generations: dict[int, list[int]] = {}
-        self.observed: list[ObservedState] = []
-
-    def frame(self, frame: TokenFrame) -> None:
-        told = max((state.result["generation"] for state in self.observed), default=0)  # type: ignore[type-var]
-        assert frame.weights == told, "rows of weights that were not told before"
-        before = {stream: len(tokens) for stream, tokens in self.tokens.items()}
-        super().frame(frame)
-        for stream, tokens in self.tokens.items():
-            new = len(tokens) - before.get(stream, 0)
-            self.generations.setdefault(stream, []).extend([frame.weights] * new)
-
-    def parts(self, parts: list[bytes]) -> None:
-        super().parts(parts)
-        for message in self.others:
-            if isinstance(message, StatesObserved):
-                self.observed += [state for state in message.states if state.name == WEIGHTS]
-        self.others = [message for message in self.others if not isinstance(message, StatesObserved)]
 
 
 class Trainer:
