@@ -15,6 +15,7 @@ MAX_STOPS = 32
 """Stop strings of a request, as in SGLang."""
 _UNUSED = about("Not used.")
 _TO_LOG = about("Not used: the access log is the server's.")
+_OF_SLOW = about("Not used: tokenizers without a fast implementation have such spaces alone.")
 Rid = Annotated[str, Meta(min_length=1, max_length=MAX_REQUEST_ID)]
 Salt = Annotated[str, Meta(max_length=512)]
 
@@ -63,7 +64,7 @@ class SglangSampling(msgspec.Struct, kw_only=True):
     stream_interval: Annotated[
         Annotated[int, Meta(ge=1, le=32767)] | None, about("Tokens per event; default: the server's.")
     ] = None
-    spaces_between_special_tokens: bool | None = None
+    spaces_between_special_tokens: Annotated[bool | None, _OF_SLOW] = None
     stop_regex: str | list[str] | None = None
     beam_width: int | None = None
     structural_tag: str | None = None
@@ -168,7 +169,6 @@ UNSUPPORTED = (
 UNSUPPORTED_SAMPLING = (
     UnsupportedField("beam_width", lambda value: value == 1, "it must be 1 or absent"),
     UnsupportedField("custom_params", absent, MUST_BE_ABSENT),
-    UnsupportedField("spaces_between_special_tokens", bool, "it must be true or absent"),
     UnsupportedField("stop_regex", absent, "send stop or regex"),
     UnsupportedField("structural_tag", absent, "send json_schema, regex or ebnf"),
     UnsupportedField("watermark", absent, MUST_BE_ABSENT),
