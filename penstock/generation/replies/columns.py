@@ -8,8 +8,9 @@ their metadata what has become known. docs/columns.md is the description for cli
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,12 @@ from penstock.generation.parsers.delta import TextKind
 from penstock.generation.plan import RequestPlan
 from penstock.generation.replies.collected import CollectedReply
 from penstock.generation.replies.reply import Choice, Prompt
-from penstock.generation.replies.safetensors_writer import SafetensorsFile, Tensor, safetensors_file
+from penstock.generation.replies.safetensors_writer import (
+    SafetensorsFile,
+    Tensor,
+    safetensors_file,
+    tensor_of,
+)
 from penstock.generation.replies.stream_failure import stream_failed
 from penstock.generation.replies.token_usage import TokenUsage
 from penstock.http.errors import ApiError, encode_json, refused
@@ -107,13 +113,13 @@ class ColumnsReply(ReplyFormat):
         if prompt is not None and index % self._n == 0:
             behind = np.arange(self._choices // self._n + 1) > index // self._n
             tensors.append(_offsets("prompt_offsets", behind, len(prompt)))
-            tensors.append(Tensor("prompt_token_ids", [np.array(prompt, np.int32)]))
+            tensors.append(tensor_of("prompt_token_ids", [np.array(prompt, np.int32)]))
         if len(ids):
-            tensors.append(Tensor("token_ids", [ids]))
+            tensors.append(tensor_of("token_ids", [ids]))
         if len(ids) and content.logprobs is not None:
-            scored = [(content.logprobs.ids, content.logprobs.values)]
-            _check_lengths([ids], scored)
-            tensors += _logprob_tensors("", scored)
+            scored = content.logprobs.ids, content.logprobs.values
+            _check_length(ids, len(scored[0]))
+            tensors += _logprob_tensors("", len(ids), scored[0].shape[1] - 1, [scored])
         ended = None
         if content.finish_reason is not None:
             ended = [_ending(index, content.finish_reason, content.stop_reason, content.weight_versions)]
@@ -145,17 +151,21 @@ class ColumnsReply(ReplyFormat):
         if plan.return_token_ids:
             prompt_ids = [np.frombuffer(prompt.ids, np.int32) for prompt in prompts]
             tensors.append(_lengths("prompt_offsets", prompt_ids))
-        tensors.append(Tensor("token_ids", ids))
+        tensors.append(tensor_of("token_ids", ids))
         if plan.logprobs >= 0:
-            scored = [_scored(choice, plan.logprobs) for choice in choices]
-            _check_lengths(ids, scored)
-            tensors += _logprob_tensors("", scored)
+            for tokens, choice in zip(ids, choices, strict=True):
+                _check_length(tokens, 0 if choice.logprobs is None else len(choice.logprobs))
+            of_choices = _Scored(partial(_scored, choice, plan.logprobs) for choice in choices)
+            tensors += _logprob_tensors("", sum(map(len, ids)), plan.logprobs, of_choices)
         if prompt_ids:
-            tensors.append(Tensor("prompt_token_ids", prompt_ids))
+            tensors.append(tensor_of("prompt_token_ids", prompt_ids))
         if plan.prompt_logprobs >= 0:
-            scored = [_scored_prompt(prompt, plan.prompt_logprobs) for prompt in prompts]
-            _check_lengths(prompt_ids, scored)
-            tensors += _logprob_tensors("prompt_", scored)
+            for tokens, prompt in zip(prompt_ids, prompts, strict=True):
+                _check_length(tokens, 0 if prompt.logprobs is None else 1 + len(prompt.logprobs))
+            of_prompts = _Scored(partial(_scored_prompt, prompt, plan.prompt_logprobs) for prompt in prompts)
+            tensors += _logprob_tensors(
+                "prompt_", sum(map(len, prompt_ids)), plan.prompt_logprobs, of_prompts
+            )
         ended = [
             _ending(index, choice.finish_reason, choice.stop_reason, choice.weight_versions)
             for index, choice in enumerate(choices)
@@ -167,8 +177,21 @@ class ColumnsReply(ReplyFormat):
         return safetensors_file(tensors, metadata)
 
 
-Scored = tuple[I32, F32]
+Scored: TypeAlias = tuple[I32, F32]
 """Candidates of consecutive tokens and their logprobs, [T, 1 + K] each: a token's own comes first."""
+
+
+class _Scored:
+    """Candidates of several outputs, or prompts, each made when it is first asked for."""
+
+    def __init__(self, makers: Iterable[Callable[[], Scored]]) -> None:
+        self._made: list[Scored | Callable[[], Scored]] = list(makers)
+
+    def __iter__(self) -> Iterator[Scored]:
+        for index, each in enumerate(self._made):
+            if callable(each):
+                self._made[index] = each = each()
+            yield each
 
 
 def _token_ids(choice: Choice) -> I32:
@@ -193,28 +216,30 @@ def _scored_prompt(prompt: Prompt, alternatives: int) -> Scored:
     return np.concatenate((own, ids)), np.concatenate((none, values))
 
 
-def _check_lengths(ids: Sequence[I32], scored: Sequence[Scored]) -> None:
-    for tokens, (candidates, _) in zip(ids, scored, strict=True):
-        if len(tokens) != len(candidates):
-            message = f"The engine sent logprobs of {len(candidates)} of {len(tokens)} tokens."
-            raise ApiError(500, message, code="engine_error")
+def _check_length(tokens: I32, scored: int) -> None:
+    if len(tokens) != scored:
+        message = f"The engine sent logprobs of {scored} of {len(tokens)} tokens."
+        raise ApiError(500, message, code="engine_error")
 
 
-def _logprob_tensors(prefix: str, scored: Sequence[Scored]) -> Iterator[Tensor]:
-    yield Tensor(f"{prefix}logprobs", [values[:, 0] for _, values in scored])
-    if scored[0][0].shape[1] > 1:
-        yield Tensor(f"{prefix}top_ids", [ids[:, 1:] for ids, _ in scored])
-        yield Tensor(f"{prefix}top_logprobs", [values[:, 1:] for _, values in scored])
+def _logprob_tensors(prefix: str, rows: int, alternatives: int, scored: Iterable[Scored]) -> Iterator[Tensor]:
+    """``scored`` is gone through once for each."""
+    ids, values = np.dtype(np.int32), np.dtype(np.float32)
+    yield Tensor(f"{prefix}logprobs", values, (rows,), (own[:, 0] for _, own in scored))
+    if alternatives:
+        shape = rows, alternatives
+        yield Tensor(f"{prefix}top_ids", ids, shape, (top[:, 1:] for top, _ in scored))
+        yield Tensor(f"{prefix}top_logprobs", values, shape, (own[:, 1:] for _, own in scored))
 
 
 def _lengths(name: str, parts: Sequence[NDArray[Any]]) -> Tensor:
     """Where each part begins, and where the last one ends."""
-    return Tensor(name, [np.cumsum([0, *map(len, parts)], dtype=np.int64)])
+    return tensor_of(name, [np.cumsum([0, *map(len, parts)], dtype=np.int64)])
 
 
 def _offsets(name: str, behind: NDArray[np.bool_], rows: int) -> Tensor:
     """Offsets of which those ``behind`` a single part with rows are their number."""
-    return Tensor(name, [behind * np.int64(rows)])
+    return tensor_of(name, [behind * np.int64(rows)])
 
 
 def _ending(

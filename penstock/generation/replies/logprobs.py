@@ -154,6 +154,10 @@ class PromptLogprobFormatter:
         self._ranks = bytearray()
         """int32 rank of each token of the prompt, from the second one on, like ``_columns``."""
 
+    def __len__(self) -> int:
+        """Tokens that have logprobs."""
+        return len(self._columns)
+
     def add(self, logprobs: PromptLogprobs) -> None:
         """Add the next tokens; repeated ones are ignored. Raises InvalidOutputError if some are
         missing."""
@@ -339,6 +343,10 @@ class LogprobCollector:
             elif len(ids) > len(tokens):
                 raise InvalidOutputError(INVALID_LOGPROBS, "several entries of logprobs for one token")
             self._columns.add(ids, values)
+
+    def __len__(self) -> int:
+        """Tokens that have logprobs, those of an echoed prompt excluded."""
+        return len(self._columns)
 
     def take(self) -> TokenLogprobs | None:
         """The tokens added since the last call; None if there are none."""

@@ -5,7 +5,8 @@ The format: https://github.com/huggingface/safetensors#format
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -26,12 +27,15 @@ class Tensor(NamedTuple):
     """One tensor, in parts along its first dimension."""
 
     name: str
-    parts: Sequence[Part]
-    """At least one; all have the same type, and the same shape but for the first dimension."""
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    parts: Iterable[Part]
+    """Used once, when the file is written; each takes less than a millisecond to make."""
 
-    @property
-    def shape(self) -> list[int]:
-        return [sum(len(part) for part in self.parts), *self.parts[0].shape[1:]]
+
+def tensor_of(name: str, parts: Sequence[Part]) -> Tensor:
+    """A tensor of these parts, of which there is at least one."""
+    return Tensor(name, parts[0].dtype, (sum(map(len, parts)), *parts[0].shape[1:]), parts)
 
 
 class SafetensorsFile(NamedTuple):
@@ -44,12 +48,12 @@ class SafetensorsFile(NamedTuple):
     """Bytes of the file."""
 
     def pieces(self) -> Iterator[bytes]:
-        """The file in pieces of at least PIECE_BYTES, and less than twice as many; the last one may be
+        """The file, once, in pieces of at least PIECE_BYTES, and less than twice as many; the last one may be
         smaller."""
         waiting, size = [self.header], len(self.header)
         for tensor in self.tensors:
             for part in tensor.parts:
-                row = part.itemsize * int(np.prod(part.shape[1:]))
+                row = part.itemsize * math.prod(part.shape[1:])
                 step = max(1, PIECE_BYTES // max(1, row))
                 for start in range(0, len(part), step):
                     waiting.append(part[start : start + step].tobytes())
@@ -69,9 +73,12 @@ def safetensors_file(tensors: Sequence[Tensor], metadata: Mapping[str, str]) -> 
     header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     end = 0
     for tensor in tensors:
-        shape, dtype = tensor.shape, tensor.parts[0].dtype
-        start, end = end, end + dtype.itemsize * int(np.prod(shape))
-        header[tensor.name] = {"dtype": _DTYPES[dtype], "shape": shape, "data_offsets": [start, end]}
+        start, end = end, end + tensor.dtype.itemsize * math.prod(tensor.shape)
+        header[tensor.name] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": tensor.shape,
+            "data_offsets": [start, end],
+        }
     text = encode_json(header)
     text += b" " * (-len(text) % _ALIGNMENT)
     head = len(text).to_bytes(8, "little") + text

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from penstock.generation.replies.safetensors_writer import PIECE_BYTES, Tensor, safetensors_file
+from penstock.generation.replies.safetensors_writer import PIECE_BYTES, safetensors_file, tensor_of
 
 reader = pytest.importorskip("safetensors.numpy")
 
@@ -15,10 +15,10 @@ reader = pytest.importorskip("safetensors.numpy")
 def test_the_formats_reader_reads_every_tensor() -> None:
     long, wide = np.arange(3), np.arange(12, dtype=np.float32).reshape(4, 3)
     tensors = [
-        Tensor("offsets", [long.astype(np.int64)]),
-        Tensor("ids", [np.array([7], np.int32), np.zeros(0, np.int32), np.array([8, 9], np.int32)]),
-        Tensor("wide", [wide[:1], wide[1:]]),
-        Tensor("empty", [np.zeros((0, 5), np.float32)]),
+        tensor_of("offsets", [long.astype(np.int64)]),
+        tensor_of("ids", [np.array([7], np.int32), np.zeros(0, np.int32), np.array([8, 9], np.int32)]),
+        tensor_of("wide", [wide[:1], wide[1:]]),
+        tensor_of("empty", [np.zeros((0, 5), np.float32)]),
     ]
     file = safetensors_file(tensors, {"id": '"r"'})
     whole = file.whole()
@@ -41,7 +41,7 @@ def test_a_file_without_tensors_is_one() -> None:
 
 def test_parts_of_views_and_large_ones_come_in_pieces() -> None:
     column = np.arange(3 * PIECE_BYTES, dtype=np.float32).reshape(-1, 6)[:, 1:]
-    file = safetensors_file([Tensor("part", [column])], {})
+    file = safetensors_file([tensor_of("part", [column])], {})
     pieces = list(file.pieces())
     assert min(map(len, pieces[:-1])) >= PIECE_BYTES
     assert max(map(len, pieces)) < 2 * PIECE_BYTES
