@@ -13,7 +13,7 @@ there. This API server reports for itself and its engines, also about changes th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,11 +82,13 @@ class StateChanges:
         asked: str,
         stages: list[dict[str, Any]],
         timeout_s: float,
+        initial: Sequence[dict[str, Any]] = (),
     ) -> OperationResult:
         """Set a state; returns when all engines and API servers have observed it, or it is rolled back.
 
         ``key``: idempotency key; ``asked`` says in words what it stands for. ``stages``: values, the final
-        one last; everybody must have observed one before the next is set. Takes ``timeout_s`` at most, and
+        one last; everybody must have observed one before the next is set. ``initial``: such values for what
+        there is before the first change, if the default alone will not do. Takes ``timeout_s`` at most, and
         twice ROLLBACK_TIMEOUT_S for a rollback.
         """
         asked, state = asked[:MAX_ASKED_CHARS], self._states.find(name)
@@ -95,7 +97,9 @@ class StateChanges:
             waiting = self._waiting(name, key, state.generation, owns=True)
             if not state.is_firm:
                 return self._ended(waiting, OperationOutcome.CONFLICT)
-            change = ChangeState(name=name, key=key, asked=asked, base=state.generation, stages=stages)
+            change = ChangeState(
+                name=name, key=key, asked=asked, base=state.generation, stages=stages, initial=list(initial)
+            )
             self._send(change)
             return await self._follow(waiting, timeout_s)
         if known.asked != asked:

@@ -69,7 +69,8 @@ class WeightChanges:
     async def _change(
         self, update: WeightUpdate, key: str, stages: list[dict[str, Any]], timeout_s: float
     ) -> OperationResult:
-        return await self._state_changes.change(WEIGHTS, key, update.asked, stages, timeout_s)
+        initial: list[dict[str, Any]] = [{"hold": True}, {}] if self._lockstep else []
+        return await self._state_changes.change(WEIGHTS, key, update.asked, stages, timeout_s, initial)
 
     async def _join(self, update: WeightUpdate, timeout_s: float) -> OperationResult | None:
         """The result if the desired version is the asked one: its receipts, or a conflict if it has other

@@ -276,6 +276,9 @@ class ChangeState(_Message, frozen=True, tag="change-state"):
     """0 for a state that never changed."""
     stages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
     """Values, the final one last. Everybody must have observed one before the next is set."""
+    initial: list[dict[str, Any]] = []
+    """Such values for what there is before the first change of the state, in case that is rolled back; empty:
+    the default alone."""
 
 
 class StateReport(msgspec.Struct, array_like=True, frozen=True):

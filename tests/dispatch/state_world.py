@@ -10,9 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future
+from types import SimpleNamespace
 from typing import Any, cast
+
+import msgspec
 
 from penstock.adapters.errors import AdapterError
 from penstock.dispatch.adapter_changes import AdapterChanges
@@ -22,11 +25,17 @@ from penstock.dispatch.desired_states import EngineStates
 from penstock.dispatch.engine_client import EngineClient
 from penstock.dispatch.engine_rpc import OperationOutcome, OperationResult
 from penstock.dispatch.state_changes import ROLLBACK_TIMEOUT_S, StateChanges
+from penstock.dispatch.weight_changes import WeightChanges, WeightUpdate
 from penstock.engine.base import Engine as EngineProtocol
+from penstock.engine.base import Hold, Load
+from penstock.engine.loop.pause import MODES, PauseState
+from penstock.engine.loop.peers import Peers
 from penstock.engine.loop.sleep import SleepState
 from penstock.engine.loop.state_reconciler import RETRY_S, StateReconciler
+from penstock.engine.loop.stream_gate import StreamGate
 from penstock.engine.lora.adapter_state import AdapterState
 from penstock.engine.lora.adapter_table import AdapterTable, LoadedAdapter
+from penstock.engine.weights.weights_state import WeightsState
 from penstock.supervisor.children.actions import ProcessName
 from penstock.supervisor.children.desired_state_store import DesiredStateStore
 from penstock.wire.adapter_list import ADAPTERS
@@ -40,7 +49,17 @@ from penstock.wire.control import (
     decode_for_child,
     decode_for_supervisor,
 )
-from penstock.wire.messages import SLEEP, Adapter, ApplyStates, EngineInfo, LoraInfo, StatesObserved
+from penstock.wire.messages import (
+    PAUSE,
+    SLEEP,
+    WEIGHTS,
+    Adapter,
+    ApplyStates,
+    EngineInfo,
+    LoraInfo,
+    StatesObserved,
+)
+from penstock.wire.weights import DesiredWeights, WeightSource
 
 SERVERS, ENGINES = 2, 2
 TIMEOUT_S = 10.0
@@ -80,6 +99,45 @@ class Inline(Executor):
         return future
 
 
+class Clients:
+    """API servers with streams, as far as a gate asks."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield SimpleNamespace(server=0, streams={})
+
+
+class Plan(list[str]):
+    """Paths of weights that an engine is about to copy."""
+
+    def close(self) -> None:
+        """They are closed."""
+
+
+class Loader:
+    """Copies weights, which are the paths of their files."""
+
+    def __init__(self, unreadable: set[str]) -> None:
+        self.unreadable = unreadable
+        self.copied: list[str] = []
+        self.breaks = False
+
+    def plan(self, sources: Sequence[WeightSource]) -> Plan:
+        paths = [source.path for source in sources]
+        gone = self.unreadable.intersection(paths)
+        if gone:
+            raise ValueError(f"{min(gone)} is gone")
+        return Plan(paths)
+
+    def load(self, plan: Plan, **how: object) -> int:
+        if self.breaks:
+            raise OSError("a file cannot be read any more")
+        self.copied = list(plan)
+        return len(plan)
+
+    def checksum(self) -> str:
+        return ",".join(self.copied)
+
+
 class Engine:
     """One process of an engine: a level, and what became of it."""
 
@@ -101,9 +159,15 @@ class Engine:
         self.table = AdapterTable(self, MAX_ADAPTERS)
         self.adapters = AdapterState(self.table, Inline())
         self.sleep = SleepState(cast(EngineProtocol, self), lambda code, message: None, lambda: not self.busy)
-        self.states = StateReconciler(
-            [self.sleep, self.adapters], self.reply, self.report, lambda: 0, lambda: world.loop.now
+        self.weights = Loader(world.unreadable[rank])
+        self.held = Hold.NOTHING
+        gate = StreamGate(cast(EngineProtocol, self), cast(Peers, Clients()))
+        self.pause = PauseState(gate)
+        self.weights_state = WeightsState(
+            cast(EngineProtocol, self), gate, lambda rows: None, lambda generation: None
         )
+        appliers = [self.sleep, self.pause, self.adapters, self.weights_state]
+        self.states = StateReconciler(appliers, self.reply, self.report, lambda: 0, lambda: world.loop.now)
 
     # -- adapters
 
@@ -117,6 +181,23 @@ class Engine:
 
     def remove(self, loaded: LoadedAdapter) -> None:
         self.loaded.remove(loaded.adapter.digest)
+
+    # -- pause and weights
+
+    def hold(self, hold: Hold) -> None:
+        self.held = hold
+
+    def can_step(self) -> bool:
+        return self.busy and self.held is not Hold.ALL
+
+    def load(self) -> Load:
+        return Load(waiting=0, running=int(self.busy), kv_used=0.0)
+
+    def abort(self, server: int, numbers: list[int]) -> None:
+        self.busy = False
+
+    def flush(self) -> None:
+        return None
 
     # -- the level
 
@@ -182,6 +263,9 @@ class Server:
         self.view = View(world, index)
         self.states = StateChanges(cast(EngineClient, self.view), self.reports.put)
         self.changes = AdapterChanges(cast(EngineClient, self.view), self.states)
+        self.weights = WeightChanges(self.states, self.view.states, lockstep=world.lockstep)
+        self.firm_weights = 0
+        """The latest generation of weights that it has been told to hold."""
         self.asked: list[asyncio.Task[Any]] = []
 
 
@@ -253,6 +337,7 @@ class World:
         """A client asks for a change."""
         self.changes += 1
         key = str(self.changes)
+        level %= 3
         value: dict[str, Any] = {"level": level, "mode": "wait"}
         stages = [value | {"hold": True}, value] if level else [value]
 
@@ -281,6 +366,40 @@ class World:
         self.servers[server].asked.append(task)
         self.loop.turn()
         return task
+
+    def update(self, server: int, number: int) -> asyncio.Task[OperationResult]:
+        """A client asks for weights ``number``: an even one replaces the model as a whole."""
+        self.changes += 1
+        key = str(self.changes)
+        weights = DesiredWeights(f"v{number}", [WeightSource(f"/w{number}")], MODES[number % len(MODES)])
+        asked = WeightUpdate(weights, whole=number % 2 == 0)
+
+        async def update() -> OperationResult:
+            made = await self.servers[server].weights.update(asked, key, TIMEOUT_S)
+            if made.outcome is OperationOutcome.DONE:
+                for engine, receipt in zip(self.engines, made.receipts, strict=True):
+                    repeated = receipt.repeated or receipt.epoch != engine.epoch
+                    assert repeated or receipt.result["version"] == weights.version
+            return made
+
+        return self._ask(server, update())
+
+    def pause(self, server: int, number: int) -> asyncio.Task[OperationResult]:
+        """A client asks for pause in a mode, or with a further number that all go on."""
+        self.changes += 1
+        value = {"paused": number < len(MODES), "mode": MODES[number % len(MODES)]}
+        states = self.servers[server].states
+        return self._ask(
+            server, states.change(PAUSE, str(self.changes), f"pause {number}", [value], TIMEOUT_S)
+        )
+
+    def lose_weights(self, rank: int, number: int) -> None:
+        """The files are gone on a host, or back again."""
+        self.unreadable[rank] ^= {f"/w{number}"}
+
+    def break_copy(self, rank: int, _: int) -> None:
+        loader = self.engines[rank].weights
+        loader.breaks = not loader.breaks
 
     def lose_files(self, number: int, rank: int) -> None:
         self.unreadable[rank].add(f"d{number}")
@@ -320,6 +439,18 @@ class World:
         if self.lockstep and any(engine.level for engine in self.engines):
             self.check_barrier()
 
+    def check_weights(self) -> None:
+        """No engine computes streams without the weights that its API server knows to hold, and engines in
+        lock-step never compute with different ones."""
+        for server in self.servers:
+            for engine, state in zip(self.engines, server.view.engines, strict=True):
+                if server.serves and state.accepts_streams:
+                    generation = cast(int, engine.weights_state.result()["generation"])
+                    assert generation >= server.firm_weights or engine.held is Hold.ALL
+        if self.lockstep:
+            computing = [engine for engine in self.engines if engine.held is not Hold.ALL]
+            assert len({tuple(engine.weights.copied) for engine in computing}) <= 1
+
     def deliver(self, server: int, rank: int) -> None:
         """The next states on a link arrive."""
         link = self.links[server, rank]
@@ -340,6 +471,11 @@ class World:
             assert isinstance(order, DesiredStates)
             self.servers[server].states.on_desired_states(order)
             self.servers[server].serves = True
+            self._note_weights(server, order)
+
+    def _note_weights(self, server: int, order: DesiredStates) -> None:
+        firm = [state.generation for state in order.states if state.name == WEIGHTS and state.is_firm]
+        self.servers[server].firm_weights = max([self.servers[server].firm_weights, *firm])
 
     def exchange(self, server: int) -> None:
         """An API server's states reach the engines, and their answers reach it."""
@@ -399,6 +535,7 @@ class World:
         self.servers[server] = Server(self, server)
         if settled is not None:
             self.servers[server].states.on_desired_states(settled)
+            self._note_weights(server, settled)
             self.servers[server].view.adapters.assume_observed()
         table = self.store.table()
         if table.states:
@@ -412,7 +549,8 @@ class World:
         """A stream ends; or begins, if an API server gives the engine one."""
         engine = self.engines[rank]
         accepted = any(server.serves and server.view.engines[rank].accepts_streams for server in self.servers)
-        engine.busy = not engine.busy and accepted and engine.sleep.refusal() is None
+        refusal = engine.sleep.refusal() or engine.pause.refusal()
+        engine.busy = not engine.busy and accepted and refusal is None
         engine.step()
 
     def wait(self, *_: int) -> None:
@@ -443,7 +581,8 @@ class World:
 
     def heal(self) -> None:
         for engine in self.engines:
-            engine.full = engine.busy = False
+            engine.full = engine.busy = engine.weights.breaks = False
+            engine.weights.unreadable.difference_update({f"/w{number}" for number in range(8)})
             engine.step()
         for _ in range(4):
             self.flow()
@@ -464,7 +603,13 @@ class World:
         table = self.store.table()
         states = {state.name: state for state in table.states}
         level = states[SLEEP].value.get("level", 0) if SLEEP in states else 0
+        pause = states[PAUSE].value if PAUSE in states else {}
+        closed = pause.get("paused") and pause["mode"] != "keep"
+        weights = msgspec.convert(states[WEIGHTS].value if WEIGHTS in states else {}, DesiredWeights)
         assert all(state.settled for state in table.states)
+        for engine in self.engines:
+            assert engine.weights.copied == [source.path for source in weights.sources]
+            assert engine.held == (Hold.ALL if pause.get("paused") and not closed else Hold.NOTHING)
         for engine in self.engines:  # one that slept more stays as it is when others are set back
             assert (engine.level >= level) if level else not engine.level
         assert [engine.sleep.refusal() is None for engine in self.engines] == [not level] * ENGINES
@@ -480,7 +625,9 @@ class World:
                 assert engine.up_to_date
                 assert list(engine.desired) == table.states
                 assert engine.asleep == (self.engines[engine.rank].level > 0)
-                assert engine.accepts_streams == (level == 0)
+                assert engine.accepts_streams == (level == 0 and not closed)
+                assert engine.paused == bool(pause.get("paused"))
+                assert engine.weight_version == weights.version
 
 
 def keys_of(table: DesiredStates) -> set[str]:

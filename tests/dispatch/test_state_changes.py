@@ -7,19 +7,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.dispatch.engine_rpc import OperationOutcome, OperationResult, Receipt
-from penstock.wire.messages import SLEEP
+from penstock.dispatch.weight_changes import WeightUpdate
+from penstock.wire.messages import SLEEP, WEIGHTS
+from penstock.wire.weights import DesiredWeights, WeightSource
 from tests.dispatch.state_world import ENGINES, SERVERS, TIMEOUT_S, World, world
 
 
 def act(made: World, name: str, server: int, argument: int) -> None:
-    """``argument``: a level for a change, otherwise an engine."""
-    getattr(made, name)(server, argument if name == "change" else argument % ENGINES)
+    """``argument``: what a change is to be, otherwise an engine."""
+    getattr(made, name)(server, argument if name in CHANGES else argument % ENGINES)
     made.loop.turn()
     made.check_gates()
+    made.check_weights()
 
 
+CHANGES = ("change", "pause", "update", "lose_weights")
 EVENTS = [
-    *("change",) * 3,
+    *CHANGES,
+    *("change", "update") * 2,
+    "break_copy",
     *("deliver",) * 6,
     *("answer",) * 6,
     *("order",) * 4,
@@ -35,7 +41,7 @@ EVENTS = [
     *("follow",) * 3,
 ]
 STEPS = st.lists(
-    st.tuples(st.sampled_from(EVENTS), st.integers(0, SERVERS - 1), st.integers(0, 2)), max_size=60
+    st.tuples(st.sampled_from(EVENTS), st.integers(0, SERVERS - 1), st.integers(0, 3)), max_size=60
 )
 
 
@@ -45,6 +51,7 @@ def play(steps: list[tuple[str, int, int]], *, lockstep: bool) -> None:
             if name == "follow":
                 made.follow(server)
                 made.check_gates()
+                made.check_weights()
             else:
                 act(made, name, server, argument)
         made.heal()
@@ -445,4 +452,115 @@ def test_a_change_that_was_given_up_stays_given_up_although_all_have_observed_it
         assert made.records["1"].error == "not everybody made it within 10 s"
         assert outcome_of(made).outcome is OperationOutcome.ABORTED
         made.heal()
+        made.check_healed()
+
+
+def started(made: World, *numbers: int) -> None:
+    """Weights are updated, one after the other."""
+    for number in numbers:
+        act(made, "update", 0, number)
+        made.flow()
+        assert outcome_of(made).outcome is OperationOutcome.DONE
+
+
+def versions(made: World) -> list[list[str | None]]:
+    return [[engine.weight_version for engine in server.view.engines] for server in made.servers]
+
+
+def test_weights_that_are_added_come_with_all_before_to_an_engine_that_starts_again() -> None:
+    with world() as made:
+        started(made, 0, 1, 3)
+        act(made, "kill_engine", 0, 1)
+        act(made, "connect", 0, 1)
+        engine = made.servers[0].view.engines[1]
+        assert (engine.weight_version, engine.closed) == ("default", "weights")
+        made.flow()
+        assert [engine.weights.copied for engine in made.engines] == [["/w0", "/w1", "/w3"]] * ENGINES
+        started(made, 2)
+        assert [engine.weights.copied for engine in made.engines] == [["/w2"]] * ENGINES
+        assert versions(made) == [["v2"] * ENGINES] * SERVERS
+        made.check_healed()
+
+
+def test_the_same_weights_again_are_not_copied_again() -> None:
+    with world() as made:
+        started(made, 0)
+        act(made, "update", 1, 0)
+        made.flow()
+        receipts = outcome_of(made, 1).receipts
+        assert [receipt.repeated for receipt in receipts] == [True] * ENGINES
+        assert made.generation(WEIGHTS) == 1
+
+
+def test_the_same_weights_by_both_at_a_time() -> None:
+    with world() as made:
+        act(made, "update", 0, 0)
+        act(made, "update", 1, 0)
+        made.flow()
+        assert {outcome_of(made, server).outcome for server in range(SERVERS)} == {OperationOutcome.DONE}
+        assert made.generation(WEIGHTS) == 1
+
+
+def test_a_version_stands_for_its_sources() -> None:
+    with world() as made:
+        started(made, 0)
+        other = WeightUpdate(DesiredWeights("v0", [WeightSource("/other")]), whole=True)
+        asked = made._ask(1, made.servers[1].weights.update(other, "another key", TIMEOUT_S))
+        made.flow()
+        assert asked.result().outcome is OperationOutcome.CONFLICT
+        assert "'v0' is in use for other sources" in asked.result().reason
+
+
+def test_engines_take_streams_with_what_they_have_until_an_update_is_settled() -> None:
+    with world() as made:
+        started(made, 0)
+        act(made, "update", 0, 2)
+        act(made, "report", 0, 0)
+        act(made, "order", 0, 0)
+        act(made, "deliver", 0, 0)
+        act(made, "answer", 0, 0)
+        assert [engine.accepts_streams for engine in made.servers[0].view.engines] == [True, True]
+        assert versions(made)[0] == ["v2", "v0"]
+        act(made, "kill_engine", 0, 1)
+        act(made, "connect", 0, 1)
+        assert not made.servers[0].view.engines[1].accepts_streams
+        made.flow()
+        assert versions(made) == [["v2"] * ENGINES] * SERVERS
+
+
+@pytest.mark.parametrize("lockstep", [False, True])
+def test_one_that_cannot_copy_has_the_others_go_back(lockstep: bool) -> None:
+    with world(lockstep=lockstep) as made:
+        started(made, 0)
+        act(made, "break_copy", 1, 0)
+        act(made, "update", 0, 2)
+        made.flow()
+        change = outcome_of(made)
+        assert change.outcome is OperationOutcome.ABORTED
+        assert errors_of(change)[1] == "OSError: a file cannot be read any more"
+        made.heal()
+        assert [engine.weights.copied for engine in made.engines] == [["/w0"]] * ENGINES
+        made.check_healed()
+
+
+def test_the_first_update_of_engines_in_lock_step_is_rolled_back_in_lock_step() -> None:
+    with world(lockstep=True) as made:
+        act(made, "break_copy", 1, 0)
+        act(made, "update", 0, 2)
+        made.flow()
+        assert outcome_of(made).outcome is OperationOutcome.ABORTED
+        assert made.generation(WEIGHTS) == 4  # hold, copy, hold, and what was there at the start
+        assert [engine.weights.copied for engine in made.engines] == [[], []]
+        made.check_healed()
+
+
+def test_paused_engines_that_keep_streams_take_new_ones() -> None:
+    with world() as made:
+        for number, accepts in ((2, True), (0, False), (3, True)):  # keep, abort, go on
+            act(made, "pause", 0, number)
+            made.flow()
+            assert outcome_of(made).outcome is OperationOutcome.DONE
+            for server in made.servers:
+                assert [engine.accepts_streams for engine in server.view.engines] == [accepts] * ENGINES
+                assert server.view.states.closed() == ("" if accepts else "paused")
         made.check_healed()

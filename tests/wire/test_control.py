@@ -62,7 +62,8 @@ LAUNCH = launch(
         (EnginesDraining(ranks=[0, 2]), b'{"type":"engines-draining","ranks":[0,2]}\n'),
         (
             ChangeState(name="sleep", key="k", asked="sleep", base=2, stages=[{"level": 1}]),
-            b'{"type":"change-state","name":"sleep","key":"k","asked":"sleep","base":2,"stages":[{"level":1}]}\n',
+            b'{"type":"change-state","name":"sleep","key":"k","asked":"sleep","base":2,"stages":[{"level":1}],'
+            b'"initial":[]}\n',
         ),
         (
             DesiredStates(

@@ -83,7 +83,8 @@ class DesiredStateStore:
         if held is None:
             if change.base or len(self._held) >= MAX_STATES:
                 return False
-            held = self._held[change.name] = _Held(DesiredState(change.name, 0, {}, settled=True))
+            start = DesiredState(change.name, 0, {}, settled=True)
+            held = self._held[change.name] = _Held(start, settled=change.initial or [{}])
         known = next((record for record in held.changes if record.key == change.key), None)
         if held.state.generation != change.base or not held.state.is_firm or (known and not known.error):
             return False
