@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 
 from tests.integration.clients import Streams, texts_of
 from tests.integration.server import SYNTHETIC, Server, wait_until
+from tests.integration.weight_marks import TOLD, WeightFiles, check_marks, update
 
 RANKS = 3
 GROUP = (
@@ -98,6 +99,48 @@ def test_a_drained_rank_takes_part_and_gets_no_streams(group: Server) -> None:
     assert after[1] == before[1]
     assert sum(after) > sum(before)
     assert group.post("/admin/engines/1/resume", {}).status_code == 200
+
+
+def test_ranks_change_their_weights_between_the_same_two_steps(group: Server, tmp_path: Path) -> None:
+    files = WeightFiles(tmp_path)
+    bodies = [body | TOLD for body in bodies_of(12, 400)]
+    with httpx.Client(base_url=group.url, timeout=WAIT_S) as client:
+        assert update(client, files.make(1), "one")["status"] == 200
+        for number, mode in enumerate(("keep", "wait", "keep"), 2):
+            with Streams(group.url, bodies) as streams:
+                streams.until_each_has(3)
+                made = update(client, files.make(number), str(number), query="?timeout=300", streams=mode)
+                assert made["status"] == 200, made
+                assert len({receipt["result"]["generation"] for receipt in made["engines"]}) == 1
+                streams.until_all_ended()
+                assert streams.failures == []
+                earlier = {"one" if number == 2 else str(number - 1): number - 1}
+                check_marks(streams.completions, earlier | ({str(number): number} if mode == "keep" else {}))
+        bad = update(client, files.make(9, dtype="F32"), "bad")
+        assert (bad["status"], bad["outcome"]) == (502, "aborted")
+        versions = client.get("/weight_version").json()["engines"]
+        assert [each["weight_version"] for each in versions] == ["4"] * RANKS
+        assert group.complete(max_tokens=5)["usage"]["completion_tokens"] == 5
+
+
+@pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
+def test_ranks_pause_and_go_on(group: Server, mode: str) -> None:
+    with (
+        httpx.Client(base_url=group.url, timeout=WAIT_S) as client,
+        Streams(group.url, bodies_of(9, 200)) as streams,
+    ):
+        streams.until_each_has(3)
+        assert client.post(f"/pause?mode={mode}&timeout=300").status_code == 200
+        steps = of_ranks(group, "penstock:engine_steps_total")
+        if mode != "keep":
+            streams.until_all_ended()
+        assert of_ranks(group, "penstock:engine_steps_total") == steps
+        assert client.post("/resume").status_code == 200
+        streams.until_all_ended()
+        assert streams.failures == []
+        reasons = {each.last_choice["finish_reason"] for each in streams.completions}
+        assert reasons == {"abort" if mode == "abort" else "length"}
+        assert group.complete(max_tokens=5)["usage"]["completion_tokens"] == 5
 
 
 def bodies_of(streams: int, tokens: int) -> list[dict[str, Any]]:

@@ -5,8 +5,6 @@ The synthetic engine's tokens tell by which weights they were made.
 
 from __future__ import annotations
 
-import json
-import struct
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,12 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
-from penstock.engine.vocabulary import read_vocabulary
-from penstock.supervisor.startup.model_resolution import DEMO_DIR
-from tests.integration.clients import Completion, Streams
+from tests.integration.clients import Streams
 from tests.integration.control import (
     BODY,
     ENGINES,
@@ -27,20 +23,16 @@ from tests.integration.control import (
     FOREVER,
     SERVERS,
     WAIT_S,
-    call,
     engine_process,
     of_all,
     served,
     stopped,
 )
+from tests.integration.golden import write_model
 from tests.integration.server import Server, client_of_each, wait_until
+from tests.integration.weight_marks import TOLD, WeightFiles, check_marks, marks_of, update
 
 Clients = list[httpx.Client]
-TOLD = {"return_token_ids": True, "return_weight_versions": True}
-"""Fields by which a reply tells which weights made which of its tokens."""
-MARKS = 256
-"""Versions that the tokens of the synthetic engine tell apart."""
-ORDINARY = read_vocabulary(DEMO_DIR).ordinary
 
 
 @pytest.fixture(scope="module")
@@ -56,52 +48,16 @@ def clients(fleet: Server) -> Iterator[Clients]:
         yield found
 
 
-class Files:
-    """Weights of the synthetic engine: a version that its tokens tell."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._count = 0
-
-    def make(self, mark: int, dtype: str = "U8") -> str:
-        """The path of a file."""
-        self._count += 1
-        path = self._directory / f"{self._count}.safetensors"
-        data = bytes([mark]) * (1 if dtype == "U8" else 4)
-        header = json.dumps(
-            {"version": {"dtype": dtype, "shape": [1], "data_offsets": [0, len(data)]}}
-        ).encode()
-        path.write_bytes(struct.pack("<Q", len(header)) + header + data)
-        return str(path)
-
-
 @pytest.fixture
-def files(tmp_path: Path) -> Files:
-    return Files(tmp_path)
-
-
-def update(
-    client: httpx.Client, path: str, version: str, *, key: str | None = None, query: str = "", **fields: Any
-) -> dict[str, Any]:
-    body = {"path": path, "weight_version": version, **fields}
-    return call(client, f"/update_weights{query}", body, key)
-
-
-def marks_of(choice: dict[str, Any]) -> dict[str, set[int]]:
-    """By version, what the tokens tell of it: the marks of their files."""
-    ids = choice["token_ids"]
-    marks = (np.searchsorted(ORDINARY, ids) % MARKS).tolist()
-    spans = choice["weight_versions"]
-    assert [span["start"] for span in spans] == [0, *(span["end"] for span in spans[:-1])]
-    assert spans[-1]["end"] == len(ids)
-    return {span["version"]: set(marks[span["start"] : span["end"]]) for span in spans}
+def files(tmp_path: Path) -> WeightFiles:
+    return WeightFiles(tmp_path)
 
 
 def versions_of(client: httpx.Client) -> list[str | None]:
     return [each["weight_version"] for each in client.get("/weight_version").json()["engines"]]
 
 
-def test_weights_are_updated_once_per_engine(fleet: Server, clients: Clients, files: Files) -> None:
+def test_weights_are_updated_once_per_engine(fleet: Server, clients: Clients, files: WeightFiles) -> None:
     one, other = clients
     path = files.make(1)
     body = update(one, path, "v1", key="first")
@@ -128,7 +84,7 @@ def test_weights_are_updated_once_per_engine(fleet: Server, clients: Clients, fi
     assert len(set(of_all(checksums, "result"))) == 1
 
 
-def test_files_that_do_not_fit_change_no_engine(clients: Clients, files: Files) -> None:
+def test_files_that_do_not_fit_change_no_engine(clients: Clients, files: WeightFiles) -> None:
     assert update(clients[0], files.make(5), "v5")["status"] == 200
     body = update(clients[0], files.make(6, dtype="F32"), "v6")
     assert (body["status"], body["outcome"]) == (502, "aborted")
@@ -138,7 +94,9 @@ def test_files_that_do_not_fit_change_no_engine(clients: Clients, files: Files) 
     assert update(clients[1], files.make(6), "v6")["status"] == 200
 
 
-def test_every_token_tells_the_weights_that_made_it(fleet: Server, clients: Clients, files: Files) -> None:
+def test_every_token_tells_the_weights_that_made_it(
+    fleet: Server, clients: Clients, files: WeightFiles
+) -> None:
     """Streams are kept over updates; some have rows of several tokens, and stop strings hold text back."""
     paces: list[dict[str, Any]] = [{}, {"stream_interval": 7}, {"stop": ["no such text"]}, {"logprobs": 1}]
     bodies = [BODY | TOLD | paces[seed % 4] | {"seed": seed} for seed in range(16)]
@@ -154,19 +112,9 @@ def test_every_token_tells_the_weights_that_made_it(fleet: Server, clients: Clie
         check_marks(streams.completions, {f"u{number}": 10 + number for number in range(5)})
 
 
-def check_marks(completions: list[Completion], marks: dict[str, int]) -> None:
-    """Every token has the mark of its version."""
-    found: dict[str, set[int]] = {}
-    for completion in completions:
-        choice = completion.last_choice | {"token_ids": completion.token_ids}
-        for version, told in marks_of(choice).items():
-            found.setdefault(version, set()).update(told)
-    assert found == {version: {mark} for version, mark in marks.items()}
-
-
 @pytest.mark.parametrize(("mode", "reason"), [("abort", "abort"), ("wait", "length")])
 def test_streams_may_end_with_the_weights_that_they_began_with(
-    fleet: Server, clients: Clients, files: Files, mode: str, reason: str
+    fleet: Server, clients: Clients, files: WeightFiles, mode: str, reason: str
 ) -> None:
     assert update(clients[0], files.make(20), f"{mode}-0")["status"] == 200
     with Streams(fleet.url, [BODY | TOLD | {"seed": seed} for seed in range(8)]) as streams:
@@ -181,7 +129,7 @@ def test_streams_may_end_with_the_weights_that_they_began_with(
 
 
 def test_an_engine_that_starts_again_serves_with_the_desired_weights_only(
-    fleet: Server, clients: Clients, files: Files
+    fleet: Server, clients: Clients, files: WeightFiles
 ) -> None:
     assert update(clients[0], files.make(30), "w0")["status"] == 200
     found: set[tuple[str, int]] = set()
@@ -208,7 +156,7 @@ def test_an_engine_that_starts_again_serves_with_the_desired_weights_only(
 
 
 def test_a_stream_that_is_resumed_on_an_engine_with_other_weights_tells_so(
-    fleet: Server, clients: Clients, files: Files
+    fleet: Server, clients: Clients, files: WeightFiles
 ) -> None:
     """Its engine stands still while the other one changes its weights, and is killed."""
     assert update(clients[0], files.make(40), "x0")["status"] == 200
@@ -227,7 +175,7 @@ def test_a_stream_that_is_resumed_on_an_engine_with_other_weights_tells_so(
     assert versions_of(clients[0]) == ["x1"] * ENGINES
 
 
-def test_the_api_server_that_was_asked_dies_in_the_middle(fleet: Server, files: Files) -> None:
+def test_the_api_server_that_was_asked_dies_in_the_middle(fleet: Server, files: WeightFiles) -> None:
     """In the end all engines have one version, and requests are served with it."""
     with client_of_each(fleet, SERVERS, WAIT_S) as clients:
         assert update(clients[0], files.make(50), "y0")["status"] == 200
@@ -247,7 +195,7 @@ def test_the_api_server_that_was_asked_dies_in_the_middle(fleet: Server, files: 
 
 
 def test_an_engine_that_stands_still_keeps_all_at_the_weights_before(
-    fleet: Server, clients: Clients, files: Files
+    fleet: Server, clients: Clients, files: WeightFiles
 ) -> None:
     assert update(clients[0], files.make(60), "z0")["status"] == 200
     with stopped(engine_process(fleet, 0)):
@@ -256,3 +204,42 @@ def test_an_engine_that_stands_still_keeps_all_at_the_weights_before(
         assert of_all(body, "code") == ["timeout", "aborted"]
     wait_until(lambda: versions_of(clients[1]) == ["z0"] * ENGINES, WAIT_S, "the rollback")
     assert marks_of(served(clients[0], **TOLD)) == {"z0": {60}}
+
+
+# -- the torch engine
+
+
+def test_a_model_computes_with_other_weights_and_with_its_own_again(
+    tiny_llama: Server, tmp_path: Path
+) -> None:
+    body = {"prompt": "Once upon a time", "max_tokens": 20, "temperature": 0, "ignore_eos": True}
+    own, other = tmp_path / "own", tmp_path / "other"
+    for directory in (own, other):
+        directory.mkdir()
+    write_model(own)
+    tensors = load_file(own / "model.safetensors")
+    save_file({name: -tensor for name, tensor in tensors.items()}, other / "model.safetensors")
+
+    def reply() -> tuple[str, Any]:
+        choice = tiny_llama.post("/v1/completions", body | TOLD, timeout=WAIT_S).json()["choices"][0]
+        return choice["text"], choice["weight_versions"]
+
+    def checksum() -> Any:
+        return httpx.get(f"{tiny_llama.url}/weights_checksum", timeout=WAIT_S).json()["engines"][0]["result"]
+
+    before, first = reply(), checksum()
+    assert before[1] == [{"start": 0, "end": 20, "version": "default"}]
+    with httpx.Client(base_url=tiny_llama.url, timeout=WAIT_S) as client:
+        made = update(client, str(other), "negated")
+        assert made["status"] == 200, made
+        text, versions = reply()
+        assert (text != before[0], versions) == (True, [{"start": 0, "end": 20, "version": "negated"}])
+        assert checksum() != first
+        some = sorted(tensors)[:3]
+        part = update(client, str(own / "model.safetensors"), "mixed", tensors=some)
+        assert (part["status"], part["engines"][0]["result"]["loaded"]) == (200, 3), part
+        wrong = update(client, str(own / "model.safetensors"), "wrong", tensors=["no.such.tensor"])
+        assert (wrong["status"], wrong["outcome"]) == (502, "aborted")
+        assert "no.such.tensor" in wrong["error"]["message"]
+        assert update(client, str(own), "own")["status"] == 200
+    assert (reply()[0], checksum()) == (before[0], first)
