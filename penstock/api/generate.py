@@ -252,7 +252,7 @@ class GenerationRoutes:
             samplings = [plan.sampling(prompt.length, index) for prompt in prompts for index in range(plan.n)]
         format = dialect.reply_format(plan, request.request_id)
         if plan.columns:
-            format = ColumnsReply(format, plan, len(prompts))
+            format = ColumnsReply(format, plan)
         return Work(
             plan=plan,
             format=format,

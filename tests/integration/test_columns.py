@@ -153,9 +153,10 @@ def test_the_frames_of_a_stream_are_the_rows_of_the_whole_reply(synthetic: Serve
     for index in range(3):
         for name in ("token_ids", "logprobs", "top_ids", "top_logprobs"):
             parts = [
-                columns[name][slice(*columns["offsets"][index : index + 2])]
+                columns[name][slice(*columns["offsets"][place : place + 2])]
                 for columns, _ in frames
-                if name in columns
+                for place, choice in enumerate(columns.get("choices", ()))
+                if choice == index
             ]
             expected = whole[name][slice(*whole["offsets"][index : index + 2])]
             np.testing.assert_array_equal(np.concatenate(parts), expected)

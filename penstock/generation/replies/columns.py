@@ -1,8 +1,8 @@
 """Replies as columns, for programs: token ids and logprobs as a safetensors file, or as a stream of files.
 
 A stream's event, here called a frame, is the length of a file (8 bytes, little-endian) and the file, with the
-rows since the frame before. A length of 0 ends the stream. Frames have the tensors of a whole reply, and in
-their metadata what has become known. docs/columns.md is the description for clients.
+rows since the frame before. A length of 0 ends the stream. Frames have the tensors of a whole reply, and
+which choices they are of; in their metadata what has become known. docs/columns.md tells clients.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -70,7 +71,7 @@ def plan_columns(plan: RequestPlan) -> None:
 class ColumnsReply(ReplyFormat):
     """The reply to one request, of any API."""
 
-    __slots__ = ("_choices", "_created", "_model", "_n", "_started", "api", "id")
+    __slots__ = ("_created", "_model", "_n", "_started", "api", "id")
 
     fast_path = False
     sends_text = False
@@ -78,13 +79,12 @@ class ColumnsReply(ReplyFormat):
     stream_kind = COLUMN_STREAM
     keep_alive = NOTHING
 
-    def __init__(self, own: ReplyFormat, plan: RequestPlan, prompts: int) -> None:
-        """``own``: the format that the API has for the reply; ``prompts``: how many the request has."""
+    def __init__(self, own: ReplyFormat, plan: RequestPlan) -> None:
+        """``own``: the format that the API has for the reply."""
         self.api, self.id = own.api, own.id
         self._created = int(time.time())
         self._model = plan.model
         self._n = plan.n
-        self._choices = prompts * plan.n
         self._started = False
 
     def _metadata(self, **fields: Any) -> dict[str, str]:
@@ -107,15 +107,17 @@ class ColumnsReply(ReplyFormat):
 
     def event(self, index: int, content: EventContent) -> bytes:
         ids = np.array(content.token_ids or (), np.int32)
-        tensors, prompt = [], content.prompt_token_ids
-        if len(ids):
-            tensors.append(_offsets("offsets", np.arange(self._choices + 1) > index, len(ids)))
+        tensors: list[Tensor] = []
+        prompt = content.prompt_token_ids
         if prompt is not None and index % self._n == 0:
-            behind = np.arange(self._choices // self._n + 1) > index // self._n
-            tensors.append(_offsets("prompt_offsets", behind, len(prompt)))
-            tensors.append(tensor_of("prompt_token_ids", [np.array(prompt, np.int32)]))
+            column = np.array(prompt, np.int32)
+            tensors += [
+                _lengths("prompt_offsets", [column]),
+                _index("prompts", index // self._n),
+                tensor_of("prompt_token_ids", [column]),
+            ]
         if len(ids):
-            tensors.append(tensor_of("token_ids", [ids]))
+            tensors += [_lengths("offsets", [ids]), _index("choices", index), tensor_of("token_ids", [ids])]
         if len(ids) and content.logprobs is not None:
             scored = content.logprobs.ids, content.logprobs.values
             _check_length(ids, len(scored[0]))
@@ -234,12 +236,12 @@ def _logprob_tensors(prefix: str, rows: int, alternatives: int, scored: Iterable
 
 def _lengths(name: str, parts: Sequence[NDArray[Any]]) -> Tensor:
     """Where each part begins, and where the last one ends."""
-    return tensor_of(name, [np.cumsum([0, *map(len, parts)], dtype=np.int64)])
+    return tensor_of(name, [np.array([0, *accumulate(map(len, parts))], np.int64)])
 
 
-def _offsets(name: str, behind: NDArray[np.bool_], rows: int) -> Tensor:
-    """Offsets of which those ``behind`` a single part with rows are their number."""
-    return tensor_of(name, [behind * np.int64(rows)])
+def _index(name: str, index: int) -> Tensor:
+    """Which choice, or prompt, the rows of a frame are of."""
+    return tensor_of(name, [np.array([index], np.int32)])
 
 
 def _ending(

@@ -68,7 +68,7 @@ def plan_of(**options: Any) -> RequestPlan:
 
 def columns_of(plan: RequestPlan) -> ColumnsReply:
     plan_columns(plan)
-    return ColumnsReply(CompletionReply("r", "m", "assistant"), plan, 1)
+    return ColumnsReply(CompletionReply("r", "m", "assistant"), plan)
 
 
 def desk() -> Desk:
@@ -150,9 +150,9 @@ def joined(sink: MemorySink, choices: int) -> list[list[int]]:
     assert sink.ended == "finish"
     found: list[list[int]] = [[] for _ in range(choices)]
     for columns, _ in frames(sink.data):
-        ids, offsets = columns.get("token_ids", ()), columns.get("offsets", [0] * (choices + 1))
-        for index in range(choices):
-            found[index] += [int(token) for token in ids[offsets[index] : offsets[index + 1]]]
+        for place, index in enumerate(columns.get("choices", ())):
+            rows = slice(*columns["offsets"][place : place + 2])
+            found[index] += columns["token_ids"][rows].tolist()
     return found
 
 
