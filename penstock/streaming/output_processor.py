@@ -233,8 +233,7 @@ class OutputProcessor:
 
     def _note_version(self, stream: Stream) -> None:
         """The stream's next token comes from its engine's weights, if these are known."""
-        version = self._versions.get(stream.rank)
-        if stream.versions is not None and version is not None:
+        if stream.versions is not None and (version := self._versions.get(stream.rank)) is not None:
             stream.versions.append((int(self._columns.position[stream.handle]), version))
 
     def _texts_of(self, frame: TokenFrame) -> NDArray[np.object_] | None:

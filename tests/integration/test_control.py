@@ -23,6 +23,7 @@ from tests.integration.control import (
     engine_process,
     of_all,
     served,
+    stopped,
 )
 from tests.integration.server import SYNTHETIC, Server, client_of_each, wait_until
 
@@ -260,16 +261,65 @@ def test_the_same_pause_twice_through_both_api_servers(clients: Clients) -> None
 def test_an_engine_that_starts_again_is_paused_as_the_others(fleet: Server, clients: Clients) -> None:
     assert call(clients[0], "/pause")["status"] == 200
     engine_process(fleet, 1).kill()
-
-    def states() -> list[bool]:
-        return [each["paused"] for each in httpx.get(f"{fleet.url}/admin/engines").json()["engines"]]
-
-    wait_until(lambda: states() == [True, False], WAIT_S, "its end")
+    wait_until(lambda: paused(fleet) == [True, False], WAIT_S, "its end")
     for client in clients:
         refused(client)
-    wait_until(lambda: states() == [True, True], WAIT_S, "its pause")
+    wait_until(lambda: paused(fleet) == [True, True], WAIT_S, "its pause")
     for client in clients:
         refused(client)
+
+
+@pytest.mark.usefixtures("unpaused")
+def test_streams_that_lose_their_engine_while_pause_waits_end_with_what_they_have(
+    fleet: Server, clients: Clients
+) -> None:
+    """They would wait for an engine until --resume-timeout, which is longer than anybody waits here."""
+    victim = engine_process(fleet, 1)
+    with Streams(fleet.url, [FOREVER | {"seed": seed} for seed in range(12)]) as streams:
+        streams.until_each_has(2)
+        with stopped(victim), ThreadPoolExecutor(1) as pool:
+            reply = pool.submit(call, clients[0], "/pause?mode=wait&timeout=300")
+            wait_until(
+                lambda: all(client.get("/is_paused").json()["is_paused"] for client in clients),
+                WAIT_S,
+                "its beginning",
+            )
+            victim.kill()
+            streams.until_all_ended()
+            assert streams.failures == []
+            reasons = [each.last_choice["finish_reason"] for each in streams.completions]
+            assert set(reasons) == {"abort", "length"}, "the other engine's streams were waited for"
+            assert all(each.text for each in streams.completions)
+            assert reply.result(WAIT_S)["status"] == 200
+    for client in clients:
+        refused(client)
+
+
+@pytest.mark.parametrize("mode", ["abort", "keep"])
+def test_the_api_server_that_was_asked_to_pause_dies_in_the_middle(fleet: Server, mode: str) -> None:
+    """The engine that is paused by then goes on."""
+    with (
+        client_of_each(fleet, SERVERS, WAIT_S) as clients,
+        stopped(engine_process(fleet, 1)),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        reply = pool.submit(call, clients[0], f"/pause?mode={mode}")
+        wait_until(lambda: paused(fleet)[0], WAIT_S, "the other engine's pause")
+        for process in fleet.children("api-server"):
+            process.kill()
+        with pytest.raises(httpx.HTTPError):
+            reply.result(WAIT_S)
+    wait_until(lambda: len(fleet.children("api-server")) == SERVERS, WAIT_S, "return")
+    with client_of_each(fleet, SERVERS, WAIT_S) as clients:
+        wait_until(lambda: paused(fleet) == [False] * ENGINES, WAIT_S, "agreement")
+        for client in clients:
+            wait_until(lambda: client.get("/ready").status_code == 200, WAIT_S, "service")  # noqa: B023
+            served(client)
+            assert client.get("/is_paused").json() == {"is_paused": False}
+
+
+def paused(fleet: Server) -> list[bool]:
+    return [each["paused"] for each in httpx.get(f"{fleet.url}/admin/engines").json()["engines"]]
 
 
 # -- aborts
@@ -308,3 +358,24 @@ def test_requests_are_aborted_by_their_ids_whichever_api_server_has_them(
             assert (first["aborted"], again["aborted"]) == (5, 5)
             assert of_all(again, "repeated") == [True] * ENGINES
         assert {reply.result(WAIT_S).status_code for reply in replies} == {200}
+
+
+def test_an_engine_that_dies_while_requests_are_aborted(fleet: Server, clients: Clients) -> None:
+    """Its streams go on at the other engine, which has answered by then; the process after it has none."""
+    victim = engine_process(fleet, 1)
+    with Streams(fleet.url, [BODY | {"seed": seed} for seed in range(8)]) as streams:
+        streams.until_each_has(1)
+        with stopped(victim), ThreadPoolExecutor(1) as pool:
+            reply = pool.submit(call, clients[0], "/abort_requests", {"all": True})
+            wait_until(
+                lambda: fleet.metric("vllm:num_requests_running", engine="0") == 0, WAIT_S, "the aborts"
+            )
+            victim.kill()
+            body = reply.result(WAIT_S)
+        assert body["status"] == 200, body
+        assert of_all(body, "restarted") == [False, True]
+        assert of_all(body, "result")[1] == 0
+        streams.until_all_ended()
+        assert streams.failures == []
+        reasons = [each.last_choice["finish_reason"] for each in streams.completions]
+        assert reasons.count("abort") == body["aborted"]

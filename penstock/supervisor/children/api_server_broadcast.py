@@ -21,6 +21,8 @@ from penstock.wire.control import (
     StatesReport,
     SupervisorCommand,
 )
+from penstock.wire.messages import WEIGHTS
+from penstock.wire.weights import DesiredWeights
 
 NAMES_SHOWN = 8
 """Adapters that a log line names."""
@@ -113,9 +115,13 @@ class ApiServerBroadcast:
 
 
 def _shown(change: ChangeState) -> str:
-    """What a change is to, for the log: of adapters the names."""
+    """What a change is to, for the log: of adapters the names, of weights the version."""
     if change.name == ADAPTERS:
         names = [adapter.name for adapter in msgspec.convert(change.stages[-1], AdapterList).adapters]
         more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
         return (", ".join(names[:NAMES_SHOWN]) + more) or "none"
+    if change.name == WEIGHTS:
+        weights = msgspec.convert(change.stages[-1], DesiredWeights)
+        count, last = len(weights.sources), weights.sources[-1].path
+        return f"version {weights.version}, {count} sources, the last one {last}"
     return ", ".join(f"{name} {value}" for name, value in change.stages[-1].items())
