@@ -170,7 +170,9 @@ class GenerationRoutes:
                 self._check_open()
             plan.prompts = ()  # nor are their texts
             if dialect.renders:
-                await self._sender.send_json(request, dialect.rendered(plan, prompts, request.request_id))
+                await self._sender.send_json(
+                    request, dialect.rendered(plan, prompts, request.request_id, self._context)
+                )
                 return
             work = self._work(request, dialect, plan, hints, prompts)
             entry = work.format.background_entry()

@@ -20,6 +20,7 @@ from penstock.dialects.responses.dialect import Responses, ResponsesTokenCounter
 from penstock.dialects.sglang import openapi as sglang
 from penstock.dialects.sglang.dialect import SglangGenerate
 from penstock.dialects.tokens import openapi as tokens
+from penstock.dialects.tokens.derender import DerenderChat, DerenderCompletions
 from penstock.dialects.tokens.dialect import TokensInOut
 from penstock.dialects.tokens.render import Render
 from penstock.generation.dialect import Dialect, TokenCounter
@@ -43,6 +44,8 @@ def make_dialects(
         TokensInOut(config, processor),
         Render(chat),
         Render(completions),
+        DerenderChat(chat, processor),
+        DerenderCompletions(completions, processor),
         SglangGenerate(config, processor),
     ]
 

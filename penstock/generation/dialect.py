@@ -29,7 +29,7 @@ from penstock.wire.messages import KVTransferParams
 if TYPE_CHECKING:
     from penstock.generation.replies.collected import CollectedReply
     from penstock.generation.replies.logprobs import TokenLogprobs
-    from penstock.generation.replies.reply import Prompt, RequestReply
+    from penstock.generation.replies.reply import Prompt, RequestContext, RequestReply
 
 
 class RequestInfo(NamedTuple):
@@ -204,7 +204,9 @@ class Dialect(ABC):
     def reply_format(self, plan: RequestPlan, request_id: str) -> ReplyFormat:
         """The format of the reply. ``request_id``: unique, for plans without their own."""
 
-    def rendered(self, plan: RequestPlan, prompts: Sequence[Prompt], request_id: str) -> Iterator[bytes]:
+    def rendered(
+        self, plan: RequestPlan, prompts: Sequence[Prompt], request_id: str, context: RequestContext
+    ) -> Iterator[bytes]:
         """The body of the reply of an API that ``renders``, in pieces. Raises ApiError."""
         raise NotImplementedError
 

@@ -35,6 +35,8 @@ def test_every_route_is_there() -> None:
         ("post", "/v1/completions"),
         ("post", "/v1/chat/completions"),
         ("post", "/v1/chat/completions/render"),
+        ("post", "/v1/chat/completions/derender"),
+        ("post", "/v1/completions/derender"),
         ("post", "/v1/completions/render"),
         ("post", "/v1/responses"),
         ("post", "/v1/responses/input_tokens"),

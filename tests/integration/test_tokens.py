@@ -165,3 +165,19 @@ def test_the_next_turn_begins_with_what_was_sampled(demo: Server) -> None:
         messages += [choice["message"] | ids, {"role": "user", "content": "And then?"}]
         counted = demo.post("/tokenize", {"messages": messages}).json()["tokens"]
         assert counted[: len(known)] == known
+
+
+def test_render_generate_and_derender_are_a_chat(demo: Server) -> None:
+    chat = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 8, "temperature": 0}
+    chat |= {"logprobs": True, "top_logprobs": 2, "return_token_ids": True}
+    known = demo.post("/v1/chat/completions", chat).json()
+    request = demo.post("/v1/chat/completions/render", chat).json()
+    generated = demo.post(GENERATE, request).json()
+    body = {"generate_response": generated, "chat_request": chat, "prompt_token_ids": request["token_ids"]}
+    reply = demo.post("/v1/chat/completions/derender", body)
+    assert reply.status_code == 200, reply.text
+    made = reply.json()
+    assert made["choices"] == known["choices"]
+    assert made["prompt_token_ids"] == known["prompt_token_ids"]
+    for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert made["usage"][name] == known["usage"][name]

@@ -23,6 +23,7 @@ from penstock.dialects.openapi_schema import (
     ref,
     shape,
 )
+from penstock.dialects.tokens.derender_schema import DerenderChatRequest, DerenderCompletionRequest
 from penstock.dialects.tokens.request_schema import UNSUPPORTED, TokensRequest
 
 _MODE: Schema = {"type": "string", "enum": ["tokens", "text"]}
@@ -83,6 +84,7 @@ DESCRIPTION = ApiDescription(
         ),
     },
     required=("token_ids", "sampling_params"),
+    more_requests=(DerenderChatRequest, DerenderCompletionRequest),
     more_routes=(
         Route(
             method="post",
@@ -107,6 +109,36 @@ DESCRIPTION = ApiDescription(
             parameters=(REQUEST_ID,),
             body="CompletionRequest",
             example={"prompt": "Once upon a time", "max_tokens": 32},
+        ),
+        Route(
+            method="post",
+            path="/v1/chat/completions/derender",
+            tag="Tokens",
+            operation="derenderChatCompletion",
+            summary="Generated token ids as the reply to a chat completion",
+            reply="ChatCompletion",
+            errors=GENERATION_ERRORS,
+            parameters=(REQUEST_ID,),
+            body="DerenderChatRequest",
+            example={
+                "generate_response": {"choices": [{"index": 0, "token_ids": [1, 2, 3]}]},
+                "chat_request": {"messages": [{"role": "user", "content": "Say hello"}]},
+            },
+        ),
+        Route(
+            method="post",
+            path="/v1/completions/derender",
+            tag="Tokens",
+            operation="derenderCompletion",
+            summary="Generated token ids as the reply to a completion",
+            reply="Completion",
+            errors=GENERATION_ERRORS,
+            parameters=(REQUEST_ID,),
+            body="DerenderCompletionRequest",
+            example={
+                "generate_responses": [{"choices": [{"index": 0, "token_ids": [1, 2, 3]}]}],
+                "completion_request": {"prompt": "Once upon a time"},
+            },
         ),
     ),
 )

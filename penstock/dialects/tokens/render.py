@@ -19,7 +19,7 @@ from penstock.dialects.completions.request_schema import CompletionRequest
 from penstock.dialects.token_list import token_list
 from penstock.generation.dialect import NO_INFO, Dialect, ReplyFormat, RequestInfo
 from penstock.generation.plan import RequestPlan
-from penstock.generation.replies.reply import Prompt, prompt_token_ids
+from penstock.generation.replies.reply import Prompt, RequestContext, prompt_token_ids
 from penstock.generation.request.unsupported import UnsupportedField, UnsupportedFieldCheck, absent
 from penstock.http.errors import ApiError, encode_json
 from penstock.wire.messages import SamplingParams
@@ -65,7 +65,9 @@ class Render(Dialect):
     def reply_format(self, plan: RequestPlan, request_id: str) -> ReplyFormat:
         return self._dialect.reply_format(plan, request_id)
 
-    def rendered(self, plan: RequestPlan, prompts: Sequence[Prompt], request_id: str) -> Iterator[bytes]:
+    def rendered(
+        self, plan: RequestPlan, prompts: Sequence[Prompt], request_id: str, context: RequestContext
+    ) -> Iterator[bytes]:
         id = self._dialect.reply_format(plan, request_id).id
         if isinstance(plan.dialect_fields, ChatCompletionRequest):
             yield from _generate_request(plan, prompts[0], id)

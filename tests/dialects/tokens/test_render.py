@@ -16,6 +16,7 @@ from penstock.dialects.tokens.render import Render
 from penstock.generation.model_info import SamplingDefaults
 from penstock.generation.replies.reply import Prompt
 from tests.generation.planning import body, chat_body, error_of, tiny_input_processor, tiny_tokenizer
+from tests.generation.replying import Desk, tables_of
 
 CONFIG = ServeConfig()
 DEFAULTS = SamplingDefaults(temperature=0.6, top_p=0.9, top_k=20, min_p=0.1, repetition_penalty=1.1)
@@ -31,7 +32,8 @@ def rendered(render: Render, made: bytes) -> Any:
     prompts = [
         Prompt(*tiny_tokenizer().encode_bytes(text, plan.add_special_tokens)) for text in texts if text
     ]
-    return json.loads(b"".join(render.rendered(plan, prompts, "r")))
+    context = Desk(tables_of(tiny_tokenizer().raw)).context
+    return json.loads(b"".join(render.rendered(plan, prompts, "r", context)))
 
 
 @pytest.mark.parametrize(

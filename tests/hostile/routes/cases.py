@@ -17,12 +17,15 @@ from penstock.api.routes.tokenize import DetokenizeRequest, TokenizeRequest
 from penstock.dialects.messages.dialect import MessagesTokenCounter
 from penstock.dialects.messages.request_schema import CountTokensRequest
 from penstock.dialects.registry import DESCRIPTIONS
+from penstock.dialects.tokens.derender_schema import DerenderChatRequest, DerenderCompletionRequest
 from tests.hostile.routes.values import BIG_BYTES, fields_of, json_object, typed_values, values
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES, TOKENS = "/v1/responses", "/v1/messages", "/inference/v1/generate"
 REQUESTS: dict[str, type[msgspec.Struct]] = {each.route.path: each.request for each in DESCRIPTIONS} | {
     MessagesTokenCounter.path: CountTokensRequest,
+    "/v1/chat/completions/derender": DerenderChatRequest,
+    "/v1/completions/derender": DerenderCompletionRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
@@ -32,6 +35,7 @@ UNSUPPORTED: dict[str, frozenset[str]] = {
 }
 """Fields that are refused whatever the others are."""
 _MESSAGES = [{"role": "user", "content": "Count."}]
+_GENERATED = {"choices": [{"index": 0, "token_ids": [1, 2]}]}
 _BASE: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"prompt": "Count.", "max_tokens": 3},
     CHAT: {"messages": _MESSAGES, "max_tokens": 3},
@@ -39,6 +43,11 @@ _BASE: dict[str, dict[str, Any]] = {
     MessagesTokenCounter.path: {"messages": _MESSAGES},
     RESPONSES: {"input": "Count.", "max_output_tokens": 3},
     TOKENS: {"token_ids": [1, 2], "sampling_params": {"max_tokens": 3}},
+    "/v1/chat/completions/derender": {
+        "generate_response": _GENERATED,
+        "chat_request": {"messages": _MESSAGES},
+    },
+    "/v1/completions/derender": {"generate_responses": [_GENERATED], "completion_request": {"prompt": "a"}},
     "/generate": {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 3}},
     "/tokenize": {"prompt": "Count."},
     "/detokenize": {"tokens": [1, 2]},
