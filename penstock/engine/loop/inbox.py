@@ -23,6 +23,7 @@ from penstock.engine.loop.rpc import RpcServer
 from penstock.engine.loop.state_reconciler import StateReconciler
 from penstock.engine.loop.stats import EngineStats
 from penstock.engine.loop.stream_spans import StreamSpans
+from penstock.engine.weights.weight_loader import BrokenWeights
 from penstock.logging_setup import RateLimitedLog
 from penstock.wire.messages import (
     ENGINE_PROTOCOL_VERSION,
@@ -104,7 +105,8 @@ class Inbox:
         self._parts += [(identity, part) for part in parts]
 
     def handle(self) -> int:
-        """Handle the next control message that was received. Returns its length in bytes."""
+        """Handle the next control message that was received. Returns its length in bytes. Raises
+        BrokenWeights."""
         identity, part = self._parts.popleft()
         try:
             self._on_message(identity, decode_from_server(part))
@@ -112,6 +114,8 @@ class Inbox:
             self._on_invalid_submit(identity, error)
         except WireError as error:
             self._refuse(identity, str(error))
+        except BrokenWeights:
+            raise
         except Exception:  # noqa: BLE001 - one peer's message must not end the others' engine
             self._log_defect("message", identity)
             self._refuse(identity, "the engine could not handle its message")

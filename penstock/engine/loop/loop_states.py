@@ -37,7 +37,7 @@ class LoopStates:
         )
         self._pause = PauseState(gate)
         self._adapters = adapters
-        weights = WeightsState(engine, gate, publish, publisher.on_weights, beat)
+        weights = self._weights = WeightsState(engine, gate, publish, publisher.on_weights, beat)
         appliers: list[StateApplier] = [self._sleep, self._pause]
         if adapters is not None:
             appliers.append(adapters)
@@ -58,8 +58,8 @@ class LoopStates:
 
     @property
     def is_reading(self) -> bool:
-        """Whether files of adapters are being read."""
-        return self._adapters is not None and self._adapters.is_reading
+        """Whether files of adapters or weights are being read."""
+        return self._weights.is_reading or (self._adapters is not None and self._adapters.is_reading)
 
     def refusal(self) -> RequestRejected | None:
         """Why new streams are refused; None: they are not."""

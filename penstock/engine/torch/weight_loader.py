@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from penstock.engine.torch.model import PagedModel
+from penstock.engine.torch.weight_map import Conversion
 from penstock.engine.weights.sources import sources_to_read
-from penstock.engine.weights.tensor_files import TensorFiles
+from penstock.engine.weights.tensor_files import StoredTensor, TensorFiles
 from penstock.engine.weights.weight_loader import BrokenWeights, WeightPlan
 from penstock.wire.weights import WeightSource
 
@@ -30,8 +31,11 @@ log = logging.getLogger(__name__)
 class TorchWeightPlan:
     """Open files, and the sources that they make together with the present weights."""
 
-    def __init__(self, files: TensorFiles, sources: Sequence[WeightSource]) -> None:
+    def __init__(
+        self, files: TensorFiles, conversions: Sequence[Conversion], sources: Sequence[WeightSource]
+    ) -> None:
         self.files = files
+        self.conversions = conversions
         self.sources = list(sources)
 
     def close(self) -> None:
@@ -66,17 +70,17 @@ class TorchWeightLoader:
         """``present``: see :func:`sources_to_read`. Raises ValueError."""
         files = TensorFiles(sources_to_read(present, wanted, self._start), "pt")
         try:
-            self._model.weight_map.conversions(files.tensors, files.named, whole=files.whole)
+            found = self._model.weight_map.conversions(files.tensors, files.named, whole=files.whole)
         except BaseException:
             files.close()
             raise
-        return TorchWeightPlan(files, wanted)
+        return TorchWeightPlan(files, found, wanted)
 
     def load(self, plan: WeightPlan, *, drop_cache: bool, in_step: bool, tick: Callable[[], None]) -> int:
         assert isinstance(plan, TorchWeightPlan)  # this loader has made it
         count = plan.files.count
         try:
-            self._copy(plan.files, tick)
+            self._copy(plan, tick)
         except Exception:
             self._restore(tick)
             raise
@@ -110,15 +114,16 @@ class TorchWeightLoader:
     def _read_again(self, present: Sequence[WeightSource] | None, tick: Callable[[], None]) -> None:
         plan = self._open(present, self._sources)
         try:
-            self._copy(plan.files, tick)
+            self._copy(plan, tick)
         finally:
             plan.close()
 
     @torch.inference_mode()
-    def _copy(self, files: TensorFiles, tick: Callable[[], None]) -> None:
+    def _copy(self, plan: TorchWeightPlan, tick: Callable[[], None]) -> None:
         parameters, weight_map = self._model.parameters, self._model.weight_map
-        for conversion in weight_map.conversions(files.tensors, files.named, whole=files.whole):
-            for name, tensor in weight_map.convert(conversion, files.tensors, lambda each: each.read()):
+        tensors = plan.files.tensors
+        for conversion in plan.conversions:
+            for name, tensor in weight_map.convert(conversion, tensors, StoredTensor.read):
                 if parameters is not None:
                     parameters[name].copy_(tensor)
             tick()

@@ -1,9 +1,9 @@
 """The weights that an engine computes with, as a desired state: it replaces them between two steps.
 
-To prepare a change is to open and check the files, and to hold the streams back: those that run are kept,
-finish, or end, as the value says; new ones are queued. To commit it is to publish the rows that output
-intervals hold back, and to copy the tensors. Rows from there on carry the change's generation. An engine that
-dies meanwhile starts with the weights of its start, and is told the desired ones again.
+To prepare a change is to open and check the files, in a thread, and then to hold the streams back: those that
+run are kept, finish, or end, as the value says; new ones are queued. To commit it is to publish the rows that
+output intervals hold back, and to copy the tensors. Rows from there on carry the change's generation. An
+engine that dies meanwhile starts with the weights of its start, and is told the desired ones again.
 
 Engines in lock-step hold first, all of them, and copy with the next value: no step has weights of both.
 """
@@ -11,6 +11,7 @@ Engines in lock-step hold first, all of them, and copy with the next value: no s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import msgspec
@@ -21,6 +22,9 @@ from penstock.engine.weights.weight_loader import WeightPlan
 from penstock.wire.messages import WEIGHTS
 from penstock.wire.weights import DesiredWeights, WeightsStatus
 
+OPENING_S = 0.005
+"""Seconds that steps wait for files to be opened and checked, so that little models have no second wait for
+them. Those of a model with thousands of tensors take a second the first time."""
 _HOLDS = {"keep": Hold.ALL, "abort": Hold.ALL, "wait": Hold.NEWCOMERS}
 
 
@@ -51,43 +55,33 @@ class WeightsState:
         self._is_held = False
         """Whether the engine holds streams back until the next value."""
         self._next: DesiredWeights | None = None
-        self._plan: WeightPlan | None = None
-        self._unusable: ValueError | None = None
-        """Why what the engine has already cannot be copied again."""
+        self._executor: Executor | None = None
+        """Opens files: a thread, from the first change on."""
+        self._opening: Future[WeightPlan] | None = None
+        """Files that are being opened, or were; None: there are none to copy."""
+        self._is_holding = False
+        """Whether streams are held back for the next value."""
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether files are being opened."""
+        return self._opening is not None and not self._opening.done()
 
     def prepare(self, value: dict[str, Any]) -> None:
-        """Open and check the files of ``value``, a :class:`DesiredWeights`, and hold streams back. Raises
-        ValueError."""
+        """Begin to open and check the files of ``value``, a :class:`DesiredWeights`. Raises ValueError."""
         try:
             wanted = msgspec.convert(value, DesiredWeights)
         except msgspec.ValidationError as error:
             raise ValueError(f"weights: {error}") from None
-        self._unusable = None
-        self._plan = self._open(wanted)
-        try:
-            self._gate.hold(WEIGHTS, _HOLDS[wanted.streams])
-        except ValueError:
-            self._close()
-            raise
-        if wanted.streams == "abort":
-            self._gate.abort()
+        loader = self._engine.weights
+        if loader is None and wanted.sources:
+            raise ValueError("this engine cannot replace its weights while it runs")
         self._next = wanted
-
-    def _open(self, wanted: DesiredWeights) -> WeightPlan | None:
-        """None: there is nothing to copy."""
-        if self._engine.weights is None:
-            if wanted.sources:
-                raise ValueError("this engine cannot replace its weights while it runs")
-            return None
-        if not wanted.sources and not self._value.sources:
-            return None
-        try:
-            return self._engine.weights.plan(wanted.sources)
-        except ValueError as error:
-            if not self._has(wanted):
-                raise
-            self._unusable = error
-            return None
+        if loader is not None and (wanted.sources or self._value.sources):
+            if self._executor is None:
+                self._executor = ThreadPoolExecutor(1, "weights")
+            self._opening = self._executor.submit(loader.plan, wanted.sources)
+            wait([self._opening], OPENING_S)
 
     def _has(self, wanted: DesiredWeights) -> bool:
         """Whether the engine computes with these weights."""
@@ -96,14 +90,22 @@ class WeightsState:
     def prepared(self, *, firm: bool) -> bool:
         """Whether :meth:`commit` could run now. What the engine has already is copied again unless the value
         is ``firm``: then it was only to be kept, as when a change is rolled back. Raises ValueError."""
-        assert self._next is not None  # it is being prepared
-        if firm and self._has(self._next):
+        wanted = self._next
+        assert wanted is not None  # it is being prepared
+        if firm and self._has(wanted):
             self._close()
-        elif self._unusable is not None:
-            raise self._unusable
-        if not self._gate.is_still() or (self._next.streams != "keep" and self._gate.has_running()):
+        if self.is_reading:
             return False
-        return not self._next.hold or not self._gate.in_wave()
+        if self._opening is not None:
+            self._opening.result()
+        if not self._is_holding:
+            self._gate.hold(WEIGHTS, _HOLDS[wanted.streams])
+            self._is_holding = True
+            if wanted.streams == "abort":
+                self._gate.abort()
+        if not self._gate.is_still() or (wanted.streams != "keep" and self._gate.has_running()):
+            return False
+        return not wanted.hold or not self._gate.in_wave()
 
     def commit(self, generation: int = 0) -> None:
         """Make the prepared change. Raises BrokenWeights, and what the loader raises: then the weights are as
@@ -127,8 +129,8 @@ class WeightsState:
         if loader is None:
             return
         self._publish(self._engine.flush())
-        if self._plan is not None:
-            plan, self._plan = self._plan, None
+        if self._opening is not None:
+            plan, self._opening = self._opening.result(), None
             drop = value.cache == "drop"
             self._loaded = loader.load(plan, drop_cache=drop, in_step=self._is_held, tick=self._tick)
 
@@ -139,12 +141,14 @@ class WeightsState:
         """Undo :meth:`prepare`; streams that were ended are."""
         self._close()
         self._next = None
+        self._is_holding = False
         self._gate.hold(WEIGHTS, Hold.ALL if self._is_held else Hold.NOTHING)
 
     def _close(self) -> None:
-        if self._plan is not None:
-            self._plan.close()
-        self._plan = None
+        """Open no files, or close them."""
+        opening, self._opening = self._opening, None
+        if opening is not None and not opening.cancel():
+            opening.add_done_callback(_close_plan)
 
     def result(self) -> dict[str, Any]:
         """A :class:`WeightsStatus`."""
@@ -157,3 +161,8 @@ class WeightsState:
         if self._engine.weights is None:
             raise ValueError("this engine cannot tell the checksum of its weights")
         return self._engine.weights.checksum()
+
+
+def _close_plan(opening: Future[WeightPlan]) -> None:
+    if opening.exception() is None:
+        opening.result().close()

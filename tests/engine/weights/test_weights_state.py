@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from safetensors.numpy import save_file
 from penstock.engine.synthetic.engine import SyntheticEngine
 from penstock.engine.synthetic.weights import VERSION
 from penstock.engine.vocabulary import read_vocabulary
+from penstock.engine.weights.weight_loader import BrokenWeights, WeightPlan
 from penstock.wire.frames import FinishReason
-from penstock.wire.messages import WEIGHTS, ApplyStates, DesiredState, ObservedState
+from penstock.wire.messages import WEIGHTS, ApplyStates, DesiredState, GoAway, ObservedState
+from penstock.wire.weights import WeightSource
 from tests.engine.loops import ENDLESS, Host
-from tests.engine.peers import ApiServer
+from tests.engine.peers import DEADLINE_S, ApiServer
 from tests.engine.support import submit
 from tests.engine.weights.versions import Versions
 
@@ -216,3 +219,39 @@ def test_an_engine_that_cannot(host: Start, connect: Connect, tmp_path: Path, mo
     assert trainer.set(0).error is None
     error = trainer.peer.call("weights_checksum").error
     assert error == "this engine cannot tell the checksum of its weights"
+
+
+def test_an_engine_whose_weights_are_lost_ends(engine: Host, trainer: Trainer, monkeypatch: Any) -> None:
+    trainer.peer.send(submit(1, ENDLESS))
+    run_some(trainer, 1)
+
+    def load(plan: WeightPlan, **options: Any) -> int:
+        raise BrokenWeights("half of them are copied")
+
+    monkeypatch.setattr(engine.engine.weights, "load", load)
+    trainer.ask(1)
+    trainer.peer.read(lambda: GoAway("it failed") in trainer.received.others)
+    engine.join()
+    assert isinstance(engine.error, BrokenWeights)
+
+
+def test_streams_run_while_files_are_opened(
+    engine: Host, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = engine.engine.weights
+    assert loader is not None
+    plan, may_open = loader.plan, threading.Event()
+
+    def wait_and_plan(sources: Sequence[WeightSource]) -> WeightPlan:
+        may_open.wait(DEADLINE_S)
+        return plan(sources)
+
+    monkeypatch.setattr(loader, "plan", wait_and_plan)
+    trainer.peer.send(submit(1, ENDLESS))
+    trainer.ask(1)
+    run_some(trainer, 1, more=50)
+    assert trainer.observed() is None
+    may_open.set()
+    assert trainer.wait().error is None
+    run_some(trainer, 1)
+    assert trainer.versions(1)[-1] == 1
