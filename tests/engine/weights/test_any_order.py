@@ -21,6 +21,7 @@ from penstock.engine.synthetic.engine import SyntheticEngine
 from penstock.engine.synthetic.weights import VERSION
 from penstock.engine.vocabulary import read_vocabulary
 from penstock.wire.messages import PAUSE, WEIGHTS, DesiredState
+from tests.dispatch.state_world import Inline
 from tests.engine.support import submit
 from tests.engine.weights.versions import Versions
 
@@ -63,6 +64,7 @@ class Rig:
             beat=lambda: None,
             clock=lambda: self.now,
         )
+        self.states._weights._executor = Inline()
         self.files = files
         self.now = 0.0
         self.streams = 0
