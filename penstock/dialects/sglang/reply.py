@@ -21,6 +21,7 @@ from penstock.generation.replies.collected import CollectedReply
 from penstock.generation.replies.logprobs import TokenLogprobs, TokenNames
 from penstock.generation.replies.reply import ABORT, Choice, Prompt, prompt_token_ids
 from penstock.generation.replies.stream_failure import stream_failed
+from penstock.generation.replies.text_places import TextPlaces
 from penstock.generation.replies.token_usage import TokenUsage
 from penstock.http.errors import encode_json
 from penstock.streaming.stream import StreamError
@@ -217,8 +218,9 @@ class SglangReply(ReplyFormat):
             yield b"".join(own)
             yield b"".join(tops)
 
-    def prompt_logprobs(self, prompt: Prompt, names: TokenNames) -> Iterator[bytes]:
-        """Fields with the logprobs of a prompt, in pieces, each field after a comma."""
+    def prompt_logprobs(self, prompt: Prompt, names: TokenNames, places: TextPlaces) -> Iterator[bytes]:
+        """Fields with the logprobs of a prompt, in pieces, each field after a comma. ``places`` are not
+        asked for."""
         start, tops = self._fields.start, self._tops_field("input")
         if start < 0 or prompt.logprobs is None or start >= prompt.length:
             yield b',"input_token_logprobs":[]'
@@ -227,7 +229,7 @@ class SglangReply(ReplyFormat):
             return
         _, ids, values = prompt.logprobs.echoed(self._plan.logprobs)  # from the second token on
         first = np.frombuffer(prompt.ids, "<i4")[start]
-        rest = TokenLogprobs(names, ids[start:], values[start:], names.places())
+        rest = TokenLogprobs(names, ids[start:], values[start:], places)
         text = names[int(first)].quoted if self._fields.has_texts else b"null"
         yield b',"input_token_logprobs":[[null,%d,%b]' % (first, text)
         all_tops = []
@@ -262,7 +264,7 @@ class SglangReply(ReplyFormat):
         yield b',"meta_info":{'
         yield self._meta(index, finish, usage, choice.cached, choice.weight_versions)
         if choice.logprobs is not None:
-            yield from self.prompt_logprobs(choice.prompt, names)
+            yield from self.prompt_logprobs(choice.prompt, names, choice.logprobs.places)
             yield b',"output_token_logprobs":['
             logprobs, tops, comma = choice.logprobs.take(), [], b""
             for number, piece in enumerate(self._logprobs(logprobs) if logprobs is not None else ()):
