@@ -381,7 +381,8 @@ class GenerationRoutes:
                 raise self._no_engine(work.hints.rank, plan.adapter)
             stream = reply.add(prompt, engine.rank)
             stream.pinned_rank = work.hints.rank
-            self._streams.open(stream, reply.arrival, sampling.max_tokens)
+            written = isinstance(reply, StreamedReply)
+            self._streams.open(stream, reply.arrival, sampling.max_tokens, written=written)
             request = Submit(
                 stream=stream.handle,
                 prompt=prompt.ids,

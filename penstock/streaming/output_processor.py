@@ -120,9 +120,12 @@ class OutputProcessor:
 
     # -- streams come and go
 
-    def open(self, stream: Stream, arrival: float, max_tokens: int = NO_LIMIT) -> int:
+    def open(
+        self, stream: Stream, arrival: float, max_tokens: int = NO_LIMIT, *, written: bool = True
+    ) -> int:
         """Give a new stream a handle. ``arrival``: monotonic seconds when its request arrived;
-        ``max_tokens``: tokens that its engine is asked for at most."""
+        ``max_tokens``: tokens that its engine is asked for at most; ``written``: whether its rows become
+        events, as in a streamed reply."""
         stream.state = next_stream_state(stream.state, StreamEvent.OPEN)
         if not self._free:
             self._grow()
@@ -130,7 +133,7 @@ class OutputProcessor:
         self.streams[handle] = stream
         stream.handle = handle
         stream.write_targets = self._writer
-        self._columns.open(handle, stream.rank, arrival, max_tokens, written=bool(stream.head))
+        self._columns.open(handle, stream.rank, arrival, max_tokens, written=written)
         self._note_version(stream)
         if self._log is not None:
             self._log.open(handle)

@@ -164,7 +164,8 @@ class Desk:
     def open(self, reply: RequestReply, prompt: Prompt = PROMPT) -> None:
         prompt = copy(prompt)  # a request for its logprobs adds to it
         for _ in range(reply.plan.n):
-            self.positions[self.streams.open(reply.add(prompt, 0), 0.0)] = 0
+            written = isinstance(reply, StreamedReply)
+            self.positions[self.streams.open(reply.add(prompt, 0), 0.0, written=written)] = 0
 
     def rows(
         self,

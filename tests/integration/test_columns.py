@@ -174,6 +174,17 @@ def test_columns_come_over_http2(synthetic: Server) -> None:
             size = int.from_bytes(reply.content[:8], "little") if stream else len(reply.content)
             columns, _ = documented_client()["read_columns"](reply.content[start : start + size])
             assert columns["token_ids"].dtype == np.int32
+        large = {"prompt": PROMPT, "n": 16, "max_tokens": 4000, "ignore_eos": True, "logprobs": 2}
+        reply = client.post(synthetic.url + "/v1/completions", json=large, headers={"accept": SAFETENSORS})
+        assert reply.http_version == "HTTP/2"
+        assert columns_of(reply)[0]["top_ids"].shape == (64000, 2)
+
+
+def test_keep_alives_stand_between_frames(tmp_path: Path) -> None:
+    options = ("--engine", "synthetic", "--synthetic-step-ms", "150", "--sse-keep-alive", "0.05")
+    with Server(*options, directory=tmp_path) as server:
+        frames = frames_of(server, max_tokens=6, ignore_eos=True, logprobs=0)
+    assert sum(len(columns.get("token_ids", ())) for columns, _ in frames) == 6
 
 
 def test_who_does_not_name_the_type_gets_json(synthetic: Server) -> None:

@@ -434,7 +434,7 @@ def test_tokens_per_event_are_recorded_for_streams_that_write_events() -> None:
     sizes = Histogram((1.0, 4.0))
     table = OutputProcessor(TEXTS, RowMetrics(Histogram(TTFT_BOUNDS), Histogram(ITL_BOUNDS), sizes))
     streamed = open_plain(table, make_stream(RecordingReply(), []))
-    collected = table.open(Stream(RecordingReply(), 0, 0, [].append), 0.0)
+    collected = table.open(Stream(RecordingReply(), 0, 0, [].append), 0.0, written=False)
     table.process_frame(0, frame((streamed, 0, [0]), (collected, 0, [0])), 1.0)
     table.process_frame(0, frame((streamed, 1, [0, 1, 3]), (collected, 1, [0, 1, 3])), 2.0)
     assert (sizes.counts.tolist(), sizes.total) == ([1, 1, 0], 4.0)

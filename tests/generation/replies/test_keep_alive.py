@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from functools import cache
 
+from penstock.dialects.completions.reply import CompletionReply
+from penstock.generation.replies.columns import NOTHING, ColumnsReply, plan_columns
 from penstock.generation.replies.keep_alive import KeepAlive
 from penstock.generation.replies.reply import TextTables
 from penstock.streaming.stream import StreamError
@@ -127,3 +129,14 @@ def test_the_timer_goes_on() -> None:
         return sink.lines()
 
     assert set(asyncio.run(run())) == {COMMENT}
+
+
+@with_clock
+def test_a_stream_whose_events_have_no_head_yet_is_one_as_well(clocked: Clocked) -> None:
+    """As of the Responses API, whose items open later, and of columns."""
+    plan = PLANNER.completion(body(stream=True))
+    plan_columns(plan)
+    own = CompletionReply("r", "m", "assistant")
+    _, sink = clocked.desk.streamed(plan, format=ColumnsReply(own, plan))
+    clocked.tick(2, 4, 6, 8)
+    assert sink.data == NOTHING

@@ -55,7 +55,7 @@ class Bench:
         for reply in self.replies:
             head = b"<" if len(self.streams) else b""  # the first one is no event stream
             stream = Stream(reply, 0, 0, lambda data: None, head, b">")
-            self.table.open(stream, 0.0, limit)
+            self.table.open(stream, 0.0, limit, written=bool(stream.head))
             self.streams.append(stream)
         self.handles = [stream.handle for stream in self.streams]
         self.steps = 0
