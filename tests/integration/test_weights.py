@@ -23,6 +23,7 @@ from tests.integration.control import (
     FOREVER,
     SERVERS,
     WAIT_S,
+    call,
     engine_process,
     of_all,
     served,
@@ -65,6 +66,8 @@ def test_weights_are_updated_once_per_engine(fleet: Server, clients: Clients, fi
     assert [result["version"] for result in of_all(body, "result")] == ["v1"] * ENGINES
     assert [versions_of(client) for client in clients] == [["v1"] * ENGINES] * SERVERS
     assert fleet.metric("penstock:engine_weights", version="v1") > 0
+    status = httpx.get(f"{fleet.url}/status", timeout=WAIT_S).json()["engines"]
+    assert [engine["weight_version"] for engine in status] == ["v1"] * ENGINES
     again = update(other, path, "v1", key="first")
     assert (again["status"], of_all(again, "repeated")) == (200, [True] * ENGINES)
     without_key = update(other, path, "v1")
@@ -110,6 +113,48 @@ def test_every_token_tells_the_weights_that_made_it(
         streams.until_all_ended()
         assert streams.failures == []
         check_marks(streams.completions, {f"u{number}": 10 + number for number in range(5)})
+
+
+MESSAGES = [{"role": "user", "content": "x"}]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", BODY | {"max_tokens": 5, "n": 2}),
+        ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 5, "ignore_eos": True}),
+        ("/v1/responses", {"input": "x", "max_output_tokens": 5, "ignore_eos": True}),
+    ],
+)
+def test_every_api_tells_the_weights_where_it_is_asked_to(
+    fleet: Server, clients: Clients, files: WeightFiles, path: str, body: dict[str, Any], stream: bool
+) -> None:
+    assert update(clients[0], files.make(80), f"{path} {stream}")["status"] == 200
+    fields = body | {"stream": stream}
+    told = clients[1].post(path, json=fields | {"return_weight_versions": True}).text
+    spans = f'"weight_versions":[{{"start":0,"end":5,"version":"{path} {stream}"}}]'
+    assert told.count(spans) == body.get("n", 1)
+    assert "weight_versions" not in clients[1].post(path, json=fields).text
+
+
+@pytest.mark.parametrize("cache", ["drop", "keep"])
+def test_streams_that_a_pause_keeps_go_on_with_other_weights(
+    fleet: Server, clients: Clients, files: WeightFiles, cache: str
+) -> None:
+    assert update(clients[0], files.make(70), f"{cache}-0")["status"] == 200
+    with Streams(fleet.url, [BODY | TOLD | {"seed": seed} for seed in range(8)]) as streams:
+        streams.until_each_has(2)
+        assert call(clients[0], "/pause?mode=keep")["status"] == 200
+        tokens = fleet.metric("vllm:generation_tokens_total")
+        body = update(clients[1], files.make(71), f"{cache}-1", cache=cache)
+        assert body["status"] == 200, body
+        assert fleet.metric("vllm:generation_tokens_total") == tokens
+        assert streams.running == 8
+        assert call(clients[1], "/resume")["status"] == 200
+        streams.until_all_ended()
+        assert streams.failures == []
+        check_marks(streams.completions, {f"{cache}-0": 70, f"{cache}-1": 71})
 
 
 @pytest.mark.parametrize(("mode", "reason"), [("abort", "abort"), ("wait", "length")])
@@ -234,7 +279,11 @@ def test_a_model_computes_with_other_weights_and_with_its_own_again(
         assert made["status"] == 200, made
         text, versions = reply()
         assert (text != before[0], versions) == (True, [{"start": 0, "end": 20, "version": "negated"}])
-        assert checksum() != first
+        negated = checksum()
+        assert negated != first
+        for path in ("/sleep?level=2", "/wake_up"):
+            assert call(client, path)["status"] == 200
+        assert (reply(), checksum()) == ((text, versions), negated)
         some = sorted(tensors)[:3]
         part = update(client, str(own / "model.safetensors"), "mixed", tensors=some)
         assert (part["status"], part["engines"][0]["result"]["loaded"]) == (200, 3), part
