@@ -17,7 +17,7 @@ from penstock.engine.attach.attached_process import AttachedProcess
 from penstock.engine.attach.connection import EngineConnection
 from penstock.engine.attach.engine import AttachedEngine, ModelFacts
 from penstock.engine.attach.request_ids import RequestIds
-from penstock.engine.base import RequestRejected, StepRows
+from penstock.engine.base import Hold, RequestRejected, StepRows
 from penstock.supervisor.startup.model_resolution import DEMO_DIR
 from penstock.wire.frames import FinishReason
 from penstock.wire.messages import SamplingParams, Submit
@@ -428,3 +428,11 @@ def test_running_requests_are_aborted_at_the_end(attached: Attached) -> None:
     request_id = attached.id_of(0)
     attached.engine.close()
     assert attached.sent(b"\x01") == [[request_id]]
+
+
+def test_it_cannot_keep_streams_without_computing_them(attached: Attached) -> None:
+    attached.engine.hold(Hold.NOTHING)
+    for hold in (Hold.NEWCOMERS, Hold.ALL):
+        with pytest.raises(ValueError, match="cannot keep streams"):
+            attached.engine.hold(hold)
+    assert attached.engine.weights is None
