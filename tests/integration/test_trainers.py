@@ -6,13 +6,15 @@ servers and two engines.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.integration.server import Server, wait_until
+from tests.gateway.processes import gateway as running_gateway
+from tests.integration.server import Server, data_of, wait_until
 
 pytest.importorskip("torch")
 
@@ -174,3 +176,26 @@ def test_a_field_that_no_server_knows_is_told_of(fleet: Server) -> None:
     body = {"token_ids": PROMPT, "sampling_params": {"max_tokns": 1}}
     reply = fleet.post("/inference/v1/generate", body)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "sampling_params.max_tokns")
+
+
+def test_the_routes_for_token_ids_are_relayed_by_a_gateway(fleet: Server) -> None:
+    with running_gateway(fleet.url) as gateway:
+        sampling = {"temperature": 0, "max_tokens": 6}
+        body = {"model": model_of(fleet), "token_ids": PROMPT, "sampling_params": sampling}
+        known = posted(fleet, "/inference/v1/generate", body)["choices"][0]["token_ids"]
+        relayed = gateway.client.post("/inference/v1/generate", json=body)
+        assert relayed.status_code == 200, relayed.text
+        assert relayed.json()["choices"][0]["token_ids"] == known
+        streamed = gateway.client.post("/inference/v1/generate", json=body | {"stream": True})
+        *events, done = data_of(streamed.text)
+        assert done == "[DONE]"
+        choices = [choice for event in events for choice in json.loads(event)["choices"]]
+        assert [id for choice in choices for id in choice["token_ids"]] == known
+        sampled = {"sampling_params": {"temperature": 0, "max_new_tokens": 6}, "input_ids": PROMPT}
+        assert gateway.client.post("/generate", json=sampled).json()["output_ids"] == known
+        messages = [{"role": "user", "content": "Say hello"}]
+        chat = {"model": body["model"], "messages": messages, "max_tokens": 4}
+        rendered = gateway.client.post("/v1/chat/completions/render", json=chat)
+        assert rendered.json()["token_ids"]
+        refused = gateway.client.post("/inference/v1/generate", json=body | {"features": {"a": 1}})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "features")
