@@ -19,6 +19,7 @@ from penstock.generation.parsers.delta import Delta, TextKind
 from penstock.generation.replies.collected import CollectedReply
 from penstock.generation.replies.logprobs import TokenLogprobs
 from penstock.generation.replies.reply import Choice, Prompt, prompt_token_ids
+from penstock.generation.replies.routed_experts import encoded
 from penstock.generation.replies.stream_failure import stream_failed
 from penstock.generation.replies.token_usage import TokenUsage
 from penstock.http.errors import encode_json
@@ -166,7 +167,12 @@ class OpenAIReply(ReplyFormat):
         yield b"," + encode_json(ending)[1:-1]
         if self.prompt_in_choice:
             yield from self.prompt_fields(choice.prompt, return_ids=return_ids)
-        yield b',"routed_experts":null}'
+        yield b',"routed_experts":'
+        if choice.routed_experts is None:
+            yield b"null}"
+            return
+        yield from encoded(choice.routed_experts)
+        yield b"}"
 
 
 @lru_cache(maxsize=64)

@@ -44,6 +44,7 @@ from penstock.wire.messages import (
     FromEngine,
     GoAway,
     Hello,
+    RoutedExperts,
     RpcCall,
     RpcReply,
     Started,
@@ -374,6 +375,11 @@ class EngineClient:
         )
         self.streams.process_frame(engine.rank, frame, now)
 
+    def _on_routes(self, engine: EngineState, message: RoutedExperts) -> None:
+        if self.streams is None:
+            raise WireError("the experts of a stream before any stream")
+        self.streams.hand_routes(engine.rank, message)
+
     @staticmethod
     def _switch_weights(engine: EngineState, streams: OutputProcessor, generation: int) -> None:
         """A frame has other weights than those before, or is the first one of its connection."""
@@ -402,6 +408,8 @@ class EngineClient:
                 self.on_engine_available()
             case StreamFailed():
                 self._on_failed(engine, message)
+            case RoutedExperts():
+                self._on_routes(engine, message)
             case Started():
                 self._on_started(engine, message)
             case EngineMetrics():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock.wire.arrays import I8, I32
 from penstock.wire.kv_events import KVCacheEvent
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
-from penstock.wire.messages import EngineInfo, KVTransferParams, Submit
+from penstock.wire.messages import EngineInfo, KVTransferParams, RoutedExperts, Submit
 from penstock.wire.sockets import Wakeup
 
 if TYPE_CHECKING:
@@ -87,6 +87,8 @@ class StepRows:
     prompt: PromptLogprobs | None = None
     kv_transfer_params: dict[int, dict[int, KVTransferParams]] | None = None
     """Parameters by API server and stream, for streams that end here."""
+    routed: Sequence[tuple[int, RoutedExperts]] = field(default=())
+    """API server and message, for streams that end here."""
 
 
 class Engine(Protocol):

@@ -260,6 +260,9 @@ class InputProcessor:
             plan.return_token_ids = True
         if request.return_weight_versions:
             plan.return_weight_versions = True
+        if request.return_routed_experts:
+            validation.check_routed_experts(stream=plan.stream, stop=plan.stop)
+            plan.base = msgspec.structs.replace(plan.base, routed_experts=True)
         if request.return_tokens_as_token_ids:
             plan.tokens_as_ids = True
 

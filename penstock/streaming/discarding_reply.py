@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from penstock.streaming.stream import Stream, StreamError
 from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
-from penstock.wire.messages import KVTransferParams
+from penstock.wire.messages import KVTransferParams, RoutedExperts
 
 
 class DiscardingReply:
@@ -32,6 +32,9 @@ class DiscardingReply:
         pass
 
     def on_transfer(self, stream: Stream, params: KVTransferParams) -> None:
+        pass
+
+    def on_routes(self, stream: Stream, routes: RoutedExperts) -> None:
         pass
 
     def on_resumed(self, rank: int, position: int) -> None:

@@ -22,6 +22,8 @@ INVALID_LOGPROBS = "invalid_logprobs"
 due: the stream ends."""
 INVALID_TRANSFER = "invalid_kv_transfer_params"
 """KV transfer parameters that are no JSON object on one line: the stream ends."""
+INVALID_ROUTES = "invalid_routed_experts"
+"""Experts of more tokens than the stream has, or that nobody asked for: the stream ends."""
 INVALID_CODE = "invalid_code"
 """A failure with an unknown code: the stream ends as it would by ``engine_error``."""
 INVALID_METRICS = "invalid_metrics"
@@ -35,6 +37,7 @@ FAULTS = (
     TOO_MANY_TOKENS,
     INVALID_LOGPROBS,
     INVALID_TRANSFER,
+    INVALID_ROUTES,
     INVALID_CODE,
     INVALID_METRICS,
     UNREADABLE,

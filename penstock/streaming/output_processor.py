@@ -15,6 +15,7 @@ from penstock.logging_setup import RateLimitedLog
 from penstock.streaming.discarding_reply import DiscardingReply
 from penstock.streaming.engine_faults import (
     INVALID_LOGPROBS,
+    INVALID_ROUTES,
     INVALID_TOKEN,
     INVALID_TRANSFER,
     OUT_OF_ORDER,
@@ -35,7 +36,7 @@ from penstock.streaming.token_log import TokenLog
 from penstock.wire.arrays import I32
 from penstock.wire.frames import FinishReason, TokenFrame
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
-from penstock.wire.messages import KVTransferParams
+from penstock.wire.messages import KVTransferParams, RoutedExperts
 from penstock.wire.regroup import join_rows, take_rows
 
 _log_fault = RateLimitedLog(logging.getLogger(__name__), logging.ERROR)
@@ -48,6 +49,7 @@ _REFUSALS = {
     TOO_MANY_TOKENS: "The engine sent more tokens than the request allows.",
     INVALID_LOGPROBS: "The engine sent logprobs that are not valid.",
     INVALID_TRANSFER: "The engine sent kv_transfer_params that are not valid.",
+    INVALID_ROUTES: "The engine sent routed experts that are not valid.",
 }
 """What clients are told, by the reason why a row was refused."""
 
@@ -349,15 +351,27 @@ class OutputProcessor:
 
     def _hand_transfers(self, rank: int, given: Mapping[int, KVTransferParams]) -> None:
         for handle, params in given.items():
-            stream = self.running_stream(rank, handle)
-            if stream is None:
-                continue
-            try:
+
+            def give(stream: Stream, params: KVTransferParams = params) -> None:
                 stream.reply.on_transfer(stream, params)
-            except InvalidOutputError as error:
-                self._refuse(rank, handle, error.reason, str(error))
-            except Exception:  # noqa: BLE001 - this stream ends, the others go on
-                self.break_off(stream)
+
+            self._hand(rank, handle, give)
+
+    def hand_routes(self, rank: int, routes: RoutedExperts) -> None:
+        """The experts of a stream's tokens, before its last row."""
+        self._hand(rank, routes.stream, lambda stream: stream.reply.on_routes(stream, routes))
+
+    def _hand(self, rank: int, handle: int, give: Callable[[Stream], None]) -> None:
+        """``give`` a stream's reply what may not be valid."""
+        stream = self.running_stream(rank, handle)
+        if stream is None:
+            return
+        try:
+            give(stream)
+        except InvalidOutputError as error:
+            self._refuse(rank, handle, error.reason, str(error))
+        except Exception:  # noqa: BLE001 - this stream ends, the others go on
+            self.break_off(stream)
 
     def _handle_row(
         self,

@@ -11,7 +11,7 @@ from penstock.streaming.request_states import StreamState
 from penstock.streaming.rows.event_record import EventRecord
 from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
-from penstock.wire.messages import KVTransferParams, Submit
+from penstock.wire.messages import KVTransferParams, RoutedExperts, Submit
 
 
 @dataclass(slots=True, frozen=True)
@@ -53,6 +53,10 @@ class StreamReply(Protocol):
     def on_transfer(self, stream: Stream, params: KVTransferParams) -> None:
         """The engine's KV transfer parameters at the stream's end; the last row comes next. Raises
         InvalidOutputError."""
+        ...
+
+    def on_routes(self, stream: Stream, routes: RoutedExperts) -> None:
+        """The experts of the stream's tokens, before its last row. Raises InvalidOutputError."""
         ...
 
     def on_resumed(self, rank: int, position: int) -> None:

@@ -15,6 +15,7 @@ Welcome             engine      API server  none
 FrameHeader         engine      API server  none; columns follow, see :mod:`penstock.wire.frames`
 StreamFailed        engine      API server  none
 RpcReply            engine      API server  none
+RoutedExperts       engine      API server  none; the stream's last row follows
 EngineMetrics       engine      API server  none
 StatesObserved      engine      API server  none
 Started             engine      API server  none
@@ -80,6 +81,8 @@ MAX_TOKEN_LIST = 1 << 20
 any vocabulary has."""
 MAX_LISTED_LOGPROBS = 1024
 """Entries of logprob_token_ids: those that an entry of a frame may have beside the token's own."""
+MAX_ROUTED_BYTES = 64 << 20
+"""Bytes of RoutedExperts.data: 128,000 tokens of 64 layers with 8 experts each."""
 MAX_ABORTED = 1 << 16
 """Streams that one Abort stops."""
 MAX_TRACE_CHARS = 600
@@ -144,6 +147,8 @@ class SamplingParams(msgspec.Struct, array_like=True, frozen=True, gc=False):
     logprob_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_LISTED_LOGPROBS)] = ()
     """Tokens whose logprobs take the place of the likeliest ones', in this order; ``logprobs`` is their
     number."""
+    routed_experts: bool = False
+    """Whether RoutedExperts comes with the stream's end."""
 
 
 # -- API server → engine
@@ -446,6 +451,22 @@ class StatesObserved(msgspec.Struct, array_like=True, frozen=True, tag=24):
 
 
 FromServer: TypeAlias = Hello | Submit | Abort | Disconnect | RpcCall | EngineMetricsQuery | ApplyStates
+
+
+class RoutedExperts(msgspec.Struct, array_like=True, frozen=True, tag=25, gc=False):
+    """The experts that computed a stream's tokens, prompt and output, from the first one on. Before the row
+    with which it ends; failed streams have none."""
+
+    stream: Handle
+    layers: Annotated[int, Meta(ge=1, le=1 << 12)]
+    """Layers with experts, in the model's order."""
+    per_token: Annotated[int, Meta(ge=1, le=1 << 12)]
+    width: Annotated[int, Meta(ge=1, le=2)]
+    """Bytes of a number."""
+    data: Annotated[bytes, Meta(max_length=MAX_ROUTED_BYTES)]
+    """Unsigned little-endian numbers [tokens, layers, per_token]."""
+
+
 FromEngine: TypeAlias = (
     Welcome
     | FrameHeader
@@ -456,6 +477,7 @@ FromEngine: TypeAlias = (
     | EngineMetrics
     | Draining
     | StatesObserved
+    | RoutedExperts
 )
 
 encode = msgspec.msgpack.Encoder().encode

@@ -6,19 +6,26 @@ import asyncio
 import itertools
 import json
 import re
+import shutil
+from base64 import b64decode
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
+from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import openai
 import pytest
 from tokenizers import Tokenizer
 
+from penstock.engine.torch.experts import RouteRecorder
 from penstock.gateway.kv_events.block_index import BlockIndex, Source
 from penstock.gateway.kv_events.subscriber import EventAddresses, KVEventSubscriber
 from penstock.gateway.routing.endpoint import Endpoint
 from penstock.supervisor.startup.model_resolution import DEMO_DIR
+from scripts.logprob_differences import write_experts
 from tests.integration.server import Server, wait_until
 
 torch = pytest.importorskip("torch")
@@ -258,3 +265,48 @@ def test_turns_of_an_agent_find_their_prefix_in_the_cache(demo: Server) -> None:
         assert turn == 0 or usage["cache_read_input_tokens"] > 0
         before = counted["input_tokens"]
         messages.append({"role": "assistant", "content": f"Answer {turn}."})
+
+
+def test_a_model_with_experts_says_which_ones(tmp_path: Path) -> None:
+    """Over two API servers; the second request would find its prompt in the cache."""
+    model_dir = tmp_path / "model"
+    write_experts(str(model_dir), bos_token_id=0, eos_token_id=1)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DEMO_DIR / name, model_dir / name)
+    model = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+    prompt = np.random.default_rng(0).integers(5, 4096, 60).tolist()
+    body = {"prompt": prompt, "max_tokens": 6, "return_token_ids": True, "return_routed_experts": True}
+    options = (str(model_dir), *OPTIONS, "--api-server-count", "2")
+    with (
+        Server(*options, directory=tmp_path) as server,
+        httpx.Client(base_url=server.url, timeout=60) as client,
+    ):
+        for _ in range(2):
+            [choice] = client.post("/v1/completions", json=body).json()["choices"]
+            tokens = prompt + choice["token_ids"][:-1]
+            with RouteRecorder(model).recording() as recorded, torch.inference_mode():
+                model(torch.tensor([tokens]))
+            found = np.load(BytesIO(b64decode(choice["routed_experts"])))
+            assert found.shape == (65, 4, 4)
+            expected = torch.stack(recorded, 1).numpy()
+            assert (np.sort(found) != np.sort(expected)).any(axis=(1, 2)).sum() <= 1  # a near tie
+        chat = {
+            "messages": [{"role": "user", "content": "hi"}],
+            "max_tokens": 2,
+            "return_routed_experts": True,
+        }
+        reply = client.post("/v1/chat/completions", json=chat | {"n": 2, "temperature": 1}).json()
+        assert all(np.load(BytesIO(b64decode(each["routed_experts"]))).ndim == 3 for each in reply["choices"])
+        [plain] = client.post("/v1/completions", json=body | {"return_routed_experts": None}).json()[
+            "choices"
+        ]
+        assert plain["routed_experts"] is None
+        for change in ({"stream": True}, {"stop": ["x"]}):
+            refused = client.post("/v1/completions", json=body | change)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "return_routed_experts")
+
+
+def test_a_model_without_experts_has_none(demo: Server) -> None:
+    body = {"prompt": "x", "max_tokens": 2, "return_routed_experts": True}
+    refused = httpx.post(f"{demo.url}/v1/completions", json=body, timeout=60)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "return_routed_experts")

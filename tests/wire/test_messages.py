@@ -25,6 +25,7 @@ from penstock.wire.messages import (
     Hello,
     LoraInfo,
     ObservedState,
+    RoutedExperts,
     RpcCall,
     RpcReply,
     SamplingParams,
@@ -63,14 +64,15 @@ EVERYTHING = SamplingParams(
     grammar="g",
     seeded=True,
     logprob_token_ids=(6, 4),
+    routed_experts=True,
 )
 GREEDY_HEX = (
-    "dc00141007cb3ff0000000000000cb3ff000000000000000cb0000000000000000cb3ff0000000000000"
-    "cb0000000000000000cb000000000000000000c290ffffc0c090c0c290"
+    "dc00151007cb3ff0000000000000cb3ff000000000000000cb0000000000000000cb3ff0000000000000"
+    "cb0000000000000000cb000000000000000000c290ffffc0c090c0c290c2"
 )
 EVERYTHING_HEX = (
-    "dc001410cf7fffffffffffffffcb3fe0000000000000cb3feccccccccccccd28cb3fa999999999999acb3ff199999999999a"
-    "cb3fd0000000000000cbbfd000000000000002c392030405008107cbbff8000000000000920809929201029103a167c3920604"
+    "dc001510cf7fffffffffffffffcb3fe0000000000000cb3feccccccccccccd28cb3fa999999999999acb3ff199999999999a"
+    "cb3fd0000000000000cbbfd000000000000002c392030405008107cbbff8000000000000920809929201029103a167c3920604c3"
 )
 
 FROM_SERVER: list[tuple[FromServer, str]] = [
@@ -143,6 +145,7 @@ FROM_ENGINE: list[tuple[FromEngine, str]] = [
         StatesObserved([ObservedState("sleep", 3, None, {"level": 1}, 9), ObservedState("a", 4, "no")]),
         "92189295a5736c65657003c081a56c6576656c010995a16104a26e6f8000",
     ),
+    (RoutedExperts(5, 2, 1, 1, b"\x03\x04"), "961905020101c4020304"),
     (EngineMetrics(b"\x01\x02", 4, 5, 0.5, 2, 9), "9715c40201020405cb3fe00000000000000209"),
 ]
 

@@ -173,5 +173,6 @@ UNSUPPORTED = (
     UnsupportedField("prompt", absent, "prompt templates are not kept here; send instructions and input"),
     UnsupportedField("prompt_logprobs", lambda value: False, MUST_BE_ABSENT),
     UnsupportedField("response_format", absent, 'write text: {"format": …}'),
+    UnsupportedField("return_routed_experts", absent, "it must be false or absent"),
     UnsupportedField("return_token_ids", absent, "it must be false or absent"),
 )

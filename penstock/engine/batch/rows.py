@@ -54,6 +54,7 @@ def concat_rows(parts: Sequence[StepRows]) -> StepRows:
         failed=failed,
         prompt=_concat_prompt_logprobs(parts),
         kv_transfer_params=_merge_transfer_params(parts),
+        routed=[each for part in parts for each in part.routed],
     )
 
 

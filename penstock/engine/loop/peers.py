@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+import msgspec
 import numpy as np
 
 from penstock.engine.base import StepRows, StreamFailure
@@ -146,6 +147,11 @@ class Peers:
                 server: {int(self._handles[number]): params for number, params in by_number.items()}
                 for server, by_number in rows.kv_transfer_params.items()
             }
+        if rows.routed:
+            rows.routed = [
+                (server, msgspec.structs.replace(message, stream=int(self._handles[message.stream])))
+                for server, message in rows.routed
+            ]
         if rows.failed:
             handles = [int(self._handles[failure.stream]) for failure in rows.failed]
             rows.failed = [

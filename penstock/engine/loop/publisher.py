@@ -23,6 +23,7 @@ from penstock.wire.messages import (
     EngineMetrics,
     GoAway,
     KVTransferParams,
+    RoutedExperts,
     RpcReply,
     Started,
     StatesObserved,
@@ -39,7 +40,17 @@ process. It is detached when more gathers."""
 MAX_FAREWELLS = 1024
 """Peers that are told why they were refused once their queue has room."""
 
-Message = Welcome | StreamFailed | Started | RpcReply | GoAway | Draining | EngineMetrics | StatesObserved
+Message = (
+    Welcome
+    | StreamFailed
+    | Started
+    | RpcReply
+    | GoAway
+    | Draining
+    | EngineMetrics
+    | StatesObserved
+    | RoutedExperts
+)
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +96,8 @@ class Publisher:
         """
         self.step += 1
         self.flush()
+        for server, message in rows.routed:
+            self.send(server, message)
         if len(rows.server):
             frame = TokenFrame(
                 step=self.step,

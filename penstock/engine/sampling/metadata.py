@@ -47,6 +47,8 @@ class SamplingFeature:
     GRAMMAR = 2048
     LISTED_LOGPROBS = 4096
     """Logprobs of tokens that the request lists, in place of the likeliest."""
+    ROUTED_EXPERTS = 8192
+    """The experts of the tokens that are computed; sampling has nothing to do with it."""
 
 
 PENALTIES = SamplingFeature.REPETITION | SamplingFeature.OCCURRENCE
@@ -186,6 +188,8 @@ class SamplingMetadata:
             needs |= SamplingFeature.OCCURRENCE
         if sampling.logprobs >= 0:
             needs |= SamplingFeature.LOGPROBS
+        if sampling.routed_experts:
+            needs |= SamplingFeature.ROUTED_EXPERTS
         if compilation is not None:
             self.grammars.set(slot, compilation)
             needs |= SamplingFeature.GRAMMAR

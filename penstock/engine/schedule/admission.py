@@ -52,7 +52,12 @@ class SlotAdmission:
         when its handle is in use."""
         if self._table.find_slot(server, request.stream) is not None:
             raise WireError(f"Submit.stream {request.stream} is running already")
-        check_request(request, self._table.max_model_len, self._sampling.vocab_size)
+        routes = self._streams.routes
+        check_request(
+            request, self._table.max_model_len, self._sampling.vocab_size, has_routes=routes is not None
+        )
+        if routes is not None:
+            routes.check(request)
         adapter = adapter_of(request, self._adapters)
         self._check_capacity(request)
         self._sampling.check_sampling(request.sampling)
@@ -121,7 +126,7 @@ class SlotAdmission:
                 if isinstance(candidate, WaitingStream) and prefix is not None:
                     self.queue.hold(candidate, prefix.awaited)
                 continue
-            if not self._has_room(length, found):
+            if not self._has_room(length, found) or not self._has_route_room(candidate):
                 return
             slot = self._admit(candidate, found) if isinstance(candidate, WaitingStream) else candidate
             self._begin(slot, prefix, found)
@@ -210,6 +215,11 @@ class SlotAdmission:
         wanted = self._blocks.blocks_for(length) - found.blocks + found.idle
         return wanted + margin <= self._blocks.free_count()
 
+    def _has_route_room(self, candidate: int | WaitingStream) -> bool:
+        """Whether there is memory for the experts of its tokens, if it asks for these."""
+        routes = self._streams.routes
+        return routes is None or isinstance(candidate, int) or routes.has_room(candidate.request)
+
     def _admit(self, newcomer: WaitingStream, found: CachedPrefix) -> int:
         """Move a waiting stream into a free slot; there is room for its prompt."""
         streams = self._streams
@@ -218,6 +228,8 @@ class SlotAdmission:
         if streams.adapter_room is not None and newcomer.adapter is not None:
             streams.adapter_room.start(slot, newcomer.adapter)
         streams.sampling.set(slot, newcomer.request.sampling, newcomer.compilation)
+        if streams.routes is not None:
+            streams.routes.begin(slot, newcomer.request)
         streams.add(slot, newcomer.priority)
         if streams.speculation is not None:
             scope = CacheScope(newcomer.request.cache_salt, newcomer.request.adapter_key)

@@ -30,7 +30,7 @@ from penstock.engine.kv_events.block_log import BlockLog
 from penstock.engine.schedule.block_tables import NULL_BLOCK, BlockTables
 from penstock.engine.schedule.cache_scope import UNSCOPED, CacheScope
 from penstock.wire.arrays import I32
-from penstock.wire.messages import AdapterKey, Submit
+from penstock.wire.messages import AdapterKey, SamplingParams, Submit
 
 if TYPE_CHECKING:
     from penstock.engine.lora.adapter_table import LoadedAdapter
@@ -100,6 +100,10 @@ class _Held:
     """Resets of the cache before the stream began."""
 
 
+def _reads_cache(sampling: SamplingParams) -> bool:
+    return sampling.prompt_logprobs < 0 and not sampling.routed_experts
+
+
 class PrefixCache:
     """Looks up, promises and caches the blocks of each slot's stream."""
 
@@ -135,12 +139,13 @@ class PrefixCache:
     def prefix_of(self, request: Submit, adapter: LoadedAdapter | None = None) -> Prefix | None:
         """The prefix of a prompt; None when prefix caching is off. ``adapter``: the request's.
 
-        A request for prompt logprobs does not read the cache: they need all prompt tokens to be computed.
+        A request for prompt logprobs or routed experts does not read the cache: all its prompt tokens have to
+        be computed.
         """
         if not self.enabled:
             return None
         scope = CacheScope(request.cache_salt, None if adapter is None else adapter.key)
-        return self._prefix(scope, request.prompt, request.sampling.prompt_logprobs < 0)
+        return self._prefix(scope, request.prompt, _reads_cache(request.sampling))
 
     def _prefix(self, scope: CacheScope, history: bytes, reads_cache: bool) -> Prefix:
         return Prefix(scope, history, (len(history) - 4) // self._block_bytes, reads_cache)

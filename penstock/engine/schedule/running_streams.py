@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.engine.base import StepRows
 from penstock.engine.batch.logprobs import LogprobsBuffer
+from penstock.engine.batch.routed_experts import ExpertRoutes, RoutedExpertsBuffer
 from penstock.engine.batch.slots import SlotTable
 from penstock.engine.sampling.metadata import SamplingFeature, SamplingMetadata
 from penstock.engine.schedule.adapter_room import AdapterRoom
@@ -15,6 +18,7 @@ from penstock.engine.schedule.device_memory_shortage import MemoryShortage
 from penstock.engine.schedule.prefix_cache import PrefixCache
 from penstock.engine.speculation.speculation import Speculation
 from penstock.wire.arrays import I32
+from penstock.wire.messages import RoutedExperts
 
 Slots = NDArray[np.intp]
 
@@ -41,6 +45,8 @@ class RunningStreams:
         self.adapter_room = adapter_room
         self.speculation = speculation
         self.logprobs_buffer = LogprobsBuffer(table)
+        self.routes: RoutedExpertsBuffer | None = None
+        """None: the model has no experts."""
         self.computed = np.zeros(table.size, np.int32)
         """Tokens of each slot's history whose keys and values are in the KV cache after the last step."""
         self.priority = np.zeros(table.size, np.int64)
@@ -104,6 +110,16 @@ class RunningStreams:
             self.speculation.end(slot)
         self.shortage.forget(slot)
         self.sampling.clear(slot)
+        if self.routes is not None:
+            self.routes.clear(slot)
+
+    def keep_routes(self, routes: ExpertRoutes | None) -> None:
+        """Keep the experts of tokens for streams that ask; None: the model has none."""
+        self.routes = None if routes is None else RoutedExpertsBuffer(self.table, routes)
+
+    def take_routes(self, slots: Slots) -> Sequence[tuple[int, RoutedExperts]]:
+        """The experts of streams that end, for those that asked. Call it before they are freed."""
+        return () if self.routes is None else self.routes.take(slots)
 
     # -- stepping back
 

@@ -97,6 +97,7 @@ class Scheduler:
         if self._aborted:
             slots = np.fromiter(self._aborted, np.intp)
             parts.append(self.table.rows(slots, np.full(len(slots), FinishReason.ABORT, np.int8)))
+            parts[-1].routed = self.streams.take_routes(slots)
             self.streams.free(slots)
             self._aborted = {}
         return concat_rows(parts)

@@ -128,7 +128,9 @@ class Settlement:
                 self._table.failure(slot, "invalid_request", f"structured output: {broken[slot]}")
                 for slot in failed
             ]
-        self._streams.free(slots[ends != FinishReason.NONE])
+        ended = slots[ends != FinishReason.NONE]
+        rows.routed = self._streams.take_routes(ended)
+        self._streams.free(ended)
         return rows
 
     def _end_without_token(self, slots: Slots) -> StepRows:
@@ -138,6 +140,7 @@ class Settlement:
         logprobs = self._streams.logprobs_buffer.take_due(slots, np.ones(len(slots), np.bool_), wanting)
         rows = self._table.rows(slots, ends)
         rows.logprobs = logprobs
+        rows.routed = self._streams.take_routes(slots)
         self._streams.free(slots)
         return rows
 

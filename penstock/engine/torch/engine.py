@@ -161,13 +161,13 @@ class TorchEngine:
             adapters=self.adapters,
             speculation=self._make_speculation(config, device),
         )
+        self._scheduler.streams.keep_routes(model.recorder.routes)
         room = self._scheduler.adapter_room
         self._awaited_adapters: dict[int, LoadedAdapter] = {}
         """Adapters by place: those that the next step with their streams brings to the device."""
         if room is not None:
             room.put = self._put_adapter
-        places = None if room is None else room.places
-        self._runner = ModelRunner(model, self._blocks, self._sampling, device, places)
+        self._runner = ModelRunner(model, self._blocks, self._sampling, device, room.places if room else None)
         if self._draft_model is not None:
             self._draft_model.sampler = self._runner.sampler
         self.weights = self._make_weight_loader(config, model_dir)
@@ -368,6 +368,9 @@ class TorchEngine:
             tokens, logprobs = pending.read_tokens()
             if pending.scored is not None:
                 rows.append(pending.scored.read_rows(self._sampling.prompt_logprobs))
+            buffer = self._scheduler.streams.routes
+            if pending.routes is not None and buffer is not None:
+                pending.routes.write_to(buffer)
             rows.append(self._scheduler.update_from_output(batch, tokens, logprobs))
         return rows
 

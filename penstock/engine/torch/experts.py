@@ -1,4 +1,5 @@
-"""How a layer with experts computes them, without the host reading how many tokens each has.
+"""How a layer with experts computes them, without the host reading how many tokens each has; and which
+experts it computes, recorded in those forward passes that are asked to.
 
 PyTorch's grouped product does so on a GPU where it has no kernel: a copy to the host in each layer, for which
 the host waits, and which no CUDA graph can record.
@@ -7,10 +8,18 @@ the host waits, and which no CUDA graph can record.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from penstock.engine.batch.routed_experts import ExpertRoutes, RoutedExpertsBuffer
+from penstock.engine.torch.transfer import to_host
 
 GROUPED = "grouped_mm"
 ALL_EXPERTS = "penstock_all_experts"
@@ -53,3 +62,62 @@ def _all_experts(experts: Any, hidden: Tensor, index: Tensor, weights: Tensor) -
     # only a token's own: of others even an overflow means nothing
     own = outputs.gather(1, index[:, :, None].expand(-1, -1, outputs.shape[-1]))
     return (own * weights[:, :, None]).sum(1).to(hidden.dtype)
+
+
+class RouteRecorder:
+    """The layers with experts of one transformers model."""
+
+    def __init__(self, model: Any) -> None:
+        self._layers = [module for path, module in model.named_modules() if path.endswith(".experts")]
+        config = vars(model.config)
+        self._experts: int = config.get("num_local_experts") or config.get("num_experts") or 0
+        self._per_token: int = config.get("num_experts_per_tok") or 0
+
+    @property
+    def routes(self) -> ExpertRoutes | None:
+        """What is recorded of a token; None: the model has no experts."""
+        if not self._layers:
+            return None
+        return ExpertRoutes(layers=len(self._layers), per_token=self._per_token, experts=self._experts)
+
+    @contextmanager
+    def recording(self) -> Iterator[list[Tensor]]:
+        """Give a list to which a forward pass within the block appends int64[T, K] for each layer with
+        experts. CUDA graphs record nothing."""
+        found: list[Tensor] = []
+
+        def note(experts: Any, arguments: tuple[Any, ...]) -> None:
+            found.append(arguments[1])  # transformers calls them with hidden states, indexes and weights
+
+        hooks = [layer.register_forward_pre_hook(note) for layer in self._layers]
+        try:
+            yield found
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+@dataclass(slots=True, frozen=True)
+class PendingRoutes:
+    """Experts of a launched batch's T tokens."""
+
+    slots: NDArray[np.intp]
+    generations: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    experts: Tensor
+    """int16[T, layers, K], on the host once the batch is done."""
+
+    @classmethod
+    def of(
+        cls,
+        slots: NDArray[np.intp],
+        generations: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        recorded: list[Tensor],
+    ) -> PendingRoutes:
+        experts = torch.stack(recorded, 1)[: len(slots)].to(torch.int16)
+        return cls(slots, generations, positions, to_host(experts))
+
+    def write_to(self, buffer: RoutedExpertsBuffer) -> None:
+        experts = self.experts.numpy().view(np.uint16)
+        buffer.write(self.slots, self.generations, self.positions, experts)

@@ -26,7 +26,7 @@ from penstock.engine.torch.cuda.decode_graphs import (
 from penstock.engine.torch.cuda.graph_memory import measure_graphs
 from penstock.engine.torch.cuda.paged_layout import FILLING, DeviceTables
 from penstock.engine.torch.expert_parallel import ExpertParallel
-from penstock.engine.torch.experts import most_recorded
+from penstock.engine.torch.experts import RouteRecorder, most_recorded
 from penstock.engine.torch.lm_head import LMHead
 from penstock.engine.torch.lora.lora_layers import LoraLayers
 from penstock.engine.torch.lora.lora_plan import LoraPlan
@@ -74,6 +74,7 @@ class PagedModel:
         self._can_record = True
         self._model: Any = None
         self._head: LMHead | None = None
+        self._recorder: RouteRecorder | None = None
         self.lora: LoraLayers | None = None
         """None: the model runs no adapters, or is asleep without its weights."""
         self.parameters: dict[str, Tensor] | None = None
@@ -108,7 +109,7 @@ class PagedModel:
                 )
             if model.config.model_type == "bloom":
                 replace_attention(model, self._attend)
-            self._model = model
+            self._model, self._recorder = model, RouteRecorder(model)
             if self._config.enable_lora:
                 self.lora = LoraLayers(model, self._config.max_loras, self._config.max_lora_rank)
             if self._config.batch_invariant:
@@ -213,7 +214,7 @@ class PagedModel:
         if self.lora is not None:
             self.lora.free()
         if drop_weights:
-            self._model = self.lora = self.parameters = None
+            self._model = self.lora = self.parameters = self._recorder = None
         else:
             self._model.to("cpu")
         release_memory(self._device)
@@ -242,6 +243,11 @@ class PagedModel:
         return self._weight_map
 
     @property
+    def recorder(self) -> RouteRecorder:
+        assert self._recorder is not None, "the model is asleep"
+        return self._recorder
+
+    @property
     def head(self) -> LMHead:
         assert self._head is not None, "the model is asleep"
         return self._head
@@ -266,14 +272,17 @@ class PagedModel:
         blocks: BlockTables,
         rows: Tensor,
         lora: LoraPlan | None = None,
+        *,
+        eager: bool = False,
     ) -> Tensor:
         """[S, H]: hidden states of a batch at ``rows`` of its T tokens, by a recorded graph if one takes it.
 
-        tokens: int64[T]; rows: int64[S]; both on the device. Otherwise like :meth:`hidden`.
+        tokens: int64[T]; rows: int64[S]; both on the device. ``eager``: by no graph. Otherwise like
+        :meth:`hidden`.
         """
         positions = token_positions(batch)
         attention = self.attention
-        if self._graphs is not None and lora is None and self._graphs.takes(batch):
+        if self._graphs is not None and lora is None and not eager and self._graphs.takes(batch):
             return self._graphs.run(tokens, batch.slots, positions, blocks).index_select(0, rows)
         places, layout = attention.layout_of(batch, blocks, positions, self._device)
         return self.hidden(tokens, places, layout, rows, lora)

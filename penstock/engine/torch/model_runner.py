@@ -12,11 +12,12 @@ from torch import Tensor
 
 from penstock.engine.base import StepRows
 from penstock.engine.batch.prompt_logprobs import PromptLogprobsState
-from penstock.engine.sampling.metadata import SamplingMetadata
+from penstock.engine.sampling.metadata import SamplingFeature, SamplingMetadata
 from penstock.engine.schedule.adapter_room import NO_PLACE
 from penstock.engine.schedule.batch import Batch, SampledRows
 from penstock.engine.schedule.block_tables import BlockTables
 from penstock.engine.torch.attention_metadata import token_positions
+from penstock.engine.torch.experts import PendingRoutes
 from penstock.engine.torch.lora.lora_plan import LoraPlan, plan_lora
 from penstock.engine.torch.model import PagedModel
 from penstock.engine.torch.sampling.sampler import Sampler, top_logprobs
@@ -56,6 +57,8 @@ class PendingOutput:
     """To be read in the step that launched the batch."""
     done: torch.cuda.Event | None
     """None: the output is finished."""
+    routes: PendingRoutes | None = None
+    """Experts of its tokens; None: no stream asks. To be read after the tokens."""
 
     def read_tokens(self) -> tuple[I32, Logprobs | None]:
         """The tokens int32[R] of the batch's sampled rows, and logprobs whose ``token`` indexes them. Waits
@@ -114,7 +117,7 @@ class ModelRunner:
         read = np.concatenate((rows.token, scored))
         tokens, at, slots = self._inputs(owners, positions, read, rows.slots)
         lora = self._lora_plan(batch, owners)
-        hidden = self._model.run(batch, tokens, self._blocks, at, lora)
+        hidden, routes = self._run(batch, tokens, at, lora, owners, positions)
         kept = len(rows.token)
         sampled = [part.to_host() for part in self._sample(hidden[:kept], rows, slots)]
         prompts = None
@@ -124,7 +127,24 @@ class ModelRunner:
         if self._device.type == "cuda":
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record()
-        return PendingOutput(sampled, prompts, done)
+        return PendingOutput(sampled, prompts, done, routes)
+
+    def _run(
+        self,
+        batch: Batch,
+        tokens: Tensor,
+        rows: Tensor,
+        lora: LoraPlan | None,
+        owners: NDArray[np.intp],
+        positions: NDArray[np.int64],
+    ) -> tuple[Tensor, PendingRoutes | None]:
+        """Hidden states at ``rows``, and the experts of the batch's tokens if a stream asks for them."""
+        if not np.count_nonzero(self._sampling.needs[batch.slots] & SamplingFeature.ROUTED_EXPERTS):
+            return self._model.run(batch, tokens, self._blocks, rows, lora), None
+        with self._model.recorder.recording() as recorded:
+            hidden = self._model.run(batch, tokens, self._blocks, rows, lora, eager=True)
+        generations = self._table.generation[owners]
+        return hidden, PendingRoutes.of(owners, generations, positions, recorded)
 
     @torch.inference_mode()
     def dummy_run(self) -> None:

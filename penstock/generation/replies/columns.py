@@ -63,6 +63,8 @@ def plan_columns(plan: RequestPlan) -> None:
     if plan.stream and plan.echo and plan.logprobs >= 0:
         raise refused("`echo` with `logprobs` is not available as columns when `stream=True`.", "echo")
     plan.columns = True
+    if plan.base.routed_experts:
+        raise refused("`return_routed_experts` is not available as columns.", "return_routed_experts")
     plan.return_token_ids |= plan.echo or plan.prompt_logprobs >= 0
     plan.echo, plan.echo_text, plan.format = False, "", None
     plan.include_usage = plan.stream

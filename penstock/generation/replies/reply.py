@@ -29,6 +29,7 @@ from penstock.generation.replies.logprobs import (
     TokenNames,
 )
 from penstock.generation.replies.parsed_output import ParsedOutput
+from penstock.generation.replies.routed_experts import check_routes
 from penstock.generation.replies.text_places import TextPlaces
 from penstock.generation.replies.token_usage import TokenUsage, count_usage
 from penstock.streaming.assembler import Assembler, RowText
@@ -42,7 +43,7 @@ from penstock.streaming.weight_spans import WeightSpan, weight_spans
 from penstock.wire.arrays import I32
 from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
-from penstock.wire.messages import KVTransferParams
+from penstock.wire.messages import KVTransferParams, RoutedExperts
 
 ABORT = b"abort"
 """Finish reason of a choice that an administrator has ended; its output is what there was by then."""
@@ -151,6 +152,8 @@ class Choice:
     stop_reason: int | str | None = None
     kv_transfer_params: KVTransferParams | None = None
     """Sent by the engine at the end."""
+    routed_experts: RoutedExperts | None = None
+    """Likewise, if the request asks for them."""
     weight_versions: Sequence[WeightSpan] | None = None
     """Set at the end, if the request asks for them."""
 
@@ -380,6 +383,12 @@ class RequestReply(ABC):
                 INVALID_TRANSFER, "kv_transfer_params with a line break, which would end an event"
             )
         self.choices[stream.index].kv_transfer_params = params
+
+    def on_routes(self, stream: Stream, routes: RoutedExperts) -> None:
+        choice = self.choices[stream.index]
+        most = choice.prompt.length + self.plan.base.max_tokens if self.plan.base.routed_experts else 0
+        check_routes(routes, most)
+        choice.routed_experts = routes
 
     # -- the end of a choice
 

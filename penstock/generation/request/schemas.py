@@ -292,6 +292,13 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     return_token_offsets: Annotated[
         bool | None, about("Not used: for vLLM's routes that only render prompts.")
     ] = None
+    return_routed_experts: Annotated[
+        bool | None,
+        about(
+            "Return the experts of every token but the last as routed_experts, for models with experts; not "
+            "with stream or stop."
+        ),
+    ] = None
     routed_experts_prompt_start: int | None = None
     mm_payload: Annotated[str | None, about("Not used: for the same routes, with images.")] = None
     return_mm_kwargs: Annotated[bool | None, about("Not used: an older name of mm_payload.")] = None

@@ -331,6 +331,18 @@ def check_streamed_echo(prompt_len: int, alternatives: int) -> None:
         )
 
 
+def check_routed_experts(*, stream: bool, stop: Sequence[str]) -> None:
+    """Raises ApiError unless a request may ask for the experts of its tokens: engines send them at the end,
+    which a stop string does not let them see."""
+    for field, is_set in (("stream", stream), ("stop", bool(stop))):
+        if is_set:
+            raise ApiError(
+                400,
+                f"return_routed_experts is not available with `{field}`.",
+                param="return_routed_experts",
+            )
+
+
 def check_best_of(best_of: int, n: int, *, stream: bool) -> None:
     """Raises ApiError unless ``best_of`` choices can be generated and ``n`` of them sent."""
     if not n <= best_of <= MAX_CHOICES:

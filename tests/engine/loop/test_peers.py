@@ -9,7 +9,7 @@ import pytest
 
 from penstock.engine.base import StepRows, StreamFailure
 from penstock.engine.loop.peers import FIRST_STREAMS, Peers, peer_name
-from penstock.wire.messages import WireError
+from penstock.wire.messages import RoutedExperts, WireError
 from penstock.wire.sockets import server_identity
 from tests.engine.loop.test_publisher import i32, step_rows
 
@@ -63,10 +63,12 @@ def test_rows_failures_and_transfer_params_are_given_handles() -> None:
     rows = step_rows([0, 1, 1], [a, b, c], [0, 0, 0], [1, 2, 3], [0, 2, 0])
     rows.failed = [StreamFailure(1, c, 1, "engine_error", "m")]
     rows.kv_transfer_params = {1: {b: b"{}"}}
+    rows.routed = [(1, RoutedExperts(b, 1, 1, 1, b""))]
     rows = peers.to_handles(rows)
     assert rows.stream.tolist() == [900, 900, 70_000]
     assert rows.failed == [StreamFailure(1, 70_000, 1, "engine_error", "m")]
     assert rows.kv_transfer_params == {1: {900: b"{}"}}
+    assert rows.routed == [(1, RoutedExperts(900, 1, 1, 1, b""))]
     assert (list(zero.streams), list(one.streams)) == ([900], [])
 
 

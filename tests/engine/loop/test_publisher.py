@@ -26,6 +26,7 @@ from penstock.wire.messages import (
     EngineMetrics,
     FrameHeader,
     GoAway,
+    RoutedExperts,
     RpcReply,
     StatesObserved,
     decode_from_engine,
@@ -168,6 +169,16 @@ def test_rows_of_several_servers_are_split(publisher: Publisher, outbox: Room) -
     assert one.logprobs is not None
     assert one.logprobs.token.tolist() == [2]
     assert zero.step == one.step == 1
+
+
+def test_routed_experts_come_before_the_last_row(publisher: Publisher, outbox: Room) -> None:
+    message = RoutedExperts(7, 1, 2, 1, b"\1\2")
+    rows = StepRows(i32(1), i32(7), i32(3), i32(5), finish=np.array([FinishReason.EOS], np.int8))
+    rows.routed = [(1, message)]
+    publisher.publish(rows, Load())
+    first, second = outbox.sent[b"one"]
+    assert decode_from_engine(first[0]) == message
+    assert isinstance(decode_from_engine(second[0]), FrameHeader)
 
 
 def scored(row: list[int], place: list[int]) -> PromptLogprobs:

@@ -17,7 +17,7 @@ from penstock.config.serve import ServeConfig
 from penstock.engine.torch.engine import TorchEngine
 from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs
-from penstock.wire.messages import SamplingParams, Submit
+from penstock.wire.messages import RoutedExperts, SamplingParams, Submit
 
 DEVICE = torch.device(os.environ.get("TEST_DEVICE", "cpu"))
 """Where engines and what they are compared with run: that of ``pytest --device``."""
@@ -152,6 +152,7 @@ class Outcome:
     logprobs: list[tuple[list[int], list[float], int]] = field(default_factory=list)
     prompt: dict[int, tuple[list[int], list[float], int]] = field(default_factory=dict)
     """Logprobs of prompt tokens by their places."""
+    experts: RoutedExperts | None = None
 
 
 class Driver:
@@ -167,6 +168,8 @@ class Driver:
 
     def step(self) -> None:
         rows = self.engine.step()
+        for _, message in rows.routed:
+            self.outcomes[message.stream].experts = message
         counts = np.ones(len(rows.stream), np.int32) if rows.count is None else rows.count
         finishes = np.zeros(len(rows.stream), np.int8) if rows.finish is None else rows.finish
         ends = np.cumsum(counts)

@@ -81,6 +81,20 @@ def test_each_rank_takes_its_share_of_other_weights(ranks: Ranks, tmp_path: Path
     ]
 
 
+def test_each_rank_tells_the_experts_of_its_own_tokens(ranks: Ranks, tmp_path: Path) -> None:
+    make_model("qwen3_moe", tmp_path)
+    requests = [
+        submit(stream, prompt(30 + 50 * stream, stream), max_tokens=9, routed_experts=stream != 1)
+        for stream in range(4)
+    ]
+    plans = [Plan({0: requests[:2]}), Plan({2: requests[2:]})]
+    expected = run_all(make_engine(tmp_path), requests)
+    told = ranks.run(tmp_path, plans, 40, max_num_batched_tokens=64)
+    found = {stream: one.experts for rank in told for stream, one in rank.outcomes.items()}
+    assert found == {stream: one.experts for stream, one in expected.items()}
+    assert [stream for stream, experts in found.items() if experts is None] == [1]
+
+
 def test_aborts_and_preemptions_on_one_rank_change_no_tokens(ranks: Ranks, tmp_path: Path) -> None:
     make_model("mixtral", tmp_path)
     first = [

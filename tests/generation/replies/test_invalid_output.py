@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+from base64 import b64decode
 from functools import cache
+from io import BytesIO
 
+import msgspec
 import numpy as np
 import pytest
 
 from penstock.generation.replies.reply import TextTables
-from penstock.streaming.engine_faults import INVALID_LOGPROBS, INVALID_TRANSFER
+from penstock.streaming.engine_faults import INVALID_LOGPROBS, INVALID_ROUTES, INVALID_TRANSFER
 from penstock.wire.frames import FinishReason, TokenFrame
 from penstock.wire.logprobs import PromptLogprobs
+from penstock.wire.messages import RoutedExperts
 from tests.generation.planning import body, planners, tiny_tokenizer
 from tests.generation.replying import PROMPT, Desk, in_loop, tables_of
 
@@ -115,3 +119,35 @@ def test_logprobs(spoil: str, caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize("params", ["", "[]", '{"a":', '{\n"a":1}', '{"a":"\xff"}', '{"a":' + "[" * 99_999])
 def test_kv_transfer_params(params: str, caplog: pytest.LogCaptureFixture) -> None:
     check_that_it_ends_alone(params, INVALID_TRANSFER, caplog)
+
+
+@pytest.mark.parametrize("asked", [True, False])
+@pytest.mark.parametrize("data", [b"\1" * 5, b"\1" * 6 * 30], ids=["a part of a token", "too many"])
+def test_routed_experts(data: bytes, asked: bool) -> None:
+    def run() -> None:
+        desk = Desk(tables())
+        desk.streams.set_engines(desk.engine_client.abort, desk.streams.faults)
+        reply = desk.collected(PLANNER.completion(body(return_routed_experts=asked, max_tokens=9)))
+        desk.streams.hand_routes(0, RoutedExperts(0, 3, 2, 1, data))
+        error = reply.done.result()
+        assert error is not None
+        assert (error.status, error.code) == (500, "engine_error")
+        assert desk.streams.faults.counts == {(0, INVALID_ROUTES): 1}
+
+    in_loop(run)
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_routed_experts_are_a_numpy_file(width: int) -> None:
+    def run() -> None:
+        desk = Desk(tables())
+        reply = desk.collected(PLANNER.completion(body(return_routed_experts=True, max_tokens=1)))
+        experts = np.arange(2 * 3 * 2, dtype=f"<u{width}").reshape(-1, 3, 2)
+        desk.streams.hand_routes(0, RoutedExperts(0, 3, 2, width, experts.tobytes()))
+        desk.deliver(desk.rows(0, [PLAIN], FinishReason.LENGTH))
+        choice = msgspec.json.decode(b"".join(reply.format.whole(reply)))["choices"][0]
+        found = np.load(BytesIO(b64decode(choice["routed_experts"])))
+        assert found.dtype == experts.dtype
+        assert np.array_equal(found, experts)
+
+    in_loop(run)
