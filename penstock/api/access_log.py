@@ -28,7 +28,8 @@ class AccessLog:
 
     Fields: ``request_id``, ``method``, ``path``, ``status``, ``seconds`` (from the request's headers to the
     end of its reply); for generating requests also ``prompt_tokens``, ``output_tokens`` and ``outcome``
-    (stop, length, error, refused: by the engine, abort: the client disconnected, cut: it read too slowly).
+    (stop, length, error, refused: by the engine, abort: the client disconnected or an administrator ended
+    the request, cut: the client read too slowly).
     Requests without complete headers have only ``status`` and ``refused``, the reason. Queries, bodies and
     keys are never logged.
     """

@@ -299,8 +299,8 @@ REQUESTS = _counter(
     "penstock:requests",
     "requests",
     (*_SERVER, "outcome"),
-    "Requests that ended, by outcome: stop, length, abort (the client left), cut (it did not read), error. "
-    "Rejected requests (4xx, 503 no_engine) do not count.",
+    "Requests that ended, by outcome: stop, length, abort (the client left, or an administrator ended it), "
+    "cut (it did not read), error. Rejected requests (4xx, 503 no_engine) do not count.",
 )
 API_REQUESTS = _counter(
     "penstock:api_requests",

@@ -316,10 +316,11 @@ class RequestReply(ABC):
         logprobs: Logprobs | None,
     ) -> None:
         choice = self.choices[stream.index]
-        self._on_slow_row(stream, cached)
+        self._on_slow_row(stream, cached, has_tokens=len(tokens) > 0)
         if self.plan.max_tokens == 0:  # one token is generated but not sent
             self.context.streams.discard_tokens(len(tokens))
-            tokens, finish, logprobs = (), FinishReason.LENGTH, None
+            tokens, logprobs = (), None
+            finish = finish if finish is FinishReason.ABORT else FinishReason.LENGTH
         piece = NO_TEXT if self._textless else self._text_of(choice, stream, tokens, finish)
         self._check_finished(choice, stream, piece, tokens, finish)
         counted = tokens[: piece.tokens_used] if piece.stop is not None else tokens
@@ -340,9 +341,9 @@ class RequestReply(ABC):
     def on_resumed(self, rank: int, position: int) -> None:
         self.resumptions = (*self.resumptions, (time.monotonic(), rank, position))
 
-    def _on_slow_row(self, stream: Stream, cached: int) -> None:
+    def _on_slow_row(self, stream: Stream, cached: int, *, has_tokens: bool = True) -> None:
         """A first row, or one that is not on the fast path."""
-        if self.first_token_at is None:
+        if has_tokens and self.first_token_at is None:
             self.first_token_at = time.monotonic()
         if cached:
             choice = self.choices[stream.index]

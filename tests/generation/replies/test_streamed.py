@@ -486,3 +486,11 @@ def test_the_last_plain_row_says_it_as_well() -> None:
     desk.streams.switch_weights(0, "one")
     desk.deliver(desk.rows(handle, [ids("a"), ids("b")], FinishReason.LENGTH))
     assert sink.events()[-1]["choices"][0]["weight_versions"] == [{"start": 0, "end": 2, "version": "one"}]
+
+
+@within_loop
+def test_a_reply_that_is_aborted_before_its_first_token_has_no_time_of_that() -> None:
+    desk = Desk(tables())
+    reply, _, handle = open_stream(desk)
+    desk.deliver(desk.rows(handle, [[]], FinishReason.ABORT))
+    assert (reply.first_token_at, desk.outcomes) == (None, ["abort"])
