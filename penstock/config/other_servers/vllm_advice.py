@@ -79,8 +79,10 @@ ADVICE: dict[str, Advice] = {
     "--cohere-is-reasoning-model": Unsupported("there is no Cohere API"),
     "--cohere-format": Unsupported("there is no Cohere API"),
     "--anthropic-disabled-thinking-effort": Unsupported("the thinking field of requests decides"),
-    "--tokens-only": Unsupported("prompts may be token ids, and replies have them: return_token_ids"),
-    "--enable-scale-out": Unsupported("there are no such routes; penstock gateway spreads requests"),
+    "--tokens-only": Unsupported("routes for token ids are served beside all others"),
+    "--enable-scale-out": Unsupported(
+        "routes for token ids, and to render, are there without it; penstock gateway spreads requests"
+    ),
     "--fingerprint-mode": Unsupported("system_fingerprint names Penstock's version"),
     "--fingerprint-value": Unsupported("system_fingerprint names Penstock's version"),
     "--data-parallel-supervisor-port": Unsupported(_BALANCER),
