@@ -108,9 +108,9 @@ def test_an_exception_on_the_way_leaves_no_stream_behind(place: str, at: int) ->
             original = getattr(owner, place)
             calls: list[object] = []
 
-            def call(*arguments: Any) -> Any:
+            def call(*arguments: Any, **options: Any) -> Any:
                 calls.append(arguments)
-                return overflow() if len(calls) > at else original(*arguments)
+                return overflow() if len(calls) > at else original(*arguments, **options)
 
             setattr(owner, place, call)
         samplings = [plan.sampling(2, index) for index in range(N)]
