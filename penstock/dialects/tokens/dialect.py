@@ -133,4 +133,5 @@ def _shared_fields(request: TokensRequest, sampling: TokenSampling) -> GenerateR
         priority=request.priority,
         cache_salt=request.cache_salt,
         kv_transfer_params=request.kv_transfer_params,
+        return_routed_experts=request.return_routed_experts,
     )

@@ -64,6 +64,7 @@ DESCRIPTION = ApiDescription(
             stop_reason=STOP_REASON,
             weight_versions=or_null(WEIGHT_VERSIONS),
             text={"type": "string", "description": "With output_mode text."},
+            routed_experts=or_null({"type": "string", "description": "A .npy file in base64."}),
         ),
         "GeneratedTokens": shape(
             "Token ids of all outputs.",

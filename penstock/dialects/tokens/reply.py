@@ -15,6 +15,7 @@ from penstock.generation.plan import RequestPlan
 from penstock.generation.replies.collected import CollectedReply
 from penstock.generation.replies.logprobs import TokenLogprobs
 from penstock.generation.replies.reply import Choice, prompt_token_ids
+from penstock.generation.replies.routed_experts import encoded
 from penstock.generation.replies.stream_failure import stream_failed
 from penstock.generation.replies.token_usage import TokenUsage
 from penstock.http.errors import encode_json
@@ -127,9 +128,9 @@ class TokensReply(ReplyFormat):
         }
         yield b'%b%b,"token_ids":' % (b"," if index else b"", encode_json(ending)[:-1])
         yield from token_list(choice.id_column().tolist() if choice.ids else choice.tokens)
-        yield b',"routed_experts":null,"sampling_mask":null,"weight_versions":' + encode_json(
-            choice.weight_versions or None
-        )
+        yield b',"routed_experts":'
+        yield from (b"null",) if choice.routed_experts is None else encoded(choice.routed_experts)
+        yield b',"sampling_mask":null,"weight_versions":' + encode_json(choice.weight_versions or None)
         yield from self.whole_content(choice)
         yield b',"logprobs":'
         logprobs = None if choice.logprobs is None else choice.logprobs.take()

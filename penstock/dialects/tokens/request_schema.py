@@ -109,6 +109,12 @@ class TokensRequest(msgspec.Struct, kw_only=True):
     stream: Annotated[bool | None, about("Send tokens as server-sent events.")] = None
     stream_options: Annotated[StreamOptions | None, about("Only with stream.")] = None
     return_token_ids: Annotated[bool | None, about("Return the prompt's token ids, too.")] = None
+    return_routed_experts: Annotated[
+        bool | None,
+        about(
+            "Return the experts of all tokens but the last, for models with experts; not with stream or stop."
+        ),
+    ] = None
     output_mode: Annotated[
         str | None,
         about(

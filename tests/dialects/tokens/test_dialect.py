@@ -69,6 +69,11 @@ def test_sampling_parameters_are_taken_over() -> None:
     assert (plan.n, plan.stream, plan.priority, plan.cache_salt, plan.logprobs) == (2, True, 4, "x", 2)
 
 
+def test_experts_are_asked_for() -> None:
+    assert DIALECT.plan(tokens_body(return_routed_experts=True)).base.routed_experts
+    assert not DIALECT.plan(tokens_body()).base.routed_experts
+
+
 def test_max_tokens_beyond_the_context_is_no_error() -> None:
     assert DIALECT.plan(tokens_body({"max_tokens": 1 << 20})).sampling(3).max_tokens == 2045
 
@@ -97,6 +102,7 @@ def test_max_tokens_beyond_the_context_is_no_error() -> None:
         ({"sampling_params": {"logprob_token_ids": [1] * 1025}}, "sampling_params.logprob_token_ids"),
         ({"sampling_params": {"stop": "a", "detokenize": False}}, "sampling_params.detokenize"),
         ({"sampling_params": {"prompt_logprobs": 1}, "stream": True}, "sampling_params.prompt_logprobs"),
+        ({"return_routed_experts": True, "stream": True}, "return_routed_experts"),
         ({"features": {"mm_hashes": {}, "mm_placeholders": {}}}, "features"),
         ({"content_parts": [{"type": "image_url"}]}, "content_parts"),
         ({"ec_transfer_params": {"a": 1}}, "ec_transfer_params"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 from typing import Any
 
@@ -15,6 +17,7 @@ from penstock.streaming.stream import StreamError
 from penstock.streaming.token_table import TokenTable
 from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs
+from penstock.wire.messages import RoutedExperts
 from tests.dialects.tokens.test_dialect import tokens_body
 from tests.generation.planning import tiny_input_processor, tiny_tokenizer
 from tests.generation.replying import Desk, MemorySink, in_loop, tables_of
@@ -223,3 +226,19 @@ def test_many_logprobs_are_the_same_in_pieces() -> None:
             width + 1,
         )
         assert [each["rank"] for each in second["top_logprobs"][1:]] == list(range(1, width + 1))
+
+
+def test_experts_are_a_file_in_base64() -> None:
+    def run() -> None:
+        desk = Desk(tables_of(tiny_tokenizer().raw))
+        plan = DIALECT.plan(tokens_body(return_routed_experts=True))
+        reply = desk.collected(plan, format=DIALECT.reply_format(plan, "r"))
+        stream = reply.choices[0].stream
+        assert stream is not None
+        reply.on_routes(stream, RoutedExperts(stream=0, layers=2, per_token=1, width=1, data=bytes(range(8))))
+        desk.deliver(desk.rows(0, [TOKENS[:3]], FinishReason.LENGTH))
+        body = json.loads(b"".join(reply.format.whole(reply)))
+        made = np.load(io.BytesIO(base64.b64decode(body["choices"][0]["routed_experts"])))
+        assert made.tolist() == [[[0], [1]], [[2], [3]], [[4], [5]], [[6], [7]]]
+
+    in_loop(run)
