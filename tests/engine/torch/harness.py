@@ -14,6 +14,7 @@ import torch
 import transformers
 
 from penstock.config.serve import ServeConfig
+from penstock.engine.base import StepRows
 from penstock.engine.torch.engine import TorchEngine
 from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs
@@ -167,7 +168,9 @@ class Driver:
         self.engine.submit(0, request)
 
     def step(self) -> None:
-        rows = self.engine.step()
+        self.take(self.engine.step())
+
+    def take(self, rows: StepRows) -> None:
         for _, message in rows.routed:
             self.outcomes[message.stream].experts = message
         counts = np.ones(len(rows.stream), np.int32) if rows.count is None else rows.count

@@ -236,27 +236,41 @@ def test_a_copy_that_fails_leaves_what_was_there(
 # -- streams and caches
 
 
-@pytest.mark.parametrize("at", [2, 5, 9])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"async_scheduling": "on"},
+        {"speculative_method": "ngram", "speculative_tokens": 3},
+        {"speculative_method": "draft", "draft_model": "small", "speculative_tokens": 3},
+    ],
+)
+@pytest.mark.parametrize("at", [2, 9])
 def test_streams_that_are_kept_go_on_as_after_a_prefill_with_the_new_weights(
-    llama: Path, other: transformers.PreTrainedModel, tmp_path: Path, at: int
+    llama: Path, other: transformers.PreTrainedModel, tmp_path: Path, at: int, options: dict[str, Any]
 ) -> None:
     prompts = [PROMPT * 9, [7, 7, 8], PROMPT * 9]
-    engine = make_engine(llama, block_size=16)
+    draft = str(llama) if options.get("speculative_method") == "draft" else None
+    engine = make_engine(llama, draft, block_size=16, **options)
     driver = Driver(engine)
     for stream, prompt in enumerate(prompts):
-        driver.submit(submit(stream, prompt, max_tokens=20))
+        driver.submit(submit(stream, prompt, max_tokens=60, interval=1 + 6 * stream, logprobs=1))
     for _ in range(at):
         driver.step()
     engine.hold(Hold.ALL)
-    assert not engine.can_step()
+    while engine.can_step():
+        driver.step()
+    driver.take(engine.flush())
     before = [list(driver.outcomes[stream].tokens) for stream in range(3)]
+    assert any(before)
     load(engine, source(tmp_path / "other"))
     engine.hold(Hold.NOTHING)
     outcomes = driver.run()
     for stream, prompt in enumerate(prompts):
         history = prompt + before[stream]
-        expected = before[stream] + generate(other, history, 20 - len(before[stream]))
+        expected = before[stream] + generate(other, history, 60 - len(before[stream]))
         assert outcomes[stream].tokens == expected
+        assert len(outcomes[stream].logprobs) == 60
 
 
 def test_a_prefix_is_of_one_version_unless_it_is_kept(
