@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from penstock.dialects.chat.dialect import ChatCompletions
 from penstock.dialects.chat.request_schema import ChatCompletionRequest
@@ -19,7 +20,7 @@ from penstock.dialects.completions.request_schema import CompletionRequest
 from penstock.dialects.token_list import token_list
 from penstock.generation.dialect import NO_INFO, Dialect, ReplyFormat, RequestInfo
 from penstock.generation.plan import RequestPlan
-from penstock.generation.replies.reply import Prompt, RequestContext, prompt_token_ids
+from penstock.generation.replies.reply import Prompt, RequestContext
 from penstock.generation.request.unsupported import UnsupportedField, UnsupportedFieldCheck, absent
 from penstock.http.errors import ApiError, encode_json
 from penstock.wire.messages import SamplingParams
@@ -83,7 +84,7 @@ def _generate_request(plan: RequestPlan, prompt: Prompt, id: str) -> Iterator[by
     request: ChatCompletionRequest | CompletionRequest = plan.dialect_fields
     constraint = plan.constraint
     yield b'{"request_id":%b,"token_ids":' % encode_json(id)
-    yield from token_list(prompt_token_ids(prompt))
+    yield from token_list(np.frombuffer(prompt.ids, np.int32))
     fields: dict[str, Any] = {
         "token_offsets": None,
         "features": None,

@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
+
 from penstock.dialects.openai_reply import DONE, usage_field, whole_usage_field
 from penstock.dialects.token_list import token_list
 from penstock.dialects.tokens.logprobs import entries_by_id
@@ -14,7 +16,7 @@ from penstock.generation.parsers.delta import TextKind
 from penstock.generation.plan import RequestPlan
 from penstock.generation.replies.collected import CollectedReply
 from penstock.generation.replies.logprobs import TokenLogprobs
-from penstock.generation.replies.reply import Choice, prompt_token_ids
+from penstock.generation.replies.reply import Choice
 from penstock.generation.replies.routed_experts import encoded
 from penstock.generation.replies.stream_failure import stream_failed
 from penstock.generation.replies.token_usage import TokenUsage
@@ -110,7 +112,9 @@ class TokensReply(ReplyFormat):
         else:
             yield from first.prompt.logprobs.field()
         yield b',"prompt_token_id_logprobs":null,"prompt_token_ids":'
-        yield from token_list(prompt_token_ids(first.prompt)) if plan.return_token_ids else (b"null",)
+        yield from (
+            token_list(np.frombuffer(first.prompt.ids, np.int32)) if plan.return_token_ids else (b"null",)
+        )
         transfer = b"null" if first.kv_transfer_params is None else first.kv_transfer_params
         yield (
             b',"mm_placeholders":null,"metrics":null,"kv_transfer_params":%b,"ec_transfer_params":null,'
@@ -127,7 +131,7 @@ class TokensReply(ReplyFormat):
             "stop_reason": choice.stop_reason,
         }
         yield b'%b%b,"token_ids":' % (b"," if index else b"", encode_json(ending)[:-1])
-        yield from token_list(choice.id_column().tolist() if choice.ids else choice.tokens)
+        yield from token_list(choice.id_column() if choice.ids else choice.tokens)
         yield b',"routed_experts":'
         yield from (b"null",) if choice.routed_experts is None else encoded(choice.routed_experts)
         yield b',"sampling_mask":null,"weight_versions":' + encode_json(choice.weight_versions or None)
