@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -23,7 +23,9 @@ from penstock.generation.replies.routed_experts import encoded
 from penstock.generation.replies.stream_failure import stream_failed
 from penstock.generation.replies.token_usage import TokenUsage
 from penstock.http.errors import encode_json
+from penstock.streaming.rows.token_fields import ItemKind, TokenFields
 from penstock.streaming.stream import StreamError
+from penstock.streaming.token_names import TokenNames
 from penstock.streaming.token_table import escape_json
 
 DONE = b"data: [DONE]\n\n"
@@ -47,6 +49,9 @@ class OpenAIReply(ReplyFormat):
     text_end: ClassVar[bytes]
     """JSON that closes what ``text_start`` opens."""
 
+    logprob_lists: ClassVar[Sequence[tuple[bytes, ItemKind]]]
+    """The lists of the field ``logprobs`` of an event, and the JSON that precedes each."""
+
     def __init__(self, id: str, model: str, role: str, *, show_tier: bool = False) -> None:
         """``show_tier``: name the service tier, as OpenAI does if the request has one."""
         self.id = id
@@ -68,6 +73,9 @@ class OpenAIReply(ReplyFormat):
 
     def tail(self, kind: TextKind = TextKind.CONTENT) -> bytes:
         return self.text_end + b',"logprobs":null,"finish_reason":null}]}\n\n'
+
+    def token_fields(self, names: TokenNames, width: int, *, ids: bool) -> TokenFields | None:
+        return _token_fields(self.text_end, tuple(self.logprob_lists), names, width, ids)
 
     @abstractmethod
     def content(self, index: int, text: bytes, delta: Delta | None) -> bytes:
@@ -173,6 +181,28 @@ class OpenAIReply(ReplyFormat):
             return
         yield from encoded(choice.routed_experts)
         yield b"}"
+
+
+@lru_cache(maxsize=256)
+def _token_fields(
+    text_end: bytes,
+    logprob_lists: Sequence[tuple[bytes, ItemKind]],
+    names: TokenNames,
+    width: int,
+    ids: bool,
+) -> TokenFields:
+    """The fields of an API's events: one object for all requests that want the same."""
+    lists: list[tuple[bytes, ItemKind]] = []
+    if width:
+        (first, kind), *others = logprob_lists
+        lists = [(b'%b,"logprobs":{%b' % (text_end, first), kind), *others]
+        end = b']},"finish_reason":null'
+    else:
+        end = b'%b,"logprobs":null,"finish_reason":null' % text_end
+    if ids:
+        lists.append((end + b',"token_ids":[', ItemKind.ID))
+        end = b"]"
+    return TokenFields.make(lists, end + b"}]}\n\n", names, width)
 
 
 @lru_cache(maxsize=64)

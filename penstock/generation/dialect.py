@@ -22,7 +22,9 @@ from penstock.http.errors import ApiError
 from penstock.http.sink import EVENT_STREAM, Headers, StreamKind
 from penstock.store.stored_response import StoredResponse
 from penstock.streaming.rows.event_record import EventRecord
+from penstock.streaming.rows.token_fields import TokenFields
 from penstock.streaming.stream import StreamError
+from penstock.streaming.token_names import TokenNames
 from penstock.streaming.weight_spans import WeightSpan
 from penstock.wire.messages import KVTransferParams
 
@@ -136,6 +138,11 @@ class ReplyFormat(ABC):
     @abstractmethod
     def error(self, error: StreamError) -> bytes:
         """The events that end a stream that failed after its headers were sent."""
+
+    def token_fields(self, names: TokenNames, width: int, *, ids: bool) -> TokenFields | None:
+        """What text events have for each token: logprobs of ``width`` candidates, the token included, none if
+        it is 0, and token ids. None: such events are made by :meth:`event`."""
+        return None
 
     def text_open(self, index: int, kind: TextKind) -> bool:
         """Whether a text event of this kind may come next without :meth:`event`."""

@@ -9,6 +9,7 @@ from typing import Protocol
 from penstock.http.write_target import WriteTarget
 from penstock.streaming.request_states import StreamState
 from penstock.streaming.rows.event_record import EventRecord
+from penstock.streaming.rows.token_fields import TokenFields
 from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import Logprobs, PromptLogprobs
 from penstock.wire.messages import KVTransferParams, RoutedExperts, Submit
@@ -76,20 +77,30 @@ class WriteTargets(Protocol):
     def stop(self, handle: int) -> None: ...
 
 
+class TextPlace(Protocol):
+    """A place in a choice's text."""
+
+    at: int
+    """In characters."""
+
+
 class Stream:
     """One choice of a request, from its submission to its end.
 
     A plain row, all of whose tokens have a context-free text, is the event ``head + text + tail`` once the
-    reply allows it (:meth:`write_plain_rows`). Other rows go to ``reply``.
+    reply allows it (:meth:`write_plain_rows`); with ``fields``, their lists and closing replace the tail. Other
+    rows go to ``reply``.
     """
 
     __slots__ = (
         "failed_resumes",
+        "fields",
         "guarded",
         "handle",
         "head",
         "index",
         "pinned_rank",
+        "places",
         "rank",
         "record",
         "refusals",
@@ -151,6 +162,10 @@ class Stream:
         asks for them: see :mod:`.weight_spans`."""
         self.guarded = False
         """Whether the reply must see tokens that may begin a marker of its parser."""
+        self.fields: TokenFields | None = None
+        """What events have for each token besides its text, in plain rows too; None: nothing."""
+        self.places: TextPlace | None = None
+        """Where the next token begins in the text, if ``fields`` have it."""
         self.write_targets: WriteTargets | None = None
         """Set while the stream is open and attached to its connection."""
         self.write_target: WriteTarget | None = None

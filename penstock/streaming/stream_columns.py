@@ -99,9 +99,14 @@ class StreamColumns:
         limit = self.limit.take(handles)
         if any_true(position >= limit if frame.count is None else position > limit - frame.count):
             return False
-        if frame.logprobs is None and frame.prompt is None:
-            return True
-        return not any_true(self._has_wrong_candidates(frame))
+        return self.has_sound_logprobs(frame)
+
+    def has_sound_logprobs(self, frame: TokenFrame) -> bool:
+        """Whether all logprobs of the frame are valid."""
+        for given in (frame.logprobs, frame.prompt):
+            if given is not None and any_true(wrong_candidates(given, self._vocabulary)):
+                return False
+        return True
 
     def is_run_by(self, rank: int, frame: TokenFrame) -> NDArray[np.bool_]:
         """bool[R]: whether engine ``rank`` runs the row's stream."""

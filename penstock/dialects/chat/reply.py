@@ -12,6 +12,7 @@ from penstock.generation.replies.logprobs import TokenLogprobs
 from penstock.generation.replies.reply import Choice
 from penstock.generation.replies.token_usage import TokenUsage
 from penstock.http.errors import encode_json
+from penstock.streaming.rows.token_fields import ItemKind
 from penstock.streaming.token_table import escape_json
 
 
@@ -24,6 +25,7 @@ class ChatReply(OpenAIReply):
 
     event_object, body_object = "chat.completion.chunk", "chat.completion"
     text_start, text_end = b',"delta":{"content":"', b'"}'
+    logprob_lists = ((b'"content":[', ItemKind.OBJECT),)
     prompt_in_choice = False
     whole_end = b',"prompt_text":null'
 

@@ -8,10 +8,12 @@ from typing import Any
 
 from penstock.dialects.openai_reply import OpenAIReply
 from penstock.generation.parsers.delta import Delta
-from penstock.generation.replies.logprobs import PIECE_CANDIDATES, TokenLogprobs, TokenNames
+from penstock.generation.replies.logprobs import PIECE_CANDIDATES, TokenLogprobs
 from penstock.generation.replies.reply import Choice
 from penstock.generation.replies.token_usage import TokenUsage
 from penstock.http.errors import encode_json
+from penstock.streaming.rows.token_fields import ItemKind
+from penstock.streaming.token_names import TokenNames
 
 
 class CompletionReply(OpenAIReply):
@@ -23,6 +25,12 @@ class CompletionReply(OpenAIReply):
 
     event_object = body_object = "text_completion"
     text_start, text_end = b',"text":"', b'"'
+    logprob_lists = (
+        (b'"text_offset":[', ItemKind.PLACE),
+        (b'],"token_logprobs":[', ItemKind.LOGPROB),
+        (b'],"tokens":[', ItemKind.TEXT),
+        (b'],"top_logprobs":[', ItemKind.BY_TEXT),
+    )
     prompt_in_choice = True
 
     def first(self, index: int, prompt_token_ids: Any, usage: TokenUsage | None) -> bytes:

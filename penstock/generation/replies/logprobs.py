@@ -10,82 +10,22 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from penstock.generation.replies.text_places import TextPlaces
-from penstock.http.errors import encode_json
-from penstock.streaming.detokenizer import Detokenizer
 from penstock.streaming.engine_faults import INVALID_LOGPROBS, InvalidOutputError
-from penstock.streaming.token_table import TokenTable
+from penstock.streaming.rows.token_fields import MIN_LOGPROB
+from penstock.streaming.token_names import TokenNames
 from penstock.wire.arrays import F32, I32
 from penstock.wire.logprobs import ENTRY_CANDIDATES, Logprobs, PromptLogprobs
 
-MIN_LOGPROB = -9999.0
-"""Replaces minus infinity, which JSON cannot express; OpenAI and vLLM use the same value."""
 PIECE_CANDIDATES = 1024
 """Candidates per piece of JSON: about 1 ms (measured: 0.4 to 1 us per candidate)."""
 COMPACTED_AT = 64
 """Rows of candidates that are kept as they came."""
-MAX_NAMES = 1 << 16
-"""Tokens whose spellings are remembered, at most about 400 bytes each; all of a vocabulary where requests may
-ask for the logprobs of all."""
-
 Candidates = tuple[list[int], list[bytes]]
 """Ids and JSON logprobs of the candidates for one token, its own first; ids below 0 are no candidates."""
-
-
-class TokenName(NamedTuple):
-    """The spelling of one token in JSON."""
-
-    quoted: bytes
-    """The text in quotes."""
-    head: bytes
-    """An object with the text, up to the logprob."""
-    tail: bytes
-    """The rest of the object: the token's bytes, which may be a part of a character."""
-
-
-class TokenNames:
-    """The spellings of single tokens, special ones included; one object per process."""
-
-    def __init__(self, table: TokenTable, most: int = MAX_NAMES) -> None:
-        """``table``: with the text of special tokens; ``most``: maximum spellings to remember."""
-        self._table = table
-        self._most = most
-        self._known: dict[int, TokenName] = {}
-
-    def __getitem__(self, token: int) -> TokenName:
-        name = self._known.get(token)
-        if name is None:
-            if len(self._known) >= self._most:
-                self._known.clear()
-            self._known[token] = name = self._spell(token)
-        return name
-
-    def detokenizer(self) -> Detokenizer:
-        """For the text of consecutive tokens, special ones included."""
-        return Detokenizer(self._table)
-
-    def places(self) -> TextPlaces:
-        """Places of consecutive tokens in the text, special ones included."""
-        return TextPlaces(self._table)
-
-    def _spell(self, token: int) -> TokenName:
-        detokenizer = self.detokenizer()
-        text = detokenizer.push((token,)) + detokenizer.finish()
-        quoted = encode_json(text)
-        own = self._table.bytes_of(token)
-        tail = b',"bytes":%b}' % encode_json(list(text.encode() if own is None else own))
-        return TokenName(quoted, b'{"token":%b,"logprob":' % quoted, tail)
-
-
-class TokenIdNames(TokenNames):
-    """Spellings by which every token can be told from all others; bytes are still those of its text."""
-
-    def _spell(self, token: int) -> TokenName:
-        name = super()._spell(token)
-        quoted = b'"token_id:%d"' % token
-        return name._replace(quoted=quoted, head=b'{"token":%b,"logprob":' % quoted)
 
 
 class _Columns:
@@ -328,7 +268,7 @@ class LogprobCollector:
         self._names = names
         self._echo = echo
         self._alternatives = alternatives
-        self.places = places or names.places()
+        self.places = places or TextPlaces(names.table)
         self._columns = _Columns(1 + alternatives)
 
     def add(self, tokens: Sequence[int], logprobs: Logprobs | None) -> None:
@@ -345,7 +285,7 @@ class LogprobCollector:
             self._columns.add(ids, values)
 
     def __len__(self) -> int:
-        """Tokens that have logprobs, those of an echoed prompt excluded."""
+        """Tokens with logprobs that were not taken, those of an echoed prompt excluded."""
         return len(self._columns)
 
     def take(self) -> TokenLogprobs | None:
@@ -399,4 +339,5 @@ def _pieces(ids: I32, values: F32) -> Iterator[Iterator[Candidates]]:
 
 def _json_values(values: F32) -> list[bytes]:
     """JSON of each of some logprobs, at least one."""
-    return encode_json([max(value, MIN_LOGPROB) for value in values.tolist()])[1:-1].split(b",")
+    finite = np.maximum(values, np.float32(MIN_LOGPROB))
+    return orjson.dumps(finite, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].split(b",")

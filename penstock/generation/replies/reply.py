@@ -21,13 +21,7 @@ from penstock.generation.dialect import ReplyFormat
 from penstock.generation.parsers.delta import Delta, TextKind
 from penstock.generation.parsers.message import MessageFormat, MessageParser
 from penstock.generation.plan import RequestPlan
-from penstock.generation.replies.logprobs import (
-    MAX_NAMES,
-    LogprobCollector,
-    PromptLogprobFormatter,
-    TokenIdNames,
-    TokenNames,
-)
+from penstock.generation.replies.logprobs import LogprobCollector, PromptLogprobFormatter
 from penstock.generation.replies.parsed_output import ParsedOutput
 from penstock.generation.replies.routed_experts import check_routes
 from penstock.generation.replies.text_places import TextPlaces
@@ -38,6 +32,7 @@ from penstock.streaming.output_processor import OutputProcessor
 from penstock.streaming.request_states import ReplyEvent, ReplyState, next_reply_state
 from penstock.streaming.stop_strings import StopMatcher
 from penstock.streaming.stream import Stream, StreamError
+from penstock.streaming.token_names import MAX_NAMES, TokenIdNames, TokenNames
 from penstock.streaming.token_table import TokenTable
 from penstock.streaming.weight_spans import WeightSpan, weight_spans
 from penstock.wire.arrays import I32
@@ -90,6 +85,10 @@ class TextTables:
         plain = [text or None for text in table.text[:vocab_size]]
         plain += [None] * (vocab_size - len(plain))
         return cls(table, full, plain, TokenNames(full, most), TokenIdNames(full, most))
+
+    def names_for(self, plan: RequestPlan) -> TokenNames:
+        """The spellings of tokens that a request wants."""
+        return self.id_names if plan.tokens_as_ids else self.names
 
     def guarded(self, guard: str) -> list[bool] | None:
         """Per token, whether a parser with this :attr:`~penstock.generation.parsers.delta.OutputParser.guard`
@@ -180,6 +179,11 @@ class Choice:
         """``ids`` as an array."""
         return np.frombuffer(self.ids, np.int32)
 
+    @property
+    def holds_tokens(self) -> bool:
+        """Whether there are tokens, without text, of which ids or logprobs were not sent."""
+        return bool(self.tokens) or (self.logprobs is not None and len(self.logprobs) > 0)
+
     def reasoning_tokens(self, total: int) -> int | None:
         """Reasoning tokens among its first ``total``; None if reasoning is not parsed."""
         return None if self.parsed is None else self.parsed.reasoning_tokens(total)
@@ -250,9 +254,8 @@ class RequestReply(ABC):
         choice = Choice(prompt)
         if plan.logprobs >= 0:
             echo = prompt.logprobs if plan.echo else None
-            names = tables.id_names if plan.tokens_as_ids else tables.names
             choice.logprobs = LogprobCollector(
-                names,
+                tables.names_for(plan),
                 echo,
                 alternatives=plan.logprobs,
                 places=_text_places(prompt if plan.echo else None, tables.table_for(plan), tables.full),

@@ -17,10 +17,11 @@ from penstock.http.sink import EventSink
 from penstock.logging_setup import RateLimitedLog
 from penstock.streaming.output_processor import FAULT
 from penstock.streaming.request_states import ReplyEvent, ReplyState
+from penstock.streaming.rows.token_fields import TokenFields
 from penstock.streaming.stream import Stream, StreamError
 from penstock.streaming.token_table import escape_json
 from penstock.wire.frames import FinishReason
-from penstock.wire.logprobs import Logprobs
+from penstock.wire.logprobs import ENTRY_CANDIDATES, Logprobs
 
 _log_fault = RateLimitedLog(logging.getLogger(__name__), logging.ERROR)
 
@@ -64,19 +65,26 @@ class StreamedReply(RequestReply):
         self._on_end: Callable[[StreamError | None], None] | None = on_end
         self._tail = format.tail()
         self._with_tokens = plan.return_token_ids or format.sends_tokens
-        self._plain = (
+        of_text = (
             format.fast_path
             and not plan.stop
-            and plan.logprobs < 0
-            and not plan.return_token_ids
             and not plan.continuous_usage
             and (plan.skip_special_tokens or plan.format is not None)  # parsers drop the markers
             and plan.max_tokens != 0
         )
+        self._plain = of_text and plan.logprobs < 0 and not plan.return_token_ids
         """Whether events need no more than the texts of their tokens."""
+        self._fields: TokenFields | None = None
+        """What events have for each token besides its text, if the output processor may write them."""
+        if of_text and not self._plain and plan.logprobs < ENTRY_CANDIDATES:
+            names = context.tables.names_for(plan)
+            self._fields = format.token_fields(names, 1 + plan.logprobs, ids=plan.return_token_ids)
 
     def add(self, prompt: Prompt, rank: int) -> Stream:
         stream = super().add(prompt, rank)
+        stream.fields, logprobs = self._fields, self.choices[-1].logprobs
+        if self._fields is not None and self._fields.placed and logprobs is not None:
+            stream.places = logprobs.places
         if prompt.echo and self.plan.format is None:
             self.choices[-1].text += prompt.echo.encode()
         return stream
@@ -174,10 +182,12 @@ class StreamedReply(RequestReply):
     def _choose_path(self, choice: Choice) -> None:
         """Let the output processor write the choice's next rows itself, unless text is held back."""
         stream = choice.stream
-        if not self._plain or self.state is not ReplyState.STREAMING or stream is None:
+        if stream is None or self.state is not ReplyState.STREAMING:
+            return
+        if not self._plain and self._fields is None:
             return
         kind, format, index = choice.plain, self.format, stream.index
-        if kind is not None and format.text_open(index, kind):
+        if kind is not None and not choice.holds_tokens and format.text_open(index, kind):
             if format.blocks or choice.parsed is not None:
                 stream.set_event(format.head(index, kind), format.tail(kind))
             path = self.sink.write_target if len(self.choices) == 1 else None

@@ -13,7 +13,7 @@ class TextPlaces:
     character does; a token without text, and one that only a stop string had text of, where the next one
     would."""
 
-    __slots__ = ("_at", "_begin", "_detokenizer", "_echo", "_first", "_table", "end")
+    __slots__ = ("_begin", "_detokenizer", "_echo", "_first", "_table", "at", "end")
 
     def __init__(self, table: TokenTable, echo: str = "", begin: str = "") -> None:
         """``table``: of the tokens as the text has them. ``echo``: the text before the output, whose
@@ -24,7 +24,8 @@ class TextPlaces:
         self._begin = begin
         self._first = bool(echo)
         """Whether the next token with text is the first one of the echo."""
-        self._at = 0
+        self.at = 0
+        """Where the next token begins, unless it is a part of a character that has begun."""
         self.end: int | None = None
         """Characters of the text, if a stop string has cut it."""
 
@@ -36,7 +37,7 @@ class TextPlaces:
             text = self._detokenizer.push((token,)) or self._begin
             own = self._table.bytes_of(token) if pending and text else None
             before = 0 if own is None else max(len(text) - len(own.decode(errors="replace")), 0)
-            place = self._at + before
+            place = self.at + before
             places.append(place if self.end is None else min(place, self.end))
             self._begin = ""
             if text and self._first:
@@ -44,5 +45,5 @@ class TextPlaces:
                 # Some tokenizers put a space before a text.
                 if text[0] == " " and self._echo[0] != " ":
                     text = text[1:]
-            self._at += len(text)
+            self.at += len(text)
         return places

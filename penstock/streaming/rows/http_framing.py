@@ -13,7 +13,9 @@ from penstock.http.http1.chunks import CHUNK_SIZES
 Objects: TypeAlias = NDArray[np.object_]
 
 MAX_EVENT = len(CHUNK_SIZES)
-"""Larger events are not framed by columns."""
+"""Larger events are not framed by columns, unless they are chunks with fields."""
+MAX_CHUNK = 1 << 20
+"""Larger events with fields are not framed by columns."""
 
 
 def objects(values: Sequence[bytes]) -> Objects:
@@ -29,3 +31,15 @@ CHUNK_LENGTHS = np.array([len(line) + size + 2 for size, line in enumerate(CHUNK
 """Bytes of an event as a chunk, by its size."""
 FRAME_LENGTHS = objects([size.to_bytes(3, "big") for size in range(MAX_EVENT)])
 """Length fields of frames (RFC 9113 §4.1), by payload size."""
+
+
+def chunk_framing(sizes: NDArray[np.int64], limit: int) -> tuple[Objects, NDArray[np.int64]]:
+    """What precedes events as chunks, and their bytes as chunks. Raises IndexError if one has ``limit`` bytes
+    or more; MAX_EVENT is the least limit."""
+    try:
+        return CHUNK_HEADERS.take(sizes), CHUNK_LENGTHS.take(sizes)
+    except IndexError:  # cheaper than to look for the greatest
+        if int(sizes.max()) >= limit:
+            raise
+    lines = [b"%x\r\n" % size for size in sizes.tolist()]
+    return objects(lines), sizes + np.fromiter(map(len, lines), np.int64, len(lines)) + 2

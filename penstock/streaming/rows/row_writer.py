@@ -19,22 +19,26 @@ from numpy.typing import NDArray
 
 from penstock.http.http2.flow_windows import FlowWindows, first_rows
 from penstock.http.write_target import WriteTarget
+from penstock.streaming.rows.field_columns import FieldColumns
 from penstock.streaming.rows.http_framing import (
-    CHUNK_HEADERS,
-    CHUNK_LENGTHS,
     FRAME_LENGTHS,
+    MAX_CHUNK,
     MAX_EVENT,
     Objects,
+    chunk_framing,
+    objects,
 )
 from penstock.streaming.rows.io_submit import BurstWriter
 from penstock.streaming.rows.numbered_rows import MAX_FIELD, NumberedRows, sizes_of
 from penstock.streaming.rows.row_columns import RowColumns
 from penstock.streaming.rows.row_grid import RowGrid, RowTexts
+from penstock.streaming.rows.token_fields import TokenFields
 from penstock.streaming.rows.unchanged_batch import UnchangedBatch
 from penstock.streaming.stream import Stream
 from penstock.wire.arrays import I32
 from penstock.wire.frames import FinishReason, TokenFrame
 from penstock.wire.logprobs import Logprobs
+from penstock.wire.regroup import token_order
 
 _FINISH = tuple(FinishReason)
 """Finish reasons by value; looking it up in the enumeration takes ten times as long."""
@@ -101,6 +105,7 @@ class RowWriter:
         self._windows = windows
         self._slow_path = slow_path
         self._on_fault = on_fault
+        self._texts = texts
         self._text_sizes = np.array([_NOT_DIRECT if text is None else len(text) for text in texts], np.int64)
         self._unsafe = np.zeros(len(texts), np.bool_) if guarded is None else guarded
         self._path = np.zeros(0, np.int8)
@@ -115,6 +120,7 @@ class RowWriter:
         """Streams whose rows are written by columns or by the sink, but for guarded tokens."""
         self._numbered = HandleFlags()
         """Streams whose rows are written by columns, and whose events have numbers."""
+        self._fields = FieldColumns(texts)
         self._changes = 0
         """Changes of the columns."""
         self.grow(len(streams))
@@ -127,6 +133,7 @@ class RowWriter:
         self._tails = np.concatenate((self._tails, np.empty(more, np.object_)))
         self._sizes = np.concatenate((self._sizes, np.full(more, _NOT_DIRECT)))
         self._targets = np.concatenate((self._targets, np.zeros(more, np.int64)))
+        self._fields.grow(more)
         self._guarded.grow(more)
         self._numbered.grow(more)
 
@@ -141,32 +148,42 @@ class RowWriter:
         self._changes += 1
         self._guarded.set(handle, stream.guarded)
         self._numbered.set(handle, stream.record is not None and write_target is not None)
+        fields, tail, size = stream.fields, stream.tail, len(stream.tail)
+        if fields is not None:
+            tail, size = fields.closing, fields.size
+            if self._path[handle] == Path.REPLY:
+                self._fields.enter(stream, fields)
         if write_target is None:
-            self._path[handle], self._sizes[handle] = Path.SINK, _NOT_DIRECT
+            self._path[handle], self._sizes[handle] = Path.SINK, _NOT_DIRECT if fields is None else 0
             return
         chunked = write_target.descriptor >= 0
         if write_target is not stream.write_target:
             stream.write_target = write_target
             if chunked:
-                self._heads[handle], self._tails[handle] = stream.head, stream.tail + b"\r\n"
+                self._heads[handle], self._tails[handle] = stream.head, tail + b"\r\n"
                 self._targets[handle] = write_target.descriptor
             else:
-                self._heads[handle], self._tails[handle] = write_target.prefix + stream.head, stream.tail
+                self._heads[handle], self._tails[handle] = write_target.prefix + stream.head, tail
                 self._targets[handle] = ~write_target.window
         self._path[handle] = Path.CHUNK if chunked else Path.FRAME
-        self._sizes[handle] = len(stream.head) + len(stream.tail)
+        self._sizes[handle] = len(stream.head) + size
 
     def stop(self, handle: int) -> None:
         """Leave the stream's next rows to its reply."""
         self._changes += 1
         self._guarded.set(handle, False)
         self._numbered.set(handle, False)
+        if self._fields.count and self._path[handle] != Path.REPLY:
+            stream = self._streams[handle]
+            if stream is not None and stream.fields is not None:
+                self._fields.leave(stream)
         self._path[handle], self._sizes[handle] = Path.REPLY, _NOT_DIRECT
 
     def close(self, handle: int) -> None:
         """The stream has ended."""
         self.stop(handle)
         self._heads[handle] = self._tails[handle] = None
+        self._fields.close(handle)
 
     # -- rows
 
@@ -174,7 +191,7 @@ class RowWriter:
         """Write the rows of a frame, one per stream. ``texts``: of its tokens. ``unchanged``: what the frame
         continues."""
         handles, sizes, shown = frame.stream, self._sizes_of(frame), RowTexts(texts, frame.count)
-        if unchanged is not None and self._write_unchanged(handles, sizes, shown, unchanged):
+        if unchanged is not None and self._write_unchanged(frame, sizes, shown, unchanged):
             return
         whole = sizes + self._sizes.take(handles)
         if frame.finish is not None:
@@ -188,9 +205,14 @@ class RowWriter:
         if len(rows) < len(handles):
             others = np.flatnonzero(~direct)
         if len(rows):
-            refused = self._write_direct(handles, sizes, shown, rows)
+            if len(rows) < len(handles):
+                handles, sizes, shown = handles.take(rows), sizes.take(rows), shown.take(rows)
+            if self._fields.count:
+                refused = self._write_by_fields(frame, rows, sizes, shown)
+            else:
+                refused = self._write_direct(handles, sizes, shown, None)
             if len(refused):
-                others = np.concatenate((others, refused))
+                others = np.concatenate((others, rows.take(refused)))
         if len(others):
             self._write_others(frame, texts, others)
 
@@ -210,48 +232,114 @@ class RowWriter:
         return summed
 
     def _write_unchanged(
-        self, handles: I32, sizes: NDArray[np.int64], texts: RowTexts, unchanged: UnchangedBatch
+        self, frame: TokenFrame, sizes: NDArray[np.int64], texts: RowTexts, unchanged: UnchangedBatch
     ) -> bool:
-        """Write the rows of a frame whose streams all have the path CHUNK, or all the path FRAME, as in the
-        frame before; False if they have not, and nothing is written. ``sizes``: of the rows' texts."""
+        """Write the rows of a frame whose streams all have the path CHUNK, or all the path FRAME, and the
+        same fields, as in the frame before; False if they have not, and nothing is written. ``sizes``: of the
+        rows' texts."""
+        handles = frame.stream
         if unchanged.columns_at != self._changes:
-            paths = self._path.take(handles).tobytes()
-            alike = paths[0] >= Path.CHUNK and paths == paths[:1] * len(handles)
-            unchanged.columns_at, unchanged.columns = self._changes, self._columns(handles) if alike else None
-        if unchanged.columns is None:
+            unchanged.columns_at, unchanged.columns = self._changes, self._columns_of_all(handles)
+        columns = unchanged.columns
+        if columns is None:
             return False
-        refused = self._write_columns(unchanged.columns, sizes, texts)
+        if columns.grid.fields is not None:
+            spelled = self._fields.spell(frame, columns.grid.fields, handles, texts, None)
+            if spelled is None:
+                return False
+            sizes, texts = sizes + spelled.sizes, spelled.texts
+        refused = self._write_columns(columns, sizes, texts)
         return refused is not None and not len(refused)
 
-    def _write_direct(
-        self, handles: I32, sizes: NDArray[np.int64], texts: RowTexts, rows: NDArray[np.intp]
+    def _columns_of_all(self, handles: I32) -> RowColumns | None:
+        """The columns of streams, if all have the path CHUNK, or all the path FRAME, and the same fields."""
+        paths = self._path.take(handles).tobytes()
+        if paths[0] < Path.CHUNK or paths != paths[:1] * len(handles):
+            return None
+        alike, fields = self._fields.common(handles) if self._fields.count else (True, None)
+        return self._columns(handles, fields) if alike else None
+
+    def _write_by_fields(
+        self, frame: TokenFrame, rows: NDArray[np.intp], sizes: NDArray[np.int64], texts: RowTexts
     ) -> NDArray[np.intp]:
-        """Write some rows of a frame, as chunks or as frames. Returns those for which an HTTP/2 window has no
-        room."""
-        framed = self._targets.take(handles.take(rows)) < 0
+        """:meth:`_write_direct` of streams with different fields, or without. ``rows``: indexes in the frame
+        of the rows that ``sizes`` and ``texts`` are of."""
+        handles = frame.stream.take(rows)
+        refused = []
+        for fields, own in self._fields.groups(handles):
+            content = (handles.take(own), sizes.take(own), texts.take(own))
+            if fields is None:
+                refused.append(own.take(self._write_direct(*content, None)))
+                continue
+            at = rows.take(own)
+            tokens = at if frame.count is None else token_order(frame.count, at)
+            refused.append(own.take(self._write_with_fields(frame, fields, tokens, *content)))
+        return np.concatenate(refused)
+
+    def _write_with_fields(
+        self,
+        frame: TokenFrame,
+        fields: TokenFields,
+        tokens: NDArray[np.intp],
+        handles: I32,
+        sizes: NDArray[np.int64],
+        texts: RowTexts,
+    ) -> NDArray[np.intp]:
+        """Write rows whose events have the same fields. ``tokens``: indexes of their tokens in the frame.
+        Returns those that their replies must write."""
+        spelled = self._fields.spell(frame, fields, handles, texts, tokens)
+        if spelled is None:
+            return np.arange(len(handles))
+        sizes = sizes + spelled.sizes
+        most = np.array([0, 0, MAX_CHUNK, MAX_EVENT]).take(self._path.take(handles))
+        alone = sizes + self._sizes.take(handles) >= most
+        rows = np.flatnonzero(~alone)
+        if len(rows):
+            content = (handles, sizes, spelled.texts)
+            if len(rows) < len(handles):
+                content = (handles.take(rows), sizes.take(rows), spelled.texts.take(rows))
+            alone[rows.take(self._write_direct(*content, fields))] = True
+        rows = np.flatnonzero(alone)
+        if len(rows):
+            self._write_alone(handles.take(rows), spelled.texts.take(rows), fields)
+        return _NO_ROWS
+
+    def _write_alone(self, handles: I32, texts: RowTexts, fields: TokenFields) -> None:
+        """Write rows with fields one by one, by the streams' ``write``."""
+        streams = [self._streams[handle] for handle in handles.tolist()]
+        heads = objects([b"" if stream is None else stream.head for stream in streams])
+        grid = RowGrid(heads, objects([fields.closing] * len(heads)), _NO_ROWS, fields)
+        grid.fill(heads, texts)
+        self._fields.advance(handles, texts)
+        for stream, event in zip(streams, grid.events(), strict=True):
+            if stream is not None and stream.write_targets is not None:
+                self._write_event(stream, event)
+
+    def _write_direct(
+        self, handles: I32, sizes: NDArray[np.int64], texts: RowTexts, fields: TokenFields | None
+    ) -> NDArray[np.intp]:
+        """Write rows, as chunks or as frames. Returns those for which an HTTP/2 window has no room."""
+        framed = self._targets.take(handles) < 0
         count = np.count_nonzero(framed)
-        if 0 < count < len(rows):
-            self._write_rows(handles, sizes, texts, rows[~framed])
-            rows = rows[framed]
-        return self._write_rows(handles, sizes, texts, rows)
+        if not 0 < count < len(handles):
+            return self._write_rows(handles, sizes, texts, fields)
+        rows, chunks = np.flatnonzero(framed), np.flatnonzero(~framed)
+        self._write_rows(handles.take(chunks), sizes.take(chunks), texts.take(chunks), fields)
+        return rows.take(self._write_rows(handles.take(rows), sizes.take(rows), texts.take(rows), fields))
 
     def _write_rows(
-        self, handles: I32, sizes: NDArray[np.int64], texts: RowTexts, rows: NDArray[np.intp]
+        self, handles: I32, sizes: NDArray[np.int64], texts: RowTexts, fields: TokenFields | None
     ) -> NDArray[np.intp]:
         """:meth:`_write_direct` of rows that are all chunks, or all frames."""
-        if len(rows) == len(handles):
-            refused = self._write_columns(self._columns(handles), sizes, texts)
-        else:
-            columns = self._columns(handles.take(rows))
-            refused = self._write_columns(columns, sizes.take(rows), texts.take(rows))
+        refused = self._write_columns(self._columns(handles, fields), sizes, texts)
         assert refused is not None, "each event is small enough"
-        if len(refused) in (0, len(rows)):
-            return rows.take(refused)
-        self._write_rows(handles, sizes, texts, np.delete(rows, refused))
-        return rows.take(refused)
+        if 0 < len(refused) < len(handles):
+            rows = np.delete(np.arange(len(handles)), refused)
+            self._write_rows(handles.take(rows), sizes.take(rows), texts.take(rows), fields)
+        return refused
 
-    def _columns(self, handles: I32) -> RowColumns:
-        """The columns of streams that all have the path CHUNK, or all the path FRAME."""
+    def _columns(self, handles: I32, fields: TokenFields | None) -> RowColumns:
+        """The columns of streams with these fields that all have the path CHUNK, or all the path FRAME."""
         targets, order, starts, connections = self._targets.take(handles), None, _NO_ROWS, None
         if targets[0] < 0:
             targets = ~targets
@@ -262,7 +350,7 @@ class RowWriter:
                 connections = connections.take(order)
             starts = first_rows(connections)
             connections = connections.take(starts)
-        grid = RowGrid(self._heads.take(handles), self._tails.take(handles), starts)
+        grid = RowGrid(self._heads.take(handles), self._tails.take(handles), starts, fields)
         numbered = self._numbered_rows(handles)
         return RowColumns(
             order, handles, self._sizes.take(handles), targets, starts, connections, grid, numbered
@@ -292,13 +380,18 @@ class RowWriter:
             tails, added = numbered.numbered_tails()
             sizes[numbered.rows] += added
         try:
-            lengths = (FRAME_LENGTHS if framed else CHUNK_HEADERS).take(sizes)
-        except IndexError:  # cheaper than to look for the greatest
+            if framed:
+                headers = FRAME_LENGTHS.take(sizes)
+            else:
+                limit = MAX_EVENT if grid.fields is None else MAX_CHUNK
+                headers, lengths = chunk_framing(sizes, limit)
+        except IndexError:
             return None
         if framed and not self._windows.take_windows(columns.targets, sizes, columns.starts):
             refused = self._windows.without_room(columns.targets, sizes, columns.starts)
             return np.flatnonzero(refused) if columns.order is None else columns.order[refused]
-        grid.fill(lengths, texts)
+        self._fields.advance(columns.handles, texts)
+        grid.fill(headers, texts)
         if numbered is not None:
             grid.set_tails(numbered.rows, tails)
             numbered.add(texts.take(numbered.rows).joined())
@@ -306,7 +399,7 @@ class RowWriter:
             self._windows.write(grid.pieces(), columns.connections, grid.bounds)
         else:
             data = b"".join(grid.pieces())
-            self._send_chunks(columns.handles, columns.targets, data, CHUNK_LENGTHS.take(sizes))
+            self._send_chunks(columns.handles, columns.targets, data, lengths)
         return _NO_ROWS
 
     def _send_chunks(
@@ -345,17 +438,23 @@ class RowWriter:
                 continue
             if self._guarded.count and plain and self._guarded.column[handle]:
                 plain = not self._unsafe.take(frame.tokens[start:end]).any()
+            plain = plain and stream.fields is None
             event = _event(stream, texts[start:end].tolist()) if plain else None
             if event is None or stream.write_targets is None:  # None: it was dropped in a row before this one
+                if path and stream.fields is not None:
+                    self.stop(handle)  # the reply has the path chosen again
                 logprobs = None if frame.logprobs is None else _entries(frame.logprobs, start, end)
                 own = frame.tokens[start:end]
                 tokens = cast("Sequence[int]", own) if stream.reply.arrays else own.tolist()
                 slow_path(stream, tokens, _FINISH[finish], hit, logprobs)
             else:
-                try:
-                    stream.write(event)
-                except Exception:  # noqa: BLE001 - this stream ends, the others go on
-                    self._on_fault(stream)
+                self._write_event(stream, event)
+
+    def _write_event(self, stream: Stream, event: bytes) -> None:
+        try:
+            stream.write(event)
+        except Exception:  # noqa: BLE001 - this stream ends, the others go on
+            self._on_fault(stream)
 
 
 def _event(stream: Stream, texts: list[Any]) -> bytes | None:

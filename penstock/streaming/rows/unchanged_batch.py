@@ -75,11 +75,10 @@ class UnchangedBatch:
 
 
 def is_plain(frame: TokenFrame) -> bool:
-    """Whether the frame has tokens in every row, and nothing else."""
+    """Whether the frame has tokens in every row, and nothing else but their logprobs."""
     return (
         frame.finish is None
         and frame.cached is None
-        and frame.logprobs is None
         and frame.prompt is None
         and frame.kv_transfer_params is None
         and (frame.count is None or bool(np.count_nonzero(frame.count) == len(frame.count)))

@@ -1,0 +1,178 @@
+"""The streams whose events have more than text for each token, as columns by stream handle."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.streaming.rows.http_framing import Objects
+from penstock.streaming.rows.row_grid import RowTexts
+from penstock.streaming.rows.token_fields import TokenData, TokenFields, spell_items
+from penstock.streaming.stream import Stream
+from penstock.wire.arrays import F32, I32, any_true
+from penstock.wire.frames import TokenFrame
+from penstock.wire.logprobs import Logprobs
+
+NO_FIELDS = 0
+_UNKNOWN = -1
+
+
+class SpelledRows(NamedTuple):
+    """Rows whose items are made."""
+
+    texts: RowTexts
+    sizes: NDArray[np.int64]
+    """Bytes of each row's items."""
+
+
+class FieldColumns:
+    """The fields of streams, and where their next tokens begin in their texts."""
+
+    def __init__(self, texts: Objects) -> None:
+        """``texts``: by token id, None if the text is not context-free."""
+        self.count = 0
+        """Streams with fields."""
+        self._texts = texts
+        self._numbers = np.zeros(0, np.uint16)
+        self._fields: list[TokenFields | None] = [None]
+        """By number. Few differ: an API, with or without token ids, a number of alternatives."""
+        self._places = np.zeros(0, np.int64)
+        """Where the next token begins, in characters. Holds between :meth:`enter` and :meth:`leave`; otherwise
+        the stream's ``places`` know it."""
+        self._characters = np.zeros(0, np.int64)
+        """Characters of the text of each token id; _UNKNOWN until they are asked for."""
+
+    def grow(self, more: int) -> None:
+        """There are so many more handles."""
+        self._numbers = np.concatenate((self._numbers, np.zeros(more, np.uint16)))
+        self._places = np.concatenate((self._places, np.zeros(more, np.int64)))
+
+    # -- one stream
+
+    def enter(self, stream: Stream, fields: TokenFields) -> None:
+        """The stream's rows come here next."""
+        handle = stream.handle
+        if not self._numbers[handle]:
+            if fields not in self._fields:
+                self._fields.append(fields)
+            self._numbers[handle] = self._fields.index(fields)
+            self.count += 1
+        if stream.places is not None:
+            self._places[handle] = stream.places.at
+
+    def leave(self, stream: Stream) -> None:
+        """The stream's next row goes to its reply."""
+        if stream.places is not None:
+            stream.places.at = int(self._places[stream.handle])
+
+    def close(self, handle: int) -> None:
+        """The stream has ended."""
+        if self._numbers[handle]:
+            self._numbers[handle] = NO_FIELDS
+            self.count -= 1
+
+    # -- rows
+
+    def common(self, handles: I32) -> tuple[bool, TokenFields | None]:
+        """Whether all streams have the same fields, and these."""
+        numbers = self._numbers.take(handles)
+        return not any_true(numbers != numbers[0]), self._fields[numbers[0]]
+
+    def groups(self, handles: I32) -> list[tuple[TokenFields | None, NDArray[np.intp]]]:
+        """The fields of streams, and the indexes of those that have them."""
+        numbers = self._numbers.take(handles)
+        return [
+            (self._fields[number], np.flatnonzero(numbers == number)) for number in np.unique(numbers).tolist()
+        ]
+
+    def advance(self, handles: I32, texts: RowTexts) -> None:
+        """The rows of these streams are written."""
+        if texts.characters is not None:
+            self._places[handles] += texts.characters
+
+    def spell(
+        self,
+        frame: TokenFrame,
+        fields: TokenFields,
+        handles: I32,
+        texts: RowTexts,
+        tokens: NDArray[np.intp] | None,
+    ) -> SpelledRows | None:
+        """Make the items of rows whose tokens are at ``tokens`` in the frame, None: of all. Returns None if
+        some token lacks its logprobs."""
+        candidates = _candidates(frame, tokens, fields.width)
+        if candidates is None:
+            return None
+        counts, own = texts.counts, frame.tokens if tokens is None else frame.tokens.take(tokens)
+        starts = begins = places = None
+        if counts is not None:
+            starts = counts.cumsum() - counts
+            begins = np.zeros(len(own), np.bool_)
+            begins[starts] = True
+        if fields.placed:
+            of_tokens = self._characters_of(own)
+            places = self._places.take(handles)
+            if starts is None:
+                texts = texts._replace(characters=of_tokens)
+            else:
+                before = of_tokens.cumsum() - of_tokens
+                places = before + (places - before.take(starts)).repeat(counts)
+                texts = texts._replace(characters=np.add.reduceat(of_tokens, starts))
+        made = spell_items(fields, TokenData(own, begins, *candidates, places))
+        sizes = made.sizes if starts is None else np.add.reduceat(made.sizes, starts)
+        return SpelledRows(texts._replace(items=made.cells), sizes)
+
+    def _characters_of(self, tokens: I32) -> NDArray[np.int64]:
+        """Characters of the texts of tokens."""
+        if not len(self._characters):
+            self._characters = np.full(len(self._texts), _UNKNOWN, np.int64)
+        found = self._characters.take(tokens)
+        unknown = found == _UNKNOWN
+        if any_true(unknown):
+            for token in np.unique(tokens[unknown]).tolist():
+                self._characters[token] = _count_characters(self._texts[token])
+            found = self._characters.take(tokens)
+        return found
+
+
+def _candidates(frame: TokenFrame, tokens: NDArray[np.intp] | None, width: int) -> tuple[I32, F32] | None:
+    """Ids and values of the candidates for tokens of a frame, [T, W] each, with ``width`` at least."""
+    if not width:
+        none = np.zeros((len(frame.tokens) if tokens is None else len(tokens), 0), np.int32)
+        return none, none.astype(np.float32)
+    given = frame.logprobs
+    if given is None:
+        return None
+    ids, values = given.ids, given.values
+    entries = _entries(given, len(frame.tokens), tokens)
+    if entries is not None:
+        if not len(entries) or entries.min() < 0:
+            return None
+        ids, values = ids.take(entries, axis=0), values.take(entries, axis=0)
+    lacking = width - ids.shape[1]
+    if lacking > 0:
+        ids = np.pad(ids, ((0, 0), (0, lacking)), constant_values=-1)
+        values = np.pad(values, ((0, 0), (0, lacking)), constant_values=-np.inf)
+    return ids, values
+
+
+def _entries(given: Logprobs, count: int, tokens: NDArray[np.intp] | None) -> NDArray[np.intp] | None:
+    """Index of the first entry of each token, -1: none; None: entry by entry, of all ``count`` tokens.
+    ``tokens``: of which tokens, None: of all."""
+    of_all = len(given.token) == count and np.array_equal(given.token, np.arange(count))
+    if of_all:
+        return tokens
+    entries: NDArray[np.intp] = np.full(count, -1)
+    entries[given.token[::-1]] = np.arange(len(given.token))[::-1]
+    return entries if tokens is None else entries.take(tokens)
+
+
+def _count_characters(escaped: bytes | None) -> int:
+    """Characters of a text that is escaped for JSON."""
+    if escaped is None:
+        return 0
+    text: str = msgspec.json.decode(b'"%b"' % escaped, type=str)
+    return len(text)

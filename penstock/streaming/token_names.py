@@ -1,0 +1,150 @@
+"""The spellings of single tokens in logprobs, as columns of prepared JSON by token id."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.http.errors import encode_json
+from penstock.streaming.detokenizer import Detokenizer
+from penstock.streaming.rows.http_framing import Objects
+from penstock.streaming.token_table import TokenTable
+from penstock.wire.arrays import I32
+
+MAX_NAMES = 1 << 16
+"""Tokens whose spellings are remembered, at most about 600 bytes each; all of a vocabulary where requests may
+ask for the logprobs of all."""
+TOP_LOGPROBS = b',"top_logprobs":['
+"""Precedes a token's alternatives."""
+
+
+class TokenName(NamedTuple):
+    """The spelling of one token in JSON."""
+
+    quoted: bytes
+    """The text in quotes."""
+    head: bytes
+    """An object with the text, up to the logprob."""
+    tail: bytes
+    """The rest of the object: the token's bytes, which may be a part of a character."""
+
+
+class TokenNames:
+    """The spellings of single tokens, special ones included; one object per process.
+
+    The columns have an entry for every token that was asked for with :meth:`spell`; those of an earlier call
+    may be gone.
+    """
+
+    def __init__(self, table: TokenTable, most: int = MAX_NAMES) -> None:
+        """``table``: with the text of special tokens; ``most``: maximum spellings to remember, unless more
+        are asked for at once."""
+        self.table = table
+        self._most = most
+        self._known: dict[int, TokenName] = {}
+        self._tokens: dict[bytes, int] = {}
+        """A token that is spelled like this."""
+        self.quoted = np.zeros(0, np.object_)
+        """The text in quotes."""
+        self.heads = np.zeros(0, np.object_)
+        """An object with the text, up to the logprob."""
+        self.next_heads = np.zeros(0, np.object_)
+        """The same behind a comma."""
+        self.tails = np.zeros(0, np.object_)
+        """The rest of the object."""
+        self.own_tails = np.zeros(0, np.object_)
+        """The same, up to the token's alternatives."""
+        self.sizes = np.zeros(0, np.int64)
+        """Bytes of the text in quotes; 0: the columns lack the token."""
+        self.object_sizes = np.zeros(0, np.int64)
+        """Bytes of head and tail."""
+        self.ambiguous = np.zeros(0, np.bool_)
+        """Whether another token is spelled the same."""
+
+    def __getitem__(self, token: int) -> TokenName:
+        name = self._known.get(token)
+        if name is None:
+            if len(self._known) >= self._most:
+                self._forget()
+            self._known[token] = name = self._spell(token)
+        return name
+
+    def spell(self, tokens: I32) -> None:
+        """Make sure that the columns have these tokens; none of them is negative."""
+        try:
+            if self.sizes.take(tokens).all():
+                return
+        except IndexError:
+            self._grow(int(tokens.max()) + 1)
+        missing = self._missing(tokens)
+        if len(self._known) + len(missing) > self._most:
+            self._forget()
+            missing = self._missing(tokens)
+        for token in missing:
+            name = self._known.get(token)
+            if name is None:
+                self._known[token] = name = self._spell(token)
+            self._add(token, name)
+
+    def _missing(self, tokens: I32) -> list[int]:
+        unique = np.unique(tokens)
+        missing: list[int] = unique[self.sizes.take(unique) == 0].tolist()
+        return missing
+
+    def _add(self, token: int, name: TokenName) -> None:
+        """Add a token to the columns."""
+        quoted, head, tail = name
+        self.quoted[token], self.heads[token], self.tails[token] = name
+        self.next_heads[token] = b"," + head
+        self.own_tails[token] = tail[:-1] + TOP_LOGPROBS
+        self.sizes[token] = len(quoted)
+        self.object_sizes[token] = len(head) + len(tail)
+        other = self._tokens.setdefault(quoted, token)
+        if other != token:
+            self.ambiguous[other] = self.ambiguous[token] = True
+
+    def detokenizer(self) -> Detokenizer:
+        """For the text of consecutive tokens, special ones included."""
+        return Detokenizer(self.table)
+
+    def _spell(self, token: int) -> TokenName:
+        detokenizer = self.detokenizer()
+        text = detokenizer.push((token,)) + detokenizer.finish()
+        quoted = encode_json(text)
+        own = self.table.bytes_of(token)
+        tail = b',"bytes":%b}' % encode_json(list(text.encode() if own is None else own))
+        return TokenName(quoted, b'{"token":%b,"logprob":' % quoted, tail)
+
+    def _columns(self) -> tuple[Objects, ...]:
+        return self.quoted, self.heads, self.next_heads, self.tails, self.own_tails
+
+    def _forget(self) -> None:
+        for column in self._columns():
+            column.fill(None)
+        self.sizes.fill(0)
+        self.ambiguous.fill(False)
+        self._tokens.clear()
+        self._known.clear()
+
+    def _grow(self, size: int) -> None:
+        """There are ids below ``size``."""
+        more = max(size, 2 * len(self.sizes)) - len(self.sizes)
+
+        def longer(column: NDArray[Any]) -> NDArray[Any]:
+            return np.concatenate((column, np.empty(more, np.object_)))
+
+        self.quoted, self.heads, self.next_heads, self.tails, self.own_tails = map(longer, self._columns())
+        self.sizes = np.concatenate((self.sizes, np.zeros(more, np.int64)))
+        self.object_sizes = np.concatenate((self.object_sizes, np.zeros(more, np.int64)))
+        self.ambiguous = np.concatenate((self.ambiguous, np.zeros(more, np.bool_)))
+
+
+class TokenIdNames(TokenNames):
+    """Spellings by which every token can be told from all others; bytes are still those of its text."""
+
+    def _spell(self, token: int) -> TokenName:
+        name = super()._spell(token)
+        quoted = b'"token_id:%d"' % token
+        return name._replace(quoted=quoted, head=b'{"token":%b,"logprob":' % quoted)
