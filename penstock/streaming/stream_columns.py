@@ -15,7 +15,7 @@ from penstock.streaming.engine_faults import (
 )
 from penstock.wire.arrays import any_true
 from penstock.wire.frames import TokenFrame
-from penstock.wire.logprobs import wrong_candidates
+from penstock.wire.logprobs import are_sound, wrong_candidates
 
 NO_ENGINE = -1
 """Rank of a stream that no engine runs: its engine is gone, and it waits for another."""
@@ -104,7 +104,7 @@ class StreamColumns:
     def has_sound_logprobs(self, frame: TokenFrame) -> bool:
         """Whether all logprobs of the frame are valid."""
         for given in (frame.logprobs, frame.prompt):
-            if given is not None and any_true(wrong_candidates(given, self._vocabulary)):
+            if given is not None and not are_sound(given, self._vocabulary):
                 return False
         return True
 

@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.http.errors import encode_json
 from penstock.streaming.detokenizer import Detokenizer
-from penstock.streaming.rows.http_framing import Objects
-from penstock.streaming.token_table import TokenTable
+from penstock.streaming.rows.http_framing import Objects, objects
+from penstock.streaming.token_table import TokenTable, escape_json
 from penstock.wire.arrays import I32
 
 MAX_NAMES = 1 << 16
@@ -18,6 +17,9 @@ MAX_NAMES = 1 << 16
 ask for the logprobs of all."""
 TOP_LOGPROBS = b',"top_logprobs":['
 """Precedes a token's alternatives."""
+
+
+_BYTES = [b"%d" % byte for byte in range(256)]
 
 
 class TokenName(NamedTuple):
@@ -67,8 +69,10 @@ class TokenNames:
         name = self._known.get(token)
         if name is None:
             if len(self._known) >= self._most:
-                self._forget()
-            self._known[token] = name = self._spell(token)
+                self._known.clear()
+            quoted, own = self._spell(token)
+            name = TokenName(quoted, b'{"token":%b,"logprob":' % quoted, b',"bytes":[%b]}' % own)
+            self._known[token] = name
         return name
 
     def spell(self, tokens: I32) -> None:
@@ -79,43 +83,49 @@ class TokenNames:
         except IndexError:
             self._grow(int(tokens.max()) + 1)
         missing = self._missing(tokens)
-        if len(self._known) + len(missing) > self._most:
+        if len(self._tokens) + len(missing) > self._most:
             self._forget()
             missing = self._missing(tokens)
-        for token in missing:
-            name = self._known.get(token)
-            if name is None:
-                self._known[token] = name = self._spell(token)
-            self._add(token, name)
+        if missing:
+            self._add(missing)
 
     def _missing(self, tokens: I32) -> list[int]:
         unique = np.unique(tokens)
         missing: list[int] = unique[self.sizes.take(unique) == 0].tolist()
         return missing
 
-    def _add(self, token: int, name: TokenName) -> None:
-        """Add a token to the columns."""
-        quoted, head, tail = name
-        self.quoted[token], self.heads[token], self.tails[token] = name
-        self.next_heads[token] = b"," + head
-        self.own_tails[token] = tail[:-1] + TOP_LOGPROBS
-        self.sizes[token] = len(quoted)
-        self.object_sizes[token] = len(head) + len(tail)
-        other = self._tokens.setdefault(quoted, token)
-        if other != token:
-            self.ambiguous[other] = self.ambiguous[token] = True
+    def _add(self, tokens: list[int]) -> None:
+        """Add tokens to the columns."""
+        spelled = list(map(self._spell, tokens))
+        quoted = [text for text, _ in spelled]
+        heads = [b'{"token":%b,"logprob":' % text for text in quoted]
+        tails = [b',"bytes":[%b]}' % own for _, own in spelled]
+        self.quoted[tokens], self.heads[tokens], self.tails[tokens] = map(objects, (quoted, heads, tails))
+        self.next_heads[tokens] = objects([b"," + head for head in heads])
+        self.own_tails[tokens] = objects([tail[:-1] + TOP_LOGPROBS for tail in tails])
+        self.sizes[tokens] = list(map(len, quoted))
+        self.object_sizes[tokens] = list(map(len, heads))
+        self.object_sizes[tokens] += list(map(len, tails))
+        others = list(map(self._tokens.setdefault, quoted, tokens))
+        if others != tokens:
+            alike = [pair for pair in zip(others, tokens, strict=True) if pair[0] != pair[1]]
+            self.ambiguous[alike] = True
 
     def detokenizer(self) -> Detokenizer:
         """For the text of consecutive tokens, special ones included."""
         return Detokenizer(self.table)
 
-    def _spell(self, token: int) -> TokenName:
-        detokenizer = self.detokenizer()
-        text = detokenizer.push((token,)) + detokenizer.finish()
-        quoted = encode_json(text)
-        own = self.table.bytes_of(token)
-        tail = b',"bytes":%b}' % encode_json(list(text.encode() if own is None else own))
-        return TokenName(quoted, b'{"token":%b,"logprob":' % quoted, tail)
+    def _spell(self, token: int) -> tuple[bytes, bytes]:
+        """The text in quotes, and the token's bytes as numbers."""
+        table = self.table
+        escaped = table.text[token] if token < len(table.text) else b""
+        own = table.bytes_of(token)
+        if escaped is None or own is None:
+            detokenizer = self.detokenizer()
+            text = detokenizer.push((token,)) + detokenizer.finish()
+            escaped = escape_json(text)
+            own = text.encode() if own is None else own
+        return b'"%b"' % escaped, b",".join([_BYTES[byte] for byte in own])
 
     def _columns(self) -> tuple[Objects, ...]:
         return self.quoted, self.heads, self.next_heads, self.tails, self.own_tails
@@ -126,7 +136,6 @@ class TokenNames:
         self.sizes.fill(0)
         self.ambiguous.fill(False)
         self._tokens.clear()
-        self._known.clear()
 
     def _grow(self, size: int) -> None:
         """There are ids below ``size``."""
@@ -144,7 +153,5 @@ class TokenNames:
 class TokenIdNames(TokenNames):
     """Spellings by which every token can be told from all others; bytes are still those of its text."""
 
-    def _spell(self, token: int) -> TokenName:
-        name = super()._spell(token)
-        quoted = b'"token_id:%d"' % token
-        return name._replace(quoted=quoted, head=b'{"token":%b,"logprob":' % quoted)
+    def _spell(self, token: int) -> tuple[bytes, bytes]:
+        return b'"token_id:%d"' % token, super()._spell(token)[1]

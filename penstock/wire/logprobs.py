@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.wire.arrays import F32, I32
+from penstock.wire.arrays import F32, I32, any_true
 
 ENTRY_CANDIDATES = 128
 """Maximum candidates in one entry of a generated token. A token with more has several entries in a row, so
@@ -39,6 +39,13 @@ class Logprobs:
         """Whether each of so many tokens has exactly one entry: that of token t is at t."""
         token = self.token
         return len(token) == tokens and token.tobytes() == np.arange(tokens, dtype=token.dtype).tobytes()
+
+    def slice_entries(self, low: int, high: int, start: int) -> Logprobs | None:
+        """The entries ``low`` to ``high``, with token indexes relative to ``start``; None if there are none."""
+        if low == high:
+            return None
+        part = slice(low, high)
+        return Logprobs(self.token[part] - np.int32(start), self.ids[part], self.values[part], self.rank[part])
 
     def select_tokens(self, kept: NDArray[np.bool_]) -> Logprobs | None:
         """The entries of the tokens in the mask ``kept``, indexed among the kept tokens."""
@@ -106,6 +113,15 @@ class PromptLogprobs:
             values=self.values[entries],
             rank=self.rank[entries],
         )
+
+
+def are_sound(logprobs: Logprobs | PromptLogprobs, vocabulary: int) -> bool:
+    """Whether no entry is wrong; see :func:`wrong_candidates`."""
+    ids = logprobs.ids
+    if any_true(~(logprobs.values < np.inf)) or any_true(logprobs.rank < 0) or any_true(ids[:, 0] < 0):
+        return False
+    # As an unsigned number -1, plus 1, is 0, and what is less is large.
+    return int(np.maximum.reduce((ids + np.int32(1)).view(np.uint32), axis=None)) <= vocabulary
 
 
 def wrong_candidates(logprobs: Logprobs | PromptLogprobs, vocabulary: int) -> NDArray[np.bool_]:

@@ -12,7 +12,7 @@ from penstock.streaming.rows.http_framing import Objects
 from penstock.streaming.rows.row_grid import RowTexts
 from penstock.streaming.rows.token_fields import TokenData, TokenFields, spell_items
 from penstock.streaming.stream import Stream
-from penstock.wire.arrays import F32, I32, any_true
+from penstock.wire.arrays import F32, I32, any_true, counts_up
 from penstock.wire.frames import TokenFrame
 from penstock.wire.logprobs import Logprobs
 
@@ -79,7 +79,8 @@ class FieldColumns:
     def common(self, handles: I32) -> tuple[bool, TokenFields | None]:
         """Whether all streams have the same fields, and these."""
         numbers = self._numbers.take(handles)
-        return not any_true(numbers != numbers[0]), self._fields[numbers[0]]
+        first = numbers[0]
+        return numbers.tobytes() == first.tobytes() * len(numbers), self._fields[first]
 
     def groups(self, handles: I32) -> list[tuple[TokenFields | None, NDArray[np.intp]]]:
         """The fields of streams, and the indexes of those that have them."""
@@ -122,7 +123,9 @@ class FieldColumns:
                 places = before + (places - before.take(starts)).repeat(counts)
                 texts = texts._replace(characters=np.add.reduceat(of_tokens, starts))
         made = spell_items(fields, TokenData(own, begins, *candidates, places))
-        sizes = made.sizes if starts is None else np.add.reduceat(made.sizes, starts)
+        sizes = made.sizes
+        if starts is not None:
+            sizes = np.add.reduceat(sizes, starts) + fields.between * (counts - 1)
         return SpelledRows(texts._replace(items=made.cells), sizes)
 
     def _characters_of(self, tokens: I32) -> NDArray[np.int64]:
@@ -162,8 +165,7 @@ def _candidates(frame: TokenFrame, tokens: NDArray[np.intp] | None, width: int) 
 def _entries(given: Logprobs, count: int, tokens: NDArray[np.intp] | None) -> NDArray[np.intp] | None:
     """Index of the first entry of each token, -1: none; None: entry by entry, of all ``count`` tokens.
     ``tokens``: of which tokens, None: of all."""
-    of_all = len(given.token) == count and np.array_equal(given.token, np.arange(count))
-    if of_all:
+    if len(given.token) == count and counts_up(given.token):
         return tokens
     entries: NDArray[np.intp] = np.full(count, -1)
     entries[given.token[::-1]] = np.arange(len(given.token))[::-1]

@@ -86,7 +86,12 @@ class RowGrid:
         self.fields = fields
         self.bounds: list[int] = []
         """Index of the first piece of each part, and the number of pieces."""
-        self._resize([(1, 1)])
+        self._shape: list[tuple[int, int]] = []
+
+    @property
+    def width(self) -> int:
+        """Cells for the texts of a row."""
+        return self._shape[0][0]
 
     def _resize(self, shape: list[tuple[int, int]]) -> None:
         """Make room for the texts and each list: so many tokens per row, so many cells per token."""
@@ -126,11 +131,6 @@ class RowGrid:
             else:
                 place[...] = _NO_TEXT
                 place[mask] = cells
-
-    @property
-    def width(self) -> int:
-        """Cells for the texts of a row."""
-        return self._shape[0][0]
 
     def set_tails(self, rows: NDArray[np.intp], tails: Objects) -> None:
         """Set the tails of some rows, for this frame."""

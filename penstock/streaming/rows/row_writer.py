@@ -264,29 +264,32 @@ class RowWriter:
     ) -> NDArray[np.intp]:
         """:meth:`_write_direct` of streams with different fields, or without. ``rows``: indexes in the frame
         of the rows that ``sizes`` and ``texts`` are of."""
-        handles = frame.stream.take(rows)
+        handles = frame.stream if len(rows) == frame.rows else frame.stream.take(rows)
+        alike, fields = self._fields.common(handles)
+        if alike:
+            return self._write_with_fields(frame, fields, rows, handles, sizes, texts)
         refused = []
-        for fields, own in self._fields.groups(handles):
-            content = (handles.take(own), sizes.take(own), texts.take(own))
-            if fields is None:
-                refused.append(own.take(self._write_direct(*content, None)))
-                continue
-            at = rows.take(own)
-            tokens = at if frame.count is None else token_order(frame.count, at)
-            refused.append(own.take(self._write_with_fields(frame, fields, tokens, *content)))
+        for each, own in self._fields.groups(handles):
+            content = (rows.take(own), handles.take(own), sizes.take(own), texts.take(own))
+            refused.append(own.take(self._write_with_fields(frame, each, *content)))
         return np.concatenate(refused)
 
     def _write_with_fields(
         self,
         frame: TokenFrame,
-        fields: TokenFields,
-        tokens: NDArray[np.intp],
+        fields: TokenFields | None,
+        rows: NDArray[np.intp],
         handles: I32,
         sizes: NDArray[np.int64],
         texts: RowTexts,
     ) -> NDArray[np.intp]:
-        """Write rows whose events have the same fields. ``tokens``: indexes of their tokens in the frame.
-        Returns those that their replies must write."""
+        """Write rows whose events have the same fields. ``rows``: their indexes in the frame. Returns those
+        that their replies must write, by their place in ``rows``."""
+        if fields is None:
+            return self._write_direct(handles, sizes, texts, None)
+        tokens = None
+        if len(rows) < frame.rows:
+            tokens = rows if frame.count is None else token_order(frame.count, rows)
         spelled = self._fields.spell(frame, fields, handles, texts, tokens)
         if spelled is None:
             return np.arange(len(handles))
@@ -467,6 +470,5 @@ def _event(stream: Stream, texts: list[Any]) -> bytes | None:
 
 def _entries(logprobs: Logprobs, start: int, end: int) -> Logprobs | None:
     """The entries of tokens ``start`` to ``end``, with token indexes relative to ``start``."""
-    low, high = np.searchsorted(logprobs.token, np.array((start, end), np.int32))  # else all are converted
-    kept: NDArray[np.intp] = np.arange(low, high)
-    return logprobs.select_entries(kept, logprobs.token[low:high] - np.int32(start))
+    low, high = logprobs.token.searchsorted((start, end)).tolist()
+    return logprobs.slice_entries(low, high, start)

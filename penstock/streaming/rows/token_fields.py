@@ -44,6 +44,8 @@ _BEFORE = {ItemKind.BY_TEXT: b"{"}
 """What the first item's pieces lack."""
 _AFTER = {ItemKind.OBJECT: b"]}", ItemKind.BY_TEXT: b"}"}
 """What the last item's pieces lack."""
+_SEPARATORS = {kind: objects((between, _NOTHING)) for kind, between in _BETWEEN.items()}
+"""What precedes an item: not the first one, the first one of a row."""
 
 
 class TokenFields(NamedTuple):
@@ -59,6 +61,8 @@ class TokenFields(NamedTuple):
     """Candidates per token with logprobs, the token itself included; 0: without."""
     size: int
     """Bytes besides the items."""
+    between: int
+    """Bytes between the items of two tokens."""
     placed: bool
     """Whether there is a list of places."""
 
@@ -74,7 +78,8 @@ class TokenFields(NamedTuple):
         openings = tuple(end + opening + _BEFORE.get(kind, b"") for end, (opening, kind) in pairs)
         closing = after[-1] + closing
         size = len(closing) + sum(map(len, openings))
-        return cls(openings, kinds, closing, names, width, size, ItemKind.PLACE in kinds)
+        between = sum(len(_BETWEEN[kind]) for kind in kinds)
+        return cls(openings, kinds, closing, names, width, size, between, ItemKind.PLACE in kinds)
 
 
 class TokenData(NamedTuple):
@@ -96,12 +101,22 @@ class SpelledItems(NamedTuple):
     """For each list [T, pieces of an item]; with a separator, unless all tokens are the first ones of their
     rows."""
     sizes: NDArray[np.int64]
-    """[T]: bytes of a token's items."""
+    """[T]: bytes of a token's items, without separators."""
 
 
 def spell_items(fields: TokenFields, data: TokenData) -> SpelledItems:
     """Make the items of all lists."""
     return _Speller(fields, data).spell()
+
+
+def join_items(kind: ItemKind, names: TokenNames, ids: I32, values: F32) -> bytes:
+    """The items of a list of tokens' names or logprobs, at least one token: JSON without the brackets.
+    ``ids``, ``values``: candidates, [T, W]."""
+    fields = TokenFields.make([(_NOTHING, kind)], _NOTHING, names, ids.shape[1])
+    begins = np.zeros(len(ids), np.bool_)
+    begins[0] = True
+    [cells] = spell_items(fields, TokenData(ids[:, 0], begins, ids, values, None)).cells
+    return b"%b%b%b" % (fields.openings[0], _NOTHING.join(cells.ravel().tolist()), fields.closing)
 
 
 class _Speller:
@@ -133,9 +148,7 @@ class _Speller:
         pieces = {ItemKind.OBJECT: 3 * width, ItemKind.BY_TEXT: 4 * width - 1}.get(kind, 1)
         cells = items = np.empty((len(self._sizes), pieces + (begins is not None)), np.object_)
         if begins is not None:
-            separator = _BETWEEN[kind]
-            cells[:, 0] = objects((separator, _NOTHING)).take(begins)
-            self._sizes += np.where(begins, 0, len(separator))
+            cells[:, 0] = _SEPARATORS[kind].take(begins)
             items = cells[:, 1:]
         match kind:
             case ItemKind.OBJECT:
@@ -215,6 +228,6 @@ def _numbers(values: NDArray[Any]) -> tuple[Objects, NDArray[np.int64]]:
     as the same float32."""
     flat = np.ascontiguousarray(values).ravel()
     listed = orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY)
-    ends = np.flatnonzero(np.frombuffer(listed, np.uint8) == ord(","))
-    sizes = np.diff(ends, prepend=0, append=len(listed) - 1) - 1
-    return objects(listed[1:-1].split(b",")), sizes
+    bounds = (np.frombuffer(listed, np.uint8) == ord(",")).nonzero()[0]
+    bounds = np.concatenate(((0,), bounds, (len(listed) - 1,)))
+    return objects(listed[1:-1].split(b",")), bounds[1:] - bounds[:-1] - 1

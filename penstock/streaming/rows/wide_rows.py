@@ -125,6 +125,5 @@ def _parts(
     bounds = np.searchsorted(logprobs.token, [*starts, len(tokens)]).tolist()
     found = []
     for part, start, low, high in zip(parts, starts, bounds[:-1], bounds[1:], strict=True):
-        own = logprobs.token[low:high] - np.int32(start)
-        found.append((part, logprobs.select_entries(np.arange(low, high), own)))
+        found.append((part, logprobs.slice_entries(low, high, start)))
     return found

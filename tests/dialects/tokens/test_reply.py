@@ -180,7 +180,7 @@ def test_a_failure_is_an_event_after_all_tokens() -> None:
 def test_logprobs_are_by_id() -> None:
     def run() -> None:
         body = collected([[5, 7]], FinishReason.LENGTH, {"logprobs": 1}, logprobs=True)
-        logprob = float(np.float32(-5 / 7))
+        logprob = float(str(np.float32(-5 / 7)))  # the fewest digits that read back
         entry = {"token_id": 5, "logprob": logprob, "rank": None}
         assert body["choices"][0]["logprobs"]["content"][0] == entry | {
             "token": "token_id:5",
