@@ -213,8 +213,12 @@ class OutputProcessor:
         if not len(frame.stream):
             return
         texts, unchanged = self._texts_of(frame), self._unchanged.get(rank)
-        sound = texts is not None and self._columns.has_sound_logprobs(frame)
-        if not sound or unchanged is None or not unchanged.continue_with(frame):
+        if (
+            texts is None
+            or unchanged is None
+            or not self._columns.has_sound_logprobs(frame)
+            or not unchanged.continue_with(frame)
+        ):
             self._end_unchanged(rank)
             unchanged = None
             if texts is None or not self._columns.fits(rank, frame):

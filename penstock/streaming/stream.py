@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from penstock.http.write_target import WriteTarget
 from penstock.streaming.request_states import StreamState
@@ -72,7 +72,7 @@ class StreamReply(Protocol):
 class WriteTargets(Protocol):
     """How plain rows are written: see :class:`penstock.streaming.rows.row_writer.RowWriter`."""
 
-    def choose(self, stream: Stream, write_target: WriteTarget | None) -> None: ...
+    def choose(self, stream: Stream, write_target: WriteTarget | None, *, guarded: bool) -> None: ...
 
     def stop(self, handle: int) -> None: ...
 
@@ -84,23 +84,29 @@ class TextPlace(Protocol):
     """In characters."""
 
 
+class StreamFields(NamedTuple):
+    """What a stream's events have for each token besides its text."""
+
+    layout: TokenFields
+    places: TextPlace | None
+    """Where the next token begins in the text; None: the layout has no places."""
+
+
 class Stream:
     """One choice of a request, from its submission to its end.
 
     A plain row, all of whose tokens have a context-free text, is the event ``head + text + tail`` once the
-    reply allows it (:meth:`write_plain_rows`); with ``fields``, their lists and closing replace the tail. Other
-    rows go to ``reply``.
+    reply allows it (:meth:`write_plain_rows`); with ``fields``, their lists and closing replace the tail.
+    Other rows go to ``reply``.
     """
 
     __slots__ = (
         "failed_resumes",
         "fields",
-        "guarded",
         "handle",
         "head",
         "index",
         "pinned_rank",
-        "places",
         "rank",
         "record",
         "refusals",
@@ -160,12 +166,8 @@ class Stream:
         self.versions: list[tuple[int, str]] | None = None
         """Versions of the weights, each with the position from which on they made its tokens, if the request
         asks for them: see :mod:`.weight_spans`."""
-        self.guarded = False
-        """Whether the reply must see tokens that may begin a marker of its parser."""
-        self.fields: TokenFields | None = None
+        self.fields: StreamFields | None = None
         """What events have for each token besides its text, in plain rows too; None: nothing."""
-        self.places: TextPlace | None = None
-        """Where the next token begins in the text, if ``fields`` have it."""
         self.write_targets: WriteTargets | None = None
         """Set while the stream is open and attached to its connection."""
         self.write_target: WriteTarget | None = None
@@ -187,9 +189,8 @@ class Stream:
         """Have plain rows written without the reply: by ``write_target``, or by ``write``. ``write_target``
         is for a connection, or stream of one, that no other stream writes to, and for which no bytes wait.
         ``guarded``: rows with a guarded token go to the reply nevertheless."""
-        self.guarded = guarded
         if self.write_targets is not None:
-            self.write_targets.choose(self, write_target)
+            self.write_targets.choose(self, write_target, guarded=guarded)
 
     def stop_plain_rows(self) -> None:
         """Have the reply handle every row."""

@@ -41,11 +41,13 @@ class Logprobs:
         return len(token) == tokens and token.tobytes() == np.arange(tokens, dtype=token.dtype).tobytes()
 
     def slice_entries(self, low: int, high: int, start: int) -> Logprobs | None:
-        """The entries ``low`` to ``high``, with token indexes relative to ``start``; None if there are none."""
+        """Entries ``low`` to ``high``, with token indexes relative to ``start``; None: there are none."""
         if low == high:
             return None
         part = slice(low, high)
-        return Logprobs(self.token[part] - np.int32(start), self.ids[part], self.values[part], self.rank[part])
+        return Logprobs(
+            self.token[part] - np.int32(start), self.ids[part], self.values[part], self.rank[part]
+        )
 
     def select_tokens(self, kept: NDArray[np.bool_]) -> Logprobs | None:
         """The entries of the tokens in the mask ``kept``, indexed among the kept tokens."""

@@ -18,13 +18,14 @@ from penstock.generation.dialect import EventContent, ReplyFormat
 from penstock.generation.parsers.delta import TextKind
 from penstock.generation.plan import RequestPlan
 from penstock.generation.replies.collected import CollectedReply
-from penstock.generation.replies.logprobs import TokenLogprobs, TokenNames
+from penstock.generation.replies.logprobs import TokenLogprobs
 from penstock.generation.replies.reply import ABORT, Choice, Prompt, prompt_token_ids
 from penstock.generation.replies.stream_failure import stream_failed
 from penstock.generation.replies.text_places import TextPlaces
 from penstock.generation.replies.token_usage import TokenUsage
 from penstock.http.errors import encode_json
 from penstock.streaming.stream import StreamError
+from penstock.streaming.token_names import TokenNames
 from penstock.streaming.token_table import escape_json
 from penstock.streaming.weight_spans import WeightSpan
 

@@ -238,7 +238,7 @@ class TokenLogprobs(NamedTuple):
             else:
                 spelled.append(b"")
         if width == 1:
-            return b"%b,\"top_logprobs\":[]}" % b',"top_logprobs":[]},'.join([each[:-1] for each in spelled])
+            return b'%b,"top_logprobs":[]}' % b',"top_logprobs":[]},'.join([each[:-1] for each in spelled])
         entries = []
         for start in range(0, len(spelled), width):
             tops = b",".join(filter(None, spelled[start + 1 : start + width]))

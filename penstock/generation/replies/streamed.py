@@ -18,7 +18,7 @@ from penstock.logging_setup import RateLimitedLog
 from penstock.streaming.output_processor import FAULT
 from penstock.streaming.request_states import ReplyEvent, ReplyState
 from penstock.streaming.rows.token_fields import TokenFields
-from penstock.streaming.stream import Stream, StreamError
+from penstock.streaming.stream import Stream, StreamError, StreamFields
 from penstock.streaming.token_table import escape_json
 from penstock.wire.frames import FinishReason
 from penstock.wire.logprobs import ENTRY_CANDIDATES, Logprobs
@@ -82,9 +82,10 @@ class StreamedReply(RequestReply):
 
     def add(self, prompt: Prompt, rank: int) -> Stream:
         stream = super().add(prompt, rank)
-        stream.fields, logprobs = self._fields, self.choices[-1].logprobs
-        if self._fields is not None and self._fields.placed and logprobs is not None:
-            stream.places = logprobs.places
+        if self._fields is not None:
+            logprobs = self.choices[-1].logprobs
+            places = None if logprobs is None or not self._fields.placed else logprobs.places
+            stream.fields = StreamFields(self._fields, places)
         if prompt.echo and self.plan.format is None:
             self.choices[-1].text += prompt.echo.encode()
         return stream

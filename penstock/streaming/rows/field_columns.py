@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from penstock.streaming.rows.http_framing import Objects
 from penstock.streaming.rows.row_grid import RowTexts
 from penstock.streaming.rows.token_fields import TokenData, TokenFields, spell_items
-from penstock.streaming.stream import Stream
+from penstock.streaming.stream import StreamFields
 from penstock.wire.arrays import F32, I32, any_true, counts_up
 from penstock.wire.frames import TokenFrame
 from penstock.wire.logprobs import Logprobs
@@ -40,8 +40,8 @@ class FieldColumns:
         self._fields: list[TokenFields | None] = [None]
         """By number. Few differ: an API, with or without token ids, a number of alternatives."""
         self._places = np.zeros(0, np.int64)
-        """Where the next token begins, in characters. Holds between :meth:`enter` and :meth:`leave`; otherwise
-        the stream's ``places`` know it."""
+        """Where the next token begins, in characters. Holds between :meth:`enter` and :meth:`leave`;
+        otherwise the stream's ``places`` know it."""
         self._characters = np.zeros(0, np.int64)
         """Characters of the text of each token id; _UNKNOWN until they are asked for."""
 
@@ -52,21 +52,21 @@ class FieldColumns:
 
     # -- one stream
 
-    def enter(self, stream: Stream, fields: TokenFields) -> None:
+    def enter(self, handle: int, fields: StreamFields) -> None:
         """The stream's rows come here next."""
-        handle = stream.handle
+        layout, places = fields
         if not self._numbers[handle]:
-            if fields not in self._fields:
-                self._fields.append(fields)
-            self._numbers[handle] = self._fields.index(fields)
+            if layout not in self._fields:
+                self._fields.append(layout)
+            self._numbers[handle] = self._fields.index(layout)
             self.count += 1
-        if stream.places is not None:
-            self._places[handle] = stream.places.at
+        if places is not None:
+            self._places[handle] = places.at
 
-    def leave(self, stream: Stream) -> None:
+    def leave(self, handle: int, fields: StreamFields) -> None:
         """The stream's next row goes to its reply."""
-        if stream.places is not None:
-            stream.places.at = int(self._places[stream.handle])
+        if fields.places is not None:
+            fields.places.at = int(self._places[handle])
 
     def close(self, handle: int) -> None:
         """The stream has ended."""
@@ -86,7 +86,8 @@ class FieldColumns:
         """The fields of streams, and the indexes of those that have them."""
         numbers = self._numbers.take(handles)
         return [
-            (self._fields[number], np.flatnonzero(numbers == number)) for number in np.unique(numbers).tolist()
+            (self._fields[number], np.flatnonzero(numbers == number))
+            for number in np.unique(numbers).tolist()
         ]
 
     def advance(self, handles: I32, texts: RowTexts) -> None:
@@ -107,24 +108,25 @@ class FieldColumns:
         candidates = _candidates(frame, tokens, fields.width)
         if candidates is None:
             return None
-        counts, own = texts.counts, frame.tokens if tokens is None else frame.tokens.take(tokens)
-        starts = begins = places = None
-        if counts is not None:
-            starts = counts.cumsum() - counts
-            begins = np.zeros(len(own), np.bool_)
-            begins[starts] = True
+        own = frame.tokens if tokens is None else frame.tokens.take(tokens)
+        counts = texts.counts
+        starts = None if counts is None else counts.cumsum() - counts
+        places = None
         if fields.placed:
-            of_tokens = self._characters_of(own)
             places = self._places.take(handles)
-            if starts is None:
-                texts = texts._replace(characters=of_tokens)
-            else:
+            of_row = of_tokens = self._characters_of(own)
+            if counts is not None and starts is not None:
                 before = of_tokens.cumsum() - of_tokens
                 places = before + (places - before.take(starts)).repeat(counts)
-                texts = texts._replace(characters=np.add.reduceat(of_tokens, starts))
+                of_row = np.add.reduceat(of_tokens, starts)
+            texts = texts._replace(characters=of_row)
+        begins = None
+        if starts is not None:
+            begins = np.zeros(len(own), np.bool_)
+            begins[starts] = True
         made = spell_items(fields, TokenData(own, begins, *candidates, places))
         sizes = made.sizes
-        if starts is not None:
+        if counts is not None and starts is not None:
             sizes = np.add.reduceat(sizes, starts) + fields.between * (counts - 1)
         return SpelledRows(texts._replace(items=made.cells), sizes)
 

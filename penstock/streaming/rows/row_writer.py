@@ -142,17 +142,17 @@ class RowWriter:
     def path(self, handle: int) -> Path:
         return Path(int(self._path[handle]))
 
-    def choose(self, stream: Stream, write_target: WriteTarget | None) -> None:
+    def choose(self, stream: Stream, write_target: WriteTarget | None, *, guarded: bool) -> None:
         """Write the stream's next plain rows by its ``write_target``; without one, by its ``write``."""
         handle = stream.handle
         self._changes += 1
-        self._guarded.set(handle, stream.guarded)
+        self._guarded.set(handle, guarded)
         self._numbered.set(handle, stream.record is not None and write_target is not None)
         fields, tail, size = stream.fields, stream.tail, len(stream.tail)
         if fields is not None:
-            tail, size = fields.closing, fields.size
+            tail, size = fields.layout.closing, fields.layout.size
             if self._path[handle] == Path.REPLY:
-                self._fields.enter(stream, fields)
+                self._fields.enter(handle, fields)
         if write_target is None:
             self._path[handle], self._sizes[handle] = Path.SINK, _NOT_DIRECT if fields is None else 0
             return
@@ -176,7 +176,7 @@ class RowWriter:
         if self._fields.count and self._path[handle] != Path.REPLY:
             stream = self._streams[handle]
             if stream is not None and stream.fields is not None:
-                self._fields.leave(stream)
+                self._fields.leave(handle, stream.fields)
         self._path[handle], self._sizes[handle] = Path.REPLY, _NOT_DIRECT
 
     def close(self, handle: int) -> None:
@@ -413,7 +413,7 @@ class RowWriter:
         for index, sent in self._burst(descriptors, data, lengths):
             stream = self._streams[handles[index]]
             assert stream is not None and stream.write_target is not None  # noqa: PT018
-            self.choose(stream, None)
+            self.choose(stream, None, guarded=bool(self._guarded.column[stream.handle]))
             end = int(lengths[: index + 1].sum())
             rest = data[end - int(lengths[index]) + sent : end]
             try:

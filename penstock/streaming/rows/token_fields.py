@@ -201,7 +201,7 @@ class _Speller:
         cells[:, :, 0], cells[:, :, 1], cells[:, :, 2] = b",", keys[:, 1:], b":"
         cells[:, :, 3] = self._values[:, 1:]
         omitted = (ids[:, 1:] == ids[:, :1]) | self._missing[:, 1:]
-        doubtful = names.ambiguous.take(ids).any(axis=1)
+        doubtful = np.logical_or.reduce(names.ambiguous.take(ids), axis=1)
         if any_true(doubtful):
             for token in np.flatnonzero(doubtful).tolist():
                 given = ~self._missing[token]
@@ -213,9 +213,7 @@ class _Speller:
         self._sizes += sizes[:, 0]
         self._add_alternatives(cells, sizes[:, 1:] + 1, omitted)
 
-    def _add_alternatives(
-        self, cells: Objects, sizes: NDArray[np.int64], omitted: NDArray[np.bool_]
-    ) -> None:
+    def _add_alternatives(self, cells: Objects, sizes: NDArray[np.int64], omitted: NDArray[np.bool_]) -> None:
         """Count the pieces of alternatives, without those to omit. ``cells``: [T, W - 1, pieces]."""
         if any_true(omitted):
             cells[omitted] = _NOTHING

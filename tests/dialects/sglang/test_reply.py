@@ -96,7 +96,7 @@ def test_repeated_logprobs_are_those_of_the_whole_reply() -> None:
         meta = whole["meta_info"]
         assert meta["output_token_logprobs_length"] == len(meta["output_token_logprobs"]) == len(TOKENS)
         assert meta["output_token_logprobs"][0] == [
-            float(np.float32(-TOKENS[0] / 7)),
+            float(str(np.float32(-TOKENS[0] / 7))),
             TOKENS[0],
             tiny_tokenizer().decode(TOKENS[:1]),
         ]

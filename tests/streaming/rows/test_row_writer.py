@@ -74,7 +74,7 @@ class Desk:
     def choose(self, handle: int, path: WriteTarget | None) -> None:
         stream = self.streams[handle]
         assert stream is not None
-        self.writer.choose(stream, path)
+        self.writer.choose(stream, path, guarded=False)
 
     def _write(self, handle: int):
         return lambda data: self.alone.append((handle, data))

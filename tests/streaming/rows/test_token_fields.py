@@ -62,8 +62,8 @@ class Server:
     """Streamed replies on HTTP/1.1 connections, all fed by the same frames."""
 
     def __init__(self, plans: Sequence[tuple[bool, RequestPlan]], *, direct: Sequence[bool]) -> None:
-        """``plans``: whether it is a chat, and the plan. ``direct``: which replies are written by columns to a
-        socket; others are written to their sinks."""
+        """``plans``: whether it is a chat, and the plan. ``direct``: which replies are written by columns to
+        a socket; others are written to their sinks."""
         self.desk = Desk(tables())
         self.desk.streams._writer._burst = self._burst  # type: ignore[assignment]
         self.sinks: list[MemorySink] = []
@@ -107,11 +107,18 @@ def entries(tokens: list[int], draw: Any, widths: list[int]) -> Logprobs | None:
     scored = [number for number, own in enumerate(widths) if own]
     if not scored:
         return None
-    ids, values = np.full((len(scored), width), -1, np.int32), np.full((len(scored), width), -INFINITE, np.float32)
+    ids, values = (
+        np.full((len(scored), width), -1, np.int32),
+        np.full((len(scored), width), -INFINITE, np.float32),
+    )
     for row, number in enumerate(scored):
-        given_ids = [tokens[number], *draw.sample(range(len(tables().plain)), widths[number] - 1)]
+        own = tokens[number]
+        others = [token for token in draw.sample(range(len(tables().plain)), widths[number]) if token != own]
+        given_ids = [own, *others[: widths[number] - 1]]
         ids[row, : len(given_ids)] = given_ids
-        values[row, : len(given_ids)] = [draw.choice([-0.0, -1e-7, -INFINITE, -draw.random(), -12.5]) for _ in given_ids]
+        values[row, : len(given_ids)] = [
+            draw.choice([-0.0, -1e-7, -INFINITE, -draw.random(), -12.5]) for _ in given_ids
+        ]
     return Logprobs(np.array(scored, np.int32), ids, values, np.ones(len(scored), np.int32))
 
 
@@ -136,7 +143,7 @@ def test_events_are_those_of_replies(data: st.DataObject, random: Any) -> None:
         positions = [0] * len(plans)
         for step in range(6):
             rows = []
-            for handle in range(len(plans)):
+            for _ in plans:
                 count = data.draw(st.sampled_from([1, 1, 1, 3, 7]))
                 choices = plain if data.draw(st.integers(0, 4)) else plain + parts
                 rows.append([random.choice(choices) for _ in range(count)])
