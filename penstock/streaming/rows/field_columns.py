@@ -127,7 +127,8 @@ class FieldColumns:
         made = spell_items(fields, TokenData(own, begins, *candidates, places))
         sizes = made.sizes
         if counts is not None and starts is not None:
-            sizes = np.add.reduceat(sizes, starts) + fields.between * (counts - 1)
+            sizes = np.add.reduceat(sizes, starts)
+            sizes += fields.between * (counts - 1)
         return SpelledRows(texts._replace(items=made.cells), sizes)
 
     def _characters_of(self, tokens: I32) -> NDArray[np.int64]:
