@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,7 +22,9 @@ from penstock.generation.replies.routed_experts import encoded
 from penstock.generation.replies.stream_failure import stream_failed
 from penstock.generation.replies.token_usage import TokenUsage
 from penstock.http.errors import encode_json
+from penstock.streaming.rows.token_fields import ItemKind, TokenFields
 from penstock.streaming.stream import StreamError
+from penstock.streaming.token_names import TokenNames
 from penstock.streaming.token_table import escape_json
 
 
@@ -31,10 +34,12 @@ class TokensReply(ReplyFormat):
     __slots__ = ("_prefix", "_ranked", "created", "id", "model")
 
     api = "generate"
-    fast_path = False
     sends_tokens = True
     sends_text = False
     mode: ClassVar[bytes] = b"tokens"
+    text_start: ClassVar[bytes] = b""
+    """JSON between a choice's index and its text."""
+    text_end: ClassVar[bytes] = b""
 
     def __init__(self, id: str, plan: RequestPlan) -> None:
         self.id = id
@@ -49,22 +54,26 @@ class TokensReply(ReplyFormat):
     # -- events
 
     def head(self, index: int, kind: TextKind = TextKind.CONTENT) -> bytes:
-        return b""
+        return b'%b{"index":%d%b' % (self._prefix, index, self.text_start)
 
     def tail(self, kind: TextKind = TextKind.CONTENT) -> bytes:
-        return b""
+        return self.text_end
+
+    def token_fields(self, names: TokenNames, width: int, *, ids: bool) -> TokenFields | None:
+        return _id_fields(self.text_start, self.text_end, names) if width == 0 else None
 
     def first(self, index: int, prompt_token_ids: Sequence[int] | None, usage: TokenUsage | None) -> bytes:
         return b""
 
-    def text(self, text: bytes) -> bytes:
-        """The field ``text`` of a choice, after a comma; ``text`` is JSON-escaped."""
-        return b""
-
     def event(self, index: int, content: EventContent) -> bytes:
         parts = [
-            b'%b{"index":%d,"token_ids":%b%b,"logprobs":'
-            % (self._prefix, index, encode_json(content.token_ids or ()), self.text(content.text))
+            b'%b%b%b,"token_ids":%b,"logprobs":'
+            % (
+                self.head(index),
+                content.text if self.sends_text else b"",
+                self.text_end,
+                encode_json(content.token_ids or ()),
+            )
         ]
         parts += (b"null",) if content.logprobs is None else self.logprobs(content.logprobs)
         if content.finish_reason is None:
@@ -156,9 +165,7 @@ class TextReply(TokensReply):
 
     sends_text = True
     mode = b"text"
-
-    def text(self, text: bytes) -> bytes:
-        return b',"text":"%b"' % text
+    text_start, text_end = b',"text":"', b'"'
 
     def logprobs(self, logprobs: TokenLogprobs) -> Iterator[bytes]:
         yield b'{"content":'
@@ -167,3 +174,11 @@ class TextReply(TokensReply):
 
     def whole_content(self, choice: Choice) -> Iterator[bytes]:
         yield b',"text":%b' % encode_json(choice.text.decode())
+
+
+@lru_cache(maxsize=8)
+def _id_fields(text_start: bytes, text_end: bytes, names: TokenNames) -> TokenFields:
+    """The fields of events without logprobs."""
+    lists = [(text_end + b',"token_ids":[', ItemKind.ID)]
+    closing = b'],"logprobs":null,"finish_reason":null}]}\n\n'
+    return TokenFields.make(lists, closing, names, 0, texts=bool(text_start))

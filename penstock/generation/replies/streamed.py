@@ -69,16 +69,17 @@ class StreamedReply(RequestReply):
             format.fast_path
             and not plan.stop
             and not plan.continuous_usage
-            and (plan.skip_special_tokens or plan.format is not None)  # parsers drop the markers
+            # parsers drop the markers
+            and (plan.skip_special_tokens or plan.format is not None or not format.sends_text)
             and plan.max_tokens != 0
         )
-        self._plain = of_text and plan.logprobs < 0 and not plan.return_token_ids
+        self._plain = of_text and plan.logprobs < 0 and not self._with_tokens
         """Whether events need no more than the texts of their tokens."""
         self._fields: TokenFields | None = None
         """What events have for each token besides its text, if the output processor may write them."""
         if of_text and not self._plain and plan.logprobs < ENTRY_CANDIDATES:
             names = context.tables.names_for(plan)
-            self._fields = format.token_fields(names, 1 + plan.logprobs, ids=plan.return_token_ids)
+            self._fields = format.token_fields(names, 1 + plan.logprobs, ids=self._with_tokens)
 
     def add(self, prompt: Prompt, rank: int) -> Stream:
         stream = super().add(prompt, rank)

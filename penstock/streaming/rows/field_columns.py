@@ -25,17 +25,17 @@ class SpelledRows(NamedTuple):
 
     texts: RowTexts
     sizes: NDArray[np.int64]
-    """Bytes of each row's items."""
+    """Bytes of each row's items, less those of texts that events do not have."""
 
 
 class FieldColumns:
     """The fields of streams, and where their next tokens begin in their texts."""
 
-    def __init__(self, texts: Objects) -> None:
-        """``texts``: by token id, None if the text is not context-free."""
+    def __init__(self, texts: Objects, text_sizes: NDArray[np.int64]) -> None:
+        """``texts``: by token id, None if the text is not context-free; ``text_sizes``: their bytes."""
         self.count = 0
         """Streams with fields."""
-        self._texts = texts
+        self._texts, self._text_sizes = texts, text_sizes
         self._numbers = np.zeros(0, np.uint16)
         self._fields: list[TokenFields | None] = [None]
         """By number. Few differ: an API, with or without token ids, a number of alternatives."""
@@ -126,6 +126,9 @@ class FieldColumns:
             begins[starts] = True
         made = spell_items(fields, TokenData(own, begins, *candidates, places))
         sizes = made.sizes
+        if not fields.texts:
+            sizes = sizes - self._text_sizes.take(own)
+            texts = texts._replace(texts=np.full(len(own), b"", np.object_))
         if counts is not None and starts is not None:
             sizes = np.add.reduceat(sizes, starts)
             sizes += fields.between * (counts - 1)

@@ -120,7 +120,7 @@ class RowWriter:
         """Streams whose rows are written by columns or by the sink, but for guarded tokens."""
         self._numbered = HandleFlags()
         """Streams whose rows are written by columns, and whose events have numbers."""
-        self._fields = FieldColumns(texts)
+        self._fields = FieldColumns(texts, self._text_sizes)
         self._changes = 0
         """Changes of the columns."""
         self.grow(len(streams))

@@ -65,10 +65,18 @@ class TokenFields(NamedTuple):
     """Bytes between the items of two tokens."""
     placed: bool
     """Whether there is a list of places."""
+    texts: bool = True
+    """Whether events have the texts of their tokens."""
 
     @classmethod
     def make(
-        cls, lists: Sequence[tuple[bytes, ItemKind]], closing: bytes, names: TokenNames, width: int
+        cls,
+        lists: Sequence[tuple[bytes, ItemKind]],
+        closing: bytes,
+        names: TokenNames,
+        width: int,
+        *,
+        texts: bool = True,
     ) -> TokenFields:
         """``lists``: what precedes each list's first item, and what it lists; ``closing`` follows the last
         list's last item."""
@@ -79,7 +87,7 @@ class TokenFields(NamedTuple):
         closing = after[-1] + closing
         size = len(closing) + sum(map(len, openings))
         between = sum(len(_BETWEEN[kind]) for kind in kinds)
-        return cls(openings, kinds, closing, names, width, size, between, ItemKind.PLACE in kinds)
+        return cls(openings, kinds, closing, names, width, size, between, ItemKind.PLACE in kinds, texts)
 
 
 class TokenData(NamedTuple):
