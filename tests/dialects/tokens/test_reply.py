@@ -242,3 +242,35 @@ def test_experts_are_a_file_in_base64() -> None:
         assert made.tolist() == [[[0], [1]], [[2], [3]], [[4], [5]], [[6], [7]]]
 
     in_loop(run)
+
+
+def test_the_reply_sees_only_rows_that_are_not_plain() -> None:
+    """All others are written by columns, with the same ids."""
+
+    def run() -> None:
+        for mode in ("tokens", "text"):
+            desk = Desk(tables_of(tiny_tokenizer().raw))
+            plan = DIALECT.plan(tokens_body(stream=True, output_mode=mode))
+            reply, sink = desk.streamed(plan, format=DIALECT.reply_format(plan, "r"))
+            seen: list[int] = []
+            own = reply.on_row
+
+            def on_row(stream: Any, tokens: Any, *others: Any, seen: Any = seen, own: Any = own) -> None:
+                seen += tokens
+                own(stream, tokens, *others)
+
+            reply.on_row = on_row  # type: ignore[method-assign]
+            plain = tiny_tokenizer().encode("def main return", False)
+            rows = [plain[:1], plain[1:2], plain, plain[:2], [4], plain[:1], [*plain, *plain], plain[:1]]
+            desk.deliver(desk.rows(0, rows, FinishReason.LENGTH))
+            assert ids_of(sink) == [id for row in rows for id in row]
+            assert seen == [*plain[:1], 4, *plain[:1]], "the first row, a special token, and the last row"
+            events = sink.events()
+            assert len(events) == len(rows)
+            assert {tuple(event["choices"][0]) for event in events[:-1]} == {tuple(events[0]["choices"][0])}
+            if mode == "text":
+                texts = [event["choices"][0]["text"] for event in events]
+                sent = [id for row in rows for id in row]
+                assert "".join(texts) == tiny_tokenizer().decode(sent, skip_special_tokens=True)
+
+    in_loop(run)
