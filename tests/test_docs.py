@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "penstock" / "demo" / "README.md"]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("examples/*/*.md")]
+PAGES += [ROOT / "penstock" / "demo" / "README.md"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
