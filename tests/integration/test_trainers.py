@@ -1,4 +1,5 @@
-"""What trainers' clients send, and the fields that they read: renderers 0.1.12 (prime-rl), SkyRL 0.3, slime.
+"""What trainers' clients send, and the fields that they read: renderers 0.1.12 (prime-rl), SkyRL 0.3, slime,
+TRL 1.16.
 
 The requests and the checks of replies are written after these clients' sources. The server is of two API
 servers and two engines.
@@ -170,6 +171,66 @@ def test_slimes_rollout(fleet: Server) -> None:
     assert isinstance(meta["weight_version"], str)
     again = posted(fleet, "/generate", body | {"input_ids": [*PROMPT, *tokens]})
     assert again["meta_info"]["prompt_tokens"] == len(PROMPT) + len(tokens)
+
+
+TRLS_SAMPLING: dict[str, Any] = {
+    "repetition_penalty": 1.0,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "max_tokens": MAX_TOKENS,
+    "return_token_ids": True,
+    "return_tokens_as_token_ids": True,
+}
+
+
+@pytest.mark.parametrize("prompts", [[PROMPT, [5, 6, 7]], ["The list of", "Return"]], ids=["ids", "texts"])
+@pytest.mark.parametrize("logprobs", [None, 0, 2])
+def test_trls_generate(fleet: Server, prompts: list[Any], logprobs: int | None) -> None:
+    """Choices of one prompt after those of another; tokens of logprobs are told by their ids."""
+    n = 2
+    body = TRLS_SAMPLING | {"model": model_of(fleet), "prompt": prompts, "n": n, "logprobs": logprobs}
+    choices = posted(fleet, "/v1/completions", body)["choices"]
+    assert len(choices) == n * len(prompts)
+    sent = [choice["prompt_token_ids"] for choice in choices[::n]]
+    assert sent == prompts or isinstance(prompts[0], str)
+    for choice in choices:
+        if logprobs is None:
+            assert choice["logprobs"] is None
+            continue
+        told = choice["logprobs"]
+        columns = (choice["token_ids"], told["tokens"], told["token_logprobs"], told["top_logprobs"])
+        for id, token, logprob, top in zip(*columns, strict=True):
+            assert token == f"token_id:{id}"
+            assert isinstance(logprob, float)
+            every = {token: logprob} | (top or {})
+            assert logprobs <= len(every) <= logprobs + 1
+            assert all(int(other.removeprefix("token_id:")) >= 0 for other in every)
+
+
+def test_trls_chat(fleet: Server) -> None:
+    messages = [{"role": "user", "content": "Say hello"}]
+    fields = {"model": model_of(fleet), "messages": messages, "logprobs": True, "top_logprobs": 2}
+    reply = posted(fleet, "/v1/chat/completions", TRLS_SAMPLING | fields | {"n": 2})
+    assert reply["prompt_token_ids"]
+    for choice in reply["choices"]:
+        entries = choice["logprobs"]["content"]
+        assert [entry["token"] for entry in entries] == [f"token_id:{id}" for id in choice["token_ids"]]
+        assert all(top["token"].startswith("token_id:") for entry in entries for top in entry["top_logprobs"])
+
+
+def test_trls_logprobs_of_sequences(fleet: Server) -> None:
+    """Those of a teacher, by rank; the sequence's own token is always among them."""
+    sequences = [[*PROMPT, 7, 8], [5, 6, 7]]
+    body = {"prompt": sequences, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 5}
+    choices = posted(fleet, "/v1/completions", body | {"model": model_of(fleet)})["choices"]
+    for sequence, choice in zip(sequences, choices, strict=True):
+        assert len(choice["prompt_logprobs"]) == len(sequence)
+        for token, each in zip(sequence[1:], choice["prompt_logprobs"][1:], strict=True):
+            ranked = sorted(each.values(), key=lambda item: item["rank"])
+            assert [item["rank"] for item in ranked[:5]] == [1, 2, 3, 4, 5]
+            assert isinstance(each[str(token)]["logprob"], float)
 
 
 def test_a_field_that_no_server_knows_is_told_of(fleet: Server) -> None:
