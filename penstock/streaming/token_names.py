@@ -13,13 +13,12 @@ from penstock.streaming.token_table import TokenTable, escape_json
 from penstock.wire.arrays import I32
 
 MAX_NAMES = 1 << 16
-"""Tokens whose spellings are remembered, at most about 600 bytes each; all of a vocabulary where requests may
+"""Tokens whose spellings are remembered, at most about 500 bytes each; all of a vocabulary where requests may
 ask for the logprobs of all."""
-TOP_LOGPROBS = b',"top_logprobs":['
-"""Precedes a token's alternatives."""
 
 
 _BYTES = [b"%d" % byte for byte in range(256)]
+_PREFIX = b'{"token":%b,"bytes":[%b],"logprob":'
 
 
 class TokenName(NamedTuple):
@@ -27,10 +26,9 @@ class TokenName(NamedTuple):
 
     quoted: bytes
     """The text in quotes."""
-    head: bytes
-    """An object with the text, up to the logprob."""
-    tail: bytes
-    """The rest of the object: the token's bytes, which may be a part of a character."""
+    prefix: bytes
+    """An object with the text and the token's bytes, which may be a part of a character, up to the
+    logprob."""
 
 
 class TokenNames:
@@ -50,18 +48,14 @@ class TokenNames:
         """A token that is spelled like this."""
         self.quoted = np.zeros(0, np.object_)
         """The text in quotes."""
-        self.heads = np.zeros(0, np.object_)
-        """An object with the text, up to the logprob."""
-        self.next_heads = np.zeros(0, np.object_)
-        """The same behind a comma."""
-        self.tails = np.zeros(0, np.object_)
-        """The rest of the object."""
-        self.own_tails = np.zeros(0, np.object_)
-        """The same, up to the token's alternatives."""
+        self.prefixes = np.zeros(0, np.object_)
+        """An object with the text and the token's bytes, up to the logprob. It is one piece of an event, so
+        the logprob comes last."""
+        self.next_prefixes = np.zeros(0, np.object_)
+        """The same behind the end of another object."""
         self.sizes = np.zeros(0, np.int64)
         """Bytes of the text in quotes; 0: the columns lack the token."""
-        self.object_sizes = np.zeros(0, np.int64)
-        """Bytes of head and tail."""
+        self.prefix_sizes = np.zeros(0, np.int64)
         self.ambiguous = np.zeros(0, np.bool_)
         """Whether another token is spelled the same."""
 
@@ -71,8 +65,7 @@ class TokenNames:
             if len(self._known) >= self._most:
                 self._known.clear()
             quoted, own = self._spell(token)
-            name = TokenName(quoted, b'{"token":%b,"logprob":' % quoted, b',"bytes":[%b]}' % own)
-            self._known[token] = name
+            self._known[token] = name = TokenName(quoted, _PREFIX % (quoted, own))
         return name
 
     def spell(self, tokens: I32) -> None:
@@ -98,14 +91,10 @@ class TokenNames:
         """Add tokens to the columns."""
         spelled = list(map(self._spell, tokens))
         quoted = [text for text, _ in spelled]
-        heads = [b'{"token":%b,"logprob":' % text for text in quoted]
-        tails = [b',"bytes":[%b]}' % own for _, own in spelled]
-        self.quoted[tokens], self.heads[tokens], self.tails[tokens] = map(objects, (quoted, heads, tails))
-        self.next_heads[tokens] = objects([b"," + head for head in heads])
-        self.own_tails[tokens] = objects([tail[:-1] + TOP_LOGPROBS for tail in tails])
-        self.sizes[tokens] = list(map(len, quoted))
-        self.object_sizes[tokens] = list(map(len, heads))
-        self.object_sizes[tokens] += list(map(len, tails))
+        prefixes = [_PREFIX % each for each in spelled]
+        self.quoted[tokens], self.prefixes[tokens] = objects(quoted), objects(prefixes)
+        self.next_prefixes[tokens] = objects([b"}," + prefix for prefix in prefixes])
+        self.sizes[tokens], self.prefix_sizes[tokens] = list(map(len, quoted)), list(map(len, prefixes))
         others = list(map(self._tokens.setdefault, quoted, tokens))
         if others != tokens:
             alike = [pair for pair in zip(others, tokens, strict=True) if pair[0] != pair[1]]
@@ -128,7 +117,7 @@ class TokenNames:
         return b'"%b"' % escaped, b",".join([_BYTES[byte] for byte in own])
 
     def _columns(self) -> tuple[Objects, ...]:
-        return self.quoted, self.heads, self.next_heads, self.tails, self.own_tails
+        return self.quoted, self.prefixes, self.next_prefixes
 
     def _forget(self) -> None:
         for column in self._columns():
@@ -144,9 +133,9 @@ class TokenNames:
         def longer(column: NDArray[Any]) -> NDArray[Any]:
             return np.concatenate((column, np.empty(more, np.object_)))
 
-        self.quoted, self.heads, self.next_heads, self.tails, self.own_tails = map(longer, self._columns())
+        self.quoted, self.prefixes, self.next_prefixes = map(longer, self._columns())
         self.sizes = np.concatenate((self.sizes, np.zeros(more, np.int64)))
-        self.object_sizes = np.concatenate((self.object_sizes, np.zeros(more, np.int64)))
+        self.prefix_sizes = np.concatenate((self.prefix_sizes, np.zeros(more, np.int64)))
         self.ambiguous = np.concatenate((self.ambiguous, np.zeros(more, np.bool_)))
 
 

@@ -212,7 +212,7 @@ class TokenLogprobs(NamedTuple):
         separator = b"["
         if self.unscored is not None:
             first = names[self.unscored]
-            yield b'[%bnull%b,"top_logprobs":null}' % (first.head, first.tail[:-1])
+            yield b'[%bnull,"top_logprobs":null}' % first.prefix
             separator = b","
         for row in range(len(self.ids)) if self.wide else ():
             yield separator
@@ -230,26 +230,24 @@ class TokenLogprobs(NamedTuple):
         names, width = self.names, ids.shape[1]
         if ids.size >= MIN_BY_COLUMNS:
             return join_items(ItemKind.OBJECT, names, ids, values)
-        spelled = []
-        for token, value in zip(ids.ravel().tolist(), _json_values(values.ravel()), strict=True):
-            if token >= 0:
-                name = names[token]
-                spelled.append(b"%b%b%b" % (name.head, value, name.tail))
-            else:
-                spelled.append(b"")
+        texts = _json_values(values.ravel())
         if width == 1:
-            return b'%b,"top_logprobs":[]}' % b',"top_logprobs":[]},'.join([each[:-1] for each in spelled])
+            pairs = zip(ids.ravel().tolist(), texts, strict=True)
+            spelled = [names[token].prefix + value for token, value in pairs]
+            return b',"top_logprobs":[]},'.join(spelled) + b',"top_logprobs":[]}'
         entries = []
-        for start in range(0, len(spelled), width):
-            tops = b",".join(filter(None, spelled[start + 1 : start + width]))
-            entries.append(b'%b,"top_logprobs":[%b]}' % (spelled[start][:-1], tops))
+        for row, start in zip(ids.tolist(), range(0, len(texts), width), strict=True):
+            pairs = zip(row, texts[start : start + width], strict=True)
+            own, *others = [names[token].prefix + value for token, value in pairs if token >= 0]
+            tops = b"{%b}" % b"},".join(others)[1:] if others else b""
+            entries.append(b'%b,"top_logprobs":[%b]}' % (own, tops))
         return b",".join(entries)
 
     def _wide_entry(self, row: int) -> Iterator[bytes]:
         names, separator = self.names, b""
         for number, (ids, values) in enumerate(self.slices(row)):
             given = [(names[token], value) for token, value in zip(ids, values, strict=True) if token >= 0]
-            shown = [b"%b%b%b" % (name.head, value, name.tail) for name, value in given]
+            shown = [b"%b%b}" % (name.prefix, value) for name, value in given]
             if number == 0:
                 yield shown.pop(0)[:-1] + b',"top_logprobs":['
             if shown:

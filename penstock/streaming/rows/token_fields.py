@@ -15,7 +15,7 @@ import orjson
 from numpy.typing import NDArray
 
 from penstock.streaming.rows.http_framing import Objects, objects
-from penstock.streaming.token_names import TOP_LOGPROBS, TokenNames
+from penstock.streaming.token_names import TokenNames
 from penstock.wire.arrays import F32, I32, any_true
 
 MIN_LOGPROB = -9999.0
@@ -27,7 +27,9 @@ class ItemKind(Enum):
     """What a list has for each token."""
 
     OBJECT = "object"
-    """Name, logprob, bytes and alternatives. What follows the last item closes it."""
+    """Name, bytes, logprob and alternatives. What follows the last item closes it."""
+    ALONE = "object without alternatives"
+    """The same of fields with one candidate per token."""
     BY_TEXT = "by text"
     """The logprobs of the token and its alternatives by their texts. The list's opening opens the first item,
     and what follows the last one closes it."""
@@ -38,14 +40,22 @@ class ItemKind(Enum):
     ID = "id"
 
 
-_BETWEEN = dict.fromkeys(ItemKind, b",") | {ItemKind.OBJECT: b"]},", ItemKind.BY_TEXT: b"},{"}
+_TOP_LOGPROBS = b',"top_logprobs":['
+"""Precedes a token's alternatives."""
+_BETWEEN = dict.fromkeys(ItemKind, b",") | {
+    ItemKind.OBJECT: b"]},",
+    ItemKind.ALONE: _TOP_LOGPROBS + b"]},",
+    ItemKind.BY_TEXT: b"},{",
+}
 """What stands between two items."""
 _BEFORE = {ItemKind.BY_TEXT: b"{"}
 """What the first item's pieces lack."""
-_AFTER = {ItemKind.OBJECT: b"]}", ItemKind.BY_TEXT: b"}"}
+_AFTER = {ItemKind.OBJECT: b"]}", ItemKind.ALONE: _TOP_LOGPROBS + b"]}", ItemKind.BY_TEXT: b"}"}
 """What the last item's pieces lack."""
 _SEPARATORS = {kind: objects((between, _NOTHING)) for kind, between in _BETWEEN.items()}
 """What precedes an item: not the first one, the first one of a row."""
+_CLOSINGS = objects((b"}", _NOTHING))
+"""What follows the alternatives: with some, without."""
 
 
 class TokenFields(NamedTuple):
@@ -80,7 +90,7 @@ class TokenFields(NamedTuple):
     ) -> TokenFields:
         """``lists``: what precedes each list's first item, and what it lists; ``closing`` follows the last
         list's last item."""
-        kinds = tuple(kind for _, kind in lists)
+        kinds = tuple(ItemKind.ALONE if width == 1 and kind is ItemKind.OBJECT else kind for _, kind in lists)
         after = [b"", *(_AFTER.get(kind, b"") for kind in kinds)]
         pairs = zip(after, lists, strict=False)
         openings = tuple(end + opening + _BEFORE.get(kind, b"") for end, (opening, kind) in pairs)
@@ -153,7 +163,11 @@ class _Speller:
     def _items(self, kind: ItemKind) -> Objects:
         """The cells of one list's items."""
         begins, width = self._data.begins, self._fields.width
-        pieces = {ItemKind.OBJECT: 3 * width, ItemKind.BY_TEXT: 4 * width - 1}.get(kind, 1)
+        pieces = {
+            ItemKind.OBJECT: 2 * width + 2,
+            ItemKind.ALONE: 2,
+            ItemKind.BY_TEXT: 4 * width - 1,
+        }.get(kind, 1)
         cells = items = np.empty((len(self._sizes), pieces + (begins is not None)), np.object_)
         if begins is not None:
             cells[:, 0] = _SEPARATORS[kind].take(begins)
@@ -161,6 +175,8 @@ class _Speller:
         match kind:
             case ItemKind.OBJECT:
                 self._add_objects(items)
+            case ItemKind.ALONE:
+                self._add_own(items)
             case ItemKind.BY_TEXT:
                 self._add_by_text(items)
             case ItemKind.LOGPROB:
@@ -181,21 +197,26 @@ class _Speller:
         items[:, 0], sizes = _numbers(numbers)
         self._sizes += sizes
 
+    def _add_own(self, items: Objects) -> None:
+        names, own = self._fields.names, self._ids[:, 0]
+        items[:, 0], items[:, 1] = names.prefixes.take(own), self._values[:, 0]
+        self._sizes += names.prefix_sizes.take(own)
+        self._sizes += self._value_sizes[:, 0]
+
     def _add_objects(self, items: Objects) -> None:
-        names, ids = self._fields.names, self._ids
-        own, others = ids[:, 0], ids[:, 1:]
-        items[:, 0], items[:, 1] = names.heads.take(own), self._values[:, 0]
-        items[:, 2] = names.own_tails.take(own)
-        self._sizes += names.object_sizes.take(own) + self._value_sizes[:, 0]
-        self._sizes += len(TOP_LOGPROBS) - 1
-        if not others.shape[1]:
-            return
-        cells = items[:, 3:].reshape(len(items), -1, 3)
-        cells[:, 0, 0], cells[:, 1:, 0] = names.heads.take(others[:, 0]), names.next_heads.take(others[:, 1:])
-        cells[:, :, 1], cells[:, :, 2] = self._values[:, 1:], names.tails.take(others)
-        sizes = names.object_sizes.take(others) + self._value_sizes[:, 1:]
-        sizes[:, 1:] += 1
-        self._add_alternatives(cells, sizes, self._missing[:, 1:])
+        self._add_own(items)
+        names, others, missing = self._fields.names, self._ids[:, 1:], self._missing[:, 1:]
+        items[:, 2] = _TOP_LOGPROBS
+        self._sizes += len(_TOP_LOGPROBS)
+        items[:, -1] = _CLOSINGS.take(missing[:, 0])
+        cells = items[:, 3:-1].reshape(len(items), -1, 2)
+        cells[:, 0, 0] = names.prefixes.take(others[:, 0])
+        cells[:, 1:, 0] = names.next_prefixes.take(others[:, 1:])
+        cells[:, :, 1] = self._values[:, 1:]
+        sizes = names.prefix_sizes.take(others) + self._value_sizes[:, 1:]
+        sizes[:, 0] += 1
+        sizes[:, 1:] += 2
+        self._add_alternatives(cells, sizes, missing)
 
     def _add_by_text(self, items: Objects) -> None:
         """Of the same texts the first one's place has the last one's logprob."""

@@ -85,8 +85,8 @@ def _sentencepiece(vocab: dict[str, int]) -> Tokenizer:
 def test_bytes_of_a_token_are_its_own() -> None:
     tokens = tiny_tokenizer().encode("😀é", False)
     names = TokenNames(FULL)
-    spelled = [json.loads(names[token].head + b"0" + names[token].tail) for token in tokens]
+    spelled = [json.loads(names[token].prefix + b"0}") for token in tokens]
     assert bytes(byte for each in spelled for byte in each["bytes"]) == "😀é".encode()
     table = TokenTable.from_tokenizer(_sentencepiece({"▁a": 0, "<0xF0>": 1}), skip_special_tokens=False)
     names = TokenNames(table)
-    assert [json.loads(names[t].head + b"0" + names[t].tail)["bytes"] for t in (0, 1)] == [[32, 97], [240]]
+    assert [json.loads(names[t].prefix + b"0}")["bytes"] for t in (0, 1)] == [[32, 97], [240]]
