@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from penstock.dialects.openai_reply import OpenAIReply
@@ -41,46 +41,49 @@ class CompletionReply(OpenAIReply):
 
     def logprobs(self, logprobs: TokenLogprobs) -> Iterator[bytes]:
         """One list per field, with an entry per token."""
-        names = logprobs.names
-        separator = b'{"text_offset":['
-        for offsets in logprobs.text_offsets():
-            yield separator + encode_json(offsets)[1:-1]
-            separator = b","
-        yield b'],"token_logprobs":['
-        unscored = [] if logprobs.unscored is None else [logprobs.unscored]
-        nulls, spelled = [b"null"] * len(unscored), [names[token].quoted for token in unscored]
-        own = nulls
-        tops: list[bytes] = []
-        for rows in () if logprobs.wide else logprobs.pieces():
-            by_text = []
-            for ids, values in rows:
-                own.append(values[0])
-                shown = _by_text(names, ids, values)
-                spelled.append(next(iter(shown)))
-                by_text.append(b"{%b}" % b",".join([b"%b:%b" % each for each in shown.items()]))
-            tops.append(b",".join(by_text))
+        if logprobs.wide:
+            yield from _wide_logprobs(logprobs)
+            return
+        columns = []
+        for piece in logprobs.columns():
+            columns.append(piece)
             yield b""
-        for row in range(len(logprobs.ids)) if logprobs.wide else ():
-            ids, values = next(logprobs.slices(row))
-            own.append(values[0])
-            spelled.append(names[ids[0]].quoted)
-            yield b""
-        yield b",".join(own)
-        yield b'],"tokens":['
-        yield b",".join(spelled)
-        yield b'],"top_logprobs":['
-        separator = b""
-        for piece in [b"null"] * len(unscored) + tops:
-            yield separator + piece
-            separator = b","
-        for row in range(len(logprobs.ids)) if logprobs.wide else ():
-            yield separator
-            yield from _wide_by_text(logprobs, row)
-            separator = b","
-        yield b"]}"
+        places, *lists = zip(*columns, strict=True) if columns else ((),) * 4
+        yield b'{"text_offset":' + encode_json(list(chain(*places)))
+        for name, pieces in zip((b"token_logprobs", b"tokens", b"top_logprobs"), lists, strict=True):
+            separator = b',"%b":[' % name
+            for piece in pieces:
+                yield separator + piece
+                separator = b","
+            yield b"]" if pieces else separator + b"]"
+        yield b"}"
 
     def choice_content(self, choice: Choice) -> dict[str, Any]:
         return {"text": choice.prompt.echo + choice.text.decode()}
+
+
+def _wide_logprobs(logprobs: TokenLogprobs) -> Iterator[bytes]:
+    """The lists of tokens with very many candidates, in pieces."""
+    names = logprobs.names
+    unscored = [] if logprobs.unscored is None else [logprobs.unscored]
+    own, spelled = [b"null"] * len(unscored), [names[token].quoted for token in unscored]
+    tops = list(own)
+    yield b'{"text_offset":'
+    yield encode_json(list(chain(*logprobs.text_offsets())))
+    for row in range(len(logprobs.ids)):
+        ids, values = next(logprobs.slices(row))
+        own.append(values[0])
+        spelled.append(names[ids[0]].quoted)
+        yield b""
+    yield b',"token_logprobs":[%b],"tokens":[' % b",".join(own)
+    yield b",".join(spelled)
+    yield b'],"top_logprobs":[' + b",".join(tops)
+    separator = b"," if tops else b""
+    for row in range(len(logprobs.ids)):
+        yield separator
+        yield from _wide_by_text(logprobs, row)
+        separator = b","
+    yield b"]}"
 
 
 def _by_text(names: TokenNames, ids: list[int], values: list[bytes]) -> dict[bytes, bytes]:

@@ -7,6 +7,7 @@ millisecond to format, so that the event loop serves others in between.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -229,7 +230,8 @@ class TokenLogprobs(NamedTuple):
         """The objects of some tokens, at least one."""
         names, width = self.names, ids.shape[1]
         if ids.size >= MIN_BY_COLUMNS:
-            return join_items(ItemKind.OBJECT, names, ids, values)
+            [joined] = join_items((ItemKind.OBJECT,), names, ids, values)
+            return joined
         texts = _json_values(values.ravel())
         if width == 1:
             pairs = zip(ids.ravel().tolist(), texts, strict=True)
@@ -254,6 +256,33 @@ class TokenLogprobs(NamedTuple):
                 yield separator + b",".join(shown)
                 separator = b","
         yield b"]}"
+
+    def columns(self) -> Iterator[tuple[list[int], bytes, bytes, bytes]]:
+        """Of consecutive tokens that are not wide, in pieces: places in the choice's text; logprobs, texts,
+        and logprobs by text of all candidates, each as a list's JSON without the brackets."""
+        if self.unscored is not None:
+            yield self.places.next((self.unscored,)), b"null", self.names[self.unscored].quoted, b"null"
+        step = max(1, PIECE_CANDIDATES // self.ids.shape[1])
+        for start in range(0, len(self.ids), step):
+            ids, values = self.ids[start : start + step], self.values[start : start + step]
+            places = self.places.next(ids[:, 0].tolist())
+            own, spelled, by_text = self._lists(ids, values)
+            yield places, own, spelled, by_text
+
+    def _lists(self, ids: I32, values: F32) -> Sequence[bytes]:
+        """Logprobs, texts, and logprobs by text, of some tokens."""
+        if ids.size >= MIN_BY_COLUMNS:
+            return join_items((ItemKind.LOGPROB, ItemKind.TEXT, ItemKind.BY_TEXT), self.names, ids, values)
+        names, texts, width = self.names, _json_values(values.ravel()), ids.shape[1]
+        quoted = [names[token].quoted if token >= 0 else b"" for token in ids.ravel().tolist()]
+        own, spelled = texts[::width], quoted[::width]
+        if width == 1:
+            by_text = [b"%b:%b" % pair for pair in zip(spelled, own, strict=True)]
+        else:
+            pairs = list(zip(quoted, texts, strict=True))
+            rows = (dict(filter(itemgetter(0), pairs[at : at + width])) for at in range(0, len(pairs), width))
+            by_text = [b",".join([b"%b:%b" % pair for pair in row.items()]) for row in rows]
+        return b",".join(own), b",".join(spelled), b"{%b}" % b"},{".join(by_text)
 
     def text_offsets(self) -> Iterator[list[int]]:
         """Where in the choice's text each token begins, in characters, in pieces."""

@@ -170,11 +170,6 @@ class Choice:
         """Whether a parser must see guarded tokens."""
         return self.parsed is not None and not self.parsed.parser.idle
 
-    @property
-    def held(self) -> bool:
-        """Whether there is text or a part of a message that was not sent."""
-        return bool(self.text or self.parsed)
-
     def id_column(self) -> I32:
         """``ids`` as an array."""
         return np.frombuffer(self.ids, np.int32)

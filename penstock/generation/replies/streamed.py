@@ -110,8 +110,9 @@ class StreamedReply(RequestReply):
         logprobs: Logprobs | None,
     ) -> None:
         choice = self.choices[stream.index]
-        held = choice.text or not choice.plain or choice.parsed is not None  # a parser must see the end
-        if held or self._paused or not self._plain or finish not in _WITH_TEXT:
+        plain = self._plain or (self._fields is not None and (choice.begun or not self._with_tokens))
+        held = choice.text or choice.holds_tokens or not choice.plain or choice.parsed is not None
+        if held or self._paused or not plain or finish not in _WITH_TEXT:  # a parser must see the end
             super().on_row(stream, tokens, finish, cached, logprobs)
             return
         texts = self.context.tables.plain
@@ -119,30 +120,34 @@ class StreamedReply(RequestReply):
             text = b"".join([texts[token] for token in tokens])  # type: ignore[misc]
         except TypeError:  # None: a token whose text depends on others
             text = b""
-        if text:
-            self._plain_row(choice, stream, text, finish, cached)
-        else:
+        if not text:
             super().on_row(stream, tokens, finish, cached, logprobs)
+            return
+        content = EventContent(text)
+        if choice.logprobs is not None:
+            choice.logprobs.add(tokens, logprobs)
+            content.logprobs = choice.logprobs.take()
+        if self._with_tokens:
+            content.token_ids = tokens
+        self._plain_row(choice, stream, content, finish, cached)
 
     def _plain_row(
-        self, choice: Choice, stream: Stream, text: bytes, finish: FinishReason, cached: int
+        self, choice: Choice, stream: Stream, content: EventContent, finish: FinishReason, cached: int
     ) -> None:
-        """The first or last row of most streams. ``text`` is JSON-escaped."""
+        """The first or last row of most streams."""
         self._on_slow_row(stream, cached)
         format, index = self.format, stream.index
         opening = b"" if choice.begun else format.first(index, None, self._first_usage(choice))
         choice.begun = True
         if finish:
             self._finish_choice(choice, stream, finish)
-            last = EventContent(
-                text=text,
-                finish_reason=choice.finish_reason,
-                kv_transfer_params=choice.kv_transfer_params,
-                weight_versions=choice.weight_versions,
-            )
-            self._send_choice(choice, opening + format.event(index, last))
+            content.finish_reason = choice.finish_reason
+            content.kv_transfer_params = choice.kv_transfer_params
+            content.weight_versions = choice.weight_versions
+            self._send_choice(choice, opening + format.event(index, content))
         else:
-            event = format.event(index, EventContent(text)) if format.blocks else stream.event(text)
+            made = format.blocks or self._fields is not None
+            event = format.event(index, content) if made else stream.event(content.text)
             events = opening + event
             if events:
                 self._send(events)

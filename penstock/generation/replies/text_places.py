@@ -31,8 +31,13 @@ class TextPlaces:
 
     def next(self, tokens: Iterable[int]) -> list[int]:
         """The places of the tokens that come next."""
-        places = []
+        places, known = [], self._table.text
         for token in tokens:
+            escaped = known[token] if token < len(known) else None
+            if escaped and escaped.isascii() and b"\\" not in escaped and not self._special():
+                places.append(self.at if self.end is None else min(self.at, self.end))
+                self.at += len(escaped)
+                continue
             pending = self._detokenizer.pending
             text = self._detokenizer.push((token,)) or self._begin
             own = self._table.bytes_of(token) if pending and text else None
@@ -47,3 +52,7 @@ class TextPlaces:
                     text = text[1:]
             self.at += len(text)
         return places
+
+    def _special(self) -> bool:
+        """Whether the next token's place or text depends on others, or on the echo."""
+        return self._detokenizer.pending or self._first or bool(self._begin)

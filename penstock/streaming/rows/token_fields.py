@@ -127,14 +127,18 @@ def spell_items(fields: TokenFields, data: TokenData) -> SpelledItems:
     return _Speller(fields, data).spell()
 
 
-def join_items(kind: ItemKind, names: TokenNames, ids: I32, values: F32) -> bytes:
-    """The items of a list of tokens' names or logprobs, at least one token: JSON without the brackets.
-    ``ids``, ``values``: candidates, [T, W]."""
-    fields = TokenFields.make([(_NOTHING, kind)], _NOTHING, names, ids.shape[1])
+def join_items(kinds: Sequence[ItemKind], names: TokenNames, ids: I32, values: F32) -> list[bytes]:
+    """Lists of tokens' names and logprobs, at least one token: JSON without the brackets. ``ids``,
+    ``values``: candidates, [T, W]."""
+    fields = TokenFields.make([(_NOTHING, kind) for kind in kinds], _NOTHING, names, ids.shape[1])
     begins = np.zeros(len(ids), np.bool_)
     begins[0] = True
-    [cells] = spell_items(fields, TokenData(ids[:, 0], begins, ids, values, None)).cells
-    return b"%b%b%b" % (fields.openings[0], _NOTHING.join(cells.ravel().tolist()), fields.closing)
+    made = spell_items(fields, TokenData(ids[:, 0], begins, ids, values, None)).cells
+    return [
+        b"%b%b%b"
+        % (_BEFORE.get(kind, _NOTHING), _NOTHING.join(cells.ravel().tolist()), _AFTER.get(kind, b""))
+        for kind, cells in zip(fields.kinds, made, strict=True)
+    ]
 
 
 class _Speller:
@@ -229,7 +233,12 @@ class _Speller:
         cells = items[:, 3:].reshape(len(items), -1, 4)
         cells[:, :, 0], cells[:, :, 1], cells[:, :, 2] = b",", keys[:, 1:], b":"
         cells[:, :, 3] = self._values[:, 1:]
-        omitted = (ids[:, 1:] == ids[:, :1]) | self._missing[:, 1:]
+        omitted = (ids[:, 1:] == ids[:, :1]) & ~self._missing[:, 1:]
+        if any_true(omitted):
+            again, place = omitted.nonzero()
+            items[again, 2] = self._values[again, place + 1]
+            sizes[again, 0] += self._value_sizes[again, place + 1] - self._value_sizes[again, 0]
+        omitted |= self._missing[:, 1:]
         doubtful = np.logical_or.reduce(names.ambiguous.take(ids), axis=1)
         if any_true(doubtful):
             for token in np.flatnonzero(doubtful).tolist():

@@ -243,7 +243,8 @@ def test_numbers_read_back_as_the_same_float32() -> None:
     names = TokenNames(tables().full)
     values = -np.geomspace(1e-30, 1e4, 500, dtype=np.float32)
     ids = np.full((500, 1), 5, np.int32)
-    read = json.loads(b"[%b]" % join_items(ItemKind.LOGPROB, names, ids, values[:, None]))
+    [listed] = join_items((ItemKind.LOGPROB,), names, ids, values[:, None])
+    read = json.loads(b"[%b]" % listed)
     assert np.array_equal(np.array(read, np.float32), np.maximum(values, np.float32(-9999)))
 
 
