@@ -48,7 +48,7 @@ class GatewayApp:
         """``burst`` writes to the sockets of several connections; ``via`` names this gateway to others."""
         self.own_routes = own_routes
         self.in_flight = 0
-        """Relayed requests that have not ended."""
+        """Requests that have not ended, but for those for routes of the gateway itself."""
         self._intake = intake
         self._relay = relay
         self._metrics = metrics
@@ -75,6 +75,8 @@ class GatewayApp:
                 await http.reply_json(b"{}" if http.method == "GET" else b"")
             elif path in OWN_PATHS:
                 await self.own_routes.answer(http)
+            elif self.own_routes.controls(path) and not self._intake.routes.allows(http.method, path):
+                await self._control(http)
             else:
                 await self._relay_request(http)
         except ApiError as error:
@@ -83,6 +85,15 @@ class GatewayApp:
                 id = next((value for name, value in error.headers if name == REQUEST_ID), b"")
                 body = error_body(error, id.decode("latin-1"), messages=True)
             await http.reply_error(error, body)
+
+    async def _control(self, http: HttpRequest) -> None:
+        self.in_flight += 1
+        try:
+            await self.own_routes.answer_control(http)
+        except ClientGone:
+            pass
+        finally:
+            self.in_flight -= 1
 
     # -- relaying
 

@@ -17,6 +17,9 @@ from penstock.gateway.admission.flow_control import FlowControl, FlowLimits
 from penstock.gateway.admission.intake import Intake
 from penstock.gateway.admission.keys_file import keys_file
 from penstock.gateway.app import GatewayApp
+from penstock.gateway.control.catching_up import CatchingUp
+from penstock.gateway.control.control_routes import ControlRoutes
+from penstock.gateway.control.fan_out import FanOut
 from penstock.gateway.disaggregation.disaggregated_prefill import DisaggregatedPrefill
 from penstock.gateway.kv_events.event_ports import EventPorts
 from penstock.gateway.kv_events.followed_caches import FollowedCaches
@@ -45,6 +48,7 @@ from penstock.gateway.workers.exposition import WorkerExposition
 from penstock.gateway.workers.keeper_link import KeeperLink
 from penstock.gateway.workers.scoreboard import Scoreboard
 from penstock.gateway.workers.shared_budgets import SharedBudgetStore
+from penstock.gateway.workers.shared_controls import SharedControls
 from penstock.gateway.workers.shared_state import SharedState
 from penstock.http.http2.flow_windows import FlowWindows
 from penstock.http.receive_budget import ReceiveBudget
@@ -82,6 +86,8 @@ class GatewayParts:
     http: HttpServer
     exposition: WorkerExposition
     shared_state: SharedState
+    control: ControlRoutes
+    catching_up: CatchingUp
     caches: FollowedCaches | None
     """None: endpoints publish no KV cache events."""
     spans: BatchSpanExporter[RequestRecord] | None
@@ -153,11 +159,7 @@ def assemble(
         caches=caches,
     )
     pool.on_updated.append(prefill.follow)
-    spans: BatchSpanExporter[RequestRecord] | None = None
-    if config.otlp_endpoint is not None:
-        spans = make_span_exporter(
-            config.otlp_endpoint, span_data, service=config.otlp_service_name, scope="penstock.gateway"
-        )
+    spans = _make_span_exporter(config)
     options = ExpositionLimits(config.metrics_compat, pool=name_of_pool(config))
     kubernetes = make_kubernetes_discovery(config)
     metrics = GatewayMetrics(lambda: pool.endpoints, options, directory.listed_name)
@@ -179,6 +181,7 @@ def assemble(
         relays_kv_transfer=config.allow_kv_transfer_params,
     )
     exposition = WorkerExposition(link, metrics)
+    control, catching_up = _make_control(config, pool, directory, link, clock)
     app = GatewayApp(
         own_routes=OwnRoutes(
             intake.keys,
@@ -186,6 +189,7 @@ def assemble(
             collector,
             clock,
             exposition.text,
+            control,
             loopback_administers=config.allow_loopback_admin,
         ),
         intake=intake,
@@ -214,6 +218,8 @@ def assemble(
         collector=collector,
         app=app,
         exposition=exposition,
+        control=control,
+        catching_up=catching_up,
         shared_state=SharedState(link, scoreboard, router, clock, config.scrape_interval),
         http=_make_http_server(config, app, source, windows, tls),
         caches=caches,
@@ -224,6 +230,28 @@ def assemble(
         kubernetes=kubernetes,
         certificates=watched_certificate(tls, config),
     )
+
+
+def _make_span_exporter(config: GatewayConfig) -> BatchSpanExporter[RequestRecord] | None:
+    if config.otlp_endpoint is None:
+        return None
+    return make_span_exporter(
+        config.otlp_endpoint, span_data, service=config.otlp_service_name, scope="penstock.gateway"
+    )
+
+
+def _make_control(
+    config: GatewayConfig,
+    pool: EndpointPool,
+    directory: ModelDirectory,
+    link: KeeperLink,
+    clock: Callable[[], float],
+) -> tuple[ControlRoutes, CatchingUp]:
+    controls, fan_out = SharedControls(link), FanOut(pool, config.endpoint_api_key)
+    routes = ControlRoutes(pool, directory, fan_out, controls)
+    catching_up = CatchingUp(controls, fan_out, routes.is_meant, clock)
+    pool.on_updated.append(catching_up.follow)
+    return routes, catching_up
 
 
 def _follow_caches(config: GatewayConfig, router: Router) -> FollowedCaches | None:

@@ -456,6 +456,13 @@ ENDPOINT_UP = Metric(
     _own("endpoint_up", labels=_ENDPOINT),
     of_host=True,
 )
+ENDPOINT_HELD = Metric(
+    MetricKind.GAUGE,
+    "0 or 1",
+    "1 for an endpoint that gets no requests before it has got the control calls that it missed, by reason.",
+    _own("endpoint_held", labels=("endpoint", "reason")),
+    of_host=True,
+)
 
 # -- prefix caches of endpoints --
 

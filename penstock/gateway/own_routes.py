@@ -9,6 +9,7 @@ import msgspec
 
 from penstock import __version__
 from penstock.gateway.admission.client_keys import ClientKeys
+from penstock.gateway.control.control_routes import OPERATIONS, ControlRoutes
 from penstock.gateway.routing.endpoint_pool import EndpointPool
 from penstock.http.access_keys import check_local
 from penstock.http.admission import send_readiness, unavailable
@@ -34,6 +35,7 @@ class OwnRoutes:
         collector: GarbageCollector,
         clock: Callable[[], float],
         expose: Callable[[], Awaitable[bytes]],
+        control: ControlRoutes,
         *,
         loopback_administers: bool,
     ) -> None:
@@ -44,6 +46,7 @@ class OwnRoutes:
         self._collector = collector
         self._clock = clock
         self._exposition = SharedExposition(expose)
+        self._control = control
         self._loopback_administers = loopback_administers
         self._leaving = False
         self.draining = False
@@ -86,6 +89,22 @@ class OwnRoutes:
             await http.reply_json(b"{}")
         else:
             await self._send_readiness(http)
+
+    async def answer_control(self, http: HttpRequest) -> None:
+        """Answer an administrator's request whose path is one of OPERATIONS. Keys of clients do not open it,
+        also where there are no others. Raises ApiError."""
+        path = http.path
+        if self._keys.guards(path):
+            self._keys.check_admin(path, http.fields)
+        else:
+            check_local(http, unix_socket=None, loopback=self._loopback_administers)
+        if self.draining:
+            raise unavailable("The gateway is shutting down.", "draining")
+        await self._control.answer(http)
+
+    def controls(self, path: str) -> bool:
+        """Whether a request is for all servers of a pool, and there is anybody who may administer them."""
+        return path in OPERATIONS and (self._loopback_administers or self._keys.has_admins)
 
     async def _send_readiness(self, http: HttpRequest) -> None:
         ready = self._count_ready()

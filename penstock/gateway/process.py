@@ -59,6 +59,8 @@ RESOLVE_WAIT_S = 2.0
 """Longest wait for the first endpoints before clients are served: a name server may take longer."""
 KUBERNETES_WAIT_S = 10.0
 """Seconds to wait where endpoints come from Kubernetes, and other workers serve clients meanwhile."""
+CATCH_UP_WAIT_S = 5.0
+"""Longest wait until endpoints have what was set before clients are served; later they are held."""
 FIRST_MODELS_S = 1.0
 """Time for endpoints to list their models before clients are served. Slower ones may get requests for any
 model at first."""
@@ -137,6 +139,7 @@ class _Worker:
         loop.add_reader(self._control.fileno(), self._on_command)
         await link.open()
         background = [self._check_timeouts(), self._watch_endpoints(), self._share(link)]
+        background.append(parts.catching_up.run())
         if parts.kubernetes is not None:
             background.append(parts.kubernetes.run())
         if parts.caches is not None:
@@ -160,6 +163,7 @@ class _Worker:
                 parts.log_forwarding.close()
             if parts.spans is not None:
                 await loop.run_in_executor(None, parts.spans.close)
+            await parts.control.close()
             await parts.relay.router.close()
             if parts.caches is not None:
                 parts.caches.close()
@@ -179,6 +183,7 @@ class _Worker:
     async def _serve_clients(self) -> None:
         parts, config = self._parts, self._config
         await self._wait_for_endpoints()
+        await parts.catching_up.settle(CATCH_UP_WAIT_S)
         if parts.envoy is not None and config.ext_proc_port is not None:
             await parts.envoy.start(config.envoy_host, config.ext_proc_port)
         parts.collector.start()

@@ -14,6 +14,7 @@ from penstock.http.access_keys import (
     presented_digest,
     tenant_of,
 )
+from penstock.http.errors import ApiError
 
 RELOAD_INTERVAL_S = 1.0
 """Interval of checks whether the file has changed."""
@@ -69,6 +70,22 @@ class ClientKeys:
             raise invalid_key(presented)
         self._admins.refuse_client(path)
         return caller
+
+    @property
+    def has_admins(self) -> bool:
+        """Whether there are keys of administrators."""
+        return bool(self._admins.digests)
+
+    def check_admin(self, path: str, headers: Mapping[bytes, bytes]) -> None:
+        """Check that a request for ``path``, which needs a key, has one of an administrator. Raises
+        ApiError."""
+        self.check(path, headers)
+        if not self._admins.has(presented_digest(headers)):
+            raise ApiError(
+                403,
+                f"{path} concerns all servers. It needs a key of an administrator (--admin-api-key-file).",
+                code="not_admin",
+            )
 
     def _all(self) -> dict[bytes, Caller]:
         return self._plain if self._file is None else {**self._plain, **self._file.latest()}

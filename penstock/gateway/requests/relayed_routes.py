@@ -156,6 +156,12 @@ class RelayedRoutes:
                 code="administrative",
             )
 
+    def allows(self, method: str, route: str) -> bool:
+        """Whether the route is one of those that are ``allowed`` besides."""
+        if (method, route) in self._exact or ("", route) in self._exact:
+            return True
+        return any(given in ("", method) and route.startswith(path) for given, path in self._below)
+
     def _is_relayed(self, method: str, route: str) -> bool:
         if route in GENERATION_PATHS or route in INFERENCE_ROUTES or route in _OTHER_ROUTES:
             return method in _INFERRING
@@ -163,9 +169,7 @@ class RelayedRoutes:
             return True
         if not route.startswith("/") or _UNCLEAR.search(route):
             return False
-        if (method, route) in self._exact or ("", route) in self._exact:
-            return True
-        if any(given in ("", method) and route.startswith(path) for given, path in self._below):
+        if self.allows(method, route):
             return True
         _, root, family, *_ = f"{route}//".split("/", 3)
         if root != "v1" or method not in _INFERRING | {"DELETE"}:

@@ -46,6 +46,8 @@ class CircuitBreaker:
     """Failing clients of all endpoints."""
     on_change: Callable[[], None] = lambda: None
     """Called when it opens or closes, and when its pause changes."""
+    on_lost: Callable[[], None] = lambda: None
+    """Called when a request has lost its connection, or got none."""
     _unavailable: int = 0
     _failures: int = 0
     """Both since the latest success."""
@@ -137,6 +139,8 @@ class CircuitBreaker:
         its first token was recorded as a success."""
         match outcome:
             case Outcome.NETWORK_ERROR | Outcome.MODEL_SERVER_ERROR | Outcome.CONTENT_ERROR:
+                if outcome is Outcome.NETWORK_ERROR:
+                    self.on_lost()
                 self.record_failure(now, sent_at, client)
             case Outcome.CLIENT_ERROR if not self.avoids and self._was_half_open(sent_at):
                 self._close(now, sent_at)  # it is there again
@@ -162,6 +166,8 @@ class CircuitBreaker:
 
     def record_unavailable(self, now: float, sent_at: float, *, connected: bool = False) -> None:
         """The endpoint took no request: no connection could be made, or it answered 503."""
+        if not connected:
+            self.on_lost()
         self._count(now, failed=True)
         self._unavailable += 1
         if self._was_half_open(sent_at):

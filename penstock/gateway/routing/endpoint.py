@@ -83,11 +83,17 @@ class Endpoint:
     """Called with ``own_in_flight``, ``own_sent`` and ``own_tokens`` when they have changed."""
     ttft_s: float | None = None
     """Moving average of the time to first token."""
+    held: str = ""
+    """Why it gets no requests although it takes them: it lacks what was set meanwhile; empty: it gets
+    some."""
+    on_lost: Callable[[], None] = lambda: None
+    """Called when a connection breaks, or cannot be made: the server may be another one from here on."""
     breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
     backoff: Backoff = field(default_factory=Backoff)
 
     def __post_init__(self) -> None:
         self.breaker.on_change = self.backoff.on_change = self._notify
+        self.breaker.on_lost = lambda: self.on_lost()
 
     def __setattr__(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -131,7 +137,7 @@ class Endpoint:
 
     def is_ready(self, now: float) -> bool:
         """Whether it may be expected to take a request."""
-        return (self.breaker.allows(now) or self.breaker.avoids) and not self.is_away
+        return (self.breaker.allows(now) or self.breaker.avoids) and not (self.is_away or self.held)
 
     def scrape_succeeded(self, load: EndpointLoad, now: float) -> None:
         """``load`` was asked for at ``now``."""
@@ -154,6 +160,7 @@ class Endpoint:
     def scrape_failed(self, *, connected: bool = True) -> None:
         self.scrape_failures += 1
         self.reachable = connected
+        self.on_lost()
 
     def fresh_load(self, now: float) -> EndpointLoad | None:
         """The scraped load; None when it is stale."""

@@ -226,7 +226,7 @@ class Router:
         now, subset = self.clock(), request.subset
         return any(
             each.breaker.allows(now)
-            and not each.is_away
+            and not (each.is_away or each.held)
             and each not in tried
             and (subset is None or each.url in subset)
             for each in step.endpoints

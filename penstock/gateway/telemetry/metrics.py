@@ -333,6 +333,8 @@ class GatewayMetrics:
             named = {"endpoint": endpoint.url, "pool": endpoint.pool or self._options.pool}
             values.add(metric_definitions.ENDPOINT_IN_FLIGHT, endpoint.own_in_flight, named)
             values.add(metric_definitions.ENDPOINT_UP, endpoint.is_up, named)
+            if endpoint.held:
+                values.add(metric_definitions.ENDPOINT_HELD, 1, named | {"reason": endpoint.held})
             if (load := endpoint.reported_load) is not None:
                 values.add(metric_definitions.ENDPOINT_WAITING, load.waiting, named)
                 values.add(metric_definitions.ENDPOINT_RUNNING, load.running, named)

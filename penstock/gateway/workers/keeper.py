@@ -1,9 +1,9 @@
 """The keeper of what the workers of a gateway share: a thread of their supervisor.
 
-Each worker has a socket to it, see :mod:`letters`. It keeps the budgets and the metrics of all, says which
-workers run, and passes on what they tell each other. A worker that does not read costs the others nothing:
-its letters wait, then are dropped. The end of its socket is the end of the worker, also of one that was
-killed.
+Each worker has a socket to it, see :mod:`letters`. It keeps the budgets, the control calls and the metrics
+of all, says which workers run, and passes on what they tell each other. A worker that does not read costs the
+others nothing: its letters wait, then are dropped. The end of its socket is the end of the worker, also of
+one that was killed.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from penstock.gateway.workers.keeper_link import HELLO, MEMBERS, Members
 from penstock.gateway.workers.kept_metrics import MetricsKeeper
 from penstock.gateway.workers.letters import Letter, LetterStream, WorkerName
 from penstock.gateway.workers.shared_budgets import BudgetKeeper
+from penstock.gateway.workers.shared_controls import ControlKeeper
 
 log = logging.getLogger(__name__)
 _encode = msgspec.msgpack.Encoder().encode
@@ -44,10 +45,12 @@ class Keeper:
         """The latest epoch that has ended by the number of a worker."""
         self._budgets = BudgetKeeper(self._send, clock)
         self._metrics = MetricsKeeper(self._send)
+        self._controls = ControlKeeper(self._send, self._present)
         self._handlers: dict[str, Callable[[WorkerName, bytes], None]] = {
             HELLO: self._on_hello,
             **self._budgets.handlers,
             **self._metrics.handlers,
+            **self._controls.handlers,
         }
         self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
 
@@ -100,6 +103,7 @@ class Keeper:
     def _on_hello(self, caller: WorkerName, data: bytes) -> None:
         self._present.add(caller)
         self._tell_members()
+        self._controls.greet(caller)
 
     def _forget(self, worker: WorkerName) -> None:
         """The worker has ended."""
@@ -108,6 +112,7 @@ class Keeper:
         self._ended[worker.number] = max(worker.epoch, self._ended.get(worker.number, 0))
         self._budgets.forget(worker)
         self._metrics.forget(worker)
+        self._controls.forget(worker)
         self._tell_members()
 
     def _tell_members(self) -> None:

@@ -1,0 +1,1 @@
+"""Operations on all servers of a pool, and what servers that were away have missed of them."""

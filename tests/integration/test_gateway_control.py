@@ -1,0 +1,247 @@
+"""Operations on all servers through a gateway: once on each engine, over deaths, and before they serve."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.gateway.processes import WAIT_S, Call, Gateway, Upstream, closed_port, eventually, gateway
+from tests.integration.control import PACED, SHORT, call, served, stopped
+from tests.integration.server import Server
+from tests.integration.weight_marks import TOLD, WeightFiles, marks_of
+
+ENGINES = 2
+FLEET = (*PACED, "--data-parallel-size", str(ENGINES))
+OPTIONS = ("--workers", "2", "--allow-loopback-admin", "--scrape-interval", "0.1")
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(Server(*FLEET, directory=tmp_path_factory.mktemp("serve"))) for _ in range(2)
+        ]
+
+
+@pytest.fixture
+def front(servers: list[Server]) -> Iterator[Gateway]:
+    with gateway(*(each.url for each in servers), options=OPTIONS) as running:
+        yield running
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> WeightFiles:
+    return WeightFiles(tmp_path)
+
+
+@contextlib.contextmanager
+def client_of_each_worker(front: Gateway) -> Iterator[list[httpx.Client]]:
+    """A connection to each worker."""
+    with contextlib.ExitStack() as stack:
+        found: dict[int, httpx.Client] = {}
+
+        def one_more() -> bool:
+            client = stack.enter_context(httpx.Client(base_url=front.url, timeout=WAIT_S))
+            client.get("/health").raise_for_status()
+            pool: Any = client._transport
+            [connection] = pool._pool.connections
+            stream = connection._connection._network_stream
+            port = stream.get_extra_info("client_addr")[1]
+            for worker in front.workers:
+                if any(each.raddr and each.raddr.port == port for each in worker.net_connections("tcp")):
+                    found.setdefault(worker.pid, client)
+            return len(found) == 2
+
+        eventually(one_more)
+        yield list(found.values())
+
+
+def update(client: httpx.Client, path: str, version: str, key: str | None = None) -> dict[str, Any]:
+    return call(client, "/update_weights", {"path": path, "weight_version": version}, key)
+
+
+def receipts(reply: dict[str, Any], field: str) -> list[list[Any]]:
+    return [[engine[field] for engine in each["engines"]] for each in reply["endpoints"]]
+
+
+def outcomes(reply: dict[str, Any]) -> list[str]:
+    return [each["outcome"] for each in reply["endpoints"]]
+
+
+def versions(server: Server) -> list[str]:
+    return [each["weight_version"] for each in server.get("/weight_version").json()["engines"]]
+
+
+def held(front: Gateway) -> dict[str, float]:
+    return front.counts("endpoint_held")
+
+
+def test_each_mode_reaches_each_engine_once(front: Gateway, servers: list[Server]) -> None:
+    with client_of_each_worker(front) as (one, other):
+        for number, mode in enumerate(("abort", "wait", "keep")):
+            paused = call(one, f"/pause?mode={mode}", key=f"pause-{number}")
+            assert (paused["status"], paused["outcome"], paused["settled"]) == (200, "done", True), paused
+            assert receipts(paused, "repeated") == [[False] * ENGINES] * 2
+            assert [each.get("/is_paused").json() for each in servers] == [{"is_paused": True}] * 2
+            again = call(other, f"/pause?mode={mode}", key=f"pause-{number}")
+            assert (again["status"], receipts(again, "repeated")) == (200, [[True] * ENGINES] * 2), again
+            shown = other.get("/is_paused").json()
+            assert [each["result"] for each in shown["endpoints"]] == [{"is_paused": True}] * 2
+            resumed = call(other, "/resume")
+            assert (resumed["status"], outcomes(resumed)) == (200, ["done"] * 2)
+        used = call(one, "/pause?mode=keep", key="pause-0")
+        assert (used["status"], used["outcome"]) == (409, "conflict")
+        assert one.post("/v1/completions", json=SHORT).status_code == 200
+
+
+def test_operations_without_a_state(front: Gateway) -> None:
+    aborted = call(front.client, "/abort_requests", {"all": True}, "all")
+    assert (aborted["status"], aborted["aborted"], outcomes(aborted)) == (200, 0, ["done"] * 2)
+    flushed = call(front.client, "/flush_cache", key="flush")
+    assert receipts(flushed, "repeated") == [[False] * ENGINES] * 2
+    assert receipts(call(front.client, "/flush_cache", key="flush"), "repeated") == [[True] * ENGINES] * 2
+    used = call(front.client, "/reset_prefix_cache", key="all")
+    assert (used["status"], used["outcome"]) == (409, "conflict")
+    shown = front.client.get("/weights_checksum").json()
+    assert (shown["outcome"], shown["equal"]) == ("done", True)
+    refused = call(front.client, "/pause?mode=later")
+    assert (refused["status"], refused["outcome"], refused["settled"]) == (400, "refused", False)
+    assert "mode is 'later', not" in refused["error"]["message"]
+    unknown = call(front.client, "/pause?model=nobody")
+    assert (unknown["status"], unknown["error"]["param"]) == (400, "model")
+    assert front.client.get("/pause").status_code == 405
+
+
+def test_a_server_that_was_away_gets_it_before_it_serves(
+    servers: list[Server], files: WeightFiles, tmp_path: Path
+) -> None:
+    kept, (path, later) = servers[0], (files.make(5), files.make(6))
+    with Server(*FLEET, directory=tmp_path) as first:
+        port = first.url.rpartition(":")[2]
+        with gateway(kept.url, first.url, options=OPTIONS) as front:
+            assert update(front.client, path, "v5", "five")["outcome"] == "done"
+            first.end()
+            reply = update(front.client, later, "v6", "six")
+            assert (reply["status"], reply["outcome"], reply["settled"]) == (502, "partial", True), reply
+            assert outcomes(reply) == ["done", "unreachable"]
+            assert reply["failed"] == [first.url]
+            again = update(front.client, later, "v6", "six")
+            assert (outcomes(again), again["settled"]) == (["done", "unreachable"], True)
+            eventually(lambda: any(first.url in key for key in held(front)))
+            away = Path(later).rename(tmp_path / "away")
+            with Server(*FLEET, "--port", port, directory=tmp_path) as second:
+                # it is there, and cannot get the weights
+                eventually(lambda: held(front) == {f"{first.url},weights not taken": 1.0})
+                choices = [served(front.client, **TOLD) for _ in range(40)]
+                assert [marks_of(each) for each in choices] == [{"v6": {6}}] * 40
+                assert second.metric("vllm:request_success_total") == 0
+                assert versions(second) == ["default"] * ENGINES
+                away.rename(later)
+                eventually(lambda: not held(front))
+                assert versions(second) == ["v6"] * ENGINES
+
+                def serves() -> bool:
+                    assert marks_of(served(front.client, **TOLD)) == {"v6": {6}}
+                    return second.metric("vllm:request_success_total") > 0
+
+                eventually(serves)
+                shown = front.client.get("/weights_checksum").json()
+                assert (shown["outcome"], shown["equal"]) == ("done", True)
+
+
+def test_a_worker_is_killed_in_the_middle(front: Gateway, servers: list[Server], files: WeightFiles) -> None:
+    path = files.make(9)
+    engines = [process for server in servers for process in server.children("engine")]
+    with client_of_each_worker(front) as (one, _), contextlib.ExitStack() as stack:
+        for engine in engines:
+            stack.enter_context(stopped(engine))
+        port = one_port(one)
+        [victim] = [worker for worker in front.workers if has_connection(worker, port)]
+        asked = threading.Thread(target=lost, args=(one, path))
+        asked.start()
+        for server in servers:
+            eventually(lambda server=server: not server.get("/weight_version").json()["settled"])  # type: ignore[misc]
+        victim.kill()
+        asked.join()
+    eventually(lambda: [versions(each) for each in servers] == [["v9"] * ENGINES] * 2)
+    again = update(front.client, path, "v9", "nine")
+    assert (again["status"], again["settled"]) == (200, True), again
+    assert receipts(again, "repeated") == [[True] * ENGINES] * 2
+
+
+def one_port(client: httpx.Client) -> int:
+    pool: Any = client._transport
+    [connection] = pool._pool.connections
+    port: int = connection._connection._network_stream.get_extra_info("client_addr")[1]
+    return port
+
+
+def has_connection(worker: psutil.Process, port: int) -> bool:
+    return any(each.raddr and each.raddr.port == port for each in worker.net_connections("tcp"))
+
+
+def lost(client: httpx.Client, path: str) -> None:
+    with pytest.raises(httpx.HTTPError):
+        update(client, path, "v9", "nine")
+
+
+def test_a_foreign_server_is_named_and_served(servers: list[Server]) -> None:
+    def behave(call: Call) -> None:
+        call.reply(404 if call.path != "/v1/completions" else 200, b"{}")
+
+    with Upstream(behave) as foreign, gateway(servers[0].url, foreign, options=OPTIONS) as front:
+        paused = call(front.client, "/pause?mode=abort")
+        assert (paused["status"], paused["unsupported"]) == (200, [foreign.url]), paused
+        assert outcomes(paused) == ["done", "unsupported"]
+        assert not any(foreign.url in key for key in held(front))
+        eventually(lambda: front.client.post("/v1/completions", json=SHORT).status_code == 200)
+        assert call(front.client, "/resume")["status"] == 200
+    with Upstream(behave) as foreign, gateway(foreign, options=OPTIONS) as front:
+        alone = call(front.client, "/pause")
+        assert (alone["status"], alone["outcome"], alone["settled"]) == (501, "unsupported", False)
+
+
+@pytest.mark.parametrize(
+    ("keys", "status", "code"),
+    [
+        ({}, 401, "invalid_api_key"),
+        ({"authorization": "Bearer client"}, 403, "not_admin"),
+        ({"authorization": "Bearer wrong"}, 401, "invalid_api_key"),
+        ({"authorization": "Bearer admin"}, 200, None),
+    ],
+    ids=["none", "client", "wrong", "admin"],
+)
+def test_only_administrators_control(
+    secured: Gateway, keys: dict[str, str], status: int, code: str | None
+) -> None:
+    reply = secured.client.post("/resume", headers=keys)
+    assert reply.status_code == status, reply.text
+    if code is not None:
+        assert reply.json()["error"]["code"] == code
+
+
+@pytest.fixture(scope="module")
+def secured(servers: list[Server]) -> Iterator[Gateway]:
+    options = ("--api-key", "client", "--admin-api-key", "admin")
+    with gateway(servers[0].url, options=options) as running:
+        yield running
+
+
+def test_keys_of_clients_alone_open_nothing(servers: list[Server]) -> None:
+    with gateway(servers[0].url, options=("--api-key", "client", "--allow-loopback-admin")) as front:
+        reply = front.client.post("/resume", headers={"authorization": "Bearer client"})
+        assert (reply.status_code, reply.json()["error"]["code"]) == (403, "not_admin")
+
+
+def test_servers_that_cannot_be_reached(tmp_path: Path) -> None:
+    with gateway(closed_port(), options=OPTIONS) as front:
+        reply = call(front.client, "/pause", key="p")
+        assert (reply["status"], reply["outcome"], reply["settled"]) == (502, "partial", False), reply
+        assert outcomes(reply) == ["unreachable"]
