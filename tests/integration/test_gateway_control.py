@@ -245,3 +245,31 @@ def test_servers_that_cannot_be_reached(tmp_path: Path) -> None:
         reply = call(front.client, "/pause", key="p")
         assert (reply["status"], reply["outcome"], reply["settled"]) == (502, "partial", False), reply
         assert outcomes(reply) == ["unreachable"]
+
+
+def test_a_server_that_knows_the_key_and_was_changed_since() -> None:
+    """It would not carry out the call again: it gets a key that follows from the first."""
+    seen: set[str] = set()
+    paused: list[bool] = [False]
+
+    def behave(call: Call) -> None:
+        if call.path == "/is_paused":
+            call.reply(200, b'{"is_paused": %s}' % (b"true" if paused[0] else b"false"))
+        elif call.path == "/pause":
+            paused[0] = paused[0] or call.headers["idempotency-key"] not in seen
+            seen.add(call.headers["idempotency-key"])
+            call.reply(200, b'{"outcome": "done", "engines": []}')
+        else:
+            call.reply(404, b"{}")
+
+    with Upstream(behave) as server, gateway(server, options=OPTIONS) as front:
+        assert call(front.client, "/pause", key="once")["settled"] is True
+        assert seen == {"once"}
+        paused[0] = False
+        works, server.on_metrics = server.on_metrics, Call.reset
+        eventually(lambda: bool(held(front)))
+        server.on_metrics = works
+        eventually(lambda: not held(front))
+        assert paused[0]
+        [derived] = seen - {"once"}
+        assert derived.endswith("-1-1")
