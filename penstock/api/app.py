@@ -135,6 +135,7 @@ class App:
             "/resume": {"POST": in_task(operations.resume)},
             "/is_paused": {"GET": operations.is_paused},
             "/abort_requests": {"POST": in_task(operations.abort_requests)},
+            "/init_weight_transfer": {"POST": in_task(self.weights.transfers.init)},
             "/update_weights": {"POST": in_task(self.weights.update)},
             "/weight_version": {"GET": self.weights.version},
             "/weights_checksum": {"GET": in_task(self.weights.checksum)},

@@ -35,6 +35,7 @@ from penstock.api.routes.operations import OperationRoutes
 from penstock.api.routes.responses import ResponseRoutes
 from penstock.api.routes.tokenize import TokenizeRoutes
 from penstock.api.routes.tokenizer_info import tokenizer_info
+from penstock.api.routes.weight_transfer import WeightTransferRoutes
 from penstock.api.routes.weights import WeightRoutes
 from penstock.api.throughput_log import ThroughputLog
 from penstock.config.errors import ConfigError
@@ -44,6 +45,8 @@ from penstock.dispatch.coordinator_client import CoordinatorClient
 from penstock.dispatch.engine_client import EngineClient
 from penstock.dispatch.periodic_timer import PeriodicTimer
 from penstock.dispatch.state_changes import StateChanges
+from penstock.dispatch.weight_changes import WeightChanges
+from penstock.dispatch.weight_receiver import WeightReceiver
 from penstock.generation.input_processor import InputProcessor
 from penstock.generation.model_info import ModelInfo, SamplingDefaults, model_type, sampling_defaults
 from penstock.generation.prompt.chat_template import ChatTemplate
@@ -339,10 +342,18 @@ class _Server:
                 input_processor,
             ),
             operations=OperationRoutes(self._config, self._engine_client, self._state_changes),
-            weights=WeightRoutes(self._engine_client, self._state_changes),
+            weights=self._weight_routes(),
             tracing=self._tracing,
             spans=self._spans,
         )
+
+    def _weight_routes(self) -> WeightRoutes:
+        client, launch = self._engine_client, self._launch
+        assert launch.weights_dir is not None  # API servers have one
+        changes = WeightChanges(self._state_changes, client.states, lockstep=client.lockstep)
+        receiver = WeightReceiver(launch.run_dir)
+        transfers = WeightTransferRoutes(client, changes, receiver, launch.weights_dir, launch.model_dir)
+        return WeightRoutes(client, changes, transfers)
 
     async def _listen(self, app: App) -> None:
         config = self._config

@@ -113,6 +113,7 @@ WEIGHT_VERSIONS = listed(
     shape(
         "Output tokens start to end, the latter excluded, were made by one version of the weights.",
         {"start": COUNT, "end": COUNT, "version": STRING},
+        adapter={"description": "Digest of the LoRA adapter, if there is one.", **STRING},
     )
 )
 STOP_REASON = {

@@ -24,6 +24,7 @@ ADMINISTRATIVE = frozenset(
         "/is_paused",
         "/abort_requests",
         "/flush_cache",
+        "/init_weight_transfer",
         "/update_weights",
         "/weight_version",
         "/weights_checksum",

@@ -27,10 +27,10 @@ from penstock.http.tls import server_context
 from penstock.placement.port_claim import claim_port
 from penstock.supervisor.children.parent_death import child_command
 from penstock.supervisor.listening.loading_server import LoadingServer
+from penstock.supervisor.startup.api_server_directories import ApiServerDirectories, api_server_directories
 from penstock.supervisor.startup.cluster import traits_of
 from penstock.supervisor.startup.file_limit import raise_file_limit
 from penstock.supervisor.startup.model_resolution import resolve_model
-from penstock.supervisor.startup.response_store_directory import response_store_directory
 from penstock.supervisor.startup.run_directory import RunDirectory
 from penstock.supervisor.startup.startup_status import STARTING, StartupStatus
 from penstock.wire.control import AcceptConnections, Launch, ProcessFailed, decode_for_child, encode
@@ -112,9 +112,9 @@ class ProcessActor:
         """The launch with this machine's directories and model traits."""
         run_dir = self._owned.enter_context(RunDirectory(None)).path
         engine = launch.role == "engine"
-        store_dir = None
+        directories = ApiServerDirectories()
         if launch.role == "api-server":
-            store_dir = self._owned.enter_context(response_store_directory(launch.config, run_dir))
+            directories = self._owned.enter_context(api_server_directories(launch.config, run_dir))
         model = resolve_model(launch.config, run_dir, for_engine=engine)
         return msgspec.structs.replace(
             launch,
@@ -122,7 +122,8 @@ class ProcessActor:
             model_dir=model.model_dir,
             tokenizer_dir=model.tokenizer_dir,
             traits=traits_of(launch.config, model) if engine else {BUILD: build_id()},
-            response_store_dir=store_dir,
+            response_store_dir=directories.responses,
+            weights_dir=directories.weights,
         )
 
     def _start(

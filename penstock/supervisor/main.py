@@ -43,6 +43,7 @@ from penstock.supervisor.signals import (
     signals_blocked,
 )
 from penstock.supervisor.startup.adapters import start_adapters, states_at_start
+from penstock.supervisor.startup.api_server_directories import ApiServerDirectories, api_server_directories
 from penstock.supervisor.startup.banner import banner, banner_facts
 from penstock.supervisor.startup.cluster import traits_of
 from penstock.supervisor.startup.cluster_key import read_cluster_key
@@ -54,7 +55,6 @@ from penstock.supervisor.startup.model_resolution import (
     resolve_model,
 )
 from penstock.supervisor.startup.progress_display import make_progress_display
-from penstock.supervisor.startup.response_store_directory import response_store_directory
 from penstock.supervisor.startup.run_directory import RunDirectory
 from penstock.supervisor.startup.startup_status import SERVING, STARTING, StartupStatus
 from penstock.supervisor.startup.synthetic_script import rendered_script
@@ -116,9 +116,9 @@ def serve(
                 owned.enter_context(loading_server)
             with signals_blocked():  # it is removed whatever comes
                 run_dir = owned.enter_context(RunDirectory(config.run_dir)).path
-                store_dir = None
+                directories = ApiServerDirectories()
                 if local_api_servers:
-                    store_dir = owned.enter_context(response_store_directory(config, run_dir))
+                    directories = owned.enter_context(api_server_directories(config, run_dir))
             model = resolve_model(config, run_dir)
             adapters = start_adapters(config, model.served_names)
             if local_api_servers:
@@ -139,7 +139,7 @@ def serve(
                 service_manager=service_manager,
                 acceptor=acceptor,
                 run_dir=run_dir,
-                store_dir=store_dir,
+                directories=directories,
                 model=model,
                 desired_states=states_at_start(adapters),
                 script=script,
@@ -177,7 +177,7 @@ class _Service:
     acceptor: Acceptor | None
     """None for a single API server here, which accepts connections itself."""
     run_dir: str
-    store_dir: str | None
+    directories: ApiServerDirectories
     model: ResolvedModel
     desired_states: DesiredStateStore
     """Desired states of the fleet; the adapters of the start are settled."""
@@ -303,7 +303,8 @@ class _Service:
             handover_fd=handover_fd,
             restarts=restarts,
             script=self.script if name.role == "engine" else None,
-            response_store_dir=self.store_dir,
+            response_store_dir=self.directories.responses,
+            weights_dir=self.directories.weights,
             desired=self.desired_states.settled(),
         )
 

@@ -130,6 +130,8 @@ class Launch(_Message, frozen=True, tag="launch"):
     """What settled states there are, for API servers and engines."""
     draft_dir: str | None = None
     """Directory of the draft model, for engines; None: there is none."""
+    weights_dir: str | None = None
+    """Absolute path of the directory of weights that trainers broadcast, for API servers."""
 
     @property
     def name(self) -> str:

@@ -77,6 +77,7 @@ def test_every_route_is_there() -> None:
         ("get", "/is_paused"),
         ("post", "/abort_requests"),
         ("post", "/flush_cache"),
+        ("post", "/init_weight_transfer"),
         ("post", "/update_weights"),
         ("get", "/weight_version"),
         ("get", "/weights_checksum"),

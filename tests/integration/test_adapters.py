@@ -454,6 +454,50 @@ def test_real_adapters_in_two_torch_engines_of_which_one_is_killed(tmp_path: Pat
         assert fleet.metric("penstock:streams_interrupted_total", outcome="resumed") > 0
 
 
+def test_a_trainer_saves_an_adapter_again_and_again_under_its_path(tmp_path: Path) -> None:
+    """Streams go on with the files that they began with, and each reply tells by which it was computed."""
+    pytest.importorskip("torch")
+    model = tmp_path / "tiny-llama"
+    model.mkdir()
+    write_model(model)
+    sizes, path = layer_sizes(model), tmp_path / "adapters" / "policy"
+    options = ("--dtype", "float32", "--max-model-len", "4096", "--served-model-name", "tiny-llama")
+    own = ("--threads", "1", "--enable-lora", "--lora-dir", str(path.parent), "--max-loras", "2")
+    fleet_size = ("--api-server-count", "2", "--data-parallel-size", "2")
+    body = {"model": "policy", "prompt": "def main():", "temperature": 0, "ignore_eos": True}
+    short = body | {"max_tokens": 60, "return_weight_versions": True}
+    make_adapter(path, sizes, seed=0, scale=0.3)
+    with (
+        Server(str(model), *options, *own, *fleet_size, directory=tmp_path) as fleet,
+        client_of_each(fleet, 2, WAIT_S) as clients,
+    ):
+        assert load(clients[0], "policy", "policy").status_code == 200
+        digests, texts = [], []
+        for seed in range(1, 4):
+            with Streams(fleet.url, [body | {"max_tokens": 300}] * 4) as streams:
+                streams.until_each_has(1)
+                shutil.rmtree(path)
+                make_adapter(path, sizes, seed=seed, scale=0.3)
+                assert load(clients[0], "policy", "policy").json()["error"]["param"] == "load_inplace"
+                reply = load(clients[1], "policy", "policy", replace=True)
+                assert reply.status_code == 200, reply.text
+                results = [receipt["result"] for receipt in reply.json()["engines"]]
+                streams.until_all_ended()
+            assert streams.failures == []
+            assert len(set(streams.texts)) == 1
+            assert not texts or streams.texts[0].startswith(texts[-1])
+            assert results == [{"loaded": True, "digest": results[0]["digest"]}] * 2
+            digests.append(results[0]["digest"])
+            choices = [client.post("/v1/completions", json=short).json()["choices"][0] for client in clients]
+            for choice in choices:
+                span = {"start": 0, "end": 60, "version": "default", "adapter": digests[-1]}
+                assert choice["weight_versions"] == [span]
+            texts.append(choices[0]["text"])
+        assert len(set(digests)) == len(set(texts)) == 3
+        base = clients[0].post("/v1/completions", json=short | {"model": "tiny-llama"}).json()
+        assert base["choices"][0]["weight_versions"] == [{"start": 0, "end": 60, "version": "default"}]
+
+
 def layer_sizes(model: Path) -> dict[str, tuple[int, int]]:
     """Output and input features of the attention and MLP layers, as the model's weights tell them."""
     start = (model / "model.safetensors").read_bytes()

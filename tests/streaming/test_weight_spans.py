@@ -26,3 +26,4 @@ def test_spans_cover_the_output_once(
     changes: Changes, tokens: int, spans: list[tuple[int, int, str]]
 ) -> None:
     assert weight_spans(changes, tokens) == [WeightSpan(*span) for span in spans]
+    assert weight_spans(changes, tokens, "d1") == [WeightSpan(*span, adapter="d1") for span in spans]

@@ -16,7 +16,7 @@ from penstock.api.routes.operations import MODES, PAUSE_MODES, AbortRequest
 from penstock.api.routes.receipts import DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S, MIN_TIMEOUT_S
 from penstock.api.routes.response_schemas import REPLIES
 from penstock.api.routes.tokenize import UNSUPPORTED, DetokenizeRequest, TokenizeRequest
-from penstock.api.routes.weight_schemas import UpdateWeightsRequest
+from penstock.api.routes.weight_schemas import InitWeightTransferRequest, UpdateWeightsRequest
 from penstock.dialects.openapi_schema import BODY_ERRORS, GENERATION_ERRORS, REQUEST_ID, SHARED, Route, ref
 from penstock.dialects.registry import DESCRIPTIONS
 from penstock.generation.replies.columns import SAFETENSORS
@@ -377,6 +377,18 @@ _ROUTES = (
     ),
     Route("get", "/is_sleeping", "Administration", "isSleeping", "Whether engines sleep", "Sleeping"),
     Route("get", "/is_paused", "Administration", "isPaused", "Whether engines are paused", "Paused"),
+    Route(
+        "post",
+        "/init_weight_transfer",
+        "Administration",
+        "initWeightTransfer",
+        "Join a trainer's process group, which broadcasts weights",
+        "WeightTransfer",
+        errors=(*BODY_ERRORS, 403, 409, 502, 504),
+        parameters=(_TIMEOUT,),
+        body="InitWeightTransferRequest",
+        example={"master_address": "127.0.0.1", "master_port": 29500, "rank": 1, "world_size": 2},
+    ),
     Route("get", "/weight_version", "Administration", "weightVersion", "Versions of the weights", "Weights"),
     Route(
         "get",
@@ -456,6 +468,7 @@ def _request_schemas() -> Json:
         LoadAdapterRequest,
         AbortRequest,
         UpdateWeightsRequest,
+        InitWeightTransferRequest,
     )
     _, schemas = msgspec.json.schema_components(types, ref_template=_REFERENCE)
     for schema in schemas.values():

@@ -166,6 +166,10 @@ REPLIES: dict[str, Schema] = {
         weight_version=STRING,
         equal={"description": "Whether the weights of all engines are the same.", **FLAG},
     ),
+    "WeightTransfer": shape(
+        "The receiver of broadcasts is a member of the group.",
+        {"operation": STRING, "outcome": STRING, "rank": COUNT, "world_size": COUNT},
+    ),
     "FailedOperation": shape(
         "What engines did, and which of them failed.",
         _OPERATION | {"error": ERROR},

@@ -1,4 +1,4 @@
-"""The body of ``POST /update_weights``."""
+"""The bodies of ``POST /update_weights`` and ``/init_weight_transfer``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,41 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from penstock.wire.weight_transfer import STORED_TYPES
 from penstock.wire.weights import MAX_SOURCES, CacheMode, StreamsMode, WeightVersion
+
+MAX_DIMENSIONS = 8
+
+
+class BroadcastManifest(msgspec.Struct, kw_only=True):
+    """Tensors that rank 0 of the trainer's group broadcasts one after the other."""
+
+    names: Annotated[
+        Annotated[list[Annotated[str, Meta(min_length=1, max_length=512)]], Meta(min_length=1)],
+        Meta(description="Their names, as in the checkpoint, in the order of the broadcasts."),
+    ]
+    dtypes: Annotated[list[str], Meta(description=f"The type of each: {', '.join(STORED_TYPES)}.")]
+    shapes: Annotated[
+        list[Annotated[list[Annotated[int, Meta(ge=1, le=1 << 40)]], Meta(max_length=MAX_DIMENSIONS)]],
+        Meta(description="The shape of each."),
+    ]
+
+
+class InitWeightTransferRequest(msgspec.Struct, kw_only=True):
+    """POST /init_weight_transfer: the group that the server's receiver of broadcasts joins."""
+
+    master_address: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            max_length=255,
+            pattern="^[A-Za-z0-9.:_-]*$",
+            description="Where torch.distributed's rank 0 listens.",
+        ),
+    ]
+    master_port: Annotated[int, Meta(ge=1, le=65535)]
+    rank: Annotated[int, Meta(ge=1, le=1 << 16, description="The receiver's rank; rank 0 broadcasts.")] = 1
+    world_size: Annotated[int, Meta(ge=2, le=1 << 16, description="Members of the group.")] = 2
 
 
 class UpdateWeightsRequest(msgspec.Struct, kw_only=True):
@@ -26,6 +60,13 @@ class UpdateWeightsRequest(msgspec.Struct, kw_only=True):
     paths: Annotated[
         Annotated[list[str], Meta(min_length=1, max_length=MAX_SOURCES)] | None,
         Meta(description="Several of them, in place of path."),
+    ] = None
+    broadcast: Annotated[
+        BroadcastManifest | None,
+        Meta(
+            description="In place of path: tensors that rank 0 of a trainer's group broadcasts by gloo; "
+            "/init_weight_transfer has joined it."
+        ),
     ] = None
     tensors: Annotated[
         Annotated[list[str], Meta(min_length=1)] | None,

@@ -9,30 +9,44 @@ from typing import NoReturn
 from penstock.api.api_request import ApiRequest
 from penstock.api.routes.receipts import call_engines, members_of, operation_options, send_receipts
 from penstock.api.routes.weight_schemas import UpdateWeightsRequest
+from penstock.api.routes.weight_transfer import WeightTransferRoutes
 from penstock.dispatch.engine_client import EngineClient
-from penstock.dispatch.state_changes import StateChanges
 from penstock.dispatch.weight_changes import TooManySources, WeightChanges, WeightUpdate
 from penstock.generation.request.body_decoder import BodyDecoder
 from penstock.http.errors import ApiError, encode_json
-from penstock.wire.control import MAX_STATE_BYTES
 from penstock.wire.messages import WEIGHTS
 from penstock.wire.weights import DEFAULT_VERSION, DesiredWeights, WeightSource
 
 UPDATE, CHECKSUM = "update_weights", "weights_checksum"
 """Names of the operations in replies."""
+MAX_BODY_BYTES = 8 << 20
+"""A broadcast of 48 layers with 128 experts has 18,000 tensors; their names alone take a megabyte."""
 
 
 class WeightRoutes:
     """The handlers."""
 
-    def __init__(self, engine_client: EngineClient, state_changes: StateChanges) -> None:
+    def __init__(
+        self, engine_client: EngineClient, changes: WeightChanges, transfers: WeightTransferRoutes
+    ) -> None:
         self._engine_client = engine_client
-        self._changes = WeightChanges(state_changes, engine_client.states, lockstep=engine_client.lockstep)
+        self._changes = changes
+        self.transfers = transfers
         self._decode = BodyDecoder(UpdateWeightsRequest, strict=True).decode
 
     async def update(self, request: ApiRequest) -> None:
         options = operation_options(request.http)
-        update = _update(self._decode(await request.http.read_json(MAX_STATE_BYTES)))
+        raw = await request.http.read_json(MAX_BODY_BYTES)
+        try:
+            body = self._decode(raw)
+            update = _update(body)
+        except ApiError:
+            if b'"broadcast"' in raw:
+                self.transfers.give_up()
+            raise
+        if body.broadcast is not None:
+            await self.transfers.update(request, options, update, body.broadcast)
+            return
         missing = await asyncio.to_thread(_missing, update.weights.sources)
         if missing is not None:
             raise ApiError(400, f"path: {missing!r} does not exist.", param="path")
@@ -71,8 +85,10 @@ class WeightRoutes:
 
 def _update(body: UpdateWeightsRequest) -> WeightUpdate:
     """What a body asks for. Raises ApiError."""
-    if (body.path is None) == (body.paths is None):
-        _refuse("path", "Give either path or paths.")
+    if (body.path is None) + (body.paths is None) + (body.broadcast is None) != 2:
+        _refuse("path", "Give one of path, paths and broadcast.")
+    if body.broadcast is not None and body.tensors is not None:
+        _refuse("tensors", "tensors are of a path; those of a broadcast are named there.")
     paths, field = ([body.path], "path") if body.path is not None else (body.paths or [], "paths")
     for path in paths:
         if not os.path.isabs(path) or "\0" in path:

@@ -58,6 +58,15 @@ class ProcessOptions:
             ge=0,
         ),
     ] = 10.0
+    weights_dir: Annotated[
+        str | None,
+        option(
+            "Directory in which weights that a trainer broadcasts are kept, which all engines must read. "
+            "Default: /dev/shm.",
+            "Processes",
+            metavar="DIR",
+        ),
+    ] = None
     profile_dir: Annotated[
         str | None,
         option(

@@ -417,11 +417,11 @@ class RequestReply(ABC):
         unsent = self.plan.max_tokens == 0
         self._end_choice(choice, stream, 0 if unsent else self.context.streams.num_delivered(stream))
 
-    @staticmethod
-    def _end_choice(choice: Choice, stream: Stream, generated: int) -> None:
+    def _end_choice(self, choice: Choice, stream: Stream, generated: int) -> None:
         choice.generated, choice.stream = generated, None
         if stream.versions is not None:
-            choice.weight_versions = weight_spans(stream.versions, generated)
+            adapter = None if self.plan.adapter is None else self.plan.adapter[1]
+            choice.weight_versions = weight_spans(stream.versions, generated, adapter)
 
     def _all_choices_ended(self) -> bool:
         for choice in self.choices:  # noqa: SIM110 - all() over a generator takes three times as long

@@ -34,8 +34,11 @@ class RunDirectory:
     removed: those of a killed instance at the start, our own at the end.
     """
 
-    def __init__(self, path: str | None, parents: Sequence[str] = ()) -> None:
-        """``parents``: where a temporary one is made if possible."""
+    def __init__(
+        self, path: str | None, parents: Sequence[str] = (), max_path_bytes: int = MAX_PATH_BYTES
+    ) -> None:
+        """``parents``: where a temporary one is made if possible. ``max_path_bytes``: of a temporary one."""
+        self._max_path_bytes = max_path_bytes
         self._given = path
         self._parents = parents
         self._lock_fd: int | None = None
@@ -45,7 +48,7 @@ class RunDirectory:
         """Raises ConfigError for a path that cannot be used, StartupError when another instance uses it or
         the disk is full."""
         if self._given is None:
-            self.path = _temporary((*self._parents, tempfile.gettempdir(), "/tmp"))
+            self.path = _temporary((*self._parents, tempfile.gettempdir(), "/tmp"), self._max_path_bytes)
         else:
             self.path = _prepare(self._given)
         try:
@@ -74,9 +77,9 @@ class RunDirectory:
             self._lock_fd = None
 
 
-def _temporary(parents: Sequence[str]) -> str:
+def _temporary(parents: Sequence[str], max_path_bytes: int) -> str:
     for parent in parents:
-        short = len(os.fsencode(parent)) + len(f"/{_PREFIX}12345678") <= MAX_PATH_BYTES
+        short = len(os.fsencode(parent)) + len(f"/{_PREFIX}12345678") <= max_path_bytes
         if short and os.access(parent, os.W_OK):
             try:
                 _remove_abandoned(Path(parent))
