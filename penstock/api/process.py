@@ -349,10 +349,10 @@ class _Server:
 
     def _weight_routes(self) -> WeightRoutes:
         client, launch = self._engine_client, self._launch
-        assert launch.weights_dir is not None  # API servers have one
         changes = WeightChanges(self._state_changes, client.states, lockstep=client.lockstep)
         receiver = WeightReceiver(launch.run_dir)
-        transfers = WeightTransferRoutes(client, changes, receiver, launch.weights_dir, launch.model_dir)
+        weights_dir = launch.weights_dir or launch.run_dir
+        transfers = WeightTransferRoutes(client, changes, receiver, weights_dir, launch.model_dir)
         return WeightRoutes(client, changes, transfers)
 
     async def _listen(self, app: App) -> None:

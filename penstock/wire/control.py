@@ -131,7 +131,8 @@ class Launch(_Message, frozen=True, tag="launch"):
     draft_dir: str | None = None
     """Directory of the draft model, for engines; None: there is none."""
     weights_dir: str | None = None
-    """Absolute path of the directory of weights that trainers broadcast, for API servers."""
+    """Absolute path of the directory of weights that trainers broadcast, for API servers; None: the run
+    directory."""
 
     @property
     def name(self) -> str:
