@@ -28,6 +28,8 @@ from penstock.wire.weight_transfer import (
 )
 
 _MODULE = "penstock.engine.weights.receiver_main"
+END_TIMEOUT_S = 5.0
+"""A receiver ends within milliseconds, unless it is stopped."""
 
 
 class ReceiverBusy(Exception):
@@ -88,13 +90,22 @@ class WeightReceiver:
         self._process = process
 
     async def end(self) -> None:
-        """End the receiver, if there is one."""
-        with contextlib.suppress(NoReceiver):
-            async with self._connection() as (reader, writer):
+        """End the receiver, if there is one. One that does not end in time is not found any more, and is
+        killed if this API server has started it."""
+        try:
+            async with asyncio.timeout(END_TIMEOUT_S), self._connection() as (reader, writer):
                 writer.write_eof()
                 with contextlib.suppress(ConnectionError):
                     await reader.read()  # until it has ended
-        self._process = None
+        except NoReceiver:
+            pass
+        except TimeoutError:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._socket_path)
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            self._process = None
 
     def end_after_transfer(self) -> None:
         """End the receiver, if there is one; after the transfer of a call that holds the lock. Called without

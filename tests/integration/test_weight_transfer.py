@@ -202,6 +202,7 @@ def test_a_trainer_that_sends_too_little_or_nothing_changes_nothing(
         ({"dtypes": MANIFEST["dtypes"][1:]}, "broadcast.dtypes"),
         ({"names": [*MANIFEST["names"][:-1], MANIFEST["names"][0]]}, f"broadcast.names[{len(TENSORS) - 1}]"),
         ({"dtypes": ["int3"] * len(TENSORS)}, "broadcast.dtypes[0]"),
+        ({"names": "all"}, "broadcast.names"),
         (
             {"names": ["large"], "dtypes": ["float32"], "shapes": [[1 << 40]]},
             "broadcast",
