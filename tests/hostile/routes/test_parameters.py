@@ -73,6 +73,7 @@ _PATHS = (
     "http://other/health",
     "/" + "a/" * 10_000,
 )
+_BODY = {"prompt": "x", "max_tokens": 1}
 _HEADERS: tuple[dict[str, str], ...] = (
     {"Authorization": "Bearer "},
     {"Authorization": "Bearer " + "a" * 20_000},
@@ -137,6 +138,8 @@ def documented(document: dict[str, Any]) -> Iterator[Request]:
                         yield Request(method.upper(), path.replace(f"{{{name}}}", quote(value)))
                     elif place == "query":
                         named: frozenset[str] = frozenset(() if "profile" in path else (name,))
+                        if "requestBody" in operation:  # of other fields than the one that is sent
+                            named |= _BODY.keys()
                         yield Request(method.upper(), f"{plain}?{name}={quote(value)}", {}, named)
                         yield Request(method.upper(), f"{plain}?{name}=1&{name}={quote(value)}")
                     elif value.isprintable():
@@ -155,7 +158,7 @@ def odd() -> Iterator[Request]:
 def try_all(url: str, requests: Sequence[Request]) -> Faults:
     """One after the other: some make engines drain or sleep, which is undone after each."""
     faults, client = Faults(), Client(url)
-    body = json.dumps({"prompt": "x", "max_tokens": 1}).encode()
+    body = json.dumps(_BODY).encode()
     for request in requests:
         sends_body = request.method not in ("GET", "HEAD", "TRACE", "OPTIONS")
         try:
