@@ -116,6 +116,9 @@ def test_operations_without_a_state(front: Gateway) -> None:
     assert "mode is 'later', not" in refused["error"]["message"]
     unknown = call(front.client, "/pause?model=nobody")
     assert (unknown["status"], unknown["error"]["param"]) == (400, "model")
+    manifest = {"names": ["version"], "dtypes": ["uint8"], "shapes": [[1]]}
+    sent = call(front.client, "/update_weights", {"broadcast": manifest, "weight_version": "b"})
+    assert (sent["status"], sent["error"]["param"]) == (400, "broadcast")
     assert front.client.get("/pause").status_code == 405
 
 
