@@ -15,6 +15,7 @@ import argparse
 import itertools
 import json
 import shutil
+import signal
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -46,7 +47,7 @@ LETTER = "e"
 MAX_TOKENS = 16
 CLIP = 0.2
 """How far a token's probability may move from the old policy's, relatively, before it adds nothing."""
-LEARNING_RATE = 1e-4
+LEARNING_RATE = 2e-4
 
 
 @dataclass
@@ -138,8 +139,7 @@ class Sampler:
         logprobs = torch.zeros(streams, longest)
         rewards = torch.zeros(streams)
         for number, (prompt, (columns, facts)) in enumerate(zip(self._prompts, replies, strict=True)):
-            offsets = columns["offsets"].tolist()
-            for choice, (start, end) in enumerate(itertools.pairwise(offsets)):
+            for choice, (start, end) in enumerate(itertools.pairwise(columns["offsets"].tolist())):
                 versions = {span["version"] for span in facts["choices"][choice]["weight_versions"]}
                 if versions != {version}:
                     raise RuntimeError(f"tokens of the weights {version} are of {versions}")
@@ -196,5 +196,5 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=Path("grpo.safetensors"), help="the trained weights")
     options = parser.parse_args()
-    torch.manual_seed(options.seed)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: files are removed
     train(options.url, options.steps, options.group, options.seed, options.output)

@@ -18,7 +18,7 @@ TRAINER = Path(__file__).parents[2] / "examples" / "grpo" / "train.py"
 ENGINES = 2
 FLEET = ("--api-server-count", "2", "--data-parallel-size", str(ENGINES))
 SMALL = ("--threads", "1", "--dtype", "float32", "--kv-cache-memory", "64Mi")
-STEPS = 12
+STEPS = 9
 MAX_LINES = 200
 
 
