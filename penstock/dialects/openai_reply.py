@@ -88,7 +88,10 @@ class OpenAIReply(ReplyFormat):
     def event(self, index: int, content: EventContent) -> bytes:
         finish_reason = content.finish_reason
         parts = [self.content(index, content.text, content.delta), b',"logprobs":']
-        parts += (b"null",) if content.logprobs is None else self.logprobs(content.logprobs)
+        if content.logprobs is None:
+            parts.append(content.spelled_logprobs or b"null")
+        else:
+            parts += self.logprobs(content.logprobs)
         if finish_reason is None:
             parts.append(b',"finish_reason":null')
         else:
@@ -193,16 +196,19 @@ def _token_fields(
 ) -> TokenFields:
     """The fields of an API's events: one object for all requests that want the same."""
     lists: list[tuple[bytes, ItemKind]] = []
+    logprobs = None
     if width:
         (first, kind), *others = logprob_lists
-        lists = [(b'%b,"logprobs":{%b' % (text_end, first), kind), *others]
+        lists = [(b"{" + first, kind), *others]
+        logprobs = TokenFields.make(lists, b"]}", names, width)
+        lists[0] = (b'%b,"logprobs":{%b' % (text_end, first), kind)
         end = b']},"finish_reason":null'
     else:
         end = b'%b,"logprobs":null,"finish_reason":null' % text_end
     if ids:
         lists.append((end + b',"token_ids":[', ItemKind.ID))
         end = b"]"
-    return TokenFields.make(lists, end + b"}]}\n\n", names, width)
+    return TokenFields.make(lists, end + b"}]}\n\n", names, width)._replace(logprobs=logprobs)
 
 
 @lru_cache(maxsize=64)

@@ -68,6 +68,8 @@ class EventContent(msgspec.Struct, gc=False):
     """In the choice's last event only."""
     stop_reason: int | str | None = None
     logprobs: TokenLogprobs | None = None
+    spelled_logprobs: bytes | None = None
+    """The API's field ``logprobs``, if it is made already; in place of ``logprobs``."""
     token_ids: Sequence[int] | None = None
     prompt_token_ids: Sequence[int] | None = None
     usage: TokenUsage | None = None

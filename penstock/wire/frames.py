@@ -52,6 +52,10 @@ class FinishReason(IntEnum):
     The row may have no tokens."""
 
 
+WITH_TEXT = (FinishReason.NONE, FinishReason.LENGTH, FinishReason.GRAMMAR)
+"""Finish reasons of rows whose tokens are all text."""
+
+
 class Column(IntEnum):
     """Ids of the columns in FrameHeader.columns."""
 

@@ -331,9 +331,14 @@ class LogprobCollector:
         """Tokens with logprobs that were not taken, those of an echoed prompt excluded."""
         return len(self._columns)
 
+    @property
+    def empty(self) -> bool:
+        """Whether :meth:`take` has nothing to take."""
+        return self._echo is None and not len(self._columns)
+
     def take(self) -> TokenLogprobs | None:
         """The tokens added since the last call; None if there are none."""
-        if not len(self._columns) and self._echo is None:
+        if self.empty:
             return None
         ids, values = self._columns.take_columns()
         unscored = None

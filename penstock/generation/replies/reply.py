@@ -177,7 +177,7 @@ class Choice:
     @property
     def holds_tokens(self) -> bool:
         """Whether there are tokens, without text, of which ids or logprobs were not sent."""
-        return bool(self.tokens) or (self.logprobs is not None and len(self.logprobs) > 0)
+        return bool(self.tokens) or not (self.logprobs is None or self.logprobs.empty)
 
     def reasoning_tokens(self, total: int) -> int | None:
         """Reasoning tokens among its first ``total``; None if reasoning is not parsed."""

@@ -17,10 +17,10 @@ from penstock.http.sink import EventSink
 from penstock.logging_setup import RateLimitedLog
 from penstock.streaming.output_processor import FAULT
 from penstock.streaming.request_states import ReplyEvent, ReplyState
-from penstock.streaming.rows.token_fields import TokenFields
+from penstock.streaming.rows.token_fields import SpelledLogprobs, TokenFields
 from penstock.streaming.stream import Stream, StreamError, StreamFields
 from penstock.streaming.token_table import escape_json
-from penstock.wire.frames import FinishReason
+from penstock.wire.frames import WITH_TEXT, FinishReason
 from penstock.wire.logprobs import ENTRY_CANDIDATES, Logprobs
 
 _log_fault = RateLimitedLog(logging.getLogger(__name__), logging.ERROR)
@@ -31,8 +31,6 @@ CANDIDATE_BYTES = 48
 """Bytes of one held logprob, of a token or an alternative: 8 in its columns, and about 40 when it is sent."""
 NOT_KEPT = StreamError(500, "internal_error", "The response could not be stored.")
 _NOT_READING = (ReplyState.BLOCKED, ReplyState.PAUSED)
-_WITH_TEXT = (FinishReason.NONE, FinishReason.LENGTH, FinishReason.GRAMMAR)
-"""Finish reasons of rows whose tokens are all text."""
 
 
 class StreamedReply(RequestReply):
@@ -112,7 +110,7 @@ class StreamedReply(RequestReply):
         choice = self.choices[stream.index]
         plain = self._plain or (self._fields is not None and (choice.begun or not self._with_tokens))
         held = choice.text or choice.holds_tokens or not choice.plain or choice.parsed is not None
-        if held or self._paused or not plain or finish not in _WITH_TEXT:  # a parser must see the end
+        if held or self._paused or not plain or finish not in WITH_TEXT:  # a parser must see the end
             super().on_row(stream, tokens, finish, cached, logprobs)
             return
         texts = self.context.tables.plain
@@ -124,7 +122,10 @@ class StreamedReply(RequestReply):
             super().on_row(stream, tokens, finish, cached, logprobs)
             return
         content = EventContent(text)
-        if choice.logprobs is not None:
+        if choice.logprobs is not None and isinstance(logprobs, SpelledLogprobs):
+            content.spelled_logprobs = logprobs.field
+            choice.logprobs.places.at += logprobs.characters
+        elif choice.logprobs is not None:
             choice.logprobs.add(tokens, logprobs)
             content.logprobs = choice.logprobs.take()
         if self._with_tokens:

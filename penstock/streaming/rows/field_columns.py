@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import chain, repeat
 from typing import NamedTuple
 
 import msgspec
@@ -133,6 +135,32 @@ class FieldColumns:
             sizes = np.add.reduceat(sizes, starts)
             sizes += fields.between * (counts - 1)
         return SpelledRows(texts._replace(items=made.cells), sizes)
+
+    def spell_logprobs(
+        self,
+        frame: TokenFrame,
+        fields: Sequence[StreamFields],
+        handles: I32,
+        texts: RowTexts,
+        tokens: NDArray[np.intp],
+    ) -> list[tuple[bytes, int]]:
+        """The field ``logprobs`` of rows whose streams have the same layout, and the characters of their
+        texts, for the replies. ``tokens``: where the rows' tokens are in the frame. Empty if some token
+        lacks its logprobs."""
+        layout = fields[0].layout.logprobs
+        if layout is None:
+            return []
+        self._places[handles] = [0 if each.places is None else each.places.at for each in fields]
+        spelled = self.spell(frame, layout, handles, texts, tokens)
+        if spelled is None:
+            return []
+        rows = zip(*spelled.texts.joined_items(), strict=True)
+        made = [
+            b"".join([*chain.from_iterable(zip(layout.openings, row, strict=True)), layout.closing])
+            for row in rows
+        ]
+        characters = spelled.texts.characters
+        return list(zip(made, repeat(0) if characters is None else characters.tolist(), strict=False))
 
     def _characters_of(self, tokens: I32) -> NDArray[np.int64]:
         """Characters of the texts of tokens."""

@@ -7,6 +7,7 @@ prepared per token id (:mod:`penstock.streaming.token_names`) or are numbers tha
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from penstock.streaming.rows.http_framing import Objects, objects
 from penstock.streaming.token_names import TokenNames
 from penstock.wire.arrays import F32, I32, any_true
+from penstock.wire.logprobs import Logprobs
 
 MIN_LOGPROB = -9999.0
 """Replaces minus infinity, which JSON cannot express; OpenAI and vLLM use the same value."""
@@ -78,6 +80,9 @@ class TokenFields(NamedTuple):
     texts: bool = True
     """Whether events have the texts of their tokens."""
 
+    logprobs: TokenFields | None = None
+    """The field ``logprobs`` alone, from its value's first byte to the last one."""
+
     @classmethod
     def make(
         cls,
@@ -98,6 +103,16 @@ class TokenFields(NamedTuple):
         size = len(closing) + sum(map(len, openings))
         between = sum(len(_BETWEEN[kind]) for kind in kinds)
         return cls(openings, kinds, closing, names, width, size, between, ItemKind.PLACE in kinds, texts)
+
+
+@dataclass(slots=True)
+class SpelledLogprobs(Logprobs):
+    """Logprobs of a row, all of whose tokens are text, and what an event says of them."""
+
+    field: bytes = b""
+    """The API's field ``logprobs``."""
+    characters: int = 0
+    """Of the row's text, if the field has places."""
 
 
 class TokenData(NamedTuple):

@@ -125,8 +125,8 @@ def entries(tokens: list[int], draw: Any, widths: list[int]) -> Logprobs | None:
 @given(data=st.data(), random=st.randoms(use_true_random=False))
 def test_events_are_those_of_replies(data: st.DataObject, random: Any) -> None:
     kinds = st.tuples(st.booleans(), st.sampled_from([-1, 0, 0, 2, 5]), st.booleans(), st.booleans())
-    chosen = data.draw(st.lists(kinds, min_size=1, max_size=5))
-    if data.draw(st.booleans()):
+    chosen = data.draw(st.lists(kinds, min_size=1, max_size=7))
+    if data.draw(st.booleans()):  # many begin and end at once
         chosen = [chosen[0]] * len(chosen)
     plans = [(chat, plan(logprobs, ids=ids, names=names)) for chat, logprobs, ids, names in chosen]
     direct = [data.draw(st.booleans()) for _ in plans]
