@@ -388,7 +388,9 @@ class OutputProcessor:
     ) -> None:
         """The slow path."""
         written = bool(self._columns.written[stream.handle])
-        if not self._wide.add(stream, tokens, finish, cached, logprobs, written=written):
+        if self._wide.add(stream, tokens, finish, cached, logprobs, written=written):
+            self._writer.stop(stream.handle)  # its next rows wait behind this one
+        else:
             self._handle_row_now(stream, tokens, finish, cached, logprobs)
 
     def _handle_row_now(
@@ -407,6 +409,8 @@ class OutputProcessor:
             self.break_off(stream, reply, ended=bool(finish))
         if finish:
             self.close(stream)
+        elif self._wide.holds(stream.handle):
+            self._writer.stop(stream.handle)  # its reply may have had the next rows written by columns
 
     def abort_unassigned(self, stream: Stream) -> None:
         """End a stream that no engine runs, with what it has."""

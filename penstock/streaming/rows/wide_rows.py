@@ -76,6 +76,10 @@ class WideRows:
         waiting = self._waiting.get(handle)
         return 0 if waiting is None else sum(len(row.tokens) for row in waiting[1])
 
+    def holds(self, handle: int) -> bool:
+        """Whether rows of a stream wait."""
+        return handle in self._waiting
+
     def ended(self, handle: int) -> bool:
         """Whether the last one of a stream's rows waits."""
         waiting = self._waiting.get(handle)
