@@ -62,6 +62,12 @@ _ERRORS = {
     504: "Some engines did not answer in time; the receipts say which.",
 }
 _FAILED_OPERATION = (409, 502, 504)
+_WITHOUT_RECEIPTS = {
+    409: "Another request is under way, or came first.",
+    502: "A process of the server has failed.",
+    504: "A process of the server did not answer in time.",
+}
+"""Descriptions of errors on routes whose replies have no receipts."""
 _EVENTS = (
     "With stream: server-sent events, of which this is one. Its data is JSON; that of the last one is "
     "`[DONE]`. A failure is an event with an Error, and nothing follows it."
@@ -431,7 +437,7 @@ def _paths(api_key: bool, admin_key: bool, *, page: bool) -> Json:
 
 def _operation(route: Route, *, guarded: bool, restricted: bool) -> Json:
     statuses = sorted({*route.errors, 405, *([401] if guarded else []), *([403] if restricted else [])})
-    errors = {str(status): _error(status, route.error) for status in statuses}
+    errors = {str(status): _error(status, route) for status in statuses}
     operation: Json = {
         "summary": route.summary,
         "operationId": route.operation,
@@ -448,9 +454,13 @@ def _operation(route: Route, *, guarded: bool, restricted: bool) -> Json:
     return operation
 
 
-def _error(status: int, schema: str) -> Json:
-    schema = "FailedOperation" if status in _FAILED_OPERATION else schema
-    description = _ERRORS[status]
+def _error(status: int, route: Route) -> Json:
+    schema, description = route.error, _ERRORS[status]
+    if status in _FAILED_OPERATION:
+        if str(route.reply).endswith("Operation"):
+            schema = "FailedOperation"
+        else:
+            description = _WITHOUT_RECEIPTS[status]
     return {"description": description, "content": {"application/json": {"schema": ref(schema)}}}
 
 
