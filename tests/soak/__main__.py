@@ -1,8 +1,9 @@
-"""``python -m tests.soak server|gateway|outcomes [options]``, run from a checkout; ``--help`` shows options.
+"""``python -m tests.soak COMMAND [options]``, run from a checkout; ``--help`` shows options.
 
 ``server`` loads a server, kills its processes and checks every token. ``gateway`` measures whether the
 memory of the gateway stays flat while requests fail. ``outcomes`` disturbs model servers behind a gateway,
-and compares what its clients see with what it says. Exit codes are those of ``penstock``.
+and compares what its clients see with what it says. ``weights`` updates the weights of a fleet under load and
+checks the version of every token. Exit codes are those of ``penstock``.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from penstock.config.errors import ConfigError
 from penstock.config.origins import Origins
 from penstock.config.sources import resolve
 from penstock.exit_codes import EXIT_USAGE
-from tests.soak import gateway_memory, outcome_soak, report, run
-from tests.soak.config import GatewayMemoryConfig, OutcomeSoakConfig, SoakConfig
+from tests.soak import gateway_memory, outcome_soak, report, run, weight_updates
+from tests.soak.config import GatewayMemoryConfig, OutcomeSoakConfig, SoakConfig, WeightUpdatesConfig
 
 PROGRAM = "python -m tests.soak"
 
@@ -45,6 +46,14 @@ def soak_outcomes(config: OutcomeSoakConfig, origins: Origins) -> int:
     return 0 if found is not None and not found.defects else 1
 
 
+def soak_weights(config: WeightUpdatesConfig, origins: Origins) -> int:
+    """1 when a check failed, or nothing could be measured."""
+    found = run_measurement(
+        lambda say: weight_updates.measure(config, say), weight_updates.render, config.json
+    )
+    return 0 if found is not None and not found.defects else 1
+
+
 COMMANDS: tuple[Command[Any], ...] = (
     Command(("server",), "Load a server, kill its processes, check every token.", SoakConfig, soak_server),
     Command(
@@ -58,6 +67,12 @@ COMMANDS: tuple[Command[Any], ...] = (
         "Disturb model servers behind a gateway; compare what clients see with what it says.",
         OutcomeSoakConfig,
         soak_outcomes,
+    ),
+    Command(
+        ("weights",),
+        "Update weights through a gateway, under streams and kills; check the version of every token.",
+        WeightUpdatesConfig,
+        soak_weights,
     ),
 )
 

@@ -123,6 +123,22 @@ class OutcomeSoakConfig:
     json: Report = None
 
 
+@option_group
+class WeightUpdatesConfig:
+    """Options of ``python -m tests.soak weights``."""
+
+    updates: Annotated[int, option("Number of updates.", "Load", ge=5, le=100_000)] = 200
+    streams: Annotated[
+        int, option("Number of clients, each with one stream at a time.", "Load", ge=1, le=4096)
+    ] = 256
+    pause_s: Annotated[float, option("Pause between two updates, in seconds.", "Load", ge=0)] = 0.2
+    api_server_count: Annotated[int, option("Number of API servers.", "Server", ge=2, le=64)] = 3
+    engines: Annotated[int, option("Number of engines.", "Server", ge=2, le=64)] = 2
+    seed: Annotated[int, option("Seed of requests and kills.", "Load", ge=0)] = 0
+    timeout: Timeout = 600.0
+    json: Report = None
+
+
 def soak_arguments(config: SoakConfig, run_dir: str) -> list[str]:
     """The command line of the server under test; ``--server-args`` come last and win."""
     options = {
