@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.soak.config import WeightUpdatesConfig
 from tests.soak.weight_updates import measure, render
 
 
+@pytest.mark.slow
 def test_every_token_has_its_version_over_kills() -> None:
     report = measure(WeightUpdatesConfig(updates=10, streams=8, pause_s=0.05), lambda line: None)
     assert report.defects == [], render(report)
