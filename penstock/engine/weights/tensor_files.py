@@ -59,6 +59,8 @@ class TensorFiles:
 
         found: dict[str, StoredTensor] = {}
         for path in _files_of(Path(source.path)):
+            if path.exists() and not path.is_file():  # to open a pipe waits for its other end
+                raise ValueError(f"{path} cannot be read: it is no regular file")
             try:
                 file = self._files.enter_context(safe_open(path, framework=framework))
                 for name in file.keys():  # noqa: SIM118 - it is no dict

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -134,6 +135,17 @@ def test_a_change_that_fails_changes_nothing(trainer: Trainer) -> None:
     run_some(trainer, 1)
     assert set(trainer.versions(1)) == {1}
     assert "Object missing required field" in (trainer.set(2, sources=[{}]).error or "")
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_pipe_is_not_waited_for(trainer: Trainer, tmp_path: Path, inside: bool) -> None:
+    trainer.set(1)
+    pipe = tmp_path / "pipes" / "some.safetensors"
+    pipe.parent.mkdir()
+    os.mkfifo(pipe)
+    observed = trainer.set(2, sources=[{"path": str(pipe.parent if inside else pipe)}])
+    assert observed.error == f"{pipe} cannot be read: it is no regular file"
+    assert observed.result["version"] == "v1"
 
 
 def test_a_rollback_brings_the_former_weights_back(trainer: Trainer) -> None:
