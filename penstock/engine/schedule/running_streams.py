@@ -18,6 +18,7 @@ from penstock.engine.schedule.device_memory_shortage import MemoryShortage
 from penstock.engine.schedule.prefix_cache import PrefixCache
 from penstock.engine.speculation.speculation import Speculation
 from penstock.wire.arrays import I32
+from penstock.wire.logprobs import Logprobs
 from penstock.wire.messages import RoutedExperts
 
 Slots = NDArray[np.intp]
@@ -96,10 +97,13 @@ class RunningStreams:
             slots, code, message, lambda held: self.logprobs_buffer.take_held(held, wanting)
         )
 
+    def take_held_logprobs(self, slots: Slots) -> Logprobs | None:
+        """The logprobs of all tokens that streams hold back. Call it before their rows are made."""
+        return self.logprobs_buffer.take_held(slots, self.sampling.logprobs >= 0)
+
     def flush(self) -> StepRows:
         """Rows of all tokens that were held back; the streams go on."""
-        wanting = self.sampling.logprobs >= 0
-        return self.table.flush(self.admitted, lambda held: self.logprobs_buffer.take_held(held, wanting))
+        return self.table.flush(self.admitted, self.take_held_logprobs)
 
     def _clear(self, slot: int) -> None:
         self._release_blocks(slot, forever=True)

@@ -89,14 +89,16 @@ class Scheduler:
                 self._aborted[slot] = None
 
     def take_aborted(self) -> StepRows:
-        """The ends of aborted streams, with their held tokens, and of streams that failed in the queue; frees
-        their slots."""
+        """The ends of aborted streams, with all that they held back, and of streams that failed in the queue;
+        frees their slots."""
         parts = []
         if self._queue.has_finished():
             parts.append(self._queue.take_finished())
         if self._aborted:
             slots = np.fromiter(self._aborted, np.intp)
+            held = self.streams.take_held_logprobs(slots)
             parts.append(self.table.rows(slots, np.full(len(slots), FinishReason.ABORT, np.int8)))
+            parts[-1].logprobs = held
             parts[-1].routed = self.streams.take_routes(slots)
             self.streams.free(slots)
             self._aborted = {}

@@ -179,6 +179,31 @@ def test_what_can_never_run_is_refused(
 
 
 @pytest.mark.gpu
+def test_aborted_streams_have_the_logprobs_of_tokens_that_were_held_back(
+    llama: tuple[Path, transformers.PreTrainedModel],
+) -> None:
+    directory, _ = llama
+    driver = Driver(make_engine(directory))
+    wanted: list[int | None] = [0, None, 3, 0]
+    for stream, logprobs in enumerate(wanted):
+        options = {} if logprobs is None else {"logprobs": logprobs}
+        driver.submit(
+            submit(stream, [9, 8, 7 + stream], interval=64, max_tokens=40, ignore_eos=True, **options)
+        )
+    for _ in range(12):
+        driver.step()
+    driver.engine.abort(0, [0, 1, 2])
+    outcomes = driver.run()
+    assert [outcomes[stream].finish for stream in range(4)] == [FinishReason.ABORT] * 3 + [
+        FinishReason.LENGTH
+    ]
+    for stream, logprobs in enumerate(wanted):
+        outcome = outcomes[stream]
+        assert len(outcome.tokens) > 4, "some were held back"
+        scored = [ids[0] for ids, _, _ in outcome.logprobs]
+        assert scored == ([] if logprobs is None else outcome.tokens)
+
+
 def test_logprobs_are_those_of_the_model(llama: tuple[Path, transformers.PreTrainedModel]) -> None:
     directory, model = llama
     prompt = [11, 12, 13]
