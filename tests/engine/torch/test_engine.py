@@ -178,7 +178,6 @@ def test_what_can_never_run_is_refused(
     assert not engine.has_work()
 
 
-@pytest.mark.gpu
 def test_aborted_streams_have_the_logprobs_of_tokens_that_were_held_back(
     llama: tuple[Path, transformers.PreTrainedModel],
 ) -> None:
@@ -204,6 +203,7 @@ def test_aborted_streams_have_the_logprobs_of_tokens_that_were_held_back(
         assert scored == ([] if logprobs is None else outcome.tokens)
 
 
+@pytest.mark.gpu
 def test_logprobs_are_those_of_the_model(llama: tuple[Path, transformers.PreTrainedModel]) -> None:
     directory, model = llama
     prompt = [11, 12, 13]
