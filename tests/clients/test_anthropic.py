@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import anthropic
@@ -17,8 +18,9 @@ TOOL: Any = {
 
 
 @pytest.fixture
-def client(url: str) -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=url.removesuffix("/v1"), api_key="none", max_retries=0)
+def client(url: str) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=url.removesuffix("/v1"), api_key="none", max_retries=0) as made:
+        yield made
 
 
 def fields(**more: Any) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -29,14 +30,26 @@ def get_speed(name: str) -> str:
     return RESULT
 
 
-def test_openai_chat(scripted: str) -> None:
+@pytest.fixture
+def openai_client(scripted: str) -> Iterator[Any]:
     openai = pytest.importorskip("openai")
-    client = openai.OpenAI(base_url=f"{scripted}/v1", api_key="none", max_retries=0)
+    with openai.OpenAI(base_url=f"{scripted}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def anthropic_client(scripted: str) -> Iterator[Any]:
+    anthropic = pytest.importorskip("anthropic")
+    with anthropic.Anthropic(base_url=scripted, api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_openai_chat(openai_client: Any) -> None:
     function = {"name": TOOL, "description": DESCRIPTION, "parameters": SCHEMA, "strict": True}
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
 
     def ask() -> Any:
-        with client.chat.completions.stream(
+        with openai_client.chat.completions.stream(
             model=MODEL, messages=messages, tools=[{"type": "function", "function": function}]
         ) as stream:
             for _ in stream:
@@ -57,15 +70,13 @@ def test_openai_chat(scripted: str) -> None:
 
 
 @pytest.mark.parametrize("stored", [True, False])
-def test_openai_responses(scripted: str, stored: bool) -> None:
-    openai = pytest.importorskip("openai")
-    client = openai.OpenAI(base_url=f"{scripted}/v1", api_key="none", max_retries=0)
+def test_openai_responses(openai_client: Any, stored: bool) -> None:
     tools = [
         {"type": "function", "name": TOOL, "description": DESCRIPTION, "parameters": SCHEMA, "strict": True}
     ]
 
     def ask(items: list[Any], **options: Any) -> Any:
-        with client.responses.stream(
+        with openai_client.responses.stream(
             model=MODEL, input=items, tools=tools, store=stored, **options
         ) as stream:
             events = [event.type for event in stream]
@@ -90,15 +101,13 @@ def test_openai_responses(scripted: str, stored: bool) -> None:
     assert second.output_text == REPORT
 
 
-def test_anthropic(scripted: str) -> None:
-    anthropic = pytest.importorskip("anthropic")
-    client = anthropic.Anthropic(base_url=scripted, api_key="none", max_retries=0)
+def test_anthropic(anthropic_client: Any) -> None:
     tools = [{"name": TOOL, "description": DESCRIPTION, "input_schema": SCHEMA}]
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
 
     def ask() -> Any:
         thinking = {"type": "enabled", "budget_tokens": 1024}
-        with client.messages.stream(
+        with anthropic_client.messages.stream(
             model=MODEL, max_tokens=2000, messages=messages, tools=tools, thinking=thinking
         ) as stream:
             for _ in stream:
@@ -115,10 +124,9 @@ def test_anthropic(scripted: str) -> None:
     assert ask().content[-1].text == REPORT
 
 
-def test_anthropic_tool_runner(scripted: str) -> None:
+def test_anthropic_tool_runner(anthropic_client: Any) -> None:
     anthropic = pytest.importorskip("anthropic")
-    client = anthropic.Anthropic(base_url=scripted, api_key="none", max_retries=0)
-    runner = client.beta.messages.tool_runner(
+    runner = anthropic_client.beta.messages.tool_runner(
         model=MODEL,
         max_tokens=2000,
         tools=[anthropic.beta_tool(get_speed)],
@@ -148,6 +156,7 @@ def test_openai_agents(scripted: str, api: str) -> None:
     async def main() -> tuple[list[str], str]:
         run = agents.Runner.run_streamed(agent, QUESTION)
         types = [event.item.type async for event in run.stream_events() if hasattr(event, "item")]
+        await client.close()
         return types, run.final_output
 
     types, output = asyncio.run(main())

@@ -95,8 +95,11 @@ def processes(server: Server) -> list[psutil.Process]:
 
 def test_a_key_on_the_command_line_is_warned_of(tmp_path: Path) -> None:
     with Server(*SYNTHETIC, "--api-key", "topsecret", "--no-web-page", directory=tmp_path) as server:
-        with pytest.raises(openai.AuthenticationError, match="is not valid"):
-            openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0).models.list()
+        with (
+            openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client,
+            pytest.raises(openai.AuthenticationError, match="is not valid"),
+        ):
+            client.models.list()
         for path in ("/", "/docs", "/page/main.js"):
             assert server.get(path).status_code == 401
             assert server.get(path, authorization="Bearer topsecret").status_code == 404
