@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from penstock.generation.request.schemas import Int64, JsonObject, PromptToken, about
+from penstock.generation.request.schemas import Int64, JsonObject, PromptToken, Sampling, about
 from penstock.generation.request.unsupported import MUST_BE_ABSENT, UnsupportedField, absent
 from penstock.http.request import MAX_REQUEST_ID
 
@@ -20,7 +20,7 @@ Rid = Annotated[str, Meta(min_length=1, max_length=MAX_REQUEST_ID)]
 Salt = Annotated[str, Meta(max_length=512)]
 
 
-class SglangSampling(msgspec.Struct, kw_only=True):
+class SglangSampling(Sampling, kw_only=True):
     """SGLang's sampling parameters. What is absent has SGLang's default, not that of the model's files."""
 
     max_new_tokens: Annotated[
@@ -28,42 +28,15 @@ class SglangSampling(msgspec.Struct, kw_only=True):
         about("Maximum number of tokens to generate; default 128; null: what the context leaves."),
     ] = msgspec.UNSET
     min_new_tokens: Annotated[int | None, about("Minimum number of tokens before the output may end.")] = None
-    temperature: Annotated[float | None, about("Sampling temperature, >= 0; 0: greedy; default 1.")] = None
-    top_p: Annotated[float | None, about("Total probability of the tokens to sample from; (0, 1].")] = None
-    top_k: Annotated[int | None, about("Number of most likely tokens to sample from; -1: all.")] = None
-    min_p: Annotated[
-        float | None, about("Minimum probability relative to the most likely token; [0, 1].")
-    ] = None
     sampling_seed: Annotated[Int64 | None, about("Random seed; absent: chosen at random.")] = None
-    n: Annotated[int | None, about("Number of outputs per prompt; output i is sampled with seed + i.")] = None
     stop: Annotated[
         str | Annotated[list[str], Meta(max_length=MAX_STOPS)] | None,
         about("Texts that end the output, at most 32 of 1024 characters."),
     ] = None
-    stop_token_ids: Annotated[list[int] | None, about("Token ids that end the output.")] = None
     no_stop_trim: Annotated[bool | None, about("Keep the stop string or token in the text.")] = None
-    ignore_eos: Annotated[bool | None, about("Continue after an end-of-sequence token.")] = None
-    frequency_penalty: Annotated[
-        float | None, about("Penalty per occurrence of a token in the output; [-2, 2].")
-    ] = None
-    presence_penalty: Annotated[float | None, about("Penalty for tokens in the output; [-2, 2].")] = None
-    repetition_penalty: Annotated[float | None, about("Divides logits of prompt and output tokens; > 0.")] = (
-        None
-    )
-    logit_bias: Annotated[
-        dict[int, float] | None,
-        about(
-            "Values to add to logits, by token id; clamped to [-100, 100].",
-            extra_json_schema={"propertyNames": {"pattern": "^[0-9]+$"}},
-        ),
-    ] = None
     json_schema: Annotated[str | None, about("The text of a JSON schema that the output must match.")] = None
     regex: Annotated[str | None, about("A regular expression that the output must match.")] = None
     ebnf: Annotated[str | None, about("A grammar that the output must match.")] = None
-    skip_special_tokens: Annotated[bool | None, about("Omit special tokens from texts; default true.")] = None
-    stream_interval: Annotated[
-        Annotated[int, Meta(ge=1, le=32767)] | None, about("Tokens per event; default: the server's.")
-    ] = None
     spaces_between_special_tokens: Annotated[bool | None, _OF_SLOW] = None
     stop_regex: str | list[str] | None = None
     beam_width: int | None = None

@@ -160,15 +160,10 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     structural_tag: Annotated[str | JsonObject | None, about("Not supported.")] = None
 
 
-class GenerateRequest(msgspec.Struct, kw_only=True):
-    """The fields that completions and chat completions share."""
+class Sampling(msgspec.Struct, kw_only=True):
+    """Sampling parameters that have the same names in vLLM's and SGLang's APIs."""
 
-    model: Annotated[str | None, about("A served model; default: the first one.")] = None
-    max_tokens: Annotated[int | None, about("Maximum number of tokens to generate.")] = None
-    stream: Annotated[bool | None, about("Send tokens as server-sent events.")] = None
-    temperature: Annotated[float | None, about("Sampling temperature, >= 0; 0: greedy.")] = None
-    stream_options: Annotated[StreamOptions | None, about("Only with stream.")] = None
-    ignore_eos: Annotated[bool | None, about("Continue after an end-of-sequence token.")] = None
+    temperature: Annotated[float | None, about("Sampling temperature, >= 0; 0: greedy; default 1.")] = None
     top_p: Annotated[
         float | None, about("Nucleus sampling: total probability of the tokens to sample from; (0, 1].")
     ] = None
@@ -176,15 +171,9 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     min_p: Annotated[
         float | None, about("Minimum probability relative to the most likely token; [0, 1].")
     ] = None
-    seed: Annotated[Int64 | None, about("Random seed; absent or -1: chosen at random.")] = None
     n: Annotated[int | None, about("Number of choices per prompt; choice i is sampled with seed + i.")] = None
-    stop: Annotated[
-        str | Annotated[list[str], Meta(max_length=4)] | None,
-        about("Stop strings, at most 4 of 1024 characters."),
-    ] = None
     stop_token_ids: Annotated[list[int] | None, about("Token ids that end the output.")] = None
-    include_stop_str_in_output: Annotated[bool | None, about("Include the stop string in the output.")] = None
-    min_tokens: Annotated[int | None, about("Minimum number of tokens before the output may end.")] = None
+    ignore_eos: Annotated[bool | None, about("Continue after an end-of-sequence token.")] = None
     presence_penalty: Annotated[
         float | None, about("Penalty for tokens that occur in the output; [-2, 2].")
     ] = None
@@ -196,19 +185,55 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     )
     logit_bias: Annotated[
         dict[int, float] | None,
-        about(
-            "Values to add to logits, by token id; clamped to [-100, 100].",
-            extra_json_schema=_TOKEN_KEYS,
-        ),
+        about("Values to add to logits, by token id; clamped to [-100, 100].", extra_json_schema=_TOKEN_KEYS),
     ] = None
+    skip_special_tokens: Annotated[bool | None, about("Omit special tokens from the text; default true.")] = (
+        None
+    )
+    stream_interval: Annotated[
+        Annotated[int, Meta(ge=1, le=32767)] | None, about("Tokens per event; default: the server's.")
+    ] = None
+
+
+class VllmSampling(Sampling, kw_only=True):
+    """vLLM's sampling parameters that each of its APIs has."""
+
+    max_tokens: Annotated[int | None, about("Maximum number of tokens to generate.")] = None
+    min_tokens: Annotated[int | None, about("Minimum number of tokens before the output may end.")] = None
+    seed: Annotated[Int64 | None, about("Random seed; absent or -1: chosen at random.")] = None
+    include_stop_str_in_output: Annotated[bool | None, about("Include the stop string in the output.")] = None
     allowed_token_ids: Annotated[
         list[int] | None, about("Token ids that may be generated; all others are excluded.")
     ] = None
     bad_words: Annotated[list[str] | None, about("Texts that must not be generated.")] = None
-    skip_special_tokens: Annotated[bool | None, about("Omit special tokens from the text; default true.")] = (
-        None
-    )
+    prompt_logprobs: Annotated[
+        int | None, about("Alternatives to return per prompt token; not with stream.")
+    ] = None
+    logprob_token_ids: Annotated[
+        list[int] | None,
+        about("Tokens whose logprobs are returned for each token, in place of the likeliest ones'."),
+    ] = None
+    structured_outputs: Annotated[
+        StructuredOutputs | None, about("Constraint that the output must match.")
+    ] = None
     spaces_between_special_tokens: bool | None = None
+    routed_experts_prompt_start: int | None = None
+    thinking_token_budget: int | None = None
+    repetition_detection: JsonObject | None = None
+    watermarking: bool | None = None
+
+
+class GenerateRequest(VllmSampling, kw_only=True):
+    """The fields that completions and chat completions share."""
+
+    model: Annotated[str | None, about("A served model; default: the first one.")] = None
+    stream: Annotated[bool | None, about("Send tokens as server-sent events.")] = None
+    temperature: Annotated[float | None, about("Sampling temperature, >= 0; 0: greedy.")] = None
+    stream_options: Annotated[StreamOptions | None, about("Only with stream.")] = None
+    stop: Annotated[
+        str | Annotated[list[str], Meta(max_length=4)] | None,
+        about("Stop strings, at most 4 of 1024 characters."),
+    ] = None
     return_token_ids: Annotated[bool | None, about("Return token ids of prompt and output.")] = None
     return_weight_versions: Annotated[
         bool | None, about("Return which version of the weights made which output tokens.")
@@ -219,10 +244,6 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     ] = None
     truncation_side: Annotated[
         str | None, about("Side on which truncation drops tokens: left (default) or right.")
-    ] = None
-    stream_interval: Annotated[
-        Annotated[int, Meta(ge=1, le=32767)] | None,
-        about("Tokens per event; default: the server's."),
     ] = None
     stream_interval_ms: Annotated[
         Annotated[int, Meta(ge=1, le=60_000)] | None,
@@ -260,9 +281,6 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
         str | None, about("Not used: prefixes are kept while there is room.")
     ] = None
     session_id: Annotated[str | None, about("Not used: see the header X-Session-ID.")] = None
-    prompt_logprobs: Annotated[
-        int | None, about("Alternatives to return per prompt token; not with stream.")
-    ] = None
     response_format: Annotated[ResponseFormat | None, about("JSON format that the output must match.")] = None
     structured_outputs: Annotated[
         StructuredOutputs | None, about("Constraint that the output must match; not with response_format.")
@@ -280,11 +298,6 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     ] = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
-    watermarking: bool | None = None
-    logprob_token_ids: Annotated[
-        list[int] | None,
-        about("Tokens whose logprobs are returned for each token, in place of the likeliest ones'."),
-    ] = None
     return_tokens_as_token_ids: Annotated[
         bool | None,
         about("Spell tokens in logprobs as token_id:5, so that each can be told from all others."),
@@ -299,11 +312,8 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
             "with stream or stop."
         ),
     ] = None
-    routed_experts_prompt_start: int | None = None
     mm_payload: Annotated[str | None, about("Not used: for the same routes, with images.")] = None
     return_mm_kwargs: Annotated[bool | None, about("Not used: an older name of mm_payload.")] = None
     kv_transfer_params: JsonObject | None = None
     ec_transfer_params: JsonObject | None = None
     vllm_xargs: JsonObject | None = None
-    repetition_detection: JsonObject | None = None
-    thinking_token_budget: int | None = None
