@@ -18,11 +18,17 @@ from penstock.http.request import HttpRequest
 from penstock.metrics.exposition import CONTENT_TYPE
 from penstock.metrics.gc_policy import GarbageCollector
 from penstock.metrics.shared_exposition import SharedExposition
+from penstock.wire.messages import PAUSE, PAUSED, SLEEP, SLEEPING
 
 OWN_PATHS = frozenset({"/health", "/ready", "/ping", "/metrics", "/version", "/debug/gc"})
 """Routes of the gateway itself; requests for them are not counted."""
 OWN_METHODS = ("GET", "HEAD", "POST")
 """POST is for /ping, as on API servers."""
+
+_CLOSED = {
+    PAUSE: (PAUSED, "The model servers are paused until POST /resume."),
+    SLEEP: (SLEEPING, "The model servers sleep until POST /wake_up."),
+}
 
 
 class OwnRoutes:
@@ -62,11 +68,12 @@ class OwnRoutes:
 
     def is_ready(self) -> bool:
         """Whether load balancers should send requests: one would be relayed to a model server."""
-        return not (self._leaving or self.draining) and self._count_ready() > 0
+        return not (self._leaving or self.draining) and "" in self._reachable()
 
-    def _count_ready(self) -> int:
+    def _reachable(self) -> list[str]:
+        """Of each model server that is there, which state has it refuse requests; empty: none."""
         now = self._clock()
-        return sum(each.is_ready(now) for each in self._pool.endpoints)
+        return [self._control.closed(each) for each in self._pool.endpoints if each.is_ready(now)]
 
     async def answer(self, http: HttpRequest) -> None:
         """Answer a request whose path is one of OWN_PATHS. Raises ApiError."""
@@ -107,10 +114,14 @@ class OwnRoutes:
         return path in OPERATIONS and (self._loopback_administers or self._keys.has_admins)
 
     async def _send_readiness(self, http: HttpRequest) -> None:
-        ready = self._count_ready()
+        closed = self._reachable()
+        ready = closed.count("")
         error, phase = None, "serving"
         if self._leaving or self.draining:
             error, phase = unavailable("The gateway is shutting down.", "draining"), "draining"
+        elif not ready and closed:
+            phase, told = _CLOSED[closed[0]]
+            error = unavailable(told, phase)
         elif not ready:
             error = unavailable("No model server is ready.", "none_ready")
             phase = "waiting for a model server"

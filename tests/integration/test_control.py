@@ -54,6 +54,14 @@ WEIGHTS: dict[str, Any] = {"path": "/", "weight_version": "v"}
     [
         ("/pause?mode=later", {}, "mode is 'later', not abort, wait or keep."),
         ("/resume?mode=keep", {}, "/resume takes timeout in its query, not 'mode'."),
+        ("/resume", {"mode": "keep"}, "/resume takes timeout in its body, not 'mode'."),
+        ("/pause", {"mode": "later"}, "mode is 'later', not abort, wait or keep."),
+        ("/pause", {"mode": ["keep"]}, "mode: expected an integer"),
+        ("/pause", {"mode": "keep", "clear_cache": 1}, "takes mode, timeout in its body, not 'clear_cache'."),
+        ("/pause?mode=abort", {"mode": "keep"}, "mode is 'abort' in the query and 'keep' in the body."),
+        ("/pause", {"mode": "keep", "timeout": 0.5}, "timeout is '0.5', not 1 to 3600 seconds."),
+        ("/sleep", {"level": 3}, "level is '3', not 1 or 2."),
+        ("/flush_cache", {"timeout": True}, "timeout: expected an integer"),
         ("/abort_requests", {}, "Give one of request_ids, prefix, and all (true)."),
         ("/abort_requests", {"all": False}, "Give one of request_ids, prefix, and all (true)."),
         ("/abort_requests", {"all": True, "prefix": "a"}, "Give one of request_ids, prefix, and all (true)."),
@@ -244,6 +252,26 @@ def test_pause_may_keep_streams_and_queue_new_ones(fleet: Server, clients: Clien
         assert streams.failures == []
         expected = [each.token_ids for each in undisturbed.completions]
         assert [each.token_ids for each in streams.completions] == expected
+
+
+def test_parameters_in_the_body_are_those_of_the_query(fleet: Server, clients: Clients) -> None:
+    """A pause of nothing ends streams: what is wrong with it must be said before."""
+    with Streams(fleet.url, [FOREVER | {"seed": seed} for seed in range(2)]) as streams:
+        streams.until_each_has(1)
+        for body in ({"modus": "keep"}, {"mode": "in_place"}, ["keep"]):
+            assert call(clients[0], "/pause", body)["status"] == 400
+        assert call(clients[0], "/pause", {"mode": "keep", "timeout": 60}, "body")["status"] == 200
+        assert streams.running == 2
+        again = call(clients[1], "/pause?mode=keep", {"mode": None}, "body")
+        assert (again["status"], of_all(again, "repeated")) == (200, [True] * ENGINES)
+        form = {"content-type": "application/x-www-form-urlencoded"}
+        assert clients[0].post("/resume", content=b"mode=keep", headers=form).status_code == 400
+        assert clients[0].post("/resume", content=b"", headers=form).status_code == 200
+        streams.until_each_has(20)
+        assert call(clients[0], "/pause", {"mode": "abort"})["status"] == 200
+        streams.until_all_ended()
+        assert [each.last_choice["finish_reason"] for each in streams.completions] == ["abort"] * 2
+    assert call(clients[0], "/resume")["status"] == 200
 
 
 def test_the_same_pause_twice_through_both_api_servers(clients: Clients) -> None:

@@ -101,6 +101,52 @@ def test_each_mode_reaches_each_engine_once(front: Gateway, servers: list[Server
         assert one.post("/v1/completions", json=SHORT).status_code == 200
 
 
+def completes(client: httpx.Client) -> tuple[int, str | None]:
+    reply = client.post("/v1/completions", json=SHORT)
+    return reply.status_code, reply.json()["error"]["code"] if reply.status_code != 200 else None
+
+
+def test_servers_that_go_on_get_requests_at_once_from_every_worker(
+    front: Gateway, servers: list[Server]
+) -> None:
+    with client_of_each_worker(front) as clients:
+        for close, phase, reopen in (("/pause", "paused", "/resume"), ("/sleep", "sleeping", "/wake_up")):
+            assert call(clients[0], close)["status"] == 200
+            for client in clients:
+                ready = client.get("/ready")
+                assert (ready.status_code, ready.json()["phase"]) == (503, phase), ready.text
+                assert (ready.json()["model_servers_ready"], ready.json()["model_servers"]) == (0, 2)
+                assert ready.json()["error"]["code"] == phase
+                assert completes(client) == (503, phase)
+                assert completes(client) == (503, "backing_off")
+            assert call(clients[1], reopen)["status"] == 200
+            for client in clients:
+                assert client.get("/ready").json() | {"model_servers_ready": 2} == client.get("/ready").json()
+                assert client.get("/ready").status_code == 200
+                assert completes(client) == (200, None)
+
+
+def test_the_mode_of_a_pause_may_be_in_the_body(front: Gateway, servers: list[Server]) -> None:
+    assert call(front.client, "/pause", {"mode": "keep"})["status"] == 200
+    assert front.client.get("/ready").status_code == 200, "requests wait in the queue"
+    for server in servers:
+        assert (server.get("/is_paused").json(), server.get("/ready").status_code) == (
+            {"is_paused": True},
+            200,
+        )
+    for body, message in (
+        ({"mode": "keep", "pool": "", "modus": 1}, "takes mode, timeout in its query, not 'modus'."),
+        ({"mode": "later"}, "mode is 'later', not abort, wait or keep."),
+        ({"mode": {}}, "mode: expected an integer"),
+        ({"model": 7}, "model '7': the models are"),
+    ):
+        refused = call(front.client, "/pause", body)
+        assert (refused["status"], message in refused["error"]["message"]) == (400, True), refused
+    differ = call(front.client, "/pause?mode=abort", {"mode": "keep"})
+    assert (differ["status"], differ["error"]["param"]) == (400, "mode")
+    assert call(front.client, "/resume", {"timeout": 60})["status"] == 200
+
+
 def test_operations_without_a_state(front: Gateway) -> None:
     aborted = call(front.client, "/abort_requests", {"all": True}, "all")
     assert (aborted["status"], aborted["aborted"], outcomes(aborted)) == (200, 0, ["done"] * 2)

@@ -25,7 +25,7 @@ from penstock.api.routes.adapter_schemas import (
     LoadLoraAdapterRequest,
     UnloadLoraAdapterRequest,
 )
-from penstock.api.routes.receipts import OperationOptions, operation_options, send_receipts
+from penstock.api.routes.receipts import send_receipts
 from penstock.config.serve import ServeConfig
 from penstock.dispatch.adapter_changes import AdapterChanges, NameTaken, TooManyAdapters
 from penstock.dispatch.engine_client import EngineClient
@@ -34,6 +34,7 @@ from penstock.generation.input_processor import InputProcessor
 from penstock.http.admission import unavailable
 from penstock.http.eager import in_task
 from penstock.http.errors import ApiError, encode_json, names_in_error
+from penstock.http.operation_options import OperationOptions, operation_options
 from penstock.wire.messages import Adapter, LoraInfo
 
 LIST = "/admin/adapters"

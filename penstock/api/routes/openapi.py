@@ -13,7 +13,6 @@ from penstock.api.routes.adapter_schemas import (
     UnloadLoraAdapterRequest,
 )
 from penstock.api.routes.operations import MODES, PAUSE_MODES, AbortRequest
-from penstock.api.routes.receipts import DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S, MIN_TIMEOUT_S
 from penstock.api.routes.response_schemas import REPLIES
 from penstock.api.routes.tokenize import UNSUPPORTED, DetokenizeRequest, TokenizeRequest
 from penstock.api.routes.weight_schemas import InitWeightTransferRequest, UpdateWeightsRequest
@@ -21,6 +20,7 @@ from penstock.dialects.openapi_schema import BODY_ERRORS, GENERATION_ERRORS, REQ
 from penstock.dialects.registry import DESCRIPTIONS
 from penstock.generation.replies.columns import SAFETENSORS
 from penstock.http.access_keys import is_administrative
+from penstock.http.operation_options import DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S, MIN_TIMEOUT_S
 from penstock.wire.messages import MAX_IDEMPOTENCY_KEY_LENGTH
 
 Json = dict[str, Any]
@@ -449,6 +449,14 @@ def _operation(route: Route, *, guarded: bool, restricted: bool) -> Json:
     if route.body:
         content = {"application/json": {"schema": ref(route.body), "example": route.example}}
         operation["requestBody"] = {"required": True, "content": content}
+    elif _TIMEOUT in route.parameters and route.method == "post":
+        properties = {each["name"]: each["schema"] for each in route.parameters if each["in"] == "query"}
+        schema = {"type": "object", "properties": properties, "additionalProperties": False}
+        parameters = {
+            "description": "The same parameters.",
+            "content": {"application/json": {"schema": schema}},
+        }
+        operation["requestBody"] = {"required": False, **parameters}
     if guarded:
         operation["security"] = [{"apiKey": []}]
     return operation

@@ -12,19 +12,18 @@ import msgspec
 from msgspec import Meta
 
 from penstock.api.api_request import ApiRequest
-from penstock.api.routes.receipts import (
-    OperationOptions,
-    call_engines,
-    members_of,
-    operation_options,
-    refused_value,
-    send_receipts,
-)
+from penstock.api.routes.receipts import call_engines, members_of, send_receipts
 from penstock.config.serve import ServeConfig
 from penstock.dispatch.engine_client import EngineClient
 from penstock.dispatch.state_changes import StateChanges
 from penstock.generation.request.body_decoder import BodyDecoder
 from penstock.http.errors import ApiError, encode_json
+from penstock.http.operation_options import (
+    OperationOptions,
+    operation_options,
+    read_parameter_body,
+    refused_value,
+)
 from penstock.wire.messages import PAUSE, SLEEP, SLEEPING, RequestId
 
 MODES = ("abort", "wait")
@@ -84,7 +83,7 @@ class OperationRoutes:
         await send_receipts(request, "abort_requests", options, result, aborted=aborted)
 
     async def _call(self, request: ApiRequest, name: str, *, after_restart: bool) -> None:
-        options = operation_options(request.http)
+        options = await _options(request)
         result = await call_engines(self._engine_client, name, {}, options, after_restart=after_restart)
         await send_receipts(request, name, options, result)
 
@@ -97,7 +96,7 @@ class OperationRoutes:
     # -- desired states
 
     async def sleep(self, request: ApiRequest) -> None:
-        options = operation_options(request.http, "level", "mode")
+        options = await _options(request, "level", "mode")
         level, mode = options.parameters.get("level", "1"), _mode(options, MODES)
         if level not in ("1", "2"):
             raise refused_value("level", level, "1 or 2")
@@ -107,18 +106,18 @@ class OperationRoutes:
         await self._set(request, options, SLEEP, f"sleep level={level} mode={mode}", stages)
 
     async def wake_up(self, request: ApiRequest) -> None:
-        await self._set(request, operation_options(request.http), SLEEP, "wake_up", [{"level": 0}])
+        await self._set(request, await _options(request), SLEEP, "wake_up", [{"level": 0}])
 
     async def is_sleeping(self, request: ApiRequest) -> None:
         await request.http.reply_json(encode_json({"is_sleeping": self._engine_client.refusal() == SLEEPING}))
 
     async def pause(self, request: ApiRequest) -> None:
-        options = operation_options(request.http, "mode")
+        options = await _options(request, "mode")
         mode = _mode(options, PAUSE_MODES)
         await self._set(request, options, PAUSE, f"pause mode={mode}", [{"paused": True, "mode": mode}])
 
     async def resume(self, request: ApiRequest) -> None:
-        options = operation_options(request.http)
+        options = await _options(request)
         await self._set(request, options, PAUSE, "resume", [{"paused": False, "mode": MODES[0]}])
 
     async def is_paused(self, request: ApiRequest) -> None:
@@ -137,6 +136,11 @@ class OperationRoutes:
         members_of(self._engine_client)
         result = await self._state_changes.change(state, options.key, asked, stages, options.timeout_s)
         await send_receipts(request, asked.split()[0], options, result)
+
+
+async def _options(request: ApiRequest, *names: str) -> OperationOptions:
+    """Of a request whose parameters may be in its body. Raises ApiError."""
+    return operation_options(request.http, *names, body=await read_parameter_body(request.http))
 
 
 def _mode(options: OperationOptions, allowed: tuple[str, ...]) -> str:

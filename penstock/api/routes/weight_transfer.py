@@ -19,7 +19,7 @@ from typing import cast
 import msgspec
 
 from penstock.api.api_request import ApiRequest
-from penstock.api.routes.receipts import OperationOptions, members_of, operation_options, send_receipts
+from penstock.api.routes.receipts import members_of, send_receipts
 from penstock.api.routes.weight_schemas import BroadcastManifest, InitWeightTransferRequest
 from penstock.dispatch.engine_client import EngineClient
 from penstock.dispatch.engine_rpc import OperationOutcome
@@ -33,6 +33,7 @@ from penstock.dispatch.weight_receiver import (
 )
 from penstock.generation.request.body_decoder import BodyDecoder
 from penstock.http.errors import ApiError, encode_json
+from penstock.http.operation_options import OperationOptions, operation_options
 from penstock.wire.messages import WEIGHTS
 from penstock.wire.weight_transfer import STORED_TYPES, BroadcastTensor, TensorType, Transfer
 from penstock.wire.weights import DesiredWeights, WeightSource

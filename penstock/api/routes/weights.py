@@ -7,13 +7,14 @@ import os
 from typing import NoReturn
 
 from penstock.api.api_request import ApiRequest
-from penstock.api.routes.receipts import call_engines, members_of, operation_options, send_receipts
+from penstock.api.routes.receipts import call_engines, members_of, send_receipts
 from penstock.api.routes.weight_schemas import UpdateWeightsRequest
 from penstock.api.routes.weight_transfer import WeightTransferRoutes
 from penstock.dispatch.engine_client import EngineClient
 from penstock.dispatch.weight_changes import TooManySources, WeightChanges, WeightUpdate
 from penstock.generation.request.body_decoder import BodyDecoder
 from penstock.http.errors import ApiError, encode_json
+from penstock.http.operation_options import operation_options
 from penstock.wire.messages import WEIGHTS
 from penstock.wire.weights import DEFAULT_VERSION, DesiredWeights, WeightSource
 

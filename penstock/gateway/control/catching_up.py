@@ -136,11 +136,15 @@ class CatchingUp:
                 self._hold(endpoint, "connection lost")
 
     def _on_news(self, missed: list[str]) -> None:
-        """Other calls hold. Those that are held for others are looked at again."""
+        """Other calls hold. Those that are held for others are looked at again; those that take streams again
+        need not wait until the time that they gave before."""
         urls = set(missed)
+        opened = [call for call in self._controls.calls[-1:] if call.state != WEIGHTS and not call.closes]
         for endpoint in self._endpoints:
             if endpoint.url in urls or endpoint.held or not self._controls.known.is_set():
                 self._hold(endpoint, "missed a call")
+            elif any(self._is_meant(call, endpoint) for call in opened):
+                endpoint.backoff.clear()
 
     # -- what they lack
 
@@ -162,6 +166,7 @@ class CatchingUp:
                 if endpoint.held:
                     log.info("endpoint %s has what was set", endpoint.url)
                     endpoint.held = ""
+                    endpoint.backoff.clear()
         finally:
             self._running.pop(endpoint, None)
 

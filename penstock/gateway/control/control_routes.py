@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -21,13 +20,18 @@ from penstock.gateway.workers.control_calls import ControlCall, ControlEnd
 from penstock.gateway.workers.shared_controls import KeeperSilent, SharedControls
 from penstock.http.admission import unavailable
 from penstock.http.errors import ApiError, encode_json, names_in_error
+from penstock.http.operation_options import (
+    idempotency_key,
+    read_parameter_body,
+    read_parameters,
+    read_timeout,
+)
 from penstock.http.request import HttpRequest
 from penstock.wire.control import MAX_STATE_BYTES
-from penstock.wire.messages import MAX_IDEMPOTENCY_KEY_LENGTH, PAUSE, SLEEP, WEIGHTS
+from penstock.wire.messages import PAUSE, SLEEP, WEIGHTS
 
 log = logging.getLogger(__name__)
 
-DEFAULT_TIMEOUT_S, MIN_TIMEOUT_S, MAX_TIMEOUT_S = 60.0, 1.0, 3600.0
 EXTRA_S = 6.0
 """A server takes so much longer than its time-out at most, for a rollback."""
 READ_S = 10.0
@@ -59,6 +63,8 @@ OPERATIONS = {
 }
 _READING = frozenset({"/weight_version", "/is_paused", "/is_sleeping"})
 """Of these servers answer at once, without a key."""
+_WITH_BODY = frozenset({"/update_weights", "/abort_requests"})
+"""Of these the body is what they are for; of the others, parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +79,8 @@ class _Asked:
     target: str
     """For servers."""
     body: bytes
+    parameters: dict[str, str]
+    """Of the target."""
     fields: dict[str, Any]
     """Of the body."""
 
@@ -105,7 +113,11 @@ class ControlRoutes:
             raise ApiError(405, f"{http.path} does not take {http.method}.", headers=allowed)
         if len(self._running) >= MAX_RUNNING:
             raise unavailable(f"{MAX_RUNNING} calls run already.", "too_many_calls")
-        body = b"" if operation.method == "GET" else await http.read_json(MAX_STATE_BYTES)
+        body = b""
+        if http.path in _WITH_BODY:
+            body = await http.read_json(MAX_STATE_BYTES)
+        elif operation.method == "POST":
+            body = await read_parameter_body(http)
         asked = _read(http, body)
         asked = replace(asked, pool=self._pool_of(asked))
         work = self._set(asked, operation) if operation.state else self._ask(asked, operation, READ_S)
@@ -128,6 +140,11 @@ class ControlRoutes:
             self._served = {key: frozenset(endpoints) for key, endpoints in self._by_model.items()}
         served = self._served.get((call.model, endpoint.pool), frozenset())
         return endpoint in served or self._directory.listing(endpoint) is None
+
+    def closed(self, endpoint: Endpoint) -> str:
+        """The state that was set through the gateway and has the endpoint refuse streams; empty: none."""
+        closes = {call.state: call.closes for call in self._controls.calls if self.is_meant(call, endpoint)}
+        return next((state for state, holds in closes.items() if holds), "")
 
     # -- one call
 
@@ -161,6 +178,7 @@ class ControlRoutes:
             version=version if isinstance(version, str) else "",
             active=operation.active,
             whole=asked.fields.get("tensors") is None if whole is None else bool(whole),
+            closes=operation.active and asked.parameters.get("mode") != "keep",
         )
         try:
             refusal = await self._controls.begin(call)
@@ -185,7 +203,11 @@ class ControlRoutes:
             self._controls.end(ControlEnd(call, settled=False, missed=[]))
             raise
         missed = [each.endpoint for each in receipts if each.outcome not in ("done", "unsupported")]
-        self._controls.end(ControlEnd(call, settled, missed))
+        end = ControlEnd(call, settled, missed)
+        if settled:
+            await self._controls.settle(end)
+        else:
+            self._controls.end(end)
         return receipts, settled
 
     def _on_take_over(self, call: ControlCall) -> None:
@@ -242,11 +264,10 @@ def _base_models(directory: ModelDirectory, endpoint: Endpoint) -> frozenset[str
 
 def _read(http: HttpRequest, body: bytes) -> _Asked:
     """Raises ApiError."""
-    given: dict[str, str] = {}
-    for name, value in parse_qsl(http.query.decode("latin-1"), keep_blank_values=True):
-        if name in given:
-            raise ApiError(400, f"{name} is given twice.", param=name)
-        given[name] = value
+    if http.path not in _WITH_BODY:  # to servers all parameters go in the query, which others read, too
+        given, body = read_parameters(http, body), b""
+    else:
+        given = read_parameters(http)
     fields: dict[str, Any] = {}
     if body:
         try:
@@ -259,7 +280,7 @@ def _read(http: HttpRequest, body: bytes) -> _Asked:
     if fields.get("broadcast") is not None:
         message = "broadcast: it reaches one server, and cannot be sent again: call that server."
         raise ApiError(400, message, param="broadcast")
-    timeout_s = _timeout(given.get("timeout"))
+    timeout_s = read_timeout(given.get("timeout"))
     model, pool = given.pop("model", ""), given.pop("pool", None)
     if "model" in fields:
         named = fields.pop("model")
@@ -270,37 +291,11 @@ def _read(http: HttpRequest, body: bytes) -> _Asked:
         model, body = named, msgspec.json.encode(fields)
     query = urlencode(given)
     target = f"{http.path}?{query}" if query else http.path
-    return _Asked(http.path, pool, model, _key(http), timeout_s, target, body, fields)
-
-
-def _key(http: HttpRequest) -> str:
-    key = http.header(b"idempotency-key")
-    if key is None:
-        return secrets.token_hex(16)
-    if not 1 <= len(key) <= MAX_IDEMPOTENCY_KEY_LENGTH:
-        raise ApiError(
-            400,
-            f"Idempotency-Key has {len(key)} characters, 1 to {MAX_IDEMPOTENCY_KEY_LENGTH} are allowed.",
-            param="Idempotency-Key",
-        )
-    return key
-
-
-def _timeout(given: str | None) -> float:
-    if given is None:
-        return DEFAULT_TIMEOUT_S
-    try:
-        seconds = float(given)
-    except ValueError:
-        seconds = 0.0
-    if not MIN_TIMEOUT_S <= seconds <= MAX_TIMEOUT_S:
-        allowed = f"{MIN_TIMEOUT_S:g} to {MAX_TIMEOUT_S:g} seconds"
-        raise ApiError(400, f"timeout is {given!r}, not {allowed}.", param="timeout")
-    return seconds
+    return _Asked(http.path, pool, model, idempotency_key(http), timeout_s, target, body, given, fields)
 
 
 def _timeout_in(target: str) -> float:
-    return _timeout(dict(parse_qsl(target.partition("?")[2])).get("timeout"))
+    return read_timeout(dict(parse_qsl(target.partition("?")[2])).get("timeout"))
 
 
 # -- replies

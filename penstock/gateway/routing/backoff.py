@@ -53,6 +53,12 @@ class Backoff:
                 self._hold_for_everyone(until, model)
         self.on_change()
 
+    def clear(self) -> None:
+        """Whatever the endpoint has said does not hold any more."""
+        self.until = 0.0
+        self.clients.clear()
+        self.on_change()
+
     def _hold_for_everyone(self, until: float, model: str) -> None:
         held = {key: at for key, at in self.clients.items() if not model or key[1] == model}
         for key in held:

@@ -40,6 +40,8 @@ class ControlCall(msgspec.Struct, array_like=True, frozen=True):
     """Whether it holds alone; otherwise on top of the call before."""
     number: int = 0
     """Calls have settled in this order; 0: not yet."""
+    closes: bool = False
+    """Whether servers refuse new streams from here on; otherwise they take them as far as this state goes."""
 
     @property
     def scope(self) -> tuple[str, str | None, str]:

@@ -8,6 +8,7 @@ carries it out once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Set
 from itertools import count
 
@@ -75,6 +76,8 @@ class SharedControls:
         self._timeout_s = timeout_s
         self._numbers = count(1)
         self._asked: dict[int, asyncio.Future[str]] = {}
+        self._untold: dict[str, asyncio.Event] = {}
+        """By the keys of calls that were settled."""
         link.on(ANSWER, self._on_answer)
         link.on(NEWS, self._on_news)
         link.on(TAKE_OVER, lambda caller, data: self.on_take_over(_call(data)))
@@ -99,6 +102,14 @@ class SharedControls:
         """Tell what has become of a call. Returns False if the keeper does not get it."""
         return self._link.ask_keeper(END, _encode(end))
 
+    async def settle(self, end: ControlEnd) -> None:
+        """Tell that servers have a call, and wait until all workers are told: this one is the last."""
+        told = self._untold.setdefault(end.call.key, asyncio.Event())
+        with contextlib.suppress(TimeoutError):
+            if self.end(end):
+                await asyncio.wait_for(told.wait(), self._timeout_s)
+        self._untold.pop(end.call.key, None)
+
     def _on_answer(self, caller: WorkerName | None, data: bytes) -> None:
         answer = _answer(data)
         asked = self._asked.get(answer.number)
@@ -110,6 +121,9 @@ class SharedControls:
         self.calls = news.calls
         self.on_news(news.missed)
         self.known.set()
+        for call in news.calls:
+            if call.key in self._untold:
+                self._untold[call.key].set()
 
 
 class ControlKeeper:
@@ -183,5 +197,5 @@ class ControlKeeper:
             del self._scopes[call.scope]
         elif end.settled and calls.knows(call):
             letter = Letter(NEWS, _encode(_News(self._calls(), end.missed)))
-            for worker in self._present:
+            for worker in sorted(self._present, key=lambda each: each == caller):
                 self._send(worker, letter)

@@ -111,6 +111,7 @@ class Request(NamedTuple):
     path: str
     headers: dict[str, str] = {}  # noqa: RUF012 - never changed
     fields: frozenset[str] = frozenset()
+    body: dict[str, Any] = _BODY
 
     def __str__(self) -> str:
         return f"{self.method} {self.path[:200]} {str(self.headers)[:200]}"
@@ -129,7 +130,9 @@ def documented(document: dict[str, Any]) -> Iterator[Request]:
     """Every route with every method, and with each of its parameters."""
     for path, operations in document["paths"].items():
         plain = path.replace("{rank}", "0").replace("{model}", "x")
-        yield from (Request(method, plain) for method in METHODS)
+        bodies = [each["requestBody"] for each in operations.values() if "requestBody" in each]
+        sent = _BODY if all(each["required"] for each in bodies) else {}
+        yield from (Request(method, plain, body=sent) for method in METHODS)
         for method, operation in operations.items():
             for parameter in operation.get("parameters", ()):
                 name, place = parameter["name"], parameter["in"]
@@ -138,12 +141,13 @@ def documented(document: dict[str, Any]) -> Iterator[Request]:
                         yield Request(method.upper(), path.replace(f"{{{name}}}", quote(value)))
                     elif place == "query":
                         named: frozenset[str] = frozenset(() if "profile" in path else (name,))
-                        if "requestBody" in operation:  # of other fields than the one that is sent
+                        if sent and "requestBody" in operation:  # of other fields than the one that is sent
                             named |= _BODY.keys()
-                        yield Request(method.upper(), f"{plain}?{name}={quote(value)}", {}, named)
-                        yield Request(method.upper(), f"{plain}?{name}=1&{name}={quote(value)}")
+                        yield Request(method.upper(), f"{plain}?{name}={quote(value)}", {}, named, sent)
+                        yield Request(method.upper(), f"{plain}?{name}=1&{name}={quote(value)}", body=sent)
                     elif value.isprintable():
-                        yield Request(method.upper(), plain, {name: value.encode().decode("latin-1")})
+                        named_value = {name: value.encode().decode("latin-1")}
+                        yield Request(method.upper(), plain, named_value, body=sent)
 
 
 def odd() -> Iterator[Request]:
@@ -158,12 +162,14 @@ def odd() -> Iterator[Request]:
 def try_all(url: str, requests: Sequence[Request]) -> Faults:
     """One after the other: some make engines drain or sleep, which is undone after each."""
     faults, client = Faults(), Client(url)
-    body = json.dumps(_BODY).encode()
     for request in requests:
         sends_body = request.method not in ("GET", "HEAD", "TRACE", "OPTIONS")
         try:
             reply = client.send(
-                request.method, request.path, body if sends_body else None, JSON | request.headers
+                request.method,
+                request.path,
+                json.dumps(request.body).encode() if sends_body else None,
+                JSON | request.headers,
             )
         except (HTTPException, OSError, UnicodeError) as error:
             faults.add(f"no reply: {error!r}: {request}")
