@@ -8,11 +8,14 @@ terminal was closed: then it shuts the server down too. Children leave all three
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import enum
 import errno
+import faulthandler
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -31,6 +34,9 @@ STRAY_SIGNALS = (
     signal.SIGIO,
 )
 """Signals that mean nothing to any process, and would end it by default."""
+HANDLER_STACK_BYTES = 1 << 18
+"""Of the stack on which handlers run. A frame has the CPU's registers, 11 KiB on the largest of today; all
+signals of a stopped process begin at once when it goes on, each on top of the others."""
 RAISE_INTERVAL_S = 0.5
 """Signals that follow an interruption within this time are taken for the same."""
 
@@ -205,6 +211,28 @@ def signals_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class _SignalStack(ctypes.Structure):
+    _fields_ = (("ss_sp", ctypes.c_void_p), ("ss_flags", ctypes.c_int), ("ss_size", ctypes.c_size_t))
+
+
+_handler_stack = ctypes.create_string_buffer(0)
+
+
+def dump_tracebacks_of_crashes() -> None:
+    """Write the tracebacks of all threads to standard error when this process crashes. Call it in the main
+    thread.
+
+    faulthandler gives that thread a stack for handlers of 16 KiB, on which Python's handlers of all signals
+    then run: five signals at once overflow it, and end the process. This gives it a larger one (Linux).
+    """
+    global _handler_stack
+    faulthandler.enable()
+    if sys.platform == "linux":
+        _handler_stack = ctypes.create_string_buffer(HANDLER_STACK_BYTES)
+        stack = _SignalStack(ctypes.addressof(_handler_stack), 0, HANDLER_STACK_BYTES)
+        ctypes.CDLL(None).sigaltstack(ctypes.byref(stack), None)
 
 
 def leave_signals_to_supervisor() -> None:

@@ -6,7 +6,6 @@ package does the rest. Only the code of that role is imported: an API server nev
 
 from __future__ import annotations
 
-import faulthandler
 import logging
 import os
 import sys
@@ -19,7 +18,7 @@ from setproctitle import setproctitle
 from penstock import logging_setup
 from penstock.config.errors import ConfigError
 from penstock.exit_codes import EXIT_FAILED, EXIT_FATAL, EXIT_ORPHANED, is_exhausted
-from penstock.supervisor.signals import leave_signals_to_supervisor
+from penstock.supervisor.signals import dump_tracebacks_of_crashes, leave_signals_to_supervisor
 from penstock.wire.channel import ControlChannel, SupervisorGone
 from penstock.wire.control import GatewayLaunch, Launch, Role
 from penstock.wire.coordination import JoinRejectedError
@@ -38,7 +37,7 @@ def main(fd: int, role_main: Callable[[Role], Callable[[ControlChannel], int]] |
     except SupervisorGone:
         return EXIT_ORPHANED
     launch = control.any_launch
-    faulthandler.enable()
+    dump_tracebacks_of_crashes()
     try:
         return (role_main or import_role_main)(launch.role)(control)
     except SupervisorGone:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -14,6 +15,7 @@ import pytest
 
 from penstock.exit_codes import EXIT_FAILED, EXIT_FATAL, EXIT_OK, EXIT_ORPHANED
 from penstock.supervisor.children.parent_death import child_command
+from penstock.supervisor.signals import STRAY_SIGNALS, TERMINATION_SIGNALS
 from penstock.wire.channel import ChildChannel
 from penstock.wire.control import ChildReport, Heartbeat, ProcessFailed, Ready, Stop
 from tests.launches import launch
@@ -83,6 +85,38 @@ def test_takes_title_and_log_prefix_and_stops_when_told(make_child: type[Child])
     code, stderr = child.end()
     assert code == EXIT_OK
     assert " INFO    engine 3     got Stop\n" in stderr
+
+
+def send_to_main_thread(pid: int, signum: int) -> None:
+    """Linux; elsewhere any thread takes it."""
+    if sys.platform != "linux":
+        os.kill(pid, signum)
+    elif ctypes.CDLL(None, use_errno=True).tgkill(pid, pid, signum) != 0:
+        raise OSError(ctypes.get_errno(), "tgkill")
+
+
+def test_all_signals_at_once_do_not_end_it(make_child: type[Child]) -> None:
+    child = make_child("serve")
+    child.channel.send(LAUNCH)
+    assert isinstance(child.report(), Ready)
+    child.process.send_signal(signal.SIGSTOP)
+    for signum in (*TERMINATION_SIGNALS, *STRAY_SIGNALS):
+        send_to_main_thread(child.process.pid, signum)
+    child.process.send_signal(signal.SIGCONT)
+    child.channel.send(Stop())
+    code, errors = child.end()
+    assert (code, "got Stop" in errors) == (EXIT_OK, True)
+
+
+def test_a_crash_is_told_with_its_traceback(make_child: type[Child]) -> None:
+    child = make_child("serve")
+    child.channel.send(LAUNCH)
+    assert isinstance(child.report(), Ready)
+    child.process.send_signal(signal.SIGSEGV)
+    code, errors = child.end()
+    assert code == -signal.SIGSEGV
+    assert "Segmentation fault" in errors
+    assert "fake_child.py" in errors
 
 
 @pytest.mark.parametrize(
