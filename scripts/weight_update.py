@@ -27,6 +27,7 @@ import penstock
 from penstock.config.serve import ServeConfig
 from penstock.engine.base import Hold
 from penstock.engine.torch.engine import TorchEngine
+from penstock.engine.weights.weight_file import with_digest
 from penstock.wire.messages import SamplingParams, Submit
 from penstock.wire.weights import WeightSource
 
@@ -57,16 +58,16 @@ class TwiceCopied:
         return time.perf_counter() - began
 
 
-def update(engine: TorchEngine, path: Path, *, drop_cache: bool) -> float:
-    """Replace the weights by those of a file. Returns the seconds."""
+def update(engine: TorchEngine, source: WeightSource, *, drop_cache: bool) -> float:
+    """Replace the weights by those of a file, whose digest is compared. Returns the seconds."""
     began = time.perf_counter()
-    plan = engine.weights.plan([WeightSource(str(path))])
+    plan = engine.weights.plan([source])
     engine.weights.load(plan, drop_cache=drop_cache, in_step=False, tick=lambda: None)
     return time.perf_counter() - began
 
 
 def pause_of_streams(
-    engine: TorchEngine, path: Path, streams: int, *, drop_cache: bool
+    engine: TorchEngine, source: WeightSource, streams: int, *, drop_cache: bool
 ) -> tuple[float, float]:
     """Seconds between two steps' rows: the median, and the longest, in which the weights are replaced."""
     for stream in range(streams):
@@ -78,7 +79,7 @@ def pause_of_streams(
             engine.hold(Hold.ALL)
             while engine.can_step():
                 engine.step()
-            update(engine, path, drop_cache=drop_cache)
+            update(engine, source, drop_cache=drop_cache)
             engine.hold(Hold.NOTHING)
         while not len(engine.step().stream):
             pass
@@ -100,13 +101,14 @@ def report(model: Path, dtype: str, rounds: int, streams: int) -> str:
         for file in sorted(model.glob("*.safetensors")):
             tensors |= {name: tensor.to(kind) for name, tensor in load_file(file).items()}
         save_file(tensors, path, metadata={"format": "pt"})
+        source = with_digest(WeightSource(str(path)))
         copied = TwiceCopied(path)
         twice, once = [], []
         for _ in range(rounds):
             twice.append(copied.measure())
-            once.append(update(engine, path, drop_cache=True))
-        kept = [pause_of_streams(engine, path, streams, drop_cache=False) for _ in range(5)]
-        dropped = [pause_of_streams(engine, path, streams, drop_cache=True) for _ in range(5)]
+            once.append(update(engine, source, drop_cache=True))
+        kept = [pause_of_streams(engine, source, streams, drop_cache=False) for _ in range(5)]
+        dropped = [pause_of_streams(engine, source, streams, drop_cache=True) for _ in range(5)]
     copying, updating = statistics.median(twice), statistics.median(once)
     step = statistics.median(step for step, _ in kept + dropped)
     pauses = [statistics.median(pause for _, pause in each) for each in (kept, dropped)]

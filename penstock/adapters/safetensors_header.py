@@ -7,6 +7,7 @@ https://github.com/huggingface/safetensors#format
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
@@ -21,11 +22,14 @@ MAX_TENSORS = 1 << 17
 """Twice the layers of a model with 60 blocks of 256 experts, and a few more."""
 MAX_NAME_CHARS = 512
 MAX_FILE_BYTES = 1 << 34
+"""Of an adapter."""
+MAX_SIZE = 1 << 39
+"""Largest shape or offset: half a terabyte."""
 
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
-"""Bytes of an element, by dtype."""
+"""Bytes of an element, by dtype: of an adapter's tensors."""
 
-_Size: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_FILE_BYTES)]
+_Size: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_SIZE)]
 
 
 @dataclass(slots=True, frozen=True)
@@ -33,7 +37,7 @@ class TensorView:
     """Where a tensor's elements lie, in C order and little-endian."""
 
     dtype: str
-    """A key of :data:`ITEM_BYTES`."""
+    """As safetensors calls it, such as ``BF16``."""
     shape: tuple[int, ...]
     start: int
     """Offset of its first byte among the tensors' bytes."""
@@ -47,10 +51,10 @@ class _Entry(msgspec.Struct):
     data_offsets: tuple[_Size, _Size]
 
 
-def parse_header_length(start: bytes, file: str, size: int) -> int:
+def parse_header_length(start: bytes, file: str, size: int, max_bytes: int = MAX_FILE_BYTES) -> int:
     """Length of the header of ``file``, which has ``size`` bytes, by its first bytes. Raises AdapterError."""
-    if size > MAX_FILE_BYTES:
-        raise AdapterError(f"{file}: it has {size} bytes; the maximum is {MAX_FILE_BYTES}")
+    if size > max_bytes:
+        raise AdapterError(f"{file}: it has {size} bytes; the maximum is {max_bytes}")
     length = int.from_bytes(start, "little")
     if len(start) < LENGTH_BYTES or LENGTH_BYTES + length > size:
         raise AdapterError(
@@ -61,8 +65,11 @@ def parse_header_length(start: bytes, file: str, size: int) -> int:
     return length
 
 
-def parse_header(header: bytes, file: str, size: int) -> dict[str, TensorView]:
-    """The tensors by name, in the order of their bytes, of which there are ``size``. Raises AdapterError."""
+def parse_header(
+    header: bytes, file: str, size: int, item_bytes: Mapping[str, int] = ITEM_BYTES
+) -> dict[str, TensorView]:
+    """The tensors by name, in the order of their bytes, of which there are ``size``. ``item_bytes``: bytes of
+    an element, by the dtypes that tensors may have. Raises AdapterError."""
     try:
         entries = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -70,7 +77,10 @@ def parse_header(header: bytes, file: str, size: int) -> dict[str, TensorView]:
     entries.pop("__metadata__", None)
     if len(entries) > MAX_TENSORS:
         raise AdapterError(f"{file}: it has {len(entries)} tensors; the maximum is {MAX_TENSORS}")
-    tensors = [(_checked_name(name, file), _parse_entry(name, raw, file)) for name, raw in entries.items()]
+    tensors = [
+        (_checked_name(name, file), _parse_entry(name, raw, file, item_bytes))
+        for name, raw in entries.items()
+    ]
     tensors.sort(key=lambda tensor: (tensor[1].start, tensor[1].end))
     end = 0
     for name, view in tensors:
@@ -90,16 +100,16 @@ def _checked_name(name: str, file: str) -> str:
     return name
 
 
-def _parse_entry(name: str, raw: msgspec.Raw, file: str) -> TensorView:
+def _parse_entry(name: str, raw: msgspec.Raw, file: str, item_bytes: Mapping[str, int]) -> TensorView:
     where = f"{file}: tensor {name}"
     try:
         entry = msgspec.json.decode(raw, type=_Entry)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise AdapterError(f"{where}: {error}") from None
-    item = ITEM_BYTES.get(entry.dtype)
+    item = item_bytes.get(entry.dtype)
     if item is None:
         raise AdapterError(
-            f"{where}: its dtype is {entry.dtype!r}; it must be one of {', '.join(ITEM_BYTES)}"
+            f"{where}: its dtype is {entry.dtype!r}; it must be one of {', '.join(item_bytes)}"
         )
     start, end = entry.data_offsets
     if end - start != math.prod(entry.shape) * item:

@@ -208,6 +208,12 @@ class EngineState:
         return observed is not None and observed.error is not None and observed.generation == state.generation
 
     @property
+    def state_errors(self) -> dict[str, str]:
+        """Why the engine is not as desired, by name of the state."""
+        failed = (state.name for state in self.desired if self.has_failed(state))
+        return {name: self.observed[name].error or "" for name in failed}
+
+    @property
     def up_to_date(self) -> bool:
         """Whether the engine has observed the desired states."""
         return self.up and all(self.has_reached(state) for state in self.desired)

@@ -24,6 +24,16 @@ class WeightSource(msgspec.Struct, frozen=True, omit_defaults=True):
     """Absolute path of a directory with safetensors files, or of one such file; the same on every host."""
     tensors: list[str] | None = None
     """Their names; None: all that are there."""
+    part: bool = False
+    """Whether they are added to the weights before, as named tensors always are; otherwise this source, with
+    those beside it that are no parts, has a whole model."""
+    digest: str = ""
+    """Of its files (:mod:`penstock.engine.weights.weight_file`); empty: they may be any."""
+
+    @property
+    def is_part(self) -> bool:
+        """Whether the tensors are added to the weights before."""
+        return self.part or self.tensors is not None
 
 
 class DesiredWeights(msgspec.Struct, frozen=True):

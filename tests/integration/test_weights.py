@@ -5,6 +5,7 @@ The synthetic engine's tokens tell by which weights they were made.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
@@ -251,6 +253,54 @@ def test_an_engine_that_stands_still_keeps_all_at_the_weights_before(
     assert marks_of(served(clients[0], **TOLD)) == {"z0": {60}}
 
 
+def cannot_be_read(fleet: Server, rank: int, part: str) -> None:
+    """The engine says why it has not the settled weights, and gets no streams."""
+
+    def said() -> bool:
+        engine = httpx.get(f"{fleet.url}/admin/engines", timeout=WAIT_S).json()["engines"][rank]
+        return part in engine["state_errors"].get("weights", "")
+
+    wait_until(said, WAIT_S, "the reason")
+    told = httpx.get(f"{fleet.url}/weight_version", timeout=WAIT_S).json()["engines"][rank]
+    assert (told["weight_version"], part in told["error"]) == ("default", True)
+    wait_until(lambda: f"weights cannot be applied and is tried again: {part}" in fleet.log, WAIT_S, "a line")
+
+
+@pytest.mark.parametrize("how", ["gone", "replaced"])
+def test_an_engine_that_starts_again_takes_no_other_files_and_says_so(
+    fleet: Server, clients: Clients, files: WeightFiles, how: str
+) -> None:
+    path, other = Path(files.make(35)), Path(files.make(36))
+    kept = path.with_name("kept")
+    assert update(clients[0], str(path), f"{how}-0")["status"] == 200
+    path.rename(kept)
+    if how == "replaced":
+        other.rename(path)
+    engine_process(fleet, 1).kill()
+    why = f"{path} cannot be read" if how == "gone" else f"{path} has changed since the update"
+    cannot_be_read(fleet, 1, why)
+    for seed in range(6):
+        assert marks_of(served(clients[0], **TOLD, seed=seed)) == {f"{how}-0": {35}}
+    kept.rename(path)
+    wait_until(lambda: versions_of(clients[0]) == [f"{how}-0"] * ENGINES, WAIT_S, "its return")
+    engines = httpx.get(f"{fleet.url}/admin/engines", timeout=WAIT_S).json()["engines"]
+    assert [engine["state_errors"] for engine in engines] == [{}] * ENGINES
+
+
+def test_weights_that_are_wrong_in_themselves_are_refused(clients: Clients, tmp_path: Path) -> None:
+    """Before any engine hears of them."""
+    os.mkfifo(tmp_path / "pipe")
+    save_file({"version": np.array([np.nan], "<f4")}, tmp_path / "nan")
+    for name, error in (
+        ("pipe", "it is no regular file"),
+        ("nan", "version has values that are infinite or not a number"),
+        ("none", "does not exist"),
+    ):
+        body = update(clients[0], str(tmp_path / name), "wrong")
+        assert (body["status"], body["error"]["param"]) == (400, "path"), body
+        assert error in body["error"]["message"]
+
+
 # -- the torch engine
 
 
@@ -287,6 +337,12 @@ def test_a_model_computes_with_other_weights_and_with_its_own_again(
         some = sorted(tensors)[:3]
         part = update(client, str(own / "model.safetensors"), "mixed", tensors=some)
         assert (part["status"], part["engines"][0]["result"]["loaded"]) == (200, 3), part
+        mixed = checksum()
+        save_file({name: tensors[name] for name in some}, tmp_path / "some.safetensors")
+        assert update(client, str(other), "negated again")["status"] == 200
+        added = update(client, str(tmp_path / "some.safetensors"), "added", whole=False)
+        assert (added["status"], added["engines"][0]["result"]["loaded"]) == (200, 3), added
+        assert checksum() == mixed
         wrong = update(client, str(own / "model.safetensors"), "wrong", tensors=["no.such.tensor"])
         assert (wrong["status"], wrong["outcome"]) == (502, "aborted")
         assert "no.such.tensor" in wrong["error"]["message"]

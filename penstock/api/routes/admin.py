@@ -61,6 +61,7 @@ def describe(engine: EngineState) -> dict[str, Any]:
 
     ``running`` and ``waiting`` count streams of all API servers as of the engine's latest step. ``host`` is
     the engine's address, ``local`` on this host, empty for an engine that never connected or has left.
+    ``state_errors`` says by name of a desired state, such as ``weights``, why the engine is not in it.
     """
     return {
         "rank": engine.rank,
@@ -70,6 +71,7 @@ def describe(engine: EngineState) -> dict[str, Any]:
         "asleep": engine.asleep,
         "paused": engine.paused,
         "weight_version": engine.weight_version,
+        "state_errors": engine.state_errors,
         "running": engine.running,
         "waiting": engine.waiting,
     }

@@ -72,6 +72,11 @@ REPLIES: dict[str, Schema] = {
             "asleep": FLAG,
             "paused": FLAG,
             "weight_version": or_null(STRING),
+            "state_errors": {
+                "type": "object",
+                "description": "Why the engine is not as desired, by name of the state.",
+                "additionalProperties": STRING,
+            },
             "running": COUNT,
             "waiting": COUNT,
         },
@@ -188,6 +193,7 @@ REPLIES: dict[str, Schema] = {
                         "rank": COUNT,
                         "weight_version": or_null(STRING),
                         "generation": or_null(COUNT),
+                        "error": or_null(STRING),
                     },
                 )
             ),

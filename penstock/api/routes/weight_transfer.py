@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import secrets
 from collections.abc import Iterator, Sequence
@@ -31,6 +30,7 @@ from penstock.dispatch.weight_receiver import (
     WeightReceiver,
     remove_files_beside,
 )
+from penstock.engine.weights.weight_file import WeightFile, with_digest
 from penstock.generation.request.body_decoder import BodyDecoder
 from penstock.http.errors import ApiError, encode_json
 from penstock.http.operation_options import OperationOptions, operation_options
@@ -44,7 +44,6 @@ MAX_BODY_BYTES = 1 << 12
 MAX_GROWTH = 4
 """Maximum bytes of a broadcast, as a multiple of those of the model's files: a model in bfloat16 may come in
 float64."""
-MAX_HEADER_BYTES = 1 << 26
 NOTHING_CHANGED = "No weights have changed."
 INIT_AGAIN = "call /init_weight_transfer before the next broadcast."
 
@@ -107,11 +106,12 @@ class WeightTransferRoutes:
         with self._locked():
             try:
                 await self._receive(update, manifest, path, options.timeout_s)
+                source = await _received(path, part=not update.whole)
             except BaseException:
                 await self._receiver.end()
                 path.unlink(missing_ok=True)
                 raise
-            weights = msgspec.structs.replace(update.weights, sources=[WeightSource(str(path))])
+            weights = msgspec.structs.replace(update.weights, sources=[source])
             left = max(1.0, deadline - asyncio.get_running_loop().time())
             result = await self._changes.update(WeightUpdate(weights, update.whole), options.key, left)
             if result.outcome is not OperationOutcome.UNDECIDED:
@@ -188,6 +188,14 @@ class WeightTransferRoutes:
             raise ApiError(409, message, code="busy") from None
 
 
+async def _received(path: Path, *, part: bool) -> WeightSource:
+    """The file as a source. Raises ApiError."""
+    try:
+        return await asyncio.to_thread(with_digest, WeightSource(str(path), part=part))
+    except ValueError as error:
+        raise ApiError(400, f"broadcast: {error}. {NOTHING_CHANGED}", param="broadcast") from None
+
+
 def _tensors(manifest: BroadcastManifest) -> list[BroadcastTensor]:
     """Raises ApiError."""
     names = manifest.names
@@ -217,15 +225,7 @@ def stored_shapes(model_dir: Path) -> tuple[dict[str, tuple[int, ...]], int]:
     shapes: dict[str, tuple[int, ...]] = {}
     size = 0
     for path in model_dir.glob("*.safetensors"):
-        with (
-            contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError),
-            path.open("rb") as file,
-        ):
-            length = int.from_bytes(file.read(8), "little")
-            if length > MAX_HEADER_BYTES:
-                continue
-            entries = json.loads(file.read(length))
-            entries.pop("__metadata__", None)
-            shapes |= {name: tuple(entry["shape"]) for name, entry in entries.items()}
+        with contextlib.suppress(ValueError), WeightFile(path) as file:
+            shapes |= {name: view.shape for name, view in file.tensors.items()}
             size += path.stat().st_size
     return shapes, size

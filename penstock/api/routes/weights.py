@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import NoReturn
+
+import msgspec
 
 from penstock.api.api_request import ApiRequest
 from penstock.api.routes.receipts import call_engines, members_of, send_receipts
@@ -12,6 +16,7 @@ from penstock.api.routes.weight_schemas import UpdateWeightsRequest
 from penstock.api.routes.weight_transfer import WeightTransferRoutes
 from penstock.dispatch.engine_client import EngineClient
 from penstock.dispatch.weight_changes import TooManySources, WeightChanges, WeightUpdate
+from penstock.engine.weights.weight_file import with_digest
 from penstock.generation.request.body_decoder import BodyDecoder
 from penstock.http.errors import ApiError, encode_json
 from penstock.http.operation_options import operation_options
@@ -48,9 +53,9 @@ class WeightRoutes:
         if body.broadcast is not None:
             await self.transfers.update(request, options, update, body.broadcast)
             return
-        missing = await asyncio.to_thread(_missing, update.weights.sources)
-        if missing is not None:
-            raise ApiError(400, f"path: {missing!r} does not exist.", param="path")
+        field = "path" if body.paths is None else "paths"
+        found = await asyncio.to_thread(_with_digests, update.weights.sources, field)
+        update = replace(update, weights=msgspec.structs.replace(update.weights, sources=found))
         members_of(self._engine_client)
         try:
             result = await self._changes.update(update, options.key, options.timeout_s)
@@ -65,6 +70,7 @@ class WeightRoutes:
                 "rank": engine.rank,
                 "weight_version": engine.weight_version,
                 "generation": engine.weights_status.generation if engine.up else None,
+                "error": engine.state_errors.get(WEIGHTS),
             }
             for engine in self._engine_client.engines
         ]
@@ -100,14 +106,15 @@ def _update(body: UpdateWeightsRequest) -> WeightUpdate:
         _refuse("whole", "whole: a model that is replaced as a whole names no tensors.")
     if body.weight_version == DEFAULT_VERSION:
         _refuse("weight_version", f"weight_version: {DEFAULT_VERSION!r} is that of the start.")
+    whole = body.tensors is None if body.whole is None else body.whole
     return WeightUpdate(
         DesiredWeights(
             version=body.weight_version,
-            sources=[WeightSource(os.path.normpath(path), body.tensors) for path in paths],
+            sources=[WeightSource(os.path.normpath(path), body.tensors, part=not whole) for path in paths],
             streams=body.streams,
             cache=body.cache,
         ),
-        whole=body.tensors is None if body.whole is None else body.whole,
+        whole=whole,
     )
 
 
@@ -115,6 +122,14 @@ def _refuse(field: str, message: str) -> NoReturn:
     raise ApiError(400, message, param=field)
 
 
-def _missing(sources: list[WeightSource]) -> str | None:
-    """The first path that is not there; None: all are."""
-    return next((source.path for source in sources if not os.path.exists(source.path)), None)
+def _with_digests(sources: Sequence[WeightSource], field: str) -> list[WeightSource]:
+    """The sources with the digests of their files. Raises ApiError."""
+    found = []
+    for source in sources:
+        if not os.path.exists(source.path):
+            _refuse(field, f"{field}: {source.path!r} does not exist.")
+        try:
+            found.append(with_digest(source))
+        except ValueError as error:
+            _refuse(field, f"{field}: {error}.")
+    return found

@@ -67,6 +67,7 @@ class _AppliedState:
     def __init__(self, applier: StateApplier) -> None:
         self._applier = applier
         self._warn = RateLimitedLog(log, logging.ERROR)
+        self._tell = RateLimitedLog(log)
         self.desired: DesiredState | None = None
         self.observed: ObservedState | None = None
         self._prepared = False
@@ -104,6 +105,8 @@ class _AppliedState:
         self.observed = ObservedState(state.name, state.generation, error, self._applier.result(), step)
         if state.is_firm:
             self._hold(self.observed, now + RETRY_S)
+            if error is not None:
+                self._tell(error, "%s cannot be applied and is tried again: %s", state.name, error)
         return True
 
     def forget(self) -> None:

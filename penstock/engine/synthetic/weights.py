@@ -1,8 +1,8 @@
 """Weights of the synthetic engine: one byte, which all its tokens tell.
 
-A file may have a tensor ``version``, uint8[1]; others are ignored. With a version V other than 0, every token
-that is drawn has an index among the ordinary tokens of the vocabulary that is V modulo 256. So whoever
-receives tokens knows by which weights each was made.
+A file has a tensor ``version``, uint8[1]; others in a file of a whole model are ignored. With a version V
+other than 0, every token that is drawn has an index among the ordinary tokens of the vocabulary that is V
+modulo 256. So whoever receives tokens knows by which weights each was made.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 
-from penstock.engine.weights.tensor_files import TensorFiles
+from penstock.engine.weights.tensor_files import TensorFiles, shown
 from penstock.engine.weights.weight_loader import WeightPlan
 from penstock.wire.arrays import I32
 from penstock.wire.weights import WeightSource
@@ -37,16 +37,18 @@ class SyntheticWeights:
         self._version = 0
 
     def plan(self, sources: Sequence[WeightSource]) -> SyntheticPlan:
-        files = TensorFiles(sources, "np")
-        try:
-            tensor = files.tensors.get(VERSION)
-            if tensor is None:
-                return SyntheticPlan(0, files.count)
-            if tensor.shape != (1,) or tensor.dtype != "U8":
-                raise ValueError(f"{VERSION} is {tensor.dtype} {list(tensor.shape)}, not U8 [1]")
-            return SyntheticPlan(int(tensor.read()[0]), files.count)
-        finally:
-            files.close()
+        files = TensorFiles(sources)
+        unknown = sorted(files.named - {VERSION})
+        if unknown:
+            raise ValueError(f"the model has no parameter for {shown(unknown)}")
+        tensor = files.tensors.get(VERSION)
+        if tensor is None and sources:
+            raise ValueError(f"no weights for {VERSION}")
+        if tensor is None:
+            return SyntheticPlan(0, 0)
+        if tensor.shape != (1,) or tensor.dtype != "U8":
+            raise ValueError(f"{VERSION} is {tensor.dtype} {list(tensor.shape)}, not U8 [1]")
+        return SyntheticPlan(tensor.data[0], files.count)
 
     def load(self, plan: WeightPlan, *, drop_cache: bool, in_step: bool, tick: Callable[[], None]) -> int:
         assert isinstance(plan, SyntheticPlan)  # this loader has made it

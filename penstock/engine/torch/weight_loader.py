@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from penstock.engine.torch.model import PagedModel
-from penstock.engine.torch.weight_map import Conversion
+from penstock.engine.torch.weight_map import Conversion, read_tensor
 from penstock.engine.weights.sources import sources_to_read
-from penstock.engine.weights.tensor_files import StoredTensor, TensorFiles
+from penstock.engine.weights.tensor_files import TensorFiles
 from penstock.engine.weights.weight_loader import BrokenWeights, WeightPlan
 from penstock.wire.weights import WeightSource
 
@@ -72,7 +72,7 @@ class TorchWeightLoader:
         self, present: Sequence[WeightSource] | None, wanted: Sequence[WeightSource]
     ) -> TorchWeightPlan:
         """``present``: see :func:`sources_to_read`. Raises ValueError."""
-        files = TensorFiles(sources_to_read(present, wanted, self._start), "pt")
+        files = TensorFiles(sources_to_read(present, wanted, self._start))
         try:
             found = self._model.weight_map.conversions(files.tensors, files.named, whole=files.whole)
         except BaseException:
@@ -128,7 +128,7 @@ class TorchWeightLoader:
         tensors, threads = plan.files.tensors, torch.get_num_threads()
         try:
             for conversion in plan.conversions:
-                for name, tensor in weight_map.convert(conversion, tensors, StoredTensor.read):
+                for name, tensor in weight_map.convert(conversion, tensors, read_tensor):
                     if parameters is not None:
                         torch.set_num_threads(threads if tensor.numel() >= DIVIDED_ELEMENTS else 1)
                         parameters[name].copy_(tensor)

@@ -132,7 +132,7 @@ class WeightMap:
         missing = [name for name in self._shapes if self._tied.get(name, name) not in made]
         if missing:
             raise ValueError(
-                f"no weights for {shown(missing)}; if the files have some only, name their tensors"
+                f"no weights for {shown(missing)}; if the files have some only, update with whole: false"
             )
 
     def convert(
@@ -176,6 +176,13 @@ class WeightMap:
             return value
         own = shape[0]
         return value[self._rank * own :][:own] if len(value) == own * self._ranks else value
+
+
+def read_tensor(tensor: StoredTensor) -> Tensor:
+    """A view of the mapped file."""
+    if not tensor.data:
+        return torch.empty(tensor.shape, dtype=DTYPES[tensor.dtype])
+    return torch.frombuffer(tensor.data, dtype=DTYPES[tensor.dtype]).view(tensor.shape)
 
 
 def _empty(tensor: StoredTensor) -> Tensor:

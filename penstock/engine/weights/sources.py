@@ -17,8 +17,10 @@ def sources_to_read(
     would have to be read and cannot be.
     """
     if present is not None and len(wanted) > len(present) and list(wanted[: len(present)]) == list(present):
-        return list(wanted[len(present) :])
-    if wanted and wanted[0].tensors is None:
+        added = list(wanted[len(present) :])
+        if all(source.is_part for source in added):
+            return added
+    if wanted and not wanted[0].is_part:
         return list(wanted)
     if start is None:
         raise ValueError(

@@ -122,6 +122,7 @@ def _shown(change: ChangeState) -> str:
         return (", ".join(names[:NAMES_SHOWN]) + more) or "none"
     if change.name == WEIGHTS:
         weights = msgspec.convert(change.stages[-1], DesiredWeights)
-        count, last = len(weights.sources), weights.sources[-1].path
-        return f"version {weights.version}, {count} sources, the last one {last}"
+        *earlier, last = weights.sources
+        added = f", added to {len(earlier)} before" if earlier and last.is_part else ""
+        return f"version {weights.version} from {last.path}{added}"
     return ", ".join(f"{name} {value}" for name, value in change.stages[-1].items())

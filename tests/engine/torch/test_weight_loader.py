@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from penstock.engine.base import Hold
 from penstock.engine.torch.engine import TorchEngine
+from penstock.engine.weights.weight_file import with_digest
 from penstock.engine.weights.weight_loader import BrokenWeights
 from penstock.wire.kv_events import AllBlocksCleared
 from penstock.wire.weights import WeightSource
@@ -116,6 +117,57 @@ def test_some_tensors_upon_the_present_ones(
     assert engine.weights.checksum() != expected
     load(engine, up)
     assert engine.weights.checksum() == expected, "from the start's weights on, as a rollback asks for"
+
+
+def test_all_tensors_of_a_file_upon_the_present_ones(
+    llama: Path, other: transformers.PreTrainedModel, tmp_path: Path
+) -> None:
+    """They are a part of the model's; an update that names them does the same."""
+    stored, path = load_file(tmp_path / "other" / WEIGHTS), tmp_path / "some.safetensors"
+    save_file({UP: stored[UP], HEAD: stored[HEAD]}, path)
+    part = WeightSource(str(path), part=True)
+    engine, named = make_engine(llama), make_engine(llama)
+    load(named, source(tmp_path / "other", [UP, HEAD]))
+    assert load(engine, part) == 2
+    assert engine.weights.checksum() == named.weights.checksum()
+    load(engine, source(tmp_path / "other"))
+    assert load(engine, source(tmp_path / "other"), part) == 2
+    assert load(engine, source(llama), part) > 2
+    assert engine.weights.checksum() == named.weights.checksum()
+    with pytest.raises(ValueError, match="if the files have some only, update with whole: false"):
+        engine.weights.plan([source(path)])
+    save_file({"no.such": stored[UP]}, path)
+    with pytest.raises(ValueError, match=r"the model has no parameter for no\.such"):
+        engine.weights.plan([part])
+
+
+def test_a_whole_model_in_several_files(
+    llama: Path, other: transformers.PreTrainedModel, tmp_path: Path
+) -> None:
+    stored = load_file(tmp_path / "other" / WEIGHTS)
+    names = sorted(stored)
+    paths = [tmp_path / "1.safetensors", tmp_path / "2.safetensors"]
+    for path, own in zip(paths, (names[:5], names[5:]), strict=True):
+        save_file({name: stored[name] for name in own}, path)
+    engine = make_engine(llama)
+    for _ in range(2):
+        load(engine, *map(source, paths))
+        assert engine.weights.checksum() == make_engine(tmp_path / "other").weights.checksum()
+
+
+def test_files_that_were_replaced_are_not_taken_for_those_before(
+    llama: Path, other: transformers.PreTrainedModel, tmp_path: Path
+) -> None:
+    first = with_digest(source(tmp_path / "other" / WEIGHTS))
+    engine = make_engine(llama)
+    load(engine, first)
+    rewrite(tmp_path / "other", lambda tensors: tensors.update({UP: -tensors[UP]}))
+    second = with_digest(source(tmp_path / "other" / WEIGHTS))
+    with pytest.raises(ValueError, match=r"model\.safetensors has changed since the update"):
+        make_engine(llama).weights.plan([first])
+    before = engine.weights.checksum()
+    load(engine, second)
+    assert engine.weights.checksum() != before
 
 
 @pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "phi3", "gpt_neox"])
