@@ -32,7 +32,7 @@ MAX_ABORT_BYTES = 768 << 10
 """Largest body of ``/abort_requests``: engines take calls of 1 MiB."""
 
 
-class AbortRequest(msgspec.Struct, kw_only=True):
+class AbortRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /abort_requests."""
 
     request_ids: Annotated[
@@ -52,7 +52,7 @@ class OperationRoutes:
         self._engine_client = engine_client
         self._state_changes = state_changes
         self._profiles = config.profile_dir is not None
-        self._decode_abort = BodyDecoder(AbortRequest, strict=True).decode
+        self._decode_abort = BodyDecoder(AbortRequest, strict=False).decode
 
     # -- calls
 

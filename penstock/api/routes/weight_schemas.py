@@ -13,7 +13,7 @@ from penstock.wire.weights import MAX_SOURCES, CacheMode, StreamsMode, WeightVer
 MAX_DIMENSIONS = 8
 
 
-class BroadcastManifest(msgspec.Struct, kw_only=True):
+class BroadcastManifest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Tensors that rank 0 of the trainer's group broadcasts one after the other."""
 
     names: Annotated[
@@ -27,7 +27,7 @@ class BroadcastManifest(msgspec.Struct, kw_only=True):
     ]
 
 
-class InitWeightTransferRequest(msgspec.Struct, kw_only=True):
+class InitWeightTransferRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /init_weight_transfer: the group that the server's receiver of broadcasts joins."""
 
     master_address: Annotated[
@@ -44,7 +44,7 @@ class InitWeightTransferRequest(msgspec.Struct, kw_only=True):
     world_size: Annotated[int, Meta(ge=2, le=1 << 16, description="Members of the group.")] = 2
 
 
-class UpdateWeightsRequest(msgspec.Struct, kw_only=True):
+class UpdateWeightsRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /update_weights."""
 
     weight_version: Annotated[

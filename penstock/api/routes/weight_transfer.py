@@ -65,7 +65,7 @@ class WeightTransferRoutes:
         self._receiver = receiver
         self._weights_dir = Path(weights_dir)
         self._model_dir = Path(model_dir)
-        self._decode = BodyDecoder(InitWeightTransferRequest, strict=True).decode
+        self._decode = BodyDecoder(InitWeightTransferRequest, strict=False).decode
 
     async def init(self, request: ApiRequest) -> None:
         """Start a receiver that joins the trainer's group, and reply when all have joined."""

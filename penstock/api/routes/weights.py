@@ -38,7 +38,7 @@ class WeightRoutes:
         self._engine_client = engine_client
         self._changes = changes
         self.transfers = transfers
-        self._decode = BodyDecoder(UpdateWeightsRequest, strict=True).decode
+        self._decode = BodyDecoder(UpdateWeightsRequest, strict=False).decode
 
     async def update(self, request: ApiRequest) -> None:
         options = operation_options(request.http)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any, TypeVar
 
@@ -31,7 +32,8 @@ MAX_TOP = PIECE_CANDIDATES - 1
 """Maximum ``top_logprobs_num``: those of one token are made at once."""
 TOKEN_BYTES, CANDIDATE_BYTES = 16, 48
 """Estimated bytes of a token's id and text, and of one logprob, in an event."""
-_NAMES = {
+_NAMES = {name: f"{SAMPLING}.{name}" for name in SglangSampling.__struct_fields__} | {
+    "logprobs": "top_logprobs_num",
     "logprob_token_ids": "token_ids_logprob",
     "max_tokens": f"{SAMPLING}.max_new_tokens",
     "min_tokens": f"{SAMPLING}.min_new_tokens",
@@ -41,8 +43,29 @@ _NAMES = {
     "structured_outputs.regex": f"{SAMPLING}.regex",
     "structured_outputs.grammar": f"{SAMPLING}.ebnf",
     "model": "lora_path",
-} | {name: f"{SAMPLING}.{name}" for name in SglangSampling.__struct_fields__}
+}
 """This API's names of fields, by those of the fields that APIs share."""
+_OWN_NAMES = {
+    "max_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "seed": "sampling_seed",
+    "structured_outputs.json": "json_schema",
+    "structured_outputs.regex": "regex",
+    "structured_outputs.grammar": "ebnf",
+}
+_SHARED_NAMES = re.compile(rf"\b({'|'.join(map(re.escape, _OWN_NAMES))})\b")
+"""Names in messages that are others here."""
+_PER_PROMPT = (
+    SAMPLING,
+    "rid",
+    "return_logprob",
+    "logprob_start_len",
+    "top_logprobs_num",
+    "lora_path",
+    "cache_salt",
+    "extra_key",
+)
+"""Fields that may be a list, of a value for each prompt."""
 T = TypeVar("T")
 
 
@@ -62,13 +85,22 @@ class SglangGenerate(Dialect):
         arrival = time.monotonic()
         request = self._decoder.decode(body)
         self._unsupported.check_fields(request)
-        sampling = _one(request.sampling_params, SAMPLING) or SglangSampling()
         prompts, batch = self._prompts(request)
+        _check_lists(request, len(prompts))
+        sampling = _one(request.sampling_params, SAMPLING) or SglangSampling()
+        validation.check_streams(len(prompts), max(sampling.n or 1, 1), _prompt_field(request))
         try:
             self._unsupported_sampling.check_fields(sampling)
+        except ApiError as error:
+            error.param = f"{SAMPLING}.{error.param}"
+            raise
+        try:
             plan = self._plan(request, sampling, prompts, info)
         except ApiError as error:
-            error.param = _NAMES.get(error.param or "", error.param)
+            named = error.param or ""
+            own = _NAMES.get(named) or _in_own_names(named)
+            if own != named:
+                error.message, error.param = _in_own_names(error.message), own
             raise
         if plan.constraint is not None:
             field = _NAMES.get(plan.constraint.field, plan.constraint.field)
@@ -92,9 +124,8 @@ class SglangGenerate(Dialect):
         """The prompts, and whether they are a list of them. Raises ApiError."""
         if (request.text is None) == (request.input_ids is None):
             raise ApiError(400, "Exactly one of text and input_ids is needed.", param="text")
-        given, field = (
-            (request.text, "text") if request.input_ids is None else (request.input_ids, "input_ids")
-        )
+        field = _prompt_field(request)
+        given = request.text if field == "text" else request.input_ids
         vocab_size = self._processor.model_info.vocab_size
         prompts = list(parse_prompts(given, vocab_size, field))  # type: ignore[arg-type] # its kinds
         if field == "text":
@@ -116,6 +147,12 @@ class SglangGenerate(Dialect):
         if max_tokens is msgspec.UNSET:
             max_tokens = DEFAULT_MAX_TOKENS
         if max_tokens is not None:
+            if max_tokens < 0:
+                raise refused(
+                    f"max_new_tokens must be at least 0, or null, got {shown(max_tokens)}.",
+                    "max_new_tokens",
+                    max_tokens,
+                )
             max_tokens = min(max_tokens, model_info.max_model_len)
             if max_tokens:
                 validation.check_max_tokens(max_tokens, model_info.max_model_len)
@@ -186,6 +223,27 @@ class SglangGenerate(Dialect):
         return SglangReply(plan.request_id or request_id, plan)
 
 
+def _in_own_names(text: str) -> str:
+    """A message about shared fields in this API's names."""
+    return _SHARED_NAMES.sub(lambda found: _OWN_NAMES[found[0]], text)
+
+
+def _prompt_field(request: SglangRequest) -> str:
+    """Which one has the prompts."""
+    return "text" if request.input_ids is None else "input_ids"
+
+
+def _check_lists(request: SglangRequest, prompts: int) -> None:
+    """Raises ApiError for a list of values that has not one for each prompt."""
+    for field in _PER_PROMPT:
+        given = getattr(request, field)
+        if isinstance(given, list) and len(given) != prompts:
+            allowed = (
+                f"one for each of {prompts} prompts" if prompts > 1 else "one, or no list, for one prompt"
+            )
+            raise ApiError(400, f"{field} is a list of {len(given)} values, not of {allowed}.", param=field)
+
+
 def _one(value: T | list[T] | None, field: str) -> T | None:
     """A value that all prompts share. Raises ApiError for a list of different ones."""
     return _shared(value, field) if isinstance(value, list) else value
@@ -219,8 +277,6 @@ def _rids(request: SglangRequest, prompts: int) -> tuple[str, ...]:
     """The id of each prompt, if there is one for each."""
     if not isinstance(request.rid, list):
         return ()
-    if len(request.rid) != prompts:
-        raise ApiError(400, f"rid has {len(request.rid)} ids for {prompts} prompts.", param="rid")
     if len(set(request.rid)) < prompts:
         raise ApiError(400, "rid has an id twice.", param="rid")
     return tuple(request.rid)

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.generation.request.schemas import Int64, JsonObject, PromptToken, Sampling, about
-from penstock.generation.request.unsupported import MUST_BE_ABSENT, UnsupportedField, absent
+from penstock.generation.request.unsupported import MUST_BE_ABSENT, UnsupportedField, absent, other_names
 from penstock.http.request import MAX_REQUEST_ID
 
 MAX_STOPS = 32
@@ -43,6 +43,13 @@ class SglangSampling(Sampling, kw_only=True):
     structural_tag: str | None = None
     custom_params: JsonObject | None = None
     watermark: Any = None
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    min_tokens: Any = None
+    seed: Any = None
+    include_stop_str_in_output: Any = None
+    structured_outputs: Any = None
+    logprobs: Any = None
 
 
 class SglangRequest(msgspec.Struct, kw_only=True):
@@ -111,6 +118,8 @@ class SglangRequest(msgspec.Struct, kw_only=True):
     max_thinking_tokens: int | None = None
     require_reasoning: bool | None = None
     watermark: Any = None
+    max_new_tokens: Any = None
+    max_tokens: Any = None
 
 
 _NO_MEDIA = "this model takes text alone, so it must be absent"
@@ -138,6 +147,7 @@ UNSUPPORTED = (
     UnsupportedField("session_params", absent, "send the whole prompt, and session_id"),
     UnsupportedField("video_data", absent, _NO_MEDIA),
     UnsupportedField("watermark", absent, MUST_BE_ABSENT),
+    *other_names("sampling_params.max_new_tokens", "max_new_tokens", "max_tokens"),
 )
 UNSUPPORTED_SAMPLING = (
     UnsupportedField("beam_width", lambda value: value == 1, "it must be 1 or absent"),
@@ -145,4 +155,10 @@ UNSUPPORTED_SAMPLING = (
     UnsupportedField("stop_regex", absent, "send stop or regex"),
     UnsupportedField("structural_tag", absent, "send json_schema, regex or ebnf"),
     UnsupportedField("watermark", absent, MUST_BE_ABSENT),
+    *other_names("max_new_tokens", "max_tokens", "max_completion_tokens"),
+    *other_names("min_new_tokens", "min_tokens"),
+    *other_names("sampling_seed", "seed"),
+    *other_names("no_stop_trim", "include_stop_str_in_output"),
+    *other_names("json_schema, regex or ebnf", "structured_outputs"),
+    *other_names("return_logprob and top_logprobs_num, beside sampling_params", "logprobs"),
 )

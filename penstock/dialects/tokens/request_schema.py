@@ -15,7 +15,13 @@ from penstock.generation.request.schemas import (
     VllmSampling,
     about,
 )
-from penstock.generation.request.unsupported import MUST_BE_ABSENT, UnsupportedField, absent
+from penstock.generation.request.unsupported import (
+    COMMON,
+    MUST_BE_ABSENT,
+    UnsupportedField,
+    absent,
+    other_names,
+)
 from penstock.http.request import MAX_REQUEST_ID
 
 _INTERNAL = about("Not used: vLLM's programs add it, and its server sets it.")
@@ -44,6 +50,18 @@ class TokenSampling(VllmSampling, kw_only=True):
     prompt_logprob_start: int | None = None
     trace_decode_token_ids: list[int] | None = None
     extra_args: JsonObject | None = None
+    max_new_tokens: Any = None
+    max_completion_tokens: Any = None
+    min_new_tokens: Any = None
+    sampling_seed: Any = None
+    no_stop_trim: Any = None
+    json_schema: Any = None
+    regex: Any = None
+    ebnf: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_grammar: Any = None
+    guided_choice: Any = None
 
 
 class TokensRequest(msgspec.Struct, kw_only=True):
@@ -112,4 +130,9 @@ UNSUPPORTED_SAMPLING = (
     UnsupportedField("thinking_token_budget", lambda value: value == -1, "it must be -1 or absent"),
     UnsupportedField("trace_decode_token_ids", absent, MUST_BE_ABSENT),
     UnsupportedField("watermarking", absent, "it must be false or absent"),
+    *other_names("max_tokens", "max_new_tokens", "max_completion_tokens"),
+    *other_names("min_tokens", "min_new_tokens"),
+    *other_names("seed", "sampling_seed"),
+    *other_names("include_stop_str_in_output", "no_stop_trim"),
+    *(row for row in COMMON if "write structured_outputs" in row.allowed),
 )

@@ -58,7 +58,7 @@ def parse_prompts(
     if isinstance(prompt, str):
         return (prompt,)
     if not isinstance(prompt[0], int):
-        check_streams(len(prompt), 1)
+        check_streams(len(prompt), 1, field)
     kinds = set(map(type, prompt))
     if len(kinds) > 1:
         raise ApiError(

@@ -193,5 +193,5 @@ def _unknown_refused(unknown: list[UnknownField]) -> ApiError:
     first = unknown[0]
     why = "this server refuses fields it does not know (--strict-requests)"
     if _is_closed(first.owner):
-        why = f"{first.within[:-1]} has {', '.join(first.owner.__struct_encode_fields__)}"
+        why = f"{first.within[:-1] or 'the body'} has {', '.join(first.owner.__struct_encode_fields__)}"
     return ApiError(400, f"{what} {', '.join(told)}{more}; {why}.", param=first.within + shown(first.name))

@@ -37,6 +37,11 @@ def _outputs(field: str, name: str) -> UnsupportedField:
     return UnsupportedField(field, lambda value: False, f'write structured_outputs: {{"{name}": …}}')
 
 
+def other_names(name: str, *others: str) -> tuple[UnsupportedField, ...]:
+    """What other APIs call the field ``name``. Ignored they would have a default hold without a word."""
+    return tuple(UnsupportedField(other, lambda value: False, f"write {name}") for other in others)
+
+
 COMMON = (
     _outputs("ebnf", "grammar"),
     UnsupportedField("ec_transfer_params", absent, MUST_BE_ABSENT),

@@ -178,14 +178,15 @@ def _check_n(n: int, temperature: float) -> None:
         raise ApiError(400, f"n must be 1 when using greedy sampling, got {shown(n)}.", param="n")
 
 
-def check_streams(prompts: int, n: int) -> None:
-    """Raises ApiError if ``prompts`` with ``n`` choices each are too many streams for one request."""
+def check_streams(prompts: int, n: int, field: str = "prompt") -> None:
+    """Raises ApiError if ``prompts`` with ``n`` choices each are too many streams for one request.
+    ``field``: the request's name of the prompts."""
     if prompts * n > MAX_STREAMS:
         raise ApiError(
             400,
-            f"prompt: {prompts} prompts with n={n} are {prompts * n} outputs, at most {MAX_STREAMS} are "
+            f"{field}: {prompts} prompts with n={n} are {prompts * n} outputs, at most {MAX_STREAMS} are "
             "allowed in one request.",
-            param="prompt",
+            param=field,
         )
 
 

@@ -120,6 +120,8 @@ def test_logprobs_are_of_the_output_and_of_the_prompt_from_a_place() -> None:
         ({"return_hidden_states": True}, "return_hidden_states"),
         ({"lora_path": "none"}, "lora_path"),
         ({"rid": ["a", "b"]}, "rid"),
+        ({"sampling_params": {"n": 0}}, "sampling_params.n"),
+        ({"sampling_params": {"json_schema": "{}", "regex": "a"}}, "json_schema and regex"),
         ({"input_ids": [[1], [2]], "rid": ["a", "a"]}, "rid"),
     ],
 )
@@ -127,6 +129,41 @@ def test_what_cannot_be_served_is_refused_by_name(fields: dict[str, Any], param:
     error = error_of(DIALECT.plan, sglang_body(**fields))
     assert param is None or error.param == param
     assert error.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"sampling_params": []}, "sampling_params", "sampling_params is a list of 0 values, not of one"),
+        ({"sampling_params": [{}, {}]}, "sampling_params", "a list of 2 values, not of one, or no list, for"),
+        ({"rid": ["a", "b"]}, "rid", "rid is a list of 2 values, not of one, or no list, for one prompt."),
+        ({"text": ["a", "b"], "lora_path": ["m"]}, "lora_path", "not of one for each of 2 prompts."),
+        ({"input_ids": [[1]] * 5000}, "input_ids", "input_ids: 5000 prompts with n=1 are 5000 outputs"),
+        ({"text": ["a"] * 3000, "sampling_params": {"n": 2}}, "text", "text: 3000 prompts with n=2 are 6000"),
+        (
+            {"sampling_params": {"max_new_tokens": -1}},
+            "sampling_params.max_new_tokens",
+            "max_new_tokens must be at least 0, or null, got -1.",
+        ),
+        (
+            {"sampling_params": {"min_new_tokens": 200}},
+            "sampling_params.min_new_tokens",
+            "min_new_tokens must be less than or equal to max_new_tokens=128, got 200.",
+        ),
+        (
+            {"sampling_params": {"max_tokens": 16}},
+            "sampling_params.max_tokens",
+            "max_tokens is not supported by this server: write max_new_tokens.",
+        ),
+        ({"sampling_params": {"seed": 1}}, "sampling_params.seed", ": write sampling_seed."),
+        ({"sampling_params": {"structured_outputs": {}}}, None, ": write json_schema, regex or ebnf."),
+        ({"max_new_tokens": 16}, "max_new_tokens", ": write sampling_params.max_new_tokens."),
+    ],
+)
+def test_errors_have_this_apis_names(fields: dict[str, Any], param: str | None, message: str) -> None:
+    error = error_of(DIALECT.plan, sglang_body(**fields))
+    assert param is None or error.param == param
+    assert message in error.message
 
 
 def test_events_that_repeat_everything_are_bounded() -> None:

@@ -119,6 +119,25 @@ def test_what_cannot_be_served_is_refused_by_name(fields: dict[str, Any], param:
     assert error.message
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "name"),
+    [
+        ("max_new_tokens", 16, "max_tokens"),
+        ("max_completion_tokens", 16, "max_tokens"),
+        ("min_new_tokens", 1, "min_tokens"),
+        ("sampling_seed", 1, "seed"),
+        ("no_stop_trim", True, "include_stop_str_in_output"),
+        ("regex", "a", 'structured_outputs: {"regex": …}'),
+        ("guided_json", {}, 'structured_outputs: {"json": …}'),
+    ],
+)
+def test_names_of_other_apis_are_refused_with_the_own_one(field: str, value: Any, name: str) -> None:
+    error = error_of(DIALECT.plan, tokens_body({field: value}))
+    assert (error.status, error.param) == (400, f"sampling_params.{field}")
+    assert error.message == f"{field} is not supported by this server: write {name}."
+    assert DIALECT.plan(tokens_body({field: None})).max_tokens is None
+
+
 def test_listed_logprobs_take_the_place_of_the_likeliest() -> None:
     plan = DIALECT.plan(tokens_body({"logprob_token_ids": [7, 5]}))
     assert (plan.logprobs, plan.base.logprobs, plan.base.logprob_token_ids) == (2, 2, (7, 5))

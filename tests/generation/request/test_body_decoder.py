@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.api.routes.operations import AbortRequest
 from penstock.dialects.chat.request_schema import ChatCompletionRequest
 from penstock.dialects.completions.request_schema import CompletionRequest
 from penstock.generation.request.body_decoder import MAX_UNKNOWN_NAMES, BodyDecoder
@@ -234,6 +235,12 @@ def test_an_unknown_constraint_is_refused_with_those_that_are_known(strict: bool
     assert (error.status, error.param) == (400, "structured_outputs.jsn")
     assert "(did you mean 'json'?)" in error.message
     assert "json, json_object, regex, choice, grammar" in error.message
+
+
+def test_a_closed_body_names_its_fields_whether_or_not_the_server_is_strict() -> None:
+    decoder = BodyDecoder(AbortRequest, strict=False)
+    error = error_of(decoder.decode, b'{"rids": ["a"]}')
+    assert error.message == "Unknown field 'rids'; the body has request_ids, prefix, all."
 
 
 @given(
