@@ -97,7 +97,7 @@ class GenerationRoutes:
         self._engine_client = context.engine_client
         self._streams = context.streams
         self._grammars = GrammarChecker()
-        self._sender = TimeSlicedSender()
+        self._sender = TimeSlicedSender(context.turns)
         self._large = large
         self._look_ups = asyncio.Semaphore(MAX_LOOK_UPS)
         self.draining = False

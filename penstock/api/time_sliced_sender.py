@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Iterator
 
 from penstock.api.api_request import ApiRequest
+from penstock.generation.replies.turns import Turns, next_turn
 from penstock.http.request import JSON
 
-TURN_S = 0.002
-"""Time to format pieces before other work runs."""
 WHOLE_BYTES = 256 * 1024
 """Replies up to this size are sent at once, with their length; larger ones in chunks, as the client reads."""
 
 
 class TimeSlicedSender:
-    """The large replies of one process. They take turns: one turn in each round of the event loop."""
+    """The large replies of one process, which take turns."""
 
-    def __init__(self) -> None:
-        self._turn = asyncio.Lock()
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
 
     async def send_json(self, request: ApiRequest, pieces: Iterator[bytes]) -> None:
         """Send a reply whose body is ``pieces``; gives up if the client disconnects."""
-        body, ended = _next_turn(pieces)
+        body, ended = next_turn(pieces)
         connection: _Connection | None = None
         while not ended:
-            async with self._turn:
-                more, ended = _next_turn(pieces)
-                await asyncio.sleep(0)
+            more, ended = await self._turns.next(pieces)
             body += more
             if len(body) <= WHOLE_BYTES or request.http.version == "1.0":
                 continue
@@ -58,9 +53,7 @@ class TimeSlicedSender:
         http.sink.listen(connection)
         await http.begin(200, [(b"content-type", kind), (b"content-length", b"%d" % size)])
         while not connection.lost:
-            async with self._turn:
-                piece = next(pieces, None)
-                await asyncio.sleep(0)
+            piece = await self._turns.one(pieces)
             if piece is None:
                 await http.finish()
                 return
@@ -80,14 +73,3 @@ class _Connection:
 
     def on_resume(self) -> None:
         pass
-
-
-def _next_turn(pieces: Iterator[bytes]) -> tuple[bytearray, bool]:
-    """As many pieces as there is time for, and whether they were the last."""
-    body = bytearray()
-    due = time.monotonic() + TURN_S
-    for piece in pieces:
-        body += piece
-        if time.monotonic() >= due:
-            return body, False
-    return body, True

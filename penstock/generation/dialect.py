@@ -100,8 +100,7 @@ class ReplyFormat(ABC):
     from block to block, and the format makes the first event and the last one of a choice."""
 
     collects: ClassVar[bool] = False
-    """Whether the events of a reply that is not streamed are made, and dropped: so its rows are formatted as
-    they arrive, and :meth:`keep` and :meth:`whole` have little to do."""
+    """Whether the rows of a reply that is not streamed go to :meth:`collect` as they arrive."""
     usage_first: ClassVar[bool] = False
     """Whether the opening event of a choice has the usage."""
     stream_kind: ClassVar[StreamKind] = EVENT_STREAM
@@ -173,6 +172,10 @@ class ReplyFormat(ABC):
         return b""
 
     # -- replies that are not streamed
+
+    def collect(self, index: int, content: EventContent) -> None:
+        """What a row has added to choice ``index``, if the format ``collects``."""
+        raise NotImplementedError
 
     @abstractmethod
     def whole(self, reply: CollectedReply) -> Iterator[bytes]:

@@ -242,7 +242,9 @@ class Database:
 
     def put(self, response: StoredResponse) -> None:
         """Add a response; one that is still generated gets events, and its end, later. Raises StoreError."""
-        ids = [item.id for item in (*outputs_of(response), *inputs_of(response)) if item.id]
+        known = response.output_ids
+        outputs = [item.id for item in outputs_of(response) if item.id] if known is None else known
+        ids = [*outputs, *(item.id for item in inputs_of(response) if item.id)]
         size = ROW_BYTES + len(response.body) + len(response.input) + ITEM_BYTES * len(ids)
         if size > self._most_bytes:
             raise StoreError(

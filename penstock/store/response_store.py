@@ -110,6 +110,8 @@ class ResponseStore:
         self._data_version = 0
         self._waiters: set[asyncio.Future[None]] = set()
         self._poll: asyncio.TimerHandle | None = None
+        self.one_long = asyncio.Lock()
+        """Whoever makes and puts a body of megabytes has this for as long: the memory of one is enough."""
         self._thread = threading.Thread(target=self._work, name="response store", daemon=True)
         # -- in the thread
         self._next_housekeeping = 0.0

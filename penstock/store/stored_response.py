@@ -27,3 +27,6 @@ class StoredResponse(msgspec.Struct, gc=False):
     previous_id: str | None
     """The response that it continues."""
     model: str
+    output_ids: tuple[str, ...] | None = None
+    """Ids of the items of the body's output, if they are known: to look for them in a long body takes long.
+    The store does not keep them."""

@@ -1,12 +1,13 @@
 """The output of a response: pieces of text, reasoning and calls become items, one after the other.
 
 A streamed reply sends the events that the methods return, a whole reply drops them: so both have the same
-items.
+items. Events come in pieces, which are made when they are asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -41,7 +42,7 @@ class OutputOptions(NamedTuple):
 
 
 class Output:
-    """The items of one response. All methods that return bytes return events."""
+    """The items of one response."""
 
     __slots__ = ("_id", "_logprobs", "_options", "_record", "closed", "open")
 
@@ -51,60 +52,55 @@ class Output:
         self._record = record
         self._options = options
         self._logprobs = TextLogprobs()
-        self.closed: list[bytes] = []
-        """Items as JSON."""
+        self.closed: list[OutputItem] = []
         self.open: OutputItem | None = None
 
-    def add(self, delta: Delta, logprobs: TokenLogprobs | None = None) -> bytes:
-        events = []
-        for piece, entries in zip(
-            delta.pieces, self._logprobs.entries_by_piece(delta, logprobs), strict=True
-        ):
+    def add(self, delta: Delta, logprobs: TokenLogprobs | None = None) -> Iterator[bytes]:
+        """The events of what is next in the output. ``logprobs``: of the tokens that came with it."""
+        events: list[Iterable[bytes]] = []
+        for piece, scored in zip(delta.pieces, self._logprobs.by_piece(delta, logprobs), strict=True):
             if isinstance(piece, CallDelta):
                 events.append(self._add_call(piece))
             elif piece.reasoning:
                 events.append(self._add_reasoning(piece.text))
             else:
-                events.append(self._add_text(piece.text, entries))
-        return b"".join(events)
+                events.append(self._add_text(piece.text, scored))
+        return chain.from_iterable(events)
 
-    def add_text(self, text: bytes, logprobs: TokenLogprobs | None) -> bytes:
-        """Output that is text alone, JSON-escaped."""
-        if logprobs is not None:
-            return self.add_escaped(text, self._logprobs.entries(logprobs))
-        return self.add_escaped(text) if text else b""
-
-    def _add_text(self, text: str, logprobs: bytes | None) -> bytes:
+    def _add_text(self, text: str, logprobs: TokenLogprobs | None) -> Iterable[bytes]:
         """White space between items is no text of either."""
         if not isinstance(self.open, MessageItem) and (self.open is not None or self.closed):
             text = text.lstrip()
-        return self.add_escaped(escape_json(text), logprobs) if text else b""
+        return self.add_text(escape_json(text), logprobs) if text else ()
 
-    def add_escaped(self, text: bytes, logprobs: bytes | None = None) -> bytes:
-        """``text``: JSON-escaped; ``logprobs``: of its tokens, as a JSON list."""
-        opening = b""
+    def add_text(self, text: bytes, logprobs: TokenLogprobs | None) -> Iterable[bytes]:
+        """As :meth:`add`, of text, which is JSON-escaped."""
+        if not text and logprobs is None:
+            return ()
+        opening: Iterable[bytes] = ()
         if not isinstance(self.open, MessageItem):
             opening = self._open(MessageItem(self._new_id(MessageItem), len(self.closed) + bool(self.open)))
         item = self.open
         assert isinstance(item, MessageItem)
-        return opening + self._delta(
-            text, item.PLAIN_TAIL if logprobs is None else item.add_logprobs(logprobs)
-        )
+        if logprobs is None:
+            return chain(opening, self._delta(text, item.PLAIN_TAIL))
+        item.logprobs.add(logprobs)
+        return chain(opening, self._delta(text, b',"logprobs":'), logprobs.entries(), (b"}\n\n",))
 
-    def _add_reasoning(self, text: str) -> bytes:
-        opening = b""
+    def _add_reasoning(self, text: str) -> Iterable[bytes]:
+        opening: Iterable[bytes] = ()
         if not isinstance(self.open, ReasoningItem):
             text = text.lstrip()
             if not text:
-                return b""
+                return ()
             kind = SummaryItem if self._options.summary else ReasoningItem
             number = len(self.closed) + bool(self.open)
             opening = self._open(kind(self._new_id(kind), number, sealed=self._options.sealed))
         assert self.open is not None
-        return opening + self._delta(escape_json(text), self.open.PLAIN_TAIL)
+        return chain(opening, self._delta(escape_json(text), self.open.PLAIN_TAIL))
 
-    def _add_call(self, call: CallDelta) -> bytes:
-        opening = b""
+    def _add_call(self, call: CallDelta) -> Iterable[bytes]:
+        opening: Iterable[bytes] = ()
         if call.name is not None:
             tool = self._options.called.get(call.name) or CallItemTool(call.name)
             kind = CustomCallItem if call.custom else FunctionCallItem
@@ -116,21 +112,36 @@ class Output:
         assert self.open is not None
         if not call.arguments:
             return opening
-        return opening + self._delta(escape_json(call.arguments), self.open.PLAIN_TAIL)
+        return chain(opening, self._delta(escape_json(call.arguments), self.open.PLAIN_TAIL))
 
-    def finish(self, *, cut: bool) -> bytes:
+    def finish(self, *, cut: bool) -> Iterable[bytes]:
         """The output has ended; ``cut``: by max_output_tokens."""
-        opening = b""
+        opening: Iterable[bytes] = ()
         if self.open is None and not self.closed:  # clients look for a message
             opening = self._open(MessageItem(self._new_id(MessageItem), 0))
-        return opening + self._close(INCOMPLETE if cut else COMPLETED)
+        return chain(opening, self._close(INCOMPLETE if cut else COMPLETED))
 
-    def items(self) -> bytes:
-        """All items as JSON, separated by commas; an open one as incomplete."""
-        items = self.closed
+    def items(self) -> Iterator[bytes]:
+        """All items as JSON, separated by commas, in pieces; an open one as incomplete."""
+        for number, item in enumerate(self.closed):
+            if number:
+                yield b","
+            yield from item.json(item.status, item.text)
         if self.open is not None:
-            items = [*items, self.open.json(INCOMPLETE, bytes(self._record.text))]
-        return b",".join(items)
+            if self.closed:
+                yield b","
+            yield from self.open.json(INCOMPLETE, bytes(self._record.text))
+
+    def ids(self) -> tuple[str, ...]:
+        """Ids of all items."""
+        items = self.closed if self.open is None else [*self.closed, self.open]
+        return tuple(item.id.decode() for item in items)
+
+    @property
+    def candidates(self) -> int:
+        """Logprobs of all items."""
+        items = (*self.closed, self.open)
+        return sum(item.logprobs.candidates for item in items if isinstance(item, MessageItem))
 
     # -- items
 
@@ -138,46 +149,45 @@ class Output:
         """An id by which the store finds the item's response."""
         return f"{kind.prefix}_{self._id}{len(self.closed) + bool(self.open):04x}"
 
-    def _open(self, item: OutputItem) -> bytes:
-        closing = self._close(COMPLETED)
-        self.open = item
+    def _open(self, item: OutputItem) -> Iterable[bytes]:
         events = [
-            closing,
+            self._close(COMPLETED),
             self._item_event(b"response.output_item.added", item, item.json(IN_PROGRESS, None)),
         ]
+        self.open = item
         if item.part_events is not None:
-            events.append(self._part_event(item.part_events[0], item, b""))
-        return b"".join(events)
+            events.append(self._part_event(item.part_events[0], item, item.part(None)))
+        return chain.from_iterable(events)
 
-    def _close(self, status: bytes) -> bytes:
+    def _close(self, status: bytes) -> Iterable[bytes]:
         item = self.open
         if item is None:
-            return b""
-        events = []
-        text = bytes(self._record.text)
-        events.append(self.event(item.done_event, b"%b,%b" % (item.where, item.done_fields(text))))
-        if item.part_events is not None:
-            events.append(self._part_event(item.part_events[1], item, text))
+            return ()
+        item.status, item.text = status, bytes(self._record.text)
         self._record.text.clear()
         self.open = None
-        self.closed.append(item.json(status, text))
-        events.append(self._item_event(b"response.output_item.done", item, self.closed[-1]))
-        return b"".join(events)
+        self.closed.append(item)
+        events = [self.event(item.done_event, item.where + b",", item.done_fields())]
+        if item.part_events is not None:
+            events.append(self._part_event(item.part_events[1], item, item.part(item.text)))
+        events.append(self._item_event(b"response.output_item.done", item, item.json(status, item.text)))
+        return chain.from_iterable(events)
 
     # -- events
 
-    def event(self, name: bytes, fields: bytes) -> bytes:
-        """``fields``: the members of the event's JSON object."""
+    def event(self, name: bytes, start: bytes, rest: Iterable[bytes]) -> Iterable[bytes]:
+        """``start``, ``rest``: the members of the event's JSON object."""
         number = self._record.number
         self._record.number = number + 1
-        return b'event: %b\ndata: {"type":"%b","sequence_number":%d,%b}\n\n' % (name, name, number, fields)
+        head = b'event: %b\ndata: {"type":"%b","sequence_number":%d,%b' % (name, name, number, start)
+        return chain((head,), rest, (b"}\n\n",))
 
-    def _delta(self, text: bytes, tail: bytes) -> bytes:
+    def _delta(self, text: bytes, tail: bytes) -> Iterable[bytes]:
         assert self.open is not None
-        return self._record.event(self.open.head, text, tail)
+        return (self._record.event(self.open.head, text, tail),)
 
-    def _item_event(self, name: bytes, item: OutputItem, json: bytes) -> bytes:
-        return self.event(name, b'"output_index":%d,"item":%b' % (item.index, json))
+    def _item_event(self, name: bytes, item: OutputItem, json: Iterable[bytes]) -> Iterable[bytes]:
+        return self.event(name, b'"output_index":%d,"item":' % item.index, json)
 
-    def _part_event(self, name: bytes, item: OutputItem, text: bytes) -> bytes:
-        return self.event(name, b'%b,"part":%b' % (item.where, item.part(text)))
+    def _part_event(self, name: bytes, item: OutputItem, part: Iterable[bytes]) -> Iterable[bytes]:
+        return self.event(name, item.where + b',"part":', part)

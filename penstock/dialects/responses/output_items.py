@@ -1,17 +1,20 @@
 """The output items of a response while they are written: their JSON, and the events that tell of them.
 
 Text stays JSON-escaped from the token to the final object. A text event is ``head + text``, the sequence
-number and ``tail``: no encoder runs for it, and most are written by columns.
+number and ``tail``: no encoder runs for it, and most are written by columns. JSON is made in pieces, when it
+is asked for: a message with its logprobs can have tens of megabytes.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import ClassVar
 
 import msgspec
 
 from penstock.dialects.responses.reasoning_content import seal_reasoning
+from penstock.generation.replies.logprobs import KeptLogprobs
 from penstock.http.errors import encode_json
 from penstock.streaming.token_table import escape_json
 
@@ -21,9 +24,9 @@ IN_PROGRESS, COMPLETED, INCOMPLETE = b"in_progress", b"completed", b"incomplete"
 
 
 class OutputItem(ABC):
-    """One item. ``text``: all of its text, JSON-escaped."""
+    """One item. ``text``: all of its text, JSON-escaped; None before it has any."""
 
-    __slots__ = ("head", "id", "index", "where")
+    __slots__ = ("head", "id", "index", "status", "text", "where")
 
     prefix: ClassVar[str]
     """Prefix of the item's id."""
@@ -40,22 +43,25 @@ class OutputItem(ABC):
         """``index``: in the response's output."""
         self.id = id.encode()
         self.index = index
+        self.status = IN_PROGRESS
+        self.text = b""
+        """Of a closed item."""
         self.where = b'"item_id":"%b","output_index":%d%b' % (self.id, index, self.part_place)
         name = self.delta_event
         self.head = b'event: %b\ndata: {"type":"%b",%b,"delta":"' % (name, name, self.where)
         """What precedes the text in a text event."""
 
     @abstractmethod
-    def json(self, status: bytes, text: bytes | None) -> bytes:
-        """The item; ``text``: None before its part is added."""
+    def json(self, status: bytes, text: bytes | None) -> Iterator[bytes]:
+        """The item, in pieces; without ``text``: before its part is added."""
 
-    def part(self, text: bytes) -> bytes:
-        """The item's only part, if it has parts."""
+    def part(self, text: bytes | None) -> Iterator[bytes]:
+        """The item's only part, if it has parts, in pieces."""
         raise AssertionError(f"{self.prefix} items have no parts")
 
-    def done_fields(self, text: bytes) -> bytes:
-        """The fields of ``done_event`` after the item's place."""
-        return b'"%b":"%b"' % (self.text_field, text)
+    def done_fields(self) -> Iterator[bytes]:
+        """The fields of the closed item's ``done_event`` after its place, in pieces."""
+        yield b'"%b":"%b"' % (self.text_field, self.text)
 
     PLAIN_TAIL: ClassVar[bytes] = b"}\n\n"
     """What follows the sequence number in a text event."""
@@ -64,7 +70,7 @@ class OutputItem(ABC):
 class MessageItem(OutputItem):
     """Text."""
 
-    __slots__ = ("_logprobs",)
+    __slots__ = ("logprobs",)
 
     prefix = "msg"
     delta_event, done_event = b"response.output_text.delta", b"response.output_text.done"
@@ -74,32 +80,25 @@ class MessageItem(OutputItem):
 
     def __init__(self, id: str, index: int) -> None:
         super().__init__(id, index)
-        self._logprobs: list[bytes] = []
+        self.logprobs = KeptLogprobs()
 
-    def add_logprobs(self, entries: bytes) -> bytes:
-        """Add logprobs of the next tokens, as a JSON list. Returns the tail of their event."""
-        self._logprobs.append(entries[1:-1])
-        return b',"logprobs":%b}\n\n' % entries
+    def json(self, status: bytes, text: bytes | None) -> Iterator[bytes]:
+        yield b'{"id":"%b","type":"message","status":"%b","role":"assistant","content":[' % (self.id, status)
+        if text is not None:
+            yield from self.part(text)
+        yield b"]}"
 
-    def _all_logprobs(self) -> bytes:
-        return b"[%b]" % b",".join(self._logprobs)
+    def part(self, text: bytes | None) -> Iterator[bytes]:
+        yield b'{"type":"output_text","annotations":[],"logprobs":'
+        if text is None:
+            yield b'[],"text":""}'
+            return
+        yield from self.logprobs.entries()
+        yield b',"text":"%b"}' % text
 
-    def json(self, status: bytes, text: bytes | None) -> bytes:
-        content = b"" if text is None else self.part(text)
-        return b'{"id":"%b","type":"message","status":"%b","role":"assistant","content":[%b]}' % (
-            self.id,
-            status,
-            content,
-        )
-
-    def part(self, text: bytes) -> bytes:
-        return b'{"type":"output_text","annotations":[],"logprobs":%b,"text":"%b"}' % (
-            self._all_logprobs(),
-            text,
-        )
-
-    def done_fields(self, text: bytes) -> bytes:
-        return b'"text":"%b","logprobs":%b' % (text, self._all_logprobs())
+    def done_fields(self) -> Iterator[bytes]:
+        yield b'"text":"%b","logprobs":' % self.text
+        yield from self.logprobs.entries()
 
 
 class ReasoningItem(OutputItem):
@@ -118,13 +117,13 @@ class ReasoningItem(OutputItem):
         super().__init__(id, index)
         self._sealed = sealed
 
-    def json(self, status: bytes, text: bytes | None) -> bytes:
-        part = b"" if text is None else self.part(text)
+    def json(self, status: bytes, text: bytes | None) -> Iterator[bytes]:
+        part = b"" if text is None else b"".join(self.part(text))
         sealed = b""
         if self._sealed:
             value = None if text is None else seal_reasoning(unescape_json(text))
             sealed = b',"encrypted_content":%b' % encode_json(value)
-        return b'{"id":"%b","type":"reasoning","status":"%b",%b%b}' % (
+        yield b'{"id":"%b","type":"reasoning","status":"%b",%b%b}' % (
             self.id,
             status,
             self._parts(part),
@@ -134,8 +133,8 @@ class ReasoningItem(OutputItem):
     def _parts(self, part: bytes) -> bytes:
         return b'"summary":[],"content":[%b]' % part
 
-    def part(self, text: bytes) -> bytes:
-        return b'{"type":"%b","text":"%b"}' % (self.part_type, text)
+    def part(self, text: bytes | None) -> Iterator[bytes]:
+        yield b'{"type":"%b","text":"%b"}' % (self.part_type, text or b"")
 
 
 class SummaryItem(ReasoningItem):
@@ -170,8 +169,8 @@ class FunctionCallItem(OutputItem):
         if namespace is not None:
             self._name += b',"namespace":"%b"' % escape_json(namespace)
 
-    def json(self, status: bytes, text: bytes | None) -> bytes:
-        return b'{"id":"%b","type":"%b","status":"%b",%b,"%b":"%b"}' % (
+    def json(self, status: bytes, text: bytes | None) -> Iterator[bytes]:
+        yield b'{"id":"%b","type":"%b","status":"%b",%b,"%b":"%b"}' % (
             self.id,
             self.item_type,
             status,

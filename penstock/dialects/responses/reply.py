@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -16,6 +18,7 @@ from penstock.generation.parsers.delta import TextKind
 from penstock.generation.replies.collected import CollectedReply
 from penstock.generation.replies.reply import ABORT, RequestReply
 from penstock.generation.replies.token_usage import TokenUsage
+from penstock.generation.replies.turns import Turns
 from penstock.http.errors import encode_json
 from penstock.store.response_store import ResponseStore
 from penstock.store.stored_response import StoredResponse
@@ -24,6 +27,8 @@ from penstock.streaming.stream import StreamError
 from penstock.streaming.weight_spans import WeightSpan
 from penstock.wire.messages import KVTransferParams
 
+SHORT_CANDIDATES = 2048
+"""Logprobs of a response whose JSON is made at once: about 1 ms."""
 _CUT = {b"length": b"max_output_tokens", ABORT: ABORT}
 """Reasons why a response is incomplete, by its finish reason."""
 _ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
@@ -79,8 +84,8 @@ class ResponsesReply(ReplyFormat):
         self._created_at = int(time.time())
         self._output = Output(fields.id, self.record, fields.options)
         self._started = False
-        self._final: tuple[bytes, bytes] | None = None
-        """The last event's name and the finished response."""
+        self._final: tuple[bytes, Callable[[], Iterator[bytes]]] | None = None
+        """The last event's name, and what gives the finished response in pieces."""
 
     # -- events
 
@@ -97,35 +102,43 @@ class ResponsesReply(ReplyFormat):
         if self._started:
             return b""
         self._started = True
-        running = b'"response":%b' % self._object(b"in_progress")
-        events = b"" if self._fields.background else self._output.event(b"response.created", running)
-        return events + self._output.event(b"response.in_progress", running)
+        running = b"".join(self._object(b"in_progress"))
+        events = b"" if self._fields.background else self._response_event(b"response.created", running)
+        return events + self._response_event(b"response.in_progress", running)
 
     def event(self, index: int, content: EventContent) -> bytes:
+        return b"".join(self._add(content))
+
+    def collect(self, index: int, content: EventContent) -> None:
+        self._add(content)  # its events are not made
+
+    def _add(self, content: EventContent) -> Iterable[bytes]:
         output = self._output
         if content.delta is not None:
-            events = output.add(content.delta, content.logprobs)
+            events: Iterable[bytes] = output.add(content.delta, content.logprobs)
         else:
             events = output.add_text(content.text, content.logprobs)
         if content.finish_reason is not None:
-            events += output.finish(cut=content.finish_reason in _CUT)
+            return chain(events, output.finish(cut=content.finish_reason in _CUT))
         return events
 
     def end(self, usage: TokenUsage | None) -> bytes:
         assert self._final is not None, "keep comes first"
         name, response = self._final
-        return self._output.event(name, b'"response":%b' % response)
+        return self._response_event(name, *response())
+
+    def _response_event(self, name: bytes, *response: bytes) -> bytes:
+        """``response``: its JSON, in pieces."""
+        return b"".join(self._output.event(name, b'"response":', response))
 
     def error(self, error: StreamError) -> bytes:
         opening = self.first(0, None, None)
         code = _ERROR_CODES.get(error.status, "server_error")
         shown = {"code": code, "message": error.message, "type": error.code, "param": error.param}
-        response = self._object(b"failed", error=encode_json(shown))
-        if not self._fields.background:
-            stored = self._put(b"failed", response)
-            if stored is not None:
-                stored.add_done_callback(_ignore)
-        return opening + self._output.event(b"response.failed", b'"response":%b' % response)
+        response = b"".join(self._object(b"failed", error=encode_json(shown)))
+        if self._store is not None and not self._fields.background:
+            self._store.put(self._entry(b"failed", response)).add_done_callback(_ignore)
+        return opening + self._response_event(b"response.failed", response)
 
     # -- the end
 
@@ -133,7 +146,8 @@ class ResponsesReply(ReplyFormat):
         [choice] = reply.choices
         cut = _CUT.get(choice.finish_reason)
         status = b"completed" if cut is None else b"incomplete"
-        response = self._object(
+        response = partial(
+            self._object,
             status,
             completed_at=b"%d" % time.time() if cut is None else b"null",
             incomplete=b"null" if cut is None else b'{"reason":"%b"}' % cut,
@@ -142,14 +156,24 @@ class ResponsesReply(ReplyFormat):
             versions=choice.weight_versions,
         )
         self._final = b"response." + status, response
-        return None if self._fields.background else self._put(status, response)
+        if self._store is None or self._fields.background:
+            return None
+        if self._output.candidates > SHORT_CANDIDATES:
+            return asyncio.ensure_future(self._put_long(self._store, status, response, reply.context.turns))
+        body = b"".join(response())
+        self._final = self._final[0], partial(iter, (body,))
+        return self._store.put(self._entry(status, body))
 
     def whole(self, reply: CollectedReply) -> Iterator[bytes]:
         assert self._final is not None, "keep comes first"
-        yield self._final[1]
+        yield from self._final[1]()
 
-    def _put(self, status: bytes, response: bytes) -> asyncio.Future[None] | None:
-        return None if self._store is None else self._store.put(self._entry(status, response))
+    async def _put_long(
+        self, store: ResponseStore, status: bytes, response: Callable[[], Iterator[bytes]], turns: Turns
+    ) -> None:
+        """Store a response that is too long to be made at once."""
+        async with store.one_long:
+            await store.put(self._entry(status, await turns.joined(response())))
 
     def _entry(self, status: bytes, response: bytes) -> StoredResponse:
         fields = self._fields
@@ -162,14 +186,16 @@ class ResponsesReply(ReplyFormat):
             input=fields.input,
             previous_id=fields.previous_id,
             model=self.model,
+            output_ids=self._output.ids(),
         )
 
     def background_entry(self) -> StoredResponse | None:
-        return self._entry(b"queued", self._object(b"queued")) if self._fields.background else None
+        body = b"".join(self._object(b"queued"))
+        return self._entry(b"queued", body) if self._fields.background else None
 
     def queued(self) -> bytes:
-        queued = b'"response":%b' % self._object(b"queued")
-        return self._output.event(b"response.created", queued) + self._output.event(
+        queued = b"".join(self._object(b"queued"))
+        return self._response_event(b"response.created", queued) + self._response_event(
             b"response.queued", queued
         )
 
@@ -185,18 +211,13 @@ class ResponsesReply(ReplyFormat):
         usage: bytes = b"null",
         transfer: KVTransferParams | None = None,
         versions: Sequence[WeightSpan] | None = None,
-    ) -> bytes:
-        return (
+    ) -> Iterator[bytes]:
+        yield (
             b'{"id":"%b","object":"response","created_at":%d,"status":"%b","completed_at":%b,"error":%b,'
-            b'"incomplete_details":%b,"output":[%b],"usage":%b%b%b,%b}'
-        ) % (
-            self.id.encode(),
-            self._created_at,
-            status,
-            completed_at,
-            error,
-            incomplete,
-            self._output.items(),
+            b'"incomplete_details":%b,"output":['
+        ) % (self.id.encode(), self._created_at, status, completed_at, error, incomplete)
+        yield from self._output.items()
+        yield b'],"usage":%b%b%b,%b}' % (
             usage,
             b"" if transfer is None else b',"kv_transfer_params":' + transfer,
             b"" if versions is None else b',"weight_versions":' + encode_json(versions),

@@ -32,15 +32,15 @@ class TextLogprobs:
         """Whether they may be those of a call, whose arguments may have any text."""
         self._detokenizer: Detokenizer | None = None
 
-    def entries_by_piece(self, delta: Delta, logprobs: TokenLogprobs | None) -> list[bytes | None]:
-        """For each piece of ``delta`` the logprobs of its tokens as a JSON list; None for what is no text.
-        ``logprobs``: of the tokens that came with it."""
+    def by_piece(self, delta: Delta, logprobs: TokenLogprobs | None) -> list[TokenLogprobs | None]:
+        """For each piece of ``delta`` the logprobs of its tokens; None for what is no text. ``logprobs``: of
+        the tokens that came with it."""
         if logprobs is None:
             return [None] * len(delta.pieces)
         self._add(logprobs)
-        found: list[bytes | None] = []
+        found: list[TokenLogprobs | None] = []
         for piece in delta.pieces:
-            entries = None
+            taken = None
             if isinstance(piece, CallDelta):
                 self._after_call = True
                 if len(delta.pieces) == 1:
@@ -52,22 +52,12 @@ class TextLogprobs:
                 if start < 0 and len(delta.pieces) == 1:  # the text of its tokens is not known
                     start = 0
                 if start >= 0:
-                    entries = self._take(start, start + len(piece.text))
+                    taken = self._take(start, start + len(piece.text))
                     self._after_call = False
                 if piece.reasoning:
-                    entries = None
-            found.append(entries)
+                    taken = None
+            found.append(taken)
         return found
-
-    def entries(self, logprobs: TokenLogprobs) -> bytes:
-        """Where all further output is text: those of tokens that came, after those of a character whose
-        first ones came before."""
-        complete = sum(begin < len(self._text) for begin in self._begins)
-        self._forget(complete, len(self._text))
-        self._add(logprobs)
-        assert self._kept is not None
-        kept, self._kept, self._begins, self._text = self._kept, None, [], ""
-        return b"".join(kept.entries())
 
     def _add(self, logprobs: TokenLogprobs) -> None:
         if self._detokenizer is None:
@@ -84,7 +74,7 @@ class TextLogprobs:
             logprobs = logprobs._replace(ids=ids, values=values)
         self._kept = logprobs
 
-    def _take(self, start: int, end: int) -> bytes | None:
+    def _take(self, start: int, end: int) -> TokenLogprobs | None:
         """Take the logprobs of tokens that begin within a part of the text; those before it are dropped."""
         before = sum(begin < start for begin in self._begins)
         after = sum(begin < end for begin in self._begins)
@@ -92,7 +82,7 @@ class TextLogprobs:
         part = slice(before, after)
         taken = self._kept._replace(ids=self._kept.ids[part], values=self._kept.values[part])
         self._forget(after, end)
-        return b"".join(taken.entries()) if after > before else None
+        return taken if after > before else None
 
     def _forget(self, count: int, end: int) -> None:
         """Forget the first tokens, and the text before ``end``."""

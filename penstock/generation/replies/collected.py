@@ -42,7 +42,7 @@ class CollectedReply(RequestReply):
         if choice.logprobs is not None:
             choice.logprobs.add(tokens, logprobs)
         if self.format.collects:
-            self.format.event(stream.index, _content(choice, text))
+            self.format.collect(stream.index, _content(choice, text))
         else:
             choice.text += text.encode()
         if self.plan.kept is not None and logprobs is not None:

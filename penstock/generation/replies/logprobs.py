@@ -292,6 +292,34 @@ class TokenLogprobs(NamedTuple):
             yield self.places.next(self.ids[start : start + PIECE_CANDIDATES, 0].tolist())
 
 
+class KeptLogprobs:
+    """Logprobs of consecutive tokens of a choice that came in parts, as columns."""
+
+    __slots__ = ("_columns", "_first")
+
+    def __init__(self) -> None:
+        self._first: TokenLogprobs | None = None
+        self._columns = _Columns(1)
+
+    def add(self, logprobs: TokenLogprobs) -> None:
+        """Add the next tokens; all have as many candidates."""
+        if self._first is None:
+            self._first, self._columns = logprobs, _Columns(logprobs.ids.shape[1])
+        self._columns.add(logprobs.ids, logprobs.values)
+
+    @property
+    def candidates(self) -> int:
+        """How many there are of all tokens."""
+        return len(self._columns) * self._columns.width
+
+    def entries(self) -> Iterator[bytes]:
+        """A JSON list with an object per token, in pieces."""
+        if self._first is None:
+            return iter((b"[]",))
+        ids, values = self._columns.arrays()
+        return self._first._replace(ids=ids, values=values).entries()
+
+
 class LogprobCollector:
     """Logprobs of one choice that were not sent yet. ``alternatives``: number of candidates per token in
     addition to the sampled one."""

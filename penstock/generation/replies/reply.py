@@ -26,6 +26,7 @@ from penstock.generation.replies.parsed_output import ParsedOutput
 from penstock.generation.replies.routed_experts import check_routes
 from penstock.generation.replies.text_places import TextPlaces
 from penstock.generation.replies.token_usage import TokenUsage, count_usage
+from penstock.generation.replies.turns import Turns
 from penstock.streaming.assembler import Assembler, RowText
 from penstock.streaming.engine_faults import INVALID_LOGPROBS, INVALID_TRANSFER, InvalidOutputError
 from penstock.streaming.output_processor import OutputProcessor
@@ -204,6 +205,7 @@ class RequestContext:
     """Called once per reply with its outcome: stop, length, error, refused, abort or cut."""
     max_backlog: int
     """Maximum number of bytes that wait for one client."""
+    turns: Turns = field(default_factory=Turns)
 
 
 class RequestReply(ABC):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,11 +19,15 @@ from penstock.dialects.responses.reasoning_content import open_reasoning
 from penstock.dialects.responses.reply import ResponsesReply
 from penstock.generation.dialect import EventContent
 from penstock.generation.prompt.chat_template import ChatTemplate
+from penstock.generation.replies import turns
+from penstock.generation.replies.logprobs import PIECE_CANDIDATES, TokenLogprobs
 from penstock.streaming.stream import StreamError
+from penstock.wire.arrays import F32, I32
 from penstock.wire.frames import FinishReason
 from tests.dialects.responses.reading import events_of, final_response
 from tests.generation.planning import tiny_input_processor, tiny_tokenizer
 from tests.generation.replying import Desk, in_loop, tables_of
+from tests.store.stores import opened
 
 AGENT_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
@@ -230,6 +236,78 @@ def test_plain_text_asks_the_format_for_few_events(monkeypatch: pytest.MonkeyPat
     assert len(deltas) > 8
     assert len(asked) == 2, "the first text and the end"
     assert final_response(events)["output"][0]["content"][0]["text"].startswith("Plain text")
+
+
+class Spelled:
+    """How many candidates were spelled: of each piece of JSON."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sizes: list[int] = []
+        spell = TokenLogprobs._entries
+
+        def counted(logprobs: TokenLogprobs, ids: I32, values: F32) -> bytes:
+            self.sizes.append(ids.size)
+            return spell(logprobs, ids, values)
+
+        monkeypatch.setattr(TokenLogprobs, "_entries", counted)
+
+    def take(self) -> list[int]:
+        sizes, self.sizes = self.sizes, []
+        return sizes
+
+
+def test_logprobs_of_a_whole_reply_are_spelled_once_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    spelled = Spelled(monkeypatch)
+
+    def run() -> None:
+        desk = Desk(tables())
+        plan = dialect().plan(request(tools=[], **LOGPROBS))
+        format = dialect().reply_format(plan, "r")
+        reply = desk.collected(plan, format=format)
+        rows = rows_of(PLAIN * 400, [256])
+        desk.deliver(desk.rows(0, rows, FinishReason.LENGTH, logprobs=True))
+        assert format.keep(reply) is None
+        assert spelled.take() == [], "before the reply is sent"
+        sizes, body = [], b""
+        for piece in format.whole(reply):
+            body += piece
+            sizes.append(sum(spelled.take()))
+        assert max(sizes) <= PIECE_CANDIDATES
+        candidates = 2 * sum(map(len, rows))
+        assert candidates > 4 * PIECE_CANDIDATES
+        assert sum(sizes) == candidates
+        [item] = json.loads(body)["output"]
+        assert len(item["content"][0]["logprobs"]) == candidates // 2
+
+    in_loop(run)
+
+
+def test_a_long_response_is_stored_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spelled = Spelled(monkeypatch)
+    monkeypatch.setattr(turns, "TURN_S", 0)  # a turn has one piece
+
+    async def run() -> None:
+        with opened(tmp_path / "store") as store:
+            keeping = Responses(ServeConfig(), dialect()._processor, store)
+            desk = Desk(tables())
+            plan = keeping.plan(request(tools=[], **LOGPROBS))
+            format = keeping.reply_format(plan, "r")
+            reply = desk.collected(plan, format=format)
+            desk.deliver(desk.rows(0, rows_of(PLAIN * 400, [256]), FinishReason.LENGTH, logprobs=True))
+            kept = format.keep(reply)
+            assert kept is not None
+            rounds = []
+            while not kept.done():
+                rounds.append(sum(spelled.take()))
+                await asyncio.sleep(0)
+            assert 0 < max(rounds) <= PIECE_CANDIDATES < sum(rounds)
+            stored = await store.get(format.id, "")
+            assert stored is not None
+            assert stored.body == b"".join(format.whole(reply))
+            [item] = json.loads(stored.body)["output"]
+            assert await store.items([item["id"]], "")
+
+    asyncio.run(run())
 
 
 PLAIN = "The answer is 42."
