@@ -19,6 +19,7 @@ from penstock.engine.vocabulary import read_vocab_size
 from penstock.supervisor.startup.model_resolution import DEMO_DIR
 from tests.integration.attached import AttachedServer
 from tests.integration.clients import Streams, texts_of
+from tests.integration.control import call
 from tests.integration.server import wait_until
 
 LONG: dict[str, Any] = {"max_tokens": 600, "ignore_eos": True}
@@ -83,6 +84,25 @@ def test_processes_that_attach_are_killed(undisturbed: list[str], tmp_path: Path
         logged(attached, "engine 0 was attached before, and is taken over")
         assert attached.engines[0].poll() is None
         assert attached.server.metric("vllm:num_requests_running") == 0
+
+
+def test_a_pause_keeps_streams_also_over_the_kill_of_a_process_that_attaches(
+    undisturbed: list[str], tmp_path: Path
+) -> None:
+    """Its successor resumes the engine, which is paused again before it gets streams."""
+    with AttachedServer(directory=tmp_path) as attached, httpx.Client(base_url=attached.server.url) as client:
+        with Streams(attached.server.url, BODIES) as streams:
+            streams.until_each_has(3)
+            assert call(client, "/pause?mode=keep")["status"] == 200
+            tokens = attached.server.metric("vllm:generation_tokens_total")
+            attached.server.children("engine")[0].kill()
+            logged(attached, "was attached before, and is taken over")
+            attached.up(2)
+            assert attached.server.metric("vllm:generation_tokens_total") <= tokens
+            assert (streams.running, streams.failures) == (len(BODIES), [])
+            assert call(client, "/resume")["status"] == 200
+            streams.until_all_ended()
+        assert (streams.failures, streams.texts) == ([], undisturbed)
 
 
 def test_api_servers_are_replaced_and_killed(undisturbed: list[str], tmp_path: Path) -> None:

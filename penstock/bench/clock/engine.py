@@ -194,9 +194,9 @@ class ClockEngine:
         match method:
             case "is_sleeping":
                 result: Any = self._asleep
-            case "sleep":
+            case "sleep" | "pause_scheduler":
                 self._asleep, result = True, None
-            case "wake_up":
+            case "wake_up" | "resume_scheduler":
                 self._asleep, result = False, True
             case "reset_prefix_cache":
                 result = not self._running

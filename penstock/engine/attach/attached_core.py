@@ -67,6 +67,8 @@ class AttachedCore:
         """Added to adapters' numbers: vLLM may have adapters of an earlier attachment."""
         self._names: dict[int, str] = {}
         """Names of loaded adapters in vLLM, by number."""
+        self._lost: EngineLost | None = None
+        """Why the engine is lost, as a call has found, of which the caller may have made a failed change."""
         self.is_asleep = False
         self.heard_at = time.monotonic()
         """When the engine has last sent something."""
@@ -76,10 +78,14 @@ class AttachedCore:
     @property
     def has_output(self) -> bool:
         """Whether :meth:`receive` has something, which may be that the engine is lost."""
+        if self._lost is not None:
+            return True
         return bool(self._waiting) or self._connection.has_output or self._connection.has_news
 
     def receive(self) -> tuple[DecodedOutputs, list[memoryview]] | None:
         """The next outputs, and the frames of their message; None: there are none. Raises EngineLost."""
+        if self._lost is not None:
+            raise self._lost
         if self._waiting:
             frames = self._waiting.popleft()
             self._waiting_bytes -= sum(map(len, frames))
@@ -129,9 +135,27 @@ class AttachedCore:
 
     # -- calls
 
-    def call(self, method: str, *arguments: Any, on_wait: Callable[[], None] = lambda: None) -> Any:
-        """The result of a method of the engine's. ``on_wait`` is called once a second. Raises CallFailed,
-        EngineLost."""
+    def call(
+        self,
+        method: str,
+        *arguments: Any,
+        on_wait: Callable[[], None] = lambda: None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """The result of a method of the engine's. ``on_wait`` is called once a second. ``timeout_s``: other
+        than that of all calls. Raises CallFailed, EngineLost."""
+        try:
+            return self._ask(
+                method, arguments, on_wait, self._call_timeout_s if timeout_s is None else timeout_s
+            )
+        except EngineLost as error:
+            self._lost = error
+            raise
+
+    def _ask(
+        self, method: str, arguments: tuple[Any, ...], on_wait: Callable[[], None], timeout_s: float
+    ) -> Any:
+        """Raises CallFailed, EngineLost."""
         self.flush()
         self._next_call += 1
         self._connection.send(encode_call(self._next_call, method, arguments))
@@ -144,10 +168,13 @@ class AttachedCore:
                     self._keep(frames)
                 elif answer.call_id == self._next_call:
                     self._connection.trust_source()
+                    name = arguments[0] if method == "collective_rpc" else method
+                    if f"has no attribute '{name}'" in (answer.failure_message or ""):
+                        raise CallFailed(f"vLLM {self._ready.vllm_version} has no {name}")
                     return _result(answer)
                 continue
-            if self._call_timeout_s and time.monotonic() > began + self._call_timeout_s:
-                raise EngineLost(f"it has not answered {method} within {self._call_timeout_s:g} s")
+            if timeout_s and time.monotonic() > began + timeout_s:
+                raise EngineLost(f"it has not answered {method} within {timeout_s:g} s")
             on_wait()
             self._connection.wait(WAIT_S)
 

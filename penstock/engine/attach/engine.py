@@ -28,6 +28,7 @@ from penstock.engine.attach.output_decoder import DecodedOutputs
 from penstock.engine.attach.requests import encode_add
 from penstock.engine.attach.step_output import StepEvents, VllmCounters
 from penstock.engine.attach.streams import AttachedStreams
+from penstock.engine.attach.weight_loader import CACHE_IN_USE, AttachedWeightLoader, start_of
 from penstock.engine.base import Hold, Load, RequestRejected, StepRows
 from penstock.engine.batch.rows import concat_rows
 from penstock.engine.lora.adapter_table import AdapterTable, LoadedAdapter
@@ -44,6 +45,7 @@ from penstock.wire.vllm.messages import (
     ReadyResponse,
     VllmFinishReason,
 )
+from penstock.wire.vllm.model_kind import has_experts
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +53,10 @@ ABORTED_PER_STEP = 1024
 """Requests of an earlier attachment that one message aborts."""
 DROPS_WEIGHTS = 2
 """The sleep level at which vLLM drops the model's weights."""
+STEPS_TOGETHER = (
+    "vLLM's engines that step together, of a mixture of experts with several ranks, cannot keep streams "
+    "without computing them: abort or wait"
+)
 FINISHED: dict[int, FinishReason] = {
     VllmFinishReason.LENGTH: FinishReason.LENGTH,
     VllmFinishReason.REPETITION: FinishReason.STOP_TOKEN,
@@ -82,8 +88,8 @@ class AttachedEngine:
         rank: int,
         given: Sequence[str] = (),
     ) -> None:
-        """``run_dir``: where copies of adapters are kept. ``given``: fields of ``config`` that the operator
-        has set."""
+        """``run_dir``: where copies of adapters and links to weights are kept. ``given``: fields of
+        ``config`` that the operator has set."""
         ready = attached.ready
         self._end_process = attached.end
         self._profile_dir = config.profile_dir if config.attach is None else None
@@ -92,11 +98,14 @@ class AttachedEngine:
         self.info = _info(config, model, ready)
         self._loader: AttachedAdapterLoader | None = None
         self.adapters: AdapterTable | None = None
-        self.weights: WeightLoader | None = None
         if self.info.lora is not None:
             copies = AdapterCopies(run_dir, rank)
             self._loader = AttachedAdapterLoader(core, self.info.lora, copies, BaseShapes(model.directory))
             self.adapters = AdapterTable(self._loader, self.info.lora.max_cpu_loras)
+        self._steps_together = ready.data_parallel_size > 1 and has_experts(Path(model.directory))
+        start, links_dir = start_of(config, model.directory), f"{run_dir}/weights-{rank}"
+        self._weights = AttachedWeightLoader(core, model.directory, start, links_dir, self._restore_adapters)
+        self._hold = Hold.NOTHING
         self.wakeups: Sequence[Wakeup] = attached.connection.wakeups
         self.can_sleep = ready.enable_sleep_mode
         self._eos = self.info.eos_token_ids
@@ -113,7 +122,12 @@ class AttachedEngine:
         _warn_of_differences(config, given, ready, rank)
         log.info("engine %d is vLLM %s, attached", rank, ready.vllm_version)
 
+    @property
+    def weights(self) -> WeightLoader | None:
+        return None if self._steps_together else self._weights
+
     def close(self) -> None:
+        self._weights.close()
         self._core.abort(self._running_ids())
         self._core.close()
         self._end_process()
@@ -125,7 +139,7 @@ class AttachedEngine:
         if self._speculates and (sampling.min_p or sampling.logit_bias):
             field = "min_p" if sampling.min_p else "logit_bias"
             raise RequestRejected(f"{field}: vLLM does not support it with speculative decoding, which is on")
-        slot = self._streams.begin_at_once(server, request)
+        slot = self._streams.begin_at_once(server, request) if self._hold is Hold.NOTHING else None
         if slot is None:
             self._streams.submit(server, request)
             return
@@ -160,7 +174,7 @@ class AttachedEngine:
 
     def _admit(self) -> None:
         """Give vLLM as many waiting requests as there are free slots."""
-        while (first := self._streams.next_waiting()) is not None:
+        while self._hold is Hold.NOTHING and (first := self._streams.next_waiting()) is not None:
             slot = self._streams.begin(first)
             try:
                 self._send(slot, first.request, first.adapter)
@@ -197,7 +211,7 @@ class AttachedEngine:
             or self._core.has_output
             or streams.aborted
             or streams.queue.has_finished()
-            or (streams.queue and streams.table.free_count())
+            or (self._hold is Hold.NOTHING and streams.queue and streams.table.free_count())
             or self._is_silent()
         )
 
@@ -205,16 +219,25 @@ class AttachedEngine:
         """Whether vLLM has requests, and has sent nothing for too long."""
         return (
             self._silence_s > 0
+            and self._hold is not Hold.ALL
             and self._streams.table.running() > 0
             and time.monotonic() > self._core.heard_at + self._silence_s
         )
 
     def hold(self, hold: Hold) -> None:
-        if hold is not Hold.NOTHING:
-            raise ValueError("vLLM's engine cannot keep streams without computing them: abort or wait")
+        """With ALL vLLM's scheduler is paused. What it has computed by then is stepped still. Raises
+        EngineLost, too."""
+        if hold is not Hold.NOTHING and self._steps_together:
+            raise ValueError(STEPS_TOGETHER)
+        if (hold is Hold.ALL) != (self._hold is Hold.ALL):
+            if hold is Hold.ALL:
+                self._core.call("pause_scheduler", "keep", False)
+            else:
+                self._core.call("resume_scheduler")
+        self._hold = hold
 
     def flush(self) -> StepRows:
-        raise NotImplementedError("an engine that cannot hold streams is not flushed")
+        return self._streams.flush()
 
     def step(self) -> StepRows:
         """Admit waiting streams, settle the next outputs of vLLM's. Raises EngineLost."""
@@ -346,7 +369,7 @@ class AttachedEngine:
     def load(self) -> Load:
         streams = self._streams
         running = streams.table.running()
-        waiting = min(running, self._waiting_in_vllm)
+        waiting = min(running, self._waiting_in_vllm) if self._hold is Hold.NOTHING else 0
         return Load(
             waiting=len(streams.queue) + waiting,
             running=running - waiting,
@@ -364,7 +387,7 @@ class AttachedEngine:
         match method:
             case "reset_prefix_cache":
                 if not core.call("reset_prefix_cache"):
-                    raise ValueError("the prefix cache cannot be reset while requests use it; try again")
+                    raise ValueError(CACHE_IN_USE)
             case "sleep":
                 core.call("reset_prefix_cache")
                 core.call("sleep", arguments["level"])
@@ -375,8 +398,8 @@ class AttachedEngine:
                 if self._lost_weights:
                     core.call("collective_rpc", "reload_weights")
                 core.is_asleep = False
-                if self._lost_weights and self._loader is not None:
-                    self._loader.restore()
+                if self._lost_weights:
+                    self._restore_adapters()
                 self._lost_weights = False
             case "start_profile":
                 core.call("profile", True)
@@ -385,6 +408,11 @@ class AttachedEngine:
                 return self._profile_dir or "the directory of the engine's own --profiler-config"
             case _:
                 raise ValueError(f"vLLM's engine has no operation {method!r}")
+
+    def _restore_adapters(self) -> None:
+        """Load all adapters again. Raises AdapterError."""
+        if self._loader is not None:
+            self._loader.restore()
 
 
 def _fraction(number: float) -> float:

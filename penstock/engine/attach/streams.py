@@ -114,6 +114,12 @@ class AttachedStreams:
             self.aborted.pop(slot, None)
             self.table.release(slot)
 
+    def flush(self) -> StepRows:
+        """Rows of all tokens that were held back; the streams go on."""
+        wanting = self.alternatives >= 0
+        slots = np.array(self.table.running_slots(), np.intp)
+        return self.table.flush(slots, lambda held: self._logprobs_buffer.take_held(held, wanting))
+
     def fail_all(self, code: str, message: str) -> StepRows:
         """End every stream with an error, and free all slots."""
         wanting = self.alternatives >= 0

@@ -44,6 +44,8 @@ class FakeConnection:
         self.gone = False
         self.answers: dict[str, Any] = {}
         """Results of calls by method, which are answered at once; an exception's text is a failure."""
+        self.failing: dict[str, list[str]] = {}
+        """Failures of the next calls by method."""
 
     @property
     def has_output(self) -> bool:
@@ -55,7 +57,8 @@ class FakeConnection:
         self.sent.append(frames)
         if frames[0] == b"\x03":
             _, number, method, _ = msgspec.msgpack.decode(frames[1])
-            result = self.answers.get(method)
+            failing = self.failing.get(method)
+            result = RuntimeError(failing.pop(0)) if failing else self.answers.get(method)
             failure = str(result) if isinstance(result, Exception) else None
             answer = [number, failure, None if failure else [None, result]]
             self.put([], utility=answer)
@@ -78,11 +81,15 @@ class FakeConnection:
 class Attached:
     """The engine, its connection, and what API server 0's streams got."""
 
-    def __init__(self, run_dir: Path, **options: Any) -> None:
+    def __init__(self, run_dir: Path, *, ranks: int = 1, **options: Any) -> None:
         self.connection = FakeConnection()
         self.ids = RequestIds(SLOTS)
         ready = ReadyResponse(
-            max_model_len=128, vllm_version="0.32.0", max_num_seqs=SLOTS, enable_sleep_mode=True
+            max_model_len=128,
+            vllm_version="0.32.0",
+            max_num_seqs=SLOTS,
+            enable_sleep_mode=True,
+            data_parallel_size=ranks,
         )
         connection: EngineConnection = self.connection  # type: ignore[assignment]
         core = AttachedCore(connection, ready, self.ids, 60)
@@ -392,8 +399,7 @@ def test_calls_fail_with_the_reason_alone(attached: Attached, words: str) -> Non
 def test_weights_that_were_dropped_are_read_again(attached: Attached) -> None:
     attached.engine.call("sleep", {"level": 2})
     attached.engine.call("wake_up", {})
-    calls = [(call[2], call[3]) for call in attached.sent(b"\x03")]
-    assert calls == [
+    assert calls(attached) == [
         ("reset_prefix_cache", []),
         ("sleep", [2]),
         ("wake_up", []),
@@ -430,9 +436,87 @@ def test_running_requests_are_aborted_at_the_end(attached: Attached) -> None:
     assert attached.sent(b"\x01") == [[request_id]]
 
 
-def test_it_cannot_keep_streams_without_computing_them(attached: Attached) -> None:
+def calls(attached: Attached) -> list[tuple[str, list[Any]]]:
+    return [(call[2], call[3]) for call in attached.sent(b"\x03")]
+
+
+def test_held_streams_are_paused_in_vllm_and_new_ones_wait_here(attached: Attached) -> None:
+    attached.submit(0, interval=4)
+    attached.connection.put([attached.record(0, [1, 2])])
+    attached.connection.put([attached.record(0, [3])])
+    attached.engine.hold(Hold.ALL)
+    attached.submit(1)
+    attached.steps()
+    assert attached.tokens == {0: [1, 2]}  # what had been computed is settled, and the interval holds it back
+    attached._read(attached.engine.flush())
+    attached._read(attached.engine.flush())
+    assert attached.tokens == {0: [1, 2, 3]}
+    attached.core.heard_at -= 1000
+    assert not attached.engine.can_step()
+    assert attached.engine.has_work()
+    attached.engine.hold(Hold.ALL)
+    assert len(attached.sent(b"\x00")) == 1
     attached.engine.hold(Hold.NOTHING)
+    attached.steps()
+    assert len(attached.sent(b"\x00")) == 2
+    assert calls(attached) == [("pause_scheduler", ["keep", False]), ("resume_scheduler", [])]
+
+
+def test_newcomers_wait_while_others_go_on(attached: Attached) -> None:
+    attached.submit(0)
+    attached.connection.put([], {"num_waiting_reqs": 1})
+    attached.steps()
+    assert attached.engine.load().running == 0  # vLLM has not begun it
+    attached.engine.hold(Hold.NEWCOMERS)
+    assert attached.engine.load().running == 1  # and will: it is not held back
+    attached.submit(1)
+    attached.connection.put([attached.record(0, [1], LENGTH)])
+    attached.steps()
+    assert (attached.engine.load().running, attached.engine.load().waiting) == (0, 1)
+    assert not attached.engine.can_step()
+    assert calls(attached) == []
+    attached.engine.hold(Hold.NOTHING)
+    attached.steps()
+    assert len(attached.sent(b"\x00")) == 2
+
+
+def test_held_streams_can_be_aborted(attached: Attached) -> None:
+    attached.submit(0)
+    request_id = attached.id_of(0)
+    attached.engine.hold(Hold.ALL)
+    attached.engine.abort(0, [0])
+    attached.steps()
+    assert attached.ends == {0: FinishReason.ABORT}
+    assert attached.sent(b"\x01") == [[request_id]]
+
+
+def test_a_pause_that_vllm_refuses_changes_nothing(attached: Attached) -> None:
+    lacks = (
+        "Call to pause_scheduler method failed: 'EngineCoreProc' object has no attribute 'pause_scheduler'"
+    )
+    attached.connection.answers["pause_scheduler"] = RuntimeError(lacks)
+    with pytest.raises(ValueError, match=r"^vLLM 0\.32\.0 has no pause_scheduler$"):
+        attached.engine.hold(Hold.ALL)
+    attached.submit(0)
+    assert len(attached.sent(b"\x00")) == 1
+
+
+def test_an_engine_that_is_lost_in_a_call_is_lost_in_the_next_step(attached: Attached) -> None:
+    """Who calls may take it for a change that has failed."""
+    attached.connection.gone = True
+    with pytest.raises(EngineLost, match="closed its connection"):
+        attached.engine.hold(Hold.ALL)
+    attached.connection.gone = False
+    assert attached.engine.can_step()
+    with pytest.raises(EngineLost, match="closed its connection"):
+        attached.engine.step()
+
+
+def test_engines_that_step_together_are_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.engine.attach.engine.has_experts", lambda directory: True)
+    attached = Attached(tmp_path, ranks=2)
     for hold in (Hold.NEWCOMERS, Hold.ALL):
-        with pytest.raises(ValueError, match="cannot keep streams"):
+        with pytest.raises(ValueError, match="mixture of experts with several ranks, cannot keep streams"):
             attached.engine.hold(hold)
+    attached.engine.hold(Hold.NOTHING)
     assert attached.engine.weights is None
