@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
+from penstock.http.other_routes import route_meant
+
 TYPES = {
     400: "BadRequestError",
     401: "AuthenticationError",
@@ -108,9 +110,10 @@ def unknown_route(path: str, routes: Iterable[str], listed: Callable[[str], bool
     path = path[:200]
     known = sorted(routes)
     meant = [route for route in known if path.rstrip("/").endswith(route) or route.endswith(path)]
-    hint = (
-        f" Did you mean {' or '.join(meant)}?" if meant else f" There are {', '.join(filter(listed, known))}."
-    )
+    hint = route_meant(path)
+    if not hint:
+        there = ", ".join(filter(listed, known))
+        hint = f" Did you mean {' or '.join(meant)}?" if meant else f" There are {there}."
     return ApiError(404, f"No route {path}.{hint}")
 
 

@@ -86,6 +86,12 @@ def test_bad_requests(fleet: Server, path: str, body: dict[str, Any], message: s
     assert message in reply.json()["error"]["message"], reply.text
 
 
+def test_other_servers_routes_name_the_one_here(fleet: Server) -> None:
+    reply = fleet.post("/pause_generation", {"mode": "in_place"})
+    assert reply.status_code == 404
+    assert 'Here it is POST /pause {"mode": …}: abort, wait, or keep' in reply.json()["error"]["message"]
+
+
 def test_only_administrators(tmp_path: Path) -> None:
     with Server(*SYNTHETIC, "--api-key", "user", "--admin-api-key", "admin", directory=tmp_path) as server:
         client = {"authorization": "Bearer user"}
@@ -103,7 +109,8 @@ def test_versions_before_any_update(fleet: Server, clients: Clients) -> None:
             "weight_version": "default",
             "settled": True,
             "engines": [
-                {"rank": rank, "weight_version": "default", "generation": 0} for rank in range(ENGINES)
+                {"rank": rank, "weight_version": "default", "generation": 0, "error": None}
+                for rank in range(ENGINES)
             ],
         }
     assert fleet.metric("penstock:engine_weights", version="default") == 0

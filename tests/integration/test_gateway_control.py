@@ -166,6 +166,9 @@ def test_operations_without_a_state(front: Gateway) -> None:
     sent = call(front.client, "/update_weights", {"broadcast": manifest, "weight_version": "b"})
     assert (sent["status"], sent["error"]["param"]) == (400, "broadcast")
     assert front.client.get("/pause").status_code == 405
+    other = call(front.client, "/pause_generation", {"mode": "in_place"})
+    assert (other["status"], other["error"]["code"]) == (403, "administrative")
+    assert 'POST /pause_generation. Here it is POST /pause {"mode": …}' in other["error"]["message"]
 
 
 def test_a_server_that_was_away_gets_it_before_it_serves(

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 from penstock.gateway.requests.request_body import GENERATION_PATHS
 from penstock.http.errors import ApiError
+from penstock.http.other_routes import route_meant
 
 _V1_FAMILIES = frozenset(
     {
@@ -149,10 +150,11 @@ class RelayedRoutes:
         if not self._is_relayed(method, route):
             raise ApiError(
                 403,
-                f"The gateway does not relay {method} {route[:200]}, only inference routes such as "
-                "POST /v1/chat/completions, GET /v1/models, and those of --allow-route. Routes that "
-                "administer or show one model server are for those who can reach it directly; the gateway's "
-                "own figures are at /metrics, and penstock status --url shows them.",
+                f"The gateway does not relay {method} {route[:200]}.{route_meant(route)} "
+                "It relays only inference routes such as POST /v1/chat/completions, GET /v1/models, and "
+                "those of --allow-route. Routes that administer or show one model server are for those who "
+                "can reach it directly; the gateway's own figures are at /metrics, and penstock status "
+                "--url shows them.",
                 code="administrative",
             )
 
