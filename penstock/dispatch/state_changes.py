@@ -13,6 +13,7 @@ there. This API server reports for itself and its engines, also about changes th
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,7 @@ from penstock.dispatch.engine_client import EngineClient
 from penstock.dispatch.engine_rpc import OperationOutcome, OperationResult, Receipt
 from penstock.wire.control import (
     MAX_ASKED_CHARS,
+    MAX_CALL_CHARS,
     MAX_STATE_BYTES,
     ChangeRecord,
     ChangeState,
@@ -46,13 +48,19 @@ class _Waiting:
 
     name: str
     key: str
+    asked: str
     base: int
     """The change has a later generation."""
-    owns: bool
-    """Whether this request has asked for the change; otherwise an earlier request did."""
+    call: str
+    """Of the change, if this request makes it; otherwise an earlier request did, or another one at the same
+    time. Empty: this one has not asked for it."""
     engines: list[EngineState]
     late: dict[int, str] = field(default_factory=dict)
     """What was the matter with engines that had not observed the change in time, by rank."""
+
+    def owns(self, record: ChangeRecord) -> bool:
+        """Whether this request makes the change."""
+        return bool(self.call) and record.call == self.call
 
 
 class StateChanges:
@@ -94,25 +102,30 @@ class StateChanges:
         asked, state = asked[:MAX_ASKED_CHARS], self._states.find(name)
         known = self.find_change(name, key)
         if known is None or known.error:
-            waiting = self._waiting(name, key, state.generation, owns=True)
+            waiting = self._waiting(
+                name, key, asked, state.generation, secrets.token_hex(MAX_CALL_CHARS // 2)
+            )
             if not state.is_firm:
                 return self._ended(waiting, OperationOutcome.CONFLICT)
             change = ChangeState(
-                name=name, key=key, asked=asked, base=state.generation, stages=stages, initial=list(initial)
+                name=name,
+                key=key,
+                asked=asked,
+                base=state.generation,
+                stages=stages,
+                initial=list(initial),
+                call=waiting.call,
             )
             self._send(change)
             return await self._follow(waiting, timeout_s)
-        if known.asked != asked:
-            reason = f"Idempotency-Key {key!r} was used for: {known.asked}, not for: {asked}"
-            return OperationResult(OperationOutcome.CONFLICT, [], reason)
-        return await self._follow(self._waiting(name, key, 0, owns=False), timeout_s)
+        return await self._follow(self._waiting(name, key, asked, 0), timeout_s)
 
     async def join(self, name: str, timeout_s: float) -> OperationResult | None:
         """Wait for the latest change of a state, which others asked for; None if there was none."""
         made = [record for record in self._states.changes(name) if not record.error]
         if not made:
             return None
-        return await self._follow(self._waiting(name, made[-1].key, 0, owns=False), timeout_s)
+        return await self._follow(self._waiting(name, made[-1].key, made[-1].asked, 0), timeout_s)
 
     def find_change(self, name: str, key: str, base: int = 0) -> ChangeRecord | None:
         """What is known of the change with a key, if it has a later generation than ``base``."""
@@ -123,9 +136,9 @@ class StateChanges:
 
     # -- waiting
 
-    def _waiting(self, name: str, key: str, base: int, *, owns: bool) -> _Waiting:
+    def _waiting(self, name: str, key: str, asked: str, base: int, call: str = "") -> _Waiting:
         engines = [self._engine_client.engines[rank] for rank in self._engine_client.members()]
-        return _Waiting(name, key, base, owns, engines)
+        return _Waiting(name, key, asked, base, call, engines)
 
     async def _follow(self, waiting: _Waiting, timeout_s: float) -> OperationResult:
         name = waiting.name
@@ -154,10 +167,12 @@ class StateChanges:
         if record is None:
             others = self._states.find(waiting.name).generation > waiting.base
             return OperationOutcome.CONFLICT if others else None
+        if record.asked != waiting.asked:
+            return OperationOutcome.CONFLICT
         if record.error:
             return OperationOutcome.ABORTED
         reached = all(_has_reached(engine, waiting.name, record) for engine in waiting.engines)
-        if not waiting.owns:  # a later change may be pending, or be rolled back
+        if not waiting.owns(record):  # a later change may be pending, or be rolled back
             state = self._states.find(waiting.name)
             reached = state.settled and all(engine.has_reached(state) for engine in waiting.engines)
         return OperationOutcome.DONE if record.settled and reached else None
@@ -172,7 +187,7 @@ class StateChanges:
     def _holds(self, waiting: _Waiting) -> bool:
         """Whether the change is settled; or pending, for a request that may not give it up."""
         record = self.find_change(waiting.name, waiting.key, waiting.base)
-        return record is not None and (record.settled or not waiting.owns)
+        return record is not None and (record.settled or not waiting.owns(record))
 
     def _expire(self, waiting: _Waiting, timeout_s: float) -> None:
         """The time is over: note who is late, and give up what this request has asked for."""
@@ -182,7 +197,7 @@ class StateChanges:
                 what = "no answer" if engine.up else "not connected"
                 waiting.late.setdefault(engine.rank, f"{what} within {timeout_s:g} s")
         record = self.find_change(waiting.name, waiting.key, waiting.base)
-        if waiting.owns and record is not None and not record.settled and not record.error:
+        if record is not None and waiting.owns(record) and not record.settled and not record.error:
             error = f"not everybody made it within {timeout_s:g} s"
             self._report({waiting.name: StateReport(generation, error)})
 
@@ -190,6 +205,9 @@ class StateChanges:
 
     def _ended(self, waiting: _Waiting, outcome: OperationOutcome) -> OperationResult:
         record = self.find_change(waiting.name, waiting.key, waiting.base)
+        if record is not None and record.asked != waiting.asked:
+            reason = f"Idempotency-Key {waiting.key!r} was used for: {record.asked}, not for: {waiting.asked}"
+            return OperationResult(outcome, [], reason)
         receipts = []
         for engine in waiting.engines:
             error, code = self._error(waiting, outcome, record, engine)
@@ -197,7 +215,7 @@ class StateChanges:
             if error is not None or observed is None:
                 receipts.append(Receipt(engine.rank, epoch, error=error, code=code))
             else:
-                repeated, result = not waiting.owns, observed.result
+                repeated, result = record is None or not waiting.owns(record), observed.result
                 receipts.append(Receipt(engine.rank, epoch, observed.step, repeated, result=result))
         return OperationResult(outcome, receipts)
 

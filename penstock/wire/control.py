@@ -55,6 +55,7 @@ MAX_STATE_BYTES = 256 << 10
 """Maximum size of a change's line: a thousand adapters with paths of usual length."""
 MAX_CHANGES = 64
 """Changes of a state that are remembered, with their keys."""
+MAX_CALL_CHARS = 32
 MAX_ASKED_CHARS = 512
 """Characters of what a change asks for, in words."""
 MAX_ERROR_CHARS = 2048
@@ -257,6 +258,8 @@ class ChangeRecord(msgspec.Struct, array_like=True, frozen=True):
     """Why it was rolled back."""
     rank: int | None = None
     """The engine that could not apply it."""
+    call: str = ""
+    """Of ChangeState: whose change it is."""
 
 
 class DesiredStates(_Message, frozen=True, tag="desired-states"):
@@ -282,6 +285,8 @@ class ChangeState(_Message, frozen=True, tag="change-state"):
     initial: list[dict[str, Any]] = []
     """Such values for what there is before the first change of the state, in case that is rolled back; empty:
     the default alone."""
+    call: Annotated[str, Meta(max_length=MAX_CALL_CHARS)] = ""
+    """The call that asks: of several at the same time with one key, one makes the change."""
 
 
 class StateReport(msgspec.Struct, array_like=True, frozen=True):

@@ -375,6 +375,40 @@ def test_a_key_stands_for_one_change() -> None:
         assert result.reason == "Idempotency-Key '1' was used for: sleep 1, not for: wake_up"
 
 
+@pytest.mark.parametrize("servers", [(0, 0, 1), (1, 0, 1)])
+def test_of_calls_with_one_key_at_the_same_time_one_makes_the_change(servers: tuple[int, ...]) -> None:
+    with world() as made:
+        asked = [
+            made._ask(
+                server,
+                made.servers[server].states.change(SLEEP, "k", "sleep 1", [{"level": 1}], TIMEOUT_S),
+            )
+            for server in servers
+        ]
+        made.flow()
+        results = [each.result() for each in asked]
+        assert {result.outcome for result in results} == {OperationOutcome.DONE}
+        repeated = [{receipt.repeated for receipt in result.receipts} for result in results]
+        assert sorted(map(list, repeated)) == [[False], [True], [True]]
+        assert [engine.made for engine in made.engines] == [[1], [1]]
+        made.heal()
+        made.check_healed()
+
+
+def test_of_calls_with_one_key_at_the_same_time_those_for_something_else_are_conflicts() -> None:
+    with world() as made:
+        for server, level in ((0, 1), (1, 0)):
+            change = made.servers[server].states.change(
+                SLEEP, "k", f"sleep {level}", [{"level": level}], TIMEOUT_S
+            )
+            made._ask(server, change)
+        made.flow()
+        assert outcome_of(made, 0).outcome is OperationOutcome.DONE
+        refused = outcome_of(made, 1)
+        assert (refused.outcome, refused.receipts) == (OperationOutcome.CONFLICT, [])
+        assert refused.reason == "Idempotency-Key 'k' was used for: sleep 1, not for: sleep 0"
+
+
 def test_a_change_that_was_rolled_back_may_be_tried_again_with_its_key() -> None:
     with world() as made:
         made.engines[1].can_sleep = False

@@ -63,7 +63,7 @@ LAUNCH = launch(
         (
             ChangeState(name="sleep", key="k", asked="sleep", base=2, stages=[{"level": 1}]),
             b'{"type":"change-state","name":"sleep","key":"k","asked":"sleep","base":2,"stages":[{"level":1}],'
-            b'"initial":[]}\n',
+            b'"initial":[],"call":""}\n',
         ),
         (
             DesiredStates(
@@ -71,7 +71,7 @@ LAUNCH = launch(
                 changes={"a": [ChangeRecord("k", "load", 2, error="no room", rank=1)]},
             ),
             b'{"type":"desired-states","states":[["a",3,{"x":1},true,false]],'
-            b'"changes":{"a":[["k","load",2,false,"no room",1]]}}\n',
+            b'"changes":{"a":[["k","load",2,false,"no room",1,""]]}}\n',
         ),
         (
             StatesReport(states={"a": StateReport(3), "b": StateReport(2, "no room", 1)}),

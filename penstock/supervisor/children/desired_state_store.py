@@ -91,7 +91,7 @@ class DesiredStateStore:
         self._set(held, change.stages)
         held.owner = server
         kept = [record for record in held.changes if record is not known]
-        kept.append(ChangeRecord(change.key, change.asked, held.state.generation))
+        kept.append(ChangeRecord(change.key, change.asked, held.state.generation, call=change.call))
         held.changes = kept[-MAX_CHANGES:]
         return True
 
