@@ -352,7 +352,9 @@ class _Server:
         changes = WeightChanges(self._state_changes, client.states, lockstep=client.lockstep)
         receiver = WeightReceiver(launch.run_dir)
         weights_dir = launch.weights_dir or launch.run_dir
-        transfers = WeightTransferRoutes(client, changes, receiver, weights_dir, launch.model_dir)
+        transfers = WeightTransferRoutes(
+            client, changes, receiver, weights_dir, launch.model_dir, lambda: self._generation.draining
+        )
         return WeightRoutes(client, changes, transfers)
 
     async def _listen(self, app: App) -> None:

@@ -44,6 +44,10 @@ class TransferFailed(Exception):
     """The group was not joined, or the tensors did not all come."""
 
 
+class ReceiverLost(TransferFailed):
+    """The receiver has ended in the middle."""
+
+
 class WeightReceiver:
     """One API server's view. Methods are called with the lock unless they say otherwise."""
 
@@ -115,13 +119,14 @@ class WeightReceiver:
             connection.connect(self._socket_path)
 
     async def receive(self, transfer: Transfer) -> None:
-        """Wait until all tensors are in the file. Raises NoReceiver and TransferFailed."""
+        """Wait until all tensors are in the file. Raises NoReceiver and TransferFailed, as ReceiverLost if it
+        has ended."""
         async with self._connection() as (reader, writer):
             writer.write(msgspec.json.encode(transfer) + b"\n")
-            try:
-                result = _result(await reader.readline())
-            except ConnectionError:
-                result = _result(b"")
+            line = b""
+            with contextlib.suppress(ConnectionError):
+                line = await reader.readline()
+            result = _result(line)
             if result.error:
                 raise TransferFailed(result.error)
 
@@ -138,8 +143,9 @@ class WeightReceiver:
 
 
 def _result(line: bytes) -> TransferResult:
+    """Raises ReceiverLost."""
     if not line.endswith(b"\n"):
-        return TransferResult("the receiver has ended (the server's log says more)")
+        raise ReceiverLost("the receiver has ended (the server's log says more)")
     return msgspec.json.decode(line, type=TransferResult)
 
 

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests.gateway.processes import WAIT_S, Call, Gateway, Upstream, closed_port, eventually, gateway
+from tests.gateway.test_models import listing
 from tests.integration.control import PACED, SHORT, call, served, stopped
 from tests.integration.server import Server
 from tests.integration.weight_marks import TOLD, WeightFiles, marks_of
@@ -258,6 +259,25 @@ def test_a_foreign_server_is_named_and_served(servers: list[Server]) -> None:
     with Upstream(behave) as foreign, gateway(foreign, options=OPTIONS) as front:
         alone = call(front.client, "/pause")
         assert (alone["status"], alone["outcome"], alone["settled"]) == (501, "unsupported", False)
+
+
+def test_a_model_that_the_named_pool_does_not_have(tmp_path: Path) -> None:
+    path = tmp_path / "endpoints.yaml"
+
+    def behave(call: Call) -> None:
+        call.reply(200, b'{"outcome": "done", "engines": []}')
+
+    with Upstream(behave) as large, Upstream(behave) as little:
+        large.on_models, little.on_models = listing("large"), listing("little")
+        path.write_text(
+            f"pools:\n- name: big\n  endpoints: [{large.url}]\n- name: small\n  endpoints: [{little.url}]\n"
+        )
+        with gateway(options=(*OPTIONS, "--endpoints-file", str(path))) as front:
+            eventually(lambda: call(front.client, "/pause?pool=small&model=little")["status"] == 200)
+            refused = call(front.client, "/pause?pool=big&model=little")
+            assert (refused["status"], refused["error"]["param"]) == (400, "model"), refused
+            assert refused["error"]["message"] == "model 'little': those of pool 'big' are large."
+            assert call(front.client, "/pause?pool=big&model=large")["status"] == 200
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import sys
@@ -105,6 +106,28 @@ def receive(client: httpx.Client, version: str, timeout: float = WAIT_S, **field
     return call(client, f"/update_weights?timeout={timeout:g}", body)
 
 
+OPTIONS = ("--api-server-count", str(SERVERS), "--threads", "1", "--max-model-len", "512")
+ADMIN = "--allow-loopback-admin"
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+def test_a_call_that_waits_for_the_trainer_when_the_server_ends_says_so(tmp_path: Path, asked: int) -> None:
+    """Also if another API server, which may end first, has started the receiver."""
+    options = (*OPTIONS, ADMIN, "--weights-dir", str(tmp_path), "--drain-timeout", "3")
+    with (
+        Server(str(DEMO_DIR), *options, directory=tmp_path) as server,
+        client_of_each(server, SERVERS, WAIT_S) as clients,
+        trainer_of(clients[0]),
+        ThreadPoolExecutor(1) as pool,
+    ):
+        reply = pool.submit(receive, clients[asked], "never")
+        wait_until(lambda: bool(files_of(tmp_path)), WAIT_S, "the transfer")
+        server.process.send_signal(signal.SIGTERM)
+        body = reply.result(WAIT_S)
+    assert (body["status"], body["error"]["code"]) == (503, "server_stopped"), body
+    assert files_of(tmp_path) == []
+
+
 @pytest.fixture(scope="module")
 def weights_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("weights")
@@ -112,8 +135,8 @@ def weights_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def fleet(weights_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    options = ("--api-server-count", str(SERVERS), "--data-parallel-size", str(ENGINES), "--threads", "1")
-    admin = ("--allow-loopback-admin", "--weights-dir", str(weights_dir), "--max-model-len", "512")
+    options = (*OPTIONS, "--data-parallel-size", str(ENGINES))
+    admin = (ADMIN, "--weights-dir", str(weights_dir))
     directory = tmp_path_factory.mktemp("transfer")
     with Server(str(DEMO_DIR), *options, *admin, directory=directory) as running:
         yield running

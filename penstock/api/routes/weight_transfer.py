@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -26,12 +26,14 @@ from penstock.dispatch.weight_changes import WeightChanges, WeightUpdate
 from penstock.dispatch.weight_receiver import (
     NoReceiver,
     ReceiverBusy,
+    ReceiverLost,
     TransferFailed,
     WeightReceiver,
     remove_files_beside,
 )
 from penstock.engine.weights.weight_file import WeightFile, with_digest
 from penstock.generation.request.body_decoder import BodyDecoder
+from penstock.http.admission import unavailable
 from penstock.http.errors import ApiError, encode_json
 from penstock.http.operation_options import OperationOptions, operation_options
 from penstock.wire.messages import WEIGHTS
@@ -58,13 +60,16 @@ class WeightTransferRoutes:
         receiver: WeightReceiver,
         weights_dir: str,
         model_dir: str,
+        is_draining: Callable[[], bool],
     ) -> None:
-        """``weights_dir``: where files are made."""
+        """``weights_dir``: where files are made. ``is_draining``: whether the server ends, and with it the
+        receiver, as another API server may have started it."""
         self._engine_client = engine_client
         self._changes = changes
         self._receiver = receiver
         self._weights_dir = Path(weights_dir)
         self._model_dir = Path(model_dir)
+        self._is_draining = is_draining
         self._decode = BodyDecoder(InitWeightTransferRequest, strict=False).decode
 
     async def init(self, request: ApiRequest) -> None:
@@ -139,6 +144,8 @@ class WeightTransferRoutes:
             message = "No receiver has joined a trainer's group: call /init_weight_transfer first."
             raise ApiError(409, message, code="no_weight_transfer") from None
         except TransferFailed as error:
+            if isinstance(error, ReceiverLost) and self._is_draining():
+                raise unavailable(f"The server was stopped. {NOTHING_CHANGED}", "server_stopped") from None
             message = f"The tensors did not all come: {error}. {NOTHING_CHANGED}"
             raise ApiError(502, message, code="transfer_failed") from None
         except TimeoutError:

@@ -24,6 +24,10 @@ class StreamGate:
         self._engine.hold(max(hold, *others))
         self._holds[state] = hold
 
+    def is_kept_by_others(self, state: str) -> bool:
+        """Whether streams stay where they are for another state than that of this name."""
+        return any(hold is Hold.ALL for name, hold in self._holds.items() if name != state)
+
     def abort(self, is_wanted: Callable[[tuple[str, ...]], bool] = lambda ids: True) -> int:
         """End all streams, or those whose request's ids are wanted, with what they have, in the next step.
         Returns their number."""

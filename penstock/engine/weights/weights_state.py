@@ -103,6 +103,12 @@ class WeightsState:
             self._is_holding = True
             if wanted.streams == "abort":
                 self._gate.abort()
+        waits = wanted.streams == "wait" and self._gate.has_running()
+        if waits and not firm and self._gate.is_kept_by_others(WEIGHTS):
+            raise ValueError(
+                "streams is 'wait', but a pause keeps the streams that run: resume first, or update with "
+                "'keep' or 'abort'"
+            )
         if not self._gate.is_still() or (wanted.streams != "keep" and self._gate.has_running()):
             return False
         return not wanted.hold or not self._gate.in_wave()

@@ -241,6 +241,12 @@ class ControlRoutes:
             raise ApiError(
                 400, f"model {asked.model!r}: the models are {names_in_error(models)}.", param="model"
             )
+        if asked.model and asked.pool is not None:
+            scope = ControlCall("", asked.pool, asked.model, "", "", b"")
+            if not any(self.is_meant(scope, each) for each in endpoints):
+                own = sorted(name for name, pool in directory.by_model() if name and pool == asked.pool)
+                message = f"model {asked.model!r}: those of pool {asked.pool!r} are {names_in_error(own)}."
+                raise ApiError(400, message, param="model")
         if asked.model or asked.pool is not None:
             return asked.pool
         if len(pools) > 1:

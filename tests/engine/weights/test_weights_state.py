@@ -17,7 +17,7 @@ from penstock.engine.synthetic.weights import VERSION
 from penstock.engine.vocabulary import read_vocabulary
 from penstock.engine.weights.weight_loader import BrokenWeights, WeightPlan
 from penstock.wire.frames import FinishReason
-from penstock.wire.messages import WEIGHTS, ApplyStates, DesiredState, GoAway, ObservedState
+from penstock.wire.messages import PAUSE, WEIGHTS, ApplyStates, DesiredState, GoAway, ObservedState
 from penstock.wire.weights import WeightSource
 from tests.engine.loops import ENDLESS, Host
 from tests.engine.peers import DEADLINE_S, ApiServer
@@ -112,6 +112,29 @@ def test_streams_finish_with_the_weights_they_began_with(trainer: Trainer) -> No
     trainer.peer.read_ends(1, 2, 3)
     assert [set(trainer.versions(stream)) for stream in (1, 2, 3)] == [{1}, {1}, {2}]
     assert len(trainer.received.tokens[1]) == 300
+
+
+@pytest.mark.parametrize("first", ["pause", "update"])
+def test_streams_that_a_pause_keeps_are_not_waited_for(trainer: Trainer, first: str) -> None:
+    trainer.set(1)
+    trainer.peer.send(submit(1, ENDLESS))
+    run_some(trainer, 1)
+    pause = ApplyStates([DesiredState(PAUSE, 1, {"paused": True, "mode": "keep"})])
+    if first == "pause":
+        trainer.peer.send(pause)
+        trainer.ask(2, streams="wait")
+    else:
+        trainer.ask(2, streams="wait")
+        run_some(trainer, 1)
+        trainer.peer.send(pause)
+    observed = trainer.wait()
+    assert observed.result["version"] == "v1"
+    assert observed.error == (
+        "streams is 'wait', but a pause keeps the streams that run: resume first, or update with 'keep' or "
+        "'abort'"
+    )
+    assert trainer.set(3, streams="abort").error is None
+    assert trainer.set(2, streams="wait").error is None, "there are none"
 
 
 def test_streams_end_with_what_they_have(trainer: Trainer) -> None:
