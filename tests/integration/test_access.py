@@ -73,6 +73,7 @@ def test_a_key_is_revoked_by_sighup_also_on_open_connections(tmp_path: Path) -> 
         write("kept-key\nfurther-key\n")
         server.process.send_signal(signal.SIGHUP)
         wait_until(lambda: status("leaked-key") == 401, 30, "the end of the key")
+        assert "required, and each of the 2 administers the server" in server.log
         assert "SIGHUP: --api-key-file: 2 keys are in effect, 1 added, 1 removed" in server.log
         wait_until(lambda: server.log.count("has served all it had") == 2, 90, "the end of both old ones")
         for _ in range(4):  # either of the new ones
@@ -105,6 +106,7 @@ def test_a_key_on_the_command_line_is_warned_of(tmp_path: Path) -> None:
             assert server.get(path, authorization="Bearer topsecret").status_code == 404
         shown = [part for process in processes(server) for part in process.cmdline()]
     assert "--api-key: a command line can be read" in server.log
+    assert "administers the server" not in server.log
     for text in (*shown, server.log):
         assert "topsecret" not in text
 

@@ -60,7 +60,7 @@ def banner_facts(
             "URL": ", ".join(f"{url}/v1{reach}" for url, reach in urls.items()),
             "metrics": f"{first}/metrics",
             **({"page": f"{first}/"} if config.web_page else {}),
-            "API key": "required" if config.api_key else "off, anybody who can connect may use the server",
+            "API key": _access(config),
         }
     return lines
 
@@ -74,6 +74,15 @@ def base_url(address: Address, *, tls: bool = False) -> str:
     if ip.is_unspecified:
         ip = ipaddress.ip_address("127.0.0.1" if ip.version == 4 else "::1")
     return f"{scheme}://[{ip}]:{address[1]}" if ip.version == 6 else f"{scheme}://{ip}:{address[1]}"
+
+
+def _access(config: ServeConfig) -> str:
+    keys = config.api_key or ()
+    if not keys:
+        return "off, anybody who can connect may use the server"
+    if len(keys) > 1 and not config.admin_api_key:
+        return f"required, and each of the {len(keys)} administers the server (--admin-api-key-file: who may)"
+    return "required"
 
 
 def _reach(address: Address) -> str:
