@@ -16,6 +16,7 @@ import itertools
 import json
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -119,16 +120,9 @@ class Sampler:
 
     def sample(self, group: int, seed: int, version: str) -> Rollouts:
         """``group`` outputs of every prompt, by the weights ``version`` and no others."""
+        sampling = {"n": group, "max_tokens": MAX_TOKENS, "logprobs": 0}
         bodies = [
-            {
-                "token_ids": prompt,
-                "sampling_params": {
-                    "n": group,
-                    "max_tokens": MAX_TOKENS,
-                    "logprobs": 0,
-                    "seed": seed + index,
-                },
-            }
+            {"token_ids": prompt, "sampling_params": sampling | {"seed": seed + index}}
             for index, prompt in enumerate(self._prompts)
         ]
         replies = list(self._pool.map(self._generate, bodies))
@@ -164,6 +158,7 @@ def train(url: str, steps: int, group: int, seed: int, output: Path) -> None:
     policy = Policy()
     shared = Path(tempfile.mkdtemp(prefix="grpo-", dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None))
     sampler = Sampler(url, shared)
+    updated = 0.0
     try:
         print(f"weights in {shared}", flush=True)
         for step in range(steps):
@@ -181,8 +176,9 @@ def train(url: str, steps: int, group: int, seed: int, output: Path) -> None:
             )
     finally:
         try:  # Files in shared memory go; the server goes on with one that stays.
-            sampler.update(policy.model, f"{shared.name}-last", output.absolute())
-            print(f"{output} has the weights {shared.name}-last", flush=True)
+            if updated:
+                sampler.update(policy.model, f"{shared.name}-last", output.absolute())
+                print(f"{output} has the weights {shared.name}-last", flush=True)
         finally:
             sampler.close()
             shutil.rmtree(shared)
@@ -197,4 +193,7 @@ if __name__ == "__main__":
     parser.add_argument("--output", type=Path, default=Path("grpo.safetensors"), help="the trained weights")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: files are removed
-    train(options.url, options.steps, options.group, options.seed, options.output)
+    try:
+        train(options.url, options.steps, options.group, options.seed, options.output)
+    except (httpx.HTTPError, RuntimeError) as error:
+        sys.exit(f"{options.url}: {error}")
