@@ -15,7 +15,9 @@ import msgspec
 import numpy as np
 
 from penstock.dialects.chat.dialect import ChatCompletions
+from penstock.dialects.chat.request_schema import ChatCompletionRequest
 from penstock.dialects.completions.dialect import Completions
+from penstock.dialects.completions.request_schema import CompletionRequest
 from penstock.dialects.tokens.derender_schema import (
     DerenderChatRequest,
     DerenderCompletionRequest,
@@ -108,6 +110,9 @@ class Derender(Dialect, Generic[Body]):
             raise ApiError(400, told, param=f"{field}.choices")
         for number, choice in enumerate(choices):
             name = f"{field}.choices[{number}]"
+            if choice.index != number:
+                told = f"{name}.index must be its place, {number}, got {shown(choice.index)}."
+                raise ApiError(400, told, param=f"{name}.index")
             ids = choice.token_ids
             if not ids or len(ids) > most:
                 told = f"{name}.token_ids must have 1 to {most} ids, got {len(ids or ())}."
@@ -157,6 +162,7 @@ class DerenderChat(Derender[DerenderChatRequest]):
             request.generate_response, request.prompt_token_ids, request.prompt_tokens, field, ""
         )
         with _errors_within("chat_request"):
+            _check_whole(request.chat_request)
             return self._plan(request.chat_request, info), [output]
 
 
@@ -187,6 +193,7 @@ class DerenderCompletions(Derender[DerenderCompletionRequest]):
             for number, each in enumerate(replies)
         ]
         with _errors_within("completion_request"):
+            _check_whole(request.completion_request)
             return self._plan(request.completion_request, info), outputs
 
 
@@ -200,7 +207,9 @@ def _errors_within(field: str) -> Iterator[None]:
         raise
 
 
-def _check_whole(request: DerenderChatRequest | DerenderCompletionRequest) -> None:
+def _check_whole(
+    request: DerenderChatRequest | DerenderCompletionRequest | ChatCompletionRequest | CompletionRequest,
+) -> None:
     if request.stream:
         raise not_served("stream", "join the events of a stream, or stream from the API itself")
 

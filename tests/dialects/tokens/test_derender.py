@@ -146,7 +146,10 @@ def test_long_outputs_are_made_in_steps() -> None:
         ({"token_ids": [1] * 2049}, {}, "generate_response.choices[0].token_ids"),
         ({"token_ids": [16384]}, {}, "generate_response.choices[0].token_ids"),
         ({"finish_reason": "because"}, {}, "generate_response.choices[0].finish_reason"),
+        ({"index": -1}, {}, "generate_response.choices[0].index"),
+        ({"index": 1}, {}, "generate_response.choices[0].index"),
         ({}, {"stream": True}, "stream"),
+        ({}, {"chat_request": json.loads(chat_body(stream=True))}, "chat_request.stream"),
         ({}, {"model": "other"}, "model"),
         ({}, {"prompt_tokens": -1}, "prompt_tokens"),
         ({}, {"prompt_token_ids": [16384]}, "prompt_token_ids"),
@@ -161,6 +164,18 @@ def test_what_no_model_has_generated_is_refused(
     generated = {"choices": [{"index": 0, "token_ids": [5, 6]} | choice]}
     made = {"generate_response": generated, "chat_request": json.loads(chat_body())} | fields
     assert error_of(OF_CHAT.plan, json.dumps(made).encode()).param == param
+
+
+def test_choices_are_in_order() -> None:
+    choices = [{"index": 0, "token_ids": [5, 6]}] * 2
+    made = {"generate_response": {"choices": choices}, "chat_request": json.loads(chat_body(n=2))}
+    assert error_of(OF_CHAT.plan, json.dumps(made).encode()).param == "generate_response.choices[1].index"
+
+
+def test_a_completion_that_would_be_streamed_is_refused() -> None:
+    generated = {"choices": [{"index": 0, "token_ids": [5, 6]}]}
+    made = {"generate_responses": [generated], "completion_request": json.loads(body(stream=True))}
+    assert error_of(OF_COMPLETIONS.plan, json.dumps(made).encode()).param == "completion_request.stream"
 
 
 def test_logprobs_that_are_asked_for_are_needed() -> None:
