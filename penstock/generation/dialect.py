@@ -140,6 +140,11 @@ class ReplyFormat(ABC):
     def error(self, error: StreamError) -> bytes:
         """The events that end a stream that failed after its headers were sent."""
 
+    def take_rest(self) -> Iterator[bytes] | None:
+        """What :meth:`event`, :meth:`end` or :meth:`error` have left of their events, as it takes long to
+        make: pieces that take less than a turn each, to be sent next. None: nothing."""
+        return None
+
     def token_fields(self, names: TokenNames, width: int, *, ids: bool) -> TokenFields | None:
         """What text events have for each token: logprobs of ``width`` candidates, the token included, none if
         it is 0, and token ids. None: such events are made by :meth:`event`."""

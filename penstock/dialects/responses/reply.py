@@ -27,6 +27,8 @@ from penstock.streaming.stream import StreamError
 from penstock.streaming.weight_spans import WeightSpan
 from penstock.wire.messages import KVTransferParams
 
+SHORT_BYTES = 128 * 1024
+"""Events that are made at once: with logprobs, they take about 1 ms."""
 SHORT_CANDIDATES = 2048
 """Logprobs of a response whose JSON is made at once: about 1 ms."""
 _CUT = {b"length": b"max_output_tokens", ABORT: ABORT}
@@ -58,6 +60,7 @@ class ResponsesReply(ReplyFormat):
         "_fields",
         "_final",
         "_output",
+        "_rest",
         "_started",
         "_store",
         "id",
@@ -79,6 +82,7 @@ class ResponsesReply(ReplyFormat):
         self.id = fields.id
         self.model = model
         self.record = EventRecord()
+        self._rest: Iterator[bytes] | None = None
         self._fields = fields
         self._store = store if fields.stored else None
         self._created_at = int(time.time())
@@ -102,12 +106,12 @@ class ResponsesReply(ReplyFormat):
         if self._started:
             return b""
         self._started = True
-        running = b"".join(self._object(b"in_progress"))
+        running = tuple(self._object(b"in_progress"))
         events = b"" if self._fields.background else self._response_event(b"response.created", running)
         return events + self._response_event(b"response.in_progress", running)
 
     def event(self, index: int, content: EventContent) -> bytes:
-        return b"".join(self._add(content))
+        return self._made(self._add(content))
 
     def collect(self, index: int, content: EventContent) -> None:
         self._add(content)  # its events are not made
@@ -125,20 +129,41 @@ class ResponsesReply(ReplyFormat):
     def end(self, usage: TokenUsage | None) -> bytes:
         assert self._final is not None, "keep comes first"
         name, response = self._final
-        return self._response_event(name, *response())
+        return self._response_event(name, response())
 
-    def _response_event(self, name: bytes, *response: bytes) -> bytes:
+    def _response_event(self, name: bytes, response: Iterable[bytes]) -> bytes:
         """``response``: its JSON, in pieces."""
-        return b"".join(self._output.event(name, b'"response":', response))
+        return self._made(self._output.event(name, b'"response":', response))
+
+    def _made(self, events: Iterable[bytes]) -> bytes:
+        """Events in pieces, joined. What is long is left for :meth:`take_rest`, with all that follows; not in
+        the background, where whole events are stored."""
+        if self._fields.background:
+            return b"".join(events)
+        if self._rest is not None:
+            self._rest = chain(self._rest, events)
+            return b""
+        made, pieces = bytearray(), iter(events)
+        for piece in pieces:
+            made += piece
+            if len(made) > SHORT_BYTES:
+                self._rest = pieces
+                break
+        return bytes(made)
+
+    def take_rest(self) -> Iterator[bytes] | None:
+        rest, self._rest = self._rest, None
+        return rest
 
     def error(self, error: StreamError) -> bytes:
         opening = self.first(0, None, None)
         code = _ERROR_CODES.get(error.status, "server_error")
         shown = {"code": code, "message": error.message, "type": error.code, "param": error.param}
-        response = b"".join(self._object(b"failed", error=encode_json(shown)))
-        if self._store is not None and not self._fields.background:
-            self._store.put(self._entry(b"failed", response)).add_done_callback(_ignore)
-        return opening + self._response_event(b"response.failed", response)
+        response = partial(self._object, b"failed", error=encode_json(shown))
+        stored = self._put(b"failed", response, Turns())
+        if stored is not None:
+            stored.add_done_callback(_ignore)
+        return opening + self._response_event(b"response.failed", response())
 
     # -- the end
 
@@ -155,18 +180,27 @@ class ResponsesReply(ReplyFormat):
             transfer=choice.kv_transfer_params,
             versions=choice.weight_versions,
         )
-        self._final = b"response." + status, response
-        if self._store is None or self._fields.background:
-            return None
-        if self._output.candidates > SHORT_CANDIDATES:
-            return asyncio.ensure_future(self._put_long(self._store, status, response, reply.context.turns))
-        body = b"".join(response())
-        self._final = self._final[0], partial(iter, (body,))
-        return self._store.put(self._entry(status, body))
+        if self._output.candidates <= SHORT_CANDIDATES:
+            body = b"".join(response())
+            self._final = b"response." + status, partial(iter, (body,))
+        else:
+            self._final = b"response." + status, response
+        return self._put(status, self._final[1], reply.context.turns)
 
     def whole(self, reply: CollectedReply) -> Iterator[bytes]:
         assert self._final is not None, "keep comes first"
         yield from self._final[1]()
+
+    def _put(
+        self, status: bytes, response: Callable[[], Iterator[bytes]], turns: Turns
+    ) -> asyncio.Future[None] | None:
+        """Store the finished response, if it is to be stored here."""
+        store = self._store
+        if store is None or self._fields.background:
+            return None
+        if self._output.candidates > SHORT_CANDIDATES:
+            return asyncio.ensure_future(self._put_long(store, status, response, turns))
+        return store.put(self._entry(status, b"".join(response())))
 
     async def _put_long(
         self, store: ResponseStore, status: bytes, response: Callable[[], Iterator[bytes]], turns: Turns
@@ -194,7 +228,7 @@ class ResponsesReply(ReplyFormat):
         return self._entry(b"queued", body) if self._fields.background else None
 
     def queued(self) -> bytes:
-        queued = b"".join(self._object(b"queued"))
+        queued = tuple(self._object(b"queued"))
         return self._response_event(b"response.created", queued) + self._response_event(
             b"response.queued", queued
         )

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from penstock.generation.dialect import EventContent, ReplyFormat
 from penstock.generation.plan import RequestPlan
+from penstock.generation.replies.long_events import LongEvents
 from penstock.generation.replies.reply import Choice, Prompt, RequestContext, RequestReply, prompt_token_ids
 from penstock.generation.replies.token_usage import TokenUsage
 from penstock.http.sink import EventSink
@@ -37,14 +39,19 @@ class StreamedReply(RequestReply):
     """Writes events to the client's connection; the headers precede the first event.
 
     An event has text, token ids and logprobs of the same tokens: they are held until there is text to send.
-    While the client does not read, all rows are held, and become one event per choice.
+    While the client does not read, all rows are held, and become one event per choice; and so they are while
+    events are sent that take long to make.
     """
 
     # -- at first
     _last_comment = 0.0
     """When the last comment was sent."""
     _backlog = 0
-    """Bytes that wait for the client, counted while it does not read."""
+    """Bytes that wait for the client, counted while rows are held."""
+    _long: LongEvents | None = None
+    """Events that are being sent in turns."""
+    _after_long: Callable[[], None] | None = None
+    """What comes after them."""
 
     def __init__(
         self,
@@ -95,7 +102,8 @@ class StreamedReply(RequestReply):
 
     @property
     def _paused(self) -> bool:
-        return self.state in _NOT_READING
+        """Whether rows are held."""
+        return self.state in _NOT_READING or self._long is not None
 
     # -- rows
 
@@ -149,24 +157,29 @@ class StreamedReply(RequestReply):
         else:
             made = format.blocks or self._fields is not None
             event = format.event(index, content) if made else stream.event(content.text)
-            events = opening + event
-            if events:
-                self._send(events)
-            self._choose_path(choice)
+            self._send_choice(choice, opening + event)
 
     def _extend(
         self, choice: Choice, stream: Stream, text: str, tokens: Sequence[int], logprobs: Logprobs | None
     ) -> None:
         self._hold(choice, text, tokens, logprobs)
         if self._paused and choice.stream is not None:
-            if self._backlog > self.context.max_backlog:
+            if self._backlog > self.context.max_backlog and self.state in _NOT_READING:
                 self._cut()
             return
         self._send_choice(choice, self._event(choice, stream))
 
     def _send_choice(self, choice: Choice, events: bytes) -> None:
         """Send events of a choice. With the end of the last choice the reply ends."""
-        if choice.stream is None and self._all_choices_ended():
+        if self._long is not None:
+            self._after_long = partial(self._send_choice, choice, events)
+            return
+        rest = self.format.take_rest()
+        ended = choice.stream is None and self._all_choices_ended()
+        if rest is not None:
+            self._send_long(events, rest, partial(self._end_complete, b"") if ended else self._go_on)
+            return
+        if ended:
             self._end_complete(events)
             return
         if events:
@@ -190,7 +203,7 @@ class StreamedReply(RequestReply):
     def _choose_path(self, choice: Choice) -> None:
         """Let the output processor write the choice's next rows itself, unless text is held back."""
         stream = choice.stream
-        if stream is None or self.state is not ReplyState.STREAMING:
+        if stream is None or self.state is not ReplyState.STREAMING or self._long is not None:
             return
         if not self._plain and self._fields is None:
             return
@@ -268,6 +281,35 @@ class StreamedReply(RequestReply):
         self._advance(ReplyEvent.SEND)
         self.sink.send(data, last=last, kind=self.format.stream_kind)
 
+    def _send_long(self, events: bytes, rest: Iterator[bytes], then: Callable[[], None]) -> None:
+        """Send events, and in turns what the format has left of them; ``then`` go on."""
+        if events:
+            self._send(events)
+        for choice in self.choices:
+            if choice.stream is not None:
+                choice.stream.stop_plain_rows()
+        self._backlog = 0
+        self._long = LongEvents(
+            rest,
+            self.context.turns,
+            self.sink,
+            send=self._send,
+            on_sent=self._on_long_sent,
+            on_fault=self._cut,
+            paused=self.state in _NOT_READING,
+        )
+        self._after_long = then
+
+    def _on_long_sent(self) -> None:
+        then, self._after_long, self._long = self._after_long, None, None
+        if then is not None:
+            then()
+
+    def _go_on(self) -> None:
+        """Send what was held meanwhile, unless the client does not read."""
+        if self.state is ReplyState.STREAMING:
+            self._send_held()
+
     def send_keep_alive(self, since: float, now: float) -> None:
         """Send a sign of life unless one was sent after ``since``. It may precede the first event."""
         if not (self._paused or self.ended) and self._last_comment <= since:
@@ -279,7 +321,11 @@ class StreamedReply(RequestReply):
     def on_pause(self) -> None:
         """The client does not read: hold its rows."""
         self._advance(ReplyEvent.PAUSE)
-        self._backlog = self.sink.unread()
+        if self._long is None:
+            self._backlog = 0
+        else:
+            self._long.pause()
+        self._backlog += self.sink.unread()
         for choice in self.choices:
             if choice.stream is not None:
                 choice.stream.stop_plain_rows()
@@ -287,6 +333,9 @@ class StreamedReply(RequestReply):
     def on_resume(self) -> None:
         """The client reads again: send one event per choice."""
         self._advance(ReplyEvent.RESUME)
+        if self._long is not None:
+            self._long.resume()
+            return
         try:
             self._send_held()
         except Exception:  # noqa: BLE001 - this reply ends
@@ -300,6 +349,10 @@ class StreamedReply(RequestReply):
             stream = choice.stream
             if stream is not None and self.context.streams.num_delivered(stream):
                 data += self._event(choice, stream)
+        rest = self.format.take_rest()
+        if rest is not None:
+            self._send_long(data, rest, self._go_on)
+            return
         if data:
             self._send(data)  # which may pause again
         self._choose_paths()
@@ -310,7 +363,7 @@ class StreamedReply(RequestReply):
         """All choices have ended; ``events`` are the last ones of the last choice."""
         kept = self.format.keep(self)
         if kept is None:
-            self._end(self._complete_outcome(), events + self._last_events())
+            self._end_with(self._complete_outcome(), events + self._last_events())
             return
         if events:
             self._send(events)
@@ -325,9 +378,17 @@ class StreamedReply(RequestReply):
         if self.ended:  # the client has disconnected
             return
         if failed:
-            self._end("error", self.format.error(NOT_KEPT))
+            self._end_with("error", self.format.error(NOT_KEPT))
         else:
-            self._end(self._complete_outcome(), self._last_events())
+            self._end_with(self._complete_outcome(), self._last_events())
+
+    def _end_with(self, outcome: str, events: bytes) -> None:
+        """End the body by events, and by what the format has left of them."""
+        rest = self.format.take_rest()
+        if rest is None:
+            self._end(outcome, events)
+        else:
+            self._send_long(events, rest, partial(self._end, outcome, b""))
 
     def on_failure(self, stream: Stream, error: StreamError) -> None:
         """A stream failed: send what the choices hold and an error event. If nothing was sent before and
@@ -337,11 +398,14 @@ class StreamedReply(RequestReply):
 
     def _fail(self, stream: Stream | None, error: StreamError) -> None:
         """End the reply by an error; ``stream`` has ended by itself, the others are aborted."""
+        if self._long is not None:
+            self._after_long = partial(self._fail, stream, error)
+            return
         running = [(choice, choice.stream) for choice in self.choices if choice.stream is not None]
         self.drop_streams(stream)
         events = b"".join([self._held_events(*each) for each in running if each[0].generated])
         if events or self.started:
-            self._end("error", events + self.format.error(error))
+            self._end_with("error", events + self.format.error(error))
         else:
             self._end(self._unsent_outcome(error), error=self._with_field(error))
 
@@ -352,13 +416,17 @@ class StreamedReply(RequestReply):
             self._end("abort")
 
     def _cut(self) -> None:
-        """The client's backlog is full: break the connection."""
-        self.sink.cut()
-        self.drop_streams()
-        self._end("cut")
+        """The client's backlog is full, or what it should be sent cannot be made: break the connection."""
+        if not self.ended:
+            self.sink.cut()
+            self.drop_streams()
+            self._end("cut")
 
     def _end(self, outcome: str, last_events: bytes | None = None, error: StreamError | None = None) -> None:
         """Every streamed reply ends here, once. ``last_events`` end the body; ``error`` is left to send."""
+        if self._long is not None:
+            self._long.cancel()
+            self._long = self._after_long = None
         self._record_end(outcome)
         on_end, self._on_end = self._on_end, None  # breaks a reference cycle
         assert on_end is not None
