@@ -136,6 +136,7 @@ class App:
             "/is_paused": {"GET": operations.is_paused},
             "/abort_requests": {"POST": in_task(operations.abort_requests)},
             "/init_weight_transfer": {"POST": in_task(self.weights.transfers.init)},
+            "/init_weight_transfer_engine": {"POST": in_task(self.weights.join)},
             "/update_weights": {"POST": in_task(self.weights.update)},
             "/weight_version": {"GET": self.weights.version},
             "/weights_checksum": {"GET": in_task(self.weights.checksum)},

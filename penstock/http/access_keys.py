@@ -25,6 +25,7 @@ ADMINISTRATIVE = frozenset(
         "/abort_requests",
         "/flush_cache",
         "/init_weight_transfer",
+        "/init_weight_transfer_engine",
         "/update_weights",
         "/weight_version",
         "/weights_checksum",

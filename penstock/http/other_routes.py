@@ -10,7 +10,9 @@ from collections.abc import Mapping
 
 _PAUSE = 'POST /pause {"mode": …}: abort, wait, or keep, which is in_place'
 _FROM_FILE = 'POST /update_weights {"path": …, "weight_version": …}'
-_FROM_TRAINER = "POST /update_weights, one call for all tensors, of a file or a broadcast by gloo"
+_FROM_TRAINER = (
+    "POST /update_weights, one call for all tensors, of a file, a broadcast by gloo, or vLLM's update_info"
+)
 _JOIN = "POST /init_weight_transfer, for broadcasts by gloo"
 _ABORT = 'POST /abort_requests {"request_ids": […]}, {"prefix": …} or {"all": true}'
 _VERSION = "GET /weight_version; POST /update_weights sets it"
@@ -27,7 +29,6 @@ OTHER_ROUTES: Mapping[str, str] = {
     "/finish_weight_update": _FROM_TRAINER,
     "/update_named_param": _FROM_TRAINER,
     "/init_weights_update_group": _JOIN,
-    "/init_weight_transfer_engine": _JOIN,
     "/init_communicator": _JOIN,
     "/get_weight_version": _VERSION,
     "/update_weight_version": _VERSION,

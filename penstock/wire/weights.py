@@ -12,6 +12,9 @@ DEFAULT_VERSION = "default"
 MAX_SOURCES = 16
 """Sources of one value: each is read again by an engine that restarts."""
 
+TRANSFER = "transfer:"
+"""How the path of a source begins that is no file: a trainer sends the tensors to the engines, once."""
+
 WeightVersion = Annotated[str, Meta(min_length=1, max_length=64, pattern="^[ -~]*$")]
 StreamsMode = Literal["keep", "wait", "abort"]
 CacheMode = Literal["drop", "keep"]
@@ -21,7 +24,8 @@ class WeightSource(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where tensors are."""
 
     path: Annotated[str, Meta(min_length=1, max_length=4096)]
-    """Absolute path of a directory with safetensors files, or of one such file; the same on every host."""
+    """Absolute path of a directory with safetensors files, or of one such file; the same on every host. Or
+    :data:`TRANSFER` and a name."""
     tensors: list[str] | None = None
     """Their names; None: all that are there."""
     part: bool = False

@@ -78,6 +78,7 @@ def test_every_route_is_there() -> None:
         ("post", "/abort_requests"),
         ("post", "/flush_cache"),
         ("post", "/init_weight_transfer"),
+        ("post", "/init_weight_transfer_engine"),
         ("post", "/update_weights"),
         ("get", "/weight_version"),
         ("get", "/weights_checksum"),

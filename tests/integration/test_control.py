@@ -68,8 +68,23 @@ WEIGHTS: dict[str, Any] = {"path": "/", "weight_version": "v"}
         ("/abort_requests", {"request_ids": []}, "request_ids: expected a list of length >= 1, got []."),
         ("/abort_requests", {"ids": ["a"]}, "ids"),
         ("/update_weights", {"path": "/"}, "the required field 'weight_version' is missing."),
-        ("/update_weights", {"weight_version": "v"}, "Give one of path, paths and broadcast."),
-        ("/update_weights", WEIGHTS | {"paths": ["/"]}, "Give one of path, paths and broadcast."),
+        ("/update_weights", {"weight_version": "v"}, "Give one of path, paths, broadcast and update_info."),
+        (
+            "/update_weights",
+            WEIGHTS | {"paths": ["/"]},
+            "Give one of path, paths, broadcast and update_info.",
+        ),
+        (
+            "/update_weights",
+            {"weight_version": "v", "update_info": {}},
+            "update_info is for vLLM's engines, not synthetic: give them files or a broadcast.",
+        ),
+        ("/init_weight_transfer_engine", {}, "the required field 'init_info' is missing."),
+        (
+            "/init_weight_transfer_engine",
+            {"init_info": {}},
+            "init_info is for vLLM's engines, not synthetic: give them files or a broadcast.",
+        ),
         ("/update_weights", WEIGHTS | {"path": "step-7"}, "path: 'step-7' is no absolute path."),
         ("/update_weights", WEIGHTS | {"path": "/no/such/file"}, "path: '/no/such/file' does not exist."),
         ("/update_weights", WEIGHTS | {"tensors": ["a"], "whole": True}, "whole: a model that is replaced"),
@@ -101,6 +116,13 @@ def test_only_administrators(tmp_path: Path) -> None:
         for path in ("/is_paused", "/weight_version", "/weights_checksum"):
             reply = httpx.get(f"{server.url}{path}", headers=client)
             assert reply.json()["error"]["code"] == "not_admin"
+
+
+def test_an_update_info_that_no_engine_can_be_sent(clients: Clients) -> None:
+    body = {"weight_version": "v", "update_info": {"names": ["a" * 800_000]}}
+    reply = clients[0].post("/update_weights", json=body)
+    assert reply.status_code == 413
+    assert "update_info: the body has 800051 bytes, at most 786432 are taken." in reply.text
 
 
 def test_versions_before_any_update(fleet: Server, clients: Clients) -> None:

@@ -164,8 +164,9 @@ def test_operations_without_a_state(front: Gateway) -> None:
     unknown = call(front.client, "/pause?model=nobody")
     assert (unknown["status"], unknown["error"]["param"]) == (400, "model")
     manifest = {"names": ["version"], "dtypes": ["uint8"], "shapes": [[1]]}
-    sent = call(front.client, "/update_weights", {"broadcast": manifest, "weight_version": "b"})
-    assert (sent["status"], sent["error"]["param"]) == (400, "broadcast")
+    for field, value in (("broadcast", manifest), ("update_info", {"names": []})):
+        sent = call(front.client, "/update_weights", {field: value, "weight_version": "b"})
+        assert (sent["status"], sent["error"]["param"]) == (400, field)
     assert front.client.get("/pause").status_code == 405
     other = call(front.client, "/pause_generation", {"mode": "in_place"})
     assert (other["status"], other["error"]["code"]) == (403, "administrative")

@@ -15,7 +15,11 @@ from penstock.api.routes.adapter_schemas import (
 from penstock.api.routes.operations import MODES, PAUSE_MODES, AbortRequest
 from penstock.api.routes.response_schemas import REPLIES
 from penstock.api.routes.tokenize import UNSUPPORTED, DetokenizeRequest, TokenizeRequest
-from penstock.api.routes.weight_schemas import InitWeightTransferRequest, UpdateWeightsRequest
+from penstock.api.routes.weight_schemas import (
+    InitWeightTransferEngineRequest,
+    InitWeightTransferRequest,
+    UpdateWeightsRequest,
+)
 from penstock.dialects.openapi_schema import BODY_ERRORS, GENERATION_ERRORS, REQUEST_ID, SHARED, Route, ref
 from penstock.dialects.registry import DESCRIPTIONS
 from penstock.generation.replies.columns import SAFETENSORS
@@ -325,6 +329,13 @@ _ROUTES = (
                 {"request_ids": ["cmpl-1"]},
             ),
             (
+                "/init_weight_transfer_engine",
+                "initWeightTransferEngine",
+                "Have the workers of vLLM's engines join a trainer, which sends weights",
+                "InitWeightTransferEngineRequest",
+                {"init_info": {"packed": False}},
+            ),
+            (
                 "/update_weights",
                 "updateWeights",
                 "Have all engines compute with other weights",
@@ -486,6 +497,7 @@ def _request_schemas() -> Json:
         LoadAdapterRequest,
         AbortRequest,
         UpdateWeightsRequest,
+        InitWeightTransferEngineRequest,
         InitWeightTransferRequest,
     )
     _, schemas = msgspec.json.schema_components(types, ref_template=_REFERENCE)

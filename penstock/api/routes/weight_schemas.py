@@ -1,8 +1,8 @@
-"""The bodies of ``POST /update_weights`` and ``/init_weight_transfer``."""
+"""The bodies of ``POST /update_weights``, ``/init_weight_transfer`` and ``/init_weight_transfer_engine``."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -44,6 +44,15 @@ class InitWeightTransferRequest(msgspec.Struct, kw_only=True, forbid_unknown_fie
     world_size: Annotated[int, Meta(ge=2, le=1 << 16, description="Members of the group.")] = 2
 
 
+class InitWeightTransferEngineRequest(msgspec.Struct, kw_only=True):
+    """POST /init_weight_transfer_engine."""
+
+    init_info: Annotated[
+        dict[str, Any],
+        Meta(description="What the weight transfer engine of vLLM's workers needs to join a trainer."),
+    ]
+
+
 class UpdateWeightsRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /update_weights."""
 
@@ -66,6 +75,13 @@ class UpdateWeightsRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=T
         Meta(
             description="In place of path: tensors that rank 0 of a trainer's group broadcasts by gloo; "
             "/init_weight_transfer has joined it."
+        ),
+    ] = None
+    update_info: Annotated[
+        dict[str, Any] | list[dict[str, Any]] | None,
+        Meta(
+            description="In place of path: what vLLM's workers need to receive tensors from a trainer, or a "
+            "list with that of each worker; /init_weight_transfer_engine has joined it."
         ),
     ] = None
     tensors: Annotated[

@@ -28,7 +28,13 @@ from penstock.engine.attach.output_decoder import DecodedOutputs
 from penstock.engine.attach.requests import encode_add
 from penstock.engine.attach.step_output import StepEvents, VllmCounters
 from penstock.engine.attach.streams import AttachedStreams
-from penstock.engine.attach.weight_loader import CACHE_IN_USE, AttachedWeightLoader, start_of
+from penstock.engine.attach.weight_loader import (
+    CACHE_IN_USE,
+    SENT_ONCE,
+    AttachedWeightLoader,
+    ExpectedTransfer,
+    start_of,
+)
 from penstock.engine.base import Hold, Load, RequestRejected, StepRows
 from penstock.engine.batch.rows import concat_rows
 from penstock.engine.lora.adapter_table import AdapterTable, LoadedAdapter
@@ -388,7 +394,15 @@ class AttachedEngine:
             case "reset_prefix_cache":
                 if not core.call("reset_prefix_cache"):
                     raise ValueError(CACHE_IN_USE)
+            case "init_weight_transfer_engine":
+                core.call("collective_rpc", method, None, (), arguments)
+            case "expect_weights":
+                if self._steps_together:
+                    raise ValueError("this engine cannot replace its weights while it runs")
+                self._weights.expect(msgspec.convert(arguments, ExpectedTransfer))
             case "sleep":
+                if arguments["level"] >= DROPS_WEIGHTS and self._weights.is_sent:
+                    raise ValueError(f"{SENT_ONCE}; level 1 keeps them")
                 core.call("reset_prefix_cache")
                 core.call("sleep", arguments["level"])
                 core.is_asleep = True

@@ -1,4 +1,5 @@
-"""Has vLLM replace its weights, by the calls of its own with which its workers read a checkpoint again.
+"""Has vLLM replace its weights, by the calls of its own with which its workers read a checkpoint again, or
+receive tensors from a trainer.
 
 vLLM checks names and shapes while it copies, and takes a checkpoint that lacks tensors. So what can be told
 from headers is checked before. The engine also keeps a label of its weights: a successor of this process,
@@ -16,6 +17,7 @@ from contextlib import suppress
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -28,7 +30,7 @@ from penstock.engine.weights.tensor_files import StoredTensor, TensorFiles, show
 from penstock.engine.weights.weight_file import WeightFile
 from penstock.engine.weights.weight_loader import BrokenWeights, WeightPlan
 from penstock.wire.vllm.messages import EngineLost
-from penstock.wire.weights import DEFAULT_VERSION, WeightSource
+from penstock.wire.weights import DEFAULT_VERSION, TRANSFER, WeightSource
 
 READ_TIMEOUT_S = 3600.0
 """How long vLLM may read a checkpoint; as long as a request may wait for it."""
@@ -38,6 +40,9 @@ follow."""
 ONLY_WHOLE = (
     "vLLM's engine takes whole models, each from one path: not several paths, nor tensors, nor whole: false"
 )
+SENT_ONCE = (
+    "a trainer sends these weights, and only once: have it send them again, under another weight_version"
+)
 CACHE_IN_USE = "vLLM cannot empty its prefix cache, as requests use it; try again"
 ANOTHER_START = (
     "the weights that vLLM was started with cannot be read again: with --revision it would take those of "
@@ -45,8 +50,18 @@ ANOTHER_START = (
 )
 
 
+class ExpectedTransfer(msgspec.Struct, frozen=True):
+    """What a trainer is about to send."""
+
+    path: str
+    """That of the source."""
+    update_info: Any
+    """What vLLM's workers need to know of it."""
+    timeout_s: float
+
+
 class AttachedWeightPlan:
-    """A checkpoint that has been checked."""
+    """A checkpoint that has been checked, or a transfer that is expected."""
 
     def __init__(self, source: WeightSource | None, count: int) -> None:
         """``source``: None: the weights of the start. ``count``: its tensors."""
@@ -77,7 +92,10 @@ class AttachedWeightLoader:
         self._remove(links_dir)
         self._restore_adapters = restore_adapters
         self._present: str | None = start
-        """What vLLM has read last; it reads it again after a sleep without weights."""
+        """What vLLM has read last; it reads it again after a sleep without weights. None: it cannot."""
+        self.is_sent = False
+        """Whether a trainer has sent the present weights."""
+        self._expected: ExpectedTransfer | None = None
         self._directory: str | None = None
         """That of ``_present``, if it was made here."""
 
@@ -90,6 +108,10 @@ class AttachedWeightLoader:
                 known |= file.tensors
         return known
 
+    def expect(self, transfer: ExpectedTransfer) -> None:
+        """A trainer is about to send this, and not what was expected before."""
+        self._expected = transfer
+
     def plan(self, sources: Sequence[WeightSource]) -> AttachedWeightPlan:
         if not sources:
             if self._start is None:
@@ -97,9 +119,19 @@ class AttachedWeightLoader:
             return AttachedWeightPlan(None, 0)
         if len(sources) > 1 or sources[0].is_part:
             raise ValueError(ONLY_WHOLE)
+        if sources[0].path.startswith(TRANSFER):
+            self._find_expected(sources[0].path)
+            return AttachedWeightPlan(sources[0], 0)
         files = TensorFiles(sources)
         self._check(files.tensors)
         return AttachedWeightPlan(sources[0], files.count)
+
+    def _find_expected(self, path: str) -> ExpectedTransfer:
+        """Raises ValueError."""
+        expected = self._expected
+        if expected is None or expected.path != path:
+            raise ValueError(SENT_ONCE)
+        return expected
 
     def _check(self, found: Mapping[str, StoredTensor]) -> None:
         """Raises ValueError for tensors other than MODEL's own. Those that it does not have are vLLM's to
@@ -123,23 +155,45 @@ class AttachedWeightLoader:
         assert path is not None  # it was planned
         # a vLLM that has no versions refuses this, and nothing has changed
         self._core.call("set_weight_version", path)
-        directory = None if plan.source is None else self._link(path)
+        expected = self._begin_transfer(path, tick) if path.startswith(TRANSFER) else None
+        directory = None if plan.source is None or expected is not None else self._link(path)
         path = directory or path
         try:
-            read_weights(self._core, path, tick, is_start=plan.source is None)
+            if expected is not None:
+                self._receive(expected, tick)
+            else:
+                read_weights(self._core, path, tick, is_start=plan.source is None)
         except CallFailed as error:
             self._remove(directory)
             self._go_back(tick)
             raise ValueError(f"vLLM: {error}") from None
         self._forgot_adapters()
         self._remove(self._directory)
-        self._present, self._directory = path, directory
+        self.is_sent = expected is not None
+        self._present, self._directory = None if self.is_sent else path, directory
         return plan.count
+
+    def _begin_transfer(self, path: str, tick: Callable[[], None]) -> ExpectedTransfer:
+        """What all workers have been told to receive. Raises ValueError, with which nothing has changed."""
+        expected, self._expected = self._find_expected(path), None
+        self._call_workers(expected, "start_weight_update", tick)
+        return expected
+
+    def _receive(self, expected: ExpectedTransfer, tick: Callable[[], None]) -> None:
+        """Raises CallFailed, EngineLost."""
+        self._call_workers(expected, "update_weights", tick, update_info=expected.update_info)
+        self._call_workers(expected, "finish_weight_update", tick)
+
+    def _call_workers(
+        self, expected: ExpectedTransfer, method: str, tick: Callable[[], None], **arguments: Any
+    ) -> None:
+        call = ("collective_rpc", method, None, (), arguments)
+        self._core.call(*call, on_wait=tick, timeout_s=expected.timeout_s)
 
     def _go_back(self, tick: Callable[[], None]) -> None:
         """Read again what was there. Raises BrokenWeights."""
         if self._present is None:
-            raise BrokenWeights(ANOTHER_START)
+            raise BrokenWeights(SENT_ONCE if self.is_sent else ANOTHER_START)
         try:
             read_weights(self._core, self._present, tick, is_start=self._present == self._start)
         except CallFailed as error:

@@ -283,9 +283,10 @@ def _read(http: HttpRequest, body: bytes) -> _Asked:
         if not isinstance(decoded, dict):
             raise ApiError(400, "The body must be a JSON object.")
         fields = decoded
-    if fields.get("broadcast") is not None:
-        message = "broadcast: it reaches one server, and cannot be sent again: call that server."
-        raise ApiError(400, message, param="broadcast")
+    for field in ("broadcast", "update_info"):
+        if fields.get(field) is not None:
+            message = f"{field}: it reaches one server, and cannot be sent again: call that server."
+            raise ApiError(400, message, param=field)
     timeout_s = read_timeout(given.get("timeout"))
     model, pool = given.pop("model", ""), given.pop("pool", None)
     if "model" in fields:

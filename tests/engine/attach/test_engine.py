@@ -22,6 +22,7 @@ from penstock.supervisor.startup.model_resolution import DEMO_DIR
 from penstock.wire.frames import FinishReason
 from penstock.wire.messages import SamplingParams, Submit
 from penstock.wire.vllm.messages import ENGINE_DEAD, EngineLost, ReadyResponse
+from penstock.wire.weights import WeightSource
 from tests.engine.attach.test_arrays import inline
 
 SLOTS = 4
@@ -45,7 +46,7 @@ class FakeConnection:
         self.answers: dict[str, Any] = {}
         """Results of calls by method, which are answered at once; an exception's text is a failure."""
         self.failing: dict[str, list[str]] = {}
-        """Failures of the next calls by method."""
+        """Failures of the next calls by method; an empty one is none."""
 
     @property
     def has_output(self) -> bool:
@@ -58,7 +59,8 @@ class FakeConnection:
         if frames[0] == b"\x03":
             _, number, method, _ = msgspec.msgpack.decode(frames[1])
             failing = self.failing.get(method)
-            result = RuntimeError(failing.pop(0)) if failing else self.answers.get(method)
+            words = failing.pop(0) if failing else ""
+            result = RuntimeError(words) if words else self.answers.get(method)
             failure = str(result) if isinstance(result, Exception) else None
             answer = [number, failure, None if failure else [None, result]]
             self.put([], utility=answer)
@@ -407,6 +409,25 @@ def test_weights_that_were_dropped_are_read_again(attached: Attached) -> None:
     ]
 
 
+def test_weights_that_a_trainer_has_sent_are_not_dropped(attached: Attached) -> None:
+    attached.engine.call("init_weight_transfer_engine", {"init_info": {"packed": False}})
+    attached.engine.call("expect_weights", {"path": "transfer:1", "update_info": {}, "timeout_s": 5})
+    loader = attached.engine.weights
+    assert loader is not None
+    attached.connection.answers["reset_prefix_cache"] = True
+    plan = loader.plan([WeightSource("transfer:1")])
+    loader.load(plan, drop_cache=True, in_step=False, tick=lambda: None)
+    sent = calls(attached)
+    assert sent[0] == (
+        "collective_rpc",
+        ["init_weight_transfer_engine", None, [], {"init_info": {"packed": False}}],
+    )
+    with pytest.raises(ValueError, match=r"only once.*; level 1 keeps them"):
+        attached.engine.call("sleep", {"level": 2})
+    assert calls(attached) == sent
+    attached.engine.call("sleep", {"level": 1})
+
+
 def test_requests_of_an_earlier_attachment_are_aborted(attached: Attached) -> None:
     attached.submit(0)
     foreign = attached.record(0, [1])
@@ -520,3 +541,5 @@ def test_engines_that_step_together_are_not_held(tmp_path: Path, monkeypatch: py
             attached.engine.hold(hold)
     attached.engine.hold(Hold.NOTHING)
     assert attached.engine.weights is None
+    with pytest.raises(ValueError, match="cannot replace its weights while it runs"):
+        attached.engine.call("expect_weights", {"path": "transfer:1", "update_info": {}, "timeout_s": 5})

@@ -15,7 +15,12 @@ from penstock.config.serve import ServeConfig
 from penstock.engine.attach.attached_core import AttachedCore
 from penstock.engine.attach.connection import EngineConnection
 from penstock.engine.attach.request_ids import RequestIds
-from penstock.engine.attach.weight_loader import AttachedWeightLoader, read_start_again, start_of
+from penstock.engine.attach.weight_loader import (
+    AttachedWeightLoader,
+    ExpectedTransfer,
+    read_start_again,
+    start_of,
+)
 from penstock.engine.weights.weight_loader import BrokenWeights
 from penstock.wire.vllm.messages import EngineLost, ReadyResponse
 from penstock.wire.weights import WeightSource
@@ -184,6 +189,62 @@ def test_an_engine_whose_weights_are_lost_is_broken(loading: Loading) -> None:
     loading.connection.answers["collective_rpc"] = RuntimeError("no memory")
     with pytest.raises(BrokenWeights, match="lost as well: vLLM: no memory"):
         loading.load(WeightSource(loading.file("a.safetensors")))
+
+
+SENT, INFO = WeightSource("transfer:7"), {"names": ["norm", "head"]}
+
+
+def workers(method: str, **arguments: Any) -> list[Any]:
+    return ["collective_rpc", [method, None, [], arguments]]
+
+
+def test_a_transfer_is_received_once(loading: Loading) -> None:
+    with pytest.raises(ValueError, match="a trainer sends these weights, and only once"):
+        loading.load(SENT)
+    loading.loader.expect(ExpectedTransfer(SENT.path, INFO, 5.0))
+    loading.load(SENT, drop_cache=True)
+    assert loading.calls() == [
+        ["reset_prefix_cache", [True, True]],
+        labels(SENT.path),
+        workers("start_weight_update"),
+        workers("update_weights", update_info=INFO),
+        workers("finish_weight_update"),
+    ]
+    assert (loading.loader.is_sent, loading.restored) == (True, 1)
+    with pytest.raises(ValueError, match="a trainer sends these weights, and only once"):
+        loading.load(SENT)
+    loading.load()
+    assert not loading.loader.is_sent
+
+
+def test_another_transfer_than_the_expected_one_is_refused(loading: Loading) -> None:
+    loading.loader.expect(ExpectedTransfer("transfer:8", INFO, 5.0))
+    with pytest.raises(ValueError, match="under another weight_version"):
+        loading.load(SENT)
+    assert loading.calls() == []
+
+
+def test_a_transfer_that_does_not_begin_changes_nothing(loading: Loading) -> None:
+    loading.loader.expect(ExpectedTransfer(SENT.path, INFO, 5.0))
+    loading.connection.failing = {"collective_rpc": ["Weight transfer not configured."]}
+    with pytest.raises(ValueError, match=r"^Weight transfer not configured\.$"):
+        loading.load(SENT)
+    assert loading.calls() == [labels(SENT.path), workers("start_weight_update")]
+
+
+def test_a_transfer_that_fails_is_followed_by_what_can_be_read(loading: Loading) -> None:
+    path = loading.file("a.safetensors")
+    for source in (WeightSource(path), SENT):
+        loading.loader.expect(ExpectedTransfer(SENT.path, INFO, 5.0))
+        loading.load(source)
+        loading.calls()
+        loading.loader.expect(ExpectedTransfer("transfer:8", INFO, 5.0))
+        loading.connection.failing = {"collective_rpc": ["", "the trainer is gone"]}
+        error: type[Exception] = BrokenWeights if source is SENT else ValueError
+        with pytest.raises(error, match="only once" if source is SENT else "^vLLM: the trainer is gone$"):
+            loading.load(WeightSource("transfer:8"))
+        read_again = loading.calls()[3:]
+        assert [call[1][0] for call in read_again] == ([] if source is SENT else ["reload_weights"])
 
 
 def test_asleep(loading: Loading) -> None:
