@@ -5,6 +5,7 @@ It goes on after GOAWAY, which the library h2 cannot.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import hpack
@@ -110,14 +111,23 @@ class Http2Client:
 
     # -- requests
 
-    def start(self, path: str, body: bytes, reply: Reply, *, ends: bool = True) -> int:
-        """Returns the stream's id. Without ``ends`` the body is missing."""
+    def start(
+        self,
+        path: str,
+        body: bytes,
+        reply: Reply,
+        *,
+        ends: bool = True,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+    ) -> int:
+        """Returns the stream's id. Without ``ends`` the body is missing. ``headers``: further ones."""
         number, self._next = self._next, self._next + 2
         fields = [
             (b":method", b"POST" if body or not ends else b"GET"),
             (b":scheme", b"http"),
             (b":path", path.encode()),
             (b":authority", self._authority),
+            *headers,
         ]
         if body:
             fields += [JSON, (b"content-length", b"%d" % len(body))]

@@ -28,7 +28,8 @@ _EVENT = re.compile(rb"data: (.*?)\n\n", re.DOTALL)
 class Completion:
     """One streamed completion; over HTTP/2 the receiver of its reply."""
 
-    def __init__(self, body: dict[str, Any]) -> None:
+    def __init__(self, body: dict[str, Any], headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+        self.headers = headers
         self.content = json.dumps(body | {"stream": True}).encode()
         self.pieces: list[str] = []
         self.failure: tuple[str, str] | None = None
@@ -87,6 +88,7 @@ class _Http1Connection:
         (self._client,) = self.clients = clients
         content = self._client.content
         head = f"POST {PATH} HTTP/1.1\r\nhost: test\r\ncontent-length: {len(content)}\r\n"
+        head += "".join(f"{name.decode()}: {value.decode()}\r\n" for name, value in self._client.headers)
         self.socket = socket.create_connection(address)
         self.socket.sendall(head.encode() + b"content-type: application/json\r\n\r\n" + content)
         self.socket.setblocking(False)
@@ -131,7 +133,9 @@ class Http2Connection:
         self.socket.close()
 
     def start(self, *clients: Completion) -> None:
-        self._ids += [self.http2.start(PATH, client.content, client) for client in clients]
+        self._ids += [
+            self.http2.start(PATH, client.content, client, headers=client.headers) for client in clients
+        ]
         self.clients += clients
         self._send()
 
@@ -187,9 +191,11 @@ class Streams:
     The first, third, fifth ... go over connections of their own, the others share connections of HTTP/2.
     """
 
-    def __init__(self, url: str, bodies: Sequence[dict[str, Any]]) -> None:
+    def __init__(self, url: str, bodies: Sequence[dict[str, Any]], rank: int | None = None) -> None:
+        """``rank``: of the engine that is to run them."""
         address = address_of(url)
-        self._clients = [Completion(body) for body in bodies]
+        headers = [] if rank is None else [(b"x-data-parallel-rank", b"%d" % rank)]
+        self._clients = [Completion(body, headers) for body in bodies]
         alone, shared = self._clients[::2], self._clients[1::2]
         self._connections: list[_Http1Connection | Http2Connection] = [
             *(_Http1Connection(address, [client]) for client in alone),

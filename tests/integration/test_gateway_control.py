@@ -31,7 +31,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
         ]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def front(servers: list[Server]) -> Iterator[Gateway]:
     with gateway(*(each.url for each in servers), options=OPTIONS) as running:
         yield running

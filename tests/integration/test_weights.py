@@ -216,6 +216,9 @@ def test_a_stream_that_is_resumed_on_an_engine_with_other_weights_tells_so(
             victim.kill()
             body = reply.result(WAIT_S)
         assert body["status"] == 200, body
+        most = max(len(each.pieces) for each in streams.completions)
+        streams.until_each_has(most + 10)  # those of the engine that was killed, too
+        assert call(clients[0], "/abort_requests", {"all": True})["status"] == 200
         streams.until_all_ended()
         assert streams.failures == []
         check_marks(streams.completions, {"x0": 40, "x1": 41})
