@@ -38,7 +38,7 @@ from penstock.generation.request.validation import (
 from penstock.http.accept import asks_for
 from penstock.http.admission import no_engine, overloaded, unavailable
 from penstock.http.errors import ApiError
-from penstock.http.request import JSON, ClientGone, HttpRequest
+from penstock.http.request import JSON, ClientGone, HttpRequest, beyond_option
 from penstock.http.sink import Headers
 from penstock.store.stored_response import StoredResponse
 from penstock.wire.messages import AdapterKey, SamplingParams, Submit
@@ -143,7 +143,7 @@ class GenerationRoutes:
     async def _run(self, dialect: Dialect, request: ApiRequest) -> None:
         self._begin_one()
         try:
-            body = await request.http.read_json(self._config.max_request_bytes)
+            body = await request.http.read_json(self._config.max_request_bytes, beyond_option)
             self._check_open()
             accept = _named_types(dialect, request)
             info = RequestInfo(request.http.header(b"x-request-id"), request.tenant, accept)

@@ -192,9 +192,9 @@ class HttpRequest:
                 raise too_large(limit)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def read_json(self, limit: int) -> bytes:
-        """The whole body of a JSON request. Raises ApiError for another content type or more than ``limit``
-        bytes, ClientGone if the client disconnects."""
+    async def read_json(self, limit: int, too_large: Callable[[int], ApiError] | None = None) -> bytes:
+        """The whole body of a JSON request. Raises ApiError for another content type, ``too_large(limit)``
+        (by default: the route's own limit) beyond ``limit`` bytes, ClientGone if the client disconnects."""
         self.check_coding()
         kind = self.fields.get(b"content-type", JSON)
         if kind != JSON and not _is_json(kind):
@@ -204,7 +204,7 @@ class HttpRequest:
                 type=MALFORMED,
                 param="Content-Type",
             )
-        return await self.read_body(limit, _too_large)
+        return await self.read_body(limit, too_large or _beyond_route)
 
     async def unless_gone(self, work: Coroutine[Any, Any, Result]) -> Result:
         """The result of ``work``; to be called once the whole body has been read. Raises ClientGone, and
@@ -282,8 +282,10 @@ def _is_json(content_type: bytes) -> bool:
     return kind == JSON or kind.endswith(b"+json")
 
 
-def _too_large(limit: int) -> ApiError:
-    return ApiError(
-        413,
-        f"The request body is larger than the {limit} bytes allowed by --max-request-bytes.",
-    )
+def beyond_option(limit: int) -> ApiError:
+    """413 for a body of more than ``--max-request-bytes``."""
+    return ApiError(413, f"The request body is larger than the {limit} bytes allowed by --max-request-bytes.")
+
+
+def _beyond_route(limit: int) -> ApiError:
+    return ApiError(413, f"The request body is larger than the {limit} bytes that this route takes.")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
 from penstock.http.errors import ApiError
 from penstock.http.http1.request_head import MAX_KNOWN_BYTES, MAX_KNOWN_LINES, _known_lines, parse_head
+from penstock.http.request import beyond_option
 from tests.http.requests import http_request
 
 Headers = list[tuple[bytes, bytes]]
@@ -44,6 +46,19 @@ def test_every_header_of_the_body_is_checked(headers: Headers, param: str | None
     with pytest.raises(ApiError) as caught:
         asyncio.run(read())
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("more", "end"), [((), "11 bytes that this route takes."), ((beyond_option,), "by --max-request-bytes.")]
+)
+def test_a_body_that_is_too_large_names_what_limits_it(
+    more: tuple[Callable[[int], ApiError], ...], end: str
+) -> None:
+    request = http_request("POST", headers=[(b"content-length", b"12")], body=b"[1, 2, 3, 4]")
+    with pytest.raises(ApiError) as caught:
+        asyncio.run(request.read_json(11, *more))
+    assert caught.value.status == 413
+    assert caught.value.message.endswith(end)
 
 
 def test_a_second_content_type_is_refused_with_the_head() -> None:

@@ -14,6 +14,7 @@ from penstock.generation.dialect import LookedUp, RequestInfo, TokenCounter
 from penstock.generation.prompt.prompt_encoder import PromptEncoder
 from penstock.generation.prompt.tokenizer import INLINE_SLOW
 from penstock.http.errors import ApiError
+from penstock.http.request import beyond_option
 
 
 class CountTokensRoutes:
@@ -34,7 +35,7 @@ class CountTokensRoutes:
         return partial(self._answer, counter)
 
     async def _answer(self, counter: TokenCounter, request: ApiRequest) -> None:
-        body = await request.http.read_json(self._config.max_request_bytes)
+        body = await request.http.read_json(self._config.max_request_bytes, beyond_option)
         info = RequestInfo(request.http.header(b"x-request-id"), request.tenant)
         looking = counter.look_up(body, info)
         if looking is None:

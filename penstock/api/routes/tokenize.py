@@ -20,6 +20,7 @@ from penstock.generation.prompt.tokenizer import INLINE_SLOW
 from penstock.generation.request.schemas import JsonObject, Message, PromptToken, Tool, about
 from penstock.generation.request.unsupported_content import UnsupportedContent
 from penstock.http.errors import ApiError, encode_json
+from penstock.http.request import beyond_option
 from penstock.wire.arrays import I32
 
 MAX_TOKENS = 1 << 19
@@ -109,7 +110,7 @@ class TokenizeRoutes:
         await self._answer(request, self.detokenized)
 
     async def _answer(self, request: ApiRequest, handle: Callable[[bytes], bytes]) -> None:
-        body = await request.http.read_json(self._max_request_bytes)
+        body = await request.http.read_json(self._max_request_bytes, beyond_option)
         if len(body) <= INLINE_SLOW:
             reply = handle(body)
         else:
