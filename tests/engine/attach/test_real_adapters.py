@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zmq
+from safetensors.numpy import load_file, save_file
 
 from penstock.adapters.adapter_files import describe_adapter
 from penstock.adapters.errors import AdapterError
@@ -22,6 +23,7 @@ from penstock.engine.attach.requests import encode_add
 from penstock.wire.frames import FinishReason
 from penstock.wire.kv_events import BlockStored, decode_batch
 from penstock.wire.messages import Adapter
+from penstock.wire.weights import WeightSource
 from tests.adapters import make_adapter
 from tests.engine.attach.small_engine import (
     EOS,
@@ -96,7 +98,7 @@ def in_vllm(engine: AttachedEngine) -> set[int]:
 
 def copies(engine: AttachedEngine) -> list[Path]:
     assert engine._loader is not None
-    return list(Path(engine._loader._copies._parent).iterdir())
+    return list(Path(engine._loader._copies._parent).glob("adapters-*"))
 
 
 def made(directory: Path, name: str = "sql", seed: int = 1, **config: Any) -> Adapter:
@@ -358,6 +360,33 @@ def test_dropped_weights_are_read_again_and_adapters_with_them(
     engine.call("wake_up", {})
     assert generate(engine, max_tokens=12) == base
     assert generate(engine, max_tokens=12, adapter="sql") == tuned
+
+
+def test_adapters_stay_with_other_weights_which_are_read_again_after_a_sleep(
+    engine: AttachedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replace(*paths: Path) -> tuple[list[int], list[int]]:
+        assert engine.weights is not None
+        plan = engine.weights.plan([WeightSource(str(path)) for path in paths])
+        engine.weights.load(plan, drop_cache=True, in_step=False, tick=lambda: None)
+        return tokens()
+
+    def tokens() -> tuple[list[int], list[int]]:
+        return generate(engine, max_tokens=12), generate(engine, max_tokens=12, adapter="sql")
+
+    monkeypatch.setattr(engine, "can_sleep", True)
+    use(engine, made(tmp_path))
+    before = tokens()
+    weights = load_file(engine._weights._model_dir / "model.safetensors")
+    other = tmp_path / "other.safetensors"
+    save_file({name: weight[::-1].copy() for name, weight in weights.items()}, other)
+    base, tuned = replace(other)
+    assert base not in (before[0], tuned)
+    engine.call("sleep", {"level": 2})
+    engine._core.call("collective_rpc", "erase_weights")
+    engine.call("wake_up", {})
+    assert tokens() == (base, tuned)
+    assert replace() == before
 
 
 def test_the_loader_is_one(engine: AttachedEngine) -> None:
