@@ -250,8 +250,26 @@ def test_a_group_that_is_not_complete_in_time(clients: list[httpx.Client]) -> No
         group = {"master_address": "127.0.0.1", "master_port": silent.getsockname()[1]}
         body = call(clients[0], "/init_weight_transfer?timeout=1", group)
     assert (body["status"], body["error"]["code"]) == (504, "timeout"), body
+    where = f"127.0.0.1:{group['master_port']} (master_address, master_port)"
+    assert where in body["error"]["message"]
     body = call(clients[0], "/init_weight_transfer", group | {"rank": 2})
     assert (body["status"], body["error"]["param"]) == (400, "rank"), body
+
+
+def test_a_group_of_another_size_than_the_trainers(clients: list[httpx.Client]) -> None:
+    """Its members wait for each other: the call ends in time, and the receiver with it."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-c", TRAINER, str(DEMO_DIR / "model.safetensors"), str(port), "3"]
+    trainer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        group = {"master_address": "127.0.0.1", "master_port": port, "world_size": 2}
+        body = call(clients[0], "/init_weight_transfer?timeout=20", group)
+    finally:
+        trainer.kill()
+        trainer.communicate()
+    assert body["status"] in (502, 504), body
+    assert receive(clients[1], "next")["error"]["code"] == "no_weight_transfer"
 
 
 def test_the_receiver_ends_with_the_api_server_that_started_it(fleet: Server) -> None:

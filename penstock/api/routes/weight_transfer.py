@@ -88,7 +88,11 @@ class WeightTransferRoutes:
             except TransferFailed as error:
                 raise ApiError(502, f"The group was not joined: {error}.", code="transfer_failed") from None
             except TimeoutError:
-                message = f"The group was not complete within {options.timeout_s:g} s."
+                where, members = f"{body.master_address}:{body.master_port}", body.world_size
+                message = (
+                    f"The group was not complete within {options.timeout_s:g} s: rank 0 is to listen at "
+                    f"{where} (master_address, master_port), and {members} members to join (world_size)."
+                )
                 raise ApiError(504, message, code="timeout") from None
         reply = {"operation": INIT, "outcome": "done", "rank": body.rank, "world_size": body.world_size}
         await request.http.reply_json(encode_json(reply))
