@@ -16,12 +16,14 @@ from penstock.api.api_request import ApiRequest
 from penstock.dialects.chat.reply import ChatReply
 from penstock.dialects.completions.reply import CompletionReply
 from penstock.dialects.openai_reply import OpenAIReply
+from penstock.generation.replies import turns
 from penstock.generation.replies.logprobs import (
     PIECE_CANDIDATES,
     LogprobCollector,
     PromptLogprobFormatter,
     TokenNames,
 )
+from penstock.generation.replies.turns import Turns
 from penstock.generation.request.validation import MAX_STREAMED_CANDIDATES, check_streamed_echo
 from penstock.http.errors import ApiError
 from penstock.streaming.token_table import TokenTable
@@ -117,10 +119,10 @@ def pieces(count: int, made: list[int]) -> Iterator[bytes]:
 
 
 def test_large_replies_take_turns_with_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time_sliced_sender, "TURN_S", 0)
+    monkeypatch.setattr(turns, "TURN_S", 0)
 
     async def attack() -> None:
-        sender, made = time_sliced_sender.TimeSlicedSender(), list[int]()
+        sender, made = time_sliced_sender.TimeSlicedSender(Turns()), list[int]()
         sinks = [FakeSink() for _ in range(3)]
         work = [sender.send_json(requested(each), pieces(200, made)) for each in sinks]
         assert await rounds_while(asyncio.gather(*work)) >= 3 * 199
@@ -135,21 +137,21 @@ def test_large_replies_take_turns_with_other_work(monkeypatch: pytest.MonkeyPatc
 
 def test_small_ones_are_sent_at_once() -> None:
     sink = FakeSink()
-    asyncio.run(time_sliced_sender.TimeSlicedSender().send_json(requested(sink), iter([b"{", b"}"])))
+    asyncio.run(time_sliced_sender.TimeSlicedSender(Turns()).send_json(requested(sink), iter([b"{", b"}"])))
     assert sink.parts == [b"{}"]
     assert sink.headers[b"content-length"] == b"2"
 
 
 def test_formatting_ends_when_the_client_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time_sliced_sender, "TURN_S", 0)
+    monkeypatch.setattr(turns, "TURN_S", 0)
     sink, made = Leaving(leaves_after=2), list[int]()
-    asyncio.run(time_sliced_sender.TimeSlicedSender().send_json(requested(sink), pieces(1000, made)))
+    asyncio.run(time_sliced_sender.TimeSlicedSender(Turns()).send_json(requested(sink), pieces(1000, made)))
     assert len(made) < 200
 
 
 def test_a_reply_of_known_size_has_its_length_and_its_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     sink, made = FakeSink(), list[int]()
-    sender, size = time_sliced_sender.TimeSlicedSender(), 100 * 4096
+    sender, size = time_sliced_sender.TimeSlicedSender(Turns()), 100 * 4096
     asyncio.run(sender.send_sized(requested(sink), pieces(100, made), b"a/b", size))
     assert (sink.headers[b"content-type"], sink.headers[b"content-length"]) == (b"a/b", b"%d" % size)
     assert (sink.body, len(sink.parts), sink.ended) == (b"x" * size, 100, "finish")
