@@ -200,7 +200,7 @@ def _token_fields(
     if width:
         (first, kind), *others = logprob_lists
         lists = [(b"{" + first, kind), *others]
-        logprobs = TokenFields.make(lists, b"]}", names, width)
+        logprobs = TokenFields.make(lists, b"]}", names, width, texts=False)
         lists[0] = (b'%b,"logprobs":{%b' % (text_end, first), kind)
         end = b']},"finish_reason":null'
     else:

@@ -46,16 +46,17 @@ class TokenNames:
         self._known: dict[int, TokenName] = {}
         self._tokens: dict[bytes, int] = {}
         """A token that is spelled like this."""
+        self.known = np.zeros(0, np.bool_)
+        """Whether the columns have the token."""
         self.quoted = np.zeros(0, np.object_)
-        """The text in quotes."""
+        """The text in quotes; None: the columns lack the token."""
+        self.next_keys = np.zeros(0, np.object_)
+        """The text as a key of an object, behind another pair."""
         self.prefixes = np.zeros(0, np.object_)
         """An object with the text and the token's bytes, up to the logprob. It is one piece of an event, so
         the logprob comes last."""
         self.next_prefixes = np.zeros(0, np.object_)
         """The same behind the end of another object."""
-        self.sizes = np.zeros(0, np.int64)
-        """Bytes of the text in quotes; 0: the columns lack the token."""
-        self.prefix_sizes = np.zeros(0, np.int64)
         self.ambiguous = np.zeros(0, np.bool_)
         """Whether another token is spelled the same."""
 
@@ -71,7 +72,7 @@ class TokenNames:
     def spell(self, tokens: I32) -> None:
         """Make sure that the columns have these tokens; none of them is negative."""
         try:
-            if self.sizes.take(tokens).all():
+            if self.known.take(tokens).all():
                 return
         except IndexError:
             self._grow(int(tokens.max()) + 1)
@@ -84,7 +85,7 @@ class TokenNames:
 
     def _missing(self, tokens: I32) -> list[int]:
         unique = np.unique(tokens)
-        missing: list[int] = unique[self.sizes.take(unique) == 0].tolist()
+        missing: list[int] = unique[~self.known.take(unique)].tolist()
         return missing
 
     def _add(self, tokens: list[int]) -> None:
@@ -93,8 +94,9 @@ class TokenNames:
         quoted = [text for text, _ in spelled]
         prefixes = [_PREFIX % each for each in spelled]
         self.quoted[tokens], self.prefixes[tokens] = objects(quoted), objects(prefixes)
+        self.next_keys[tokens] = objects([b",%b:" % text for text in quoted])
         self.next_prefixes[tokens] = objects([b"}," + prefix for prefix in prefixes])
-        self.sizes[tokens], self.prefix_sizes[tokens] = list(map(len, quoted)), list(map(len, prefixes))
+        self.known[tokens] = True
         others = list(map(self._tokens.setdefault, quoted, tokens))
         if others != tokens:
             alike = [pair for pair in zip(others, tokens, strict=True) if pair[0] != pair[1]]
@@ -117,25 +119,24 @@ class TokenNames:
         return b'"%b"' % escaped, b",".join([_BYTES[byte] for byte in own])
 
     def _columns(self) -> tuple[Objects, ...]:
-        return self.quoted, self.prefixes, self.next_prefixes
+        return self.quoted, self.next_keys, self.prefixes, self.next_prefixes
 
     def _forget(self) -> None:
         for column in self._columns():
             column.fill(None)
-        self.sizes.fill(0)
+        self.known.fill(False)
         self.ambiguous.fill(False)
         self._tokens.clear()
 
     def _grow(self, size: int) -> None:
         """There are ids below ``size``."""
-        more = max(size, 2 * len(self.sizes)) - len(self.sizes)
+        more = max(size, 2 * len(self.known)) - len(self.known)
 
         def longer(column: NDArray[Any]) -> NDArray[Any]:
             return np.concatenate((column, np.empty(more, np.object_)))
 
-        self.quoted, self.prefixes, self.next_prefixes = map(longer, self._columns())
-        self.sizes = np.concatenate((self.sizes, np.zeros(more, np.int64)))
-        self.prefix_sizes = np.concatenate((self.prefix_sizes, np.zeros(more, np.int64)))
+        self.quoted, self.next_keys, self.prefixes, self.next_prefixes = map(longer, self._columns())
+        self.known = np.concatenate((self.known, np.zeros(more, np.bool_)))
         self.ambiguous = np.concatenate((self.ambiguous, np.zeros(more, np.bool_)))
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain, repeat
-from typing import NamedTuple
+from itertools import repeat
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.streaming.rows.http_framing import Objects
+from penstock.streaming.rows.http_framing import Objects, objects
+from penstock.streaming.rows.numbered_rows import sizes_of
 from penstock.streaming.rows.row_grid import RowTexts
-from penstock.streaming.rows.token_fields import TokenData, TokenFields, spell_items
+from penstock.streaming.rows.token_fields import TokenData, TokenFields, spell_rows
 from penstock.streaming.stream import StreamFields
 from penstock.wire.arrays import F32, I32, any_true, counts_up
 from penstock.wire.frames import TokenFrame
@@ -22,22 +22,14 @@ NO_FIELDS = 0
 _UNKNOWN = -1
 
 
-class SpelledRows(NamedTuple):
-    """Rows whose items are made."""
-
-    texts: RowTexts
-    sizes: NDArray[np.int64]
-    """Bytes of each row's items, less those of texts that events do not have."""
-
-
 class FieldColumns:
     """The fields of streams, and where their next tokens begin in their texts."""
 
-    def __init__(self, texts: Objects, text_sizes: NDArray[np.int64]) -> None:
-        """``texts``: by token id, None if the text is not context-free; ``text_sizes``: their bytes."""
+    def __init__(self, texts: Objects) -> None:
+        """``texts``: by token id, None if the text is not context-free."""
         self.count = 0
         """Streams with fields."""
-        self._texts, self._text_sizes = texts, text_sizes
+        self._texts = texts
         self._numbers = np.zeros(0, np.uint16)
         self._fields: list[TokenFields | None] = [None]
         """By number. Few differ: an API, with or without token ids, a number of alternatives."""
@@ -104,16 +96,16 @@ class FieldColumns:
         handles: I32,
         texts: RowTexts,
         tokens: NDArray[np.intp] | None,
-    ) -> SpelledRows | None:
-        """Make the items of rows whose tokens are at ``tokens`` in the frame, None: of all. Returns None if
-        some token lacks its logprobs."""
+    ) -> tuple[RowTexts, NDArray[np.int64]] | None:
+        """Make the text and lists of rows, and count their bytes. Their tokens are at ``tokens`` in the
+        frame, None: all. Returns None if some token lacks its logprobs, or its text depends on others."""
         candidates = _candidates(frame, tokens, fields.width)
         if candidates is None:
             return None
         own = frame.tokens if tokens is None else frame.tokens.take(tokens)
         counts = texts.counts
         starts = None if counts is None else counts.cumsum() - counts
-        places = None
+        places = of_row = None
         if fields.placed:
             places = self._places.take(handles)
             of_row = of_tokens = self._characters_of(own)
@@ -121,20 +113,11 @@ class FieldColumns:
                 before = of_tokens.cumsum() - of_tokens
                 places = before + (places - before.take(starts)).repeat(counts)
                 of_row = np.add.reduceat(of_tokens, starts)
-            texts = texts._replace(characters=of_row)
-        begins = None
-        if starts is not None:
-            begins = np.zeros(len(own), np.bool_)
-            begins[starts] = True
-        made = spell_items(fields, TokenData(own, begins, *candidates, places))
-        sizes = made.sizes
-        if not fields.texts:
-            sizes = sizes - self._text_sizes.take(own)
-            texts = texts._replace(texts=np.full(len(own), b"", np.object_))
-        if counts is not None and starts is not None:
-            sizes = np.add.reduceat(sizes, starts)
-            sizes += fields.between * (counts - 1)
-        return SpelledRows(texts._replace(items=made.cells), sizes)
+        data = TokenData(own, None if starts is None else starts.tolist(), *candidates, places)
+        rows = spell_rows(fields, data, texts.texts.tolist())
+        if rows is None:
+            return None
+        return RowTexts(objects(rows), None, of_row), sizes_of(rows)
 
     def spell_logprobs(
         self,
@@ -154,12 +137,8 @@ class FieldColumns:
         spelled = self.spell(frame, layout, handles, texts, tokens)
         if spelled is None:
             return []
-        rows = zip(*spelled.texts.joined_items(), strict=True)
-        made = [
-            b"".join([*chain.from_iterable(zip(layout.openings, row, strict=True)), layout.closing])
-            for row in rows
-        ]
-        characters = spelled.texts.characters
+        made = [row + layout.closing for row in spelled[0].joined()]
+        characters = spelled[0].characters
         return list(zip(made, repeat(0) if characters is None else characters.tolist(), strict=False))
 
     def _characters_of(self, tokens: I32) -> NDArray[np.int64]:

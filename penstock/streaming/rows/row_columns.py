@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from penstock.streaming.rows.numbered_rows import NumberedRows
 from penstock.streaming.rows.row_grid import RowGrid
+from penstock.streaming.rows.token_fields import TokenFields
 from penstock.wire.arrays import I32
 
 
@@ -26,5 +27,7 @@ class RowColumns(NamedTuple):
     """For frames, the index of each connection's first row."""
     connections: NDArray[np.uint16] | None
     """For frames, the connections; None: the rows are chunks."""
+    fields: TokenFields | None
+    """Of all streams."""
     grid: RowGrid
     numbered: NumberedRows | None

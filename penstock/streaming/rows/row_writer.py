@@ -26,7 +26,6 @@ from penstock.streaming.rows.http_framing import (
     MAX_EVENT,
     Objects,
     chunk_framing,
-    objects,
 )
 from penstock.streaming.rows.io_submit import BurstWriter
 from penstock.streaming.rows.numbered_rows import MAX_FIELD, NumberedRows, sizes_of
@@ -124,7 +123,7 @@ class RowWriter:
         """Streams whose rows are written by columns or by the sink, but for guarded tokens."""
         self._numbered = HandleFlags()
         """Streams whose rows are written by columns, and whose events have numbers."""
-        self._fields = FieldColumns(texts, self._text_sizes)
+        self._fields = FieldColumns(texts)
         self._changes = 0
         """Changes of the columns."""
         self.grow(len(streams))
@@ -154,7 +153,7 @@ class RowWriter:
         self._numbered.set(handle, stream.record is not None and write_target is not None)
         fields, tail, size = stream.fields, stream.tail, len(stream.tail)
         if fields is not None:
-            tail, size = fields.layout.closing, fields.layout.size
+            tail, size = fields.layout.closing, len(fields.layout.closing)
             if self._path[handle] == Path.REPLY:
                 self._fields.enter(handle, fields)
         if write_target is None:
@@ -194,9 +193,10 @@ class RowWriter:
     def write(self, frame: TokenFrame, texts: Objects, unchanged: UnchangedBatch | None = None) -> None:
         """Write the rows of a frame, one per stream. ``texts``: of its tokens. ``unchanged``: what the frame
         continues."""
-        handles, sizes, shown = frame.stream, self._sizes_of(frame), RowTexts(texts, frame.count)
-        if unchanged is not None and self._write_unchanged(frame, sizes, shown, unchanged):
+        handles, shown = frame.stream, RowTexts(texts, frame.count)
+        if unchanged is not None and self._write_unchanged(frame, shown, unchanged):
             return
+        sizes = self._sizes_of(frame)
         whole = sizes + self._sizes.take(handles)
         if frame.finish is not None:
             whole[frame.finish != 0] = _NOT_DIRECT
@@ -235,23 +235,24 @@ class RowWriter:
         summed[counts == 0] = _NOT_DIRECT
         return summed
 
-    def _write_unchanged(
-        self, frame: TokenFrame, sizes: NDArray[np.int64], texts: RowTexts, unchanged: UnchangedBatch
-    ) -> bool:
+    def _write_unchanged(self, frame: TokenFrame, texts: RowTexts, unchanged: UnchangedBatch) -> bool:
         """Write the rows of a frame whose streams all have the path CHUNK, or all the path FRAME, and the
-        same fields, as in the frame before; False if they have not, and nothing is written. ``sizes``: of the
-        rows' texts."""
+        same fields, as in the frame before; False if they have not, and nothing is written."""
         handles = frame.stream
         if unchanged.columns_at != self._changes:
             unchanged.columns_at, unchanged.columns = self._changes, self._columns_of_all(handles)
         columns = unchanged.columns
         if columns is None:
             return False
-        if columns.grid.fields is not None:
-            spelled = self._fields.spell(frame, columns.grid.fields, handles, texts, None)
+        if columns.fields is None:
+            sizes = self._sizes_of(frame)
+        else:
+            if self._guarded.count and int(self._sizes_of(frame).max()) >= _NOT_DIRECT:
+                return False
+            spelled = self._fields.spell(frame, columns.fields, handles, texts, None)
             if spelled is None:
                 return False
-            sizes, texts = sizes + spelled.sizes, spelled.texts
+            texts, sizes = spelled
         refused = self._write_columns(columns, sizes, texts)
         return refused is not None and not len(refused)
 
@@ -297,30 +298,27 @@ class RowWriter:
         spelled = self._fields.spell(frame, fields, handles, texts, tokens)
         if spelled is None:
             return np.arange(len(handles))
-        sizes = sizes + spelled.sizes
+        texts, sizes = spelled
         most = np.array([0, 0, MAX_CHUNK, MAX_EVENT]).take(self._path.take(handles))
         alone = sizes + self._sizes.take(handles) >= most
         rows = np.flatnonzero(~alone)
         if len(rows):
-            content = (handles, sizes, spelled.texts)
+            content = (handles, sizes, texts)
             if len(rows) < len(handles):
-                content = (handles.take(rows), sizes.take(rows), spelled.texts.take(rows))
+                content = (handles.take(rows), sizes.take(rows), texts.take(rows))
             alone[rows.take(self._write_direct(*content, fields))] = True
         rows = np.flatnonzero(alone)
         if len(rows):
-            self._write_alone(handles.take(rows), spelled.texts.take(rows), fields)
+            self._write_alone(handles.take(rows), texts.take(rows), fields)
         return _NO_ROWS
 
     def _write_alone(self, handles: I32, texts: RowTexts, fields: TokenFields) -> None:
         """Write rows with fields one by one, by the streams' ``write``."""
-        streams = [self._streams[handle] for handle in handles.tolist()]
-        heads = objects([b"" if stream is None else stream.head for stream in streams])
-        grid = RowGrid(heads, objects([fields.closing] * len(heads)), _NO_ROWS, fields)
-        grid.fill(heads, texts)
         self._fields.advance(handles, texts)
-        for stream, event in zip(streams, grid.events(), strict=True):
+        for handle, text in zip(handles.tolist(), texts.joined(), strict=True):
+            stream = self._streams[handle]
             if stream is not None and stream.write_targets is not None:
-                self._write_event(stream, event)
+                self._write_event(stream, stream.head + text + fields.closing)
 
     def _write_direct(
         self, handles: I32, sizes: NDArray[np.int64], texts: RowTexts, fields: TokenFields | None
@@ -357,10 +355,10 @@ class RowWriter:
                 connections = connections.take(order)
             starts = first_rows(connections)
             connections = connections.take(starts)
-        grid = RowGrid(self._heads.take(handles), self._tails.take(handles), starts, fields)
+        grid = RowGrid(self._heads.take(handles), self._tails.take(handles), starts)
         numbered = self._numbered_rows(handles)
         return RowColumns(
-            order, handles, self._sizes.take(handles), targets, starts, connections, grid, numbered
+            order, handles, self._sizes.take(handles), targets, starts, connections, fields, grid, numbered
         )
 
     def _numbered_rows(self, handles: I32) -> NumberedRows | None:
@@ -390,7 +388,7 @@ class RowWriter:
             if framed:
                 headers = FRAME_LENGTHS.take(sizes)
             else:
-                limit = MAX_EVENT if grid.fields is None else MAX_CHUNK
+                limit = MAX_EVENT if columns.fields is None else MAX_CHUNK
                 headers, lengths = chunk_framing(sizes, limit)
         except IndexError:
             return None

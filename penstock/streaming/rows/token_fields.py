@@ -6,16 +6,17 @@ prepared per token id (:mod:`penstock.streaming.token_names`) or are numbers tha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from penstock.streaming.rows.http_framing import Objects, objects
+from penstock.streaming.rows.http_framing import Objects
 from penstock.streaming.token_names import TokenNames
 from penstock.wire.arrays import F32, I32, any_true
 from penstock.wire.logprobs import Logprobs
@@ -54,10 +55,10 @@ _BEFORE = {ItemKind.BY_TEXT: b"{"}
 """What the first item's pieces lack."""
 _AFTER = {ItemKind.OBJECT: b"]}", ItemKind.ALONE: _TOP_LOGPROBS + b"]}", ItemKind.BY_TEXT: b"}"}
 """What the last item's pieces lack."""
-_SEPARATORS = {kind: objects((between, _NOTHING)) for kind, between in _BETWEEN.items()}
-"""What precedes an item: not the first one, the first one of a row."""
-_CLOSINGS = objects((b"}", _NOTHING))
-"""What follows the alternatives: with some, without."""
+_ROW = b"\n"
+"""Precedes a row while rows are joined; JSON has none."""
+_GREATER = bytes(range(0xC6))
+"""What the last byte of a little-endian float32 can be if it is above -8192."""
 
 
 class TokenFields(NamedTuple):
@@ -71,10 +72,6 @@ class TokenFields(NamedTuple):
     names: TokenNames
     width: int
     """Candidates per token with logprobs, the token itself included; 0: without."""
-    size: int
-    """Bytes besides the items."""
-    between: int
-    """Bytes between the items of two tokens."""
     placed: bool
     """Whether there is a list of places."""
     texts: bool = True
@@ -99,10 +96,7 @@ class TokenFields(NamedTuple):
         after = [b"", *(_AFTER.get(kind, b"") for kind in kinds)]
         pairs = zip(after, lists, strict=False)
         openings = tuple(end + opening + _BEFORE.get(kind, b"") for end, (opening, kind) in pairs)
-        closing = after[-1] + closing
-        size = len(closing) + sum(map(len, openings))
-        between = sum(len(_BETWEEN[kind]) for kind in kinds)
-        return cls(openings, kinds, closing, names, width, size, between, ItemKind.PLACE in kinds, texts)
+        return cls(openings, kinds, after[-1] + closing, names, width, ItemKind.PLACE in kinds, texts)
 
 
 @dataclass(slots=True)
@@ -119,166 +113,156 @@ class TokenData(NamedTuple):
     """What is known of T tokens."""
 
     tokens: I32
-    begins: NDArray[np.bool_] | None
-    """Which tokens are the first ones of their rows; None: all, and rows have one token each."""
+    starts: list[int] | None
+    """The first token of each row; None: rows have one token each."""
     ids: I32
     """[T, W], with at least as many candidates as the fields have; -1: none."""
     values: F32
     places: NDArray[np.int64] | None
 
 
-class SpelledItems(NamedTuple):
-    """The items of T tokens."""
-
-    cells: list[Objects]
-    """For each list [T, pieces of an item]; with a separator, unless all tokens are the first ones of their
-    rows."""
-    sizes: NDArray[np.int64]
-    """[T]: bytes of a token's items, without separators."""
-
-
-def spell_items(fields: TokenFields, data: TokenData) -> SpelledItems:
-    """Make the items of all lists."""
-    return _Speller(fields, data).spell()
+def spell_rows(fields: TokenFields, data: TokenData, texts: Sequence[bytes | None]) -> list[bytes] | None:
+    """Make each row's part of its event, from the text to the last list's items. ``texts``: of the tokens;
+    None if one of them is."""
+    speller = _Speller(fields, data)
+    try:
+        return speller.rows(texts)  # type: ignore[arg-type]
+    except (IndexError, TypeError):  # None, or a name that is not known: cheaper than to look
+        if None in texts:
+            return None
+        fields.names.spell(speller.ids)
+    return speller.rows(texts)  # type: ignore[arg-type]
 
 
 def join_items(kinds: Sequence[ItemKind], names: TokenNames, ids: I32, values: F32) -> list[bytes]:
     """Lists of tokens' names and logprobs, at least one token: JSON without the brackets. ``ids``,
     ``values``: candidates, [T, W]."""
     fields = TokenFields.make([(_NOTHING, kind) for kind in kinds], _NOTHING, names, ids.shape[1])
-    begins = np.zeros(len(ids), np.bool_)
-    begins[0] = True
-    made = spell_items(fields, TokenData(ids[:, 0], begins, ids, values, None)).cells
+    speller = _Speller(fields, TokenData(ids[:, 0], [0], ids, values, None))
+    names.spell(speller.ids)
     return [
-        b"%b%b%b"
-        % (_BEFORE.get(kind, _NOTHING), _NOTHING.join(cells.ravel().tolist()), _AFTER.get(kind, b""))
-        for kind, cells in zip(fields.kinds, made, strict=True)
+        b"%b%b%b" % (_BEFORE.get(kind, _NOTHING), speller.items(kind)[0][0], _AFTER.get(kind, _NOTHING))
+        for kind in fields.kinds
     ]
 
 
 class _Speller:
-    """Makes the items of some tokens."""
+    """Makes the items of some tokens, as columns of pieces."""
 
     def __init__(self, fields: TokenFields, data: TokenData) -> None:
         self._fields, self._data = fields, data
-        self._sizes = np.zeros(len(data.tokens), np.int64)
         width = fields.width
         ids, values = data.ids[:, :width], data.values[:, :width]
-        self._missing = ids < 0
-        if any_true(self._missing):
-            order = self._missing.argsort(axis=1, kind="stable")  # those that are given come first
-            ids, values = np.take_along_axis(ids, order, 1), np.take_along_axis(values, order, 1)
-            self._missing = ids < 0
-            ids = np.where(self._missing, 0, ids)
-        self._ids = ids
-        if width:
-            fields.names.spell(ids)
-            texts, sizes = _numbers(np.maximum(values, np.float32(MIN_LOGPROB)))
-            self._values, self._value_sizes = texts.reshape(-1, width), sizes.reshape(-1, width)
+        self._missing: NDArray[np.bool_] | None = None
+        if width > 1:
+            missing = ids < 0
+            if any_true(missing):
+                order = missing.argsort(axis=1, kind="stable")  # those that are given come first
+                ids, values = np.take_along_axis(ids, order, 1), np.take_along_axis(values, order, 1)
+                self._missing = ids < 0
+                ids = np.where(self._missing, 0, ids)
+        self.ids, self._values = ids, values
+        self._numbers = _logprobs(values) if width else []
 
-    def spell(self) -> SpelledItems:
-        return SpelledItems([self._items(kind) for kind in self._fields.kinds], self._sizes)
+    def rows(self, texts: list[bytes]) -> list[bytes]:
+        """See :func:`spell_rows`."""
+        columns: list[Iterable[bytes]] = []
+        if self._fields.texts:
+            columns += self._by_row([texts], _NOTHING)
+        for opening, kind in zip(self._fields.openings, self._fields.kinds, strict=True):
+            columns += repeat(opening), *self.items(kind)
+        return list(map(_NOTHING.join, zip(*columns, strict=False)))
 
-    def _items(self, kind: ItemKind) -> Objects:
-        """The cells of one list's items."""
-        begins, width = self._data.begins, self._fields.width
-        pieces = {
-            ItemKind.OBJECT: 2 * width + 2,
-            ItemKind.ALONE: 2,
-            ItemKind.BY_TEXT: 4 * width - 1,
-        }.get(kind, 1)
-        cells = items = np.empty((len(self._sizes), pieces + (begins is not None)), np.object_)
-        if begins is not None:
-            cells[:, 0] = _SEPARATORS[kind].take(begins)
-            items = cells[:, 1:]
+    def items(self, kind: ItemKind) -> list[list[bytes]]:
+        """The items of one list, as columns with a piece for each row."""
+        return self._by_row(self._pieces(kind), _BETWEEN[kind])
+
+    def _by_row(self, columns: list[list[bytes]], between: bytes) -> list[list[bytes]]:
+        """Join the pieces of each row. ``columns``: with a piece for each token."""
+        starts = self._data.starts
+        if starts is None:
+            return columns
+        width, count = 1 + len(columns), len(columns[0])
+        separators = [between] * count
+        for start in starts:
+            separators[start] = _ROW
+        pieces = [_NOTHING] * (width * count)
+        for place, column in enumerate((separators, *columns)):
+            pieces[place::width] = column
+        return [_NOTHING.join(pieces).split(_ROW)[1:]]
+
+    def _pieces(self, kind: ItemKind) -> list[list[bytes]]:
+        """The items of one list, as columns with a piece for each token."""
+        data, names, width = self._data, self._fields.names, self._fields.width
         match kind:
-            case ItemKind.OBJECT:
-                self._add_objects(items)
-            case ItemKind.ALONE:
-                self._add_own(items)
-            case ItemKind.BY_TEXT:
-                self._add_by_text(items)
             case ItemKind.LOGPROB:
-                items[:, 0] = self._values[:, 0]
-                self._sizes += self._value_sizes[:, 0]
+                return [self._numbers[::width]]
             case ItemKind.TEXT:
-                names, own = self._fields.names, self._ids[:, 0]
-                items[:, 0] = names.quoted.take(own)
-                self._sizes += names.sizes.take(own)
+                return [names.quoted.take(self.ids[:, 0]).tolist()]
             case ItemKind.PLACE:
-                self._add_numbers(items, self._data.places)
+                assert data.places is not None  # the fields have such a list
+                return [_listed(data.places)]
             case ItemKind.ID:
-                self._add_numbers(items, self._data.tokens)
-        return cells
+                return [_listed(data.tokens)]
+            case ItemKind.BY_TEXT:
+                return self._by_text()
+        own = [names.prefixes.take(self.ids[:, 0]).tolist(), self._numbers[::width]]
+        return own if kind is ItemKind.ALONE else own + self._alternatives()
 
-    def _add_numbers(self, items: Objects, numbers: NDArray[Any] | None) -> None:
-        assert numbers is not None  # the fields have such a list
-        items[:, 0], sizes = _numbers(numbers)
-        self._sizes += sizes
+    def _alternatives(self) -> list[list[bytes]]:
+        """What follows the logprob of an object."""
+        names, others = self._fields.names, self.ids[:, 1:]
+        prefixes, ends = names.next_prefixes.take(others), [b"}"] * len(others)
+        prefixes[:, 0] = names.prefixes.take(others[:, 0])
+        missing = None if self._missing is None else self._missing[:, 1:]
+        if missing is not None:
+            for token in np.flatnonzero(missing[:, 0]).tolist():
+                ends[token] = _NOTHING
+        return [[_TOP_LOGPROBS] * len(others), *self._pairs(prefixes, missing), ends]
 
-    def _add_own(self, items: Objects) -> None:
-        names, own = self._fields.names, self._ids[:, 0]
-        items[:, 0], items[:, 1] = names.prefixes.take(own), self._values[:, 0]
-        self._sizes += names.prefix_sizes.take(own)
-        self._sizes += self._value_sizes[:, 0]
-
-    def _add_objects(self, items: Objects) -> None:
-        self._add_own(items)
-        names, others, missing = self._fields.names, self._ids[:, 1:], self._missing[:, 1:]
-        items[:, 2] = _TOP_LOGPROBS
-        self._sizes += len(_TOP_LOGPROBS)
-        items[:, -1] = _CLOSINGS.take(missing[:, 0])
-        cells = items[:, 3:-1].reshape(len(items), -1, 2)
-        cells[:, 0, 0] = names.prefixes.take(others[:, 0])
-        cells[:, 1:, 0] = names.next_prefixes.take(others[:, 1:])
-        cells[:, :, 1] = self._values[:, 1:]
-        sizes = names.prefix_sizes.take(others) + self._value_sizes[:, 1:]
-        sizes[:, 0] += 1
-        sizes[:, 1:] += 2
-        self._add_alternatives(cells, sizes, missing)
-
-    def _add_by_text(self, items: Objects) -> None:
+    def _by_text(self) -> list[list[bytes]]:
         """Of the same texts the first one's place has the last one's logprob."""
-        names, ids = self._fields.names, self._ids
-        keys, sizes = names.quoted.take(ids), names.sizes.take(ids) + self._value_sizes + 1
-        items[:, 0], items[:, 1], items[:, 2] = keys[:, 0], b":", self._values[:, 0]
-        if ids.shape[1] == 1:
-            self._sizes += sizes[:, 0]
-            return
-        cells = items[:, 3:].reshape(len(items), -1, 4)
-        cells[:, :, 0], cells[:, :, 1], cells[:, :, 2] = b",", keys[:, 1:], b":"
-        cells[:, :, 3] = self._values[:, 1:]
-        omitted = (ids[:, 1:] == ids[:, :1]) & ~self._missing[:, 1:]
-        if any_true(omitted):
-            again, place = omitted.nonzero()
-            items[again, 2] = self._values[again, place + 1]
-            sizes[again, 0] += self._value_sizes[again, place + 1] - self._value_sizes[again, 0]
-        omitted |= self._missing[:, 1:]
+        names, ids, numbers, width = self._fields.names, self.ids, self._numbers, self._fields.width
+        keys, own = names.quoted.take(ids[:, 0]).tolist(), numbers[::width]
+        columns = [keys, [b":"] * len(keys), own]
+        if width == 1:
+            return columns
+        omitted = again = ids[:, 1:] == ids[:, :1]
+        if self._missing is not None:
+            omitted, again = again | self._missing[:, 1:], again & ~self._missing[:, 1:]
+        bits = self._values.view(np.int32)
+        changed = again & (bits[:, 1:] != bits[:, :1])
+        if any_true(changed):
+            for token, place in zip(*map(np.ndarray.tolist, changed.nonzero()), strict=True):
+                own[token] = numbers[width * token + 1 + place]
         doubtful = np.logical_or.reduce(names.ambiguous.take(ids), axis=1)
         if any_true(doubtful):
             for token in np.flatnonzero(doubtful).tolist():
-                given = ~self._missing[token]
-                pairs = zip(keys[token, given].tolist(), self._values[token, given].tolist(), strict=True)
+                given = ids[token] if self._missing is None else ids[token, ~self._missing[token]]
+                pairs = zip(names.quoted.take(given).tolist(), numbers[width * token :], strict=False)
                 whole = b",".join([b"%b:%b" % pair for pair in dict(pairs).items()])
-                items[token, :3] = whole, _NOTHING, _NOTHING
-                sizes[token, 0] = len(whole)
+                own[token] = whole[len(keys[token]) + 1 :]
                 omitted[token] = True
-        self._sizes += sizes[:, 0]
-        self._add_alternatives(cells, sizes[:, 1:] + 1, omitted)
+        return columns + self._pairs(names.next_keys.take(ids[:, 1:]), omitted)
 
-    def _add_alternatives(self, cells: Objects, sizes: NDArray[np.int64], omitted: NDArray[np.bool_]) -> None:
-        """Count the pieces of alternatives, without those to omit. ``cells``: [T, W - 1, pieces]."""
-        if any_true(omitted):
-            cells[omitted] = _NOTHING
-            sizes[omitted] = 0
-        self._sizes += sizes.sum(axis=1)
+    def _pairs(self, names: Objects, omitted: NDArray[np.bool_] | None) -> list[list[bytes]]:
+        """Names and logprobs of alternatives, without those to omit. Both are [T, W - 1]."""
+        width = self._fields.width
+        numbers = [self._numbers[place::width] for place in range(1, width)]
+        if omitted is not None and any_true(omitted):
+            names[omitted] = _NOTHING
+            for token, place in zip(*map(np.ndarray.tolist, omitted.nonzero()), strict=True):
+                numbers[place][token] = _NOTHING
+        return list(chain.from_iterable(zip(names.T.tolist(), numbers, strict=True)))
 
 
-def _numbers(values: NDArray[Any]) -> tuple[Objects, NDArray[np.int64]]:
-    """JSON of each number, and its size in bytes; both flat. A float32 has the fewest digits that read back
-    as the same float32."""
-    flat = np.ascontiguousarray(values).ravel()
-    listed = orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY)
-    bounds = (np.frombuffer(listed, np.uint8) == ord(",")).nonzero()[0]
-    bounds = np.concatenate(((0,), bounds, (len(listed) - 1,)))
-    return objects(listed[1:-1].split(b",")), bounds[1:] - bounds[:-1] - 1
+def _logprobs(values: F32) -> list[bytes]:
+    """JSON of logprobs; flat."""
+    if values.tobytes()[3::4].translate(None, _GREATER):
+        values = np.maximum(values, np.float32(MIN_LOGPROB))
+    return _listed(values)
+
+
+def _listed(numbers: NDArray[Any]) -> list[bytes]:
+    """JSON of each number; flat. A float32 has the fewest digits that read back as the same float32."""
+    return orjson.dumps(numbers.ravel(), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].split(b",")
