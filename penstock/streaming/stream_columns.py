@@ -102,11 +102,11 @@ class StreamColumns:
         return self.has_sound_logprobs(frame)
 
     def has_sound_logprobs(self, frame: TokenFrame) -> bool:
-        """Whether all logprobs of the frame are valid."""
-        for given in (frame.logprobs, frame.prompt):
-            if given is not None and not are_sound(given, self._vocabulary):
-                return False
-        return True
+        """Whether all logprobs of the frame are valid, if its token ids are."""
+        given, prompt = frame.logprobs, frame.prompt
+        if given is not None and not are_sound(given, self._vocabulary, frame.tokens):
+            return False
+        return prompt is None or are_sound(prompt, self._vocabulary)
 
     def is_run_by(self, rank: int, frame: TokenFrame) -> NDArray[np.bool_]:
         """bool[R]: whether engine ``rank`` runs the row's stream."""

@@ -117,10 +117,19 @@ class PromptLogprobs:
         )
 
 
-def are_sound(logprobs: Logprobs | PromptLogprobs, vocabulary: int) -> bool:
-    """Whether no entry is wrong; see :func:`wrong_candidates`."""
-    ids = logprobs.ids
-    if any_true(~(logprobs.values < np.inf)) or any_true(logprobs.rank < 0) or any_true(ids[:, 0] < 0):
+def are_sound(logprobs: Logprobs | PromptLogprobs, vocabulary: int, tokens: I32 | None = None) -> bool:
+    """Whether no entry is wrong; see :func:`wrong_candidates`. ``tokens``: sound ids that those of the
+    entries may be equal to."""
+    # A little-endian float32 that is infinite or no number ends with FF or 7F, and an int32 has its sign in
+    # its last byte. A server that has slept searches 64 bytes in a tenth of the time of array operations.
+    ids, ends = logprobs.ids, logprobs.values.tobytes()[3::4]
+    if (b"\xff" in ends or b"\x7f" in ends) and any_true(~(logprobs.values < np.inf)):
+        return False
+    if not logprobs.rank.tobytes()[3::4].isascii():
+        return False
+    if tokens is not None and ids.tobytes() == tokens.tobytes():
+        return True
+    if any_true(ids[:, 0] < 0):
         return False
     # As an unsigned number -1, plus 1, is 0, and what is less is large.
     return int(np.maximum.reduce((ids + np.int32(1)).view(np.uint32), axis=None)) <= vocabulary

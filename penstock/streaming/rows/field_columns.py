@@ -14,7 +14,7 @@ from penstock.streaming.rows.numbered_rows import sizes_of
 from penstock.streaming.rows.row_grid import RowTexts
 from penstock.streaming.rows.token_fields import TokenData, TokenFields, spell_rows
 from penstock.streaming.stream import StreamFields
-from penstock.wire.arrays import F32, I32, any_true, counts_up
+from penstock.wire.arrays import F32, I32, counts_up
 from penstock.wire.frames import TokenFrame
 from penstock.wire.logprobs import Logprobs
 
@@ -87,7 +87,7 @@ class FieldColumns:
     def advance(self, handles: I32, texts: RowTexts) -> None:
         """The rows of these streams are written."""
         if texts.characters is not None:
-            self._places[handles] += texts.characters
+            self._places.put(handles, self._places.take(handles) + texts.characters)  # cheaper than +=
 
     def spell(
         self,
@@ -146,9 +146,8 @@ class FieldColumns:
         if not len(self._characters):
             self._characters = np.full(len(self._texts), _UNKNOWN, np.int64)
         found = self._characters.take(tokens)
-        unknown = found == _UNKNOWN
-        if any_true(unknown):
-            for token in np.unique(tokens[unknown]).tolist():
+        if b"\xff" in found.tobytes():  # as in _UNKNOWN
+            for token in np.unique(tokens[found == _UNKNOWN]).tolist():
                 self._characters[token] = _count_characters(self._texts[token])
             found = self._characters.take(tokens)
         return found
