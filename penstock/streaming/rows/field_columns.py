@@ -104,16 +104,16 @@ class FieldColumns:
             return None
         own = frame.tokens if tokens is None else frame.tokens.take(tokens)
         counts = texts.counts
-        starts = None if counts is None else counts.cumsum() - counts
+        ends = None if counts is None else counts.cumsum()
         places = of_row = None
         if fields.placed:
             places = self._places.take(handles)
             of_row = of_tokens = self._characters_of(own)
-            if counts is not None and starts is not None:
-                before = of_tokens.cumsum() - of_tokens
+            if counts is not None and ends is not None:
+                starts, before = ends - counts, of_tokens.cumsum() - of_tokens
                 places = before + (places - before.take(starts)).repeat(counts)
                 of_row = np.add.reduceat(of_tokens, starts)
-        data = TokenData(own, None if starts is None else starts.tolist(), *candidates, places)
+        data = TokenData(own, None if ends is None else ends.tolist(), *candidates, places)
         rows = spell_rows(fields, data, texts.texts.tolist())
         if rows is None:
             return None

@@ -173,10 +173,12 @@ class RowWriter:
 
     def stop(self, handle: int) -> None:
         """Leave the stream's next rows to its reply."""
+        if not self._path[handle]:
+            return
         self._changes += 1
         self._guarded.set(handle, False)
         self._numbered.set(handle, False)
-        if self._fields.count and self._path[handle] != Path.REPLY:
+        if self._fields.count:
             stream = self._streams[handle]
             if stream is not None and stream.fields is not None:
                 self._fields.leave(handle, stream.fields)

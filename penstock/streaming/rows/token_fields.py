@@ -55,8 +55,6 @@ _BEFORE = {ItemKind.BY_TEXT: b"{"}
 """What the first item's pieces lack."""
 _AFTER = {ItemKind.OBJECT: b"]}", ItemKind.ALONE: _TOP_LOGPROBS + b"]}", ItemKind.BY_TEXT: b"}"}
 """What the last item's pieces lack."""
-_ROW = b"\n"
-"""Precedes a row while rows are joined; JSON has none."""
 _GREATER = bytes(range(0xC6))
 """What the last byte of a little-endian float32 can be if it is above -8192."""
 
@@ -113,8 +111,8 @@ class TokenData(NamedTuple):
     """What is known of T tokens."""
 
     tokens: I32
-    starts: list[int] | None
-    """The first token of each row; None: rows have one token each."""
+    ends: list[int] | None
+    """Where each row ends, the last one with T; None: rows have one token each."""
     ids: I32
     """[T, W], with at least as many candidates as the fields have; -1: none."""
     values: F32
@@ -127,19 +125,17 @@ def spell_rows(fields: TokenFields, data: TokenData, texts: Sequence[bytes | Non
     speller = _Speller(fields, data)
     try:
         return speller.rows(texts)  # type: ignore[arg-type]
-    except (IndexError, TypeError):  # None, or a name that is not known: cheaper than to look
+    except TypeError:  # cheaper than to look
         if None in texts:
             return None
-        fields.names.spell(speller.ids)
-    return speller.rows(texts)  # type: ignore[arg-type]
+        raise
 
 
 def join_items(kinds: Sequence[ItemKind], names: TokenNames, ids: I32, values: F32) -> list[bytes]:
     """Lists of tokens' names and logprobs, at least one token: JSON without the brackets. ``ids``,
     ``values``: candidates, [T, W]."""
     fields = TokenFields.make([(_NOTHING, kind) for kind in kinds], _NOTHING, names, ids.shape[1])
-    speller = _Speller(fields, TokenData(ids[:, 0], [0], ids, values, None))
-    names.spell(speller.ids)
+    speller = _Speller(fields, TokenData(ids[:, 0], [len(ids)], ids, values, None))
     return [
         b"%b%b%b" % (_BEFORE.get(kind, _NOTHING), speller.items(kind)[0][0], _AFTER.get(kind, _NOTHING))
         for kind in fields.kinds
@@ -161,8 +157,10 @@ class _Speller:
                 ids, values = np.take_along_axis(ids, order, 1), np.take_along_axis(values, order, 1)
                 self._missing = ids < 0
                 ids = np.where(self._missing, 0, ids)
-        self.ids, self._values = ids, values
-        self._numbers = _logprobs(values) if width else []
+        self._ids, self._values = ids, values
+        if width:
+            fields.names.spell(ids)
+            self._numbers = _logprobs(values)
 
     def rows(self, texts: list[bytes]) -> list[bytes]:
         """See :func:`spell_rows`."""
@@ -179,17 +177,17 @@ class _Speller:
 
     def _by_row(self, columns: list[list[bytes]], between: bytes) -> list[list[bytes]]:
         """Join the pieces of each row. ``columns``: with a piece for each token."""
-        starts = self._data.starts
-        if starts is None:
+        ends = self._data.ends
+        if ends is None:
             return columns
-        width, count = 1 + len(columns), len(columns[0])
-        separators = [between] * count
-        for start in starts:
-            separators[start] = _ROW
-        pieces = [_NOTHING] * (width * count)
-        for place, column in enumerate((separators, *columns)):
+        bounds = zip([0, *ends], ends, strict=False)
+        if len(columns) == 1:
+            return [[between.join(columns[0][start:end]) for start, end in bounds]]
+        width = 1 + len(columns)
+        pieces = [between] * (width * ends[-1])
+        for place, column in enumerate(columns, 1):
             pieces[place::width] = column
-        return [_NOTHING.join(pieces).split(_ROW)[1:]]
+        return [[_NOTHING.join(pieces[width * start + 1 : width * end]) for start, end in bounds]]
 
     def _pieces(self, kind: ItemKind) -> list[list[bytes]]:
         """The items of one list, as columns with a piece for each token."""
@@ -198,7 +196,7 @@ class _Speller:
             case ItemKind.LOGPROB:
                 return [self._numbers[::width]]
             case ItemKind.TEXT:
-                return [names.quoted.take(self.ids[:, 0]).tolist()]
+                return [names.quoted.take(self._ids[:, 0]).tolist()]
             case ItemKind.PLACE:
                 assert data.places is not None  # the fields have such a list
                 return [_listed(data.places)]
@@ -206,12 +204,12 @@ class _Speller:
                 return [_listed(data.tokens)]
             case ItemKind.BY_TEXT:
                 return self._by_text()
-        own = [names.prefixes.take(self.ids[:, 0]).tolist(), self._numbers[::width]]
+        own = [names.prefixes.take(self._ids[:, 0]).tolist(), self._numbers[::width]]
         return own if kind is ItemKind.ALONE else own + self._alternatives()
 
     def _alternatives(self) -> list[list[bytes]]:
         """What follows the logprob of an object."""
-        names, others = self._fields.names, self.ids[:, 1:]
+        names, others = self._fields.names, self._ids[:, 1:]
         prefixes, ends = names.next_prefixes.take(others), [b"}"] * len(others)
         prefixes[:, 0] = names.prefixes.take(others[:, 0])
         missing = None if self._missing is None else self._missing[:, 1:]
@@ -222,7 +220,7 @@ class _Speller:
 
     def _by_text(self) -> list[list[bytes]]:
         """Of the same texts the first one's place has the last one's logprob."""
-        names, ids, numbers, width = self._fields.names, self.ids, self._numbers, self._fields.width
+        names, ids, numbers, width = self._fields.names, self._ids, self._numbers, self._fields.width
         keys, own = names.quoted.take(ids[:, 0]).tolist(), numbers[::width]
         columns = [keys, [b":"] * len(keys), own]
         if width == 1:
