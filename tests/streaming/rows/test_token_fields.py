@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import Sequence
 from functools import cache
@@ -235,6 +236,44 @@ def test_a_large_event_is_a_chunk_of_its_own_size() -> None:
         last = server.sinks[0].events()[-1]
         assert len(json.dumps(last)) > MAX_EVENT
         assert len(last["choices"][0]["logprobs"]["content"]) == 100
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("chat", [True, False])
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_step_creates_no_tracked_object_per_row(chat: bool, width: int, count: int) -> None:
+    rows = 512
+
+    async def run() -> None:
+        server = Server([(chat, plan(width - 1, ids=True, names=False))] * rows, direct=[True] * rows)
+        server.desk.streams._writer._burst = lambda *written: []  # type: ignore[assignment]
+        plain, _ = vocabulary()
+        for step in range(3):
+            tokens = np.array((plain * rows)[: rows * count], np.int32)
+            frame = TokenFrame(
+                step=step,
+                stream=np.arange(rows, dtype=np.int32),
+                position=np.full(rows, step * count, np.int32),
+                tokens=tokens,
+                count=None if count == 1 else np.full(rows, count, np.int32),
+                logprobs=Logprobs(
+                    np.arange(len(tokens), dtype=np.int32),
+                    np.stack([tokens, *[tokens + place for place in range(1, width)]], axis=1),
+                    np.full((len(tokens), width), -0.5, np.float32),
+                    np.ones(len(tokens), np.int32),
+                ),
+            )
+            gc.collect()
+            gc.disable()
+            try:
+                before = gc.get_count()[0]
+                server.desk.streams.process_frame(0, frame, float(step))
+                made = gc.get_count()[0] - before
+            finally:
+                gc.enable()
+        assert made < 100
 
     asyncio.run(run())
 
