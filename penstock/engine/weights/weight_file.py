@@ -98,17 +98,18 @@ class WeightFile:
 
 
 def _places(view: TensorView) -> list[tuple[int, int]]:
-    """(offset, bytes) of the pieces of a tensor. They begin with a whole element."""
+    """(offset, bytes) of the pieces of a tensor, from its first to its last element, all of them whole."""
     size = view.end - view.start
     if size <= PIECES * PIECE_BYTES:
         return [(view.start, size)]
-    step = (size - PIECE_BYTES) // (PIECES - 1) & -8
-    return [(view.start + index * step, PIECE_BYTES) for index in range(PIECES)]
+    item, last = ITEM_BYTES[view.dtype], size - PIECE_BYTES
+    return [
+        (view.start + last * index // (PIECES - 1) // item * item, PIECE_BYTES) for index in range(PIECES)
+    ]
 
 
 def _is_finite(data: bytes, dtype: str) -> bool:
     """Whether there is neither infinity nor NaN; true of types that have neither."""
-    data = data[: len(data) & -8] if len(data) > ITEM_BYTES[dtype] else data
     if dtype == "BF16":
         return bool(np.isfinite((np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4")).all())
     kind = {"F64": "<f8", "F32": "<f4", "F16": "<f2"}.get(dtype)

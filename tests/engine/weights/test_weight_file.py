@@ -55,8 +55,8 @@ def test_a_file_that_was_replaced_has_another_digest(tmp_path: Path, at: int) ->
     assert len(source.digest) == 32
     assert with_digest(write(tmp_path / FILE, a=values, b=np.zeros(3, np.float32))) == source
     TensorFiles([source])
-    step = (values.nbytes - PIECE_BYTES) // (PIECES - 1) // 4
-    values.reshape(-1)[at * step + 5] = 1
+    start = (values.nbytes - PIECE_BYTES) * at // (PIECES - 1) // 4
+    values.reshape(-1)[start + 5] = 1
     write(tmp_path / FILE, a=values, b=np.zeros(3, np.float32))
     with pytest.raises(ValueError, match=rf"{FILE} has changed since the update: its digest is"):
         TensorFiles([source])
@@ -92,9 +92,10 @@ def test_values_that_are_not_finite_are_refused(
     for count in (1, 3):
         source = write_bytes(tmp_path / FILE, dtype, [size * count], bytes(len(infinity)) * size * count)
         assert with_digest(source).digest
-    source = write_bytes(tmp_path / FILE, dtype, [size], infinity * size)
-    with pytest.raises(ValueError, match="a has values that are infinite or not a number"):
-        with_digest(source)
+    for data in (infinity * size, bytes(len(infinity)) * (3 * size - 1) + infinity):
+        source = write_bytes(tmp_path / FILE, dtype, [len(data) // len(infinity)], data)
+        with pytest.raises(ValueError, match="a has values that are infinite or not a number"):
+            with_digest(source)
 
 
 def test_types_that_have_no_infinity_are_of_any_bytes(tmp_path: Path) -> None:
