@@ -48,12 +48,20 @@ for line in sys.stdin:
 """
 
 
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port that nobody is given meanwhile. Who asks for it by number gets it, as this socket does not
+    listen."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
 class Trainer:
     """A process that broadcasts the demo model's weights, times a factor."""
 
-    def __init__(self, client: httpx.Client) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+    def __init__(self, client: httpx.Client, port: int) -> None:
         command = [sys.executable, "-c", TRAINER, str(DEMO_DIR / "model.safetensors"), str(port), "2"]
         environment = {"GLOO_SOCKET_IFNAME": "lo", "PATH": "/usr/bin:/bin"}
         self.process = subprocess.Popen(
@@ -87,11 +95,12 @@ class Trainer:
 
 @contextmanager
 def trainer_of(client: httpx.Client) -> Iterator[Trainer]:
-    trainer = Trainer(client)
-    try:
-        yield trainer
-    finally:
-        trainer.kill()
+    with reserved_port() as port:
+        trainer = Trainer(client, port)
+        try:
+            yield trainer
+        finally:
+            trainer.kill()
 
 
 MANIFEST: dict[str, Any] = {
@@ -258,16 +267,15 @@ def test_a_group_that_is_not_complete_in_time(clients: list[httpx.Client]) -> No
 
 def test_a_group_of_another_size_than_the_trainers(clients: list[httpx.Client]) -> None:
     """Its members wait for each other: the call ends in time, and the receiver with it."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, "-c", TRAINER, str(DEMO_DIR / "model.safetensors"), str(port), "3"]
-    trainer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        group = {"master_address": "127.0.0.1", "master_port": port, "world_size": 2}
-        body = call(clients[0], "/init_weight_transfer?timeout=20", group)
-    finally:
-        trainer.kill()
-        trainer.communicate()
+    with reserved_port() as port:
+        command = [sys.executable, "-c", TRAINER, str(DEMO_DIR / "model.safetensors"), str(port), "3"]
+        trainer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        try:
+            group = {"master_address": "127.0.0.1", "master_port": port, "world_size": 2}
+            body = call(clients[0], "/init_weight_transfer?timeout=20", group)
+        finally:
+            trainer.kill()
+            trainer.communicate()
     assert body["status"] in (502, 504), body
     assert receive(clients[1], "next")["error"]["code"] == "no_weight_transfer"
 
