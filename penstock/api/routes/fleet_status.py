@@ -101,7 +101,9 @@ def state_of(engine: EngineState) -> str:
         return "draining"
     if engine.asleep:
         return "asleep"
-    return "paused" if engine.paused else "ready"
+    if engine.paused:
+        return "paused"
+    return "behind" if engine.closed else "ready"  # it is not as desired yet
 
 
 _NAMES = ("engine", "server", "process", "outcome", "status")

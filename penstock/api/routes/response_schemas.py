@@ -105,7 +105,7 @@ REPLIES: dict[str, Schema] = {
         {
             "engine": STRING,
             "host": or_null(STRING),
-            "state": {"enum": ["ready", "draining", "asleep", "paused", "down"]},
+            "state": {"enum": ["ready", "draining", "asleep", "paused", "behind", "down"]},
             "weight_version": or_null(STRING),
             "running": COUNT,
             "waiting": COUNT,
