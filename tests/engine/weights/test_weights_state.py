@@ -160,6 +160,27 @@ def test_a_change_that_fails_changes_nothing(trainer: Trainer) -> None:
     assert "Object missing required field" in (trainer.set(2, sources=[{}]).error or "")
 
 
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [({}, "no weights for version"), ({"part": True}, "the model has no parameter for other")],
+)
+def test_files_of_another_model_are_refused(
+    trainer: Trainer, tmp_path: Path, part: dict[str, Any], message: str
+) -> None:
+    trainer.set(1)
+    save_file({"other": np.array([2], np.uint8)}, tmp_path / "other.safetensors")
+    observed = trainer.set(2, sources=[{"path": str(tmp_path / "other.safetensors"), **part}])
+    assert (observed.error, observed.result["version"]) == (message, "v1")
+
+
+def test_a_part_is_added_to_the_weights_before(trainer: Trainer) -> None:
+    sources = [{"path": trainer.file(1)}, {"path": trainer.file(2), "part": True}]
+    assert trainer.set(3, sources=sources).error is None
+    trainer.peer.send(submit(1, 5))
+    trainer.peer.read_ends(1)
+    assert set(trainer.versions(1)) == {2}
+
+
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_pipe_is_not_waited_for(trainer: Trainer, tmp_path: Path, inside: bool) -> None:
     trainer.set(1)
