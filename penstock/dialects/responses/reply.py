@@ -88,8 +88,9 @@ class ResponsesReply(ReplyFormat):
         self._created_at = int(time.time())
         self._output = Output(fields.id, self.record, fields.options)
         self._started = False
-        self._final: tuple[bytes, Callable[[], Iterator[bytes]]] | None = None
-        """The last event's name, and what gives the finished response in pieces."""
+        self._final: tuple[bytes, bytes | dict[str, Any]] | None = None
+        """The last event's name, and the finished response, or what :meth:`_object` makes it of. No function
+        that makes it: that would refer to this reply, which would stay until a full collection."""
 
     # -- events
 
@@ -128,8 +129,13 @@ class ResponsesReply(ReplyFormat):
 
     def end(self, usage: TokenUsage | None) -> bytes:
         assert self._final is not None, "keep comes first"
-        name, response = self._final
-        return self._response_event(name, response())
+        return self._response_event(self._final[0], self._finished())
+
+    def _finished(self) -> Iterator[bytes]:
+        """The finished response, in pieces."""
+        assert self._final is not None, "keep comes first"
+        response = self._final[1]
+        return iter((response,)) if isinstance(response, bytes) else self._object(**response)
 
     def _response_event(self, name: bytes, response: Iterable[bytes]) -> bytes:
         """``response``: its JSON, in pieces."""
@@ -171,25 +177,21 @@ class ResponsesReply(ReplyFormat):
         [choice] = reply.choices
         cut = _CUT.get(choice.finish_reason)
         status = b"completed" if cut is None else b"incomplete"
-        response = partial(
-            self._object,
-            status,
-            completed_at=b"%d" % time.time() if cut is None else b"null",
-            incomplete=b"null" if cut is None else b'{"reason":"%b"}' % cut,
-            usage=encode_json(self._usage_field(reply.usage())),
-            transfer=choice.kv_transfer_params,
-            versions=choice.weight_versions,
-        )
-        if self._output.candidates <= SHORT_CANDIDATES:
-            body = b"".join(response())
-            self._final = b"response." + status, partial(iter, (body,))
-        else:
-            self._final = b"response." + status, response
-        return self._put(status, self._final[1], reply.context.turns)
+        response: dict[str, Any] = {
+            "status": status,
+            "completed_at": b"%d" % time.time() if cut is None else b"null",
+            "incomplete": b"null" if cut is None else b'{"reason":"%b"}' % cut,
+            "usage": encode_json(self._usage_field(reply.usage())),
+            "transfer": choice.kv_transfer_params,
+            "versions": choice.weight_versions,
+        }
+        is_short = self._output.candidates <= SHORT_CANDIDATES
+        made = b"".join(self._object(**response)) if is_short else response
+        self._final = b"response." + status, made
+        return self._put(status, self._finished, reply.context.turns)
 
     def whole(self, reply: CollectedReply) -> Iterator[bytes]:
-        assert self._final is not None, "keep comes first"
-        yield from self._final[1]()
+        return self._finished()
 
     def _put(
         self, status: bytes, response: Callable[[], Iterator[bytes]], turns: Turns

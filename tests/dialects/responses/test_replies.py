@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import re
 from functools import cache
@@ -46,6 +47,7 @@ LOOK = (
 PATCH = '<tool_call>{"name": "patch", "arguments": {"input": "a\\n\\t\\"b\\" \\ud83d\\ude00 é"}}</tool_call>'
 RAW_PATCH = '<tool_call>{"name": "patch", "arguments": {"text": "no input"}}</tool_call>'
 SPAWN = '\n<tool_call>{"name": "agents__spawn", "arguments": {}}</tool_call>\n'
+PLAIN = "The answer is 42."
 PIECES = (TEXT, MORE_TEXT, LOOK, PATCH, RAW_PATCH, SPAWN)
 
 
@@ -282,6 +284,38 @@ def test_logprobs_of_a_whole_reply_are_spelled_once_in_pieces(monkeypatch: pytes
     in_loop(run)
 
 
+@pytest.mark.parametrize("text", [PLAIN, PLAIN * 400], ids=["short", "long"])
+def test_an_ended_response_is_freed_without_a_collection(text: str) -> None:
+    async def run(*, stream: bool) -> None:
+        desk = Desk(tables())
+        plan = dialect().plan(request(tools=[], stream=stream, **LOGPROBS))
+        format = dialect().reply_format(plan, "r")
+        rows = rows_of(text, [256])
+        if stream:
+            _, sink = desk.streamed(plan, format=format)
+            desk.deliver(desk.rows(0, rows, FinishReason.LENGTH, logprobs=True))
+            while not sink.ended:
+                await asyncio.sleep(0)
+            sink.listener = None  # as connections do
+        else:
+            reply = desk.collected(plan, format=format)
+            desk.deliver(desk.rows(0, rows, FinishReason.LENGTH, logprobs=True))
+            assert format.keep(reply) is None
+            assert json.loads(b"".join(format.whole(reply)))["status"] == "incomplete"
+
+    def alive() -> int:
+        return sum(isinstance(each, ResponsesReply) for each in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        for stream in (False, True):
+            asyncio.run(run(stream=stream))
+            assert alive() == 0
+    finally:
+        gc.enable()
+
+
 def test_a_long_response_is_stored_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spelled = Spelled(monkeypatch)
     monkeypatch.setattr(turns, "TURN_S", 0)  # a turn has one piece
@@ -310,7 +344,6 @@ def test_a_long_response_is_stored_in_turns(tmp_path: Path, monkeypatch: pytest.
     asyncio.run(run())
 
 
-PLAIN = "The answer is 42."
 LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
 
 
