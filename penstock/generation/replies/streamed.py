@@ -25,7 +25,9 @@ from penstock.streaming.token_table import escape_json
 from penstock.wire.frames import WITH_TEXT, FinishReason
 from penstock.wire.logprobs import ENTRY_CANDIDATES, Logprobs
 
-_log_fault = RateLimitedLog(logging.getLogger(__name__), logging.ERROR)
+log = logging.getLogger(__name__)
+_log_fault = RateLimitedLog(log, logging.ERROR)
+_log_slow = RateLimitedLog(log)
 
 TOKEN_BYTES = 40
 """Memory in bytes of one held token id: a reference and an int object."""
@@ -165,6 +167,13 @@ class StreamedReply(RequestReply):
         self._hold(choice, text, tokens, logprobs)
         if self._paused and choice.stream is not None:
             if self._backlog > self.context.max_backlog and self.state in _NOT_READING:
+                _log_slow(
+                    "slow",
+                    "a stream is cut: it is made faster than its client reads, for which %d bytes wait; "
+                    "--max-stream-backlog allows %d",
+                    self._backlog,
+                    self.context.max_backlog,
+                )
                 self._cut()
             return
         self._send_choice(choice, self._event(choice, stream))

@@ -13,9 +13,11 @@ from penstock.generation.parsers.calls import CallParser
 from penstock.generation.parsers.formats import TOOL_FORMATS
 from penstock.generation.parsers.message import MessageFormat
 from penstock.generation.parsers.reasoning import ReasoningParser
+from penstock.generation.replies import streamed
 from penstock.generation.replies.reply import TextTables
 from penstock.generation.replies.streamed import StreamedReply
 from penstock.http.write_target import WriteTarget
+from penstock.logging_setup import RateLimitedLog
 from penstock.streaming.rows.row_writer import Path
 from penstock.streaming.stream import StreamError
 from penstock.wire.frames import FinishReason
@@ -201,7 +203,11 @@ def test_the_end_is_written_to_a_client_that_does_not_read() -> None:
     [({}, 900, 1100), ({"return_token_ids": True}, 20, 60), ({"logprobs": 4}, 4, 5)],
 )
 def test_a_client_is_cut_when_its_backlog_is_full(
-    fields: dict[str, Any], least_tokens: int, most_tokens: int
+    fields: dict[str, Any],
+    least_tokens: int,
+    most_tokens: int,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What is held counts about as many bytes as it has when it is sent."""
 
@@ -222,7 +228,10 @@ def test_a_client_is_cut_when_its_backlog_is_full(
         assert (len(desk.engine_client.aborted), desk.engine_client.stopped) == (1, 0)
         assert sink.over.result() is None
 
+    monkeypatch.setattr(streamed, "_log_slow", RateLimitedLog(streamed.log))
     in_loop(run)
+    [line] = caplog.messages
+    assert "--max-stream-backlog allows 3000" in line
 
 
 @within_loop
