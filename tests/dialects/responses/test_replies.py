@@ -294,7 +294,7 @@ def test_an_ended_response_is_freed_without_a_collection(text: str) -> None:
         if stream:
             _, sink = desk.streamed(plan, format=format)
             desk.deliver(desk.rows(0, rows, FinishReason.LENGTH, logprobs=True))
-            while not sink.ended:
+            while not sink.ended:  # noqa: ASYNC110 - the sink is no asyncio object
                 await asyncio.sleep(0)
             sink.listener = None  # as connections do
         else:
