@@ -158,10 +158,12 @@ class Engine:
         """Digests in memory."""
         self.table = AdapterTable(self, MAX_ADAPTERS)
         self.adapters = AdapterState(self.table, Inline())
-        self.sleep = SleepState(cast(EngineProtocol, self), lambda code, message: None, lambda: not self.busy)
         self.weights = Loader(world.unreadable[rank])
         self.held = Hold.NOTHING
         gate = StreamGate(cast(EngineProtocol, self), cast(Peers, Clients()))
+        self.sleep = SleepState(
+            cast(EngineProtocol, self), lambda code, message: None, lambda: not self.busy, gate.is_paused
+        )
         self.pause = PauseState(gate)
         self.weights_state = WeightsState(
             cast(EngineProtocol, self), gate, lambda rows: None, lambda generation: None

@@ -33,7 +33,10 @@ class LoopStates:
         steps of it. ``publish`` sends rows; ``beat`` tells the supervisor that the process lives."""
         gate = self.gate = StreamGate(engine, publisher.peers, in_wave)
         self._sleep = SleepState(
-            engine, lambda code, message: publish(engine.fail_all(code, message)), gate.is_idle
+            engine,
+            lambda code, message: publish(engine.fail_all(code, message)),
+            gate.is_idle,
+            gate.is_paused,
         )
         self._pause = PauseState(gate)
         self._adapters = adapters

@@ -28,13 +28,18 @@ class SleepState:
     default: Mapping[str, Any] = {"level": AWAKE}
 
     def __init__(
-        self, engine: Engine, end_streams: Callable[[str, str], None], is_idle: Callable[[], bool]
+        self,
+        engine: Engine,
+        end_streams: Callable[[str, str], None],
+        is_idle: Callable[[], bool],
+        is_paused: Callable[[], bool],
     ) -> None:
         """``end_streams(code, message)`` ends every stream of the engine; ``is_idle()``: whether the engine
-        has no work left."""
+        has no work left; ``is_paused()``: whether a pause keeps its streams from ending."""
         self._engine = engine
         self._end_streams = end_streams
         self._is_idle = is_idle
+        self._is_paused = is_paused
         self._level = AWAKE
         self._next: int | None = None
         """The level that is being prepared."""
@@ -74,13 +79,19 @@ class SleepState:
 
     def prepared(self, *, firm: bool) -> bool:
         """Whether :meth:`commit` could run now. An engine that is to sleep less stays as it is if the level
-        is ``firm``; otherwise raises ValueError."""
+        is ``firm``, and one whose streams a pause keeps waits; otherwise raises ValueError."""
         assert self._next is not None  # it is being prepared
         if AWAKE < self._next < self._level and not firm:
             raise ValueError(
                 f"level is {self._next}, but the engine sleeps at level {self._level}: wake it first"
             )
-        return self._next == AWAKE or self._is_idle()
+        if self._next == AWAKE or self._is_idle():
+            return True
+        if not firm and self._engine.has_work() and self._is_paused():
+            raise ValueError(
+                "mode is 'wait', but a pause keeps the streams: resume first, or sleep with mode 'abort'"
+            )
+        return False
 
     def commit(self, generation: int = 0) -> None:
         """Make the prepared change."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from penstock.engine.base import Engine, Hold
 from penstock.engine.loop.peers import Peers
+from penstock.wire.messages import PAUSE
 
 
 class StreamGate:
@@ -24,9 +25,9 @@ class StreamGate:
         self._engine.hold(max(hold, *others))
         self._holds[state] = hold
 
-    def is_kept_by_others(self, state: str) -> bool:
-        """Whether streams stay where they are for another state than that of this name."""
-        return any(hold is Hold.ALL for name, hold in self._holds.items() if name != state)
+    def is_paused(self) -> bool:
+        """Whether a pause keeps streams where they are."""
+        return self._holds.get(PAUSE) is Hold.ALL
 
     def abort(self, is_wanted: Callable[[tuple[str, ...]], bool] = lambda ids: True) -> int:
         """End all streams, or those whose request's ids are wanted, with what they have, in the next step.

@@ -104,7 +104,7 @@ class WeightsState:
             if wanted.streams == "abort":
                 self._gate.abort()
         waits = wanted.streams == "wait" and self._gate.has_running()
-        if waits and not firm and self._gate.is_kept_by_others(WEIGHTS):
+        if waits and not firm and self._gate.is_paused():
             raise ValueError(
                 "streams is 'wait', but a pause keeps the streams that run: resume first, or update with "
                 "'keep' or 'abort'"

@@ -17,9 +17,9 @@ class Sleeper(FakeEngine):
     def __init__(self) -> None:
         super().__init__()
         self.busy = True
-        self.full = False
+        self.full = self.paused = False
         self.told: list[Any] = []
-        self.state = SleepState(self, self.end_streams, lambda: not self.busy)
+        self.state = SleepState(self, self.end_streams, lambda: not self.busy, lambda: self.paused)
 
     def has_work(self) -> bool:
         return self.busy
@@ -93,6 +93,21 @@ def test_waiting_takes_nothing_new_and_lets_streams_end(engine: Sleeper) -> None
     engine.busy = False
     assert engine.state.prepared(firm=False)
     assert engine.told == []
+
+
+@pytest.mark.parametrize("paused_first", [True, False])
+def test_streams_that_a_pause_keeps_are_not_waited_for(engine: Sleeper, paused_first: bool) -> None:
+    engine.paused = paused_first
+    engine.state.prepare({"level": 1, "mode": "wait"})
+    if not paused_first:
+        assert not engine.state.prepared(firm=False)
+        engine.paused = True
+    with pytest.raises(ValueError, match="mode is 'wait', but a pause keeps the streams: resume first"):
+        engine.state.prepared(firm=False)
+    assert not engine.state.prepared(firm=True)
+    engine.state.abort()
+    assert engine.state.refusal() is None
+    engine.change(1, mode="abort")
 
 
 def test_given_up_before_it_slept(engine: Sleeper) -> None:
