@@ -10,6 +10,7 @@ import msgspec
 
 from penstock.http.body_errors import malformed, wrong_type
 from penstock.http.errors import ApiError, shown
+from penstock.http.repeated_names import check_names
 from penstock.http.request import HttpRequest
 from penstock.wire.messages import MAX_IDEMPOTENCY_KEY_LENGTH
 
@@ -60,6 +61,8 @@ def read_parameters(http: HttpRequest, body: bytes = b"") -> dict[str, str]:
         parameters[name] = value
     try:
         fields = _fields(body) if body else {}
+        if body:
+            check_names(body)
     except msgspec.ValidationError as error:
         raise wrong_type(body, str(error)) from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

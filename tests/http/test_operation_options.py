@@ -41,6 +41,8 @@ def test_where_they_may_be(query: bytes, body: bytes, parameters: dict[str, str]
         (b"mode=keep", b'{"mode": "wait"}', "mode is 'keep' in the query and 'wait' in the body."),
         (b"other=1", b"{}", "/pause takes mode, timeout in its query, not 'other'."),
         (b"mode=keep", b'{"other": 1}', "/pause takes mode, timeout in its body, not 'other'."),
+        (b"", b'{"mode": "keep", "mode": "abort"}', "mode is given twice."),
+        (b"", b'{"mode":"keep","m\\u006fde":"keep"}', "mode is given twice."),
         (b"", b'{"mode": true}', "mode: expected"),
         (b"", b'["keep"]', "the request body: expected an object"),
         (b"", b"{", "JSON"),

@@ -66,6 +66,7 @@ WEIGHTS: dict[str, Any] = {"path": "/", "weight_version": "v"}
         ("/abort_requests", {"all": False}, "Give one of request_ids, prefix, and all (true)."),
         ("/abort_requests", {"all": True, "prefix": "a"}, "Give one of request_ids, prefix, and all (true)."),
         ("/abort_requests", {"request_ids": []}, "request_ids: expected a list of length >= 1, got []."),
+        ("/abort_requests", {"request_ids": [""]}, "request_ids[0]: expected a string of length >= 1"),
         ("/abort_requests", {"ids": ["a"]}, "ids"),
         ("/update_weights", {"path": "/"}, "the required field 'weight_version' is missing."),
         ("/update_weights", {"weight_version": "v"}, "Give one of path, paths, broadcast and update_info."),
@@ -88,6 +89,16 @@ WEIGHTS: dict[str, Any] = {"path": "/", "weight_version": "v"}
         ("/update_weights", WEIGHTS | {"path": "step-7"}, "path: 'step-7' is no absolute path."),
         ("/update_weights", WEIGHTS | {"path": "/no/such/file"}, "path: '/no/such/file' does not exist."),
         ("/update_weights", WEIGHTS | {"tensors": ["a"], "whole": True}, "whole: a model that is replaced"),
+        (
+            "/update_weights",
+            WEIGHTS | {"tensors": ["a", "b", "a"], "whole": False},
+            "tensors[2]: 'a' is there twice.",
+        ),
+        (
+            "/update_weights",
+            {"weight_version": "v", "paths": ["/a", "/b/../a"]},
+            "paths[1]: '/a' is there twice.",
+        ),
         ("/update_weights", WEIGHTS | {"streams": "drop"}, "streams: "),
         ("/update_weights", WEIGHTS | {"cache": "flush"}, "cache: "),
         ("/update_weights", WEIGHTS | {"weight_version": "default"}, "'default' is that of the start."),
@@ -242,6 +253,20 @@ def test_an_event_stream_ends_at_the_pause(fleet: Server, clients: Clients, path
     }.get(path, ('"finish_reason":"abort"', "[DONE]"))
     assert reason in text
     assert end in text
+
+
+@pytest.mark.usefixtures("unpaused")
+def test_sleep_does_not_wait_for_streams_that_a_pause_keeps(fleet: Server, clients: Clients) -> None:
+    with Streams(fleet.url, [BODY | {"seed": seed} for seed in range(4)]) as streams:
+        streams.until_each_has(1)
+        assert call(clients[0], "/pause?mode=keep")["status"] == 200
+        refused = call(clients[1], f"/sleep?mode=wait&timeout={10 * WAIT_S}")
+        assert (refused["status"], refused["outcome"]) == (502, "aborted"), refused
+        assert "a pause keeps the streams: resume first, or sleep with mode 'abort'" in str(refused["error"])
+        assert call(clients[0], "/resume")["status"] == 200
+        streams.until_all_ended()
+        assert streams.failures == []
+        assert {each.last_choice["finish_reason"] for each in streams.completions} == {"length"}
 
 
 @pytest.mark.usefixtures("unpaused")

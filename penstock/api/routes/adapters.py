@@ -35,6 +35,7 @@ from penstock.http.admission import unavailable
 from penstock.http.eager import in_task
 from penstock.http.errors import ApiError, encode_json, names_in_error
 from penstock.http.operation_options import OperationOptions, operation_options
+from penstock.http.repeated_names import check_names
 from penstock.wire.messages import Adapter, LoraInfo
 
 LIST = "/admin/adapters"
@@ -110,7 +111,10 @@ class AdapterRoutes:
         await self._unload(request, operation_options(request.http), name, "name")
 
     async def _body(self, request: ApiRequest, decode: Callable[[bytes], Body]) -> Body:
-        return decode(await request.http.read_json(MAX_BODY_BYTES))
+        raw = await request.http.read_json(MAX_BODY_BYTES)
+        body = decode(raw)
+        check_names(raw)
+        return body
 
     # -- loading
 

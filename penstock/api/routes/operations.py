@@ -36,7 +36,7 @@ class AbortRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /abort_requests."""
 
     request_ids: Annotated[
-        Annotated[list[RequestId], Meta(min_length=1)] | None,
+        Annotated[list[Annotated[RequestId, Meta(min_length=1)]], Meta(min_length=1)] | None,
         Meta(description="X-Request-Id of the requests, or the ids of their replies."),
     ] = None
     prefix: Annotated[
@@ -52,7 +52,7 @@ class OperationRoutes:
         self._engine_client = engine_client
         self._state_changes = state_changes
         self._profiles = config.profile_dir is not None
-        self._decode_abort = BodyDecoder(AbortRequest, strict=False).decode
+        self._decode_abort = BodyDecoder(AbortRequest, strict=False, once=True).decode
 
     # -- calls
 

@@ -70,7 +70,7 @@ class WeightTransferRoutes:
         self._weights_dir = Path(weights_dir)
         self._model_dir = Path(model_dir)
         self._is_draining = is_draining
-        self._decode = BodyDecoder(InitWeightTransferRequest, strict=False).decode
+        self._decode = BodyDecoder(InitWeightTransferRequest, strict=False, once=True).decode
 
     async def init(self, request: ApiRequest) -> None:
         """Start a receiver that joins the trainer's group, and reply when all have joined."""
@@ -215,12 +215,7 @@ def _tensors(manifest: BroadcastManifest) -> list[BroadcastTensor]:
             param = f"broadcast.{field}"
             message = f"{param}: there are {len(values)}, not one for each of {len(names)} names."
             raise ApiError(400, message, param=param)
-    seen: set[str] = set()
-    for index, name in enumerate(names):
-        if name in seen:
-            param = f"broadcast.names[{index}]"
-            raise ApiError(400, f"{param}: {name!r} is there twice.", param=param)
-        seen.add(name)
+    check_distinct(names, "broadcast.names")
     for index, dtype in enumerate(manifest.dtypes):
         if dtype not in STORED_TYPES:
             param = f"broadcast.dtypes[{index}]"
@@ -228,6 +223,16 @@ def _tensors(manifest: BroadcastManifest) -> list[BroadcastTensor]:
             raise ApiError(400, message, param=param)
     found = zip(names, manifest.dtypes, manifest.shapes, strict=True)
     return [BroadcastTensor(name, cast(TensorType, dtype), tuple(shape)) for name, dtype, shape in found]
+
+
+def check_distinct(values: Sequence[str], field: str) -> None:
+    """Refuse a list of names or paths that has one twice. Raises ApiError."""
+    seen: set[str] = set()
+    for index, value in enumerate(values):
+        if value in seen:
+            param = f"{field}[{index}]"
+            raise ApiError(400, f"{param}: {value!r} is there twice.", param=param)
+        seen.add(value)
 
 
 def stored_shapes(model_dir: Path) -> tuple[dict[str, tuple[int, ...]], int]:

@@ -16,7 +16,7 @@ import msgspec
 from penstock.api.api_request import ApiRequest
 from penstock.api.routes.receipts import call_engines, members_of, send_receipts
 from penstock.api.routes.weight_schemas import InitWeightTransferEngineRequest, UpdateWeightsRequest
-from penstock.api.routes.weight_transfer import WeightTransferRoutes
+from penstock.api.routes.weight_transfer import WeightTransferRoutes, check_distinct
 from penstock.dispatch.engine_client import EngineClient
 from penstock.dispatch.engine_rpc import OperationOutcome, OperationResult
 from penstock.dispatch.weight_changes import TooManySources, WeightChanges, WeightUpdate
@@ -44,8 +44,8 @@ class WeightRoutes:
         self._engine_client = engine_client
         self._changes = changes
         self.transfers = transfers
-        self._decode = BodyDecoder(UpdateWeightsRequest, strict=False).decode
-        self._decode_join = BodyDecoder(InitWeightTransferEngineRequest, strict=False).decode
+        self._decode = BodyDecoder(UpdateWeightsRequest, strict=False, once=True).decode
+        self._decode_join = BodyDecoder(InitWeightTransferEngineRequest, strict=False, once=True).decode
 
     async def join(self, request: ApiRequest) -> None:
         """Have the workers of vLLM's engines join a trainer. An engine that restarts meanwhile does not."""
@@ -147,6 +147,9 @@ def _update(body: UpdateWeightsRequest) -> WeightUpdate:
     for path in paths:
         if not os.path.isabs(path) or "\0" in path:
             _refuse(field, f"{field}: {path!r} is no absolute path.")
+    paths = [os.path.normpath(path) for path in paths]
+    check_distinct(paths, "paths")
+    check_distinct(body.tensors or [], "tensors")
     if body.tensors is not None and len(paths) > 1:
         _refuse("tensors", f"tensors are of one path, not of {len(paths)}.")
     if body.tensors is not None and body.whole:
@@ -157,7 +160,7 @@ def _update(body: UpdateWeightsRequest) -> WeightUpdate:
     return WeightUpdate(
         DesiredWeights(
             version=body.weight_version,
-            sources=[WeightSource(os.path.normpath(path), body.tensors, part=not whole) for path in paths],
+            sources=[WeightSource(path, body.tensors, part=not whole) for path in paths],
             streams=body.streams,
             cache=body.cache,
         ),

@@ -7,12 +7,12 @@ parsers take the first of two (RapidJSON), do not care for case (Go, .NET), or l
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 import msgspec
 
 from penstock.http.errors import ApiError, refused, shown
+from penstock.http.repeated_names import repeated_name
 
 OTHER_MODEL_FIELDS = (
     "lora_path",  # SGLang
@@ -42,11 +42,6 @@ MAX_COLONS = 1 << 17
 """Colons outside the texts of a body: more fields than these would take longer than a turn of the event
 loop."""
 
-_WS = rb"[ \t\r\n]*"
-_first = re.compile(_WS + rb"\{").match
-_name = re.compile(_WS + rb'("(?:[^"\\]|\\.)*+")' + _WS + b":" + _WS, re.DOTALL).match
-_end = re.compile(_WS + rb"([,}])").match
-_decode_name = msgspec.json.Decoder(str).decode
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
@@ -79,36 +74,9 @@ def _check(raw: bytes, fields: dict[str, msgspec.Raw], deciding: frozenset[str],
             raise _refusal(
                 within + name, f"some model servers take it for {within + meant!r}. Use that name."
             )
-    if (twice := _repeated(raw, fields)) is not None:
+    if (twice := repeated_name(raw, fields)) is not None:
         raise _refusal(within + twice, "it is given twice, and servers differ in which one counts.")
 
 
 def _refusal(name: str, why: str) -> ApiError:
     return refused(f"The field {shown(name)!r} is not allowed: {why}", shown(name))
-
-
-def _dumped(fields: dict[str, msgspec.Raw]) -> bytes:
-    """The object with a space after each colon and comma, its names without escapes."""
-    return b"{%b}" % b", ".join([b'"%b": %b' % (name.encode(), value) for name, value in fields.items()])
-
-
-def _repeated(raw: bytes, fields: dict[str, msgspec.Raw]) -> str | None:
-    """A name that the object ``raw`` has twice. ``fields`` are the last ones of each name, so that values
-    are stepped over, not parsed."""
-    members = sum(map(len, fields)) + sum(map(len, fields.values())) + 4 * len(fields) + 1
-    if len(raw) == members:
-        return None  # without white space, nor room for more
-    if len(raw) == members + 2 * len(fields) - 1 and raw == _dumped(fields):
-        return None  # as Python's json.dumps writes it
-    begin = _first(raw)
-    at = len(raw) if begin is None else begin.end()
-    seen = set[str]()
-    while (found := _name(raw, at)) is not None:
-        name = _decode_name(found[1])
-        value = bytes(fields[name])
-        after = _end(raw, found.end() + len(value)) if raw.startswith(value, found.end()) else None
-        if after is None or name in seen:
-            return name
-        seen.add(name)
-        at = after.end()
-    return None

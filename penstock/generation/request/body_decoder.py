@@ -19,6 +19,7 @@ from penstock.generation.request.unknown_fields import (
 )
 from penstock.http.body_errors import malformed, wrong_type
 from penstock.http.errors import MALFORMED, MAX_VALUE, ApiError, shown
+from penstock.http.repeated_names import check_names
 
 log = logging.getLogger(__name__)
 
@@ -61,11 +62,13 @@ class BodyDecoder(Generic[Request]):
         max_commas: int = MAX_COMMAS,
         id_field: str | None = None,
         flat_ids: bool = False,
+        once: bool = False,
     ) -> None:
         """``strict``: refuse unknown fields; otherwise they are counted and each name is logged once.
         ``max_commas``: see :func:`check_parts`. ``id_field``: an optional field that may have many token ids,
         which become columns (:func:`~penstock.generation.prompt.prompts.token_columns`) if they are nothing
-        else. ``flat_ids``: it takes one list of ids, not several."""
+        else. ``flat_ids``: it takes one list of ids, not several. ``once``: refuse a body that has a field
+        twice; otherwise the last one counts."""
         exact: Any = exact_type(type)
         self._decode_exact = cast("msgspec.json.Decoder[Request]", msgspec.json.Decoder(exact)).decode
         self._id_field, self._flat_ids = id_field or "", flat_ids
@@ -75,11 +78,18 @@ class BodyDecoder(Generic[Request]):
         self._type = type
         self._strict = strict
         self._max_commas = max_commas
+        self._once = once
         self.unknown: dict[str, int] = {}
         """Number of requests by unknown field, such as ``messages[].foo``."""
 
     def decode(self, body: bytes) -> Request:
         """The request in ``body``. Raises ApiError."""
+        request = self._decode(body)
+        if self._once:
+            check_names(body)
+        return request
+
+    def _decode(self, body: bytes) -> Request:
         check_parts(body, "The request body", max_commas=self._max_commas)
         try:
             if self._id_field and _has_many_ids(body):

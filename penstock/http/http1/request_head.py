@@ -27,6 +27,7 @@ CHECKED = frozenset(
         b"content-type",
         b"expect",
         b"host",
+        b"idempotency-key",
         b"origin",
         b"transfer-encoding",
         b"x-api-key",

@@ -12,6 +12,7 @@ from penstock.gateway.requests import one_meaning, request_body
 from penstock.gateway.requests.model_field import read_model
 from penstock.gateway.requests.one_meaning import DECIDING, check_meaning
 from penstock.gateway.requests.request_body import read_request
+from penstock.http import repeated_names
 from penstock.http.errors import ApiError
 
 
@@ -76,7 +77,7 @@ def test_what_all_read_alike_is_not(body: bytes) -> None:
 
 def test_a_body_as_python_writes_it_is_not_walked(monkeypatch: pytest.MonkeyPatch) -> None:
     """The usual one of clients. Others are: the same with a name of escapes, or a blank more."""
-    monkeypatch.setattr(one_meaning, "_first", None)
+    monkeypatch.setattr(repeated_names, "_first", None)
     body = {"model": "m", "messages": [{"role": "user", "content": "a: b, {"}], "max_tokens": 1, "n": 1}
     for separators in ((", ", ": "), (",", ":")):
         check_meaning(json.dumps(body, separators=separators).encode())
