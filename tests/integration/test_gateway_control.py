@@ -127,6 +127,68 @@ def test_servers_that_go_on_get_requests_at_once_from_every_worker(
                 assert completes(client) == (200, None)
 
 
+def readiness(client: httpx.Client) -> tuple[int, int]:
+    reply = client.get("/ready")
+    return reply.status_code, reply.json()["model_servers_ready"]
+
+
+@pytest.mark.parametrize(("close", "reopen"), [("/pause", "/resume"), ("/sleep", "/wake_up")])
+def test_a_server_that_was_opened_directly_makes_the_gateway_ready(
+    front: Gateway, servers: list[Server], close: str, reopen: str
+) -> None:
+    """No request need come first: a load balancer sends none until then."""
+    with client_of_each_worker(front) as clients:
+        assert call(clients[0], close)["status"] == 200
+        assert [completes(client)[0] for client in clients] == [503, 503]
+        assert servers[0].post(reopen, {}).status_code == 200
+        for client in clients:
+            eventually(lambda client=client: readiness(client) == (200, 1))  # type: ignore[misc]
+            assert completes(client) == (200, None)
+        assert servers[0].post(close, {}).status_code == 200
+        for client in clients:
+            eventually(lambda client=client: readiness(client) == (503, 0))  # type: ignore[misc]
+        assert call(clients[0], reopen)["status"] == 200
+        assert [readiness(client) for client in clients] == [(200, 2), (200, 2)]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/pause", b'{"mode": "keep", "mode": "abort"}', "mode"),
+        ("/resume", b'{"timeout": 5, "timeout": 6}', "timeout"),
+        ("/sleep", b'{"level":1,"mode":"abort","level":2}', "level"),
+        ("/wake_up", b'{"timeout": 5, "timeout": 5}', "timeout"),
+        ("/flush_cache", b'{"timeout": 5, "timeout": 6}', "timeout"),
+        ("/abort_requests", b'{"prefix": "none", "prefix": "nobody"}', "prefix"),
+        ("/update_weights", b'{"weight_version": "a", "path": "/", "weight_version": "b"}', "weight_version"),
+    ],
+)
+def test_a_field_that_is_given_twice(
+    front: Gateway, servers: list[Server], path: str, body: bytes, field: str
+) -> None:
+    for url in (front.url, servers[0].url):
+        reply = httpx.post(f"{url}{path}", content=body, headers={"content-type": "application/json"})
+        error = reply.json()["error"]
+        assert (reply.status_code, error["message"], error["param"]) == (
+            400,
+            f"{field} is given twice.",
+            field,
+        )
+
+
+def test_two_keys(front: Gateway, servers: list[Server]) -> None:
+    for url in (front.url, servers[0].url):
+        keys = [("idempotency-key", "a"), ("idempotency-key", "b")]
+        reply = httpx.post(f"{url}/pause", headers=keys)
+        assert reply.status_code == 400
+        assert reply.json()["error"]["message"] == "The header 'idempotency-key' is given more than once."
+
+
+def test_a_pool_where_there_are_none(front: Gateway) -> None:
+    refused = call(front.client, "/resume?pool=x")
+    assert (refused["status"], refused["error"]["message"]) == (400, "pool 'x': there are no pools.")
+
+
 def test_the_mode_of_a_pause_may_be_in_the_body(front: Gateway, servers: list[Server]) -> None:
     assert call(front.client, "/pause", {"mode": "keep"})["status"] == 200
     assert front.client.get("/ready").status_code == 200, "requests wait in the queue"

@@ -3,6 +3,9 @@
 An endpoint that joins, whose connection was lost, or that has not carried out a call is **held**: no worker
 picks it. Each worker asks it what it has, sends the calls that it lacks, with their keys, and lets it go. The
 workers do so apart from each other: of two that send the same key, the server carries out one.
+
+Those that were paused or put to sleep are asked whether they still are: somebody may have opened one
+directly. Then the gateway can serve, and load balancers must know it before they send a request.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ READ_S = 5.0
 """Time for a server to say what it has."""
 SEND_S = 120.0
 """Time for it to carry out a call."""
+LOOK_S = 1.0
+"""Time between two looks at servers that were closed: are they still?"""
 RETRY_S = 1.0
 """Time between two attempts at one endpoint."""
 MOST_ROUNDS = 3
@@ -70,6 +75,9 @@ class CatchingUp:
         self._lost: dict[Endpoint, int] = {}
         """How often each was lost."""
         self._running: dict[Endpoint, asyncio.Task[None]] = {}
+        self._look_at = 0.0
+        """When servers that were closed are looked at."""
+        self._looking: asyncio.Task[None] | None = None
         controls.on_news = self._on_news
 
     def follow(self, endpoints: Sequence[Endpoint]) -> None:
@@ -93,10 +101,13 @@ class CatchingUp:
                 for endpoint, retry_at in list(self._retry_at.items()):
                     if now >= retry_at:
                         self._start(endpoint)
+                if self._looking is None and now >= self._look_at:
+                    self._looking = asyncio.ensure_future(self._look())
                 await asyncio.sleep(TICK_S)
         finally:
-            for task in self._running.values():
-                task.cancel()
+            for task in (*self._running.values(), self._looking):
+                if task is not None:
+                    task.cancel()
 
     async def settle(self, limit_s: float) -> None:
         """Wait until the endpoints have what they lack, or did not take it, for at most ``limit_s``."""
@@ -126,7 +137,7 @@ class CatchingUp:
             return
         if not endpoint.held:
             log.info("endpoint %s is held until it has what was set: %s", endpoint.url, reason)
-        endpoint.held = reason
+        endpoint.held, endpoint.opened = reason, frozenset()
         self._retry_at[endpoint] = self._clock()
 
     def _on_lost(self, endpoint: Endpoint) -> None:
@@ -140,11 +151,43 @@ class CatchingUp:
         need not wait until the time that they gave before."""
         urls = set(missed)
         opened = [call for call in self._controls.calls[-1:] if call.state != WEIGHTS and not call.closes]
+        self._look_at = self._clock() + LOOK_S
+        latest = {call.state for call in self._controls.calls[-1:]}
         for endpoint in self._endpoints:
+            endpoint.opened -= latest
             if endpoint.url in urls or endpoint.held or not self._controls.known.is_set():
                 self._hold(endpoint, "missed a call")
             elif any(self._is_meant(call, endpoint) for call in opened):
                 endpoint.backoff.clear()
+
+    # -- who was opened directly
+
+    async def _look(self) -> None:
+        """Ask all servers that were closed whether they are."""
+        try:
+            await asyncio.gather(*map(self._look_again, self._endpoints))
+        except Exception:
+            log.exception("servers could not be asked whether they take requests")
+        finally:
+            self._look_at, self._looking = self._clock() + LOOK_S, None
+
+    def _closing(self, endpoint: Endpoint) -> dict[str, ControlCall]:
+        """The calls that hold for it and have it refuse requests, by state."""
+        return {state: chain[-1] for state, chain in self._wanted(endpoint).items() if chain[-1].closes}
+
+    async def _look_again(self, endpoint: Endpoint) -> None:
+        closing = {} if endpoint.held else self._closing(endpoint)
+        opened = set(endpoint.opened & closing.keys())
+        for state in closing:
+            with contextlib.suppress(_NotYet):
+                closed = await self._read(endpoint, state)
+                (opened.discard if closed else opened.add)(state)
+        if endpoint.held or closing != self._closing(endpoint):
+            return  # it may be told something else meanwhile
+        if opened - endpoint.opened:
+            endpoint.backoff.clear()
+        if opened != endpoint.opened:
+            endpoint.opened = frozenset(opened)
 
     # -- what they lack
 

@@ -26,6 +26,7 @@ from penstock.http.operation_options import (
     read_parameters,
     read_timeout,
 )
+from penstock.http.repeated_names import check_names
 from penstock.http.request import HttpRequest
 from penstock.wire.control import MAX_STATE_BYTES
 from penstock.wire.messages import PAUSE, SLEEP, WEIGHTS
@@ -142,9 +143,10 @@ class ControlRoutes:
         return endpoint in served or self._directory.listing(endpoint) is None
 
     def closed(self, endpoint: Endpoint) -> str:
-        """The state that was set through the gateway and has the endpoint refuse streams; empty: none."""
+        """The state that was set through the gateway, and has the endpoint refuse streams unless somebody has
+        opened it directly; empty: none."""
         closes = {call.state: call.closes for call in self._controls.calls if self.is_meant(call, endpoint)}
-        return next((state for state, holds in closes.items() if holds), "")
+        return next((state for state, holds in closes.items() if holds and state not in endpoint.opened), "")
 
     # -- one call
 
@@ -235,7 +237,9 @@ class ControlRoutes:
         endpoints, directory = self._pool.endpoints, self._directory
         pools = sorted({each.pool for each in endpoints})
         if asked.pool is not None and asked.pool not in pools:
-            raise ApiError(400, f"pool {asked.pool!r}: the pools are {names_in_error(pools)}.", param="pool")
+            named = names_in_error(filter(None, pools))
+            told = f"the pools are {named}" if named else "there are no pools"
+            raise ApiError(400, f"pool {asked.pool!r}: {told}.", param="pool")
         models = sorted({name for name, _ in directory.by_model() if name})
         if asked.model and asked.model not in models:
             raise ApiError(
@@ -282,6 +286,7 @@ def _read(http: HttpRequest, body: bytes) -> _Asked:
             raise ApiError(400, f"The body is no JSON: {error}") from None
         if not isinstance(decoded, dict):
             raise ApiError(400, "The body must be a JSON object.")
+        check_names(body)
         fields = decoded
     for field in ("broadcast", "update_info"):
         if fields.get(field) is not None:

@@ -86,6 +86,9 @@ class Endpoint:
     held: str = ""
     """Why it gets no requests although it takes them: it lacks what was set meanwhile; empty: it gets
     some."""
+    opened: frozenset[str] = frozenset()
+    """States that were set to have it refuse requests, and that it is not in: somebody has opened it
+    directly."""
     on_lost: Callable[[], None] = lambda: None
     """Called when a connection breaks, or cannot be made: the server may be another one from here on."""
     breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
