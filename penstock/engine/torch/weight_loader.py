@@ -66,7 +66,14 @@ class TorchWeightLoader:
         """What made the present weights, upon those of the start."""
 
     def plan(self, sources: Sequence[WeightSource]) -> TorchWeightPlan:
-        return self._open(self._sources, sources)
+        plan = self._open(self._sources, sources)
+        try:
+            start = None if self._start is None else self._start.path
+            self._model.weight_map.check_range(plan.conversions, plan.files.tensors, start)
+        except BaseException:
+            plan.close()
+            raise
+        return plan
 
     def _open(
         self, present: Sequence[WeightSource] | None, wanted: Sequence[WeightSource]

@@ -53,6 +53,7 @@ class WeightMap:
         self._prefix: str = model.base_model_prefix
         self._config = model.config
         self._shapes: Shapes = {name: tuple(each.shape) for name, each in parameters.items()}
+        self._dtypes = {name: each.dtype for name, each in parameters.items()}
         self._tied = _tied(parameters)
         self._rank, self._ranks = share
         self._known: tuple[Any, list[Conversion]] = None, []
@@ -74,6 +75,27 @@ class WeightMap:
                 self._check_complete(conversions, tensors)
             self._known = signature, conversions
         return self._known[1]
+
+    def check_range(
+        self, conversions: Sequence[Conversion], tensors: Mapping[str, StoredTensor], start: str | None
+    ) -> None:
+        """Look at all values of tensors whose type has larger ones than the parameter's. Raises ValueError
+        for a tensor with values that would become infinite, or are. Tensors of files in the directory
+        ``start`` are taken as they are."""
+        for conversion in conversions:
+            dtype = self._dtypes[conversion.target]
+            for _, name in conversion.parts:
+                tensor = tensors[name]
+                stored = DTYPES[tensor.dtype]
+                if torch.finfo(stored).max <= torch.finfo(dtype).max:
+                    continue
+                if start is not None and tensor.file.startswith(f"{start}/"):
+                    continue
+                if not torch.from_numpy(tensor.extremes()).view(stored).to(dtype).isfinite().all():
+                    raise ValueError(
+                        f"{name}, of type {tensor.dtype}, has values that are infinite in the model's type, "
+                        f"{str(dtype).removeprefix('torch.')}"
+                    )
 
     def _check_types(self, conversion: Conversion, tensors: Mapping[str, StoredTensor]) -> None:
         for _, name in conversion.parts:

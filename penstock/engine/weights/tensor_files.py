@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from penstock.engine.weights.weight_file import files_of
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.engine.weights.weight_file import ITEM_BYTES, files_of
 from penstock.wire.weights import WeightSource
 
 NAMES_SHOWN = 3
 """Maximum tensor names in an error."""
+SEARCHED_BYTES = 1 << 17
+"""Looked at twice while they are in the processor's cache."""
 
 
 class StoredTensor(NamedTuple):
@@ -23,6 +28,16 @@ class StoredTensor(NamedTuple):
     """Its bytes, uint8, in the mapped file."""
     file: str
     """Path of the file."""
+
+    def extremes(self) -> NDArray[Any]:
+        """Some values of a floating-point type, as the integers that have their bits. The largest positive
+        and the smallest negative one are among them, and NaN if there is any: they have the largest bits of
+        all, as a signed integer or as an unsigned one."""
+        signed, unsigned = f"<i{ITEM_BYTES[self.dtype]}", f"<u{ITEM_BYTES[self.dtype]}"
+        bits, step = np.frombuffer(self.data, signed), SEARCHED_BYTES // ITEM_BYTES[self.dtype]
+        pieces = [bits[start : start + step] for start in range(0, len(bits), step)]
+        found = [np.array([piece.max(), piece.view(unsigned).max().view(signed)], signed) for piece in pieces]
+        return np.concatenate([bits[:0], *found])
 
 
 class TensorFiles:

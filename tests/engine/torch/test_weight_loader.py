@@ -96,6 +96,46 @@ def test_sharded_files_and_half_precision(
     assert tokens(engine) == tokens(make_engine(tmp_path / "shards", dtype="float32"))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "stored", "value"),
+    [
+        ("float32", torch.float64, 1e300),
+        ("bfloat16", torch.float64, -1e300),
+        ("bfloat16", torch.float32, torch.finfo(torch.float32).max),
+        ("float16", torch.float32, 65520.0),
+        ("float16", torch.bfloat16, -65536.0),
+        ("float16", torch.float32, float("nan")),
+    ],
+)
+def test_values_beyond_the_type_of_the_model_are_refused(
+    llama: Path, other: transformers.PreTrainedModel, tmp_path: Path, dtype: str, stored: Any, value: float
+) -> None:
+    """Wherever they are: one that the digest does not cover is found, too."""
+    engine = make_engine(llama, dtype=dtype)
+    before, path = engine.weights.checksum(), tmp_path / "other" / WEIGHTS
+    tensors = {name: tensor.to(stored) for name, tensor in load_file(path).items()}
+    save_file(tensors, path)
+    load(engine, source(path))
+    load(engine)
+    tensors[UP].view(-1)[tensors[UP].numel() // 2 + 99] = value
+    save_file(tensors, path)
+    kind = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16"}[stored]
+    message = f"^{UP}, of type {kind}, has values that are infinite in the model's type, {dtype}$"
+    with pytest.raises(ValueError, match=message):
+        engine.weights.plan([with_digest(source(path))])
+    assert engine.weights.checksum() == before
+
+
+def test_the_largest_values_that_are_rounded_to_finite_ones_are_taken(
+    llama: Path, other: transformers.PreTrainedModel, tmp_path: Path
+) -> None:
+    engine, path = make_engine(llama, dtype="float16"), tmp_path / "other" / WEIGHTS
+    tensors = load_file(path)
+    tensors[UP].view(-1)[0], tensors[UP].view(-1)[-1] = 65519.0, -65519.0
+    save_file(tensors, path)
+    load(engine, source(path))
+
+
 # -- some tensors
 
 
