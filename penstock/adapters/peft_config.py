@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from penstock.adapters.errors import AdapterError
+from penstock.adapters.errors import AdapterError, json_problem
 from penstock.adapters.layer_patterns import LayerPatterns
 
 CONFIG_FILE = "adapter_config.json"
@@ -85,7 +85,7 @@ def parse_peft_config(text: bytes) -> PeftConfig:
     try:
         fields = msgspec.json.decode(text, type=_Fields)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise AdapterError(f"{CONFIG_FILE}: {error}") from None
+        raise AdapterError(f"{CONFIG_FILE}: {json_problem(error)}") from None
     if fields.peft_type != "LORA":
         raise AdapterError(f"{CONFIG_FILE}: peft_type is {fields.peft_type!r}; only 'LORA' is run")
     if fields.bias not in (None, "none"):

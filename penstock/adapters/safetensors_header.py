@@ -14,7 +14,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from penstock.adapters.errors import AdapterError
+from penstock.adapters.errors import AdapterError, json_problem
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 1 << 25
@@ -73,7 +73,7 @@ def parse_header(
     try:
         entries = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise AdapterError(f"{file}: header: {error}") from None
+        raise AdapterError(f"{file}: header: {json_problem(error)}") from None
     entries.pop("__metadata__", None)
     if len(entries) > MAX_TENSORS:
         raise AdapterError(f"{file}: it has {len(entries)} tensors; the maximum is {MAX_TENSORS}")
@@ -105,7 +105,7 @@ def _parse_entry(name: str, raw: msgspec.Raw, file: str, item_bytes: Mapping[str
     try:
         entry = msgspec.json.decode(raw, type=_Entry)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise AdapterError(f"{where}: {error}") from None
+        raise AdapterError(f"{where}: {json_problem(error)}") from None
     item = item_bytes.get(entry.dtype)
     if item is None:
         raise AdapterError(

@@ -194,7 +194,11 @@ class DerenderCompletions(Derender[DerenderCompletionRequest]):
         ]
         with _errors_within("completion_request"):
             _check_whole(request.completion_request)
-            return self._plan(request.completion_request, info), outputs
+            plan = self._plan(request.completion_request, info)
+        if len(plan.prompts) != count:
+            told = f"generate_responses must have one reply per prompt, {len(plan.prompts)}, got {count}."
+            raise ApiError(400, told, param="generate_responses")
+        return plan, outputs
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from penstock.dialects.chat.request_schema import ChatCompletionRequest
 from penstock.dialects.completions.request_schema import CompletionRequest
@@ -48,6 +49,16 @@ class GeneratedChoice(msgspec.Struct, kw_only=True):
     weight_versions: Annotated[Any, _UNUSED] = None
 
 
+class GeneratedUsage(msgspec.Struct):
+    """Not used, but for what cannot be."""
+
+    prompt_tokens: Annotated[int, Meta(ge=0)] | None = None
+    completion_tokens: Annotated[int, Meta(ge=0)] | None = None
+    total_tokens: Annotated[int, Meta(ge=0)] | None = None
+    prompt_tokens_details: Annotated[Any, _UNUSED] = None
+    completion_tokens_details: Annotated[Any, _UNUSED] = None
+
+
 class GeneratedReply(msgspec.Struct, kw_only=True):
     """A whole reply of ``/inference/v1/generate``."""
 
@@ -59,7 +70,7 @@ class GeneratedReply(msgspec.Struct, kw_only=True):
     prompt_logprobs: Any = None
     model: Annotated[Any, _UNUSED] = None
     created: Annotated[Any, _UNUSED] = None
-    usage: Annotated[Any, _UNUSED] = None
+    usage: Annotated[GeneratedUsage | None, _UNUSED] = None
     prompt_token_id_logprobs: Annotated[Any, _UNUSED] = None
     mm_placeholders: Annotated[Any, _UNUSED] = None
     metrics: Annotated[Any, _UNUSED] = None

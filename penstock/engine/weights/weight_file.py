@@ -8,17 +8,17 @@ as long as the update: it finds out another version of the weights, not a forger
 from __future__ import annotations
 
 import hashlib
-import json
 import mmap
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from penstock.adapters.errors import AdapterError
+from penstock.adapters.errors import AdapterError, json_problem
 from penstock.adapters.safetensors_header import (
     LENGTH_BYTES,
     MAX_SIZE,
@@ -45,6 +45,11 @@ ITEM_BYTES = {
 }
 """Bytes of an element, by dtype: of all that safetensors files have. Engines take some of them."""
 _OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, Any]
+    """The file of each tensor."""
 
 
 class WeightFile:
@@ -157,10 +162,13 @@ def _paths(path: Path) -> list[Path]:
         if not index.is_file():
             raise ValueError("it is no regular file")
         with index.open("rb") as file:
-            names = {*json.loads(file.read(MAX_INDEX_BYTES))["weight_map"].values()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{index} cannot be read: {error}") from None
+            names = msgspec.json.decode(file.read(MAX_INDEX_BYTES), type=_Index).weight_map.values()
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or json_problem(error)
+        raise ValueError(f"{index} cannot be read: {reason}") from None
     for name in names:
         if not isinstance(name, str) or name != os.path.basename(name) or name in ("", ".", ".."):
-            raise ValueError(f"{index} names {name!r}; it may name files in its own directory only")
-    return [path / name for name in sorted(names)]
+            raise ValueError(
+                f"{index} cannot be read: it names {name!r}; it may name files in its own directory only"
+            )
+    return [path / name for name in sorted(set(names))]

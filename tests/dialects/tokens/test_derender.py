@@ -29,6 +29,7 @@ GENERATE = TokensInOut(CONFIG, PROCESSOR)
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 CALL = '<think>Let me see.</think>Wait.<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
 EOS = 1
+BAD_USAGE = {"choices": [{"index": 0, "token_ids": [5, 6]}], "usage": {"prompt_tokens": -5}}
 
 
 def tokens_of(text: str) -> list[int]:
@@ -148,6 +149,7 @@ def test_long_outputs_are_made_in_steps() -> None:
         ({"finish_reason": "because"}, {}, "generate_response.choices[0].finish_reason"),
         ({"index": -1}, {}, "generate_response.choices[0].index"),
         ({"index": 1}, {}, "generate_response.choices[0].index"),
+        ({}, {"generate_response": BAD_USAGE}, "body.generate_response.usage.prompt_tokens"),
         ({}, {"stream": True}, "stream"),
         ({}, {"chat_request": json.loads(chat_body(stream=True))}, "chat_request.stream"),
         ({}, {"model": "other"}, "model"),
@@ -164,6 +166,17 @@ def test_what_no_model_has_generated_is_refused(
     generated = {"choices": [{"index": 0, "token_ids": [5, 6]} | choice]}
     made = {"generate_response": generated, "chat_request": json.loads(chat_body())} | fields
     assert error_of(OF_CHAT.plan, json.dumps(made).encode()).param == param
+
+
+@pytest.mark.parametrize(("prompt", "count"), [("a", 2), ([5, 6], 2), (["a", "b"], 1)])
+def test_there_is_one_reply_for_each_prompt(prompt: Any, count: int) -> None:
+    generated = [{"choices": [{"index": 0, "token_ids": [5, 6]}]}] * count
+    made = {"generate_responses": generated, "completion_request": json.loads(body(prompt=prompt))}
+    error = error_of(OF_COMPLETIONS.plan, json.dumps(made).encode())
+    assert (error.param, error.message) == (
+        "generate_responses",
+        f"generate_responses must have one reply per prompt, {3 - count}, got {count}.",
+    )
 
 
 def test_choices_are_in_order() -> None:

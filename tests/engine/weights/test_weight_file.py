@@ -162,6 +162,27 @@ def test_an_index_does_not_lead_out_of_its_directory(tmp_path: Path, name: Any) 
     refused(WeightSource(str(tmp_path)), "in its own directory only")
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"weight_map": [1]}', r"Expected `object`, got `array` - at `\$\.weight_map`"),
+        ('{"weight_map": {"a": %s' % ("[" * 5000), "it is nested too deeply"),
+        ("[" * 5000, "Expected `object`, got `array`"),
+        ('{"weight_maps": {}}', "Object missing required field `weight_map`"),
+        ('{"weight_map": {"a": ["b"]}}', r"it names \['b'\]; it may name files in its own directory only"),
+    ],
+)
+def test_an_index_of_another_shape_is_told_in_words_of_json(tmp_path: Path, text: str, why: str) -> None:
+    (tmp_path / INDEX).write_text(text)
+    refused(WeightSource(str(tmp_path)), f"{INDEX} cannot be read: {why}")
+
+
+def test_a_header_that_is_nested_too_deeply(tmp_path: Path) -> None:
+    header = b'{"a":' + b"[" * 5000 + b"]" * 5000 + b"}"
+    (tmp_path / FILE).write_bytes(struct.pack("<Q", len(header)) + header)
+    refused(WeightSource(str(tmp_path / FILE)), "header: it is nested too deeply")
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"weight_map": 3}', '{"weight_map": {"a": []}}'])
 def test_an_index_that_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / INDEX).write_text(text)
