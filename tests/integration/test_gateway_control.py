@@ -235,36 +235,39 @@ def test_operations_without_a_state(front: Gateway) -> None:
     assert 'POST /pause_generation. Here it is POST /pause {"mode": …}' in other["error"]["message"]
 
 
+@pytest.mark.parametrize("how", ["gone", "replaced"])
 def test_a_server_that_was_away_gets_it_before_it_serves(
-    servers: list[Server], files: WeightFiles, tmp_path: Path
+    servers: list[Server], files: WeightFiles, tmp_path: Path, how: str
 ) -> None:
-    kept, (path, later) = servers[0], (files.make(5), files.make(6))
+    kept, (path, later), version = servers[0], (files.make(5), files.make(6)), f"{how}-6"
     with Server(*FLEET, directory=tmp_path) as first:
         port = first.url.rpartition(":")[2]
         with gateway(kept.url, first.url, options=OPTIONS) as front:
-            assert update(front.client, path, "v5", "five")["outcome"] == "done"
+            assert update(front.client, path, f"{how}-5", f"{how}-five")["outcome"] == "done"
             first.end()
-            reply = update(front.client, later, "v6", "six")
+            reply = update(front.client, later, version, version)
             assert (reply["status"], reply["outcome"], reply["settled"]) == (502, "partial", True), reply
             assert outcomes(reply) == ["done", "unreachable"]
             assert reply["failed"] == [first.url]
-            again = update(front.client, later, "v6", "six")
+            again = update(front.client, later, version, version)
             assert (outcomes(again), again["settled"]) == (["done", "unreachable"], True)
             eventually(lambda: any(first.url in key for key in held(front)))
             away = Path(later).rename(tmp_path / "away")
+            if how == "replaced":
+                Path(files.make(7)).rename(later)
             with Server(*FLEET, "--port", port, directory=tmp_path) as second:
                 # it is there, and cannot get the weights
                 eventually(lambda: held(front) == {f"{first.url},weights not taken": 1.0})
                 choices = [served(front.client, **TOLD) for _ in range(40)]
-                assert [marks_of(each) for each in choices] == [{"v6": {6}}] * 40
+                assert [marks_of(each) for each in choices] == [{version: {6}}] * 40
                 assert second.metric("vllm:request_success_total") == 0
                 assert versions(second) == ["default"] * ENGINES
                 away.rename(later)
                 eventually(lambda: not held(front))
-                assert versions(second) == ["v6"] * ENGINES
+                assert versions(second) == [version] * ENGINES
 
                 def serves() -> bool:
-                    assert marks_of(served(front.client, **TOLD)) == {"v6": {6}}
+                    assert marks_of(served(front.client, **TOLD)) == {version: {6}}
                     return second.metric("vllm:request_success_total") > 0
 
                 eventually(serves)

@@ -70,6 +70,13 @@ def test_weights_are_updated_once_per_engine(fleet: Server, clients: Clients, fi
     assert fleet.metric("penstock:engine_weights", version="v1") > 0
     status = httpx.get(f"{fleet.url}/status", timeout=WAIT_S).json()["engines"]
     assert [engine["weight_version"] for engine in status] == ["v1"] * ENGINES
+    [digest] = body["digests"]
+    for wrong in (["0" * 32], [digest, digest]):
+        refused = update(one, files.make(4), "v4", digests=wrong)
+        assert refused["status"] == 400
+        assert refused["error"]["param"] == ("digests" if len(wrong) > 1 else "digests[0]"), refused
+    again = update(other, path, "v1", digests=[digest])
+    assert (again["status"], of_all(again, "repeated")) == (200, [True] * ENGINES)
     again = update(other, path, "v1", key="first")
     assert (again["status"], of_all(again, "repeated")) == (200, [True] * ENGINES)
     without_key = update(other, path, "v1")

@@ -169,6 +169,7 @@ REPLIES: dict[str, Schema] = {
         _OPERATION,
         aborted={"description": "Streams that were aborted.", **COUNT},
         weight_version=STRING,
+        digests={"description": "Those of the update's path or paths.", **listed(STRING)},
         equal={"description": "Whether the weights of all engines are the same.", **FLAG},
     ),
     "WeightTransfer": shape(

@@ -84,6 +84,13 @@ class UpdateWeightsRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=T
             "list with that of each worker; /init_weight_transfer_engine has joined it."
         ),
     ] = None
+    digests: Annotated[
+        Annotated[list[str], Meta(min_length=1, max_length=MAX_SOURCES)] | None,
+        Meta(
+            description="Those of path or paths, as the reply to an earlier update has them: other files are "
+            "refused."
+        ),
+    ] = None
     tensors: Annotated[
         Annotated[list[str], Meta(min_length=1)] | None,
         Meta(description="Names of the tensors to take from path; absent: all that are there."),

@@ -22,7 +22,7 @@ from penstock.dispatch.engine_rpc import OperationOutcome, OperationResult
 from penstock.dispatch.weight_changes import TooManySources, WeightChanges, WeightUpdate
 from penstock.engine.weights.weight_file import with_digest
 from penstock.generation.request.body_decoder import BodyDecoder
-from penstock.http.errors import ApiError, encode_json
+from penstock.http.errors import ApiError, encode_json, shown
 from penstock.http.operation_options import OperationOptions, operation_options
 from penstock.wire.messages import WEIGHTS
 from penstock.wire.weights import DEFAULT_VERSION, TRANSFER, DesiredWeights, WeightSource
@@ -82,13 +82,15 @@ class WeightRoutes:
         else:
             field = "path" if body.paths is None else "paths"
             found = await asyncio.to_thread(_with_digests, update.weights.sources, field)
+            _check_digests(found, body.digests)
         update = replace(update, weights=msgspec.structs.replace(update.weights, sources=found))
         members_of(self._engine_client)
         try:
             result = await self._changes.update(update, options.key, options.timeout_s)
         except TooManySources as error:
             raise ApiError(400, f"{error}.", param="whole", code="too_many_sources") from None
-        await send_receipts(request, UPDATE, options, result, weight_version=update.weights.version)
+        more = {"digests": [source.digest for source in found]} if body.update_info is None else {}
+        await send_receipts(request, UPDATE, options, result, weight_version=update.weights.version, **more)
 
     def _check_receiving(self, field: str) -> None:
         """Raises ApiError if there are other engines than vLLM's."""
@@ -150,6 +152,8 @@ def _update(body: UpdateWeightsRequest) -> WeightUpdate:
     paths = [os.path.normpath(path) for path in paths]
     check_distinct(paths, "paths")
     check_distinct(body.tensors or [], "tensors")
+    if body.digests is not None and len(body.digests) != len(paths):
+        _refuse("digests", f"digests: there are {len(body.digests)} of {len(paths)} paths.")
     if body.tensors is not None and len(paths) > 1:
         _refuse("tensors", f"tensors are of one path, not of {len(paths)}.")
     if body.tensors is not None and body.whole:
@@ -189,3 +193,11 @@ def _with_digests(sources: Sequence[WeightSource], field: str) -> list[WeightSou
         except ValueError as error:
             _refuse(field, f"{field}: {error}.")
     return found
+
+
+def _check_digests(sources: Sequence[WeightSource], digests: Sequence[str] | None) -> None:
+    """Raises ApiError for files other than those that are meant."""
+    for number, (source, digest) in enumerate(zip(sources, digests or (), strict=False)):
+        if source.digest != digest:
+            field, told = f"digests[{number}]", f"the digest of {source.path!r} is {source.digest}"
+            _refuse(field, f"{field}: {told}, not {shown(digest)!r}: it has other files.")

@@ -247,7 +247,7 @@ class CatchingUp:
         key = call.key
         if round:
             key = f"{hashlib.sha256(key.encode('latin-1')).hexdigest()[:32]}-{call.number}-{round}"
-        return await self._fan_out.ask(endpoint, "POST", call.target, call.body, key, SEND_S)
+        return await self._fan_out.ask(endpoint, "POST", call.target, call.later_body, key, SEND_S)
 
     async def _read(self, endpoint: Endpoint, state: str) -> Any:
         """What the endpoint has; None: it has no such route. Raises _NotYet."""

@@ -188,6 +188,8 @@ class ControlRoutes:
             raise unavailable("The keeper of what the workers share is silent.", "undecided") from None
         if refusal:
             return _conflict(asked, refusal)
+        known = next((each.digests for each in self._controls.calls if each.key == call.key), ())
+        call = msgspec.structs.replace(call, digests=known)
         receipts, settled = await self._carry_out(call, asked.timeout_s + EXTRA_S)
         return _reply(asked, receipts, {"settled": settled})
 
@@ -196,7 +198,7 @@ class ControlRoutes:
         try:
             endpoints = self._endpoints(call.pool, call.model)
             receipts = await self._fan_out.ask_all(
-                endpoints, "POST", call.target, call.body, call.key, timeout_s
+                endpoints, "POST", call.target, call.later_body, call.key, timeout_s
             )
             settled = any(each.has_run for each in receipts)
         except asyncio.CancelledError:  # this worker ends: another one goes on
@@ -205,7 +207,8 @@ class ControlRoutes:
             self._controls.end(ControlEnd(call, settled=False, missed=[]))
             raise
         missed = [each.endpoint for each in receipts if each.outcome not in ("done", "unsupported")]
-        end = ControlEnd(call, settled, missed)
+        digests = next((each.digests for each in receipts if each.digests), call.digests)
+        end = ControlEnd(msgspec.structs.replace(call, digests=digests), settled, missed)
         if settled:
             await self._controls.settle(end)
         else:

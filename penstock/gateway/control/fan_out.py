@@ -52,6 +52,8 @@ class EndpointReceipt(msgspec.Struct, omit_defaults=True):
     """The receipts of its engines, as the server writes them; None: left out for want of room."""
     result: msgspec.Raw | msgspec.UnsetType | None = msgspec.UNSET
     """Its whole reply, where that has no receipts."""
+    digests: tuple[str, ...] = ()
+    """Of files with weights that it has taken."""
 
     @property
     def has_run(self) -> bool:
@@ -141,6 +143,8 @@ def _receipt(url: str, status: int, reply: bytes) -> EndpointReceipt:
         receipt.error = _message(fields.get("error")) or f"The server answered with status {status}."
     if "engines" in fields and outcome is not None:
         receipt.engines = fields["engines"]
+        with contextlib.suppress(msgspec.DecodeError):
+            receipt.digests = msgspec.json.decode(fields.get("digests", b"[]"), type=tuple[str, ...])
     elif succeeded and fields:
         receipt.result = msgspec.Raw(reply)
     return receipt

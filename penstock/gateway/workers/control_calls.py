@@ -42,6 +42,16 @@ class ControlCall(msgspec.Struct, array_like=True, frozen=True):
     """Calls have settled in this order; 0: not yet."""
     closes: bool = False
     """Whether servers refuse new streams from here on; otherwise they take them as far as this state goes."""
+    digests: tuple[str, ...] = ()
+    """Of the files that a server has taken, as it said: those that get the call later take no others."""
+
+    @property
+    def later_body(self) -> bytes:
+        """What servers get that have missed it."""
+        if not self.digests:
+            return self.body
+        fields = msgspec.json.decode(self.body, type=dict[str, msgspec.Raw])
+        return msgspec.json.encode({**fields, "digests": self.digests})
 
     @property
     def scope(self) -> tuple[str, str | None, str]:
@@ -54,7 +64,7 @@ class ControlCall(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def size(self) -> int:
-        texts = len(self.key) + len(self.target) + len(self.model) + len(self.version)
+        texts = sum(map(len, (self.key, self.target, self.model, self.version, *self.digests)))
         return OVERHEAD_BYTES + texts + len(self.body)
 
 
