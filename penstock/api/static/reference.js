@@ -77,12 +77,13 @@ function entry(summary, words, inside) {
 function routeNode(route, schemas) {
   const { path, method, operation } = route;
   const content = operation.requestBody?.content["application/json"];
-  const schema = content ? schemas[nameOf(content.schema.$ref)] : null;
+  const named = content?.schema.$ref;
+  const schema = named ? schemas[nameOf(named)] : content?.schema;
   const summary = make("summary", {}, make("span", { class: `method ${method}`, text: method.toUpperCase() }), make("code", { text: path }),
     make("span", { class: "about", text: operation.summary }));
   const words = [path, method, operation.summary, ...Object.keys(schema?.properties ?? {})].join(" ");
   return entry(summary, words, () => [
-    requestForm({ ...route, example: content ? exampleOf(content.example) : null, guarded: Boolean(operation.security) }),
+    requestForm({ ...route, example: content?.example ? exampleOf(content.example) : null, guarded: Boolean(operation.security) }),
     ...(operation.parameters ? [make("h3", { text: "Parameters" }), parameters(operation.parameters)] : []),
     ...(schema ? [make("h3", { text: "Fields of the body" }), fields(schema)] : []),
     make("h3", { text: "Replies" }), replies(operation.responses),
