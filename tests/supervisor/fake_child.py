@@ -143,8 +143,8 @@ def toggling(control: ControlChannel, launch: Launch) -> int:
     while True:
         draining, toggled = not draining, toggled + 1
         control.drain_engine(0, draining=draining)
-        if toggled == 700:
-            log.info("has toggled an engine 700 times")
+        if toggled % 700 == 0:
+            log.info("has toggled an engine 700 times more")
         orders: list[object] = []
         while not any(isinstance(order, EnginesDraining) for order in orders):
             select.select([control], [], [], HEARTBEAT_INTERVAL_S)

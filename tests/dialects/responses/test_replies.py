@@ -307,11 +307,12 @@ def test_an_ended_response_is_freed_without_a_collection(text: str) -> None:
         return sum(isinstance(each, ResponsesReply) for each in gc.get_objects())
 
     gc.collect()
+    before = alive()  # of other tests
     gc.disable()
     try:
         for stream in (False, True):
             asyncio.run(run(stream=stream))
-            assert alive() == 0
+            assert alive() <= before
     finally:
         gc.enable()
 
