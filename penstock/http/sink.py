@@ -99,7 +99,7 @@ class Sink(EventSink, Protocol):
         ...
 
     def begin(self, status: int, headers: Headers) -> None:
-        """Send the head of a reply; :meth:`write_body` and :meth:`finish` follow."""
+        """Begin a reply; its head may be sent with what follows: :meth:`write_body`, :meth:`finish`."""
         ...
 
     def write_body(self, data: bytes) -> None:

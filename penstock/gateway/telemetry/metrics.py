@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from http import HTTPStatus
 from statistics import fmean
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from penstock.gateway.requests.bounded_name import bounded_name
 from penstock.gateway.responses.outcome import SUCCESSFUL, Outcome
 from penstock.gateway.responses.request_record import RequestRecord
 from penstock.gateway.routing.endpoint import Endpoint
+from penstock.gateway.telemetry.request_columns import RequestColumns, RequestLabels, RequestRow
 from penstock.gateway.telemetry.worker_metrics import WorkerMetrics, summed
 from penstock.metrics.exposition import render
 from penstock.metrics.families import MetricFamily, MetricKind
@@ -44,42 +46,6 @@ class ExpositionLimits:
     would cost memory forever: pairs beyond this number are :data:`OTHER`."""
     pool: str = "penstock"
     """Name of the pool of the endpoints that are in none."""
-
-
-class RequestLabels(NamedTuple):
-    """Label values that distinguish requests; each combination that occurs costs memory forever."""
-
-    model: str
-    target_model: str
-    api: str
-    outcome: Outcome
-    status: int
-    priority: int
-    """Sign of the request's priority."""
-    pool: str
-    """Pool of the endpoint."""
-
-    def label_values(self) -> dict[str, str]:
-        """Values by label name, including labels that only other naming schemes have."""
-        named = {name: str(value) for name, value in self._asdict().items()}
-        return {**named, "error_code": error_code(self)}
-
-
-def error_code(key: RequestLabels) -> str:
-    """The error code of the endpoint pickers' naming schemes."""
-    if key.outcome is Outcome.REJECTED:
-        return _REJECTED_CODES.get(key.status, "Unknown")
-    return "Unknown" if key.outcome is Outcome.CLIENT_DISCONNECT else "ModelServerError"
-
-
-_REJECTED_CODES = {
-    400: "BadRequest",
-    401: "Unauthorized",
-    413: "BadRequest",
-    429: "ResourceExhausted",
-    500: "Internal",
-    503: "ServiceUnavailable",
-}
 
 
 def _known_status(status: int) -> int:
@@ -115,9 +81,7 @@ class GatewayMetrics:
         self._most_models = len(self._models) + self._options.most_models
         self._running: set[RequestRecord] = set()
         self._requests: Counter[RequestLabels] = Counter()
-        self._histograms: dict[Metric, dict[RequestLabels, Histogram]] = {
-            metric: {} for metric in metric_definitions.METRICS if metric.kind is MetricKind.HISTOGRAM
-        }
+        self._columns = RequestColumns()
         self._tokens: Counter[Labels] = Counter()
         self._rejections: Counter[str] = Counter()
         self._key_requests: Counter[Labels] = Counter()
@@ -171,64 +135,42 @@ class GatewayMetrics:
         if name := record.caller.name:
             self._key_requests[name, str(record.outcome)] += 1
         self._retries += max(0, record.attempts - 1)
-        self._observe(metric_definitions.REQUEST_SIZE, key, record.bytes_in)
-        self._observe(metric_definitions.RESPONSE_SIZE, key, record.bytes_out)
-        self._observe_times(record, key, self._count_tokens(record, key))
+        self._columns.add(key, self._row(record, key))
 
-    def _observe_times(self, record: RequestRecord, key: RequestLabels, output: int) -> None:
-        seen, took = record.seen, record.ended_at - record.began_at
-        self._observe(metric_definitions.DURATION, key, took)
-        if record.queued_s:
-            self._observe(metric_definitions.QUEUE_DURATION, key, record.queued_s)
-        if record.pick_s:
-            self._observe(metric_definitions.PICK, key, record.pick_s)
-        if output:
-            self._observe(metric_definitions.NTPOT, key, took / output)
-        if seen.first_token_at is None or seen.last_token_at is None or record.is_replay:
-            return
-        self._observe(metric_definitions.TTFT, key, seen.first_token_at - record.began_at)
-        streaming = seen.last_token_at - seen.first_token_at
-        if output > 1:
-            self._observe(metric_definitions.TPOT, key, streaming / (output - 1))
+    def _row(self, record: RequestRecord, key: RequestLabels) -> RequestRow:
+        """What is observed of the request; its tokens are counted."""
+        seen, took_s = record.seen, record.ended_at - record.began_at
+        sizes_and_times = record.bytes_in, record.bytes_out, took_s, record.queued_s, record.pick_s
+        if record.is_replay:  # the tokens of a stored response were counted before
+            return RequestRow(*sizes_and_times, 0)
+        output, prompt, cached = self._count_tokens(record, key)
+        first, last = seen.first_token_at, seen.last_token_at
+        if first is None or last is None:
+            return RequestRow(*sizes_and_times, output, input=prompt, cached=cached)
         if seen.token_events > 1:
-            self._histogram(metric_definitions.ITL, key).merge(seen.itl_bucket_counts, streaming)
+            self._columns.histogram(metric_definitions.ITL, key).merge(seen.itl_bucket_counts, last - first)
+        return RequestRow(*sizes_and_times, output, first - record.began_at, last - first, prompt, cached)
 
-    def _count_tokens(self, record: RequestRecord, key: RequestLabels) -> int:
-        """Count tokens; returns the output tokens, which are the events where the server did not count them.
-        The tokens of a stored response were counted before."""
-        if record.is_replay:
-            return 0
-        seen = record.seen
+    def _count_tokens(self, record: RequestRecord, key: RequestLabels) -> tuple[int, float, float]:
+        """Count tokens; returns those of the output, which are the events where the server did not count
+        them, of the input, and the cached ones of it."""
+        seen, usage = record.seen, record.seen.usage
         output, source = seen.reported_output, "usage"
         if output is None:
             output, source = seen.token_events, "events"
-        if (usage := seen.usage) is not None:
-            for kind, metric, count in (
-                ("input", metric_definitions.INPUT_TOKENS, usage.input_tokens),
-                ("cached", metric_definitions.CACHED_TOKENS, usage.cached_tokens),
-            ):
-                if count is not None:
-                    self._tokens[key.model, key.target_model, key.api, kind, "usage"] += count
-                    self._count_for_key(record, kind, count)
-                    self._observe(metric, key, count)
+        counts = (None, None) if usage is None else (usage.input_tokens, usage.cached_tokens)
+        for kind, count in zip(("input", "cached"), counts, strict=True):
+            if count is not None:
+                self._count(record, key, kind, count, "usage")
         if output:
-            self._tokens[key.model, key.target_model, key.api, "output", source] += output
-            self._count_for_key(record, "output", output)
-            self._observe(metric_definitions.OUTPUT_TOKENS, key, output)
-        return output
+            self._count(record, key, "output", output, source)
+        prompt, cached = (math.nan if count is None else count for count in counts)
+        return output, prompt, cached
 
-    def _count_for_key(self, record: RequestRecord, kind: str, count: int) -> None:
+    def _count(self, record: RequestRecord, key: RequestLabels, kind: str, count: int, source: str) -> None:
+        self._tokens[key.model, key.target_model, key.api, kind, source] += count
         if name := record.caller.name:
             self._key_tokens[name, kind] += count
-
-    def _observe(self, metric: Metric, key: RequestLabels, value: float) -> None:
-        self._histogram(metric, key).add(value)
-
-    def _histogram(self, metric: Metric, key: RequestLabels) -> Histogram:
-        histograms = self._histograms[metric]
-        if (histogram := histograms.get(key)) is None:
-            histogram = histograms[key] = Histogram(metric.bounds)
-        return histogram
 
     def _model_labels(self, record: RequestRecord) -> tuple[str, str]:
         """Model and rewritten model, or :data:`OTHER` twice. Who names models that nobody lists takes no
@@ -299,7 +241,7 @@ class GatewayMetrics:
                 if family is None:
                     continue
                 if metric.kind is MetricKind.HISTOGRAM:
-                    yield metric, family, _distributions(metric, scheme, self._histograms[metric])
+                    yield metric, family, _distributions(metric, scheme, self._columns.histograms(metric))
                 else:
                     yield metric, family, values.of(metric, family)
 

@@ -90,6 +90,8 @@ class ServerProtocol(Protocol):
         self._request: HttpRequest | None = None
         """The request that is being answered."""
         self._framing = ReplyFraming()
+        self._head = b""
+        """The head of the reply in progress, until what follows it is written: one write costs half of two."""
         self._tls = transport.get_extra_info("sslcontext") is not None
         self._socket = transport.get_extra_info("socket")
         self._write_target: WriteTarget | None = None
@@ -465,7 +467,7 @@ class ServerProtocol(Protocol):
 
     @property
     def write_target(self) -> WriteTarget | None:
-        if not self._framing.chunks or self.transport.get_write_buffer_size():
+        if not self._framing.chunks or self._head or self.transport.get_write_buffer_size():
             return None
         return self._write_target
 
@@ -495,8 +497,8 @@ class ServerProtocol(Protocol):
         self.transport.write(chunk(data) if self._framing.chunks else data)
 
     def begin(self, status: int, headers: Headers) -> None:
-        """Send the head of a reply; :meth:`write_body` and :meth:`finish` follow."""
-        self.transport.write(self._reply_head(status, headers))
+        """Begin a reply; its head is sent with what follows: :meth:`write_body`, :meth:`finish`."""
+        self._head = self._reply_head(status, headers)
 
     def _reply_head(self, status: int, headers: Headers) -> bytes:
         """The head of the reply in progress."""
@@ -527,13 +529,8 @@ class ServerProtocol(Protocol):
 
     def reply(self, status: int, headers: Headers, body: bytes) -> None:
         """Send a whole reply."""
-        head = self._reply_head(status, headers)
-        body = self._framing.part(body)
-        if len(body) > HIGH_WATER_BYTES:  # a copy costs more than a write
-            self.transport.write(head)
-            self.transport.write(body)
-        else:
-            self.transport.write(head + body)
+        self.begin(status, headers)
+        self._write_with_head(self._framing.part(body))
         self.finish()
 
     def write_body(self, data: bytes) -> None:
@@ -541,7 +538,18 @@ class ServerProtocol(Protocol):
         if self.transport.is_closing():
             return
         if part := self._framing.part(data):
-            self.transport.write(part)
+            self._write_with_head(part)
+
+    def _write_with_head(self, data: bytes) -> None:
+        """Write the head, if it was not, and ``data``."""
+        if head := self._head:
+            self._head = b""
+            if len(data) > HIGH_WATER_BYTES:  # a copy costs more than a write
+                self.transport.write(head)
+            else:
+                data = head + data
+        if data:
+            self.transport.write(data)
 
     @property
     def bytes_queued(self) -> int:
@@ -557,8 +565,7 @@ class ServerProtocol(Protocol):
 
     def finish(self) -> None:
         """End the body of a reply that :meth:`begin` started."""
-        if end := self._framing.end():
-            self.transport.write(end)
+        self._write_with_head(self._framing.end())
         self._complete()
 
     def _complete(self) -> None:

@@ -271,6 +271,37 @@ def test_a_client_that_reads_no_replies_gets_no_further_ones() -> None:
     asyncio.run(run())
 
 
+def test_the_head_of_a_reply_is_one_write_with_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[bytes] = []
+
+    async def in_parts(http: HttpRequest) -> None:
+        http.sink.begin(200, [(b"content-length", b"6")])
+        assert (written, http.sink.write_target) == ([], None)
+        http.sink.write_body(b"abc")
+        http.sink.write_body(b"def")
+        http.sink.finish()
+
+    async def empty(http: HttpRequest) -> None:
+        http.sink.begin(200, [(b"content-length", b"0")])
+        http.sink.finish()
+
+    async def large(http: HttpRequest) -> None:
+        http.sink.reply(200, [(b"content-length", b"1000000")], bytes(1_000_000))
+
+    async def run() -> None:
+        for app, sizes in ((in_parts, [3, 3]), (empty, [0]), (large, [0, 1_000_000])):
+            protocol, transport = connection(app)
+            monkeypatch.setattr(transport, "write", written.append)
+            protocol.data_received(REQUEST)
+            await settle()
+            head, _, rest = written[0].partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 ")
+            assert [len(rest), *map(len, written[1:])] == sizes
+            written.clear()
+
+    asyncio.run(run())
+
+
 def test_the_head_and_the_first_event_are_one_write_and_http_1_0_has_no_chunks() -> None:
     async def run() -> None:
         for version, body in ((b"1.1", chunk(b"first")), (b"1.0", b"first")):
