@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 
 from penstock.gateway.admission.budgets import Budgets, Reserved, rate_limit_headers
@@ -63,24 +63,24 @@ class Admission:
         self,
         incoming: IncomingRequest,
         record: RequestRecord,
-        key: Hashable,
-        have_free: HaveFree,
+        candidates: Callable[[], tuple[Hashable, HaveFree]],
         gone: asyncio.Future[None] | None,
     ) -> Permit | None:
-        """Reserve budgets, and wait for a place at the endpoints of ``have_free``, whose name is ``key``.
-        None: requests of this kind need neither. See :meth:`FlowControl.enter`. Raises ApiError,
-        ClientGone."""
+        """Reserve budgets, and wait for a place at one of the endpoints that may get the request;
+        ``candidates`` gives a name for these, and whether they have free places. None: requests of this kind
+        need neither. See :meth:`FlowControl.enter`. Raises ApiError, ClientGone."""
         caller, body = record.caller, incoming.body
         if not _is_counted(incoming.method, incoming.path):
             return None
-        token_bytes = FILE_TOKEN_BYTES if is_form(incoming.headers) else TOKEN_BYTES
-        permit = Permit(len(incoming.raw) // token_bytes, 0)
+        if body is not None:
+            permit = Permit(body.tokens, 0)
+        else:
+            token_bytes = FILE_TOKEN_BYTES if is_form(incoming.headers) else TOKEN_BYTES
+            permit = Permit(len(incoming.raw) // token_bytes, 0)
         if incoming.path in GENERATION_PATHS:
             average = int(self._outputs.get(caller.name, FIRST_OUTPUT))
             most = None if body is None else body.most_output
             permit.output_tokens = average if most is None else min(most, average)
-            if body is not None:
-                permit.input_tokens = body.tokens
         if self.flow is not None:
             permit.flow = self._flow_request(incoming, record, permit)
         if caller.is_limited:
@@ -91,6 +91,7 @@ class Admission:
         if self.flow is not None and permit.flow is not None:
             record.waits = True
             try:
+                key, have_free = candidates()
                 await self.flow.enter(permit.flow, key, have_free, gone)
             except BaseException as error:
                 if permit.reserved is not None:

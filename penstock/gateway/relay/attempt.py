@@ -12,6 +12,7 @@ from penstock.gateway.responses.expected_reply import ExpectedReply, make_observ
 from penstock.gateway.responses.held_bytes import HeldBytes
 from penstock.gateway.responses.outcome import TransportResult
 from penstock.gateway.responses.response_observer import (
+    NOTHING_SEEN,
     Observation,
     ReplyObserver,
     ResponseCallback,
@@ -38,6 +39,7 @@ RESULTS = {
 }
 RESENT = frozenset({TransportResult.IDLE_CLOSED, TransportResult.UNPROCESSED})
 """After these the same endpoint may be sent the request again, on a new connection."""
+_NO_REPLY = ReplyObserver(json=False, seen=NOTHING_SEEN)
 
 
 class Requester(NamedTuple):
@@ -113,7 +115,7 @@ class Attempt:
         self._resumed_at = -math.inf
         """When it was last full."""
         self._headers: Headers = []
-        self._observer: StreamObserver | ReplyObserver = ReplyObserver(json=False)
+        self._observer: StreamObserver | ReplyObserver = _NO_REPLY
 
     @property
     def seen(self) -> Observation:

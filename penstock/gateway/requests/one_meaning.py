@@ -8,6 +8,7 @@ parsers take the first of two (RapidJSON), do not care for case (Go, .NET), or l
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 import msgspec
 
@@ -38,6 +39,9 @@ DECIDING = frozenset(
 """Fields on which routing, keys, budgets, prefills and metrics rest."""
 DECIDING_OPTIONS = frozenset({"include_usage"})
 """Fields of ``stream_options`` on which metrics rest."""
+MAX_REPEATED_NAMES = 64
+MAX_REPEATED_CHARACTERS = 1024
+"""Names of fields whose spelling is remembered, in one body."""
 MAX_COLONS = 1 << 17
 """Colons outside the texts of a body: more fields than these would take longer than a turn of the event
 loop."""
@@ -67,13 +71,25 @@ def other_spelling(name: str, deciding: Iterable[str]) -> str | None:
     return folded if folded != name and folded in deciding else None
 
 
+def _misspelling(names: tuple[str, ...], deciding: frozenset[str]) -> tuple[str, str] | None:
+    """The first of the names that some parsers take for a field of ``deciding``, and that field."""
+    for name in names:
+        if (meant := other_spelling(name, deciding)) is not None:
+            return name, meant
+    return None
+
+
+_repeated_misspelling = lru_cache(maxsize=256)(_misspelling)
+"""Programs send the same few fields again and again."""
+
+
 def _check(raw: bytes, fields: dict[str, msgspec.Raw], deciding: frozenset[str], within: str) -> None:
     """Raises ApiError."""
-    for name in fields:
-        if (meant := other_spelling(name, deciding)) is not None:
-            raise _refusal(
-                within + name, f"some model servers take it for {within + meant!r}. Use that name."
-            )
+    names = tuple(fields)
+    few = len(names) <= MAX_REPEATED_NAMES and sum(map(len, names)) <= MAX_REPEATED_CHARACTERS
+    if (found := (_repeated_misspelling if few else _misspelling)(names, deciding)) is not None:
+        name, meant = found
+        raise _refusal(within + name, f"some model servers take it for {within + meant!r}. Use that name.")
     if (twice := repeated_name(raw, fields)) is not None:
         raise _refusal(within + twice, "it is given twice, and servers differ in which one counts.")
 

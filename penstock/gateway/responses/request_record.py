@@ -9,7 +9,7 @@ from penstock.gateway.requests.bounded_name import bounded_name
 from penstock.gateway.requests.caller import ANYONE, Caller
 from penstock.gateway.requests.request_body import RequestBody
 from penstock.gateway.responses.outcome import Outcome
-from penstock.gateway.responses.response_observer import Observation
+from penstock.gateway.responses.response_observer import NOTHING_SEEN, Observation
 from penstock.gateway.upstream.exchange import Headers
 from penstock.http.errors import ApiError
 from penstock.telemetry.trace_context import TraceContext
@@ -64,7 +64,7 @@ class RequestRecord:
     """In order of time. Empty for requests that Envoy sends: only Envoy knows its failed attempts."""
     status: int = 0
     """Status that the client got; 0: none."""
-    seen: Observation = field(default_factory=Observation)
+    seen: Observation = field(default_factory=lambda: NOTHING_SEEN)
     bytes_in: int = 0
     bytes_out: int = 0
     messages_errors: bool = False

@@ -128,6 +128,10 @@ class Observation:
         )
 
 
+NOTHING_SEEN = Observation()
+"""Of no reply; it does not change."""
+
+
 @dataclass(slots=True)
 class StreamObserver:
     """Observes a ``text/event-stream``.

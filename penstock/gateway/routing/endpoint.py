@@ -13,6 +13,7 @@ STALE_S = 5.0
 """Seconds after which a scraped load is ignored."""
 TTFT_WEIGHT = 0.1
 """Weight of the latest time to first token in the moving average."""
+_set = object.__setattr__
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ class Endpoint:
         self.breaker.on_lost = lambda: self.on_lost()
 
     def __setattr__(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)
+        _set(self, name, value)
         for changed, row in self._watchers:
             changed.add(row)
 
@@ -174,25 +175,24 @@ class Endpoint:
     # -- requests
 
     def request_sent(self, tokens: int, now: float) -> None:
-        self.in_flight += 1
-        self.own_in_flight += 1
-        self.sent_since_scrape += 1
-        self.own_sent += 1
-        self.in_flight_tokens += tokens
-        self.own_tokens += tokens
+        self._count(1, tokens)
         self.breaker.request_sent(now)
-        if self.on_count is not None:
-            self.on_count(self.own_in_flight, self.own_sent, self.own_tokens)
 
     def request_ended(self, tokens: int) -> None:
-        self.in_flight -= 1
-        self.own_in_flight -= 1
-        self.sent_since_scrape = min(self.sent_since_scrape, self.in_flight)
-        self.own_sent = min(self.own_sent, self.own_in_flight)
-        self.in_flight_tokens -= tokens
-        self.own_tokens -= tokens
+        self._count(-1, -tokens)
+
+    def _count(self, requests: int, tokens: int) -> None:
+        """So many more requests are in flight, and tokens of their prompts; the watchers are told once."""
+        in_flight, own = self.in_flight + requests, self.own_in_flight + requests
+        sent, own_sent = self.sent_since_scrape + (requests > 0), self.own_sent + (requests > 0)
+        _set(self, "in_flight", in_flight)
+        _set(self, "own_in_flight", own)
+        _set(self, "sent_since_scrape", min(sent, in_flight))
+        _set(self, "own_sent", min(own_sent, own))
+        _set(self, "in_flight_tokens", self.in_flight_tokens + tokens)
+        self.own_tokens += tokens
         if self.on_count is not None:
-            self.on_count(self.own_in_flight, self.own_sent, self.own_tokens)
+            self.on_count(own, self.own_sent, self.own_tokens)
 
     def request_lost(self) -> None:
         """Called before :meth:`request_ended` if it is not known to have ended: what the latest scrape counts

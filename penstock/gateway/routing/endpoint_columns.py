@@ -47,6 +47,8 @@ class EndpointColumns:
         self.unreadable: Flags
         self.troubled: set[int] = set()
         """Rows of endpoints whose circuit breaker is not closed, or that are away or unreadable."""
+        self.has_refused: set[int] = set()
+        """Rows of endpoints that have said when to come back, to some clients or to all."""
         self.tells_clients_apart: set[int] = set()
         """Rows of endpoints that have refused some clients and not all."""
         self.endpoints: list[Endpoint | None] = []
@@ -110,8 +112,8 @@ class EndpointColumns:
         endpoint.unwatch(self._changed)
         self._changed.discard(row)
         self._forget_adapters(row)
-        self.troubled.discard(row)
-        self.tells_clients_apart.discard(row)
+        for rows in (self.troubled, self.has_refused, self.tells_clients_apart):
+            rows.discard(row)
         self.endpoints[row] = None
         self._free.append(row)
         self._lists.clear()
@@ -158,6 +160,10 @@ class EndpointColumns:
             self.tells_clients_apart.add(row)
         else:
             self.tells_clients_apart.discard(row)
+        if endpoint.backoff.until or endpoint.backoff.clients:
+            self.has_refused.add(row)
+        else:
+            self.has_refused.discard(row)
         if load.adapters != self._loaded.get(row, _NONE):
             self._forget_adapters(row)
             self._loaded[row] = load.adapters

@@ -115,11 +115,12 @@ class Picker:
                     503, "all_failed", "Every model server that is ready has failed this request."
                 )
             raise NoEndpointError(503, "none_ready", f"None of {len(allowed)} model servers is ready.")
-        until = self._filters.backoff_until(rows, request.client, request.model)
-        if (waits := until > now).any():
-            if waits.all():
-                raise self._backing_off(rows, until, now)
-            rows = rows[~waits]
+        if self._columns.has_refused:
+            until = self._filters.backoff_until(rows, request.client, request.model)
+            if (waits := until > now).any():
+                if waits.all():
+                    raise self._backing_off(rows, until, now)
+                rows = rows[~waits]
         if request.priority < 0 and self._filters.are_saturated(rows, now):
             raise NoEndpointError(
                 429, "saturated", "All model servers are busy, and the request has low priority."

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Hashable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 
 from penstock.gateway.admission.admission import Admission
+from penstock.gateway.admission.flow_control import HaveFree
 from penstock.gateway.requests.bounded_name import bounded_name
 from penstock.gateway.requests.incoming_request import IncomingRequest
 from penstock.gateway.responses.request_record import RequestRecord
@@ -56,7 +58,7 @@ class Router:
         the client disconnects; None: the call is cancelled then. Raises ApiError, NoEndpointError."""
         body = incoming.body
         session = incoming.session or (None if body is None else body.session)
-        owners = await self._owners(incoming)
+        owners = None if incoming.response is None else await self._owners(incoming, incoming.response)
         steps = await self._steps(incoming, session, owners)
         request = pick_request(incoming, session, steps, self.ttft_slo_s)
         request.client = record.client
@@ -70,10 +72,8 @@ class Router:
             request.subset = self.prefill.restrict(request.subset)
         self._leave_failing(request)
         assert request.incoming is not None, "it was made of one"
-        step = request.steps[0]
-        key = request.subset, (bounded_name(step.model), step.pools) if owners is None else tuple(owners)
-        capacity = self._candidates(request)
-        request.permit = await self.admission.admit(request.incoming, record, key, capacity.have_free, gone)
+        candidates = partial(self._candidates, request)
+        request.permit = await self.admission.admit(request.incoming, record, candidates, gone)
         if incoming.model is not None:
             self.models.copy(incoming.model, session, request)
         if body is not None and owners is None:
@@ -104,10 +104,8 @@ class Router:
         ready.sort(key=lambda endpoint: (-matched[endpoint], endpoint.in_flight))
         request.prompt = await caches.find_cached(incoming, ready, now)
 
-    async def _owners(self, incoming: IncomingRequest) -> Sequence[Endpoint] | None:
-        """The endpoints that have the stored response which the request names. Raises ApiError."""
-        if (id := incoming.response) is None:
-            return None
+    async def _owners(self, incoming: IncomingRequest, id: str) -> Sequence[Endpoint] | None:
+        """The endpoints that have the stored response ``id``. Raises ApiError."""
         return await self.search.find_owner(
             id, incoming.headers, self.clock(), previous=incoming.body is not None
         )
@@ -122,15 +120,17 @@ class Router:
             return (self.models.step_at(owners, incoming.model, session),)
         return await self.models.find_steps(incoming.model, session)
 
-    def _candidates(self, request: PickRequest) -> CandidateCapacity:
-        """The endpoints that may get the request, for flow control."""
-        subset = request.subset
-        known = request.steps[0].endpoints if request.owners is None else request.owners
+    def _candidates(self, request: PickRequest) -> tuple[Hashable, HaveFree]:
+        """The endpoints that may get the request, for flow control: their name, and whether they have free
+        places."""
+        subset, step, owners = request.subset, request.steps[0], request.owners
+        known = step.endpoints if owners is None else owners
+        key = subset, (bounded_name(step.model), step.pools) if owners is None else tuple(owners)
 
         def endpoints() -> Iterator[Endpoint]:
             return (each for each in known if subset is None or each.url in subset)
 
-        return CandidateCapacity(self.capacity, endpoints)
+        return key, CandidateCapacity(self.capacity, endpoints).have_free
 
     def pick(self, request: PickRequest) -> Endpoint:
         """The endpoint to send a prepared request to. If its step has none, the next one is taken that has.

@@ -130,7 +130,7 @@ class HeaderDecoder:
             name = _STATIC[index - 1][0][0] if index < 62 else _name(self._entries[index - 62][0])
         value, position = _string(block, position)
         size = len(name) + len(value) + ENTRY_BYTES
-        fault = _fault(name, value)
+        fault = (_repeated_fault if size <= MAX_REPEATED else _fault)(name, value)
         if not fault:
             return (name, value), size, position
         malformed = _Malformed((MALFORMED, fault))
@@ -205,6 +205,8 @@ def _fault(name: bytes, value: bytes) -> bytes:
         return b"The value of the header %b has control characters, or spaces around it." % name[:40]
     return b""
 
+
+_repeated_fault = lru_cache(maxsize=1024)(_fault)
 
 # -- encoding
 

@@ -54,7 +54,7 @@ class Admitted:
         record = RequestRecord(path, method=method, caller=SENDER)
         incoming = IncomingRequest(method, b"", path, list(headers), raw, body)
         permit = await self.admission.admit(
-            incoming, record, "all", lambda promised, now: self.places > promised, None
+            incoming, record, lambda: ("all", lambda promised, now: self.places > promised), None
         )
         return record, permit
 
@@ -170,7 +170,8 @@ def test_files_in_forms_are_no_text() -> None:
     record = RequestRecord("/v1/audio/transcriptions", method="POST", caller=SENDER)
     headers = [(b"content-type", b"multipart/form-data; boundary=x")]
     incoming = IncomingRequest("POST", b"", record.path, headers, b"x" * 51_200, None)
-    asyncio.run(admitted.admission.admit(incoming, record, "all", lambda promised, now: True, None))
+    free = ("all", lambda promised, now: True)
+    asyncio.run(admitted.admission.admit(incoming, record, lambda: free, None))
     assert admitted.used() == (1, 100)
 
 
