@@ -22,6 +22,8 @@ TEMPLATES_VENV := .venv-templates
 # Clients exclude each other's versions: those of the openai package 3, and those of 2.
 CLIENTS_VENV := .venv-clients
 OPENAI2_VENV := .venv-clients-openai2
+# Gateways of others, to measure beside.
+GATEWAYS_VENV := .venv-gateways
 # The reference validator of JSON Schema and collections of schemas, beside the environment of development.
 SCHEMAS := .venv-schemas
 NODE := tests/clients/node
@@ -36,7 +38,7 @@ VLLM_CASES := .venv-vllm-cases
 # What clients leave open, and warn of, is theirs.
 CLIENT_TESTS := -m pytest -W ignore -p no:unraisableexception tests/clients
 
-.PHONY: install install-dev no-gpu serve test test-slow test-gpu test-all test-pythons test-ray test-vllm test-parsers test-templates test-clients test-agents test-schemas check format bench bench-against clean
+.PHONY: install install-dev no-gpu serve test test-slow test-gpu test-all test-pythons test-ray test-vllm test-parsers test-templates test-clients test-agents test-schemas check format bench bench-against bench-gateways clean
 
 install: $(VENV)/.installed  ## What serving needs.
 install-dev: $(VENV)/.installed-dev  ## What tests, linters and every optional part need.
@@ -163,6 +165,15 @@ bench: install  ## Host cost per token of an API server; see docs/benchmarks.md.
 # A change is compared with the commit before, and a release with the pinned one of docs/log.md.
 bench-against: install  ## REF=COMMIT: CPU time of requests beside that commit's, by turns; ONLY=short,text TURNS=9 QUICK=1.
 	$(BIN)/python -m scripts.bench_against $(REF) $(if $(ONLY),--only $(ONLY)) $(if $(TURNS),--turns $(TURNS)) $(if $(QUICK),--quick)
+
+# Beside the gateways of others, from PyPI in an environment of their own; ONLY=request,burst-128 TURNS=9 QUICK=1.
+bench-gateways: install $(GATEWAYS_VENV)/.installed
+	$(BIN)/python -m scripts.bench_gateways --peers $(GATEWAYS_VENV) $(if $(ONLY),--only $(ONLY)) $(if $(TURNS),--turns $(TURNS)) $(if $(QUICK),--quick)
+
+$(GATEWAYS_VENV)/.installed: requirements-gateways.txt
+	$(PYTHON) -m venv $(GATEWAYS_VENV)
+	$(GATEWAYS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
 
 clean:
 	rm -rf $(VENV) $(RAY_VENV) $(VLLM_VENV) $(VLLM_CASES) $(TEMPLATES_VENV) $(CLIENTS_VENV) $(OPENAI2_VENV) $(SCHEMAS) $(NODE)/node_modules $(AGENTS)/node_modules build dist *.egg-info .mypy_cache .ruff_cache

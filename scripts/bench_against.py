@@ -150,9 +150,12 @@ def loaded(workload: Workload, tree: Path, python: str, *, quick: bool) -> Itera
 
 
 @contextlib.contextmanager
-def whole_replies(config: BenchHostConfig, url: str) -> Iterator[Callable[[], object]]:
-    """Sends a turn's requests for replies that are not streamed, over connections that stay open."""
-    with httpx.Client(base_url=url, trust_env=False, timeout=START_S) as client:
+def whole_replies(
+    config: BenchHostConfig, url: str, behind: str | None = None
+) -> Iterator[Callable[[], object]]:
+    """Sends a turn's requests for replies that are not streamed, over connections that stay open. ``behind``:
+    as in :class:`MeasuredServer`."""
+    with httpx.Client(base_url=behind or url, trust_env=False, timeout=START_S) as client:
         requests = BenchmarkBodies(config, client)
         bodies = [body.replace('"stream":true', '"stream":false').encode() for body in requests.bodies()]
     parts, pool = urlsplit(url), ThreadPoolExecutor(WHOLE_CLIENTS)

@@ -41,12 +41,14 @@ class MeasuredRound(msgspec.Struct, frozen=True):
 
 class MeasuredServer(NamedTuple):
     """A running server. ``authority``: file with the certificate that its TLS is verified with, if any;
-    ``pid``: the process that was started."""
+    ``pid``: the process that was started; ``behind``: URL of the server behind a gateway, which is asked for
+    the model and the length of prompts, as gateways need not relay that."""
 
     url: str
     processes: ServerPids
     pid: int | None = None
     authority: str | None = None
+    behind: str | None = None
 
 
 class PreparedLoad(NamedTuple):
@@ -83,7 +85,7 @@ def prepare(config: BenchHostConfig, server: MeasuredServer, deadline: Deadline)
     headers = {"authorization": f"Bearer {config.api_key}"} if config.api_key else {}
     parts = urlsplit(server.url)
     with httpx.Client(
-        base_url=server.url,
+        base_url=server.behind or server.url,
         headers=headers,
         timeout=deadline.left("the first request"),
         trust_env=False,
