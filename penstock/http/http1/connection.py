@@ -91,7 +91,7 @@ class ServerProtocol(Protocol):
         """The request that is being answered."""
         self._framing = ReplyFraming()
         self._head = b""
-        """The head of the reply in progress, until what follows it is written: one write costs half of two."""
+        """The head of the reply in progress, until what follows is written: one write costs half of two."""
         self._tls = transport.get_extra_info("sslcontext") is not None
         self._socket = transport.get_extra_info("socket")
         self._write_target: WriteTarget | None = None
