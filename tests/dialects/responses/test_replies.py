@@ -304,7 +304,7 @@ def test_an_ended_response_is_freed_without_a_collection(text: str) -> None:
             assert json.loads(b"".join(format.whole(reply)))["status"] == "incomplete"
 
     def alive() -> int:
-        return sum(isinstance(each, ResponsesReply) for each in gc.get_objects())
+        return sum(type(each) is ResponsesReply for each in gc.get_objects())
 
     gc.collect()
     before = alive()  # of other tests
