@@ -36,8 +36,7 @@ from penstock.bench.process_usage import (
 from penstock.bench.server_process import ServerProcess, serve_arguments
 from penstock.bench.server_under_load import MeasuredServer, ServerUnderLoad
 from penstock.bench.tables import format_table
-from penstock.config.bench import BenchHostConfig
-from scripts.bench_against import START_S, whole_replies
+from scripts.bench_against import SHORT, START_S, Workload, whole_replies
 
 REFERENCE = "vllm-router"
 
@@ -54,55 +53,35 @@ Start = Callable[[str, contextlib.ExitStack], Started]
 
 
 @dataclass(frozen=True)
-class Workload:
-    """What is asked of all gateways. ``requests``: of one turn."""
+class GatewayWorkload(Workload):
+    """What is asked of all gateways."""
 
-    name: str
-    text: str
-    options: dict[str, object]
-    requests: int
-    unit: str
+    unit: str = "request"
     """What the figure is: ``request`` or ``event``, microseconds of CPU for each; ``ttft``, milliseconds to
     the first token of a burst; ``memory``, kilobytes per stream."""
-    whole: bool = False
-    """Whether its replies are not streamed."""
 
-    def config(self, *, quick: bool) -> BenchHostConfig:
-        options = {"endpoint": "chat", "step_ms": 0.0, "timeout": 3600.0, **self.options}
-        requests = self.requests if not quick or self.unit in ("ttft", "memory") else self.requests // 8
-        return BenchHostConfig(requests=max(1, requests), **options)  # type: ignore[arg-type]
+    def _requests(self, *, quick: bool) -> int:
+        return super()._requests(quick=quick and self.unit not in ("ttft", "memory"))
 
 
+CHAT = {"endpoint": "chat"}
+IDLE = {**CHAT, "streams": 10_000, "tokens": 3, "step_ms": 4000.0}
 WORKLOADS = [
-    Workload(
-        "request",
-        "short request, not streamed",
-        {"streams": 16, "tokens": 1, "prompt_tokens": 8},
-        2000,
-        "request",
-        whole=True,
+    GatewayWorkload(
+        "request", "short request, not streamed", {**SHORT, "prompt_tokens": 8}, 2000, whole=True
     ),
-    Workload(
-        "stream", "stream of one token", {"streams": 16, "tokens": 1, "prompt_tokens": 8}, 2000, "request"
+    GatewayWorkload("stream", "stream of one token", {**SHORT, "prompt_tokens": 8}, 2000),
+    GatewayWorkload("body", "2,000 words, not streamed", {**SHORT, "prompt_tokens": 2600}, 500, whole=True),
+    GatewayWorkload(
+        "event",
+        "event, 128 streams, every 40 ms",
+        {**CHAT, "streams": 128, "step_ms": 40.0},
+        256,
+        unit="event",
     ),
-    Workload(
-        "body",
-        "2,000 words, not streamed",
-        {"streams": 16, "tokens": 1, "prompt_tokens": 2600},
-        500,
-        "request",
-        whole=True,
-    ),
-    Workload("event", "event, 128 streams, every 40 ms", {"streams": 128, "step_ms": 40.0}, 256, "event"),
-    Workload("burst-128", "TTFT, burst of 128", {"streams": 128, "tokens": 1}, 128, "ttft"),
-    Workload("burst-1024", "TTFT, burst of 1,024", {"streams": 1024, "tokens": 1}, 1024, "ttft"),
-    Workload(
-        "idle",
-        "memory, 10,000 streams, an event per 4 s",
-        {"streams": 10_000, "tokens": 3, "step_ms": 4000.0},
-        10_000,
-        "memory",
-    ),
+    GatewayWorkload("burst-128", "TTFT, burst of 128", {**SHORT, "streams": 128}, 128, unit="ttft"),
+    GatewayWorkload("burst-1024", "TTFT, burst of 1,024", {**SHORT, "streams": 1024}, 1024, unit="ttft"),
+    GatewayWorkload("idle", "memory, 10,000 streams, an event per 4 s", IDLE, 10_000, unit="memory"),
 ]
 
 
@@ -181,7 +160,7 @@ def until_it_answers(url: str, process: subprocess.Popen[bytes]) -> None:
 
 
 def turns_of(
-    workload: Workload, gateway: Started, server: str, stack: contextlib.ExitStack, *, quick: bool
+    workload: GatewayWorkload, gateway: Started, server: str, stack: contextlib.ExitStack, *, quick: bool
 ) -> Callable[[], list[float]]:
     """What loads a gateway in front of ``server`` for a turn, and gives its figures."""
     config, pids = workload.config(quick=quick), gateway.processes.api_servers
@@ -216,7 +195,7 @@ def turns_of(
 
 
 def measure(
-    workload: Workload, gateways: dict[str, Start], turns: int, *, quick: bool
+    workload: GatewayWorkload, gateways: dict[str, Start], turns: int, *, quick: bool
 ) -> dict[str, list[list[float]]]:
     """Figures of each gateway, by turn."""
     found: dict[str, list[list[float]]] = {name: [] for name in gateways}
@@ -237,7 +216,7 @@ def measure(
     return found
 
 
-def rows(workload: Workload, found: dict[str, list[list[float]]]) -> Iterator[list[str]]:
+def rows(workload: GatewayWorkload, found: dict[str, list[list[float]]]) -> Iterator[list[str]]:
     """Lines of the table: the median of each gateway, and its ratio to the reference."""
     unit = {"ttft": "ms", "memory": "kB"}.get(workload.unit, "µs")
     for index, part in enumerate(("p50", "p99") if workload.unit == "ttft" else ("",)):
