@@ -27,11 +27,9 @@ import psutil
 
 from penstock.bench.deadline import Deadline
 from penstock.bench.process_usage import (
-    PeakMemory,
     ServerPids,
     cpu_time,
     pids_of_gateway,
-    resident_bytes,
 )
 from penstock.bench.server_process import ServerProcess, serve_arguments
 from penstock.bench.server_under_load import MeasuredServer, ServerUnderLoad
@@ -58,14 +56,13 @@ class GatewayWorkload(Workload):
 
     unit: str = "request"
     """What the figure is: ``request`` or ``event``, microseconds of CPU for each; ``ttft``, milliseconds to
-    the first token of a burst; ``memory``, kilobytes per stream."""
+    the first token of a burst."""
 
     def _requests(self, *, quick: bool) -> int:
-        return super()._requests(quick=quick and self.unit not in ("ttft", "memory"))
+        return super()._requests(quick=quick and self.unit != "ttft")
 
 
 CHAT = {"endpoint": "chat"}
-IDLE = {**CHAT, "streams": 10_000, "tokens": 3, "step_ms": 4000.0}
 WORKLOADS = [
     GatewayWorkload(
         "request", "short request, not streamed", {**SHORT, "prompt_tokens": 8}, 2000, whole=True
@@ -81,7 +78,6 @@ WORKLOADS = [
     ),
     GatewayWorkload("burst-128", "TTFT, burst of 128", {**SHORT, "streams": 128}, 128, unit="ttft"),
     GatewayWorkload("burst-1024", "TTFT, burst of 1,024", {**SHORT, "streams": 1024}, 1024, unit="ttft"),
-    GatewayWorkload("idle", "memory, 10,000 streams, an event per 4 s", IDLE, 10_000, unit="memory"),
 ]
 
 
@@ -177,18 +173,14 @@ def turns_of(
 
     measured = MeasuredServer(gateway.url, gateway.processes, behind=server)
     load = ServerUnderLoad(config, measured, stack, deadline)
-    before = resident_bytes(pids)
 
     def streamed() -> list[float]:
-        with PeakMemory(pids) as memory:
-            result = load.run(deadline.left("a turn"), keep=False)
+        result = load.run(deadline.left("a turn"), keep=False)
         found, cpu_us = result.load, result.api_server_cpu_s.total * 1e6
         if found.errors:
             raise SystemExit(f"{workload.name}: {found.error_samples[0]}")
         if workload.unit == "ttft":
             return [found.ttft_ms.p50 or 0.0, found.ttft_ms.p99 or 0.0]
-        if workload.unit == "memory":
-            return [(memory.peak - before) / config.measured_streams / 1000]
         return [cpu_us / (config.requests_per_round if workload.unit == "request" else found.events)]
 
     return streamed
@@ -218,7 +210,7 @@ def measure(
 
 def rows(workload: GatewayWorkload, found: dict[str, list[list[float]]]) -> Iterator[list[str]]:
     """Lines of the table: the median of each gateway, and its ratio to the reference."""
-    unit = {"ttft": "ms", "memory": "kB"}.get(workload.unit, "µs")
+    unit = "ms" if workload.unit == "ttft" else "µs"
     for index, part in enumerate(("p50", "p99") if workload.unit == "ttft" else ("",)):
         cells = []
         for name, turns in found.items():
