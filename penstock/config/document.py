@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -77,4 +78,6 @@ def _in_words(problem: str, kind: Any) -> str:
             return f"; it takes {', '.join(each.__struct_encode_fields__)}"
         if "Invalid enum value" in problem and get_origin(each) is Literal:
             return f"; it takes {', '.join(get_args(each))}"
+        if each is datetime:
+            return "; it takes a time with its zone, such as 2030-12-31T18:00:00Z"
     return ""

@@ -86,6 +86,7 @@ class GatewayParts:
     http: HttpServer
     exposition: WorkerExposition
     shared_state: SharedState
+    keys: ClientKeys
     control: ControlRoutes
     catching_up: CatchingUp
     caches: FollowedCaches | None
@@ -149,7 +150,6 @@ def assemble(
     plain_events, retry_policy = PlainEvents(burst, windows), RetryPolicy(router, config.max_attempts)
     has_own_key = config.endpoint_api_key is not None
     relay = Relay(router, retry_policy, timeouts, plain_events, config.include_usage, has_own_key=has_own_key)
-    client_keys = None if config.client_keys_file is None else keys_file(config.client_keys_file)
     router.caches = caches = _follow_caches(config, router)
     router.prefill = prefill = DisaggregatedPrefill(
         pool,
@@ -172,7 +172,7 @@ def assemble(
     recorder = RequestRecorder(metrics, config.access_log, spans, config.log_content)
     tracing = TracePropagator(spans=spans is not None, ratio=config.otlp_sampling_ratio)
     intake = Intake(
-        ClientKeys(config.api_key or (), client_keys, clock, config.admin_api_key or ()),
+        _make_keys(config),
         RelayedRoutes(config.allow_route or (), config.root_path),
         session_header=config.session_header.lower().encode(),
         max_request_bytes=config.max_request_bytes,
@@ -218,6 +218,7 @@ def assemble(
         collector=collector,
         app=app,
         exposition=exposition,
+        keys=intake.keys,
         control=control,
         catching_up=catching_up,
         shared_state=SharedState(link, scoreboard, router, clock, config.scrape_interval),
@@ -238,6 +239,11 @@ def _make_span_exporter(config: GatewayConfig) -> BatchSpanExporter[RequestRecor
     return make_span_exporter(
         config.otlp_endpoint, span_data, service=config.otlp_service_name, scope="penstock.gateway"
     )
+
+
+def _make_keys(config: GatewayConfig) -> ClientKeys:
+    file = None if config.client_keys_file is None else keys_file(config.client_keys_file)
+    return ClientKeys(config.api_key or (), file, admin_keys=config.admin_api_key or ())
 
 
 def _make_control(

@@ -139,7 +139,7 @@ class _Worker:
         loop.add_reader(self._control.fileno(), self._on_command)
         await link.open()
         background = [self._check_timeouts(), self._watch_endpoints(), self._share(link)]
-        background.append(parts.catching_up.run())
+        background += [parts.catching_up.run(), parts.keys.follow()]
         if parts.kubernetes is not None:
             background.append(parts.kubernetes.run())
         if parts.caches is not None:

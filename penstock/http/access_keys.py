@@ -148,6 +148,13 @@ def invalid_key(presented: bytes | None) -> ApiError:
     )
 
 
+def refused_key(message: str, code: str) -> ApiError:
+    """The refusal of a key that is known, or of a token, that is not good. ``message`` is ASCII without
+    quotes."""
+    challenge = f'Bearer error="invalid_token", error_description="{message}"'
+    return ApiError(401, message, code=code, headers=[(b"www-authenticate", challenge.encode()), _REFUSED[1]])
+
+
 def is_administrative(path: str) -> bool:
     """Whether a route changes or shows the server itself."""
     return path in ADMINISTRATIVE or path.startswith(ADMINISTRATIVE_PREFIXES)

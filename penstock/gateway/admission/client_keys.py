@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
+import time
 from collections.abc import Callable, Iterable, Mapping
 
 from penstock.config.watched_file import WatchedFile
+from penstock.gateway.admission.keys_file import Grant
 from penstock.gateway.requests.caller import Caller
 from penstock.http.access_keys import (
     OPEN_PATHS,
@@ -12,32 +16,46 @@ from penstock.http.access_keys import (
     invalid_key,
     key_digest,
     presented_digest,
+    refused_key,
     tenant_of,
 )
 from penstock.http.errors import ApiError
 
 RELOAD_INTERVAL_S = 1.0
-"""Interval of checks whether the file has changed."""
+"""Interval of checks whether the file has changed, and so the most by which a change is late."""
+_REFUSALS = {
+    "revoked": "The API key has been revoked.",
+    "expired": "The API key has expired.",
+    "not_yet_valid": "The API key is not valid yet.",
+}
 
 
 class ClientKeys:
-    """All keys; without any, every client is allowed. ``clock`` gives seconds.
+    """All keys; without any, every client is allowed. ``clock`` gives Unix times, in seconds.
 
     A client is found by the SHA-256 digest of the key that it presents: the time of a look-up says nothing
-    about a key, but at most about digests.
+    about a key, but at most about digests. What is looked up are the keys that are good now; they are chosen
+    anew when the file has changed, and when one begins or expires.
     """
 
     def __init__(
         self,
         plain: Iterable[str],
-        file: WatchedFile[dict[bytes, Caller]] | None,
-        clock: Callable[[], float],
+        file: WatchedFile[dict[bytes, Grant]] | None,
+        clock: Callable[[], float] = time.time,
         admin_keys: Iterable[str] = (),
     ) -> None:
         """``plain``: keys without a name. Those of ``file``, which is read again as it changes, have one.
         ``admin_keys`` open the administrative routes, which take no other key then, and all others."""
         self._file = file
         self._clock = clock
+        self._grants = {} if file is None else file.latest()
+        self._plain: dict[bytes, Caller] = {}
+        self._clients: dict[bytes, Caller] = {}
+        self._refused: dict[bytes, str] = {}
+        """Why keys of the file are not good now."""
+        self._changes_at = math.inf
+        """When one of them begins or expires."""
         self.set_keys(plain, admin_keys)
 
     def set_keys(self, plain: Iterable[str], admin_keys: Iterable[str]) -> None:
@@ -46,20 +64,16 @@ class ClientKeys:
         # A server's only key tells nobody apart: clients are known by their addresses.
         alone = len(digests) == 1 and self._file is None
         self._plain = {digest: Caller("" if alone else tenant_of(digest)) for digest in digests}
-        self._read_at = self._clock()
-        self._clients = self._all()
         self._admins = AdminKeys(admin_keys)
+        self._choose()
 
     def guards(self, path: str) -> bool:
-        """Whether the route needs a key."""
-        return bool(self._clients) or self._admins.guard(path)
+        """Whether the route needs a key. One is needed also where all have expired."""
+        return self._file is not None or bool(self._plain) or self._admins.guard(path)
 
     def check(self, path: str, headers: Mapping[bytes, bytes]) -> Caller | None:
         """Check the key of a request for ``path``; None: none is needed. ``headers``: by name in lower case.
         Raises ApiError."""
-        if self._file is not None and self._clock() - self._read_at >= RELOAD_INTERVAL_S:
-            self._read_at = self._clock()
-            self._clients = self._all()
         if not self.guards(path) or path in OPEN_PATHS:
             return None
         presented = presented_digest(headers)
@@ -67,9 +81,45 @@ class ClientKeys:
         if self._admins.has(presented):
             return Caller(tenant_of(presented or b""))
         if caller is None:
-            raise invalid_key(presented)
+            raise self._refusal(presented)
         self._admins.refuse_client(path)
         return caller
+
+    async def follow(self) -> None:
+        """Keep to the file and to the time, until it is cancelled."""
+        if self._file is None:
+            await asyncio.Event().wait()
+            return
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(max(0.0, min(RELOAD_INTERVAL_S, self._changes_at - self._clock())))
+            # In a thread: a large file takes long to read, and a disk may not answer.
+            self.take_over(await loop.run_in_executor(None, self._file.latest))
+
+    def take_over(self, grants: dict[bytes, Grant]) -> None:
+        """These are the keys of the file from here on."""
+        if grants is not self._grants or self._clock() >= self._changes_at:
+            self._grants = grants
+            self._choose()
+
+    def _choose(self) -> None:
+        """Choose the keys that are good now."""
+        now = self._clock()
+        clients, refused, changes_at = dict(self._plain), {}, math.inf
+        for digest, grant in self._grants.items():
+            if refusal := grant.refusal(now):
+                refused[digest] = refusal
+            else:
+                clients[digest] = grant.caller
+            if not grant.revoked:
+                later = (each for each in (grant.begins, grant.expires) if each > now)
+                changes_at = min(changes_at, *later, math.inf)
+        self._clients, self._refused, self._changes_at = clients, refused, changes_at
+
+    def _refusal(self, presented: bytes | None) -> ApiError:
+        if refusal := self._refused.get(presented or b""):
+            return refused_key(_REFUSALS[refusal], f"key_{refusal}")
+        return invalid_key(presented)
 
     @property
     def has_admins(self) -> bool:
@@ -86,6 +136,3 @@ class ClientKeys:
                 f"{path} concerns all servers. It needs a key of an administrator (--admin-api-key-file).",
                 code="not_admin",
             )
-
-    def _all(self) -> dict[bytes, Caller]:
-        return self._plain if self._file is None else {**self._plain, **self._file.latest()}

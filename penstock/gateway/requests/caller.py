@@ -31,6 +31,8 @@ class Caller:
     """The name of its key; or that key's tenant, if the key has no name; or an address; empty: unknown."""
     name: str = ""
     """The name of its key; empty: the key has none."""
+    team: str = ""
+    """The team of its key; empty: none is known."""
     priority: int | None = None
     """The highest priority of its requests; None: 0, and nothing else limits it."""
     weight: float = 1.0

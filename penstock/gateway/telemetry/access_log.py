@@ -38,6 +38,7 @@ def log_request(record: RequestRecord, *, with_content: bool) -> None:
         "method": bounded_name(record.method) or None,
         "path": bounded_name(record.path) or None,
         "key": record.caller.name or None,
+        "team": record.caller.team or None,
         "model": record.model or None,
         "target_model": None if record.target_model == record.model else record.target_model,
         "streamed": record.streamed or None,

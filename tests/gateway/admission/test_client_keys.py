@@ -40,7 +40,8 @@ class Keys:
         self.path = path
         self.now = 0.0
         self.write(text)
-        self.keys = ClientKeys(plain, keys_file(str(path)), lambda: self.now)
+        self.file = keys_file(str(path))
+        self.keys = ClientKeys(plain, self.file, lambda: self.now)
 
     def write(self, text: str) -> None:
         self.path.write_text(text)
@@ -48,9 +49,17 @@ class Keys:
         os.utime(self.path, (self.now, self.now))
 
     def caller(self, key: str) -> Caller:
+        self.keys.take_over(self.file.latest())
         caller = self.keys.check("/v1/models", {b"authorization": b"Bearer " + key.encode()})
         assert caller is not None
         return caller
+
+    def refusal(self, key: str) -> str:
+        """The code of the refusal."""
+        with pytest.raises(ApiError) as refusal:
+            self.caller(key)
+        assert refusal.value.status == 401
+        return str(refusal.value.code)
 
 
 @pytest.fixture
@@ -116,6 +125,55 @@ def test_the_file_is_read_again_when_it_has_changed(path: Path, caplog: pytest.L
         keys.caller("sk-search")
 
 
+TIMES = f"""
+keys:
+  - name: trial
+    team: research
+    key: sk-trial
+    not-before: 1970-01-01T00:01:40Z
+    expires: 1970-01-01T01:05:00+01:00
+    previous:
+      - {{sha256: {sha256(b"sk-before").hexdigest()}, expires: 1970-01-01T00:03:20Z}}
+  - {{name: gone, key: sk-gone, revoked: true, expires: 1970-01-01T00:00:01Z}}
+"""
+
+
+def test_keys_begin_and_expire_to_the_second(path: Path) -> None:
+    keys = Keys(path, TIMES)
+    codes = {}
+    for now in (99.0, 100.0, 199.0, 200.0, 299.0, 300.0):
+        keys.now = now
+        for key in ("sk-trial", "sk-before"):
+            keys.keys.take_over(keys.file.latest())
+            try:
+                assert keys.caller(key).team == "research"
+                codes[now, key] = ""
+            except ApiError as error:
+                codes[now, key] = str(error.code)
+        assert keys.refusal("sk-gone") == "key_revoked"
+    early, late = "key_not_yet_valid", "key_expired"
+    assert [codes[each, "sk-trial"] for each in (99.0, 100.0, 200.0, 299.0, 300.0)] == [
+        early,
+        "",
+        "",
+        "",
+        late,
+    ]
+    assert [codes[each, "sk-before"] for each in (99.0, 199.0, 200.0, 300.0)] == [early, "", late, late]
+
+
+def test_a_gateway_all_of_whose_keys_are_bad_is_not_open(path: Path) -> None:
+    keys = Keys(path, "keys: [{name: gone, key: sk-gone, revoked: true}]")
+    with pytest.raises(ApiError) as refusal:
+        keys.keys.check("/v1/models", {})
+    assert (refusal.value.status, refusal.value.code) == (401, "invalid_api_key")
+    assert keys.keys.guards("/metrics")
+    with pytest.raises(ApiError) as refusal:
+        keys.keys.check("/v1/models", {b"x-api-key": b"sk-gone"})
+    challenge = b'Bearer error="invalid_token", error_description="The API key has been revoked."'
+    assert dict(refusal.value.headers)[b"www-authenticate"] == challenge
+
+
 def test_a_file_that_has_become_invalid_changes_nothing(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     keys = Keys(path, ALL)
     for _ in range(3):
@@ -149,6 +207,27 @@ def test_a_file_that_has_become_invalid_changes_nothing(path: Path, caplog: pyte
         ("keys: [{name: a, key: !sk-secret x}]", "not valid YAML"),
         ("keys: [{name: a, key: a}, {name: a, key: b}]", "the name 'a' is given twice"),
         ("keys: [{name: a, key: a}, {name: b, key: a}]", "a and b have the same key"),
+        (
+            "keys: [{name: a, key: a, previous: [{expires: 2030-01-01T00:00:00Z, sha256: "
+            + f"{sha256(b'a').hexdigest()}}}]}}]",
+            "a has the same key twice",
+        ),
+        (
+            "keys: [{name: a, key: a, previous: [{expires: 2030-01-01T00:00:00Z}]}]",
+            r"keys\[0\].previous\[0\]: Object missing required field `sha256`",
+        ),
+        (
+            "keys: [{name: a, key: a, expires: 2030-01-01}]",
+            r"keys\[0\].expires: Expected `datetime \| null`, got `date`; it takes a time with its zone",
+        ),
+        (
+            "keys: [{name: a, key: a, expires: 2030-01-01 00:00:00}]",
+            r"expires: .*timezone.*; it takes a time",
+        ),
+        (
+            "keys: [{name: a, key: a, not-before: 2030-01-01T00:00:00Z, expires: 2030-01-01T00:00:00Z}]",
+            "a: expires is not after not-before",
+        ),
         ("keys: [{name: a, key: a, weight: 0}]", r"keys\[0\].weight: Expected `float` > 0"),
         (
             "keys: [{name: a, key: a, budgets: {tokens: 1}}]",
