@@ -224,8 +224,23 @@ def _gateway_status(samples: Samples) -> dict[str, Any]:
         "in_flight": sum(value for _, value in samples[f"{_GATEWAY}requests_in_flight"]),
         "models": _models(samples),
         "endpoints": list(rows.values()),
+        "costs": _costs(samples, "cost", ("target_model", "pool")),
+        "key_costs": _costs(samples, "key_cost", ("key", "team")),
         "requests": outcomes,
     }
+
+
+def _costs(samples: Samples, name: str, labels: Sequence[str]) -> list[Row]:
+    """What requests have cost since the start of the gateway, by ``labels`` and currency, the most first."""
+    sums: dict[tuple[str, ...], float] = {}
+    for found, value in samples.get(f"{_GATEWAY}{name}_total", ()):
+        key = tuple(found[label] for label in (*labels, "currency"))
+        sums[key] = sums.get(key, 0.0) + value
+    columns = [label.replace("target_", "") for label in (*labels, "currency")]
+    return [
+        dict(zip(columns, key, strict=True)) | {"cost": round(cost, 9)}
+        for key, cost in sorted(sums.items(), key=lambda each: (-each[1], each[0]))
+    ]
 
 
 def _models(samples: Samples) -> list[Row]:

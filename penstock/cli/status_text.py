@@ -17,6 +17,7 @@ _SHOWN: dict[str, Callable[[float], str]] = {
     "tokens_per_s": lambda value: f"{value:.1f}",
     "prompt_tokens_per_s": lambda value: f"{value:.1f}",
     "acceptance": lambda value: f"{100 * value:.1f} %",
+    "cost": lambda value: f"{value:.4f}",
     "tokens_per_step": lambda value: f"{value:.2f}",
 }
 """Formats of the columns that are not counts."""
@@ -28,6 +29,8 @@ def tables(status: dict[str, Any]) -> str:
         outcomes = [{"outcome": outcome, "requests": count} for outcome, count in status["requests"].items()]
         first = f"gateway, {status['in_flight']:.0f} requests in flight"
         parts = [first, *_table(status["models"]), "", *_table(status["endpoints"]), "", *_table(outcomes)]
+        for costs in (status["costs"], status["key_costs"]):
+            parts += ["", *_table(costs)] if costs else []
     else:
         parts = [_headline(status), *_table(status["engines"]), "", *_table(status["api_servers"])]
         if status["adapters"]:

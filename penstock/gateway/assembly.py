@@ -169,7 +169,7 @@ def assemble(
     if spans is not None:
         counts = spans.counts
         metrics.sources.append(lambda: [Figure(SPANS, n, {"state": state}) for state, n in counts.items()])
-    recorder = RequestRecorder(metrics, config.access_log, spans, config.log_content)
+    recorder = RequestRecorder(metrics, config.access_log, spans, config.log_content, admission.pricing)
     tracing = TracePropagator(spans=spans is not None, ratio=config.otlp_sampling_ratio)
     intake = Intake(
         _make_keys(config),

@@ -172,8 +172,14 @@ KEY_REQUESTS = Metric(
 KEY_TOKENS = Metric(
     MetricKind.COUNTER,
     "tokens",
-    "Tokens of ended requests by the name of their key: input, output, cached.",
+    "Tokens of ended requests by the name of their key: input, output, cached, reasoning.",
     _own("key_tokens", labels=("key", "kind")),
+)
+KEY_COST = Metric(
+    MetricKind.COUNTER,
+    "units of the currency",
+    "Cost of ended requests by the name of their key and its team, at the prices of the endpoints file.",
+    _own("key_cost", labels=("key", "team", "currency")),
 )
 RETRIES = Metric(
     MetricKind.COUNTER,
@@ -310,8 +316,15 @@ RESPONSE_SIZE = Metric(
 TOKENS = Metric(
     MetricKind.COUNTER,
     "tokens",
-    "Tokens of ended requests: input, output, cached; source: the server's usage, or counted events.",
+    "Tokens of ended requests: input, output, and of these cached and reasoning; source: the server's usage, "
+    "or counted events.",
     _own("tokens", labels=("model", "target_model", "api", "kind", "source")),
+)
+COST = Metric(
+    MetricKind.COUNTER,
+    "units of the currency",
+    "Cost of ended requests, at the prices of the endpoints file.",
+    _own("cost", labels=("model", "target_model", "pool", "currency")),
 )
 INPUT_TOKENS = Metric(
     MetricKind.HISTOGRAM,

@@ -307,7 +307,7 @@ STREAMS = [
             DONE,
         ),
         1,
-        ReportedUsage(6, 1, 0),
+        ReportedUsage(6, 1, 0, 0),
     ),
     ForeignStream(
         "Anthropic",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from penstock.gateway.admission.budgets import Budgets, Reserved, rate_limit_headers
 from penstock.gateway.admission.flow_control import FlowControl, FlowRequest, HaveFree
+from penstock.gateway.billing.prices import Pricing
 from penstock.gateway.metric_definitions import QUEUED, QUEUED_BYTES, Figure
 from penstock.gateway.requests.caller import Caller
 from penstock.gateway.requests.incoming_request import IncomingRequest
@@ -56,6 +57,8 @@ class Admission:
     """Name of a header whose values share fairly, in lower case; None: keys do."""
     longest_request_s: float = math.inf
     """``--request-timeout``, which waiting is a part of."""
+    pricing: Pricing = field(default_factory=Pricing)
+    """What tokens cost."""
     _outputs: dict[str, float] = field(default_factory=dict)
     """Average tokens of a reply by the name of a key, and of all others."""
 

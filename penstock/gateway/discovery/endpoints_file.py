@@ -17,6 +17,7 @@ from penstock.config.gateway import GatewayConfig
 from penstock.config.gateway_options.endpoints import Url
 from penstock.config.hidden import hide_credentials
 from penstock.config.watched_file import WatchedFile
+from penstock.gateway.billing.prices import Currency, Prices, check_prices
 from penstock.gateway.models.model_routes import ModelRoute, check_route, read_routes
 from penstock.gateway.models.pools import ModelName, Pool
 from penstock.gateway.routing.endpoint_discovery import ResolvedEndpoint
@@ -29,12 +30,19 @@ class _Route(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     targets: dict[ModelName, float] | ModelName | None = None
     fallback: list[ModelName] = []
     shadow: dict[ModelName, Share] = {}
+    prices: Prices | None = None
+
+    @property
+    def is_route(self) -> bool:
+        """Whether it says something else than prices, or nothing."""
+        return self.prices is None or bool(self.targets or self.fallback or self.shadow)
 
 
 class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     endpoints: list[str] = []
     pools: list[Pool] = []
     models: dict[ModelName, _Route] = {}
+    currency: Currency | None = None
 
 
 class EndpointsDocument(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +53,10 @@ class EndpointsDocument(msgspec.Struct, frozen=True, kw_only=True):
     pools: tuple[Pool, ...] = ()
     routes: dict[str, ModelRoute] = {}
     """What is said under ``models``, by the name or pattern that clients use."""
+    currency: str = ""
+    """Of the prices; empty: there are none."""
+    prices: dict[str, Prices] = {}
+    """Prices under ``models``, by name or pattern."""
 
     def urls(self) -> list[str]:
         return [*self.endpoints, *(url for pool in self.pools for url in pool.endpoints)]
@@ -84,7 +96,9 @@ def read_endpoints(text: str) -> EndpointsDocument:
     return EndpointsDocument(
         endpoints=endpoints,
         pools=pools,
-        routes={name: _route(name, said) for name, said in document.models.items()},
+        routes={name: _route(name, said) for name, said in document.models.items() if said.is_route},
+        currency=document.currency or "",
+        prices=_prices(document),
     )
 
 
@@ -125,6 +139,16 @@ def _route(name: str, said: _Route) -> ModelRoute:
     return route
 
 
+def _prices(document: _Document) -> dict[str, Prices]:
+    """Raises ValueError."""
+    found = {name: said.prices for name, said in document.models.items() if said.prices is not None}
+    for name, prices in found.items():
+        check_prices(f"models.{name}.prices", prices)
+    if found and document.currency is None:
+        raise ValueError("currency: it is missing, but there are prices; give three letters, such as USD")
+    return found
+
+
 NONE = EndpointsDocument()
 
 
@@ -134,7 +158,7 @@ def endpoints_file(path: str) -> WatchedFile[EndpointsDocument]:
 
 
 def _amount(document: EndpointsDocument) -> str:
-    counts = len(document.urls()), len(document.pools), len(document.routes)
+    counts = len(document.urls()), len(document.pools), len(document.routes.keys() | document.prices.keys())
     return "{} endpoints, {} pools and {} names of models".format(*counts)
 
 
@@ -173,5 +197,7 @@ class EndpointSource:
                 endpoints=tuple(url for url in listed if url not in pooled),
                 pools=read.pools,
                 routes={**self._routes, **read.routes},
+                currency=read.currency,
+                prices=read.prices,
             )
         return self._document

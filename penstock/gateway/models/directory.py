@@ -16,7 +16,8 @@ from penstock.gateway.models.model_cards import (
     has_several_models,
     is_model_name,
 )
-from penstock.gateway.models.model_routes import WILDCARDS, ModelRoute, ModelRouteTable
+from penstock.gateway.models.model_routes import ModelRoute, ModelRouteTable
+from penstock.gateway.models.name_table import WILDCARDS
 from penstock.gateway.models.pools import Pool
 from penstock.gateway.routing.endpoint import Endpoint
 from penstock.gateway.routing.model_steps import FallbackStep

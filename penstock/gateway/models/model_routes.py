@@ -12,15 +12,12 @@ import random
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from fnmatch import translate
 from itertools import accumulate
 
 import msgspec
 
 from penstock.config.errors import ConfigError
-from penstock.gateway.models.model_cards import MAX_NAME
-
-WILDCARDS = frozenset("*?[")
+from penstock.gateway.models.name_table import NameTable
 
 
 class ModelRoute(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,26 +57,14 @@ class ModelRouteTable:
 
     def __init__(self, routes: Mapping[str, ModelRoute], rng: random.Random | None = None) -> None:
         self._rng = rng or random.Random()
-        self.all = routes
-        self.exact = {name: route for name, route in routes.items() if WILDCARDS.isdisjoint(name)}
-        self._patterns = [
-            (re.compile(translate(name)), route)
-            for name, route in routes.items()
-            if not WILDCARDS.isdisjoint(name)
-        ]
+        self._table = NameTable(routes)
+        self.all, self.exact, self.find_route = routes, self._table.exact, self._table.find
         self._draws = {
             id(route): (list(route.targets), list(accumulate(route.targets.values())))
             for route in routes.values()
             if route.targets
         }
         """Routes by their id, which lives as long as this object."""
-
-    def find_route(self, name: str) -> ModelRoute | None:
-        """The route of a name that a client sent."""
-        route = self.exact.get(name)
-        if route is not None or len(name) > MAX_NAME:
-            return route
-        return next((route for pattern, route in self._patterns if pattern.match(name)), None)
 
     def draw(self, route: ModelRoute, name: str, session: str | None) -> str:
         """The target for a request: always the same one for a session, as long as the weights stay."""

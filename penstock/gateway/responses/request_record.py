@@ -65,6 +65,9 @@ class RequestRecord:
     status: int = 0
     """Status that the client got; 0: none."""
     seen: Observation = field(default_factory=lambda: NOTHING_SEEN)
+    cost: int | None = None
+    """Billionths of ``currency``; None: no tokens, or no prices, are known."""
+    currency: str = ""
     bytes_in: int = 0
     bytes_out: int = 0
     messages_errors: bool = False

@@ -20,7 +20,7 @@ from penstock.gateway.responses.event_reader import (
 )
 from penstock.gateway.responses.event_template import EventParts, EventTemplate
 from penstock.gateway.responses.held_bytes import HeldBytes
-from penstock.gateway.responses.token_usage import ReportedUsage, UsageFields, read_usage
+from penstock.gateway.responses.token_usage import CountedTokens, ReportedUsage, UsageFields, read_usage
 from penstock.streaming.sse_parser import Event, SSEError, SSEParser
 
 _GAP_BOUNDS = ITL.bounds
@@ -104,6 +104,16 @@ class Observation:
         messages start with an output of one token."""
         output = None if self.usage is None else self.usage.output_tokens
         return None if output is None or not (self.ended or output >= self.token_events) else output
+
+    @property
+    def tokens(self) -> CountedTokens:
+        """The tokens that count: as the server counted them; else of the output the events with tokens."""
+        usage, output = self.usage, self.reported_output
+        if usage is None:
+            return CountedTokens(output=self.token_events or None)
+        if output is None:
+            return CountedTokens(usage.input_tokens, usage.cached_tokens, self.token_events or None)
+        return CountedTokens(usage.input_tokens, usage.cached_tokens, output, usage.reasoning_tokens)
 
     def add(self, counts: EventCounts) -> None:
         """Add events with tokens that were observed elsewhere, after the first one."""

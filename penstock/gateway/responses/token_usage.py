@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -18,10 +18,12 @@ class UsageFields(msgspec.Struct, gc=False):
     prompt_tokens: Any = None
     completion_tokens: Any = None
     prompt_tokens_details: Any = None
+    completion_tokens_details: Any = None
     # responses and messages
     input_tokens: Any = None
     output_tokens: Any = None
     input_tokens_details: Any = None
+    output_tokens_details: Any = None
     cache_read_input_tokens: Any = None
     cache_creation_input_tokens: Any = None
 
@@ -50,6 +52,21 @@ class ReportedUsage:
     output_tokens: int | None = None
     cached_tokens: int | None = None
     """Tokens of the prompt that were in the server's cache."""
+    reasoning_tokens: int | None = None
+    """Output tokens of a reasoning."""
+
+
+class CountedTokens(NamedTuple):
+    """Tokens of a request that count; None: not known."""
+
+    input: int | None = None
+    """All tokens of the prompt."""
+    cached: int | None = None
+    """Those of them that were in the server's cache."""
+    output: int | None = None
+    """All tokens of the reply."""
+    reasoning: int | None = None
+    """Those of them that are of a reasoning."""
 
 
 def read_usage(usage: UsageFields) -> ReportedUsage | None:
@@ -67,7 +84,9 @@ def read_usage(usage: UsageFields) -> ReportedUsage | None:
         output_tokens = _count(usage.completion_tokens)
     if input_tokens is None and output_tokens is None:
         return None
-    return ReportedUsage(input_tokens, output_tokens, cached)
+    details = usage.completion_tokens_details or usage.output_tokens_details
+    reasoning = _count(details.get("reasoning_tokens")) if isinstance(details, dict) else None
+    return ReportedUsage(input_tokens, output_tokens, cached, reasoning)
 
 
 def _count(value: object) -> int | None:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from logging.handlers import WatchedFileHandler
 
 from penstock.config.errors import ConfigError
+from penstock.gateway.billing.prices import NANO
 from penstock.gateway.requests.bounded_name import bounded_name
 from penstock.gateway.responses.request_record import FailedAttempt, RequestRecord
 from penstock.logging_setup import log_event
@@ -60,6 +61,9 @@ def log_request(record: RequestRecord, *, with_content: bool) -> None:
         "input_tokens": usage and usage.input_tokens,
         "output_tokens": seen.reported_output,
         "cached_tokens": usage and usage.cached_tokens,
+        "reasoning_tokens": usage and usage.reasoning_tokens,
+        "cost": None if record.cost is None else record.cost / NANO,
+        "currency": record.currency or None,
         "token_events": seen.token_events or None,
         "bytes_in": record.bytes_in,
         "bytes_out": record.bytes_out,

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.gateway import metric_definitions
+from penstock.gateway.billing.prices import NANO
 from penstock.gateway.metric_definitions import Figure, Metric, NamingScheme
 from penstock.gateway.requests.bounded_name import bounded_name
 from penstock.gateway.responses.outcome import SUCCESSFUL, Outcome
@@ -86,6 +87,8 @@ class GatewayMetrics:
         self._rejections: Counter[str] = Counter()
         self._key_requests: Counter[Labels] = Counter()
         self._key_tokens: Counter[Labels] = Counter()
+        self._costs: Counter[Labels] = Counter()
+        self._key_costs: Counter[Labels] = Counter()
         self._retries = 0
         self._fallbacks: Counter[tuple[str, str]] = Counter()
         self._pools: set[str] = set()
@@ -134,6 +137,8 @@ class GatewayMetrics:
             self._rejections[record.reason] += 1
         if name := record.caller.name:
             self._key_requests[name, str(record.outcome)] += 1
+        if record.cost is not None:
+            self._count_cost(record, key, record.cost)
         self._retries += max(0, record.attempts - 1)
         self._columns.add(key, self._row(record, key))
 
@@ -154,23 +159,24 @@ class GatewayMetrics:
     def _count_tokens(self, record: RequestRecord, key: RequestLabels) -> tuple[int, float, float]:
         """Count tokens; returns those of the output, which are the events where the server did not count
         them, of the input, and the cached ones of it."""
-        seen, usage = record.seen, record.seen.usage
-        output, source = seen.reported_output, "usage"
-        if output is None:
-            output, source = seen.token_events, "events"
-        counts = (None, None) if usage is None else (usage.input_tokens, usage.cached_tokens)
-        for kind, count in zip(("input", "cached"), counts, strict=True):
-            if count is not None:
-                self._count(record, key, kind, count, "usage")
-        if output:
-            self._count(record, key, "output", output, source)
-        prompt, cached = (math.nan if count is None else count for count in counts)
-        return output, prompt, cached
+        counts = record.seen.tokens
+        for kind, count in zip(counts._fields, counts, strict=True):
+            if count or (count is not None and kind != "output"):
+                counted = kind == "output" and record.seen.reported_output is None
+                self._count(record, key, kind, count, "events" if counted else "usage")
+        prompt, cached = (math.nan if count is None else count for count in (counts.input, counts.cached))
+        return counts.output or 0, prompt, cached
 
     def _count(self, record: RequestRecord, key: RequestLabels, kind: str, count: int, source: str) -> None:
         self._tokens[key.model, key.target_model, key.api, kind, source] += count
         if name := record.caller.name:
             self._key_tokens[name, kind] += count
+
+    def _count_cost(self, record: RequestRecord, key: RequestLabels, cost: int) -> None:
+        """In whole billionths, so that the sums are exact."""
+        self._costs[key.model, key.target_model, key.pool, record.currency] += cost
+        if name := record.caller.name:
+            self._key_costs[name, record.caller.team, record.currency] += cost
 
     def _model_labels(self, record: RequestRecord) -> tuple[str, str]:
         """Model and rewritten model, or :data:`OTHER` twice. Who names models that nobody lists takes no
@@ -265,6 +271,12 @@ class GatewayMetrics:
         ):
             for labels, count in counts.items():
                 values.add(metric, count, dict(zip(metric.names["own"].labels, labels, strict=True)))
+        for metric, costs in (
+            (metric_definitions.COST, self._costs),
+            (metric_definitions.KEY_COST, self._key_costs),
+        ):
+            for labels, cost in costs.items():
+                values.add(metric, cost / NANO, dict(zip(metric.names["own"].labels, labels, strict=True)))
         values.add(metric_definitions.RETRIES, self._retries)
         for (model, target_model), count in self._fallbacks.items():
             values.add(metric_definitions.FALLBACKS, count, {"model": model, "target_model": target_model})

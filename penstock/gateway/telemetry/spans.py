@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
+from penstock.gateway.billing.prices import NANO
 from penstock.gateway.requests.bounded_name import bounded_name
 from penstock.gateway.responses.outcome import SUCCESSFUL
 from penstock.gateway.responses.request_record import RequestRecord
@@ -28,6 +29,7 @@ def span_data(record: RequestRecord) -> SpanData:
         "gen_ai.usage.input_tokens": usage.input_tokens,
         "gen_ai.usage.output_tokens": seen.reported_output,
         "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
+        "gen_ai.usage.reasoning.output_tokens": usage.reasoning_tokens,
         "gen_ai.response.time_to_first_chunk": ttft,
         "http.request.method": bounded_name(record.method) or None,
         "url.path": bounded_name(record.path),
@@ -42,6 +44,9 @@ def span_data(record: RequestRecord) -> SpanData:
         "penstock.request_id": bounded_name(record.request_id) or None,
         "penstock.attempts": record.attempts,
         "penstock.key": record.caller.name or None,
+        "penstock.team": record.caller.team or None,
+        "penstock.cost": None if record.cost is None else record.cost / NANO,
+        "penstock.currency": record.currency or None,
         "penstock.priority": record.priority or None,
         "penstock.queued_seconds": round(record.queued_s, 4) or None,
     }

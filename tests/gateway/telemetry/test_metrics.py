@@ -87,7 +87,8 @@ def busy(compat: Compat = "none") -> GatewayMetrics:
     seen = streamed(1.0, 1.2, usage=ReportedUsage(7, 2, 4))
     sizes = {"bytes_in": 100, "bytes_out": 200}
     times = {"ended_at": 2.0, "pick_s": 1e-4, "queued_s": 0.1}
-    told.request_ended(record(seen=seen, attempts=2, priority=-7, caller=Caller("k", "k"), **sizes, **times))
+    paid: dict[str, Any] = {"caller": Caller("k", "k"), "cost": 1, "currency": "USD"}
+    told.request_ended(record(seen=seen, attempts=2, priority=-7, **paid, **sizes, **times))
     told.request_ended(record(outcome=Outcome.REJECTED, status=429, reason="saturated", attempts=0))
     told.request_ended(record(fell_back=True, outcome=Outcome.NETWORK_ERROR))
     return told
