@@ -78,6 +78,8 @@ def _keys_line(keys: Mapping[str, Any]) -> str:
 def _key_line(key: Mapping[str, Any]) -> str:
     parts = [_counted(key["keys"], "key"), f"models: {_listed(key['models']) or 'all'}"]
     parts += [f"{name}: {amount}" for name, amount in key["budgets"].items()]
+    if key["refused"]:
+        parts.append(f"refused: {_listed(key['refused'])}")
     if key["priority"] is not None:
         parts.append(f"priority: {key['priority']}")
     return f"{key['name']}; {'; '.join(parts)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from penstock.config.gateway import GatewayConfig
 from penstock.config.introspect import options_of, without_secrets
 from penstock.config.origins import Origins
+from penstock.gateway.admission.keys_file import Grant
 from penstock.gateway.discovery.endpoints_file import EndpointsDocument
 from penstock.gateway.models.pools import Pool
 from penstock.gateway.requests.caller import Caller
@@ -45,11 +47,12 @@ def _pool(pool: Pool) -> dict[str, Any]:
     return {name: getattr(pool, name) for name in SHOWN} | {"also_set": also}
 
 
-def resolved_keys(config: GatewayConfig, clients: Mapping[bytes, Caller]) -> dict[str, Any]:
+def resolved_keys(config: GatewayConfig, grants: Mapping[bytes, Grant]) -> dict[str, Any]:
     """Who may use the gateway: names, and how many keys have none."""
-    amounts: dict[Caller, int] = defaultdict(int)
-    for caller in clients.values():
-        amounts[caller] += 1
+    now = time.time()
+    states: dict[Caller, list[str]] = defaultdict(list)
+    for grant in grants.values():
+        states[grant.caller].append(grant.refusal(now))
     return {
         "needed": bool(config.api_key or config.client_keys_file),
         "unnamed": len(config.api_key or ()),
@@ -57,14 +60,15 @@ def resolved_keys(config: GatewayConfig, clients: Mapping[bytes, Caller]) -> dic
         "named": [
             {
                 "name": caller.name,
-                "keys": count,
+                "keys": len(refusals),
+                "refused": list(filter(None, refusals)),
                 "priority": caller.priority,
                 "weight": caller.weight,
                 "models": caller.models,
                 "budgets": {budget.name: budget.amount for budget in caller.budgets}
                 | ({"concurrent-requests": most} if (most := caller.most_concurrent) else {}),
             }
-            for caller, count in amounts.items()
+            for caller, refusals in states.items()
         ],
     }
 

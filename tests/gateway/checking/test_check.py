@@ -100,7 +100,8 @@ def test_what_holds_is_printed_without_secrets(tmp_path: Path, capsys: pytest.Ca
     """Nothing is sent to the endpoint, and the port may be taken: nothing listens."""
     fleet = "pools: [{name: own, endpoints: [URL], fallback: [clout]}, {name: cloud, models: [g*]}]\n"
     fleet += "models: {small: {targets: {own: 0.9, gpt-4: 0.1}, fallback: [cloud], shadow: {cloud: 0.5}}}\n"
-    keys = "keys: [{name: search, key: [sk-secret, sk-other], budgets: {tokens-per-day: 5}, models: [m*]}]\n"
+    keys = "keys: [{name: search, key: [sk-secret, sk-other], budgets: {tokens-per-day: 5}, models: [m*]},\n"
+    keys += " {name: old, key: k, revoked: true}]\n"
     called = []
 
     def behave(call: object) -> None:
@@ -125,7 +126,8 @@ def test_what_holds_is_printed_without_secrets(tmp_path: Path, capsys: pytest.Ca
         "pool cloud; models: g*",
         "  http://nope.invalid:1  does not resolve",
         "  small -> own (0.9), gpt-4 (0.1); fallback: cloud; shadow: cloud (0.5)",
-        "keys: 1 name, 0 without a name; 1 of administrators",
+        "keys: 2 names, 0 without a name; 1 of administrators",
+        "  old; 1 key; models: all; refused: revoked",
         "  search; 2 keys; models: m*; tokens-per-day: 5",
         "  --endpoint-api-key ***",
         "ok: the gateway can start",
