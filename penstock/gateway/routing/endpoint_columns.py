@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.gateway.routing.endpoint import Endpoint
+from penstock.gateway.routing.rendezvous import Keys, stable_hash
 
 Rows = npt.NDArray[np.intp]
 Flags = npt.NDArray[np.bool_]
@@ -43,6 +44,8 @@ class EndpointColumns:
         """Until when the circuit breaker is open; -inf: it is closed."""
         self.backoff_until: Floats
         """Until when it wants no requests, whoever sends them."""
+        self.identity: Keys
+        """Hashes of the URLs, the same in every gateway."""
         self.away: Flags
         self.unreadable: Flags
         self.troubled: set[int] = set()
@@ -96,6 +99,7 @@ class EndpointColumns:
                 if row == len(self.waiting):
                     self._grow(2 * row)
             self._row[endpoint] = row
+            self.identity[row] = stable_hash(endpoint.url.encode())
             endpoint.watch(self._changed, row)
             self._changed.add(row)
         return row
@@ -181,7 +185,8 @@ class EndpointColumns:
             "waiting running kv_used sent in_flight tokens ttft_s adapter_room scraped_at open_until "
             "backoff_until"
         )
-        for names, kind in ((floats, np.float64), ("away unreadable", np.bool_)):
+        kinds = (floats, np.float64), ("identity", np.uint64), ("away unreadable", np.bool_)
+        for names, kind in kinds:
             for name in names.split():
                 grown = np.zeros(rows, kind)
                 before = self._columns.get(name)

@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from penstock.gateway.routing.endpoint import Endpoint
-from penstock.gateway.routing.endpoint_columns import EndpointColumns, Floats, Rows
+from penstock.gateway.routing.endpoint_columns import EndpointColumns, Flags, Floats, Rows
 from penstock.gateway.routing.pick_request import OWNER_UNAVAILABLE, NoEndpointError, PickRequest
 from penstock.gateway.routing.prefix_affinity import PrefixIndex
+from penstock.gateway.routing.rendezvous import rendezvous_weights, stable_hash
 from penstock.gateway.routing.scorers import LOAD_SCORERS, Scorer
 from penstock.gateway.routing.usable_endpoints import PickerLimits, UsableEndpoints
 
@@ -19,6 +20,12 @@ MAX_SESSIONS = 1 << 16
 """Sessions remembered; the least recently used ones are evicted."""
 AFFINITY_SLACK = 8
 """Requests; with fewer a multiple is meaningless."""
+MOSTLY, NEARLY = 0.8, 0.05
+"""Shares of a prompt. Where so much of it is cached, a new session's hash chooses among the endpoints that
+have about as much."""
+UNNAMED = 0.5
+"""What the hash of a prompt without a session counts: it may never come again. Chosen, as MOSTLY is, by
+``penstock bench routing`` with one gateway and with three."""
 
 
 class Picker:
@@ -47,6 +54,7 @@ class Picker:
             "session": self._session,
         }
         self._scorers = [(scorers[name], weight) for name, weight in weights.items() if weight]
+        self._weighed = {name for name, weight in weights.items() if weight}
 
     def pick(self, request: PickRequest, endpoints: Sequence[Endpoint], now: float) -> Endpoint:
         """The endpoint to send ``request`` to, remembered for affinity. Raises NoEndpointError."""
@@ -182,11 +190,17 @@ class Picker:
     # -- scorers with a memory
 
     def _prefix(self, request: PickRequest, columns: EndpointColumns, rows: Rows) -> Floats | None:
+        """Shares that are cached, else the choice of the first block's hash, unless the session's decides."""
         shares = self._cached_shares(request)
-        if shares is None:
+        known = None if shares is None else shares[rows]
+        if known is not None and known.any():
+            scores = self._bounded(known, rows)
+            if scores.any():
+                return scores
+        if not request.blocks or (request.session is not None and "session" in self._weighed):
             return None
-        scores = shares[rows]
-        return self._bounded(scores, rows) if scores.any() else None
+        hashed = self._hashed(request.blocks[0], rows, None if known is None else known > 0.0)
+        return None if hashed is None else UNNAMED * hashed
 
     def cached_share(self, request: PickRequest, endpoints: Sequence[Endpoint]) -> float:
         """The largest share of the prompt that one of the endpoints, at least one, has cached, by what is
@@ -210,17 +224,38 @@ class Picker:
         return shares
 
     def _session(self, request: PickRequest, columns: EndpointColumns, rows: Rows) -> Floats | None:
-        """1 for the endpoint that served the session last."""
-        last = None if request.session is None else self._sessions.get(hash(request.session))
-        if last is None:
+        """1 for the endpoint that served the session last, else for the one that the session's hash names."""
+        if request.session is None:
             return None
-        return self._bounded((rows == columns.find_row(last)).astype(np.float64), rows)
+        left_out = None
+        if (last := self._sessions.get(hash(request.session))) is not None:
+            left_out = rows == columns.find_row(last)
+            scores = self._bounded(left_out.astype(np.float64), rows)
+            if scores.any():
+                return scores
+        if "prefix" in self._weighed and (shares := self._cached_shares(request)) is not None:
+            most = shares[rows].max()
+            if most >= MOSTLY:
+                elsewhere = shares[rows] < most - NEARLY
+                left_out = elsewhere if left_out is None else left_out | elsewhere
+        return self._hashed(stable_hash(request.session.encode(errors="replace")), rows, left_out)
 
-    def _bounded(self, scores: Floats, rows: Rows) -> Floats:
-        """Affinity scores, 0 for endpoints with many more requests than the least loaded one."""
+    def _bounded(self, known: Floats, rows: Rows) -> Floats:
+        """Scores by what is known, 0 for endpoints with many more requests than the least loaded one."""
         busy = self._columns.requests(rows)
-        scores[busy > self._limits.affinity_excess * busy.min() + AFFINITY_SLACK] = 0.0
-        return scores
+        return np.where(busy > self._limits.affinity_excess * busy.min() + AFFINITY_SLACK, 0.0, known)
+
+    def _hashed(self, key: int, rows: Rows, left_out: Flags | None) -> Floats | None:
+        """1 for the endpoint with the highest weight for ``key`` that is not ``left_out`` and does not have
+        many more requests than the mean; None: there is none."""
+        busy = self._columns.requests(rows)
+        weights = rendezvous_weights(self._columns.identity[rows], key)
+        weights[busy > self._limits.hash_excess * busy.mean() + AFFINITY_SLACK] = 0
+        if left_out is not None:
+            weights[left_out] = 0
+        scores = np.zeros(len(rows))
+        scores[weights.argmax()] = 1.0
+        return scores if weights.any() else None
 
 
 SCORERS = (*LOAD_SCORERS, "prefix", "session")

@@ -9,6 +9,7 @@ import numpy as np
 
 from penstock.gateway.routing.endpoint import Endpoint
 from penstock.gateway.routing.endpoint_columns import EndpointColumns, Floats
+from penstock.gateway.routing.rendezvous import stable_hash
 
 BLOCK_BYTES = 256
 """Bytes of the first blocks of a prompt's text, about 64 tokens of English."""
@@ -42,12 +43,17 @@ _BYTES = np.array([0, *BLOCK_ENDS], np.float64)
 def prefix_blocks(model: str, prompt: bytes) -> list[int]:
     """Hashes of the prompt's complete blocks; each hash includes all the text before its block.
 
-    These are Python's hashes: 64 bits, stable among the workers of a gateway. After a collision a pick is no
-    better than without affinity.
+    The first one is the same in every gateway, for :mod:`~penstock.gateway.routing.rendezvous`. The others
+    are Python's hashes: 64 bits, stable among the workers of a gateway. After a collision a pick is no better
+    than without affinity.
     """
-    latest, start, size = hash(model), 0, len(prompt)
-    hashes = []
-    for end in BLOCK_ENDS:
+    size = len(prompt)
+    if size < BLOCK_BYTES:
+        return []
+    start = BLOCK_BYTES
+    latest = stable_hash(model.encode(errors="replace") + b"\0" + prompt[:start])
+    hashes = [latest]
+    for end in BLOCK_ENDS[1:]:
         if end > size:
             break
         latest = hash((latest, prompt[start:end]))

@@ -25,6 +25,9 @@ class PickerLimits:
     affinity_excess: float = 1.5
     """Affinity is ignored for an endpoint with more requests than this multiple of those at the least
     loaded one, plus some."""
+    hash_excess: float = 1.25
+    """An endpoint with more requests than this multiple of the mean, plus some, gets nothing by hash. Source:
+    Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads", 2018."""
 
 
 class UsableEndpoints:

@@ -112,9 +112,11 @@ async def test_a_worker_that_was_killed_is_forgotten(gateway: Gateway) -> None:
 async def test_picks_and_owners_are_known_to_all(gateway: Gateway) -> None:
     first, second = await both(gateway)
     blocks = list(range(10**15, 10**15 + len(BLOCK_ENDS) - 1))
-    chosen = [
-        (first.pick(session=f"s{number}"), first.pick(blocks=[number, *blocks])) for number in range(96)
-    ]
+    chosen = []
+    for number in range(96):  # hashes would spread them
+        first.router.picker.remember(PickRequest(session=f"s{number}"), first.endpoint(URLS[0]))
+        first.router.picker.remember(PickRequest(blocks=[number, *blocks]), first.endpoint(URLS[1]))
+        chosen.append((URLS[0], URLS[1]))
     await told(first, second, until=lambda: not first.state._picks)
     first.router.owners.learn("resp_x", first.endpoint(URLS[2]))  # comes last
     await told(first, second, until=lambda: bool(second.router.owners.of("resp_x")))
