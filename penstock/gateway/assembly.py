@@ -42,8 +42,7 @@ from penstock.gateway.routing.router import Router
 from penstock.gateway.telemetry.metrics import ExpositionLimits, GatewayMetrics
 from penstock.gateway.telemetry.request_recorder import RequestRecorder
 from penstock.gateway.telemetry.spans import span_data
-from penstock.gateway.upstream.timeouts import Timeouts
-from penstock.gateway.upstream.tls import upstream_tls
+from penstock.gateway.upstream.upstream import Upstream
 from penstock.gateway.workers.exposition import WorkerExposition
 from penstock.gateway.workers.keeper_link import KeeperLink
 from penstock.gateway.workers.scoreboard import Scoreboard
@@ -106,40 +105,22 @@ class GatewayParts:
 def assemble(
     config: GatewayConfig,
     weights: dict[str, float],
+    upstream: Upstream,
     source: ConnectionSource,
     clock: Callable[[], float],
     link: KeeperLink,
     scoreboard: Scoreboard,
 ) -> GatewayParts:
-    """Create the parts; nothing listens yet. ``weights`` are those of ``--scorers``; ``source`` gives
+    """Create the parts; nothing listens yet. ``weights`` are those of ``--scorers``; ``upstream`` says how
+    endpoints are reached of which nothing else is said; ``source`` gives
     connections; ``clock`` is the event loop's, in seconds; ``link`` and ``scoreboard`` lead to the other
     workers. The options have passed :func:`~penstock.gateway.check_options.check_options`."""
     windows, burst, collector = FlowWindows(), make_burst_writer(), GarbageCollector()
     admission = make_admission(config, clock, link, scoreboard)
-    timeouts = Timeouts(
-        connect=config.connect_timeout,
-        first_token=config.first_token_timeout,
-        event=config.event_timeout,
-        total=config.request_timeout,
-    )
-    pool = EndpointPool(
-        timeouts,
-        lambda endpoint: router.forget(endpoint),
-        config.endpoint_api_key,
-        http2=config.upstream_http2,
-        tls=upstream_tls(config),
-        root_path=config.root_path,
-    )
+    pool = EndpointPool(upstream, lambda endpoint: router.forget(endpoint), config.root_path)
     directory = ModelDirectory(config.unknown_models)
-    shadows = Shadows(pool, directory, Picker(weights), timeouts, clock)
-    models = ModelLearner(
-        pool,
-        directory,
-        clock,
-        interval_s=config.models_interval,
-        api_key=config.endpoint_api_key,
-        shadows=shadows,
-    )
+    shadows = Shadows(pool, directory, Picker(weights), clock)
+    models = ModelLearner(pool, directory, clock, interval_s=config.models_interval, shadows=shadows)
     capacity = EndpointCapacity(
         config.max_requests_per_endpoint,
         scraping=config.scrape_interval > 0,
@@ -147,9 +128,8 @@ def assemble(
     )
     picker = Picker(weights)
     router = Router(pool, models, picker, clock, admission, config.ttft_slo, capacity)
-    plain_events, retry_policy = PlainEvents(burst, windows), RetryPolicy(router, config.max_attempts)
-    has_own_key = config.endpoint_api_key is not None
-    relay = Relay(router, retry_policy, timeouts, plain_events, config.include_usage, has_own_key=has_own_key)
+    plain_events, retry_policy = PlainEvents(burst, windows), RetryPolicy(router)
+    relay = Relay(router, retry_policy, upstream.timeouts, plain_events, config.include_usage)
     router.caches = caches = _follow_caches(config, router)
     router.prefill = prefill = DisaggregatedPrefill(
         pool,
@@ -176,7 +156,6 @@ def assemble(
         RelayedRoutes(config.allow_route or (), config.root_path),
         session_header=config.session_header.lower().encode(),
         max_request_bytes=config.max_request_bytes,
-        endpoint_api_key=config.endpoint_api_key,
         priorities={} if kubernetes is None else kubernetes.priorities,
         relays_kv_transfer=config.allow_kv_transfer_params,
     )
@@ -253,7 +232,7 @@ def _make_control(
     link: KeeperLink,
     clock: Callable[[], float],
 ) -> tuple[ControlRoutes, CatchingUp]:
-    controls, fan_out = SharedControls(link), FanOut(pool, config.endpoint_api_key)
+    controls, fan_out = SharedControls(link), FanOut(pool)
     routes = ControlRoutes(pool, directory, fan_out, controls)
     catching_up = CatchingUp(controls, fan_out, routes.is_meant, clock)
     pool.on_updated.append(catching_up.follow)

@@ -129,6 +129,7 @@ class _Worker:
         self._parts = parts = assemble(
             self._config,
             self._weights,
+            self._endpoint_source.upstreams.default,
             self._connection_source(),
             loop.time,
             link,
@@ -263,7 +264,7 @@ class _Worker:
         loop, kubernetes = asyncio.get_running_loop(), self._parts.kubernetes
         news = asyncio.Event() if kubernetes is None else kubernetes.news
         document = self._endpoint_source.document()
-        targets = await resolve(document.urls())
+        targets = await resolve(document.urls(), (), document.hosted())
         schedule = ResolveSchedule(self._config.resolve_interval, loop.time())
         while True:
             news.clear()
@@ -278,7 +279,7 @@ class _Worker:
                 changed, due = latest is not document, schedule.is_due(loop.time(), away=self._is_any_away())
                 if changed or due:
                     document, before = latest, targets
-                    targets = await resolve(document.urls(), before)
+                    targets = await resolve(document.urls(), before, document.hosted())
                     schedule.resolved(loop.time())
                     if changed or targets != before:
                         break
@@ -298,7 +299,7 @@ class _Worker:
             pools = kubernetes.with_pools(pools)
             routes = kubernetes.with_routes(routes)
         parts.relay.router.admission.pricing.update(document.currency, document.prices)
-        parts.pool.update(found)
+        parts.pool.update(document.reached(found))
         parts.models.directory.update(parts.pool.endpoints, pools, routes)
         parts.metrics.add_models(parts.models.directory.pairs())
         parts.metrics.set_pools(pool.name for pool in pools)

@@ -78,8 +78,10 @@ Behaviour = Callable[[Call], None]
 class Upstream:
     """A model server with one behaviour, which may be changed."""
 
-    def __init__(self, behaviour: Behaviour, port: int = 0) -> None:
+    def __init__(self, behaviour: Behaviour, port: int = 0, tls: ssl.SSLContext | None = None) -> None:
         self.behaviour = behaviour
+        self.seen: list[Call] = []
+        """Every request, also those that the gateway makes for itself."""
         self.metrics = b"vllm:num_requests_waiting 0\n"
         self.on_metrics: Behaviour = lambda call: call.reply(200, self.metrics, "text/plain")
         self.on_models: Behaviour = lambda call: call.reply(404, b"{}")
@@ -89,7 +91,13 @@ class Upstream:
         class Handler(socketserver.BaseRequestHandler):
             def handle(self) -> None:
                 self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if tls is not None:
+                    try:
+                        self.request = tls.wrap_socket(self.request, server_side=True)
+                    except OSError:
+                        return
                 while (call := _read_call(self.request)) is not None:
+                    owner.seen.append(call)
                     if call.method == "PRI":  # the beginning of HTTP/2
                         call.reply(400, b"{}")
                         return
@@ -105,6 +113,10 @@ class Upstream:
                     if self.request.fileno() < 0:
                         return
 
+            def finish(self) -> None:
+                if tls is not None:
+                    self.request.close()
+
         class Server(socketserver.ThreadingTCPServer):
             daemon_threads = True
             allow_reuse_address = True
@@ -114,7 +126,7 @@ class Upstream:
 
         self._server = Server(("127.0.0.1", port), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{self._server.server_address[1]}"
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -15,6 +15,8 @@ import msgspec
 
 from penstock.gateway.upstream.connection_pool import ConnectionPool
 from penstock.gateway.upstream.exchange import Exchange, Failure, Headers, UpstreamError, UpstreamRequest
+from penstock.gateway.upstream.timeouts import Timeouts
+from penstock.gateway.upstream.upstream import Upstream
 
 
 class Scenario(enum.StrEnum):
@@ -185,7 +187,7 @@ class ScenarioClient:
     """Sends requests to the gateway at ``url``, one after the other."""
 
     def __init__(self, url: str, rng: random.Random) -> None:
-        self._pool = ConnectionPool(url, connect_timeout_s=30.0, http2="off")
+        self._pool = ConnectionPool(url, Upstream(Timeouts(connect=30.0), http2="off"))
         self._rng = rng
 
     async def run(self, kinds: Iterator[Scenario]) -> None:

@@ -37,7 +37,7 @@ class RouteOptions:
     endpoint_api_key: Annotated[
         Key | None,
         option(
-            "API key to send to the endpoints. Default: the client's own.",
+            "API key to send to the endpoints whose pool has none of its own. Default: the client's own.",
             "HTTP server",
             secret=True,
             allowed=ALLOWED_KEY,

@@ -26,7 +26,6 @@ from penstock.gateway.requests.sessions import session_named
 from penstock.gateway.requests.unread_routes import check_unread
 from penstock.gateway.responses.request_record import RequestRecord
 from penstock.gateway.upstream.exchange import Headers, without_hop_by_hop
-from penstock.http.access_keys import CLIENT_KEYS
 from penstock.http.errors import ApiError, shown
 from penstock.http.request import first_values
 
@@ -46,8 +45,6 @@ class Intake:
     session_header: bytes
     """Name of the header of ``--session-header``, in lower case."""
     max_request_bytes: int
-    endpoint_api_key: str | None = None
-    """The key that endpoints get instead of the client's."""
     priorities: Mapping[str, int] = field(default_factory=dict)
     """Priority by name of objective; requests name theirs in :data:`OBJECTIVE_HEADERS`."""
     relays_kv_transfer: bool = False
@@ -178,13 +175,10 @@ class Intake:
         return session_named(first_values(headers), name)
 
     def relayed_headers(self, headers: Headers, *, generates: bool) -> Headers:
-        """The headers of a request that endpoints get: without those of the connection, with the endpoints'
-        own key. The reply to one that ``generates`` is read."""
+        """The headers of a request that endpoints get: without those of the connection. Keys and whatever
+        else depends on the endpoint follow on its connection. The reply to one that ``generates`` is read."""
         kept = without_hop_by_hop(headers)
         if generates:
             kept = [header for header in kept if header[0] != UNCODED[0]]
             kept.append(UNCODED)
-        if self.endpoint_api_key is not None:
-            kept = [header for header in kept if header[0] not in CLIENT_KEYS]
-            kept.append((b"authorization", b"Bearer " + self.endpoint_api_key.encode()))
         return kept

@@ -132,7 +132,7 @@ class ControlRoutes:
 
     def is_meant(self, call: ControlCall, endpoint: Endpoint) -> bool:
         """Whether a call is for an endpoint."""
-        if call.pool is not None and endpoint.pool != call.pool:
+        if endpoint.upstream.hosted or (call.pool is not None and endpoint.pool != call.pool):
             return False
         if not call.model:
             return True
@@ -237,7 +237,8 @@ class ControlRoutes:
     def _pool_of(self, asked: _Asked) -> str | None:
         """The pool that a request is for; None: all. Raises ApiError for a name that nobody has, and without
         one where there is a choice."""
-        endpoints, directory = self._pool.endpoints, self._directory
+        directory = self._directory
+        endpoints = [each for each in self._pool.endpoints if not each.upstream.hosted]
         pools = sorted({each.pool for each in endpoints})
         if asked.pool is not None and asked.pool not in pools:
             named = names_in_error(filter(None, pools))

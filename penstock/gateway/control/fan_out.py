@@ -67,13 +67,10 @@ class EndpointReceipt(msgspec.Struct, omit_defaults=True):
 
 
 class FanOut:
-    """``api_key`` is sent to servers."""
+    """Asks servers, each with the key that there is for it."""
 
-    def __init__(self, pool: EndpointPool, api_key: str | None) -> None:
+    def __init__(self, pool: EndpointPool) -> None:
         self._pool = pool
-        self._headers: Headers = [(b"accept", b"application/json")]
-        if api_key is not None:
-            self._headers.append((b"authorization", b"Bearer " + api_key.encode()))
         self._places = asyncio.Semaphore(MAX_CALLS)
 
     async def ask_all(
@@ -101,7 +98,7 @@ class FanOut:
         self, endpoint: Endpoint, method: str, target: str, body: bytes, key: str, timeout_s: float
     ) -> EndpointReceipt:
         """What the endpoint answers within ``timeout_s``."""
-        headers = list(self._headers)
+        headers: Headers = [(b"accept", b"application/json")]
         if key:
             headers.append((b"idempotency-key", key.encode("latin-1")))
         if body:

@@ -31,8 +31,7 @@ from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.responses.request_record import RequestRecord
 from penstock.gateway.responses.response_observer import ReplyObserver, StreamObserver
 from penstock.gateway.routing.pick_request import NoEndpointError
-from penstock.gateway.upstream.exchange import Headers
-from penstock.http.access_keys import KEY_HEADERS
+from penstock.gateway.upstream.exchange import REPLACED, Headers
 from penstock.http.errors import ApiError
 from penstock.telemetry.trace_context import TRACESTATE, inject_trace_context
 
@@ -252,16 +251,16 @@ class ProcessorStream:
         headers = [(name.encode(), destinations.encode()) for name in DESTINATIONS]
         if REQUEST_ID not in self._names:
             headers.append((REQUEST_ID, self._request_id.encode()))
-        if self._requests.intake.endpoint_api_key is not None:
-            headers.append((b"authorization", b"Bearer " + self._requests.intake.endpoint_api_key.encode()))
+        form = routed.endpoints[0].upstream.form
+        headers += form.fields
         record = routed.record
         if UNCODED[0] in self._names and self._requests.intake.generates(record.method, record.path):
             headers.append(UNCODED)
         trace = record.trace
         headers += inject_trace_context([], trace)
         removed = (*SUBSETS, *SERVED)
-        if self._requests.intake.endpoint_api_key is not None:
-            removed += tuple(name.decode() for name in KEY_HEADERS)
+        given = {name for name, _ in headers}
+        removed += tuple(sorted(name.decode() for name in form.dropped - REPLACED - given))
         if trace is not None and trace.is_root:
             removed += (TRACESTATE.decode(),)
         values = dict.fromkeys(DESTINATIONS, destinations)

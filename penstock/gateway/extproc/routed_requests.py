@@ -27,6 +27,8 @@ from penstock.telemetry.trace_context import TracePropagator
 
 LOG_DELAY_S = 10.0
 """Time after the end of a request when its access log entry counts as lost; Envoy buffers entries for 1 s."""
+MAX_ATTEMPTS = 16
+"""Endpoints that Envoy is given for one request, the most of --max-attempts."""
 HELD_BYTES = 1 << 30
 """Bodies that are held altogether, by default."""
 NAMESPACE = "envoy.lb"
@@ -153,7 +155,9 @@ class RoutedRequests:
     ) -> RoutedRequest:
         """Pick endpoints for a prepared request. Raises NoEndpointError."""
         started, now = perf_counter(), self.relay.clock()
-        ranked = self.relay.router.ranked(request, self.relay.retry_policy.max_attempts)
+        ranked = self.relay.router.ranked(request, MAX_ATTEMPTS)
+        upstream = ranked[0].upstream  # Envoy sends the same headers to all of them
+        ranked = [each for each in ranked if each.upstream is upstream][: upstream.max_attempts]
         record.pick_s = perf_counter() - started
         routed = RoutedRequest(
             record=record,
@@ -301,8 +305,9 @@ class RoutedRequests:
         record.bytes_in, record.bytes_out = entry.bytes_in or record.bytes_in, entry.bytes_out
         record.endpoint = self._url(entry.upstream) or record.endpoint
         complete = ending is TransportResult.COMPLETE
-        if complete and not is_local and self.relay.is_denied(record.method, entry.status):
-            ending, record.reason = TransportResult.DENIED, self.relay.denial(record.endpoint, entry.status)
+        answered_by = self._endpoint(entry.upstream) if complete and not is_local else None
+        if answered_by is not None and self.relay.is_denied(answered_by, record.method, entry.status):
+            ending, record.reason = TransportResult.DENIED, self.relay.denial(answered_by, entry.status)
         if is_local and complete:
             record.outcome, record.reason = Outcome.REJECTED, "envoy"
         else:
@@ -348,8 +353,8 @@ class RoutedRequests:
             record.seen, record.status = routed.observer.seen, routed.seen_status
         record.endpoint = self._url(routed.served) or routed.endpoints[0].url
         record.attempts = 1
-        if self.relay.is_denied(record.method, record.status):
-            ending, reason = TransportResult.DENIED, self.relay.denial(record.endpoint, record.status)
+        if self.relay.is_denied(routed.answering, record.method, record.status):
+            ending, reason = TransportResult.DENIED, self.relay.denial(routed.answering, record.status)
         record.outcome = classify_outcome(ending, record.status or None, record.seen, record.path)
         record.reason = reason if ending is not TransportResult.COMPLETE else failure_reason(record)
         if routed.observer is None:
@@ -387,5 +392,9 @@ class RoutedRequests:
             self.recorder.metrics.release(routed.record)
 
     def _url(self, destination: str) -> str:
+        endpoint = self._endpoint(destination)
+        return destination if endpoint is None else endpoint.url
+
+    def _endpoint(self, destination: str) -> Endpoint | None:
         endpoints = self.relay.router.pool.endpoints
-        return next((each.url for each in endpoints if each.destination == destination), destination)
+        return next((each for each in endpoints if destination and each.destination == destination), None)

@@ -52,7 +52,10 @@ class FollowedCaches:
     def follow(self, endpoints: Iterable[Endpoint]) -> None:
         """Follow these endpoints from now on."""
         self.subscriber.update(
-            addresses for endpoint in endpoints for addresses in self._ports.addresses(endpoint)
+            addresses
+            for endpoint in endpoints
+            if not endpoint.upstream.hosted
+            for addresses in self._ports.addresses(endpoint)
         )
 
     async def run(self) -> None:
@@ -116,7 +119,8 @@ class FollowedCaches:
     ) -> tuple[dict[Endpoint, int], str | None]:
         """The tokens that endpoints have cached, and the salt of their caches: before that of the request,
         Penstock's servers with several API keys put the key's tenant."""
-        salt, digest = _salt(incoming.raw), presented_digest(first_values(incoming.headers))
+        sent = endpoints[0].upstream.form.headers(incoming.headers)
+        salt, digest = _salt(incoming.raw), presented_digest(first_values(sent))
         salts = [salt, tenant_of(digest) + (salt or "")] if digest else [salt]
         if self._by_tenant:
             salts.reverse()

@@ -56,18 +56,15 @@ class ModelLearner:
         clock: Callable[[], float],
         *,
         interval_s: float = 60.0,
-        api_key: str | None = None,
         shadows: Shadows | None = None,
     ) -> None:
-        """``interval_s`` 0: nothing is read. ``api_key`` is sent to endpoints."""
+        """``interval_s`` 0: nothing is read."""
         self.directory = directory
         self.shadows = shadows
         self._pool = pool
         self._clock = clock
         self._interval_s = interval_s
         headers: Headers = [(b"accept", b"application/json")]
-        if api_key is not None:
-            headers.append((b"authorization", b"Bearer " + api_key.encode()))
         self._request = UpstreamRequest(b"GET", pool.own_target("/v1/models"), headers, b"")
         self._log_too_large = RateLimitedLog(log, clock=clock)
         self._due_at: dict[Endpoint, float] = {}
@@ -236,10 +233,11 @@ class ModelLearner:
         else:
             gets = "what it listed before holds"
         log.warning(
-            "endpoint %s denies the gateway its list of models (status %d), so %s: see --endpoint-api-key",
+            "endpoint %s denies the gateway its list of models (status %d), so %s: see %s",
             endpoint.url,
             status,
             gets,
+            endpoint.upstream.key_source or "--endpoint-api-key",
         )
 
 

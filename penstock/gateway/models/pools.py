@@ -1,4 +1,4 @@
-"""Pools of endpoints."""
+"""Pools of endpoints, as the endpoints file describes them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,47 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from penstock.config.describe import HeaderName
 from penstock.gateway.routing.endpoint import Role
+from penstock.gateway.upstream.upstream import Http2Policy
 
 PoolName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")]
 ModelName = Annotated[str, Meta(min_length=1, max_length=256)]
+Path = Annotated[str, Meta(min_length=1)]
+Seconds = Annotated[float, Meta(gt=0)]
+HeaderValue = Annotated[str, Meta(pattern=r"^([!-~]([ -~]*[!-~])?)?\Z")]
 
 
-class Pool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PoolKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
+    """Where the gateway's own key for a pool is; the endpoints file never has it."""
+
+    file: Path | None = None
+    """Read again when it changes."""
+    env: Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")] | None = None
+    """Name of an environment variable."""
+    header: HeaderName = "authorization"
+    """What has the key, alone; ``authorization`` has it after ``Bearer``."""
+
+
+class PoolTls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
+    """In the place of the options ``--upstream-…``."""
+
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+    server_name: Path | None = None
+
+
+class PoolTimeouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
+    """In seconds, each in the place of an option."""
+
+    connect: Seconds | None = None
+    first_token: Seconds | None = None
+    event: Seconds | None = None
+    total: Seconds | None = None
+
+
+class Pool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
     """Endpoints that serve the same models."""
 
     name: PoolName
@@ -25,3 +59,26 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Pools or models for its requests when none of its endpoints is ready, or all refuse."""
     role: Role = "both"
     """What its endpoints do: prefill for others, decode, or both."""
+    hosted: bool = False
+    """They are an API of somebody else: it has no metrics, and gets nothing but requests of clients."""
+    key: PoolKey | str | None = None
+    """The key that they get: the gateway's own, that of each ``client``, or ``none``. None: as
+    ``--endpoint-api-key`` says."""
+    headers: dict[HeaderName, HeaderValue] = {}
+    """Headers in the place of the client's; an empty value removes one."""
+    query: dict[Path, str] = {}
+    """Parameters in the place of the client's; an empty value removes one."""
+    tls: PoolTls | None = None
+    http2: Http2Policy | None = None
+    timeouts: PoolTimeouts = PoolTimeouts()
+    max_attempts: Annotated[int, Meta(ge=1, le=16)] | None = None
+
+    @property
+    def connection(self) -> tuple[object, ...]:
+        """What it says of connections, which are opened anew when it says something else."""
+        return tuple(getattr(self, name) for name in _OF_CONNECTIONS)
+
+
+_OF_CONNECTIONS = ("hosted", "key", "headers", "query", "tls", "http2", "timeouts", "max_attempts")
+SILENT = Pool(name="-").connection
+"""Of a pool that is reached as the options say."""

@@ -24,7 +24,6 @@ from penstock.gateway.routing.model_steps import FallbackStep
 from penstock.gateway.routing.pick_request import NoEndpointError, PickRequest, pick_request
 from penstock.gateway.routing.picker import Picker
 from penstock.gateway.upstream.exchange import Exchange, Failure, Headers, UpstreamError, UpstreamRequest
-from penstock.gateway.upstream.timeouts import Timeouts
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +50,6 @@ class Shadows:
         pool: EndpointPool,
         directory: ModelDirectory,
         picker: Picker,
-        timeouts: Timeouts,
         clock: Callable[[], float],
     ) -> None:
         """``picker`` is theirs alone."""
@@ -60,7 +58,6 @@ class Shadows:
         self._pool = pool
         self._directory = directory
         self._picker = picker
-        self._timeouts = timeouts
         self._clock = clock
         self._running: set[asyncio.Task[None]] = set()
         self._held = HeldBytes(MAX_HELD)
@@ -114,10 +111,10 @@ class Shadows:
     async def _send(
         self, endpoint: Endpoint, incoming: IncomingRequest
     ) -> tuple[TransportResult, int | None, Observation]:
-        headers = [*incoming.headers, HEADER]
+        headers, timeouts = [*incoming.headers, HEADER], endpoint.upstream.timeouts
         reply: _DiscardedReply | None = None
         try:
-            async with asyncio.timeout(self._timeouts.first_token + self._timeouts.event):
+            async with asyncio.timeout(timeouts.first_token + timeouts.event):
                 exchange = await self._pool.connections(endpoint).acquire()
                 reply = _DiscardedReply(exchange, incoming, self._held, self._clock)
                 exchange.send(UpstreamRequest(b"POST", incoming.target, headers, incoming.raw), reply)

@@ -64,8 +64,6 @@ class Relay:
     include_usage: Literal["auto", "off", "require"] = "auto"
     held: HeldBytes = field(default_factory=HeldBytes)
     """Bytes of replies that are held to read them."""
-    has_own_key: bool = False
-    """Endpoints get a key of the gateway's own, not those of clients."""
     running: set[Attempt] = field(default_factory=set)
 
     @property
@@ -113,15 +111,17 @@ class Relay:
             return body.include_usage is not True
         return self.include_usage == "auto" and body.include_usage is None and not endpoint.rejects_usage
 
-    def is_denied(self, method: str, status: int | None) -> bool:
-        """Whether an endpoint that answers so refuses the gateway's own key. What it says of a preflight is
-        about the browser's page."""
-        return self.has_own_key and status in KEY_REFUSALS and method != "OPTIONS"
+    @staticmethod
+    def is_denied(endpoint: Endpoint, method: str, status: int | None) -> bool:
+        """Whether an endpoint that answers so refuses the gateway's own key for it. What it says of a
+        preflight is about the browser's page."""
+        return status in KEY_REFUSALS and method != "OPTIONS" and bool(endpoint.upstream.key_source)
 
     @staticmethod
-    def denial(url: str, status: int | None) -> str:
+    def denial(endpoint: Endpoint, status: int | None) -> str:
         """What is told of an endpoint that refuses the gateway's own key; logs it."""
-        said = f"refuses the key of --endpoint-api-key (status {status})"
+        url = endpoint.url
+        said = f"refuses the key of {endpoint.upstream.key_source} (status {status})"
         _log_denial(url, "%s %s: requests are sent to others, or fail", url, said)
         return f"the model server {said}"
 
@@ -155,7 +155,8 @@ class _RequestRelay:
         """How far it got."""
         self._backs_off = False
         """Whether the endpoint has said when to come back."""
-        self._deadline = record.began_at + relay.timeouts.total
+        self._deadline = 0.0
+        """When the request has taken too long for the current endpoint."""
 
     @property
     def _incoming(self) -> IncomingRequest:
@@ -217,6 +218,7 @@ class _RequestRelay:
         self._record.endpoint, self._record.pool = endpoint.url, endpoint.pool
         self._sent_at, self._had_token = relay.clock(), False
         self._progress, self._backs_off = AttemptProgress.NOT_BEGUN, False
+        self._deadline = self._record.began_at + endpoint.upstream.timeouts.total
         endpoint.request_sent(tokens, self._sent_at)
         try:
             return await self._send_until_answered(endpoint)
@@ -233,7 +235,7 @@ class _RequestRelay:
             except UpstreamError as error:
                 return self._finish_attempt(endpoint, TransportResult.BROKEN, None, str(error))
             except TimeoutError:
-                reason = too_late(relay.timeouts.total)
+                reason = too_late(endpoint.upstream.timeouts.total)
                 return self._finish_attempt(endpoint, TransportResult.TIMEOUT, None, reason)
             if exchange is None:
                 return self._finish_attempt(endpoint, TransportResult.CLIENT_GONE, None, "")
@@ -248,8 +250,8 @@ class _RequestRelay:
             if not with_usage and relay.wants_usage(self._incoming, endpoint) and attempt.status == 200:
                 relay.stop_asking_for_usage(endpoint)
             record.bytes_out = attempt.bytes_out
-            if relay.is_denied(record.method, attempt.status):
-                reason = relay.denial(endpoint.url, attempt.status)
+            if relay.is_denied(endpoint, record.method, attempt.status):
+                reason = relay.denial(endpoint, attempt.status)
                 return self._finish_attempt(endpoint, TransportResult.DENIED, attempt, reason)
             return self._finish_attempt(endpoint, ending, attempt, attempt.reason)
 
@@ -304,7 +306,7 @@ class _RequestRelay:
                 on_first_token=lambda: self._on_first_token(endpoint),
             ),
             held=relay.held,
-            limits=TimeLimits(relay.timeouts, self._deadline, relay.clock),
+            limits=TimeLimits(endpoint.upstream.timeouts, self._deadline, relay.clock),
         )
         raw = body.with_usage() if with_usage and body is not None else incoming.raw
         request = UpstreamRequest(incoming.method.encode(), incoming.target, incoming.headers, raw)
@@ -324,7 +326,7 @@ class _RequestRelay:
         relay, request, now = self._relay, self._request, self._relay.clock()
         if status == 400 and with_usage and relay.include_usage == "auto":
             return None
-        if relay.is_denied(self._record.method, status):
+        if relay.is_denied(endpoint, self._record.method, status):
             return None
         progress = progress_of(status, headers)
         if status == NOT_FOUND and relay.router.on_not_found(request, endpoint):

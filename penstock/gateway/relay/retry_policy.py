@@ -53,8 +53,6 @@ class RetryPolicy:
     """Retries at other endpoints, for all requests of a gateway. Times are seconds of the budget's clock."""
 
     router: Router
-    max_attempts: int = 3
-    """Endpoints at which one request may fail, of each model or pool that takes the place of another."""
     budget: RetryBudget = field(default_factory=RetryBudget)
 
     def claim(
@@ -83,7 +81,8 @@ class RetryPolicy:
         if progress is AttemptProgress.REFUSED:
             allowed = request.refusals < MAX_REFUSALS
         else:
-            allowed = len(request.tried) - request.refusals < self.max_attempts
+            most = min((each.upstream.max_attempts for each in request.tried), default=1)
+            allowed = len(request.tried) - request.refusals < most
         return allowed and self.router.has_candidate(request, now)
 
     def claim_resend(self, incoming: IncomingRequest, now: float) -> bool:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from penstock.gateway.routing.backoff import Backoff
 from penstock.gateway.routing.circuit_breaker import CircuitBreaker
+from penstock.gateway.upstream.upstream import Upstream
 
 STALE_S = 5.0
 """Seconds after which a scraped load is ignored."""
@@ -44,12 +45,14 @@ class Endpoint:
 
     _watchers: list[tuple[set[int], int]] = field(default_factory=list, init=False, repr=False)
     url: str
-    """Scheme, host and port; no path."""
+    """Scheme, host and port, and the path of the URL if it has one."""
     destination: str = ""
     """IP address and port, the form that Envoy takes; empty: unknown."""
     pool: str = ""
     """Name of its pool; empty: it is in none."""
     role: Role = "both"
+    upstream: Upstream = field(default_factory=Upstream)
+    """How it is reached, and as whom."""
     several_models: bool = False
     """Whether the endpoint lists models that are not adapters or other names of one, so it may have limits
     for each."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from itertools import repeat
 from urllib.parse import urlsplit
 
 from penstock.gateway.routing.endpoint import Role
 from penstock.gateway.upstream.exchange import port_of
+from penstock.gateway.upstream.upstream import Upstream
 
 log = logging.getLogger(__name__)
 
@@ -32,13 +33,16 @@ class ResolvedEndpoint:
     pool: str = ""
     """Name of its pool; empty: it is in none."""
     role: Role = "both"
+    upstream: Upstream | None = None
+    """How it is reached; None: as the options say."""
 
     @property
-    def identity(self) -> tuple[str, str | None, str | None, int]:
-        """Equal for the same server, however many others its name stands for. The name belongs to it: a proxy
-        may have several servers behind one address."""
+    def identity(self) -> Hashable:
+        """Equal for the same server that is reached in the same way, however many others its name stands for.
+        The name belongs to it: a proxy may have several servers behind one address, or below one name."""
         parts = urlsplit(self.url)
-        return parts.scheme, parts.hostname, self.address, port_of(self.url)
+        path = parts.path.rstrip("/")
+        return parts.scheme, parts.hostname, self.address, port_of(self.url), path, self.upstream
 
     @property
     def label(self) -> str:
@@ -46,7 +50,8 @@ class ResolvedEndpoint:
         more servers at any time."""
         if self.address is None:
             return self.url.rstrip("/")
-        return f"{urlsplit(self.url).scheme}://{host_and_port(self.address, port_of(self.url))}"
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{host_and_port(self.address, port_of(self.url))}{parts.path.rstrip('/')}"
 
 
 def host_and_port(address: str, port: int) -> str:
@@ -54,12 +59,18 @@ def host_and_port(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-async def resolve(urls: Iterable[str], known: Sequence[ResolvedEndpoint] = ()) -> list[ResolvedEndpoint]:
+async def resolve(
+    urls: Iterable[str], known: Sequence[ResolvedEndpoint] = (), by_name: Set[str] = frozenset()
+) -> list[ResolvedEndpoint]:
     """One endpoint for each address of each host name. A name that does not resolve keeps its endpoints among
     ``known``, because name servers fail more often than all the hosts of a name. Without any it becomes one
-    endpoint by its name, so that it shows up as unreachable."""
+    endpoint by its name, so that it shows up as unreachable. URLs ``by_name`` are one endpoint each, whatever
+    is behind their names."""
     found: list[ResolvedEndpoint] = []
     for url in urls:
+        if url in by_name:
+            found.append(ResolvedEndpoint(url))
+            continue
         host = urlsplit(url).hostname
         try:
             infos = await asyncio.get_running_loop().getaddrinfo(host, port_of(url), type=socket.SOCK_STREAM)

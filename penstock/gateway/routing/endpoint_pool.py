@@ -15,11 +15,10 @@ from penstock.gateway.routing.endpoint import Endpoint, EndpointLoad
 from penstock.gateway.routing.endpoint_discovery import ResolvedEndpoint
 from penstock.gateway.routing.failing_clients import FailingClients
 from penstock.gateway.routing.load_scrape import LoadReader, NoLoadError
-from penstock.gateway.upstream.connection_pool import ConnectionPool, Http2Policy
-from penstock.gateway.upstream.exchange import Exchange, Headers, UpstreamError, UpstreamRequest
+from penstock.gateway.upstream.connection_pool import ConnectionPool
+from penstock.gateway.upstream.exchange import Exchange, UpstreamError, UpstreamRequest
 from penstock.gateway.upstream.fetch import TooLargeError, read_reply
-from penstock.gateway.upstream.timeouts import Timeouts
-from penstock.gateway.upstream.tls import UpstreamTls
+from penstock.gateway.upstream.upstream import Upstream
 
 log = logging.getLogger(__name__)
 
@@ -51,23 +50,14 @@ class EndpointPool:
 
     def __init__(
         self,
-        timeouts: Timeouts,
+        upstream: Upstream,
         on_removed: Callable[[Endpoint], None],
-        api_key: str | None = None,
-        *,
-        http2: Http2Policy = "auto",
-        tls: UpstreamTls | None = None,
         root_path: str = "",
     ) -> None:
-        """``on_removed`` is called with removed endpoints; ``api_key`` is sent with scrapes; ``root_path`` is
-        a prefix below which endpoints answer."""
+        """``upstream``: how endpoints are reached of which nothing else is said. ``on_removed`` is called
+        with removed endpoints; ``root_path`` is a prefix below which endpoints answer."""
         self._root_path = root_path
-        self._timeouts = timeouts
-        self._http2 = http2
-        self._tls = tls
-        self._scrape_headers: Headers = []
-        if api_key is not None:
-            self._scrape_headers.append((b"authorization", b"Bearer " + api_key.encode()))
+        self._upstream = upstream
         self._on_removed = on_removed
         self.on_updated: list[Callable[[list[Endpoint]], None]] = []
         """Called with all endpoints after a change of them or their addresses."""
@@ -106,18 +96,14 @@ class EndpointPool:
                 shared = labels[target.label] > 1  # a proxy tells several servers apart by name
                 label = f"{target.label}#{urlsplit(target.url).hostname}" if shared else target.label
                 log.info("endpoint %s added", label)
-                endpoint = Endpoint(label, breaker=CircuitBreaker(self._failing_clients))
+                upstream = target.upstream or self._upstream
+                endpoint = Endpoint(label, breaker=CircuitBreaker(self._failing_clients), upstream=upstream)
+                endpoint.reports_load = not upstream.hosted
                 self._known[identity] = endpoint
-                self._connections[endpoint] = ConnectionPool(
-                    target.url,
-                    address=target.address,
-                    connect_timeout_s=self._timeouts.connect,
-                    silence_s=self._timeouts.event,
-                    http2=self._http2,
-                    tls=self._tls,
-                )
+                self._connections[endpoint] = ConnectionPool(target.url, upstream, address=target.address)
             endpoint = self._known[identity]
-            endpoint.destination = target.destination
+            # Envoy connects to addresses, and sends requests as they are
+            endpoint.destination = "" if endpoint.upstream.form.rewrites else target.destination
             endpoint.pool, endpoint.role = target.pool, target.role
         self._endpoints = list(self._connections)
         for on_updated in self.on_updated:
@@ -149,6 +135,8 @@ class EndpointPool:
                 for turn in range(turns):
                     for endpoint in endpoints[turn::turns] if self.scrapes() else ():
                         before = running.get(endpoint)
+                        if endpoint.upstream.hosted:
+                            continue
                         if (before is None or before.done()) and endpoint in self:
                             running[endpoint] = asyncio.ensure_future(self._scrape(endpoint))
                     await asyncio.sleep(began + (turn + 1) * took_s / turns - loop.time())
@@ -205,7 +193,7 @@ class EndpointPool:
 
     async def _read_load(self, exchange: Exchange) -> EndpointLoad:
         """Scrape /metrics once. Raises UpstreamError, NoLoadError."""
-        request = UpstreamRequest(b"GET", self.own_target("/metrics"), self._scrape_headers, b"")
+        request = UpstreamRequest(b"GET", self.own_target("/metrics"), [], b"")
         reader = LoadReader()
         try:
             status = await read_reply(exchange, request, MAX_SCRAPE_BYTES, reader.feed)

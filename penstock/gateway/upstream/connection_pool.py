@@ -6,13 +6,12 @@ import asyncio
 import enum
 import logging
 import math
-from typing import Literal
 from urllib.parse import urlsplit
 
 from penstock.gateway.upstream.exchange import IDLE_S, Exchange, UpstreamError, port_of
 from penstock.gateway.upstream.http1_connection import Http1UpstreamConnection
 from penstock.gateway.upstream.http2_connection import Http2UpstreamConnection, NotHttp2Error
-from penstock.gateway.upstream.tls import UpstreamTls
+from penstock.gateway.upstream.upstream import Upstream
 from penstock.http.tls_problem import tls_problem
 
 log = logging.getLogger(__name__)
@@ -32,8 +31,6 @@ PATIENCE_S = 0.25
 SILENT_RETRY_S = 60.0
 """Time after which a server that did not answer is asked again whether it speaks HTTP/2."""
 
-Http2Policy = Literal["auto", "off", "require"]
-
 
 class Version(enum.Enum):
     """The version of HTTP that a server speaks."""
@@ -49,15 +46,13 @@ class ConnectionPool:
     def __init__(
         self,
         url: str,
+        upstream: Upstream | None = None,
         *,
-        connect_timeout_s: float,
         address: str | None = None,
-        http2: Http2Policy = "auto",
-        silence_s: float = 60.0,
-        tls: UpstreamTls | None = None,
     ) -> None:
-        """``url`` has a scheme, a host and optionally a port; ``address`` is one of the host's addresses. A
-        connection over HTTP/2 breaks after ``silence_s`` without an answer to a PING."""
+        """``url`` has a scheme, a host and optionally a port, and a path, which ``upstream`` knows;
+        ``address`` is one of the host's addresses. A connection over HTTP/2 breaks after the upstream's time
+        between two events without an answer to a PING."""
         parts = urlsplit(url)
         assert parts.hostname is not None
         self._label = url if address is None else f"{url} ({address})"
@@ -66,16 +61,16 @@ class ConnectionPool:
         self._port = port_of(url)
         self._scheme = parts.scheme.encode()
         self._authority = parts.netloc.encode()
-        self._connect_timeout_s = connect_timeout_s
-        self._silence_s = silence_s
-        self._http2 = http2
+        self.upstream = upstream = upstream or Upstream()
+        self._connect_timeout_s = upstream.timeouts.connect
+        self._http2 = upstream.http2
         self._secure = parts.scheme == "https"
-        self._tls = tls or UpstreamTls()
-        self._version = Version.HTTP1 if http2 == "off" else Version.UNKNOWN
+        self._tls = upstream.tls
+        self._version = Version.HTTP1 if upstream.http2 == "off" else Version.UNKNOWN
         self._notified = self._version
+        """The version in the log: one that the server has proven, and only when it is another one."""
         self._heard = False
         """A server has answered."""
-        """The version in the log: one that the server has proven, and only when it is another one."""
         self._ask_again_at = math.inf
         """When a server that did not answer is asked again."""
         self._opening: asyncio.Task[None] | None = None
@@ -155,7 +150,9 @@ class ConnectionPool:
                 self._keep(connection)
         except NotHttp2Error as error:
             if self._http2 == "require":
-                raise UpstreamError(f"it does not speak HTTP/2 (--upstream-http2 require): {error}") from None
+                raise UpstreamError(
+                    f"it does not speak HTTP/2 (--upstream-http2 require, or its pool's): {error}"
+                ) from None
             self._set_version(Version.HTTP1)
 
     async def _greet(self, connection: Http2UpstreamConnection) -> None:
@@ -207,8 +204,8 @@ class ConnectionPool:
             self._forget_version()
             tls = tls_problem(
                 error,
-                authority="--upstream-ca-file names it",
-                name="--upstream-server-name names another",
+                authority=f"{self._tls.name_of('ca_file')} names it",
+                name=f"{self._tls.name_of('server_name')} names another",
             )
             raise UpstreamError(f"no connection: {tls or error}") from None
         return dial.connection
@@ -218,7 +215,10 @@ class ConnectionPool:
 
     def make_http2(self) -> Http2UpstreamConnection:
         return Http2UpstreamConnection(
-            self, scheme=self._scheme, authority=self._authority, silence_s=self._silence_s
+            self,
+            scheme=self._scheme,
+            authority=self._authority,
+            silence_s=self.upstream.timeouts.event,
         )
 
     # -- the version

@@ -13,7 +13,6 @@ from typing import Protocol, cast
 from penstock.gateway.upstream.exchange import (
     IDLE_CLOSE_S,
     PIECE_BYTES,
-    REPLACED,
     TURN_S,
     Failure,
     Headers,
@@ -21,12 +20,16 @@ from penstock.gateway.upstream.exchange import (
     UpstreamRequest,
 )
 from penstock.gateway.upstream.reply_scanner import PlainEventRelay, PlainEventShape
+from penstock.gateway.upstream.request_form import AS_GIVEN, RequestForm
+from penstock.gateway.upstream.upstream import Upstream
 from penstock.http.http1.reply_reader import ReplyFault, ReplyReader
 from penstock.http.tls_problem import tls_problem
 
 
 class ConnectionOwner(Protocol):
     """Whoever keeps connections while they are idle."""
+
+    upstream: Upstream
 
     def release(self, connection: Http1UpstreamConnection) -> None:
         """Take back a connection whose reply is complete, for the next request."""
@@ -202,7 +205,7 @@ class Http1UpstreamConnection(asyncio.Protocol):
         usable = self.usable
         self._unprocessed = not usable
         if usable:
-            data = request_bytes(request, self._authority)
+            data = request_bytes(request, self._authority, self._owner.upstream.form)
             self._request_size = len(data)
             self._transport.write(data)
         else:  # connection_lost, called only once, may be over
@@ -286,11 +289,14 @@ class Http1UpstreamConnection(asyncio.Protocol):
         return self.was_used and not self._answered and waited_s <= IDLE_CLOSE_S
 
 
-def request_bytes(request: UpstreamRequest, authority: bytes) -> bytes:
+def request_bytes(request: UpstreamRequest, authority: bytes, form: RequestForm = AS_GIVEN) -> bytes:
     """The bytes of an HTTP/1.1 request. ``authority``: value of the host header."""
     method, target, headers, body = request
+    if form.rewrites:
+        target = form.target(target)
     lines = [b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (method, target, authority)]
-    lines += [b"%b: %b\r\n" % header for header in headers if header[0] not in REPLACED]
+    lines += [b"%b: %b\r\n" % header for header in headers if header[0] not in form.dropped]
+    lines.append(form.lines)
     if body or method not in (b"GET", b"HEAD"):
         lines.append(b"content-length: %d\r\n" % len(body))
     return b"".join([*lines, b"\r\n", body])

@@ -17,7 +17,6 @@ from penstock.gateway.upstream.exchange import (
     IDLE_CLOSE_S,
     IDLE_S,
     PIECE_BYTES,
-    REPLACED,
     TURN_S,
     Failure,
     UpstreamError,
@@ -25,6 +24,7 @@ from penstock.gateway.upstream.exchange import (
 )
 from penstock.gateway.upstream.http2_exchange import REFILL_BELOW, WINDOW, Http2Exchange
 from penstock.gateway.upstream.reply_scanner import PlainEventRelay, ReplyScanner
+from penstock.gateway.upstream.upstream import Upstream
 from penstock.http.http2 import frames as h2
 from penstock.http.http2.core import Http2Core
 from penstock.http.http2.faults import ConnectionFault, ErrorCode, StreamFault, name_of
@@ -68,6 +68,8 @@ class ConnectionState(enum.Enum):
 
 class Http2Owner(Protocol):
     """Whoever keeps the connections to an endpoint."""
+
+    upstream: Upstream
 
     def on_http2_closed(self, connection: Http2UpstreamConnection) -> None: ...
 
@@ -388,12 +390,13 @@ class Http2UpstreamConnection(asyncio.Protocol):
             self._unheard_since, self._silent_ticks = self._loop.time(), 0
         exchange.stream_id = stream_id = self.core.open(exchange)
         method, target, headers, body = request
-        fields = [(b":method", method), (b":path", target)]
-        fields += [header for header in headers if header[0] not in REPLACED]
+        form = self._owner.upstream.form
+        fields = [(b":method", method), (b":path", form.target(target) if form.rewrites else target)]
+        fields += [header for header in headers if header[0] not in form.dropped]
         if body or method not in (b"GET", b"HEAD"):
             fields.append((b"content-length", b"%d" % len(body)))
         settings = self.core.settings
-        block = settings.block_start + self._origin + encode_fields(fields)
+        block = settings.block_start + self._origin + encode_fields(fields) + form.block
         size = h2.DEFAULT_FRAME_SIZE
         head = h2.header_frames(stream_id, block, end_stream=not body, max_frame_size=size)
         self._bodies.add(exchange, head, body, settings.initial_window)

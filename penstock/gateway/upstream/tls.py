@@ -6,7 +6,6 @@ import functools
 import ssl
 
 from penstock.config.errors import ConfigError
-from penstock.config.gateway import GatewayConfig
 from penstock.config.watched_file import check_regular
 from penstock.http.tls import ReplacedFiles, load_certificate
 
@@ -22,10 +21,13 @@ class UpstreamTls:
         cert_file: str | None = None,
         key_file: str | None = None,
         server_name: str | None = None,
+        pool: str = "",
     ) -> None:
         """``ca_file``: authorities that are trusted instead of the system's; ``cert_file``, ``key_file``: of
         the gateway, None: the certificate has the key. ``server_name`` replaces the host of an endpoint's URL
-        in the handshake. Raises ConfigError."""
+        in the handshake. ``pool``: whose servers it is for; empty: it is that of the options. Raises
+        ConfigError."""
+        self._pool = pool
         self.server_name = server_name
         self._ca_file = ca_file
         self._cert_file = cert_file
@@ -35,6 +37,11 @@ class UpstreamTls:
         """What makes contexts of the files, by whether HTTP/2 is offered; None: there are none."""
         if any(files):
             self._files = ReplacedFiles("certificates for model servers", files, self._make)
+
+    def name_of(self, field: str) -> str:
+        """What sets a field, as messages name it."""
+        field = field.replace("_", "-")
+        return f"pool {self._pool}: tls.{field}" if self._pool else f"--upstream-{field}"
 
     def context(self, *, with_http2: bool) -> ssl.SSLContext:
         """The context for a new connection; ``with_http2``: it offers HTTP/2."""
@@ -52,26 +59,16 @@ class UpstreamTls:
                 check_regular(self._ca_file)
             context = _context(self._ca_file, with_http2=with_http2)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"--upstream-ca-file {self._ca_file}: {error}") from error
+            raise ConfigError(f"{self.name_of('ca_file')} {self._ca_file}: {error}") from error
         if self._cert_file is not None:
-            where = f"--upstream-cert-file {self._cert_file}"
+            where = f"{self.name_of('cert_file')} {self._cert_file}"
             if self._key_file is not None:
-                where += f", --upstream-key-file {self._key_file}"
+                where += f", {self.name_of('key_file')} {self._key_file}"
             try:
                 load_certificate(context, self._cert_file, self._key_file)
             except (OSError, ValueError) as error:
                 raise ConfigError(f"{where}: {error}") from error
         return context
-
-
-def upstream_tls(config: GatewayConfig) -> UpstreamTls:
-    """Make the TLS contexts of the options. Raises ConfigError."""
-    return UpstreamTls(
-        ca_file=config.upstream_ca_file,
-        cert_file=config.upstream_cert_file,
-        key_file=config.upstream_key_file,
-        server_name=config.upstream_server_name,
-    )
 
 
 @functools.cache

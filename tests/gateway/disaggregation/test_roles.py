@@ -27,7 +27,7 @@ from penstock.gateway.routing.picker import Picker
 from penstock.gateway.routing.prefix_affinity import BLOCK_ENDS
 from penstock.gateway.routing.router import Router
 from penstock.gateway.upstream.connection_pool import ConnectionPool
-from penstock.gateway.upstream.timeouts import Timeouts
+from penstock.gateway.upstream.upstream import Upstream
 from tests.gateway.routers import admits_all
 
 REPLY = b'{"choices":[],"kv_transfer_params":{"remote_host":"h"}}'
@@ -43,7 +43,7 @@ class World:
     """A router over three endpoints of each pool; those that prefill note who was asked."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, caches: CachedPrompts | None = None) -> None:
-        self.pool = EndpointPool(Timeouts(), lambda endpoint: None)
+        self.pool = EndpointPool(Upstream(), lambda endpoint: None)
         self.pool.update(
             ResolvedEndpoint(
                 f"http://{pool.name}-{n}:8000", None, f"{pool.name}-{n}:8000", pool.name, pool.role

@@ -11,7 +11,12 @@ import pytest
 
 from penstock.config.errors import ConfigError
 from penstock.config.gateway import GatewayConfig
-from penstock.gateway.discovery.endpoints_file import EndpointsDocument, endpoints_file, read_endpoints
+from penstock.gateway.discovery.endpoints_file import (
+    EndpointsDocument,
+    EndpointSource,
+    endpoints_file,
+    read_endpoints,
+)
 from penstock.gateway.models.model_routes import ModelRoute, read_routes
 from penstock.gateway.models.pools import Pool
 from penstock.gateway.routing.endpoint_discovery import ResolvedEndpoint
@@ -99,6 +104,65 @@ def test_pools_and_routes() -> None:
 def test_files_that_are_refused(text: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         read_endpoints(text)
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"hosted": True}, "pool a: a hosted API needs key"),
+        ({"key": {}}, "pool a: key needs either file or env"),
+        ({"key": {"file": "f", "env": "e"}}, "pool a: key needs either file or env"),
+        ({"key": {"file": "/absent"}}, "pool a: key.file /absent: No such file"),
+        ({"key": {"env": "ABSENT_KEY"}}, "pool a: key.env ABSENT_KEY: it has no key"),
+        ({"key": {"env": "TWO_WORDS"}}, "pool a: key.env TWO_WORDS: its key has other characters than"),
+        (
+            {"key": "sk-secret"},
+            "pool a: key takes {file: FILE}, .*; the file itself may have no key",
+        ),
+        ({"key": {"file": "f", "header": "a b"}}, r"pools\[0\].key.header: .* matching regex"),
+        (
+            {"headers": {"X-Api-Key": "k"}},
+            "pool a: headers may not have X-Api-Key: key says",
+        ),
+        ({"headers": {"Host": "h"}}, "pool a: headers may not have Host, which the gateway sets itself"),
+        ({"headers": {"x": "a\r\nb: c"}}, "matching regex"),
+        ({"tls": {"ca-file": "/absent"}}, "pool a: tls.ca-file /absent: .*No such file"),
+        ({"tls": {"key-file": "k"}}, "pool a: tls.key-file needs tls.cert-file"),
+        ({"timeouts": {"total": 7200}}, "pool a: timeouts.total 7200 is more than --request-timeout 3600"),
+        ({"timeouts": {"first_token": 1}}, "it takes connect, first-token, event, total"),
+        ({"max-attempts": 0}, r"pools\[0\].max-attempts: Expected `int` >= 1"),
+        ({"endpoints": ["https://a/v1?key=k"]}, r"'https://a/v1\?\*\*\*' is not http://HOST:PORT or http://"),
+    ],
+)
+def test_connections_that_are_refused(
+    fields: dict[str, object], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TWO_WORDS", "sk secret")
+    path = tmp_path / "endpoints.yaml"
+    path.write_bytes(msgspec.json.encode({"pools": [{"name": "a", "endpoints": ["https://a"], **fields}]}))
+    with pytest.raises(ConfigError, match=problem) as raised:
+        EndpointSource(GatewayConfig(endpoints_file=str(path)))
+    assert "secret" not in str(raised.value)
+
+
+def test_what_stays_the_same_keeps_its_connections(tmp_path: Path) -> None:
+    """Servers get connections of their own only where their pool says something else than before."""
+    key, path = tmp_path / "key", tmp_path / "endpoints.yaml"
+    key.write_text("k\n")
+
+    def source_of(**fields: object) -> dict[str, object]:
+        return {"name": "a", "endpoints": ["http://a", "http://a/v1"], "key": {"file": str(key)}, **fields}
+
+    path.write_bytes(msgspec.json.encode({"pools": [source_of(), {"name": "b", "endpoints": ["http://b"]}]}))
+    source = EndpointSource(GatewayConfig(endpoints_file=str(path)))
+    first = source.document().upstreams
+    assert first["a"][""] is not first["a"]["/v1"]
+    assert first["b"] == {"": source.upstreams.default}
+    for fields, same in (({"models": ["m"]}, True), ({"max-attempts": 1}, False)):
+        changed = tmp_path / "changed"
+        changed.write_bytes(msgspec.json.encode({"pools": [source_of(**fields)]}))
+        changed.replace(path)
+        assert (source.document().upstreams["a"] == first["a"]) is same
 
 
 def test_routes_of_options() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
@@ -42,7 +41,9 @@ from penstock.gateway.routing.response_search import ResponseSearch
 from penstock.gateway.telemetry.metrics import GatewayMetrics
 from penstock.gateway.telemetry.request_recorder import RequestRecorder
 from penstock.gateway.upstream.exchange import UpstreamRequest
+from penstock.gateway.upstream.request_form import RequestForm
 from penstock.gateway.upstream.timeouts import Timeouts
+from penstock.gateway.upstream.upstream import Upstream
 from penstock.http.receive_budget import ReceiveBudget
 from penstock.telemetry.trace_context import TracePropagator
 from tests.gateway.routers import router_over
@@ -71,7 +72,7 @@ class World:
         client_keys: WatchedFile[dict[bytes, Caller]] | None = None,
     ) -> None:
         self.now = 100.0
-        pool = EndpointPool(Timeouts(), lambda endpoint: None)
+        pool = EndpointPool(Upstream(), lambda endpoint: None)
         pool.update(
             ResolvedEndpoint(f"http://10.0.0.{n}:8000", destination=f"10.0.0.{n}:8000") for n in (1, 2)
         )
@@ -203,7 +204,8 @@ def test_the_model_server_gets_the_span_as_parent(given: bytes | None, mode: Bod
 
 def test_the_client_key_is_replaced() -> None:
     world = World(key="k")
-    world.requests.intake = replace(world.requests.intake, endpoint_api_key="upstream")
+    for endpoint in world.endpoints:
+        endpoint.upstream.form = RequestForm((b"authorization", b"Bearer upstream"))
     exchange = Stream(world.requests)
     first = head()
     first.headers.append((b"x-api-key", b"k"))
@@ -408,7 +410,8 @@ def test_the_log_names_the_outcome_once(fields: dict[str, Any], outcome: str) ->
 @pytest.mark.parametrize(("own", "outcome"), [(True, "model_server_error"), (False, "client_error")])
 def test_a_refused_key_is_the_fault_of_whose_it_is(own: bool, outcome: str) -> None:
     world = World()
-    world.requests.relay.has_own_key = own
+    for endpoint in world.endpoints:
+        endpoint.upstream.key_source = "--endpoint-api-key" if own else ""
     Stream(world.requests).receive(head(end=True))
     world.logged(status=401)
     assert world.counts() == {outcome: 1.0}

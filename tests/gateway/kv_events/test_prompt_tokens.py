@@ -16,7 +16,7 @@ from penstock.gateway.requests.incoming_request import IncomingRequest
 from penstock.gateway.routing.endpoint_discovery import ResolvedEndpoint
 from penstock.gateway.routing.endpoint_pool import EndpointPool
 from penstock.gateway.upstream.exchange import UpstreamError, UpstreamRequest
-from penstock.gateway.upstream.timeouts import Timeouts
+from penstock.gateway.upstream.upstream import Upstream
 
 Answer = Callable[[UpstreamRequest], Awaitable[tuple[int, bytes]]]
 TOKENS = np.array([1, 2, 3], np.int32).tobytes()
@@ -33,7 +33,7 @@ class World:
         self.now = 100.0
         self.asked = 0
         self.answer = answer
-        self.pool = EndpointPool(Timeouts(), lambda endpoint: self.tokens.forget(endpoint))
+        self.pool = EndpointPool(Upstream(), lambda endpoint: self.tokens.forget(endpoint))
         self.pool.update([ResolvedEndpoint("http://a:1")])
         self.tokens = PromptTokens(self.pool, lambda: self.now)
         monkeypatch.setattr(prompt_tokens, "fetch", self._fetch)

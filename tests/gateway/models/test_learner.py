@@ -20,7 +20,8 @@ from penstock.gateway.models.pools import Pool
 from penstock.gateway.routing.endpoint import Endpoint, EndpointLoad
 from penstock.gateway.routing.endpoint_discovery import ResolvedEndpoint
 from penstock.gateway.routing.endpoint_pool import EndpointPool
-from penstock.gateway.upstream.timeouts import Timeouts
+from penstock.gateway.upstream.request_form import RequestForm
+from penstock.gateway.upstream.upstream import Upstream
 from penstock.http.errors import ApiError
 
 
@@ -49,11 +50,12 @@ class World:
             return
 
     @asynccontextmanager
-    async def learner(self, api_key: str | None = None) -> AsyncIterator[ModelLearner]:
+    async def learner(self, key: str = "") -> AsyncIterator[ModelLearner]:
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        pool = EndpointPool(Timeouts(), lambda endpoint: learner.forget(endpoint), http2="off")
-        learner = ModelLearner(pool, ModelDirectory(), lambda: self.now, api_key=api_key)
+        form = RequestForm((b"authorization", f"Bearer {key}".encode()) if key else None)
+        pool = EndpointPool(Upstream(http2="off", form=form), lambda endpoint: learner.forget(endpoint))
+        learner = ModelLearner(pool, ModelDirectory(), lambda: self.now)
         pool.update([ResolvedEndpoint(f"http://127.0.0.1:{port}")])
         learner.directory.update(pool.endpoints)
         try:

@@ -24,6 +24,7 @@ from penstock.gateway.upstream.exchange import UpstreamRequest
 from penstock.gateway.upstream.http2_connection import Http2UpstreamConnection
 from penstock.gateway.upstream.http2_exchange import WINDOW
 from penstock.gateway.upstream.timeouts import Timeouts
+from penstock.gateway.upstream.upstream import Upstream
 from penstock.http.http2 import frames as h2
 from penstock.http.http2.flow_windows import FlowWindows
 from penstock.http.http2.header_blocks import encode_fields
@@ -165,7 +166,7 @@ class Relayed:
         windows = FlowWindows()
         self.plain = PlainEvents(write_each, windows, slots=2)
         self.batch = WriteBatch(write_each)
-        pool = ConnectionPool("http://127.0.0.1:1", connect_timeout_s=1.0)
+        pool = ConnectionPool("http://127.0.0.1:1", Upstream(Timeouts(connect=1.0)))
         self.server: Http2UpstreamConnection = pool.make_http2()
         self.server.connection_made(FakeTransport())
         self.server.data_received(h2.settings_frame({}))

@@ -18,6 +18,7 @@ from penstock.gateway.routing.endpoint_discovery import ResolvedEndpoint
 from penstock.gateway.routing.endpoint_pool import EndpointPool
 from penstock.gateway.routing.picker import Picker
 from penstock.gateway.upstream.timeouts import Timeouts
+from penstock.gateway.upstream.upstream import Upstream
 from tests.gateway.routers import router_over
 
 EVENTS = b'data: {"choices":[{"text":"a","finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
@@ -35,7 +36,7 @@ async def relayed(method: str, path: str) -> Endpoint:
     """The endpoint, after it has answered a request with a stream."""
     loop = asyncio.get_running_loop()
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    pool = EndpointPool(Timeouts(), lambda endpoint: None, http2="off")
+    pool = EndpointPool(Upstream(http2="off"), lambda endpoint: None)
     pool.update([ResolvedEndpoint(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")])
     router = router_over(pool, Picker({}), loop.time)
     client = HttpClientConnection(Mock(write_target=None), (b"x-request-id", b"r"), WriteBatch())

@@ -13,7 +13,7 @@ from penstock.gateway.routing.endpoint_pool import EndpointPool
 from penstock.gateway.routing.model_steps import FallbackStep
 from penstock.gateway.routing.pick_request import PickRequest
 from penstock.gateway.routing.picker import Picker
-from penstock.gateway.upstream.timeouts import Timeouts
+from penstock.gateway.upstream.upstream import Upstream
 from penstock.http.admission import BEGUN
 from tests.gateway.routers import INCOMING, router_over
 
@@ -29,7 +29,7 @@ GET, COMPLETION = incoming("GET"), incoming()
 
 def policy_after_failure(priority: int = 0) -> tuple[RetryPolicy, PickRequest, Endpoint]:
     """A request that failed at the first of two endpoints, and the other endpoint."""
-    pool = EndpointPool(Timeouts(), lambda endpoint: None)
+    pool = EndpointPool(Upstream(), lambda endpoint: None)
     pool.update([ResolvedEndpoint("http://a:1"), ResolvedEndpoint("http://b:1")])
     failed, other = pool.endpoints
     policy = RetryPolicy(router_over(pool, Picker({}), lambda: NOW))
@@ -108,7 +108,7 @@ def test_resends_share_the_budget_but_need_no_other_endpoint() -> None:
 
 def test_attempts_are_limited() -> None:
     policy, request, _ = policy_after_failure()
-    request.tried |= {Endpoint(f"http://gone-{n}") for n in range(policy.max_attempts - 1)}
+    request.tried |= {Endpoint(f"http://gone-{n}") for n in range(Upstream().max_attempts - 1)}
     assert not policy.claim(AttemptProgress.NOT_BEGUN, GET, request, NOW)
     assert not policy.claim(AttemptProgress.BEGUN, GET, request, NOW)
 

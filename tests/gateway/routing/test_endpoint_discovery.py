@@ -16,7 +16,7 @@ from penstock.gateway.routing.endpoint_discovery import (
     resolve,
 )
 from penstock.gateway.routing.endpoint_pool import EndpointPool
-from penstock.gateway.upstream.timeouts import Timeouts
+from penstock.gateway.upstream.upstream import Upstream
 
 
 def resolved(
@@ -73,7 +73,7 @@ def test_a_name_that_no_name_server_can_be_asked_for_does_not_resolve(host: str)
 
 def test_endpoints_that_stay_keep_what_is_known_about_them() -> None:
     gone: list[Endpoint] = []
-    pool = EndpointPool(Timeouts(), gone.append)
+    pool = EndpointPool(Upstream(), gone.append)
     pool.update([ResolvedEndpoint("http://a"), ResolvedEndpoint("http://b")])
     first, second = pool.endpoints
     pool.update([ResolvedEndpoint("http://b"), ResolvedEndpoint("http://c")])
@@ -84,7 +84,7 @@ def test_endpoints_that_stay_keep_what_is_known_about_them() -> None:
 
 def test_a_server_stays_itself_while_the_addresses_beside_it_change(monkeypatch: pytest.MonkeyPatch) -> None:
     gone: list[Endpoint] = []
-    pool = EndpointPool(Timeouts(), gone.append)
+    pool = EndpointPool(Upstream(), gone.append)
     known: list[ResolvedEndpoint] = []
     survivors = []
     for addresses in (["10.0.0.1", "10.0.0.2"], ["10.0.0.1"], ["10.0.0.1", "10.0.0.3"]):
@@ -118,7 +118,7 @@ def test_servers_of_two_names_at_one_address_are_two(monkeypatch: pytest.MonkeyP
     """A proxy in front of them tells them apart by name."""
     names = {"a.example": ["10.0.0.1"], "b.example": ["10.0.0.1"], "10.0.0.1": ["10.0.0.1"]}
     urls = ("https://a.example", "https://a.example:443/", "https://b.example", "http://10.0.0.1:443")
-    pool = EndpointPool(Timeouts(), lambda endpoint: None)
+    pool = EndpointPool(Upstream(), lambda endpoint: None)
     pool.update(resolved(monkeypatch, names, *urls))
     assert [each.url for each in pool.endpoints] == [
         "https://10.0.0.1:443#a.example",

@@ -11,14 +11,14 @@ from penstock.gateway.routing.endpoint_pool import EndpointPool
 from penstock.gateway.routing.pick_request import PickRequest
 from penstock.gateway.routing.picker import Picker
 from penstock.gateway.routing.router import Router
-from penstock.gateway.upstream.timeouts import Timeouts
+from penstock.gateway.upstream.upstream import Upstream
 from tests.gateway.routers import INCOMING, router_over
 
 NOW = 100.0
 
 
 def router(*names: str) -> Router:
-    pool = EndpointPool(Timeouts(), lambda endpoint: made.forget(endpoint))
+    pool = EndpointPool(Upstream(), lambda endpoint: made.forget(endpoint))
     pool.update(ResolvedEndpoint(f"http://{name}:1") for name in names)
     made = router_over(pool, Picker({"running": 1.0}), lambda: NOW)
     return made

@@ -13,11 +13,13 @@ import pytest
 import uvloop
 
 from penstock.gateway.upstream import connection_pool
-from penstock.gateway.upstream.connection_pool import ConnectionPool, Http2Policy
+from penstock.gateway.upstream.connection_pool import ConnectionPool
 from penstock.gateway.upstream.exchange import Exchange, UpstreamError, UpstreamRequest
 from penstock.gateway.upstream.http1_connection import Http1UpstreamConnection
 from penstock.gateway.upstream.http2_exchange import Http2Exchange
+from penstock.gateway.upstream.timeouts import Timeouts
 from penstock.gateway.upstream.tls import UpstreamTls
+from penstock.gateway.upstream.upstream import Http2Policy, Upstream
 from penstock.http.http2.frames import PREFACE
 from tests.certificates import Certificates
 from tests.gateway.upstream.http2_server import Stream, http2_server
@@ -79,7 +81,7 @@ async def http1_server(
 async def pool_to(
     url: str, http2: Http2Policy = "auto", tls: UpstreamTls | None = None
 ) -> AsyncIterator[ConnectionPool]:
-    pool = ConnectionPool(url, connect_timeout_s=WAIT_S, http2=http2, tls=tls)
+    pool = ConnectionPool(url, Upstream(Timeouts(connect=WAIT_S), http2=http2, tls=tls or UpstreamTls()))
     try:
         yield pool
     finally:
@@ -213,7 +215,7 @@ def test_a_server_that_speaks_http1_no_longer_is_asked_again() -> None:
 
     async def main() -> None:
         async with http1_server() as (url, _):
-            pool = ConnectionPool(url, connect_timeout_s=WAIT_S)
+            pool = ConnectionPool(url, Upstream(Timeouts(connect=WAIT_S)))
             await ask(pool)
             pool._close_idle()
         async with http2_server(answer, port=int(url.rpartition(":")[2])):

@@ -21,6 +21,8 @@ from penstock.gateway.upstream.exchange import (
     without_hop_by_hop,
 )
 from penstock.gateway.upstream.http1_connection import Http1UpstreamConnection, request_bytes
+from penstock.gateway.upstream.timeouts import Timeouts
+from penstock.gateway.upstream.upstream import Upstream
 from penstock.http.http1.reply_reader import MAX_OVERHEAD_BYTES
 from tests.gateway.upstream.receivers import WAIT_S, Collected
 
@@ -48,7 +50,7 @@ async def pool_to(peer: Peer) -> AsyncIterator[ConnectionPool]:
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    pool = ConnectionPool(f"http://127.0.0.1:{port}", connect_timeout_s=WAIT_S, http2="off")
+    pool = ConnectionPool(f"http://127.0.0.1:{port}", Upstream(Timeouts(connect=WAIT_S), http2="off"))
     try:
         yield pool
     finally:
@@ -465,7 +467,9 @@ def slow_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def large_read(read: bytes = LARGE) -> tuple[Http1UpstreamConnection, FakeTransport, Pieces]:
-    connection = ConnectionPool("http://127.0.0.1:1", connect_timeout_s=WAIT_S, http2="off").make_http1()
+    connection = ConnectionPool(
+        "http://127.0.0.1:1", Upstream(Timeouts(connect=WAIT_S), http2="off")
+    ).make_http1()
     transport, pieces = FakeTransport(), Pieces()
     connection.connection_made(transport)
     connection.send(REQUEST, pieces)
@@ -567,7 +571,7 @@ def test_a_connection_on_which_more_has_come_takes_no_request(late: bytes) -> No
     async def main() -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            pool = ConnectionPool(url, connect_timeout_s=WAIT_S, http2="off")
+            pool = ConnectionPool(url, Upstream(Timeouts(connect=WAIT_S), http2="off"))
             connection = await pool.acquire()
             peer, _ = listener.accept()
             with peer:
@@ -633,7 +637,7 @@ def test_what_a_server_has_not_got_is_known(
         with socket.create_server(("127.0.0.1", 0)) as listener:
             listener.setblocking(False)
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            pool = ConnectionPool(url, connect_timeout_s=WAIT_S, http2="off")
+            pool = ConnectionPool(url, Upstream(Timeouts(connect=WAIT_S), http2="off"))
             connection = await pool.acquire()
             server, _ = await loop.sock_accept(listener)
             server.setblocking(False)

@@ -14,6 +14,8 @@ import uvloop
 from penstock.gateway.upstream.connection_pool import ConnectionPool
 from penstock.gateway.upstream.exchange import Exchange, Failure, UpstreamError, UpstreamRequest
 from penstock.gateway.upstream.http2_exchange import WINDOW
+from penstock.gateway.upstream.timeouts import Timeouts
+from penstock.gateway.upstream.upstream import Upstream
 from tests.gateway.upstream.http2_server import Server, Stream, http2_server
 from tests.gateway.upstream.receivers import WAIT_S, Collected
 
@@ -30,8 +32,9 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
 
 
 @asynccontextmanager
-async def pool_to(server: Server, **options: float) -> AsyncIterator[ConnectionPool]:
-    pool = ConnectionPool(server.url, connect_timeout_s=WAIT_S, http2="require", **options)
+async def pool_to(server: Server, silence_s: float = 60.0) -> AsyncIterator[ConnectionPool]:
+    timeouts = Timeouts(connect=WAIT_S, event=silence_s)
+    pool = ConnectionPool(server.url, Upstream(timeouts, http2="require"))
     try:
         yield pool
     finally:

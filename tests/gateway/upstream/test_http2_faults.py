@@ -14,6 +14,8 @@ from penstock.gateway.upstream.connection_pool import ConnectionPool
 from penstock.gateway.upstream.exchange import Failure, UpstreamRequest
 from penstock.gateway.upstream.http2_connection import CONNECTION_WINDOW, Http2UpstreamConnection
 from penstock.gateway.upstream.http2_exchange import WINDOW
+from penstock.gateway.upstream.timeouts import Timeouts
+from penstock.gateway.upstream.upstream import Upstream
 from penstock.http.http1.reply_reader import MAX_OVERHEAD_BYTES
 from penstock.http.http2 import frames as h2
 from penstock.http.http2.faults import ErrorCode
@@ -61,7 +63,7 @@ class Peer:
     """A connection to a server that a test plays, with one request sent."""
 
     def __init__(self, hello: bytes = HELLO) -> None:
-        pool = ConnectionPool("http://127.0.0.1:1", connect_timeout_s=1.0)
+        pool = ConnectionPool("http://127.0.0.1:1", Upstream(Timeouts(connect=1.0)))
         self.connection: Http2UpstreamConnection = pool.make_http2()
         self.transport = FakeTransport()
         self.connection.connection_made(self.transport)
@@ -325,7 +327,7 @@ def test_what_came_before_the_connection_was_lost_counts(monkeypatch: pytest.Mon
 def test_a_server_that_says_something_else_first_does_not_speak_http2() -> None:
     async def main() -> None:
         for first in (h2.ping(bytes(8)), h2.SETTINGS_ACK, b"HTTP/1.1 200 OK\r\n\r\n", data(b"")):
-            pool = ConnectionPool("http://127.0.0.1:1", connect_timeout_s=1.0)
+            pool = ConnectionPool("http://127.0.0.1:1", Upstream(Timeouts(connect=1.0)))
             connection, transport = pool.make_http2(), FakeTransport()
             connection.connection_made(transport)
             connection.data_received(first)

@@ -14,7 +14,7 @@ from penstock.gateway.routing.endpoint_pool import EndpointPool, Scrape
 from penstock.gateway.routing.pick_request import PickRequest
 from penstock.gateway.routing.picker import Picker
 from penstock.gateway.routing.prefix_affinity import BLOCK_ENDS
-from penstock.gateway.upstream.timeouts import Timeouts
+from penstock.gateway.upstream.upstream import Upstream
 from penstock.gateway.workers.shared_state import SILENCE_S, SharedState
 from tests.gateway.routers import router_over
 from tests.gateway.workers.linked import Gateway, gateway_of, know_each_other, stream_of
@@ -44,7 +44,7 @@ class Worker:
     ) -> None:
         self.now = 100.0
         self.link, scoreboard = gateway.link(index)
-        self.pool = EndpointPool(Timeouts(), lambda endpoint: None)
+        self.pool = EndpointPool(Upstream(), lambda endpoint: None)
         self.pool.update(ResolvedEndpoint(url) for url in urls)
         self.router = router_over(self.pool, Picker(PREFERS_MEMORY), lambda: self.now)
         self.state = SharedState(self.link, scoreboard, self.router, lambda: self.now, scrape_interval_s)

@@ -10,6 +10,8 @@ from typing import Any
 
 from penstock.gateway.upstream.connection_pool import ConnectionPool
 from penstock.gateway.upstream.exchange import Failure, Headers, UpstreamRequest
+from penstock.gateway.upstream.timeouts import Timeouts
+from penstock.gateway.upstream.upstream import Upstream
 from penstock.http.errors import ApiError
 from penstock.http.http2.frames import settings_frame
 from penstock.http.request import ClientGone, HttpRequest
@@ -136,7 +138,7 @@ class _Reply:
 
 def _relayed(request: UpstreamRequest, pieces: list[bytes]) -> tuple[_Reply, _Reply]:
     """The replies to two requests over one connection, the second if the first leaves it usable."""
-    pool = ConnectionPool("http://model-server:80", connect_timeout_s=1.0)
+    pool = ConnectionPool("http://model-server:80", Upstream(Timeouts(connect=1.0)))
     upstream = pool.make_http1()
     transport = FakeTransport()
     transport.extra["socket"] = _connected[0]
@@ -182,7 +184,7 @@ def http_client(data: bytes) -> None:
 
 async def _relayed_over_http2(pieces: list[bytes]) -> list[_Reply]:
     """The replies to two requests over one connection."""
-    connection = ConnectionPool("http://model-server:80", connect_timeout_s=1.0).make_http2()
+    connection = ConnectionPool("http://model-server:80", Upstream(Timeouts(connect=1.0))).make_http2()
     transport = FakeTransport()
     connection.connection_made(transport)
     connection.data_received(settings_frame({}))

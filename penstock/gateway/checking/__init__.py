@@ -1,1 +1,0 @@
-"""``penstock gateway --check``: what is wrong with the options, and what they come to."""
