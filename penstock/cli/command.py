@@ -42,6 +42,9 @@ class Command(Generic[C]):
     """Whether ``run`` has handlers for SIGINT and SIGTERM; otherwise SIGINT raises KeyboardInterrupt."""
     rereads_options: bool = False
     """Whether ``run`` gets a third argument: a :data:`ReadOptions` that reads the options once more."""
+    check: Callable[[C, Origins, list[str]], int] | None = None
+    """What runs in the place of ``run`` with the option ``check``: it also gets the problems of the options,
+    and returns the exit code."""
     examples: tuple[tuple[str, str], ...] = ()
     """Command lines and what they do, at the top of its help."""
     replaces_servers: bool = False

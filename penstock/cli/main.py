@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from penstock import __version__
 from penstock.cli import early_signals, parser
 from penstock.cli.command import Command
-from penstock.config.errors import ConfigError, did_you_mean
+from penstock.config.errors import ConfigError, Problems, did_you_mean
 from penstock.config.introspect import Option, options_of
 from penstock.config.origins import Origins
 from penstock.config.sources import OtherServers, resolve
@@ -129,7 +129,7 @@ def _run(argv: list[str]) -> int:
 
     files = TextFiles()
 
-    def read() -> tuple[object, Origins]:
+    def read(problems: Problems | None = None) -> tuple[Any, Origins]:
         resolved = resolve(
             command.config,
             line.arguments,
@@ -138,13 +138,20 @@ def _run(argv: list[str]) -> int:
             files=files,
             other_options=all_options,
             other_servers=OtherServers(line.foreign, line.rest, words) if command.replaces_servers else None,
+            problems=problems,
         )
         for remark in resolved.remarks:
             print(f"penstock: {remark}", file=sys.stderr)
         files.started = True
         return resolved.config, resolved.origins
 
-    config, origins = read()
+    problems = None if command.check is None else Problems()
+    config, origins = read(problems)
+    if command.check is not None and problems is not None:
+        if config.check != "off":
+            early_signals.restore()
+            return command.check(config, origins, problems.found)
+        problems.raise_all()
     if not command.handles_signals:
         early_signals.restore()
     return command.run(config, origins, read) if command.rereads_options else command.run(config, origins)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from datetime import datetime
+from functools import lru_cache
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -13,20 +15,58 @@ T = TypeVar("T")
 
 
 def convert_document(said: Any, kind: type[T]) -> T:
-    """``said`` as ``kind``. Raises ValueError, whose text quotes no texts but those of choices: they may be
-    secrets."""
+    """``said`` as ``kind``. Raises ValueError with all that is wrong, a line each, which quotes no texts but
+    those of choices: they may be secrets."""
     try:
         return msgspec.convert(said, kind)
+    except msgspec.ValidationError:
+        raise ValueError("\n".join(_problems(said, kind, ""))) from None
+
+
+def _problems(said: Any, kind: Any, place: str) -> list[str]:
+    """What is wrong with ``said``, which does not fit: in each of its parts, and in itself without these."""
+    bad = {key: (name, part, its) for key, name, part, its in _parts(said, kind) if not _fits(part, its)}
+    found = [each for name, part, its in bad.values() for each in _problems(part, its, place + name)]
+    if isinstance(said, dict):
+        said = {key: part for key, part in said.items() if key not in bad}
+    elif bad:
+        return found
+    try:
+        msgspec.convert({"value": said}, _holder(kind))
     except msgspec.ValidationError as error:
         problem, _, at = str(error).partition(" - at ")
-    place, allowed = _resolve(said, kind, _STEP.findall(at))
-    where = f"{'a key of ' if at.startswith(_OF_A_KEY) else ''}{place.lstrip('.') or 'the file'}"
-    raise ValueError(f"{where}: {problem}{_in_words(problem, allowed)}") from None
+        missing = problem.partition("missing required field `")[2].rstrip("`")
+        if not bad or "unknown field" in problem or (missing and missing not in bad):
+            inner, allowed = _resolve(said, kind, _STEP.findall(at)[1:])
+            where = (place + inner).lstrip(".") or "the file"
+            whose = "a key of " if at.startswith(_OF_A_KEY) else ""
+            found.append(f"{whose}{where}: {problem}{_in_words(problem, allowed)}")
+    return found
+
+
+def _parts(said: Any, kind: Any) -> Iterator[tuple[Any, str, Any, Any]]:
+    """The parts of a value: each with its key, how that is written, and what it may be."""
+    for member in _members(kind):
+        if hasattr(member, "__struct_fields__") and isinstance(said, dict):
+            hints = get_type_hints(member, include_extras=True)
+            for field, name in zip(member.__struct_fields__, member.__struct_encode_fields__, strict=True):
+                if name in said:
+                    yield name, f".{name}", said[name], hints[field]
+        elif get_origin(member) is dict and isinstance(said, dict):
+            yield from ((key, f".{key}", part, get_args(member)[1]) for key, part in said.items())
+        elif get_origin(member) is list and isinstance(said, list):
+            yield from ((key, f"[{key}]", part, get_args(member)[0]) for key, part in enumerate(said))
 
 
 _OF_A_KEY = "`key` in "
 _STEP = re.compile(r"\.([^.\[\]`]+)|\[(\d+|\.\.\.)\]")
 """A field, or an index; ``...``: some value of a mapping."""
+
+
+@lru_cache(256)
+def _holder(kind: Any) -> type[msgspec.Struct]:
+    """A Struct whose only field is of this kind: msgspec crashes where it converts to some unions alone."""
+    return msgspec.defstruct("_Holder", [("value", kind)])
 
 
 def _resolve(said: Any, kind: Any, steps: list[tuple[str, str]]) -> tuple[str, Any]:
@@ -65,7 +105,7 @@ def _members(kind: Any) -> tuple[Any, ...]:
 
 def _fits(value: Any, kind: Any) -> bool:
     try:
-        msgspec.convert(value, kind)
+        msgspec.convert({"value": value}, _holder(kind))
     except msgspec.ValidationError:
         return False
     return True

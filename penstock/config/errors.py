@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from penstock.config.hidden import hide_credentials
 
@@ -13,6 +14,26 @@ class ConfigError(Exception):
 
     def __init__(self, message: str) -> None:
         super().__init__(hide_credentials(message))
+
+
+class Problems:
+    """What is wrong with several things, so that all of it is told at once, a line each."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        """Take a ConfigError or ValueError of the block for a problem, and go on after it."""
+        try:
+            yield
+        except (ConfigError, ValueError) as error:
+            self.found += str(error).splitlines()
+
+    def raise_all(self, kind: type[Exception] = ConfigError) -> None:
+        """Raise an error of this kind if there are problems."""
+        if self.found:
+            raise kind("\n".join(self.found))
 
 
 def one_line(error: BaseException) -> str:

@@ -3,7 +3,10 @@ checks of their combinations."""
 
 from __future__ import annotations
 
-from penstock.config.describe import option_group
+from typing import Annotated, Literal
+
+from penstock.config.describe import option, option_group
+from penstock.config.errors import Problems
 from penstock.config.gateway_options.endpoints import EndpointOptions
 from penstock.config.gateway_options.flow_control import FlowControlOptions
 from penstock.config.gateway_options.listeners import EnvoyOptions, RouteOptions
@@ -47,11 +50,23 @@ class GatewayConfig(
     max_request_bytes: MaxRequestBytes = 64 << 20
     drain_timeout: DrainTimeout = 60.0
     otlp_service_name: OtlpServiceName = "penstock-gateway"
+    check: Annotated[
+        Literal["off", "on", "json"],
+        option(
+            "Do not start: read every file, look up host names, and print all errors and what the options "
+            "come to; json: as one object. The exit code is 0, or 2 with an error.",
+            "Check",
+        ),
+    ] = "off"
 
     def __post_init__(self) -> None:
         """Raise ValueError for options that contradict each other, and for one without effect."""
-        check(self, SHARED_RULES)
-        check(self, GATEWAY_RULES)
+        problems = Problems()
+        with problems.collected():
+            check(self, SHARED_RULES)
+        with problems.collected():
+            check(self, GATEWAY_RULES)
+        problems.raise_all(ValueError)
 
     @property
     def envoy_host(self) -> str:

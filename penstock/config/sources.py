@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from penstock.config.errors import ConfigError, did_you_mean, nearest
+from penstock.config.errors import ConfigError, Problems, did_you_mean, nearest
 from penstock.config.introspect import PREFIX, Option, options_of
 from penstock.config.origins import Origin
 from penstock.config.values import Value, convert
@@ -68,6 +68,7 @@ def resolve(
     files: TextFiles | None = None,
     other_options: Callable[[], Iterable[Option]] = tuple,
     other_servers: OtherServers | None = None,
+    problems: Problems | None = None,
 ) -> Resolved[C]:
     """The config from all sources.
 
@@ -77,8 +78,9 @@ def resolve(
     may hold options of several commands, and those of other commands are ignored. It is called only for a
     name that ``config`` does not have. ``other_servers``: for a command that replaces other servers.
 
-    Raises ConfigError for an unknown name in a file, a bad value, and a flag of another server that cannot be
-    passed over.
+    Raises ConfigError for an unknown name in a file, bad values, and a flag of another server that cannot be
+    passed over. With ``problems`` bad values and broken rules are added to these: such an option has its
+    default, and the config may break rules.
     """
     sources = _Sources(config, environ, other_options, other_servers)
     files = files or TextFiles()
@@ -89,10 +91,15 @@ def resolve(
         layers.insert(0, sources.file(environ[CONFIG_VARIABLE], files, other_options))
     values: dict[str, Value | list[Value] | None] = {}
     origins: dict[str, Origin] = {}
+    lenient, problems = problems is not None, problems or Problems()
     for layer in layers:
-        for option, origin, given in layer:
-            values[option.field] = convert(option, origin, given)
-            origins[option.field] = origin
+        with problems.collected():
+            for option, origin, given in layer:
+                with problems.collected():
+                    values[option.field] = convert(option, origin, given)
+                    origins[option.field] = origin
+    if not lenient:
+        problems.raise_all()
     for option, origin, given in sources.vllm_environment(origins):
         values[option.field] = convert(option, origin, given)
         origins[option.field] = origin
@@ -105,8 +112,19 @@ def resolve(
     sources.review(engine, attached=attached)
     try:
         return Resolved(msgspec.convert(values, config), origins, sources.remarks)
-    except msgspec.ValidationError as error:  # a rule over several fields, from __post_init__
-        raise ConfigError(str(error)) from None
+    except msgspec.ValidationError as error:  # rules over several fields, from __post_init__
+        problems.found += str(error).splitlines()
+    if not lenient:
+        problems.raise_all()
+    return Resolved(_unchecked(config, values), origins, sources.remarks)
+
+
+def _unchecked(config: type[C], values: Mapping[str, Value | list[Value] | None]) -> C:
+    """The config with these values, though it breaks rules."""
+    made = object.__new__(config)
+    for option in options_of(config):
+        object.__setattr__(made, option.field, values.get(option.field, option.default))
+    return made
 
 
 class _Sources:

@@ -113,7 +113,8 @@ class WatchedFile(Generic[T]):
             self._text = read_regular(path)
             self._value = self._read(self._text)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{self._where}: {reason(error)}") from None
+            problems = reason(error).splitlines()
+            raise ConfigError("\n".join(f"{self._where}: {each}" for each in problems)) from None
         if not _says_something(self._text):
             log.warning("%s is empty: %s until it is not", self._where, describe(self._value))
 
@@ -130,7 +131,7 @@ class WatchedFile(Generic[T]):
         except (OSError, ValueError) as error:
             if isinstance(error, OSError):
                 self._stamp = None
-            problem = f"{self._where}: {reason(error)}"
+            problem = f"{self._where}: {'; '.join(reason(error).splitlines())}"
             if problem != self._problem:
                 log.error("%s; %s stay in effect", problem, self._describe(self._value))
             self._problem = problem

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from penstock.config.describe import KEY_PATTERN
-from penstock.config.errors import ConfigError
+from penstock.config.errors import ConfigError, Problems
 from penstock.config.options.keys import KeyOptions
 from penstock.config.origins import Origins
 from penstock.config.secret_files import warn_if_open_to_others
@@ -25,15 +25,22 @@ def load_api_keys(config: Config, origins: Origins, files: TextFiles) -> Config:
     """``config`` with the keys of --api-key-file added to those of --api-key, without duplicates; and those
     of administrators in the same way. ``files``: the same object each time that they are read.
 
-    Raises ConfigError, whose message shows no key, for a file that cannot be read or has no key, for a key
-    that no client could send, and for one of clients and administrators alike.
+    Raises ConfigError, whose message has a line for each problem and shows no key: for a file that cannot be
+    read or has no key, for a key that no client could send, and for one of clients and administrators alike.
     """
-    clients = _load("--api-key", config.api_key, config.api_key_file, origins, files)
-    admins = _load("--admin-api-key", config.admin_api_key, config.admin_api_key_file, origins, files)
+    problems = Problems()
+    clients, admins = dict[str, str](), dict[str, str]()
+    with problems.collected():
+        clients = _load("--api-key", config.api_key, config.api_key_file, origins, files)
+    with problems.collected():
+        admins = _load("--admin-api-key", config.admin_api_key, config.admin_api_key_file, origins, files)
     files.started = True
-    for origin, key in admins.items():
-        if key in clients.values():
-            raise ConfigError(f"{origin} is a key of clients as well, which would all be administrators")
+    problems.found += [
+        f"{origin} is a key of clients as well, which would all be administrators"
+        for origin, key in admins.items()
+        if key in clients.values()
+    ]
+    problems.raise_all()
     return replace(
         config,
         api_key=list(dict.fromkeys(clients.values())) or None,
@@ -73,9 +80,13 @@ def _load(
         )
     if path is not None:
         keys |= _read(f"{option}-file", path, files)
-    for origin, key in keys.items():
-        if not _KEY.fullmatch(key):
-            raise ConfigError(f"{origin} has characters other than visible ASCII, no client could send it")
+    problems = Problems()
+    problems.found += [
+        f"{origin} has characters other than visible ASCII, no client could send it"
+        for origin, key in keys.items()
+        if not _KEY.fullmatch(key)
+    ]
+    problems.raise_all()
     return keys
 
 

@@ -40,5 +40,33 @@ def test_the_place_and_what_is_allowed(said: object, problem: str) -> None:
         convert_document(said, Whole)
 
 
+class Unset(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    key: str | list[str] | msgspec.UnsetType = msgspec.UNSET
+    other: int = 0
+    needed: int
+
+
+def test_all_problems_are_told_at_once() -> None:
+    said = {"parts": [{"a-key": 3}, {}, {"kind": "green", "x": 1}], "named": {"a": {"b": 1}}, "more": 1}
+    assert problems(said, Whole) == [
+        "parts[0].a-key: Expected `str`, got `int`",
+        "parts[2].kind: Invalid enum value 'green'; it takes red, blue",
+        "parts[2]: Object contains unknown field `x`; it takes a-key, kind",
+        "named.a.b: Expected `object`, got `int`",
+        "the file: Object contains unknown field `more`; it takes parts, named",
+    ]
+    assert problems({"key": "k", "other": "x"}, Unset) == [
+        "other: Expected `int`, got `str`",
+        "the file: Object missing required field `needed`",
+    ]
+    assert problems({"needed": "x"}, Unset) == ["needed: Expected `int`, got `str`"]
+
+
+def problems(said: object, kind: type) -> list[str]:
+    with pytest.raises(ValueError, match=r".*") as told:
+        convert_document(said, kind)
+    return str(told.value).splitlines()
+
+
 def test_what_fits() -> None:
     assert convert_document({"parts": [{"a-key": "v"}]}, Whole) == Whole(parts=[Part(a_key="v")])

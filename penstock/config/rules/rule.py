@@ -34,14 +34,18 @@ def excludes(options: str, holds: Callable[[C], bool], reason: str) -> Rule[C]:
 
 
 def check(config: C, rules: Iterable[Rule[C]]) -> None:
-    """Raise ValueError for the first rule that ``config`` breaks: the option, its value and the reason."""
+    """Raise ValueError for the rules that ``config`` breaks, a line each: the option, its value and the
+    reason."""
     options = {option.field: option for option in options_of(type(config))}
+    problems: list[str] = []
     for rule in rules:
         for field in rule.options:
             value = getattr(config, field)
             if value != options[field].default and not rule.allowed(config):
                 shown = written(field, HIDDEN if options[field].secret else value)
-                raise ValueError(f"{shown}: {rule.reason.format(config)}")
+                problems.append(f"{shown}: {rule.reason.format(config)}")
+    if problems:
+        raise ValueError("\n".join(problems))
 
 
 def written(field: str, value: Any) -> str:

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.config.document import convert_document
-from penstock.config.errors import ConfigError
+from penstock.config.errors import Problems
 from penstock.config.gateway import GatewayConfig
 from penstock.config.gateway_options.endpoints import Url
 from penstock.config.hidden import hide_credentials
@@ -100,26 +100,37 @@ def _in_pool(target: ResolvedEndpoint, pool: Pool | None) -> ResolvedEndpoint:
 
 def read_endpoints(text: str) -> EndpointsDocument:
     """Read an endpoints file: a YAML list of URLs; a YAML mapping with such a list as ``endpoints``, and with
-    ``pools`` and ``models``; or plain text with one URL on each line. Raises ValueError."""
+    ``pools`` and ``models``; or plain text with one URL on each line. Raises ValueError with all that is
+    wrong, a line each."""
     from penstock.config import yaml_file  # takes tens of milliseconds, needed only with such a file
 
     said = yaml_file.load(_COMMENT.sub("", text))  # YAML allows no comments between the lines of a scalar
     if not isinstance(said, dict):
         said = {"endpoints": said.split() if isinstance(said, str) else said or []}
     document = convert_document(said, _Document)
+    problems = Problems()
     pools = tuple(
-        msgspec.structs.replace(pool, endpoints=[_url(url, _PATH) for url in pool.endpoints])
+        msgspec.structs.replace(pool, endpoints=_urls(pool.endpoints, problems, _PATH))
         for pool in document.pools
     )
-    _check_pools(pools)
-    endpoints = tuple(dict.fromkeys(_url(url) for url in document.endpoints))
-    _check_unique("endpoint", [*endpoints, *(url for pool in pools for url in pool.endpoints)])
+    endpoints = tuple(dict.fromkeys(_urls(document.endpoints, problems)))
+    problems.found += _pool_problems(pools)
+    problems.found += _twice("endpoint", [*endpoints, *(url for pool in pools for url in pool.endpoints)])
+    routes: dict[str, ModelRoute] = {}
+    for name, said in document.models.items():
+        if said.is_route:
+            with problems.collected():
+                routes[name] = _route(name, said)
+    prices: dict[str, Prices] = {}
+    with problems.collected():
+        prices = _prices(document)
+    problems.raise_all(ValueError)
     return EndpointsDocument(
         endpoints=endpoints,
         pools=pools,
-        routes={name: _route(name, said) for name, said in document.models.items() if said.is_route},
+        routes=routes,
         currency=document.currency or "",
-        prices=_prices(document),
+        prices=prices,
     )
 
 
@@ -140,19 +151,22 @@ def _url(url: str, path: re.Pattern[str] | None = None) -> str:
     return url.rstrip("/")
 
 
-def _check_pools(pools: Iterable[Pool]) -> None:
-    """Raises ValueError."""
-    _check_unique("pool", [pool.name for pool in pools])
-    for pool in pools:
-        if pool.name in pool.fallback:
-            raise ValueError(f"pool {pool.name!r}: its fallback is itself")
+def _urls(urls: Iterable[str], problems: Problems, path: re.Pattern[str] | None = None) -> list[str]:
+    """Those of ``urls`` that are some; ``path``: see :func:`_url`."""
+    found = []
+    for url in urls:
+        with problems.collected():
+            found.append(_url(url, path))
+    return found
 
 
-def _check_unique(what: str, values: list[str]) -> None:
-    """Raises ValueError."""
-    twice = next((value for value, count in Counter(values).items() if count > 1), None)
-    if twice is not None:
-        raise ValueError(f"{what} {twice!r} is given twice")
+def _pool_problems(pools: Iterable[Pool]) -> list[str]:
+    itself = [f"pool {pool.name!r}: its fallback is itself" for pool in pools if pool.name in pool.fallback]
+    return [*_twice("pool", [pool.name for pool in pools]), *itself]
+
+
+def _twice(what: str, values: list[str]) -> list[str]:
+    return [f"{what} {value!r} is given twice" for value, count in Counter(values).items() if count > 1]
 
 
 def _route(name: str, said: _Route) -> ModelRoute:
@@ -200,14 +214,17 @@ class EndpointSource:
     """Endpoints, pools and routes of model names, from the options and the file together."""
 
     def __init__(self, config: GatewayConfig) -> None:
-        """Raises ConfigError when there are no endpoints, and for a URL with a bad port."""
+        """Raises ConfigError, with a line for each problem."""
         self._listed = [url.rstrip("/") for url in config.endpoints or ()]
-        self.upstreams = PoolUpstreams(config)
-        self._file = None
+        upstreams, problems = None, Problems()
+        self._file, self._routes = None, dict[str, ModelRoute]()
+        with problems.collected():
+            upstreams = PoolUpstreams(config)
         if config.endpoints_file is not None:
-            self._file = endpoints_file(config.endpoints_file, self.upstreams)
-        if not self._listed and self._file is None and not config.kubernetes_pool:
-            raise ConfigError(
+            with problems.collected():
+                self._file = endpoints_file(config.endpoints_file, upstreams)
+        elif not self._listed and not config.kubernetes_pool:
+            problems.found.append(
                 "there are no endpoints: --endpoints http://127.0.0.1:8000, --endpoints-file FILE, or "
                 "--kubernetes-pool NAME"
             )
@@ -215,10 +232,14 @@ class EndpointSource:
             try:
                 port_of(url)
             except ValueError as error:
-                raise ConfigError(f"--endpoints {url}: {error}") from None
-        self._routes = read_routes(
-            config.model_rewrite or (), config.model_fallback or (), config.model_shadow or ()
-        )
+                problems.found.append(f"--endpoints {url}: {error}")
+        with problems.collected():
+            self._routes = read_routes(
+                config.model_rewrite or (), config.model_fallback or (), config.model_shadow or ()
+            )
+        problems.raise_all()
+        assert upstreams is not None, "its problems are raised"
+        self.upstreams = upstreams
         self._read: EndpointsDocument | None = None
         self._document = self.document()
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from urllib.parse import urlsplit
 
 from penstock.config.describe import ALLOWED_KEY, KEY_PATTERN
-from penstock.config.errors import ConfigError
+from penstock.config.errors import ConfigError, Problems
 from penstock.config.gateway import GatewayConfig
 from penstock.config.watched_file import WatchedFile
 from penstock.gateway.models.pools import SILENT, Pool, PoolKey, PoolTimeouts, PoolTls
@@ -59,8 +59,14 @@ class PoolUpstreams:
         """By pool: what was said of its connections, and the records by the path of URLs."""
 
     def of(self, pools: Iterable[Pool]) -> dict[str, dict[str, Upstream]]:
-        """By pool the records by the path of URLs, empty: of URLs without one. Raises ValueError."""
-        return {pool.name: self._of(pool) for pool in pools}
+        """By pool the records by the path of URLs, empty: of URLs without one. Raises ValueError with all
+        that is wrong, a line each."""
+        made, problems = dict[str, dict[str, Upstream]](), Problems()
+        for pool in pools:
+            with problems.collected():
+                made[pool.name] = self._of(pool)
+        problems.raise_all(ValueError)
+        return made
 
     def keep(self, pools: Iterable[Pool], made: dict[str, dict[str, Upstream]]) -> None:
         """These records are in effect."""

@@ -168,7 +168,7 @@ class ModelDirectory:
         return [
             f"{what} {name!r} of {whose}: no pool has this name, and no endpoint serves such a model"
             + self._hint(name)
-            for whose, what, name in self._named()
+            for whose, what, name in self.stand_ins()
             if name not in self._pools
             and all(pool.serving(name, self._listings) is None for pool in self._pools.values())
         ]
@@ -179,7 +179,14 @@ class ModelDirectory:
         names = (each for each in (*self._pools, *self.models()) if each and each not in self._routes.exact)
         return did_you_mean(name, names)
 
-    def _named(self) -> Iterator[tuple[str, str, str]]:
+    def names_model(self, name: str) -> bool:
+        """Whether a pool is said to serve a model of this name."""
+        return any(
+            pool.pool.models is not None and pool.serving(name, {}) is not None
+            for pool in self._pools.values()
+        )
+
+    def stand_ins(self) -> Iterator[tuple[str, str, str]]:
         """The names that stand in for others: whose, as what, and the name."""
         for name, route in self._routes.all.items():
             for what, names in (

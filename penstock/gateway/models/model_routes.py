@@ -16,7 +16,7 @@ from itertools import accumulate
 
 import msgspec
 
-from penstock.config.errors import ConfigError
+from penstock.config.errors import ConfigError, Problems
 from penstock.gateway.models.name_table import NameTable
 
 
@@ -103,25 +103,28 @@ def read_routes(
 ) -> dict[str, ModelRoute]:
     """The routes of ``--model-rewrite``, ``--model-fallback`` and ``--model-shadow``. Raises ConfigError."""
     fields: dict[str, dict[str, object]] = {}
+    problems = Problems()
     for field, option, texts in (
         ("targets", "--model-rewrite", rewrites),
         ("fallback", "--model-fallback", fallbacks),
         ("shadow", "--model-shadow", shadows),
     ):
         for text in texts:
-            name, _, said = text.partition("=")
-            before = fields.setdefault(name, {})
-            if field in before:
-                raise ConfigError(f"{option} {text}: {name} has one already; give all its models at once")
-            models = said.split(",")
-            before[field] = (
-                tuple(models) if field == "fallback" else _read_weights(models, f"{option} {text}")
-            )
-            try:
-                check_route(f"{option} {text}", name, msgspec.convert(before, ModelRoute))
-            except ValueError as error:
-                raise ConfigError(str(error)) from None
+            with problems.collected():
+                _read_route(fields, field, option, text)
+    problems.raise_all()
     return {name: msgspec.convert(said, ModelRoute) for name, said in fields.items()}
+
+
+def _read_route(fields: dict[str, dict[str, object]], field: str, option: str, text: str) -> None:
+    """Add what one value of an option says to the ``fields`` of its name. Raises ConfigError, ValueError."""
+    name, _, said = text.partition("=")
+    before = fields.setdefault(name, {})
+    if field in before:
+        raise ConfigError(f"{option} {text}: {name} has one already; give all its models at once")
+    models = said.split(",")
+    before[field] = tuple(models) if field == "fallback" else _read_weights(models, f"{option} {text}")
+    check_route(f"{option} {text}", name, msgspec.convert(before, ModelRoute))
 
 
 def _read_weights(texts: Iterable[str], option: str) -> dict[str, float]:

@@ -110,6 +110,11 @@ def _host_flag(port_flag: str) -> str:
     return port_flag.removesuffix("port") + "host"
 
 
+def check_host(host: str, port: int, flag: str = "--port") -> None:
+    """Raise ConfigError if ``host`` is no address; nothing is bound. See :func:`listen`."""
+    _resolve(host, port, _host_flag(flag))
+
+
 def _resolve(host: str, port: int, flag: str) -> tuple[int, tuple[Any, ...]]:
     """Address family and address to bind; IPv4 for a name that has both, such as localhost."""
     if not host:
