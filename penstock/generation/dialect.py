@@ -46,6 +46,8 @@ class RequestInfo(NamedTuple):
 
 
 NO_INFO = RequestInfo()
+CONTENT_FILTER = b"content_filter"
+"""Finish reason of an output that a filter has ended, of servers whose output the gateway translates."""
 
 
 class LookedUp(Protocol):

@@ -6,15 +6,30 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.dialects.messages.request_schema import ContentBlock, InnerBlock
-from penstock.generation.request.unsupported_content import UnsupportedContent
+from penstock.generation.request.schemas import Part
+from penstock.generation.request.unsupported_content import IMAGE_FOLLOWS, UnsupportedContent
 from penstock.http.errors import ApiError, shown
 
 
 class BlockTexts:
     """Texts of the blocks of one conversation. Methods raise ApiError."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, sees_images: bool = False) -> None:
+        """``sees_images``: images in content stay images."""
         self.unsupported = UnsupportedContent()
+        self._sees_images = sees_images
+
+    def content(self, block: ContentBlock | InnerBlock, field: str) -> str | Part:
+        """What the model reads of a block, or the image that it sees."""
+        if block.type == "image" and self._sees_images and (url := _image_url(block.source)) is not None:
+            return Part(type="image_url", image_url={"url": url})
+        return self.text(block, field)
+
+    def result(self, blocks: Sequence[InnerBlock], field: str) -> tuple[str, list[Part]]:
+        """The text of a tool's result, and the images in it: results of chat completions have texts alone."""
+        contents = [self.content(block, f"{field}.content[{at}]") for at, block in enumerate(blocks)]
+        texts = [IMAGE_FOLLOWS if isinstance(each, Part) else each for each in contents]
+        return "\n".join(texts), [each for each in contents if isinstance(each, Part)]
 
     def joined(self, blocks: Sequence[ContentBlock | InnerBlock], field: str) -> str:
         return "\n".join(self.text(block, f"{field}.content[{at}]") for at, block in enumerate(blocks))
@@ -66,6 +81,16 @@ class BlockTexts:
             case {"type": "image"}:
                 return self.unsupported.add("image")
         raise unsupported(part.get("type") if isinstance(part, dict) else None, field)
+
+
+def _image_url(source: Any) -> str | None:
+    """The URL of an image; None: it is somewhere else, such as in files of Anthropic's."""
+    match source:
+        case {"type": "base64", "media_type": str(kind), "data": str(data)}:
+            return f"data:{kind};base64,{data}"
+        case {"type": "url", "url": str(url)}:
+            return url
+    return None
 
 
 def unsupported(kind: Any, field: str) -> ApiError:

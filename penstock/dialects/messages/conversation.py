@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from penstock.dialects.messages.block_texts import BlockTexts, unsupported
 from penstock.dialects.messages.request_schema import ContentBlock, CountTokensRequest, SystemBlock
 from penstock.dialects.messages.thinking import thinking_text
-from penstock.generation.request.schemas import FunctionCall, Message, ToolCall
+from penstock.generation.request.schemas import FunctionCall, Message, Part, ToolCall
+from penstock.generation.request.unsupported_content import joined
 from penstock.http.errors import ApiError, refused, shown
 
 VOLATILE_HEADER = "x-anthropic-billing-header:"
@@ -63,20 +64,23 @@ def _kept(blocks: Sequence[SystemBlock]) -> list[str]:
 
 
 def _user(blocks: list[ContentBlock], field: str, texts: BlockTexts) -> list[Message]:
-    """A user's turn: results of tools become messages of their own."""
+    """A user's turn: results of tools become messages of their own, and the images in them follow."""
     messages: list[Message] = []
-    said: list[str] = []
+    said: list[str | Part] = []
+    shown: list[Part] = []
     for number, block in enumerate(blocks):
         place = f"{field}.content[{number}]"
         if block.type == "tool_result":
             if said:
-                messages.append(Message("user", "\n".join(said)))
+                messages.append(Message("user", joined(said)))
                 said.clear()
-            messages.append(Message("tool", _result(block, place, texts), tool_call_id=block.tool_use_id))
+            text, images = _result(block, place, texts)
+            messages.append(Message("tool", text, tool_call_id=block.tool_use_id))
+            shown += images
         else:
-            said.append(texts.text(block, place))
-    if said or not messages:
-        messages.append(Message("user", "\n".join(said)))
+            said.append(texts.content(block, place))
+    if said or shown or not messages:
+        messages.append(Message("user", joined([*shown, *said])))
     return messages
 
 
@@ -104,18 +108,19 @@ def _assistant(blocks: list[ContentBlock], field: str, texts: BlockTexts) -> Mes
     return Message("assistant", "\n".join(said), tool_calls=calls or None, reasoning=thinking or None)
 
 
-def _result(block: ContentBlock, field: str, texts: BlockTexts) -> str:
-    content = block.content
+def _result(block: ContentBlock, field: str, texts: BlockTexts) -> tuple[str, list[Part]]:
+    """The text of a tool's result, and its images."""
+    content, images = block.content, list[Part]()
     if content is None:
         text = ""
     elif isinstance(content, str):
         text = content
     elif isinstance(content, list):
-        text = texts.joined(content, field)
+        text, images = texts.result(content, field)
     else:
         raise ApiError(
             400, f"{field}.content must be a string or a list of blocks.", param=f"{field}.content"
         )
     if block.is_error and not text.lstrip().lower().startswith(_ERRORS):
-        return f"Error: {text}"
-    return text
+        text = f"Error: {text}"
+    return text, images

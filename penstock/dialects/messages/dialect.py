@@ -9,7 +9,8 @@ from penstock.config.serve import ServeConfig
 from penstock.dialects.messages.block_texts import BlockTexts
 from penstock.dialects.messages.conversation import convert_messages
 from penstock.dialects.messages.errors import error_body, is_anthropic
-from penstock.dialects.messages.reply import MessagesReply
+from penstock.dialects.messages.output_schema import output_schema
+from penstock.dialects.messages.reply import MessageFields, MessagesReply
 from penstock.dialects.messages.request_schema import (
     UNSUPPORTED,
     CountTokensRequest,
@@ -24,7 +25,7 @@ from penstock.generation.request import validation
 from penstock.generation.request.schemas import GenerateRequest, Message
 from penstock.generation.request.structured_output import Constraint, SchemaPart, json_constraint
 from penstock.generation.request.tool_choice import ToolChoice, parse_tool_choice
-from penstock.http.errors import ApiError, refused
+from penstock.http.errors import ApiError
 
 _PARAMETERS, _SCHEMA = ".function.parameters", ".input_schema"
 """Names of a tool's schema: in chat completions, and here."""
@@ -87,7 +88,15 @@ class Messages(Dialect):
         return plan
 
     def reply_format(self, plan: RequestPlan, request_id: str) -> MessagesReply:
-        return MessagesReply(plan, request_id, omit_thinking=plan.dialect_fields)
+        fields = MessageFields(
+            id=f"msg_{plan.request_id or request_id}",
+            model=plan.model,
+            request_id=request_id,
+            omit_thinking=plan.dialect_fields,
+            context=plan.max_model_len,
+            max_tokens=0 if plan.max_tokens == 0 else plan.base.max_tokens,
+        )
+        return MessagesReply(fields)
 
     def recognizes(self, path: str, headers: Mapping[bytes, bytes]) -> bool:
         return is_anthropic(path, headers)
@@ -173,16 +182,9 @@ def _named_here(constraint: Constraint | None) -> Constraint | None:
 
 
 def _output_constraint(request: CountTokensRequest, whitespace: str) -> Constraint | None:
-    """From output_config.format, or its earlier name. Raises ApiError."""
-    config = request.output_config
-    field, format = "output_config.format", None if config is None else config.format
-    if format is None:
-        field, format = "output_format", request.output_format
-    if format is None:
+    """Raises ApiError."""
+    wanted = output_schema(request)
+    if wanted is None:
         return None
-    if format.type != "json_schema":
-        raise refused(f"{field}.type must be json_schema.", f"{field}.type", format.type)
-    if format.schema is None:
-        raise ApiError(400, f"{field}.schema is missing.", param=f"{field}.schema")
-    part = SchemaPart((), f"{field}.schema")
-    return json_constraint(part.field, format.schema, whitespace, parts=(part,))
+    part = SchemaPart((), wanted.field)
+    return json_constraint(part.field, wanted.schema, whitespace, parts=(part,))

@@ -6,15 +6,14 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from penstock.dialects.messages.blocks import BlockSequence, Kind, Piece, Start, Step, start_fields
 from penstock.dialects.messages.errors import error_body
-from penstock.generation.dialect import EventContent, ReplyFormat
+from penstock.generation.dialect import CONTENT_FILTER, EventContent, ReplyFormat
 from penstock.generation.parsers.delta import TextKind
-from penstock.generation.plan import RequestPlan
 from penstock.generation.replies.collected import CollectedReply
 from penstock.generation.replies.reply import ABORT
 from penstock.generation.replies.stream_failure import stream_failed
@@ -51,10 +50,25 @@ _DELTA_END = b'"}}\n\n'
 _decode = msgspec.json.Decoder().decode
 
 
+class MessageFields(NamedTuple):
+    """What the reply needs of its request."""
+
+    id: str
+    model: str
+    request_id: str
+    """What errors name."""
+    omit_thinking: bool = False
+    """Whether the text of thinking is in the signatures alone."""
+    context: float = math.inf
+    """Most tokens of prompt and output together."""
+    max_tokens: int = 0
+    """Most tokens of the output; 0: none is sent."""
+
+
 class MessagesReply(ReplyFormat):
     """A message: blocks of text, thinking and calls of tools."""
 
-    __slots__ = ("_blocks", "_finish_reason", "_head", "_plan", "_request_id", "_stop_sequence", "id")
+    __slots__ = ("_blocks", "_fields", "_finish_reason", "_head", "_stop_sequence", "id")
 
     api = "messages"
 
@@ -62,11 +76,10 @@ class MessagesReply(ReplyFormat):
     usage_first = True
     keep_alive = b'event: ping\ndata: {"type":"ping"}\n\n'
 
-    def __init__(self, plan: RequestPlan, request_id: str, *, omit_thinking: bool) -> None:
-        self.id = f"msg_{plan.request_id or request_id}"
-        self._plan = plan
-        self._request_id = request_id
-        self._blocks = BlockSequence(self.id, omit_thinking=omit_thinking)
+    def __init__(self, fields: MessageFields) -> None:
+        self.id = fields.id
+        self._fields = fields
+        self._blocks = BlockSequence(self.id, omit_thinking=fields.omit_thinking)
         self._finish_reason: bytes | None = None
         self._stop_sequence: str | None = None
         self._head = b""
@@ -88,7 +101,7 @@ class MessagesReply(ReplyFormat):
 
     def first(self, index: int, prompt_token_ids: Sequence[int] | None, usage: TokenUsage | None) -> bytes:
         assert usage is not None  # usage_first
-        return _MESSAGE_START % (escape_json(self.id), escape_json(self._plan.model), *_counts(usage))
+        return _MESSAGE_START % (escape_json(self.id), escape_json(self._fields.model), *_counts(usage))
 
     def event(self, index: int, content: EventContent) -> bytes:
         blocks, events, text = self._blocks, b"", content.text
@@ -123,9 +136,12 @@ class MessagesReply(ReplyFormat):
         return _MESSAGE_END % (self._stop_reason(usage).encode(), sequence, *_counts(usage))
 
     def error(self, error: StreamError) -> bytes:
-        return b"event: error\ndata: %b\n\n" % error_body(stream_failed(error), self._request_id)
+        return b"event: error\ndata: %b\n\n" % error_body(stream_failed(error), self._fields.request_id)
 
     # -- the end
+
+    def conclude(self, finish_reason: bytes, usage: TokenUsage) -> None:
+        """The output has ended; called before :meth:`end`, by who has no reply to :meth:`keep`."""
 
     def _finish(self, finish_reason: bytes, stop_reason: int | str | None) -> None:
         self._finish_reason = finish_reason
@@ -133,13 +149,14 @@ class MessagesReply(ReplyFormat):
             self._stop_sequence = stop_reason
 
     def _stop_reason(self, usage: TokenUsage) -> str:
-        plan = self._plan
         if self._finish_reason == b"length":
-            full = usage.prompt_tokens + usage.completion_tokens >= plan.max_model_len
-            cut = full and plan.max_tokens != 0 and usage.completion_tokens < plan.base.max_tokens
+            full = usage.prompt_tokens + usage.completion_tokens >= self._fields.context
+            cut = full and usage.completion_tokens < self._fields.max_tokens
             return "model_context_window_exceeded" if cut else "max_tokens"
         if self._finish_reason == ABORT:
             return "pause_turn"
+        if self._finish_reason == CONTENT_FILTER:
+            return "refusal"
         if self._stop_sequence is not None:
             return "stop_sequence"
         return "tool_use" if self._blocks.called else "end_turn"
@@ -150,17 +167,27 @@ class MessagesReply(ReplyFormat):
         choice = reply.choices[0]
         blocks, delta = self._blocks, choice.take_delta()
         steps = blocks.text(Kind.TEXT, choice.text.decode()) if delta is None else blocks.push(delta)
+        return self._body(steps, choice.finish_reason, choice.stop_reason, reply.usage())
+
+    def body(self, content: EventContent, usage: TokenUsage) -> Iterator[bytes]:
+        """The whole reply that has this ``content``, a delta with its finish reason, in pieces."""
+        assert content.delta is not None, "the caller gives one"
+        steps = self._blocks.push(content.delta)
+        return self._body(steps, content.finish_reason or b"stop", content.stop_reason, usage)
+
+    def _body(
+        self, steps: Iterable[Step], finish_reason: bytes, stop_reason: int | str | None, usage: TokenUsage
+    ) -> Iterator[bytes]:
         separator = b'{"id":%b,"type":"message","role":"assistant","model":%b,"content":[' % (
             encode_json(self.id),
-            encode_json(self._plan.model),
+            encode_json(self._fields.model),
         )
-        for block in _joined(chain(steps, blocks.finish())):
+        for block in _joined(chain(steps, self._blocks.finish())):
             yield separator + encode_json(block)
             separator = b","
         if separator != b",":  # there is no block
             yield separator
-        self._finish(choice.finish_reason, choice.stop_reason)
-        usage = reply.usage()
+        self._finish(finish_reason, stop_reason)
         uncached, cached, generated = _counts(usage)
         ending = encode_json(
             {

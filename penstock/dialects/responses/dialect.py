@@ -9,31 +9,21 @@ from typing import Any
 import msgspec
 
 from penstock.config.serve import ServeConfig
-from penstock.dialects.responses.echo import echoed_fields
+from penstock.dialects.responses.echo import echoed_fields, summary_of
+from penstock.dialects.responses.included import ENCRYPTED, LOGPROBS, included_fields
 from penstock.dialects.responses.output import OutputOptions
 from penstock.dialects.responses.prompts import NO_STORE, Found, ResponsePrompt, ResponsePrompts
 from penstock.dialects.responses.reply import ResponseFields, ResponsesReply
 from penstock.dialects.responses.request_schema import UNSUPPORTED, InputItem, ResponseRequest, TextFormat
+from penstock.dialects.responses.text_format import text_format
 from penstock.generation.dialect import NO_INFO, CountedPrompt, Dialect, RequestInfo, TokenCounter
 from penstock.generation.input_processor import InputProcessor
 from penstock.generation.plan import RequestPlan, constrain
 from penstock.generation.request import validation
 from penstock.generation.request.structured_output import ANY_OBJECT, Constraint, SchemaPart, json_constraint
-from penstock.http.errors import ApiError, encode_json, refused, shown
+from penstock.http.errors import ApiError, encode_json, refused
 from penstock.store.response_store import ResponseStore
 
-ENCRYPTED, LOGPROBS = "reasoning.encrypted_content", "message.output_text.logprobs"
-INCLUDABLE = (
-    ENCRYPTED,
-    LOGPROBS,
-    "code_interpreter_call.outputs",
-    "computer_call_output.output.image_url",
-    "file_search_call.results",
-    "message.input_image.image_url",
-    "web_search_call.action.sources",
-    "web_search_call.results",
-)
-"""Values of ``include``; those after the first two are of hosted tools, which make no items here."""
 MAX_TOP_LOGPROBS = 20
 """OpenAI's limit: items and their events repeat them."""
 
@@ -63,7 +53,7 @@ class Responses(Dialect):
         request = self._decoder.decode(body)
         self._unsupported.check_fields(request)
         processor.check_model(request.model)
-        included = _included(request)
+        included = included_fields(request)
         logprobs = self._logprobs(request, included)
         max_tokens = request.max_output_tokens
         if max_tokens is not None:
@@ -120,10 +110,9 @@ class Responses(Dialect):
             reason = NO_STORE if self._store is None else "store must be true"
             raise ApiError(400, f"background: {reason}.", param="background")
         id = self._store.new_id() if self._store is not None else f"resp_{secrets.token_hex(18)}"
-        reasoning = request.reasoning
-        summary = None if reasoning is None else reasoning.summary or reasoning.generate_summary
+        summary = summary_of(request)
         return ResponseFields(
-            echo=encode_json(echoed_fields(request, plan, summary, stored=stored))[1:-1],
+            echo=encode_json(echoed_fields(request, plan.model, plan.base, stored=stored))[1:-1],
             options=OutputOptions(prompt.tools.called, summary is not None, ENCRYPTED in included),
             input=encode_json(_with_ids(prompt.items, id)) if stored else b"",
             id=id,
@@ -168,18 +157,9 @@ def _with_ids(items: list[InputItem], response_id: str) -> list[InputItem]:
     ]
 
 
-def _included(request: ResponseRequest) -> frozenset[str]:
-    for number, name in enumerate(request.include or ()):
-        if name not in INCLUDABLE:
-            field = f"include[{number}]"
-            allowed = ", ".join(INCLUDABLE)
-            raise ApiError(400, f"{field} must be one of {allowed}, got {shown(name)!r}.", param=field)
-    return frozenset(request.include or ())
-
-
 def _constrain(plan: RequestPlan, request: ResponseRequest, whitespace: str) -> None:
     """Add the grammar of ``text.format``."""
-    format = None if request.text is None else request.text.format
+    format = text_format(request)
     constraint = None if format is None else _format_constraint(format, whitespace)
     if constraint is not None:
         if plan.constraint is not None:
@@ -188,20 +168,8 @@ def _constrain(plan: RequestPlan, request: ResponseRequest, whitespace: str) -> 
         constrain(plan, constraint)
 
 
-def _format_constraint(format: TextFormat, whitespace: str) -> Constraint | None:
-    if format.type == "text":
-        return None
-    if format.type == "json_object":
-        return json_constraint("text.format", ANY_OBJECT, whitespace)
-    if format.type != "json_schema":
-        raise ApiError(
-            400,
-            f"text.format.type must be text, json_object or json_schema, got {shown(format.type)!r}.",
-            param="text.format.type",
-        )
+def _format_constraint(format: TextFormat, whitespace: str) -> Constraint:
     if format.schema is None:
-        raise ApiError(
-            400, "text.format: the type 'json_schema' needs the field 'schema'.", param="text.format.schema"
-        )
+        return json_constraint("text.format", ANY_OBJECT, whitespace)
     part = SchemaPart((), "text.format.schema", loose=format.strict is False)
     return json_constraint(part.field, format.schema, whitespace, parts=(part,))

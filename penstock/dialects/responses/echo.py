@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from penstock.dialects.responses.request_schema import ResponseRequest, ResponseTool
 from penstock.dialects.responses.tools import HOSTED
-from penstock.generation.plan import RequestPlan
 from penstock.http.errors import ApiError
 
 MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
 """OpenAI's limits."""
 
 
+class EchoedSampling(Protocol):
+    """How tokens are sampled."""
+
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def top_p(self) -> float: ...
+    @property
+    def presence_penalty(self) -> float: ...
+    @property
+    def frequency_penalty(self) -> float: ...
+
+
+def summary_of(request: ResponseRequest) -> str | None:
+    """How reasoning is summarized, if at all."""
+    reasoning = request.reasoning
+    return None if reasoning is None else reasoning.summary or reasoning.generate_summary
+
+
 def echoed_fields(
-    request: ResponseRequest, plan: RequestPlan, summary: str | None, *, stored: bool
+    request: ResponseRequest, model: str, sampling: EchoedSampling, *, stored: bool
 ) -> dict[str, Any]:
-    """``summary``: how reasoning is summarized, if at all. Raises ApiError."""
+    """``model``: its name in the reply. Raises ApiError."""
     metadata = request.metadata or {}
     if len(metadata) > MAX_METADATA or any(
         len(key) > MAX_METADATA_KEY or len(value) > MAX_METADATA_VALUE for key, value in metadata.items()
@@ -27,23 +45,26 @@ def echoed_fields(
             f"{MAX_METADATA_VALUE}.",
             param="metadata",
         )
-    reasoning, base = request.reasoning, plan.base
+    reasoning = request.reasoning
     return {
-        "model": plan.model,
+        "model": model,
         "previous_response_id": request.previous_response_id,
         "instructions": request.instructions,
         "tools": [_tool(tool) for tool in _shown_tools(request.tools)],
         "tool_choice": request.tool_choice or "auto",
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "text": _text(request),
-        "reasoning": {"effort": None if reasoning is None else reasoning.effort, "summary": summary},
+        "reasoning": {
+            "effort": None if reasoning is None else reasoning.effort,
+            "summary": summary_of(request),
+        },
         "truncation": request.truncation or "disabled",
         "max_output_tokens": request.max_output_tokens,
         "max_tool_calls": request.max_tool_calls,
-        "temperature": base.temperature,
-        "top_p": base.top_p,
-        "presence_penalty": base.presence_penalty,
-        "frequency_penalty": base.frequency_penalty,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
         "top_logprobs": request.top_logprobs or 0,
         "store": stored,
         "background": bool(request.background),

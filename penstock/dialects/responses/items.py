@@ -10,7 +10,11 @@ from penstock.dialects.responses.request_schema import ContentPart, InputItem
 from penstock.dialects.responses.tools import function_name
 from penstock.generation.parsers.custom_input import CUSTOM_INPUT
 from penstock.generation.request.schemas import FunctionCall, Message, Part, ToolCall
-from penstock.generation.request.unsupported_content import UNSUPPORTED_PARTS, UnsupportedContent
+from penstock.generation.request.unsupported_content import (
+    IMAGE_FOLLOWS,
+    UNSUPPORTED_PARTS,
+    UnsupportedContent,
+)
 from penstock.http.errors import ApiError, encode_json, shown
 
 ITEM_TYPES = (
@@ -49,8 +53,12 @@ class Conversation:
     Reasoning, text and calls of the assistant in a row are one message, as the model wrote them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, sees_images: bool = False) -> None:
+        """``sees_images``: images in content stay images."""
         self.unsupported = UnsupportedContent()
+        self._sees_images = sees_images
+        self._shown: list[str | Part] = []
+        """Images in results of tools, which follow them: results of chat completions have texts alone."""
         self._messages: list[Message] = []
         self._turn: _AssistantTurn | None = None
         """The last message, if it is the assistant's."""
@@ -62,6 +70,7 @@ class Conversation:
         """The messages so far."""
         if self._turn is not None:
             self._turn.write()
+        self._show_images()
         return self._messages
 
     def append(self, message: Message) -> None:
@@ -69,7 +78,14 @@ class Conversation:
         if self._turn is not None:
             self._turn.write()
             self._turn = None
+        if message.role != "tool":
+            self._show_images()
         self._messages.append(message)
+
+    def _show_images(self) -> None:
+        if self._shown:
+            self._messages.append(Message(role="user", content=self._shown))
+            self._shown = []
 
     def add(self, items: Iterable[InputItem], field: str) -> None:
         """``field``: path of the items in the request, for errors. Raises ApiError."""
@@ -93,7 +109,7 @@ class Conversation:
                 call_id = _needed(item.call_id, f"{field}.call_id")
                 if item.output is None:
                     raise _missing(f"{field}.output")
-                content = self._content(item.output, f"{field}.output")
+                content = self._result(self._content(item.output, f"{field}.output"))
                 self.append(
                     Message(role="tool", content=content, tool_call_id=call_id, name=self._names.get(call_id))
                 )
@@ -126,6 +142,7 @@ class Conversation:
     def _assistant(self) -> _AssistantTurn:
         """The assistant's turn, which its last items belong to."""
         if self._turn is None:
+            self._show_images()
             self._turn = _AssistantTurn(Message(role="assistant"))
             self._messages.append(self._turn.message)
         return self._turn
@@ -142,8 +159,31 @@ class Conversation:
     def _content(self, content: str | list[ContentPart], field: str) -> str | list[str | Part]:
         if isinstance(content, str):
             return content
-        texts = self._texts(content, field)
-        return texts[0] if len(texts) == 1 else [Part(type="text", text=text) for text in texts]
+        parts = [self._part(part, f"{field}[{place}]") for place, part in enumerate(content)]
+        first = parts[0] if len(parts) == 1 else None
+        return first if isinstance(first, str) else [_as_part(part) for part in parts]
+
+    def _part(self, part: ContentPart, field: str) -> str | Part:
+        """The text of a part, or the image that the model sees."""
+        if not (self._sees_images and part.type == "input_image" and isinstance(part.image_url, str)):
+            return self._text(part, field)
+        image = {"url": part.image_url}
+        if isinstance(part.detail, str):
+            image["detail"] = part.detail
+        return Part(type="image_url", image_url=image)
+
+    def _result(self, content: str | list[str | Part]) -> str | list[str | Part]:
+        """The result of a tool without its images, which are shown later."""
+        if isinstance(content, str) or not self._sees_images:
+            return content
+        texts = []
+        for part in content:
+            if isinstance(part, Part) and part.type == "image_url":
+                self._shown.append(part)
+                texts.append(IMAGE_FOLLOWS)
+            else:
+                texts.append(part if isinstance(part, str) else part.text or "")
+        return "\n".join(texts)
 
     def _texts(self, parts: Iterable[ContentPart], field: str) -> list[str]:
         return [self._text(part, f"{field}[{place}]") for place, part in enumerate(parts)]
@@ -186,7 +226,11 @@ def _joined(contents: list[str | list[str | Part]]) -> str | list[str | Part] | 
 
 
 def _parts(content: str | list[str | Part]) -> list[str | Part]:
-    return [Part(type="text", text=content)] if isinstance(content, str) else content
+    return [_as_part(content)] if isinstance(content, str) else content
+
+
+def _as_part(content: str | Part) -> Part:
+    return Part(type="text", text=content) if isinstance(content, str) else content
 
 
 def _needed(value: str | None, field: str) -> str:

@@ -205,14 +205,5 @@ def _template_variables(request: ResponseRequest) -> dict[str, Any] | None:
 
 
 def _warning(choice: ToolChoice, tools: Tools, conversation: Conversation) -> str | None:
-    warnings = []
-    if tools.dropped:
-        warnings.append(
-            f"tools: this server runs no hosted tools, the model does not see {', '.join(tools.dropped)}"
-        )
-    if choice.warning is not None:
-        warnings.append(choice.warning)
-    told = conversation.unsupported.warning("input")
-    if told is not None:
-        warnings.append(told)
-    return "; ".join(warnings) or None
+    warnings = (tools.warning, choice.warning, conversation.unsupported.warning("input"))
+    return "; ".join(filter(None, warnings)) or None

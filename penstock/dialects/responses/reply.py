@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.dialects.responses.output import Output, OutputOptions
 from penstock.dialects.responses.output_items import MessageItem, ReasoningItem
-from penstock.generation.dialect import EventContent, ReplyFormat
+from penstock.generation.dialect import CONTENT_FILTER, EventContent, ReplyFormat
 from penstock.generation.parsers.delta import TextKind
 from penstock.generation.replies.collected import CollectedReply
 from penstock.generation.replies.reply import ABORT, RequestReply
@@ -31,7 +31,7 @@ SHORT_BYTES = 128 * 1024
 """Events that are made at once: with logprobs, they take about 1 ms."""
 SHORT_CANDIDATES = 2048
 """Logprobs of a response whose JSON is made at once: about 1 ms."""
-_CUT = {b"length": b"max_output_tokens", ABORT: ABORT}
+_CUT = {b"length": b"max_output_tokens", ABORT: ABORT, CONTENT_FILTER: CONTENT_FILTER}
 """Reasons why a response is incomplete, by its finish reason."""
 _ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 """The API's names by status; all others are server_error."""
@@ -175,22 +175,41 @@ class ResponsesReply(ReplyFormat):
 
     def keep(self, reply: RequestReply) -> asyncio.Future[None] | None:
         [choice] = reply.choices
-        cut = _CUT.get(choice.finish_reason)
+        status = self.conclude(
+            choice.finish_reason, reply.usage(), choice.kv_transfer_params, choice.weight_versions
+        )
+        return self._put(status, self._finished, reply.context.turns)
+
+    def conclude(
+        self,
+        finish_reason: bytes,
+        usage: TokenUsage,
+        transfer: KVTransferParams | None = None,
+        versions: Sequence[WeightSpan] | None = None,
+    ) -> bytes:
+        """The output has ended; called before :meth:`end` and :meth:`whole`. Returns its status."""
+        cut = _CUT.get(finish_reason)
         status = b"completed" if cut is None else b"incomplete"
         response: dict[str, Any] = {
             "status": status,
             "completed_at": b"%d" % time.time() if cut is None else b"null",
             "incomplete": b"null" if cut is None else b'{"reason":"%b"}' % cut,
-            "usage": encode_json(self._usage_field(reply.usage())),
-            "transfer": choice.kv_transfer_params,
-            "versions": choice.weight_versions,
+            "usage": encode_json(self._usage_field(usage)),
+            "transfer": transfer,
+            "versions": versions,
         }
         is_short = self._output.candidates <= SHORT_CANDIDATES
         made = b"".join(self._object(**response)) if is_short else response
         self._final = b"response." + status, made
-        return self._put(status, self._finished, reply.context.turns)
+        return status
 
     def whole(self, reply: CollectedReply) -> Iterator[bytes]:
+        return self._finished()
+
+    def body(self, content: EventContent, usage: TokenUsage) -> Iterator[bytes]:
+        """The whole reply that has this ``content``, with its finish reason, in pieces."""
+        self._add(content)
+        self.conclude(content.finish_reason or b"stop", usage)
         return self._finished()
 
     def _put(

@@ -90,6 +90,13 @@ class Tools:
         if input is not None or namespace is not None:
             self.called[name] = CallItemTool(own, namespace, input)
 
+    @property
+    def warning(self) -> str | None:
+        """What the client should know of them."""
+        if not self.dropped:
+            return None
+        return f"tools: this server runs no hosted tools, the model does not see {', '.join(self.dropped)}"
+
     def inputs(self) -> dict[str, InputGrammar]:
         """Inputs of custom tools by function name."""
         return {name: tool.input for name, tool in self.called.items() if tool.input is not None}

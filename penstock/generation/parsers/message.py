@@ -119,6 +119,12 @@ class MessageParser:
         self._stops = stops
         return delta
 
+    def pass_on(self, read: Delta) -> Delta:
+        """The delta of what another server has divided into reasoning, content and calls."""
+        delta = Delta()
+        self._add_all(delta, read)
+        return delta
+
     def _add_all(self, delta: Delta, read: Delta) -> None:
         for piece in read.pieces:
             self._add(delta, piece)

@@ -172,7 +172,7 @@ class _Turns:
             return
         if self._placed[-1].role == "system" and self._placed[-2].role == "user":
             texts = [message_text(self._placed.pop()), *self._added.pop()]
-            self._added[-1].append(_marked("\n".join(texts)))
+            self._added[-1].append(marked("\n".join(texts)))
 
     def _part_answers(self) -> None:
         """Make a system message between two of the assistant's the user's, where turns alternate."""
@@ -180,7 +180,7 @@ class _Turns:
             return
         if self._placed[-1].role == "system" and self._placed[-2].role == "assistant":
             texts = [message_text(self._placed.pop()), *self._added.pop()]
-            self.add(Message("user", _marked("\n".join(texts))))
+            self.add(Message("user", marked("\n".join(texts))))
 
     def _take_waiting(self, message: Message) -> None:
         texts = [*self._waiting, message_text(message)] if message.role == "user" else self._waiting
@@ -220,11 +220,11 @@ class _Turns:
                 return
         text = message_text(message)
         if last is None:
-            self._waiting.append(_marked(text))
+            self._waiting.append(marked(text))
         elif last.role in ("system", "user", "tool"):
-            self._added[-1].append(text if last.role == "system" else _marked(text))
+            self._added[-1].append(text if last.role == "system" else marked(text))
         else:
-            self.add(Message("user", _marked(text)))
+            self.add(Message("user", marked(text)))
 
     def _takes(self, role: str, before: str) -> bool:
         rules = self._rules
@@ -346,5 +346,5 @@ def _named(message: Message) -> str:
     return f"{message.name}: {text}" if message.name else text
 
 
-def _marked(text: str) -> str:
+def marked(text: str) -> str:
     return f"<system>\n{text}\n</system>"

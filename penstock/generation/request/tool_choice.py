@@ -144,7 +144,7 @@ def parse_tool_choice(
             raise _bad_choice(
                 f"tool_choice.type must be function, custom or allowed_tools, got {shown(kind)!r}."
             )
-        numbered, choice = _allowed(numbered, choice.get("allowed_tools"))
+        numbered, choice = allowed_tools(numbered, choice.get("allowed_tools"))
     allowed = [tool for _, tool in numbered]
     if choice == "required":
         constraint = _required(
@@ -215,8 +215,8 @@ def _checked_grammar(make: Callable[[], T]) -> T:
         raise invalid_constraint("tools", "they are nested too deeply") from None
 
 
-def _allowed(tools: Numbered, allowed: Any) -> tuple[Numbered, str]:
-    """The tools that ``allowed_tools`` lists, and its mode."""
+def allowed_tools(tools: Numbered, allowed: Any) -> tuple[Numbered, str]:
+    """The tools that ``allowed_tools`` lists, and its mode. Raises ApiError."""
     field = "tool_choice.allowed_tools"
     if not isinstance(allowed, dict) or allowed.get("mode") not in ("auto", "required"):
         raise _bad_choice(f"{field} must be an object with a mode, auto or required, and tools.")

@@ -6,7 +6,7 @@ the conversation forever.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from penstock.generation.request.schemas import Message, Part
 
@@ -23,6 +23,17 @@ UNSUPPORTED_PARTS = {
     "input_file": "document",
 }
 """Types of parts in OpenAI's and vLLM's APIs and in messages for transformers, and what they show."""
+
+IMAGE_FOLLOWS = "[An image, which the next message has.]"
+"""What stands in the result of a tool for an image that the model sees."""
+
+
+def joined(contents: Sequence[str | Part]) -> str | list[str | Part]:
+    """Texts as one text, a line each; with images among them, as parts."""
+    texts = [each for each in contents if isinstance(each, str)]
+    if len(texts) == len(contents):
+        return "\n".join(texts)
+    return [Part(type="text", text=each) if isinstance(each, str) else each for each in contents]
 
 
 def placeholder(kind: str) -> str:
