@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from importlib import import_module
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -94,8 +95,8 @@ class EndpointsDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 def _in_pool(target: ResolvedEndpoint, pool: Pool | None) -> ResolvedEndpoint:
     if pool is None:
-        return replace(target, pool="", role="both")
-    return replace(target, pool=pool.name, role=pool.role)
+        return replace(target, pool="", role="both", apis=None)
+    return replace(target, pool=pool.name, role=pool.role, apis=pool.spoken)
 
 
 def read_endpoints(text: str) -> EndpointsDocument:
@@ -125,6 +126,8 @@ def read_endpoints(text: str) -> EndpointsDocument:
     with problems.collected():
         prices = _prices(document)
     problems.raise_all(ValueError)
+    if any(pool.apis is not None for pool in pools):
+        import_module("penstock.gateway.translation.translation")  # 0.2 s, before requests wait for it
     return EndpointsDocument(
         endpoints=endpoints,
         pools=pools,

@@ -71,10 +71,12 @@ class KubernetesDiscovery:
             await self._api.close()
 
     def endpoints_in(self, pools: Sequence[Pool]) -> list[ResolvedEndpoint]:
-        """The endpoints. Those whose pods have no role of their own have that of their pool in ``pools``."""
-        roles = {pool.name: pool.role for pool in pools}
+        """The endpoints, with what ``pools`` say of theirs. Pods may have a role of their own."""
+        named = {pool.name: pool for pool in pools}
         return [
-            replace(each, role=roles[each.pool]) if each.role == "both" and each.pool in roles else each
+            replace(each, role=pool.role if each.role == "both" else each.role, apis=pool.spoken)
+            if (pool := named.get(each.pool)) is not None
+            else each
             for each in self.endpoints
         ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -16,6 +16,9 @@ ModelName = Annotated[str, Meta(min_length=1, max_length=256)]
 Path = Annotated[str, Meta(min_length=1)]
 Seconds = Annotated[float, Meta(gt=0)]
 HeaderValue = Annotated[str, Meta(pattern=r"^([!-~]([ -~]*[!-~])?)?\Z")]
+
+
+Api = Literal["chat", "completions", "messages", "responses"]
 
 
 class PoolKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
@@ -59,6 +62,9 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Pools or models for its requests when none of its endpoints is ready, or all refuse."""
     role: Role = "both"
     """What its endpoints do: prefill for others, decode, or both."""
+    apis: Annotated[list[Api], Meta(min_length=1)] | None = None
+    """The APIs that its endpoints speak: requests for others are translated to chat completions, or refused.
+    None: all that clients send is relayed as it is."""
     hosted: bool = False
     """They are an API of somebody else: it has no metrics, and gets nothing but requests of clients."""
     key: PoolKey | str | None = None
@@ -72,6 +78,11 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     http2: Http2Policy | None = None
     timeouts: PoolTimeouts = PoolTimeouts()
     max_attempts: Annotated[int, Meta(ge=1, le=16)] | None = None
+
+    @property
+    def spoken(self) -> frozenset[str] | None:
+        """The APIs, as a set."""
+        return None if self.apis is None else frozenset(self.apis)
 
     @property
     def connection(self) -> tuple[object, ...]:

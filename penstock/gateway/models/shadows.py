@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 from penstock.gateway.metric_definitions import SHADOWS, Figure
 from penstock.gateway.models.directory import ModelDirectory
+from penstock.gateway.requests.apis import APIS
 from penstock.gateway.requests.incoming_request import IncomingRequest
 from penstock.gateway.responses.expected_reply import expected_reply, make_observer
 from penstock.gateway.responses.held_bytes import HeldBytes
@@ -95,7 +96,12 @@ class Shadows:
 
     async def _outcome(self, step: FallbackStep, session: str | None, incoming: IncomingRequest) -> str:
         request = pick_request(incoming, session, (step,), None)
-        endpoints = [each for each in step.endpoints if each.breaker.closed and each.role != "prefill"]
+        api = APIS.get(incoming.path)  # copies are not translated
+        endpoints = [
+            each
+            for each in step.endpoints
+            if each.breaker.closed and each.role != "prefill" and (each.apis is None or api in each.apis)
+        ]
         try:
             endpoint = self._picker.pick(request, endpoints, self._clock())
         except NoEndpointError:

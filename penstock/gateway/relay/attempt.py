@@ -26,6 +26,7 @@ from penstock.http.errors import ApiError
 
 if TYPE_CHECKING:
     from penstock.gateway.relay.client_connection import HttpClientConnection
+    from penstock.gateway.translation.translation import Translation
 
 BACKPRESSURE_S = 5.0
 """Seconds after a pause for a slow client within which a broken reply is due to that client: what the model
@@ -53,6 +54,8 @@ class Requester(NamedTuple):
     """Gets the id of a stored response."""
     on_first_token: Callable[[], None]
     """Called when a stream's first token comes."""
+    translation: Translation | None = None
+    """What makes the reply one of the client's API; None: it is one."""
 
 
 class TimeLimits(NamedTuple):
@@ -139,10 +142,16 @@ class Attempt:
             strip_usage=self._strip_usage,
             held=self._held,
         )
+        if (translation := self._requester.translation) is not None:
+            self._observer = translation.observer(
+                status, self._observer, on_failed=self._end_early, on_error=self._answer_error
+            )
+            streamed = isinstance(self._observer, StreamObserver)
+            self._headers = translation.headers(self._headers, streamed=streamed)
         if isinstance(self._observer, StreamObserver):
             self._observer.on_first_token = self._requester.on_first_token
         if self.seen.stream:  # it may get an error event, or lose its usage
-            self._has_fast_path = self._exchange.has_fast_path
+            self._has_fast_path = translation is None and self._exchange.has_fast_path
             self._headers = [header for header in self._headers if header[0] != b"content-length"]
 
     def on_body(self, data: bytes, now: float) -> None:
@@ -207,6 +216,17 @@ class Attempt:
             self._start()
         self._client.end()
         self._end(TransportResult.COMPLETE)
+
+    def _answer_error(self, status: int, reason: str) -> None:
+        """The client gets an error in the place of the reply. Nothing was relayed yet."""
+        self.status, self.reason = status, reason
+
+    def _end_early(self) -> None:
+        """The client has the end of its stream, whatever the server sends besides."""
+        if not self.ended.done():
+            self._exchange.abort()
+            self._client.end()
+            self._end(TransportResult.COMPLETE)
 
     def on_broken(self, reason: str, failure: Failure) -> None:
         """A model server may break the reply off because it waited for too long: servers bound what they hold

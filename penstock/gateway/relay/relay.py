@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from math import ceil
 from time import perf_counter
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from penstock.gateway.relay.attempt import (
     RESENT,
@@ -48,6 +48,9 @@ from penstock.gateway.upstream.timeouts import Timeouts
 from penstock.http.admission import BEGUN, retry_headers
 from penstock.http.errors import ApiError
 from penstock.logging_setup import RateLimitedLog
+
+if TYPE_CHECKING:
+    from penstock.gateway.translation.translation import Translation
 
 log = logging.getLogger(__name__)
 _log_denial = RateLimitedLog(log, logging.ERROR)
@@ -227,7 +230,9 @@ class _RequestRelay:
 
     async def _send_until_answered(self, endpoint: Endpoint) -> bool:
         relay, record = self._relay, self._record
-        with_usage = relay.wants_usage(self._incoming, endpoint)
+        translation = None if endpoint.apis is None else await self._translate(endpoint)
+        incoming = self._incoming if translation is None else translation.incoming
+        with_usage = relay.wants_usage(incoming, endpoint)
         fresh = False
         while True:
             try:
@@ -239,7 +244,7 @@ class _RequestRelay:
                 return self._finish_attempt(endpoint, TransportResult.TIMEOUT, None, reason)
             if exchange is None:
                 return self._finish_attempt(endpoint, TransportResult.CLIENT_GONE, None, "")
-            attempt = await self._attempt(endpoint, exchange, with_usage)
+            attempt = await self._attempt(endpoint, exchange, with_usage, translation)
             ending = attempt.ended.result()
             if refused_with_usage(attempt.status, with_usage=with_usage, relayed=attempt.relayed):
                 with_usage, fresh = False, False
@@ -247,7 +252,7 @@ class _RequestRelay:
             if ending in RESENT and not fresh and self._claim_resend(attempt):
                 fresh = True
                 continue
-            if not with_usage and relay.wants_usage(self._incoming, endpoint) and attempt.status == 200:
+            if not with_usage and relay.wants_usage(incoming, endpoint) and attempt.status == 200:
                 relay.stop_asking_for_usage(endpoint)
             record.bytes_out = attempt.bytes_out
             if relay.is_denied(endpoint, record.method, attempt.status):
@@ -289,8 +294,23 @@ class _RequestRelay:
             raise TimeoutError
         return None
 
-    async def _attempt(self, endpoint: Endpoint, exchange: Exchange, with_usage: bool) -> Attempt:
-        relay, incoming = self._relay, self._request.incoming_for(endpoint)
+    async def _translate(self, endpoint: Endpoint) -> Translation | None:
+        """The request as a chat completion; None: the endpoint speaks its API. Raises ApiError."""
+        from penstock.gateway.translation import translation  # with its dialects, and only where needed
+
+        try:
+            if endpoint.apis is None or not translation.is_translated(endpoint.apis, self._incoming):
+                return None
+            return await translation.translate(self._incoming, self._record.request_id)
+        except ApiError:
+            endpoint.breaker.release_probe(self._sent_at)
+            raise
+
+    async def _attempt(
+        self, endpoint: Endpoint, exchange: Exchange, with_usage: bool, translation: Translation | None
+    ) -> Attempt:
+        relay = self._relay
+        incoming = self._request.incoming_for(endpoint) if translation is None else translation.incoming
         body = incoming.body
         self._record.sent_at = relay.clock()
         attempt = Attempt(
@@ -298,12 +318,13 @@ class _RequestRelay:
             exchange,
             relay.plain_events,
             expects=expected_reply(body, incoming.path),
-            strip_usage=with_usage,
+            strip_usage=with_usage and translation is None,
             requester=Requester(
                 screen=lambda status, headers: self._screen(endpoint, status, headers, with_usage),
-                error_event=self._record.error_event,
+                error_event=self._record.error_event if translation is None else translation.error_event,
                 on_response=lambda id: relay.router.owners.learn(id, endpoint),
                 on_first_token=lambda: self._on_first_token(endpoint),
+                translation=translation,
             ),
             held=relay.held,
             limits=TimeLimits(endpoint.upstream.timeouts, self._deadline, relay.clock),

@@ -240,16 +240,16 @@ def _decode(read: Callable[[bytes], Shape], data: bytes) -> Shape:
         try:
             return read(data)
         except msgspec.DecodeError:
-            if (tidied := _tidied(data)) == data:
+            if (better := tidied(data)) == data:
                 raise
-            return read(tidied)
+            return read(better)
     except UnicodeDecodeError as error:
         raise ContentError(f"not UTF-8: {error.reason} at byte {error.start}") from None
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ContentError(f"not JSON: {error}") from None
 
 
-def _tidied(data: bytes) -> bytes:
+def tidied(data: bytes) -> bytes:
     """Rewrite the data as JSON of the standard: some servers write NaN or -Infinity for the logprob of what
     cannot come, or divide a pair of surrogates between two events. Texts matter only by being empty or
     not."""

@@ -53,6 +53,8 @@ class Endpoint:
     role: Role = "both"
     upstream: Upstream = field(default_factory=Upstream)
     """How it is reached, and as whom."""
+    apis: frozenset[str] | None = None
+    """Names of the APIs that it speaks; None: what clients send is relayed as it is."""
     several_models: bool = False
     """Whether the endpoint lists models that are not adapters or other names of one, so it may have limits
     for each."""

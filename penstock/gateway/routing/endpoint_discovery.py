@@ -35,6 +35,8 @@ class ResolvedEndpoint:
     role: Role = "both"
     upstream: Upstream | None = None
     """How it is reached; None: as the options say."""
+    apis: frozenset[str] | None = None
+    """Names of the APIs that it speaks; None: what clients send is relayed as it is."""
 
     @property
     def identity(self) -> Hashable:

@@ -104,7 +104,7 @@ class EndpointPool:
             endpoint = self._known[identity]
             # Envoy connects to addresses, and sends requests as they are
             endpoint.destination = "" if endpoint.upstream.form.rewrites else target.destination
-            endpoint.pool, endpoint.role = target.pool, target.role
+            endpoint.pool, endpoint.role, endpoint.apis = target.pool, target.role, target.apis
         self._endpoints = list(self._connections)
         for on_updated in self.on_updated:
             on_updated(self.endpoints)
