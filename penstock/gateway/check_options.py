@@ -11,8 +11,9 @@ from penstock.config.gateway import GatewayConfig
 from penstock.config.secret_files import warn_if_open_to_others
 from penstock.config.watched_file import check_regular, read_regular, reason
 from penstock.distribution import pip_install
+from penstock.gateway.admission.clients_file import clients_file
 from penstock.gateway.admission.envoy_certificates import certificate_files
-from penstock.gateway.admission.keys_file import keys_file
+from penstock.gateway.admission.oidc.issuer_entry import IssuerEntry
 from penstock.gateway.discovery.endpoints_file import EndpointSource
 from penstock.gateway.kv_events.event_ports import EventPorts
 from penstock.gateway.scorer_weights import read_weights
@@ -58,7 +59,18 @@ def _check_endpoints(config: GatewayConfig) -> None:
 def _check_client_keys(config: GatewayConfig) -> None:
     if config.client_keys_file is not None:
         warn_if_open_to_others("--client-keys-file", config.client_keys_file)
-        keys_file(config.client_keys_file)
+        for entry in clients_file(config.client_keys_file).latest().issuers:
+            _check_issuer(f"--client-keys-file {config.client_keys_file}: issuer {entry.issuer}", entry)
+
+
+def _check_issuer(where: str, entry: IssuerEntry) -> None:
+    """Whether its files can be used; the issuer itself is asked by the workers."""
+    from penstock.gateway.admission.oidc.key_source import check_files
+
+    try:
+        check_files(entry)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
 
 
 def _check_kubernetes(config: GatewayConfig) -> None:

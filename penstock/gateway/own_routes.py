@@ -9,6 +9,7 @@ import msgspec
 
 from penstock import __version__
 from penstock.gateway.admission.client_keys import ClientKeys
+from penstock.gateway.admission.oidc.token_pending import TokenPending
 from penstock.gateway.control.control_routes import OPERATIONS, ControlRoutes
 from penstock.gateway.routing.endpoint_pool import EndpointPool
 from penstock.http.access_keys import check_local
@@ -79,7 +80,11 @@ class OwnRoutes:
         """Answer a request whose path is one of OWN_PATHS. Raises ApiError."""
         path = http.path
         if self._keys.guards(path):
-            self._keys.check(path, http.fields)
+            try:
+                self._keys.check(path, http.fields)
+            except TokenPending as pending:
+                await pending.wait()
+                self._keys.check(path, http.fields)
         else:
             check_local(http, unix_socket=None, loopback=self._loopback_administers)
         if http.method not in OWN_METHODS:

@@ -124,16 +124,21 @@ def tenant_of(digest: bytes) -> str:
     return blake2b(digest, digest_size=16, person=_TENANT).hexdigest()
 
 
-def presented_digest(headers: Mapping[bytes, bytes]) -> bytes | None:
-    """The SHA-256 digest of the key that a request presents; empty, if not as a key should be; None: it
-    presents none."""
+def presented_key(headers: Mapping[bytes, bytes]) -> bytes | None:
+    """The key that a request presents; empty, if not as a key should be; None: it presents none."""
     scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
     if not scheme:
         scheme = b"bearer"
         key = next(filter(None, map(headers.get, KEY_HEADERS)), b"")
     if not key:
         return None
-    return sha256(key.strip()).digest() if scheme.lower() == b"bearer" else b""
+    return key.strip() if scheme.lower() == b"bearer" else b""
+
+
+def presented_digest(headers: Mapping[bytes, bytes]) -> bytes | None:
+    """The SHA-256 digest of the key that a request presents; see :func:`presented_key`."""
+    key = presented_key(headers)
+    return sha256(key).digest() if key else key
 
 
 def invalid_key(presented: bytes | None) -> ApiError:
@@ -149,10 +154,10 @@ def invalid_key(presented: bytes | None) -> ApiError:
 
 
 def refused_key(message: str, code: str) -> ApiError:
-    """The refusal of a key that is known, or of a token, that is not good. ``message`` is ASCII without
-    quotes."""
-    challenge = f'Bearer error="invalid_token", error_description="{message}"'
-    return ApiError(401, message, code=code, headers=[(b"www-authenticate", challenge.encode()), _REFUSED[1]])
+    """The refusal of a key that is known, or of a token, that is not good; RFC 6750 §3."""
+    described = message.replace('"', "'").replace("\\", "/").encode("ascii", "replace")
+    challenge = b'Bearer error="invalid_token", error_description="%b"' % described
+    return ApiError(401, message, code=code, headers=[(b"www-authenticate", challenge), _REFUSED[1]])
 
 
 def is_administrative(path: str) -> bool:

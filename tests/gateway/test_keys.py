@@ -6,10 +6,8 @@ import os
 from hashlib import sha256
 from pathlib import Path
 
-import httpx
-
 from tests.gateway.behaviours import good
-from tests.gateway.processes import WAIT_S, Gateway, Upstream, eventually, gateway
+from tests.gateway.processes import Gateway, Upstream, eventually, gateway
 from tests.gateway.test_flow_control import logged
 
 BODY = {"model": "m", "prompt": "p", "stream": True}
@@ -27,8 +25,8 @@ def answers(front: Gateway, key: str) -> set[tuple[int, str]]:
     """Status and code on eight new connections, which several workers get."""
     found = set()
     for _ in range(8):
-        headers = {"authorization": f"Bearer {key}"}
-        reply = httpx.post(front.url + "/v1/completions", json=BODY, headers=headers, timeout=WAIT_S)
+        headers = {"authorization": f"Bearer {key}", "connection": "close"}
+        reply = front.client.post("/v1/completions", json=BODY, headers=headers)
         code = "" if reply.status_code == 200 else reply.json()["error"]["code"]
         found.add((reply.status_code, code))
     return found

@@ -88,6 +88,10 @@ def test_the_name_of_the_pool_in_metrics(options: dict[str, Any], name: str) -> 
         (("--endpoints-file", "/no"), "--endpoints-file /no: No such file"),
         (("--client-keys-file", "/no"), "--client-keys-file /no: No such file"),
         (("--client-keys-file", "{cut}"), "--client-keys-file {cut}: line 2: not valid YAML"),
+        (
+            ("--client-keys-file", "{issuers}"),
+            "--client-keys-file {issuers}: issuer i: jwks /no: No such file",
+        ),
         (("--api-key-file", "/no"), "--api-key-file /no: .*No such file"),
         (("--access-log-file", "/no/log"), "--access-log-file /no/log: No such file"),
         (("--access-log-file", "/"), "--access-log-file /: Is a directory"),
@@ -113,12 +117,15 @@ def test_a_bad_option_is_refused_before_a_worker_starts(
     cut = tmp_path / "cut.yaml"
     cut.write_text("keys: [\n")
     cut.chmod(0o600)
-    given = ["--port", "0", *(each.format(cut=cut) for each in arguments)]
+    issuers = tmp_path / "issuers.yaml"
+    issuers.write_text("issuers: [{issuer: i, audience: a, jwks: /no}]\n")
+    issuers.chmod(0o600)
+    given = ["--port", "0", *(each.format(cut=cut, issuers=issuers) for each in arguments)]
     if arguments and "--endpoints" not in arguments:
         given += ["--endpoints", "http://127.0.0.1:9"]
     assert main(["gateway", *given]) == 2
     (line,) = capfd.readouterr().err.splitlines()
-    assert re.match(f"penstock: error: {problem.format(cut=cut)}", line)
+    assert re.match(f"penstock: error: {problem.format(cut=cut, issuers=issuers)}", line)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ class FlowControlOptions:
     client_keys_file: Annotated[
         str | None,
         option(
-            "YAML file of further API keys with the name, priority, share, models and budgets of each; "
-            "reloaded when it changes.",
+            "YAML file of further API keys with the name, times, priority, share, models and budgets of "
+            "each, and of issuers of tokens (JWT, OpenID Connect); reloaded when it changes.",
             "Budgets",
         ),
     ] = None

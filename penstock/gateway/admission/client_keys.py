@@ -6,9 +6,10 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from penstock.config.watched_file import WatchedFile
-from penstock.gateway.admission.keys_file import Grant
+from penstock.gateway.admission.clients_file import KnownClients
 from penstock.gateway.requests.caller import Caller
 from penstock.http.access_keys import (
     OPEN_PATHS,
@@ -16,10 +17,14 @@ from penstock.http.access_keys import (
     invalid_key,
     key_digest,
     presented_digest,
+    presented_key,
     refused_key,
     tenant_of,
 )
 from penstock.http.errors import ApiError
+
+if TYPE_CHECKING:  # imported where there are issuers of tokens
+    from penstock.gateway.admission.oidc.token_clients import TokenClients
 
 RELOAD_INTERVAL_S = 1.0
 """Interval of checks whether the file has changed, and so the most by which a change is late."""
@@ -41,7 +46,7 @@ class ClientKeys:
     def __init__(
         self,
         plain: Iterable[str],
-        file: WatchedFile[dict[bytes, Grant]] | None,
+        file: WatchedFile[KnownClients] | None,
         clock: Callable[[], float] = time.time,
         admin_keys: Iterable[str] = (),
     ) -> None:
@@ -49,7 +54,9 @@ class ClientKeys:
         ``admin_keys`` open the administrative routes, which take no other key then, and all others."""
         self._file = file
         self._clock = clock
-        self._grants = {} if file is None else file.latest()
+        self._known = KnownClients({}) if file is None else file.latest()
+        self._tokens: TokenClients | None = None
+        """None: there are no issuers of tokens."""
         self._plain: dict[bytes, Caller] = {}
         self._clients: dict[bytes, Caller] = {}
         self._refused: dict[bytes, str] = {}
@@ -73,7 +80,7 @@ class ClientKeys:
 
     def check(self, path: str, headers: Mapping[bytes, bytes]) -> Caller | None:
         """Check the key of a request for ``path``; None: none is needed. ``headers``: by name in lower case.
-        Raises ApiError."""
+        Raises ApiError: TokenPending for a token that is new."""
         if not self.guards(path) or path in OPEN_PATHS:
             return None
         presented = presented_digest(headers)
@@ -81,7 +88,7 @@ class ClientKeys:
         if self._admins.has(presented):
             return Caller(tenant_of(presented or b""))
         if caller is None:
-            raise self._refusal(presented)
+            caller = self._of_token(presented, headers)
         self._admins.refuse_client(path)
         return caller
 
@@ -91,22 +98,37 @@ class ClientKeys:
             await asyncio.Event().wait()
             return
         loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(max(0.0, min(RELOAD_INTERVAL_S, self._changes_at - self._clock())))
-            # In a thread: a large file takes long to read, and a disk may not answer.
-            self.take_over(await loop.run_in_executor(None, self._file.latest))
+        self._follow_issuers()
+        try:
+            while True:
+                await asyncio.sleep(max(0.0, min(RELOAD_INTERVAL_S, self._changes_at - self._clock())))
+                # In a thread: a large file takes long to read, and a disk may not answer.
+                self.take_over(await loop.run_in_executor(None, self._file.latest))
+                self._follow_issuers()
+        finally:
+            if self._tokens is not None:
+                await self._tokens.close()
 
-    def take_over(self, grants: dict[bytes, Grant]) -> None:
+    def take_over(self, known: KnownClients) -> None:
         """These are the keys of the file from here on."""
-        if grants is not self._grants or self._clock() >= self._changes_at:
-            self._grants = grants
+        if known is not self._known or self._clock() >= self._changes_at:
+            self._known = known
             self._choose()
+
+    def _follow_issuers(self) -> None:
+        known = self._known
+        if known.issuers and self._tokens is None:
+            from penstock.gateway.admission.oidc.token_clients import TokenClients
+
+            self._tokens = TokenClients(self._clock)
+        if self._tokens is not None:
+            self._tokens.configure(known.issuers, known.names)
 
     def _choose(self) -> None:
         """Choose the keys that are good now."""
         now = self._clock()
         clients, refused, changes_at = dict(self._plain), {}, math.inf
-        for digest, grant in self._grants.items():
+        for digest, grant in self._known.grants.items():
             if refusal := grant.refusal(now):
                 refused[digest] = refusal
             else:
@@ -116,10 +138,15 @@ class ClientKeys:
                 changes_at = min(changes_at, *later, math.inf)
         self._clients, self._refused, self._changes_at = clients, refused, changes_at
 
-    def _refusal(self, presented: bytes | None) -> ApiError:
+    def _of_token(self, presented: bytes | None, headers: Mapping[bytes, bytes]) -> Caller:
+        """The client of what is no key that is good. Raises ApiError."""
         if refusal := self._refused.get(presented or b""):
-            return refused_key(_REFUSALS[refusal], f"key_{refusal}")
-        return invalid_key(presented)
+            raise refused_key(_REFUSALS[refusal], f"key_{refusal}")
+        if self._tokens is not None and (token := presented_key(headers)):
+            caller = self._tokens.find(presented or b"", token)
+            if caller is not None:
+                return caller
+        raise invalid_key(presented)
 
     @property
     def has_admins(self) -> bool:

@@ -1,4 +1,4 @@
-"""``--client-keys-file``: the clients' keys with names, times, priorities, shares, models and budgets."""
+"""A key of the clients' file: with name, times, priority, share, models and budgets."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from penstock.config.describe import Key
-from penstock.config.document import convert_document
-from penstock.config.watched_file import WatchedFile
 from penstock.gateway.requests.caller import DAY_S, MINUTE_S, Budget, Caller
 from penstock.http.access_keys import key_digest
 
-OPTION = "--client-keys-file"
 Amount = Annotated[int, Meta(gt=0, le=1 << 53)]
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{64}\Z")]
 Pattern = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -42,7 +39,9 @@ class Grant:
         return "not_yet_valid" if now < self.begins else ""
 
 
-class _Budgets(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+class BudgetTerms(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    """Amounts of budgets, as the file names them."""
+
     requests_per_minute: Amount | None = None
     requests_per_day: Amount | None = None
     tokens_per_minute: Amount | None = None
@@ -83,7 +82,7 @@ class KeyEntry(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     priority: Annotated[int, Meta(ge=-100, le=100)] | None = None
     weight: Annotated[float, Meta(gt=0, le=1000)] = 1.0
     models: list[Pattern] = []
-    budgets: _Budgets = msgspec.field(default_factory=_Budgets)
+    budgets: BudgetTerms = msgspec.field(default_factory=BudgetTerms)
 
     def caller(self) -> Caller:
         return Caller(
@@ -116,42 +115,7 @@ class KeyEntry(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
         return found
 
 
-class _Document(msgspec.Struct, forbid_unknown_fields=True):
-    keys: Annotated[list[KeyEntry], Meta(min_length=1)]
-
-
 def _listed(value: str | list[str] | UnsetType) -> list[str]:
     if value is UNSET:
         return []
     return [value] if isinstance(value, str) else value
-
-
-def read_entries(text: str) -> list[KeyEntry]:
-    """The clients that the file names. Raises ValueError, whose text has no key."""
-    from penstock.config import yaml_file  # takes tens of milliseconds, needed only with such a file
-
-    return convert_document(yaml_file.load(text), _Document).keys
-
-
-def read_keys(text: str) -> dict[bytes, Grant]:
-    """Grants by the SHA-256 digests of the keys. Raises ValueError, whose text has no key."""
-    grants: dict[bytes, Grant] = {}
-    names: set[str] = set()
-    for entry in read_entries(text):
-        if entry.name in names:
-            raise ValueError(f"the name {entry.name!r} is given twice; give all its keys at once, as a list")
-        names.add(entry.name)
-        if not entry.digests():
-            raise ValueError(f"{entry.name}: there is no key; it needs key, or sha256: the hex digest of one")
-        for digest, grant in entry.grants():
-            if digest in grants:
-                owners = dict.fromkeys((grants[digest].caller.name, entry.name))
-                twice = "has the same key twice" if len(owners) == 1 else "have the same key"
-                raise ValueError(f"{' and '.join(owners)} {twice}")
-            grants[digest] = grant
-    return grants
-
-
-def keys_file(path: str) -> WatchedFile[dict[bytes, Grant]]:
-    """See :func:`read_keys`. Raises ConfigError."""
-    return WatchedFile(OPTION, path, read_keys, lambda grants: f"{len(grants)} keys")

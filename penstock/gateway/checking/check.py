@@ -17,7 +17,7 @@ from penstock.config.errors import ConfigError, Problems, did_you_mean
 from penstock.config.gateway import GatewayConfig
 from penstock.config.origins import Origins
 from penstock.config.watched_file import TextFiles
-from penstock.gateway.admission.keys_file import keys_file
+from penstock.gateway.admission.clients_file import KnownClients, clients_file
 from penstock.gateway.check_options import check_options
 from penstock.gateway.checking.certificate_dates import certificates
 from penstock.gateway.checking.resolved import resolved_endpoints, resolved_keys, resolved_options
@@ -39,12 +39,12 @@ def check(config: GatewayConfig, origins: Origins, problems: Sequence[str]) -> R
             loaded = load_api_keys(config, origins, TextFiles())
         with found.collected():
             check_options(loaded)
-        document, clients = NONE, {}
+        document, clients = NONE, KnownClients({})
         with suppress(ConfigError):  # told already
             document = EndpointSource(loaded).document()
         with suppress(ConfigError):
             if loaded.client_keys_file is not None:
-                clients = keys_file(loaded.client_keys_file).latest()
+                clients = clients_file(loaded.client_keys_file).latest()
         targets = asyncio.run(_resolve_all(document.urls()))
         dates, expiring = certificates(loaded)
     errors = list(dict.fromkeys([*problems, *found.found]))

@@ -72,7 +72,8 @@ def _keys_line(keys: Mapping[str, Any]) -> str:
         told = "none needed, anybody who can connect may use the gateway"
     else:
         told = f"{_counted(len(keys['named']), 'name')}, {keys['unnamed']} without a name"
-    return f"keys: {told}; {keys['administrators']} of administrators"
+    issuers = f", tokens of {', '.join(keys['issuers'])}" if keys["issuers"] else ""
+    return f"keys: {told}{issuers}; {keys['administrators']} of administrators"
 
 
 def _key_line(key: Mapping[str, Any]) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from penstock.config.gateway import GatewayConfig
 from penstock.config.introspect import options_of, without_secrets
 from penstock.config.origins import Origins
-from penstock.gateway.admission.keys_file import Grant
+from penstock.gateway.admission.clients_file import KnownClients
 from penstock.gateway.discovery.endpoints_file import EndpointsDocument
 from penstock.gateway.models.pools import Pool
 from penstock.gateway.requests.caller import Caller
@@ -47,16 +47,17 @@ def _pool(pool: Pool) -> dict[str, Any]:
     return {name: getattr(pool, name) for name in SHOWN} | {"also_set": also}
 
 
-def resolved_keys(config: GatewayConfig, grants: Mapping[bytes, Grant]) -> dict[str, Any]:
+def resolved_keys(config: GatewayConfig, clients: KnownClients) -> dict[str, Any]:
     """Who may use the gateway: names, and how many keys have none."""
     now = time.time()
     states: dict[Caller, list[str]] = defaultdict(list)
-    for grant in grants.values():
+    for grant in clients.grants.values():
         states[grant.caller].append(grant.refusal(now))
     return {
         "needed": bool(config.api_key or config.client_keys_file),
         "unnamed": len(config.api_key or ()),
         "administrators": len(config.admin_api_key or ()),
+        "issuers": [entry.issuer for entry in clients.issuers],
         "named": [
             {
                 "name": caller.name,

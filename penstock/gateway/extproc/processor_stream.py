@@ -8,6 +8,7 @@ from urllib.parse import unquote
 
 from penstock.dialects.messages.errors import is_anthropic
 from penstock.gateway.admission.intake import UNCODED
+from penstock.gateway.admission.oidc.token_pending import TokenPending
 from penstock.gateway.extproc.messages import (
     BodyMode,
     CommonResponse,
@@ -157,10 +158,14 @@ class ProcessorStream:
         subset = _first_hint(message, SUBSET_NAMESPACE, SUBSETS)
         self._subset = None if subset is None else frozenset(subset)
         address = self._names.get(b"x-forwarded-for", b"").rpartition(b",")[2]  # which Envoy appends
+        authorize, method = self._requests.intake.authorize, self._record.method
+        asks = method, path, message.headers, address.decode("latin-1").strip()
         try:
-            self._record.caller = self._requests.intake.authorize(
-                self._record.method, path, message.headers, address.decode("latin-1").strip()
-            )
+            try:
+                self._record.caller = authorize(*asks)
+            except TokenPending as pending:
+                await pending.wait()
+                self._record.caller = authorize(*asks)
         except ApiError as error:
             return [self._reject(error)]
         waits = self._request_mode in (BodyMode.BUFFERED, BodyMode.FULL_DUPLEX_STREAMED)

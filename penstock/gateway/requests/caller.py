@@ -33,6 +33,8 @@ class Caller:
     """The name of its key; empty: the key has none."""
     team: str = ""
     """The team of its key; empty: none is known."""
+    label: str = ""
+    """What metrics call it; empty: by its name."""
     priority: int | None = None
     """The highest priority of its requests; None: 0, and nothing else limits it."""
     weight: float = 1.0

@@ -135,7 +135,7 @@ class GatewayMetrics:
             self._fallbacks[model, target_model] += 1
         if record.outcome is Outcome.REJECTED:
             self._rejections[record.reason] += 1
-        if name := record.caller.name:
+        if name := record.caller.label or record.caller.name:
             self._key_requests[name, str(record.outcome)] += 1
         if record.cost is not None:
             self._count_cost(record, key, record.cost)
@@ -169,14 +169,15 @@ class GatewayMetrics:
 
     def _count(self, record: RequestRecord, key: RequestLabels, kind: str, count: int, source: str) -> None:
         self._tokens[key.model, key.target_model, key.api, kind, source] += count
-        if name := record.caller.name:
+        if name := record.caller.label or record.caller.name:
             self._key_tokens[name, kind] += count
 
     def _count_cost(self, record: RequestRecord, key: RequestLabels, cost: int) -> None:
         """In whole billionths, so that the sums are exact."""
         self._costs[key.model, key.target_model, key.pool, record.currency] += cost
-        if name := record.caller.name:
-            self._key_costs[name, record.caller.team, record.currency] += cost
+        caller = record.caller
+        if name := caller.label or caller.name:
+            self._key_costs[name, "" if caller.label else caller.team, record.currency] += cost
 
     def _model_labels(self, record: RequestRecord) -> tuple[str, str]:
         """Model and rewritten model, or :data:`OTHER` twice. Who names models that nobody lists takes no

@@ -12,8 +12,8 @@ import pytest
 from penstock.gateway.admission.admission import Admission
 from penstock.gateway.admission.budget_store import MemoryBudgetStore
 from penstock.gateway.admission.budgets import Budgets
+from penstock.gateway.admission.clients_file import clients_file
 from penstock.gateway.admission.flow_control import FlowControl, FlowLimits
-from penstock.gateway.admission.keys_file import keys_file
 from penstock.gateway.extproc.messages import (
     BodyMode,
     CommonResponse,
@@ -44,7 +44,7 @@ class Gateway(World):
         path.chmod(0o600)
         budgets = Budgets(MemoryBudgetStore(lambda: 0.0), lambda: 0.0)
         self.flow = FlowControl(FlowLimits(), lambda: self.now)
-        super().__init__(admission=Admission(budgets, self.flow), client_keys=keys_file(str(path)))
+        super().__init__(admission=Admission(budgets, self.flow), client_keys=clients_file(str(path)))
         self.requests.relay.router.capacity = EndpointCapacity(1)
 
     async def ask(self, key: str, request_id: str, model: str = "m") -> tuple[ProcessorStream, list[Any]]:
