@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from penstock.config.errors import ConfigError
 from penstock.config.gateway import GatewayConfig
 from penstock.gateway.admission.admission import Admission
 from penstock.gateway.admission.budget_store import BudgetStore
@@ -17,6 +18,9 @@ from penstock.gateway.admission.envoy_certificates import certificate_files
 from penstock.gateway.admission.flow_control import FlowControl, FlowLimits
 from penstock.gateway.admission.intake import Intake
 from penstock.gateway.app import GatewayApp
+from penstock.gateway.billing.billing import Billing
+from penstock.gateway.billing.billing_file import journal_folder
+from penstock.gateway.billing.request_journal import RequestJournal
 from penstock.gateway.control.catching_up import CatchingUp
 from penstock.gateway.control.control_routes import ControlRoutes
 from penstock.gateway.control.fan_out import FanOut
@@ -149,7 +153,7 @@ def assemble(
     if spans is not None:
         counts = spans.counts
         metrics.sources.append(lambda: [Figure(SPANS, n, {"state": state}) for state, n in counts.items()])
-    recorder = RequestRecorder(metrics, config.access_log, spans, config.log_content, admission.pricing)
+    recorder = RequestRecorder(metrics, config.access_log, spans, config.log_content, admission.billing)
     tracing = TracePropagator(spans=spans is not None, ratio=config.otlp_sampling_ratio)
     intake = Intake(
         _make_keys(config),
@@ -262,7 +266,18 @@ def make_admission(
     store = _make_budget_store(config, link)
     budgets = Budgets(store, clock, config.budget_store_outage, share=1.0 / config.workers)
     name = None if header is None else header.lower().encode()
-    return Admission(budgets, flow, name, config.request_timeout)
+    billing = Billing(journal=_make_journal(config, clock))
+    return Admission(budgets, flow, name, config.request_timeout, billing)
+
+
+def _make_journal(config: GatewayConfig, clock: Callable[[], float]) -> RequestJournal | None:
+    """Raises ConfigError."""
+    if config.billing_file is None:
+        return None
+    try:
+        return RequestJournal(journal_folder(config.billing_file), clock)
+    except OSError as error:
+        raise ConfigError(f"--billing-file {config.billing_file}: {error.strerror}") from None
 
 
 def _make_budget_store(config: GatewayConfig, link: KeeperLink) -> BudgetStore:

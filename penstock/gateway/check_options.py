@@ -14,6 +14,7 @@ from penstock.distribution import pip_install
 from penstock.gateway.admission.clients_file import clients_file
 from penstock.gateway.admission.envoy_certificates import certificate_files
 from penstock.gateway.admission.oidc.issuer_entry import IssuerEntry
+from penstock.gateway.billing.billing_file import check_journal_folder
 from penstock.gateway.discovery.endpoints_file import EndpointSource
 from penstock.gateway.kv_events.event_ports import EventPorts
 from penstock.gateway.scorer_weights import read_weights
@@ -88,12 +89,22 @@ def _check_kubernetes(config: GatewayConfig) -> None:
 
 
 def _check_access_log(config: GatewayConfig) -> None:
-    if (path := config.access_log_file) is not None:
-        try:
-            with open(path, "a"):
-                pass
-        except OSError as error:
-            raise ConfigError(f"--access-log-file {path}: {reason(error)}") from None
+    if config.access_log_file is not None:
+        _check_appendable("--access-log-file", config.access_log_file)
+
+
+def _check_billing_file(config: GatewayConfig) -> None:
+    if config.billing_file is not None:
+        _check_appendable("--billing-file", config.billing_file)
+        check_journal_folder(config.billing_file)
+
+
+def _check_appendable(option: str, path: str) -> None:
+    try:
+        with open(path, "a"):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{option} {path}: {reason(error)}") from None
 
 
 def _check_tracing(config: GatewayConfig) -> None:
@@ -131,6 +142,7 @@ CHECKS: tuple[Callable[[GatewayConfig], object], ...] = (
     lambda config: EventPorts(config.kv_events or (), config.kv_events_ranks),
     _check_client_keys,
     _check_access_log,
+    _check_billing_file,
     _check_tracing,
     _check_budget_store,
     _check_kubernetes,

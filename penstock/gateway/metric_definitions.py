@@ -351,6 +351,19 @@ CACHED_TOKENS = Metric(
     _gie("objective_prompt_cached_tokens", _GIE_TOKENS),
 )
 
+BILLING_RECORDS = Metric(
+    MetricKind.COUNTER,
+    "requests",
+    "Requests by what became of their line of --billing-file: recorded, or lost, as the journal had no room.",
+    _own("billing_records", labels=("state",)),
+)
+BILLING_WAITING = Metric(
+    MetricKind.GAUGE,
+    "requests",
+    "Ended requests whose line is not in --billing-file yet. If they become more, it cannot be written.",
+    _own("billing_waiting", labels=()),
+)
+
 # -- the pool
 
 MODEL_ENDPOINTS = Metric(

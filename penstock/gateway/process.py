@@ -298,7 +298,7 @@ class _Worker:
             found += kubernetes.endpoints_in(pools)
             pools = kubernetes.with_pools(pools)
             routes = kubernetes.with_routes(routes)
-        parts.relay.router.admission.pricing.update(document.currency, document.prices)
+        parts.relay.router.admission.billing.pricing.update(document.currency, document.prices)
         parts.pool.update(document.reached(found))
         parts.models.directory.update(parts.pool.endpoints, pools, routes)
         parts.metrics.add_models(parts.models.directory.pairs())

@@ -26,6 +26,7 @@ from penstock.config.gateway import GatewayConfig
 from penstock.config.origins import Origins
 from penstock.config.watched_file import TextFiles
 from penstock.exit_codes import EXIT_FAILED, StartupError, exit_code_of
+from penstock.gateway.billing.billing_file import BillingFile
 from penstock.gateway.check_options import check_options
 from penstock.gateway.routing.endpoint_discovery import host_and_port
 from penstock.gateway.workers.keeper import Keeper
@@ -54,7 +55,7 @@ STARTUP_TIMEOUT_S = 120.0
 """Maximum time between two progress reports of a starting worker, which needs about half a second."""
 FIXED_OPTIONS = (
     *("host", "port", "ext_proc_host", "ext_proc_port", "workers", "worker_hang_timeout"),
-    *("drain_timeout", "drain_grace", "log_level", "log_format"),
+    *("drain_timeout", "drain_grace", "log_level", "log_format", "billing_file"),
 )
 """Options of the supervisor itself: only a new start changes them."""
 OPEN = "off, anybody who can connect may use the gateway"
@@ -87,6 +88,8 @@ def serve(config: GatewayConfig, origins: Origins, read_again: ReadOptions) -> i
                 )
             with signals_blocked():  # it is removed whatever comes
                 run_dir = owned.enter_context(RunDirectory(None, parents=("/dev/shm",))).path
+            if config.billing_file is not None:
+                owned.enter_context(BillingFile(config.billing_file))
             scoreboard = owned.enter_context(ScoreboardFile(run_dir))
             keeper = owned.enter_context(Keeper())
             acceptor = owned.enter_context(Acceptor(listener.socket)) if config.workers > 1 else None

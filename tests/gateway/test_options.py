@@ -95,6 +95,7 @@ def test_the_name_of_the_pool_in_metrics(options: dict[str, Any], name: str) -> 
         (("--api-key-file", "/no"), "--api-key-file /no: .*No such file"),
         (("--access-log-file", "/no/log"), "--access-log-file /no/log: No such file"),
         (("--access-log-file", "/"), "--access-log-file /: Is a directory"),
+        (("--billing-file", "/no/bills"), "--billing-file /no/bills: No such file"),
         (("--scorers", "queu=1"), "--scorers queu=1: there is no scorer 'queu'"),
         (("--ttft-slo", "1"), "--ttft-slo 1: the scorer that uses it, slo, is not in --scorers"),
         (("--kv-events", "70000"), "--kv-events 70000: a port is between 1 and 65535"),

@@ -1,4 +1,4 @@
-"""Options of the gateway: its processes and its access log."""
+"""Options of the gateway: its processes, its access log and its bills."""
 
 from __future__ import annotations
 
@@ -48,3 +48,12 @@ class WorkerOptions:
             "Processes",
         ),
     ] = False
+    billing_file: Annotated[
+        str | None,
+        option(
+            "File with one JSON line for each request, exactly once: who sent it, tokens and cost. Its "
+            "journals are in the folder FILE.journal.",
+            "Processes",
+            metavar="FILE",
+        ),
+    ] = None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from penstock.gateway.admission.budgets import Budgets, Reserved, rate_limit_headers
 from penstock.gateway.admission.flow_control import FlowControl, FlowRequest, HaveFree
-from penstock.gateway.billing.prices import Pricing
+from penstock.gateway.billing.billing import Billing
 from penstock.gateway.metric_definitions import QUEUED, QUEUED_BYTES, Figure
 from penstock.gateway.requests.caller import Caller
 from penstock.gateway.requests.incoming_request import IncomingRequest
@@ -57,8 +57,8 @@ class Admission:
     """Name of a header whose values share fairly, in lower case; None: keys do."""
     longest_request_s: float = math.inf
     """``--request-timeout``, which waiting is a part of."""
-    pricing: Pricing = field(default_factory=Pricing)
-    """What tokens cost."""
+    billing: Billing = field(default_factory=Billing)
+    """What becomes of the costs of requests."""
     _outputs: dict[str, float] = field(default_factory=dict)
     """Average tokens of a reply by the name of a key, and of all others."""
 
@@ -72,6 +72,8 @@ class Admission:
         """Reserve budgets, and wait for a place at one of the endpoints that may get the request;
         ``candidates`` gives a name for these, and whether they have free places. None: requests of this kind
         need neither. See :meth:`FlowControl.enter`. Raises ApiError, ClientGone."""
+        if self.billing.journal is not None:
+            self.billing.journal.begin(record)
         caller, body = record.caller, incoming.body
         if not _is_counted(incoming.method, incoming.path):
             return None
@@ -134,6 +136,8 @@ class Admission:
 
     def figures(self) -> Iterator[Figure]:
         """For metrics."""
+        if self.billing.journal is not None:
+            yield from self.billing.journal.figures()
         if self.flow is None:
             return
         for priority, (requests, size) in self.flow.waiting_by_priority().items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.gateway.billing.prices import Pricing
+from penstock.gateway.billing.billing import Billing
 from penstock.gateway.responses.outcome import SUCCESSFUL
 from penstock.gateway.responses.request_record import RequestRecord
 from penstock.gateway.telemetry.access_log import log_request
@@ -21,13 +21,13 @@ class RequestRecorder:
     wanted: Literal["none", "errors", "all"]
     spans: BatchSpanExporter[RequestRecord] | None = None
     log_content: bool = False
-    pricing: Pricing | None = None
-    """None: there are never prices."""
+    billing: Billing | None = None
+    """None: nobody pays."""
 
     def finish(self, record: RequestRecord) -> None:
         """Record a request that has ended with an outcome."""
-        if self.pricing is not None:
-            self.pricing.set_cost(record)
+        if self.billing is not None:
+            self.billing.ended(record)
         self.metrics.request_ended(record)
         if self.spans is not None:
             self.spans.add(record)

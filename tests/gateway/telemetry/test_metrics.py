@@ -71,6 +71,8 @@ def busy(compat: Compat = "none") -> GatewayMetrics:
             metric_definitions.Figure(metric_definitions.SPANS, 1, {"state": "exported"}),
             metric_definitions.Figure(metric_definitions.SHADOWS, 1, {"shadow": "next", "outcome": "ok"}),
             metric_definitions.Figure(metric_definitions.KUBERNETES_AGE, 2.0),
+            metric_definitions.Figure(metric_definitions.BILLING_RECORDS, 1, {"state": "lost"}),
+            metric_definitions.Figure(metric_definitions.BILLING_WAITING, 1),
             metric_definitions.Figure(metric_definitions.KUBERNETES_FAILURES, 3),
             metric_definitions.Figure(metric_definitions.QUEUED, 1, {"priority": "0"}),
             metric_definitions.Figure(metric_definitions.MODEL_ENDPOINTS, 2, {"model": "m"}),
