@@ -260,7 +260,9 @@ def make_admission(
     """Flow control and budgets."""
     flow, header = None, config.fairness_header
     if config.flow_control:
-        limits = FlowLimits(config.max_queued_requests, timeout_s=config.queue_timeout)
+        limits = FlowLimits(
+            config.max_queued_requests, timeout_s=config.queue_timeout, share=1.0 / config.workers
+        )
         flow = FlowControl(limits, clock, scoreboard)
         scoreboard.on_wake = flow.fill_places
     store = _make_budget_store(config, link)

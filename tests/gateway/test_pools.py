@@ -17,6 +17,7 @@ from tests.gateway.processes import Behaviour, Call, Gateway, Upstream, eventual
 
 CLIENT, OWN, FIRST, SECOND, THIRD = (f"sk-{each}" for each in ("client", "own", "first", "second", "third"))
 UNUSED = "sk-unused"
+METRICS = b"vllm:num_requests_waiting 0\n"
 KEYS = (CLIENT, OWN, FIRST, SECOND, THIRD, UNUSED)
 
 
@@ -100,6 +101,7 @@ def fleet(certificates: Certificates, tmp_path_factory: pytest.TempPathFactory) 
                 "name": "own",
                 "endpoints": [own.url],
                 "fallback": ["openai"],
+                "overflow": {"waiting": 8},
                 "key": {"env": "PENS_OWN"},
             },
             {
@@ -139,7 +141,7 @@ def servers(fleet: Fleet) -> Iterator[Fleet]:
     """All of them well, before and after."""
     yield fleet
     for server in (fleet.own, fleet.plain, fleet.openai, fleet.azure):
-        server.behaviour = good
+        server.behaviour, server.metrics = good, METRICS
     eventually(lambda: all(fleet.ask(model) == 200 for model in ("own", "plain", "gpt", "azure-gpt")))
     fleet.check_keys()
 
@@ -200,6 +202,23 @@ def test_fallback_both_ways(servers: Fleet, behaviour: Behaviour, status: int) -
     assert model_of(servers.azure) == "azure-gpt"
     if status == 200:
         assert model_of(servers.own) == "own"
+
+
+def test_overflow_while_requests_wait(servers: Fleet) -> None:
+    def goes_to(server: Upstream) -> bool:
+        before = len(server.calls)
+        assert servers.ask("own") == 200
+        return len(server.calls) > before
+
+    assert goes_to(servers.own)
+    servers.own.metrics = b"vllm:num_requests_waiting 9\n"
+    eventually(lambda: goes_to(servers.openai))
+    assert not goes_to(servers.own)
+    servers.openai.behaviour = servers.azure.behaviour = refusing
+    assert goes_to(servers.own), "which takes what nobody else does"
+    servers.openai.behaviour = servers.azure.behaviour = good
+    servers.own.metrics = b"vllm:num_requests_waiting 8\n"
+    eventually(lambda: goes_to(servers.own))
 
 
 def test_a_denied_key_is_named(servers: Fleet) -> None:

@@ -109,6 +109,11 @@ class Admission:
                 record.queued_s = permit.flow.queued_s
         return permit
 
+    def queued(self, key: Hashable) -> float:
+        """Requests that wait in the gateway for the endpoints of this name, see :meth:`admit`; estimated
+        where other workers have some."""
+        return 0.0 if self.flow is None else self.flow.queued(key)
+
     def sent(self, permit: Permit) -> None:
         """An endpoint counts the request."""
         if self.flow is not None and permit.flow is not None:

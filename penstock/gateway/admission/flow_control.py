@@ -40,6 +40,8 @@ class FlowLimits:
     most_bytes: int = 256 << 20
     timeout_s: float = 30.0
     """Longest wait of a request."""
+    share: float = 1.0
+    """Of the gateway's requests those that come to this worker."""
 
 
 @dataclass(slots=True, eq=False)
@@ -83,6 +85,11 @@ class FlowControl:
         self._gates: dict[Hashable, Gate] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._fills_soon = False
+
+    def queued(self, key: Hashable) -> float:
+        """Requests that wait for the endpoints of this name, in all workers if the others have as many."""
+        gate = self._gates.get(key)
+        return 0.0 if gate is None else len(gate.queue) / self._limits.share
 
     def waiting_by_priority(self) -> dict[int, tuple[int, int]]:
         """Requests and their bytes; of priority 0 also when there are none."""

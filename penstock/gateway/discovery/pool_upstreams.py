@@ -55,6 +55,7 @@ class PoolUpstreams:
         self.default = default_upstream(config)
         self._endpoint_api_key = config.endpoint_api_key
         self._root_path = config.root_path
+        self._knows_queues = config.scrape_interval > 0 or config.flow_control
         self._made: dict[str, tuple[tuple[object, ...], dict[str, Upstream]]] = {}
         """By pool: what was said of its connections, and the records by the path of URLs."""
 
@@ -79,6 +80,12 @@ class PoolUpstreams:
                 upstream.refresh()
 
     def _of(self, pool: Pool) -> dict[str, Upstream]:
+        """Raises ValueError."""
+        if pool.overflow is not None and (pool.hosted or not self._knows_queues):
+            raise ValueError(
+                f"pool {pool.name}: overflow needs the queues of its servers: --scrape-interval above 0 or "
+                "--flow-control, and no hosted API"
+            )
         said, known = self._made.get(pool.name, (None, {}))
         paths = dict.fromkeys(["", *(urlsplit(url).path for url in pool.endpoints)])
         if said != pool.connection:

@@ -34,6 +34,7 @@ class _PoolOfEndpoints:
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
+        self.overflow = None if pool.overflow is None else pool.overflow.waiting
         self.endpoints: list[Endpoint] = []
         names = pool.models or []
         self.exact = [name for name in names if WILDCARDS.isdisjoint(name)]
@@ -50,13 +51,15 @@ class _PoolOfEndpoints:
                 len(model) <= MAX_NAME and any(pattern.match(model) for pattern in self._patterns)
             )
             any_model = tuple(self.endpoints)
-            return FallbackStep(model, any_model, frozenset(any_model), (self.pool.name,)) if fits else None
+            if not fits:
+                return None
+            return FallbackStep(model, any_model, frozenset(any_model), (self.pool.name,), self.overflow)
         listed = frozenset(each for each in self.endpoints if model in listings.get(each, ()))
         if not listed:
             return None
         silent = frozenset(each for each in self.endpoints if listings.get(each) == {})
         endpoints = tuple(each for each in self.endpoints if each in listed | silent)
-        return FallbackStep(model, endpoints, listed, (self.pool.name,))
+        return FallbackStep(model, endpoints, listed, (self.pool.name,), self.overflow)
 
     def by_model(
         self, listings: Mapping[Endpoint, Mapping[str, ModelCard]]
@@ -380,9 +383,10 @@ class ModelDirectory:
                 return steps[0]
             endpoints = tuple(endpoint for step in steps for endpoint in step.endpoints)
             listed = frozenset(endpoint for step in steps for endpoint in step.listed)
-            return FallbackStep(
-                model, endpoints, listed, tuple(pool for step in steps for pool in step.pools)
-            )
+            pools = tuple(pool for step in steps for pool in step.pools)
+            limits = [step.overflow for step in steps if step.overflow is not None]
+            overflow = max(limits) if len(limits) == len(steps) else None
+            return FallbackStep(model, endpoints, listed, pools, overflow)
         undecided = self._find_undecided()
         return FallbackStep(model, undecided) if undecided or not self._endpoints else None
 

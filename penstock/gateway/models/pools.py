@@ -41,6 +41,13 @@ class PoolTls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     server_name: Path | None = None
 
 
+class PoolOverflow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
+    """When a pool's fallback takes requests although its endpoints work."""
+
+    waiting: Annotated[int, Meta(ge=0, le=1 << 20)]
+    """More requests than this wait at each endpoint that works."""
+
+
 class PoolTimeouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
     """In seconds, each in the place of an option."""
 
@@ -60,6 +67,8 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     None: what each of them lists."""
     fallback: list[ModelName] = []
     """Pools or models for its requests when none of its endpoints is ready, or all refuse."""
+    overflow: PoolOverflow | None = None
+    """None: its fallback takes requests only when it cannot."""
     role: Role = "both"
     """What its endpoints do: prefill for others, decode, or both."""
     apis: Annotated[list[Api], Meta(min_length=1)] | None = None

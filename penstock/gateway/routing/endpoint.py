@@ -177,6 +177,12 @@ class Endpoint:
             return None
         return self.load
 
+    def waiting(self, now: float) -> int:
+        """Requests that wait there, as far as is known: where some do, those that were sent since do as
+        well."""
+        load = self.fresh_load(now)
+        return load.waiting + self.sent_since_scrape if load is not None and load.waiting else 0
+
     # -- requests
 
     def request_sent(self, tokens: int, now: float) -> None:

@@ -24,6 +24,8 @@ class FallbackStep:
     """Endpoints of which it is known that they serve the model; the others may."""
     pools: tuple[str, ...] = ()
     """Pools that serve it, also those without an endpoint."""
+    overflow: int | None = None
+    """Requests that may wait at each of the endpoints before the next step takes some; None: any number."""
 
 
 class FallbackChain(Protocol):

@@ -71,6 +71,8 @@ class Router:
         if self.prefill is not None:
             request.subset = self.prefill.restrict(request.subset)
         self._leave_failing(request)
+        if request.steps[0].overflow is not None:
+            self._overflow(request)
         assert request.incoming is not None, "it was made of one"
         candidates = partial(self._candidates, request)
         request.permit = await self.admission.admit(request.incoming, record, candidates, gone)
@@ -125,7 +127,7 @@ class Router:
         places."""
         subset, step, owners = request.subset, request.steps[0], request.owners
         known = step.endpoints if owners is None else owners
-        key = subset, (bounded_name(step.model), step.pools) if owners is None else tuple(owners)
+        key = _gate_key(request, step) if owners is None else (subset, tuple(owners))
 
         def endpoints() -> Iterator[Endpoint]:
             return (each for each in known if subset is None or each.url in subset)
@@ -222,14 +224,37 @@ class Router:
                 self._take_step(request, index)
                 return
 
+    def _overflow(self, request: PickRequest) -> None:
+        """Have another step take a request that would wait for long, the first one where it would not. If
+        that one refuses, the request may still wait."""
+        if request.owners is not None or not self._has_queue(request, request.steps[0]):
+            return
+        for index, step in enumerate(request.steps[1:], 1):
+            if self._works(request, step, frozenset()) and not self._has_queue(request, step):
+                request.steps = (*request.steps[index:], *request.steps[:index])
+                self._take_step(request, 0)
+                return
+
+    def _has_queue(self, request: PickRequest, step: FallbackStep) -> bool:
+        """Whether more requests wait for each endpoint of a step than its pool wants to."""
+        if step.overflow is None:
+            return False
+        now, working = self.clock(), [*self._working(request, step, frozenset())]
+        queued = self.admission.queued(_gate_key(request, step)) / max(len(working), 1)
+        return all(each.waiting(now) + queued > step.overflow for each in working)
+
     def _works(self, request: PickRequest, step: FallbackStep, tried: Set[Endpoint]) -> bool:
+        return any(True for _ in self._working(request, step, tried))
+
+    def _working(self, request: PickRequest, step: FallbackStep, tried: Set[Endpoint]) -> Iterator[Endpoint]:
         now, subset = self.clock(), request.subset
-        return any(
-            each.breaker.allows(now)
+        return (
+            each
+            for each in step.endpoints
+            if each.breaker.allows(now)
             and not (each.is_away or each.held)
             and each not in tried
             and (subset is None or each.url in subset)
-            for each in step.endpoints
         )
 
     def on_not_found(self, request: PickRequest, endpoint: Endpoint) -> bool:
@@ -285,3 +310,8 @@ class Router:
         self.capacity.forget(endpoint)
         if self.caches is not None:
             self.caches.forget(endpoint)
+
+
+def _gate_key(request: PickRequest, step: FallbackStep) -> Hashable:
+    """By what flow control knows the endpoints of a step."""
+    return request.subset, (bounded_name(step.model), step.pools)

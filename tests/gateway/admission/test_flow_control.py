@@ -121,6 +121,14 @@ async def test_places_go_to_the_flows_in_turn_and_to_priorities_first() -> None:
 
 
 @on_loop
+async def test_what_waits_in_all_workers_is_estimated() -> None:
+    fleet = Fleet(limits=FlowLimits(share=0.5))
+    for _ in range(3):
+        await fleet.start("a")
+    assert [fleet.flow.queued(key) for key in ("all", "others")] == [4.0, 0.0]
+
+
+@on_loop
 async def test_requests_for_several_models_of_the_same_endpoints_have_one_order() -> None:
     fleet = Fleet()
     fleet.flow._limits = FlowLimits()

@@ -128,6 +128,8 @@ def test_files_that_are_refused(text: str, problem: str) -> None:
         ({"headers": {"x": "a\r\nb: c"}}, "matching regex"),
         ({"tls": {"ca-file": "/absent"}}, "pool a: tls.ca-file /absent: .*No such file"),
         ({"tls": {"key-file": "k"}}, "pool a: tls.key-file needs tls.cert-file"),
+        ({"overflow": {"waiting": 1}, "hosted": True, "key": "none"}, "pool a: overflow needs the queues of"),
+        ({"overflow": {}}, r"pools\[0\].overflow: Object missing required field `waiting`"),
         ({"timeouts": {"total": 7200}}, "pool a: timeouts.total 7200 is more than --request-timeout 3600"),
         ({"timeouts": {"first_token": 1}}, "it takes connect, first-token, event, total"),
         ({"max-attempts": 0}, r"pools\[0\].max-attempts: Expected `int` >= 1"),

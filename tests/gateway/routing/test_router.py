@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from unittest import mock
+
 from penstock.gateway.admission.admission import Permit
 from penstock.gateway.admission.flow_control import FlowRequest
-from penstock.gateway.routing.endpoint import Endpoint
+from penstock.gateway.routing.endpoint import Endpoint, EndpointLoad
 from penstock.gateway.routing.endpoint_capacity import EndpointCapacity
 from penstock.gateway.routing.endpoint_discovery import ResolvedEndpoint
 from penstock.gateway.routing.endpoint_pool import EndpointPool
-from penstock.gateway.routing.pick_request import PickRequest
+from penstock.gateway.routing.model_steps import FallbackStep
+from penstock.gateway.routing.pick_request import PickRequest, pick_request
 from penstock.gateway.routing.picker import Picker
 from penstock.gateway.routing.router import Router
 from penstock.gateway.upstream.upstream import Upstream
@@ -83,3 +87,37 @@ def test_asking_where_a_prompt_was_sent_keeps_nothing() -> None:
     routing.pool.update([ResolvedEndpoint("http://b:1")])
     assert routing.picker.index.matched([1], [gone, *routing.pool.endpoints]) == [0, 0]
     assert gone not in routing.picker._columns.endpoints
+
+
+def busy(endpoint: Endpoint, waiting: int) -> None:
+    endpoint.scrape_succeeded(EndpointLoad(waiting=waiting), NOW)
+
+
+def test_a_step_overflows_when_each_of_its_endpoints_has_a_queue() -> None:
+    routing = router("a", "b", "c", "d")
+    a, b, c, d = routing.pool.endpoints
+    steps = (
+        FallbackStep("m", (a, b), overflow=4),
+        FallbackStep("n", (c,), overflow=4),
+        FallbackStep("o", (d,)),
+    )
+
+    def models(queued: float = 0.0) -> list[str]:
+        admission = routing.admission
+        routing.admission = mock.Mock(queued=lambda key: queued)
+        request = pick_request(replace(INCOMING, model="m"), None, steps, None)
+        routing._overflow(request)
+        routing.admission = admission
+        return [step.model for step in request.steps]
+
+    busy(a, 5)
+    busy(b, 4)
+    assert models() == ["m", "n", "o"]
+    assert models(queued=2.0) == ["n", "o", "m"], "two in the gateway are one for each"
+    b.request_sent(1, NOW)
+    assert models() == ["n", "o", "m"], "what was sent to a server with a queue waits as well"
+    busy(c, 5)
+    assert models() == ["o", "m", "n"]
+    for _ in range(3):
+        d.breaker.record_unavailable(NOW, NOW)
+    assert models() == ["m", "n", "o"], "nobody else takes it"
