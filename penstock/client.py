@@ -198,6 +198,15 @@ class Client:
             raise _refused(response.status_code, response.content)
         return response.content
 
+    def post(self, path: str, body: object) -> bytes:
+        """The body of a reply with status 200 to a JSON ``body``."""
+        headers = {"Content-Type": "application/json"}
+        with self._failures():
+            response = self._http.post(self._url + path, content=msgspec.json.encode(body), headers=headers)
+        if response.status_code != httpx.codes.OK:
+            raise _refused(response.status_code, response.content)
+        return response.content
+
     def complete(self, model: str, prompt: str, sampling: dict[str, Any]) -> Answer:
         """The continuation of ``prompt``; ``sampling`` holds further fields of the request."""
         return Answer(self, "/v1/completions", {"model": model, "prompt": prompt, **sampling, **_STREAMED})

@@ -34,6 +34,12 @@ COMMANDS = (
     CommandEntry(("complete",), "penstock.cli.complete", "Continue a text with a served model."),
     CommandEntry(("chat",), "penstock.cli.chat", "Chat with a served model."),
     CommandEntry(("status",), "penstock.cli.status", "Show the load of a gateway or a Penstock server."),
+    CommandEntry(
+        ("drain",), "penstock.cli.drain", "Keep new requests from an endpoint of a gateway.", "DRAIN"
+    ),
+    CommandEntry(
+        ("undrain",), "penstock.cli.drain", "Let an endpoint of a gateway get requests again.", "UNDRAIN"
+    ),
     CommandEntry(("keys",), "penstock.cli.keys", "Make the key file that the hosts of one server share."),
     CommandEntry(("bench", "host"), "penstock.cli.bench", "Measure the CPU time of API servers.", "HOST"),
     CommandEntry(

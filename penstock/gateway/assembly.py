@@ -23,6 +23,7 @@ from penstock.gateway.billing.billing_file import journal_folder
 from penstock.gateway.billing.request_journal import RequestJournal
 from penstock.gateway.control.catching_up import CatchingUp
 from penstock.gateway.control.control_routes import ControlRoutes
+from penstock.gateway.control.endpoint_routes import EndpointRoutes
 from penstock.gateway.control.fan_out import FanOut
 from penstock.gateway.disaggregation.disaggregated_prefill import DisaggregatedPrefill
 from penstock.gateway.kv_events.event_ports import EventPorts
@@ -47,6 +48,7 @@ from penstock.gateway.telemetry.metrics import ExpositionLimits, GatewayMetrics
 from penstock.gateway.telemetry.request_recorder import RequestRecorder
 from penstock.gateway.telemetry.spans import span_data
 from penstock.gateway.upstream.upstream import Upstream
+from penstock.gateway.workers.drained_endpoints import DrainedEndpoints
 from penstock.gateway.workers.exposition import WorkerExposition
 from penstock.gateway.workers.keeper_link import KeeperLink
 from penstock.gateway.workers.scoreboard import Scoreboard
@@ -164,7 +166,7 @@ def assemble(
         relays_kv_transfer=config.allow_kv_transfer_params,
     )
     exposition = WorkerExposition(link, metrics)
-    control, catching_up = _make_control(config, pool, directory, link, clock)
+    control, catching_up = _make_control(config, pool, directory, link, clock, scoreboard)
     app = GatewayApp(
         own_routes=OwnRoutes(
             intake.keys,
@@ -235,9 +237,13 @@ def _make_control(
     directory: ModelDirectory,
     link: KeeperLink,
     clock: Callable[[], float],
+    scoreboard: Scoreboard,
 ) -> tuple[ControlRoutes, CatchingUp]:
     controls, fan_out = SharedControls(link), FanOut(pool)
-    routes = ControlRoutes(pool, directory, fan_out, controls)
+    drained = DrainedEndpoints(link)
+    pool.on_updated.append(drained.follow)
+    endpoint_routes = EndpointRoutes(pool, drained, scoreboard.in_flight_elsewhere)
+    routes = ControlRoutes(pool, directory, fan_out, controls, endpoint_routes)
     catching_up = CatchingUp(controls, fan_out, routes.is_meant, clock)
     pool.on_updated.append(catching_up.follow)
     return routes, catching_up

@@ -82,8 +82,8 @@ def _check_kubernetes(config: GatewayConfig) -> None:
         try:
             check_regular(path)
             said = yaml_file.load(read_regular(path))
-            if not isinstance(said, dict) or not said.get("current-context"):
-                raise ValueError("it has no current-context, as a file of kubectl's has")
+            if not isinstance(said, dict):
+                raise ValueError("it is no file of kubectl's, which has contexts")
         except (OSError, ValueError) as error:
             raise ConfigError(f"--kubernetes-config {path}: {reason(error)}") from None
 

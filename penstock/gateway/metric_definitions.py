@@ -482,6 +482,13 @@ ENDPOINT_UP = Metric(
     _own("endpoint_up", labels=_ENDPOINT),
     of_host=True,
 )
+ENDPOINT_DRAINED = Metric(
+    MetricKind.GAUGE,
+    "0 or 1",
+    "1 for an endpoint that an administrator has drained.",
+    _own("endpoint_drained", labels=_ENDPOINT),
+    of_host=True,
+)
 ENDPOINT_HELD = Metric(
     MetricKind.GAUGE,
     "0 or 1",

@@ -11,10 +11,11 @@ from penstock import __version__
 from penstock.gateway.admission.client_keys import ClientKeys
 from penstock.gateway.admission.oidc.token_pending import TokenPending
 from penstock.gateway.control.control_routes import OPERATIONS, ControlRoutes
+from penstock.gateway.control.endpoint_routes import ENDPOINT_PATHS
 from penstock.gateway.routing.endpoint_pool import EndpointPool
 from penstock.http.access_keys import check_local
 from penstock.http.admission import send_readiness, unavailable
-from penstock.http.errors import ApiError
+from penstock.http.errors import ApiError, encode_json
 from penstock.http.request import HttpRequest
 from penstock.metrics.exposition import CONTENT_TYPE
 from penstock.metrics.gc_policy import GarbageCollector
@@ -65,6 +66,7 @@ class OwnRoutes:
 
     def drain(self) -> None:
         """Refuse requests from here on."""
+        self._control.endpoints.end_waits()
         self.draining = True
 
     def is_ready(self) -> bool:
@@ -103,8 +105,8 @@ class OwnRoutes:
             await self._send_readiness(http)
 
     async def answer_control(self, http: HttpRequest) -> None:
-        """Answer an administrator's request whose path is one of OPERATIONS. Keys of clients do not open it,
-        also where there are no others. Raises ApiError."""
+        """Answer an administrator's request whose path is one of OPERATIONS or ENDPOINT_PATHS. Clients' keys
+        do not open it, also where there are no others. Raises ApiError."""
         path = http.path
         if self._keys.guards(path):
             self._keys.check_admin(path, http.fields)
@@ -112,11 +114,19 @@ class OwnRoutes:
             check_local(http, unix_socket=None, loopback=self._loopback_administers)
         if self.draining:
             raise unavailable("The gateway is shutting down.", "draining")
-        await self._control.answer(http)
+        if path not in ENDPOINT_PATHS:
+            await self._control.answer(http)
+        elif http.method != "POST":
+            raise ApiError(405, f"{path} does not take {http.method}.", headers=[(b"allow", b"POST")])
+        else:
+            await http.reply_json(encode_json(await self._control.endpoints.answer(http)))
 
     def controls(self, path: str) -> bool:
-        """Whether a request is for all servers of a pool, and there is anybody who may administer them."""
-        return path in OPERATIONS and (self._loopback_administers or self._keys.has_admins)
+        """Whether a request is for all servers of a pool, or for one endpoint, and there is anybody who may
+        administer them."""
+        return (path in OPERATIONS or path in ENDPOINT_PATHS) and (
+            self._loopback_administers or self._keys.has_admins
+        )
 
     async def _send_readiness(self, http: HttpRequest) -> None:
         closed = self._reachable()

@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl, urlencode
 
 import msgspec
 
+from penstock.gateway.control.endpoint_routes import EndpointRoutes
 from penstock.gateway.control.fan_out import EndpointReceipt, FanOut
 from penstock.gateway.models.directory import ModelDirectory
 from penstock.gateway.routing.endpoint import Endpoint
@@ -95,7 +96,10 @@ class ControlRoutes:
         directory: ModelDirectory,
         fan_out: FanOut,
         controls: SharedControls,
+        endpoints: EndpointRoutes,
     ) -> None:
+        self.endpoints = endpoints
+        """Operations on one endpoint."""
         self._pool = pool
         self._directory = directory
         self._fan_out = fan_out

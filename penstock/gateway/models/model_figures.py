@@ -33,7 +33,7 @@ def model_figures(directory: ModelDirectory, in_flight: Iterable[RequestRecord])
         names[model or ANY] = None
         labels = {"model": model or ANY} | ({"pool": pool} if pool else {})
         yield Figure(MODEL_ENDPOINTS, len(endpoints), labels)
-        yield Figure(MODEL_READY, sum(each.is_up for each in endpoints), labels)
+        yield Figure(MODEL_READY, sum(each.is_up and not each.drained for each in endpoints), labels)
     patterns = [name for name in names if name != ANY and not WILDCARDS.isdisjoint(name)]
     rest = ANY if ANY in names else OTHER
     running: Counter[str] = Counter(dict.fromkeys((*names, OTHER), 0))

@@ -46,6 +46,8 @@ class Endpoint:
     _watchers: list[tuple[set[int], int]] = field(default_factory=list, init=False, repr=False)
     url: str
     """Scheme, host and port, and the path of the URL if it has one."""
+    configured_url: str = ""
+    """As the operator wrote it; its host may stand for several endpoints."""
     destination: str = ""
     """IP address and port, the form that Envoy takes; empty: unknown."""
     pool: str = ""
@@ -92,6 +94,8 @@ class Endpoint:
     held: str = ""
     """Why it gets no requests although it takes them: it lacks what was set meanwhile; empty: it gets
     some."""
+    drained: bool = False
+    """Whether an administrator has drained it: it gets no new requests, those that run end."""
     opened: frozenset[str] = frozenset()
     """States that were set to have it refuse requests, and that it is not in: somebody has opened it
     directly."""
@@ -144,8 +148,18 @@ class Endpoint:
         """Whether requests would get no connection: its latest scrapes got none, or it was removed."""
         return self.removed or not (self.is_readable or self.reachable)
 
+    @property
+    def is_withheld(self) -> bool:
+        """Whether it gets no requests although it would take them."""
+        return self.drained or bool(self.held)
+
     def is_ready(self, now: float) -> bool:
         """Whether it may be expected to take a request."""
+        return self.is_there(now) and not self.drained
+
+    def is_there(self, now: float) -> bool:
+        """Whether it may be expected to take a request that no other endpoint can take: one that is drained
+        takes those for its stored responses."""
         return (self.breaker.allows(now) or self.breaker.avoids) and not (self.is_away or self.held)
 
     def scrape_succeeded(self, load: EndpointLoad, now: float) -> None:

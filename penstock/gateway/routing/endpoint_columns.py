@@ -154,7 +154,7 @@ class EndpointColumns:
         open_until = endpoint.breaker.open_until
         self.open_until[row] = -math.inf if open_until is None else open_until
         self.backoff_until[row] = endpoint.backoff.until
-        self.away[row] = away = endpoint.is_away or bool(endpoint.held)
+        self.away[row] = away = endpoint.is_away or endpoint.is_withheld
         self.unreadable[row] = unreadable = not endpoint.is_readable
         if open_until is not None or away or unreadable:
             self.troubled.add(row)

@@ -98,6 +98,7 @@ class EndpointPool:
                 log.info("endpoint %s added", label)
                 upstream = target.upstream or self._upstream
                 endpoint = Endpoint(label, breaker=CircuitBreaker(self._failing_clients), upstream=upstream)
+                endpoint.configured_url = target.url.rstrip("/")
                 endpoint.reports_load = not upstream.hosted
                 self._known[identity] = endpoint
                 self._connections[endpoint] = ConnectionPool(target.url, upstream, address=target.address)
@@ -108,6 +109,11 @@ class EndpointPool:
         self._endpoints = list(self._connections)
         for on_updated in self.on_updated:
             on_updated(self.endpoints)
+
+    def named(self, url: str) -> list[Endpoint]:
+        """The endpoint of this label; or all those of a URL as it was configured."""
+        found = [endpoint for endpoint in self._endpoints if endpoint.url == url]
+        return found or [endpoint for endpoint in self._endpoints if endpoint.configured_url == url]
 
     def connections(self, endpoint: Endpoint) -> ConnectionPool:
         """Connections to the endpoint. Raises UpstreamError when it was removed."""

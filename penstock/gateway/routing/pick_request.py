@@ -59,6 +59,11 @@ class PickRequest:
     record: RequestRecord | None = None
     """What becomes of it."""
 
+    @property
+    def generates(self) -> bool:
+        """Whether it makes a reply, and does not ask for one that was made before."""
+        return self.incoming is None or self.incoming.body is not None
+
     def incoming_for(self, endpoint: Endpoint) -> IncomingRequest:
         """The request that the endpoint gets."""
         assert self.incoming is not None, "it has been prepared"

@@ -152,9 +152,11 @@ class Picker:
     def _owner(
         self, request: PickRequest, owners: Sequence[Endpoint], allowed: Sequence[Endpoint], now: float
     ) -> Endpoint:
-        """The best endpoint that has the response, however busy. Raises NoEndpointError."""
+        """The best endpoint that has the response, however busy. One that is drained takes no request that
+        continues it, but those about it: nobody else can answer them. Raises NoEndpointError."""
         for endpoint in owners:
-            if endpoint in allowed and endpoint not in request.tried and endpoint.is_ready(now):
+            ready = endpoint.is_ready(now) if request.generates else endpoint.is_there(now)
+            if ready and endpoint in allowed and endpoint not in request.tried:
                 return endpoint
         urls = ", ".join(endpoint.url for endpoint in owners)
         raise NoEndpointError(

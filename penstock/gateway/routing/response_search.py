@@ -51,7 +51,7 @@ class ResponseSearch:
         others = [endpoint for endpoint in endpoints if endpoint not in known]
         if len(endpoints) < 2:
             return None
-        if any(each.is_ready(now) for each in known) or not others:
+        if any(each.is_ready(now) if previous else each.is_there(now) for each in known) or not others:
             return known
         answers = await self._ask(others, id, headers, now)
         for endpoint, status in answers.items():
@@ -96,7 +96,7 @@ class ResponseSearch:
         headers = [header for header in headers if header[0] not in _NOT_ASKED]
         target = self._pool.own_target(f"{RESPONSES}/{quote(id, safe='')}")
         request = UpstreamRequest(b"GET", target, headers, b"")
-        ready = [endpoint for endpoint in endpoints if endpoint.is_ready(now)]
+        ready = [endpoint for endpoint in endpoints if endpoint.is_there(now)]
         tasks = {asyncio.ensure_future(self._status(each, request, id)): each for each in ready}
         waiting, answers = set(tasks), {each: 0 for each in endpoints if each not in ready}
         try:

@@ -252,7 +252,7 @@ class Router:
             each
             for each in step.endpoints
             if each.breaker.allows(now)
-            and not (each.is_away or each.held)
+            and not (each.is_away or each.is_withheld)
             and each not in tried
             and (subset is None or each.url in subset)
         )

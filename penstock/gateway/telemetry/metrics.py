@@ -288,6 +288,8 @@ class GatewayMetrics:
             named = {"endpoint": endpoint.url, "pool": endpoint.pool or self._options.pool}
             values.add(metric_definitions.ENDPOINT_IN_FLIGHT, endpoint.own_in_flight, named)
             values.add(metric_definitions.ENDPOINT_UP, endpoint.is_up, named)
+            if endpoint.drained:
+                values.add(metric_definitions.ENDPOINT_DRAINED, 1, named)
             if endpoint.held:
                 values.add(metric_definitions.ENDPOINT_HELD, 1, named | {"reason": endpoint.held})
             if (load := endpoint.reported_load) is not None:
@@ -296,7 +298,7 @@ class GatewayMetrics:
                 values.add(metric_definitions.ENDPOINT_KV_USED, load.kv_used, named)
         names = self._pools | {endpoint.pool for endpoint in endpoints}
         for name in sorted(names or {""}):
-            up = [each for each in endpoints if each.pool == name and each.is_up]
+            up = [each for each in endpoints if each.pool == name and each.is_up and not each.drained]
             pool = {"pool": name or self._options.pool}
             values.add(metric_definitions.READY, len(up), pool)
             if loads := [load for each in up if (load := each.reported_load) is not None]:

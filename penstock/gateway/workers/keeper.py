@@ -1,9 +1,9 @@
 """The keeper of what the workers of a gateway share: a thread of their supervisor.
 
-Each worker has a socket to it, see :mod:`letters`. It keeps the budgets, the control calls and the metrics
-of all, says which workers run, and passes on what they tell each other. A worker that does not read costs the
-others nothing: its letters wait, then are dropped. The end of its socket is the end of the worker, also of
-one that was killed.
+Each worker has a socket to it, see :mod:`letters`. It keeps the budgets, the control calls, the drained
+endpoints and the metrics of all, says which workers run, and passes on what they tell each other. A worker
+that does not read costs the others nothing: its letters wait, then are dropped. The end of its socket is the
+end of the worker, also of one that was killed.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Self
 
 import msgspec
 
+from penstock.gateway.workers.drained_endpoints import DrainKeeper
 from penstock.gateway.workers.keeper_link import HELLO, MEMBERS, Members
 from penstock.gateway.workers.kept_metrics import MetricsKeeper
 from penstock.gateway.workers.letters import Letter, LetterStream, WorkerName
@@ -46,11 +47,13 @@ class Keeper:
         self._budgets = BudgetKeeper(self._send, clock)
         self._metrics = MetricsKeeper(self._send)
         self._controls = ControlKeeper(self._send, self._present)
+        self._drains = DrainKeeper(self._send, self._present)
         self._handlers: dict[str, Callable[[WorkerName, bytes], None]] = {
             HELLO: self._on_hello,
             **self._budgets.handlers,
             **self._metrics.handlers,
             **self._controls.handlers,
+            **self._drains.handlers,
         }
         self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
 
@@ -103,6 +106,7 @@ class Keeper:
     def _on_hello(self, caller: WorkerName, data: bytes) -> None:
         self._present.add(caller)
         self._tell_members()
+        self._drains.greet(caller)  # before what the worker waits for
         self._controls.greet(caller)
 
     def _forget(self, worker: WorkerName) -> None:
@@ -113,6 +117,7 @@ class Keeper:
         self._budgets.forget(worker)
         self._metrics.forget(worker)
         self._controls.forget(worker)
+        self._drains.forget(worker)
         self._tell_members()
 
     def _tell_members(self) -> None:

@@ -121,3 +121,16 @@ def test_a_step_overflows_when_each_of_its_endpoints_has_a_queue() -> None:
     for _ in range(3):
         d.breaker.record_unavailable(NOW, NOW)
     assert models() == ["m", "n", "o"], "nobody else takes it"
+
+
+def test_a_drained_endpoint_is_in_no_list_for_envoy_though_all_others_fail() -> None:
+    routing = router("a", "b")
+    drained, other = routing.pool.endpoints
+    for endpoint in routing.pool.endpoints:
+        endpoint.destination = "10.0.0.1:1"
+    assert set(routing.ranked(request_at(routing), 8)) == {drained, other}
+    drained.drained = True
+    other.breaker.open_as_reported(NOW, NOW + 5.0, avoids=True)
+    assert routing.ranked(request_at(routing), 8) == [other]
+    drained.drained = False
+    assert drained in routing.ranked(request_at(routing), 8)

@@ -80,6 +80,7 @@ def busy(compat: Compat = "none") -> GatewayMetrics:
             metric_definitions.Figure(metric_definitions.MODEL_RUNNING, 2, {"model": "m"}),
             metric_definitions.Figure(metric_definitions.MODEL_QUEUED, 1, {"model": "m"}),
             metric_definitions.Figure(metric_definitions.QUEUED_BYTES, 9, {"priority": "0"}),
+            metric_definitions.Figure(metric_definitions.ENDPOINT_DRAINED, 1, {"endpoint": "a", "pool": "p"}),
             metric_definitions.Figure(
                 metric_definitions.ENDPOINT_HELD, 1, {"endpoint": "a", "reason": "joined"}
             ),
