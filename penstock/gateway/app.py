@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-import secrets
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from penstock.dialects.messages.errors import is_anthropic
 from penstock.gateway.admission.intake import Intake
@@ -58,6 +59,7 @@ class GatewayApp:
         self._clock = relay.clock
         self._via = via
         self._write_batch = WriteBatch(burst)
+        self._ids = _request_ids()
 
     def set_keys(self, keys: Iterable[str], admin_keys: Iterable[str]) -> None:
         """Requests need these keys without a name from here on."""
@@ -99,9 +101,9 @@ class GatewayApp:
     # -- relaying
 
     async def _relay_request(self, http: HttpRequest) -> None:
-        request_id = http.header(REQUEST_ID) or ""
+        request_id = http.fields.get(REQUEST_ID, b"").decode("latin-1")
         if not 0 < len(request_id) <= MAX_REQUEST_ID:
-            request_id = secrets.token_hex(8)
+            request_id = next(self._ids)
         trace = self._tracing.extract(http.headers)
         record = RequestRecord(
             http.path,
@@ -117,7 +119,7 @@ class GatewayApp:
         try:
             incoming = await self._incoming(http, record)
             client = HttpClientConnection(http.sink, named, self._write_batch)
-            if (listing := self._relay.router.models.reply(record)) is not None:
+            if http.method != "POST" and (listing := self._relay.router.models.reply(record)) is not None:
                 reply_with_json(client, record, listing)
             else:
                 await self._relay.run(incoming, client, record)
@@ -140,34 +142,64 @@ class GatewayApp:
     async def _incoming(self, http: HttpRequest, record: RequestRecord) -> IncomingRequest:
         if self.own_routes.draining:
             raise unavailable("The gateway is shutting down.", "draining")
-        intake, headers = self._intake, http.headers
+        intake, fields = self._intake, http.fields
         try:
-            record.caller = intake.authorize(record.method, record.path, headers, http.address)
+            record.caller = intake.authorize(record.method, record.path, fields, http.address)
         except TokenPending as pending:
             await pending.wait()
-            record.caller = intake.authorize(record.method, record.path, headers, http.address)
-        self._via.refuse_loops(headers)
-        _check_upgrade(http)
-        if intake.generates(record.method, record.path):
-            http.check_coding()
+            record.caller = intake.authorize(record.method, record.path, fields, http.address)
+        derived = http.derived
+        head: _Head | None = None if derived is None else derived.get(self)
+        if head is None:
+            head = self._read_head(http, record)
+            if derived is not None:
+                derived[self] = head
         raw = await http.read_body(intake.max_request_bytes, _too_large)
         query = http.query
+        added = [*head.relayed, (REQUEST_ID, record.request_id.encode("latin-1")), head.via]
         return intake.read(
             record,
-            headers,
+            http.headers,
             raw,
-            relayed_headers=self._relayed_headers(http, record),
+            session=head.session,
+            relayed_headers=inject_trace_context(added, record.trace),
             target=http.raw_path + (b"?" + query if query else b""),
         )
 
-    def _relayed_headers(self, http: HttpRequest, record: RequestRecord) -> Headers:
-        generates = self._intake.generates(record.method, record.path)
-        headers = self._intake.relayed_headers(http.headers, generates=generates)
-        headers = [(name, value) for name, value in headers if name != REQUEST_ID]
-        headers.append((REQUEST_ID, record.request_id.encode("latin-1")))
-        # Tells model servers that the client is remote, even when the gateway runs on their own machine.
-        headers.append(self._via.entry(http.version))
-        return inject_trace_context(headers, record.trace)
+    def _read_head(self, http: HttpRequest, record: RequestRecord) -> _Head:
+        """Check the head of a request, and find out what is relayed of it. Raises ApiError."""
+        intake, headers = self._intake, http.headers
+        self._via.refuse_loops(headers)
+        _check_upgrade(http)
+        generates = intake.generates(record.method, record.path)
+        if generates:
+            http.check_coding()
+        relayed = intake.relayed_headers(headers, generates=generates)
+        return _Head(
+            [header for header in relayed if header[0] != REQUEST_ID],
+            # Tells model servers that the client is remote, even when the gateway runs on their own machine.
+            self._via.entry(http.version),
+            intake.session_in(headers),
+        )
+
+
+class _Head(NamedTuple):
+    """What the gateway reads in the head of a request: the same in all requests with the same head."""
+
+    relayed: Headers
+    """Without what is of one request."""
+    via: tuple[bytes, bytes]
+    session: str | None
+
+
+def _request_ids() -> Iterator[str]:
+    """Ids of 64 random bits; a call of the system for each would take as long as all the rest of it."""
+    while True:
+        digits = os.urandom(_IDS_AT_ONCE * 8).hex()
+        yield from (digits[at : at + 16] for at in range(0, len(digits), 16))
+
+
+_IDS_AT_ONCE = 64
 
 
 def _check_upgrade(http: HttpRequest) -> None:

@@ -1,8 +1,8 @@
 """Runs a coroutine without a task for as long as it does not wait.
 
 Most requests are handled without waiting for anything, and a task, with its turn of the event loop, costs
-several microseconds. Until a coroutine first waits there is no current task: it must not use what needs one,
-such as ``asyncio.timeout``.
+several microseconds. Until a coroutine first waits, but for a :class:`TasklessFuture`, there is no
+current task: it must not use what needs one, such as ``asyncio.timeout``.
 """
 
 from __future__ import annotations
@@ -12,16 +12,26 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
 Argument = TypeVar("Argument")
+Result = TypeVar("Result")
+
+
+class TasklessFuture(asyncio.Future[Result]):
+    """What :func:`run_eagerly` waits for without a task. Nothing but its own end ends the wait: no task that
+    is cancelled."""
 
 
 def run_eagerly(coroutine: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
-    """Run ``coroutine`` until it ends or first waits. A task, kept in ``tasks`` until its end, runs the rest.
+    """Run ``coroutine`` until it ends or first waits, but for a :class:`TasklessFuture`. A task, kept in
+    ``tasks`` until its end, runs the rest.
 
     Exceptions before the first wait are raised here.
     """
     try:
         waited_for = coroutine.send(None)
     except StopIteration:
+        return
+    if isinstance(waited_for, TasklessFuture):
+        waited_for.add_done_callback(lambda _: run_eagerly(coroutine, tasks))
         return
     task = asyncio.get_running_loop().create_task(_run_rest(coroutine, waited_for))
     tasks.add(task)

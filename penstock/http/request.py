@@ -39,6 +39,7 @@ class HttpRequest:
         "body_size",
         "client",
         "complete",
+        "derived",
         "disconnected",
         "events",
         "expects_continue",
@@ -70,6 +71,8 @@ class HttpRequest:
         """Names in lower case, in the order in which the client sent them."""
         self.fields: Mapping[bytes, bytes] = head.fields
         """The headers by name; of those with the same name the first one."""
+        self.derived = head.derived
+        """See :attr:`penstock.http.http1.request_head.RequestHead.derived`."""
         self.client = client
         # the body
         self._body: bytes | bytearray = b""
@@ -147,7 +150,7 @@ class HttpRequest:
 
     def forget_headers(self) -> None:
         """Free the memory of the headers, which nobody asks for any more."""
-        self.headers, self.fields = [], {}
+        self.headers, self.fields, self.derived = [], {}, None
 
     def check_coding(self) -> None:
         """Check that the body is not compressed. Raises ApiError."""
@@ -183,6 +186,11 @@ class HttpRequest:
         early."""
         if int(self.fields.get(b"content-length", 0)) > limit:
             raise too_large(limit)
+        if self.body_complete and not (self._delivered or self._fault or self.disconnected or self.complete):
+            body, self._body, self._delivered = self._body, b"", True
+            if len(body) > limit:
+                raise too_large(limit)
+            return bytes(body)
         parts: list[bytes] = []
         size = 0
         while not self._delivered:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from penstock.http.eager import in_task, run_eagerly
+from penstock.http.eager import TasklessFuture, in_task, run_eagerly
 
 
 def in_loop(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
@@ -101,3 +101,49 @@ async def test_what_needs_a_task_from_its_start_gets_one() -> None:
     run_eagerly(in_task(work)(7), tasks)
     await asyncio.gather(*tasks)
     assert seen == [7]
+
+
+@in_loop
+async def test_a_taskless_future_needs_no_task() -> None:
+    loop = asyncio.get_running_loop()
+    first, second = TasklessFuture[str](), TasklessFuture[str]()
+    third = loop.create_future()
+    seen, tasks = list[object](), set[asyncio.Task[None]]()
+
+    async def work() -> None:
+        seen.append(await first)
+        try:
+            await second
+        except ValueError as error:
+            seen.append(str(error))
+        seen.append(await third)
+
+    run_eagerly(work(), tasks)
+    assert not tasks
+    first.set_result("one")
+    await asyncio.sleep(0)
+    assert seen == ["one"]
+    assert not tasks
+    second.set_exception(ValueError("two"))
+    await asyncio.sleep(0)
+    assert seen == ["one", "two"]
+    (task,) = tasks
+    third.set_result("three")
+    await task
+    assert seen == ["one", "two", "three"]
+    assert not tasks
+
+
+@in_loop
+async def test_a_task_may_wait_for_a_taskless_future() -> None:
+    future, seen = TasklessFuture[int](), list[int]()
+
+    async def work() -> None:
+        await asyncio.sleep(0)
+        seen.append(await future)
+
+    tasks = set[asyncio.Task[None]]()
+    run_eagerly(work(), tasks)
+    asyncio.get_running_loop().call_later(0.01, future.set_result, 1)
+    await asyncio.gather(*tasks)
+    assert seen == [1]

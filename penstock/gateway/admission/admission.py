@@ -45,6 +45,8 @@ class Permit:
     """Estimates."""
     reserved: Reserved | None = None
     flow: FlowRequest | None = None
+    must_enter: bool = field(default=False, compare=False)
+    """Whether it has to reserve budgets, or may have to wait."""
 
 
 @dataclass(slots=True)
@@ -62,16 +64,9 @@ class Admission:
     _outputs: dict[str, float] = field(default_factory=dict)
     """Average tokens of a reply by the name of a key, and of all others."""
 
-    async def admit(
-        self,
-        incoming: IncomingRequest,
-        record: RequestRecord,
-        candidates: Callable[[], tuple[Hashable, HaveFree]],
-        gone: asyncio.Future[None] | None,
-    ) -> Permit | None:
-        """Reserve budgets, and wait for a place at one of the endpoints that may get the request;
-        ``candidates`` gives a name for these, and whether they have free places. None: requests of this kind
-        need neither. See :meth:`FlowControl.enter`. Raises ApiError, ClientGone."""
+    def permit(self, incoming: IncomingRequest, record: RequestRecord) -> Permit | None:
+        """What the request needs, which it holds once it has entered; None: requests of this kind need
+        nothing. Raises ApiError."""
         if self.billing.journal is not None:
             self.billing.journal.begin(record)
         caller, body = record.caller, incoming.body
@@ -88,6 +83,20 @@ class Admission:
             permit.output_tokens = average if most is None else min(most, average)
         if self.flow is not None:
             permit.flow = self._flow_request(incoming, record, permit)
+        permit.must_enter = permit.flow is not None or caller.is_limited
+        return permit
+
+    async def enter(
+        self,
+        permit: Permit,
+        record: RequestRecord,
+        candidates: Callable[[], tuple[Hashable, HaveFree]],
+        gone: asyncio.Future[None] | None,
+    ) -> None:
+        """Reserve budgets, and wait for a place at one of the endpoints that may get the request;
+        ``candidates`` gives a name for these, and whether they have free places. See
+        :meth:`FlowControl.enter`. Raises ApiError, ClientGone; then the request holds nothing."""
+        caller = record.caller
         if caller.is_limited:
             permit.reserved = await self.budgets.reserve(
                 caller, input_tokens=permit.input_tokens, output_tokens=permit.output_tokens
@@ -107,10 +116,9 @@ class Admission:
             finally:
                 record.waits = False
                 record.queued_s = permit.flow.queued_s
-        return permit
 
     def queued(self, key: Hashable) -> float:
-        """Requests that wait in the gateway for the endpoints of this name, see :meth:`admit`; estimated
+        """Requests that wait in the gateway for the endpoints of this name, see :meth:`enter`; estimated
         where other workers have some."""
         return 0.0 if self.flow is None else self.flow.queued(key)
 

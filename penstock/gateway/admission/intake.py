@@ -50,10 +50,11 @@ class Intake:
     relays_kv_transfer: bool = False
     """Clients may say from which hosts a KV cache is fetched."""
 
-    def authorize(self, method: str, path: str, headers: Headers, address: str) -> Caller:
-        """Check the key and the route of a request; ``path`` is its route. Returns who sends it: the client
-        of the key, or one known by its ``address`` alone. Raises ApiError."""
-        caller = self.keys.check(path, first_values(headers))
+    def authorize(self, method: str, path: str, headers: Mapping[bytes, bytes], address: str) -> Caller:
+        """Check the key and the route of a request; ``path`` is its route, ``headers`` are by name in lower
+        case. Returns who sends it: the client of the key, or one known by its ``address`` alone. Raises
+        ApiError."""
+        caller = self.keys.check(path, headers)
         self.routes.check_route(method, path)
         if caller is not None:
             check_unread(caller, method, path)
@@ -70,12 +71,13 @@ class Intake:
         headers: Headers,
         raw: bytes | None,
         *,
+        session: str | None,
         relayed_headers: Headers,
         target: bytes,
         subset: frozenset[str] | None = None,
     ) -> IncomingRequest:
         """The request of ``record`` with these ``headers`` and the body ``raw``; None: the body is not known.
-        Endpoints get ``relayed_headers``. Raises ApiError."""
+        Endpoints get ``relayed_headers``; ``session``: that of :meth:`session_in`. Raises ApiError."""
         record.bytes_in = len(raw or b"")
         body, model = None, None
         if raw is not None and self.generates(record.method, record.path):
@@ -101,7 +103,7 @@ class Intake:
             raw=raw or b"",
             body=body,
             model=model,
-            session=self._session(headers),
+            session=session,
             subset=subset,
         )
 
@@ -167,7 +169,7 @@ class Intake:
             code="model_not_allowed",
         )
 
-    def _session(self, headers: Headers) -> str | None:
+    def session_in(self, headers: Headers) -> str | None:
         """The value of ``--session-header``, or of a header that agents send. Raises ApiError."""
         name = self.session_header
         if sum(each == name for each, _ in headers) > 1:

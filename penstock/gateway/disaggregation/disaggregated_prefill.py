@@ -82,6 +82,11 @@ class DisaggregatedPrefill:
         if self._prefilling:
             self._answering = frozenset(each.url for each in endpoints if each not in self._prefilling)
 
+    @property
+    def applies(self) -> bool:
+        """Whether there are endpoints that only compute prompts."""
+        return self._answering is not None
+
     def figures(self) -> Iterator[Figure]:
         """For metrics."""
         for result in RESULTS:

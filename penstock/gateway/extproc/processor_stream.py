@@ -34,6 +34,7 @@ from penstock.gateway.responses.response_observer import ReplyObserver, StreamOb
 from penstock.gateway.routing.pick_request import NoEndpointError
 from penstock.gateway.upstream.exchange import REPLACED, Headers
 from penstock.http.errors import ApiError
+from penstock.http.request import first_values
 from penstock.telemetry.trace_context import TRACESTATE, inject_trace_context
 
 SUBSET_NAMESPACE = "envoy.lb.subset_hint"
@@ -159,7 +160,7 @@ class ProcessorStream:
         self._subset = None if subset is None else frozenset(subset)
         address = self._names.get(b"x-forwarded-for", b"").rpartition(b",")[2]  # which Envoy appends
         authorize, method = self._requests.intake.authorize, self._record.method
-        asks = method, path, message.headers, address.decode("latin-1").strip()
+        asks = method, path, first_values(message.headers), address.decode("latin-1").strip()
         try:
             try:
                 self._record.caller = authorize(*asks)
@@ -215,6 +216,7 @@ class ProcessorStream:
                 record,
                 headers,
                 raw or None,
+                session=intake.session_in(headers),
                 relayed_headers=intake.relayed_headers(headers, generates=generates),
                 target=self._names.get(b":path", b""),
                 subset=self._subset,

@@ -28,6 +28,6 @@ class NameTable(Generic[Said]):
     def find(self, name: str) -> Said | None:
         """What is said of this name; None: nothing."""
         found = self.exact.get(name)
-        if found is not None or len(name) > MAX_NAME:
+        if found is not None or not self._patterns or len(name) > MAX_NAME:
             return found
         return next((each for pattern, each in self._patterns if pattern.match(name)), None)

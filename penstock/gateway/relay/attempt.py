@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from penstock.gateway.relay.plain_events import PlainEvents
 from penstock.gateway.responses.expected_reply import ExpectedReply, make_observer
@@ -15,13 +14,13 @@ from penstock.gateway.responses.response_observer import (
     NOTHING_SEEN,
     Observation,
     ReplyObserver,
-    ResponseCallback,
     StreamObserver,
 )
 from penstock.gateway.upstream.exchange import Exchange, Failure, Headers, without_hop_by_hop
 from penstock.gateway.upstream.reply_scanner import PlainEventShape
 from penstock.gateway.upstream.timeouts import Timeouts
 from penstock.http.admission import retry_headers
+from penstock.http.eager import TasklessFuture
 from penstock.http.errors import ApiError
 
 if TYPE_CHECKING:
@@ -43,19 +42,26 @@ RESENT = frozenset({TransportResult.IDLE_CLOSED, TransportResult.UNPROCESSED})
 _NO_REPLY = ReplyObserver(json=False, seen=NOTHING_SEEN)
 
 
-class Requester(NamedTuple):
-    """What an attempt asks and tells the request that it is made for."""
+class Requester(Protocol):
+    """The request that an attempt is made for: what the attempt asks and tells it."""
 
-    screen: Callable[[int, Headers], Headers | None]
-    """Gets status and headers of the reply, and gives the headers to relay; None: the reply is discarded."""
-    error_event: Callable[[str, str], bytes]
-    """Makes an event of a code and a message."""
-    on_response: ResponseCallback
-    """Gets the id of a stored response."""
-    on_first_token: Callable[[], None]
-    """Called when a stream's first token comes."""
-    translation: Translation | None = None
+    translation: Translation | None
     """What makes the reply one of the client's API; None: it is one."""
+
+    def screen(self, status: int, headers: Headers) -> Headers | None:
+        """The headers to relay of a reply with this status and these ``headers``; None: the reply is
+        discarded."""
+        ...
+
+    def error_event(self, code: str, message: str) -> bytes: ...
+
+    def on_response(self, id: str) -> None:
+        """The reply belongs to a stored response."""
+        ...
+
+    def on_first_token(self) -> None:
+        """A stream's first token has come."""
+        ...
 
 
 class TimeLimits(NamedTuple):
@@ -87,7 +93,7 @@ class Attempt:
         limits: TimeLimits,
     ) -> None:
         """``strip_usage``: the gateway has asked for usage that the client does not want."""
-        self.ended: asyncio.Future[TransportResult] = asyncio.get_running_loop().create_future()
+        self.ended: TasklessFuture[TransportResult] = TasklessFuture()
         self.status: int | None = None
         self.relayed = False
         """Whether the client was sent anything."""

@@ -53,9 +53,10 @@ class HttpClientConnection:
         if self.reply_headers:
             ours = {name for name, _ in self.reply_headers}
             headers = [*(header for header in headers if header[0] not in ours), *self.reply_headers]
-        if not any(name == REQUEST_ID for name, _ in headers):
+        names = {name for name, _ in headers}
+        if REQUEST_ID not in names:
             headers = [*headers, self._request_id]
-        self.streamed = status not in (204, 304) and not any(name == b"content-length" for name, _ in headers)
+        self.streamed = status not in (204, 304) and b"content-length" not in names
         self.sink.begin(status, headers)
 
     @property

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Literal
 from penstock.gateway.relay.attempt import (
     RESENT,
     Attempt,
-    Requester,
     TimeLimits,
     local_reply_headers,
     too_late,
@@ -134,7 +133,8 @@ class Relay:
 
 
 class _RequestRelay:
-    """Relays one request, to one endpoint after the other until one answers."""
+    """Relays one request, to one endpoint after the other until one answers. Its attempts ask it, as their
+    :class:`penstock.gateway.relay.attempt.Requester`."""
 
     def __init__(
         self,
@@ -150,14 +150,20 @@ class _RequestRelay:
         self._request = request
         self._owner_failed = ""
         """How the endpoint that has the response has failed; empty: it has not."""
+        self._endpoint: Endpoint
+        """The current one,"""
         self._sent_at = 0.0
-        """When the current endpoint was chosen."""
+        """and when it was chosen."""
+        self._with_usage = False
+        """Whether the gateway has asked it for usage."""
+        self.translation: Translation | None = None
         self._had_token = False
         """The reply's first token has come."""
         self._progress = AttemptProgress.NOT_BEGUN
         """How far it got."""
         self._backs_off = False
         """Whether the endpoint has said when to come back."""
+        self._clock = relay.clock
         self._deadline = 0.0
         """When the request has taken too long for the current endpoint."""
 
@@ -182,7 +188,7 @@ class _RequestRelay:
             if (problem := self._owner_failed) and not await self._find_another_owner():
                 self._reply_locally(503, OWNER_UNAVAILABLE, problem)
                 return
-            record, now = self._record, self._relay.clock()
+            record, now = self._record, self._clock()
             record.failures.append(FailedAttempt(now, endpoint.url, record.outcome, record.reason))
 
     def _reply_without_endpoint(self, refusal: NoEndpointError) -> None:
@@ -207,7 +213,7 @@ class _RequestRelay:
         response = self._incoming.response
         assert response is not None
         request.owners = await relay.router.search.elsewhere(
-            response, self._incoming.headers, relay.clock(), request.tried
+            response, self._incoming.headers, self._clock(), request.tried
         )
         return self._claim_retry()
 
@@ -215,11 +221,11 @@ class _RequestRelay:
 
     async def _try_endpoint(self, endpoint: Endpoint) -> bool:
         """Send the request to ``endpoint``; returns whether the request has ended."""
-        relay, tokens = self._relay, self._request.tokens
+        _relay, tokens = self._relay, self._request.tokens
         self._request.tried.add(endpoint)
         self._record.attempts += 1
         self._record.endpoint, self._record.pool = endpoint.url, endpoint.pool
-        self._sent_at, self._had_token = relay.clock(), False
+        self._endpoint, self._sent_at, self._had_token = endpoint, self._clock(), False
         self._progress, self._backs_off = AttemptProgress.NOT_BEGUN, False
         self._deadline = self._record.began_at + endpoint.upstream.timeouts.total
         endpoint.request_sent(tokens, self._sent_at)
@@ -230,13 +236,15 @@ class _RequestRelay:
 
     async def _send_until_answered(self, endpoint: Endpoint) -> bool:
         relay, record = self._relay, self._record
-        translation = None if endpoint.apis is None else await self._translate(endpoint)
-        incoming = self._incoming if translation is None else translation.incoming
-        with_usage = relay.wants_usage(incoming, endpoint)
+        self.translation = None if endpoint.apis is None else await self._translate(endpoint)
+        incoming = self._incoming if self.translation is None else self.translation.incoming
+        self._with_usage = relay.wants_usage(incoming, endpoint)
         fresh = False
         while True:
             try:
-                exchange = await self._connect(endpoint, fresh=fresh)
+                exchange = self._ready_exchange(endpoint, fresh=fresh)
+                if exchange is None:
+                    exchange = await self._connect(endpoint, fresh=fresh)
             except UpstreamError as error:
                 return self._finish_attempt(endpoint, TransportResult.BROKEN, None, str(error))
             except TimeoutError:
@@ -244,10 +252,15 @@ class _RequestRelay:
                 return self._finish_attempt(endpoint, TransportResult.TIMEOUT, None, reason)
             if exchange is None:
                 return self._finish_attempt(endpoint, TransportResult.CLIENT_GONE, None, "")
-            attempt = await self._attempt(endpoint, exchange, with_usage, translation)
-            ending = attempt.ended.result()
+            attempt = self._start_attempt(endpoint, exchange)
+            try:
+                await attempt.ended
+            finally:
+                relay.running.discard(attempt)
+                self._client.listen(None)  # breaks a reference cycle
+            ending, with_usage = attempt.ended.result(), self._with_usage
             if refused_with_usage(attempt.status, with_usage=with_usage, relayed=attempt.relayed):
-                with_usage, fresh = False, False
+                self._with_usage = fresh = False
                 continue
             if ending in RESENT and not fresh and self._claim_resend(attempt):
                 fresh = True
@@ -263,7 +276,7 @@ class _RequestRelay:
     def _claim_resend(self, attempt: Attempt) -> bool:
         """Decide whether to send the endpoint a request again whose connection had ended, and count that as a
         failed attempt that is no fault of the endpoint."""
-        record, now = self._record, self._relay.clock()
+        record, now = self._record, self._clock()
         unprocessed = attempt.ended.result() is TransportResult.UNPROCESSED
         if not (unprocessed or self._relay.retry_policy.claim_resend(self._incoming, now)):
             return False
@@ -271,17 +284,19 @@ class _RequestRelay:
         record.failures.append(FailedAttempt(now, record.endpoint, Outcome.NETWORK_ERROR, attempt.reason))
         return True
 
+    def _ready_exchange(self, endpoint: Endpoint, *, fresh: bool) -> Exchange | None:
+        """A stream or a connection to the endpoint that need not be waited for; None: there is none. Raises
+        UpstreamError."""
+        if self._client.gone.done():
+            return None
+        return self._relay.router.pool.connections(endpoint).acquire_exchange(fresh=fresh)
+
     async def _connect(self, endpoint: Endpoint, *, fresh: bool) -> Exchange | None:
         """A stream or a connection to the endpoint; None when the client disconnects first. Raises
         UpstreamError, and TimeoutError at the deadline."""
         connections = self._relay.router.pool.connections(endpoint)
-        if (
-            not self._client.gone.done()
-            and (exchange := connections.acquire_exchange(fresh=fresh)) is not None
-        ):
-            return exchange
         connecting = asyncio.ensure_future(connections.acquire(fresh=fresh))
-        left_s = max(0.0, self._deadline - self._relay.clock())
+        left_s = max(0.0, self._deadline - self._clock())
         await asyncio.wait(
             (connecting, self._client.gone), timeout=left_s, return_when=asyncio.FIRST_COMPLETED
         )
@@ -306,46 +321,47 @@ class _RequestRelay:
             endpoint.breaker.release_probe(self._sent_at)
             raise
 
-    async def _attempt(
-        self, endpoint: Endpoint, exchange: Exchange, with_usage: bool, translation: Translation | None
-    ) -> Attempt:
-        relay = self._relay
+    def _start_attempt(self, endpoint: Endpoint, exchange: Exchange) -> Attempt:
+        """Send the request."""
+        relay, translation, with_usage = self._relay, self.translation, self._with_usage
         incoming = self._request.incoming_for(endpoint) if translation is None else translation.incoming
         body = incoming.body
-        self._record.sent_at = relay.clock()
+        self._record.sent_at = self._clock()
         attempt = Attempt(
             self._client,
             exchange,
             relay.plain_events,
             expects=expected_reply(body, incoming.path),
             strip_usage=with_usage and translation is None,
-            requester=Requester(
-                screen=lambda status, headers: self._screen(endpoint, status, headers, with_usage),
-                error_event=self._record.error_event if translation is None else translation.error_event,
-                on_response=lambda id: relay.router.owners.learn(id, endpoint),
-                on_first_token=lambda: self._on_first_token(endpoint),
-                translation=translation,
-            ),
+            requester=self,
             held=relay.held,
-            limits=TimeLimits(endpoint.upstream.timeouts, self._deadline, relay.clock),
+            limits=TimeLimits(endpoint.upstream.timeouts, self._deadline, self._clock),
         )
         raw = body.with_usage() if with_usage and body is not None else incoming.raw
         request = UpstreamRequest(incoming.method.encode(), incoming.target, incoming.headers, raw)
+        exchange.send(request, attempt)
         relay.running.add(attempt)
-        try:
-            exchange.send(request, attempt)
-            self._client.listen(attempt)
-            await attempt.ended
-        finally:
-            relay.running.discard(attempt)
-            self._client.listen(None)  # breaks a reference cycle
+        self._client.listen(attempt)
         return attempt
 
-    def _screen(self, endpoint: Endpoint, status: int, headers: Headers, with_usage: bool) -> Headers | None:
+    # -- see Requester
+
+    def error_event(self, code: str, message: str) -> bytes:
+        return (self._record if self.translation is None else self.translation).error_event(code, message)
+
+    def on_response(self, id: str) -> None:
+        self._relay.router.owners.learn(id, self._endpoint)
+
+    def on_first_token(self) -> None:
+        """The endpoint works: its circuit breaker closes long before a long reply ends."""
+        self._had_token = True
+        self._endpoint.breaker.record_success(self._clock(), self._sent_at, self._record.client)
+
+    def screen(self, status: int, headers: Headers) -> Headers | None:
         """Take a reply's head; returns the headers to relay, None if the reply is discarded to send the
         request again. A client that nobody can serve learns when somebody can."""
-        relay, request, now = self._relay, self._request, self._relay.clock()
-        if status == 400 and with_usage and relay.include_usage == "auto":
+        relay, request, endpoint, now = self._relay, self._request, self._endpoint, self._clock()
+        if status == 400 and self._with_usage and relay.include_usage == "auto":
             return None
         if relay.is_denied(endpoint, self._record.method, status):
             return None
@@ -369,7 +385,7 @@ class _RequestRelay:
 
     def _claim_retry(self) -> bool:
         """Decide whether the request is sent to another endpoint."""
-        now = self._relay.clock()
+        now = self._clock()
         return now < self._deadline and self._relay.retry_policy.claim(
             self._progress, self._incoming, self._request, now
         )
@@ -417,13 +433,8 @@ class _RequestRelay:
         self._reply_locally(502, "upstream_failed", f"no answer from a model server: {reason}")
         return True
 
-    def _on_first_token(self, endpoint: Endpoint) -> None:
-        """The endpoint works: its circuit breaker closes long before a long reply ends."""
-        self._had_token = True
-        endpoint.breaker.record_success(self._relay.clock(), self._sent_at, self._record.client)
-
     def _tell_breaker(self, breaker: CircuitBreaker, ending: TransportResult, *, connected: bool) -> None:
-        record, now, sent_at = self._record, self._relay.clock(), self._sent_at
+        record, now, sent_at = self._record, self._clock(), self._sent_at
         refused = ending is TransportResult.COMPLETE and self._progress is AttemptProgress.REFUSED
         if not connected and ending is TransportResult.BROKEN:
             breaker.record_unavailable(now, sent_at)

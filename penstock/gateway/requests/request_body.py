@@ -87,6 +87,9 @@ class RequestBody(msgspec.Struct, frozen=True):
 
     def with_usage(self) -> bytes:
         """The body with ``include_usage`` set."""
+        # It is an object with a field, as it is streamed; names may have their letters escaped.
+        if b"stream_options" not in self.raw and b"\\u00" not in self.raw:
+            return b'%b,"stream_options":{"include_usage":true}}' % self.raw.rstrip()[:-1]
         fields = _fields.decode(self.raw)
         raw_options = fields.get("stream_options", msgspec.Raw(b"null"))
         options = {} if bytes(raw_options) == b"null" else _fields.decode(raw_options)

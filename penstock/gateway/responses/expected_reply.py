@@ -10,6 +10,7 @@ from penstock.gateway.requests.request_body import RequestBody
 from penstock.gateway.responses.held_bytes import HeldBytes
 from penstock.gateway.responses.response_observer import ReplyObserver, ResponseCallback, StreamObserver
 from penstock.gateway.upstream.exchange import Headers
+from penstock.http.request import first_values
 
 EVENT_STREAM = b"text/event-stream"
 COLUMNS = b"application/vnd.safetensors"
@@ -44,12 +45,13 @@ def make_observer(
 ) -> StreamObserver | ReplyObserver:
     """The observer for a reply with this head."""
     observer: StreamObserver | ReplyObserver
-    coding = _header(headers, b"content-encoding").strip().lower()
+    fields = first_values(headers)
+    coding = fields.get(b"content-encoding", b"").strip().lower()
     if coding not in (b"", b"identity"):
         observer = ReplyObserver(json=False)
         observer.seen.unread = f"its content-encoding is {_shown(coding)}"
         return observer
-    content_type = _header(headers, b"content-type")
+    content_type = fields.get(b"content-type", b"")
     kind, _, parameters = content_type.lower().partition(b";")
     if status == 200 and kind.strip() == COLUMNS:
         observer = ReplyObserver(json=False)
@@ -82,8 +84,3 @@ _UTF_8 = (b"utf-8", b"utf8", b"us-ascii")
 
 def _shown(value: bytes) -> str:
     return repr(value[:MAX_HEADER].decode("latin-1"))
-
-
-def _header(headers: Headers, name: bytes) -> bytes:
-    """The first value of a header; empty: there is none."""
-    return next((value for each, value in headers if each == name), b"")

@@ -11,6 +11,11 @@ from penstock.gateway.routing.pick_request import PickRequest
 class RemotePrefill(Protocol):
     """Has prompts computed by other endpoints than those that answer."""
 
+    @property
+    def applies(self) -> bool:
+        """Whether it has such endpoints."""
+        ...
+
     def restrict(self, subset: frozenset[str] | None) -> frozenset[str] | None:
         """URLs of the endpoints of ``subset`` (None: of all) that answer requests; None: all do."""
         ...

@@ -59,7 +59,13 @@ class Router:
         body = incoming.body
         session = incoming.session or (None if body is None else body.session)
         owners = None if incoming.response is None else await self._owners(incoming, incoming.response)
-        steps = await self._steps(incoming, session, owners)
+        steps: Sequence[FallbackStep]
+        if incoming.model is None:
+            steps = (self.models.any_model,)
+        elif owners is not None:
+            steps = (self.models.step_at(owners, incoming.model, session),)
+        else:
+            steps = await self.models.find_steps(incoming.model, session)
         request = pick_request(incoming, session, steps, self.ttft_slo_s)
         request.client = record.client
         request.owners, request.record = owners, record
@@ -74,11 +80,15 @@ class Router:
         if request.steps[0].overflow is not None:
             self._overflow(request)
         assert request.incoming is not None, "it was made of one"
-        candidates = partial(self._candidates, request)
-        request.permit = await self.admission.admit(request.incoming, record, candidates, gone)
+        permit = self.admission.permit(request.incoming, record)
+        if permit is not None and permit.must_enter:
+            candidates = partial(self._candidates, request)
+            await self.admission.enter(permit, record, candidates, gone)
+        request.permit = permit
         if incoming.model is not None:
             self.models.copy(incoming.model, session, request)
-        if body is not None and owners is None:
+        looks_ahead = self.caches is not None or (self.prefill is not None and self.prefill.applies)
+        if body is not None and owners is None and looks_ahead:
             try:
                 await self._look_ahead(request, gone)
             except BaseException:  # the call is cancelled
@@ -111,16 +121,6 @@ class Router:
         return await self.search.find_owner(
             id, incoming.headers, self.clock(), previous=incoming.body is not None
         )
-
-    async def _steps(
-        self, incoming: IncomingRequest, session: str | None, owners: Sequence[Endpoint] | None
-    ) -> Sequence[FallbackStep]:
-        """Raises ApiError."""
-        if incoming.model is None:
-            return (self.models.any_model,)
-        if owners is not None:
-            return (self.models.step_at(owners, incoming.model, session),)
-        return await self.models.find_steps(incoming.model, session)
 
     def _candidates(self, request: PickRequest) -> tuple[Hashable, HaveFree]:
         """The endpoints that may get the request, for flow control: their name, and whether they have free

@@ -195,7 +195,9 @@ class GatewayMetrics:
     def _known_pair(self, record: RequestRecord) -> tuple[str, str] | None:
         """Model and rewritten model, as they are listed; None: they have no series."""
         pair = record.model, record.target_model
-        model, target = map(self._listed_name, pair)
+        model = target = self._listed_name(record.model)
+        if record.target_model != record.model:
+            target = self._listed_name(record.target_model)
         if model and target:
             pair = model, target
             if pair not in self._models and len(self._listed) < MAX_LISTED:

@@ -135,6 +135,8 @@ REPLACED = frozenset((b"host", b"content-length", b"expect"))
 
 def without_hop_by_hop(headers: Sequence[tuple[bytes, bytes]]) -> Headers:
     """The end-to-end headers: without hop-by-hop headers, and without those that ``connection`` names."""
+    if _HOP_BY_HOP.isdisjoint([name for name, _ in headers]):
+        return list(headers)
     named = {
         token.strip().lower()
         for name, value in headers

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import string
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from penstock.http.errors import ApiError
@@ -80,6 +80,9 @@ class RequestHead(NamedTuple):
     """Whether the client wants to use the connection again."""
     expects_continue: bool
     """Whether the client waits for 100 (Continue) before it sends the body."""
+    derived: dict[object, Any] | None = None
+    """What applications have derived from the head, by what each of them chooses, for all requests that have
+    the same one but for its length; None: the head is of this request alone."""
 
 
 def parse_head(head: bytes) -> RequestHead:

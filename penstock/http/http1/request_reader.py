@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from penstock.http.errors import ApiError
 from penstock.http.http1.chunked_body import CHUNKS_PER_TURN, ChunkedBody
-from penstock.http.http1.request_head import RequestHead, check_start, parse_head
+from penstock.http.http1.known_heads import read_head
+from penstock.http.http1.request_head import RequestHead, check_start
 
 MAX_EMPTY_LINES = 8
 """Empty lines that are ignored before a request; old clients send one after a body (RFC 9112 §2.2)."""
@@ -92,7 +93,7 @@ class RequestReader:
             check_start(buffer, self._searched)
             self._searched = len(buffer)
             return None
-        head = parse_head(bytes(buffer[:end]))
+        head = read_head(bytes(buffer[:end]))
         del buffer[:end]
         self._searched = self._empty_lines = 0
         if head.length is None:

@@ -40,7 +40,11 @@ _STATIC_NAMES: Final = {name: index for index, (name, _) in reversed(_STATIC_TAB
 _NAME_BYTES: Final = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz"
 _VALUE_BYTES: Final = bytes({*range(256)} - {*range(32), 127} | {*b"\t"})
 MAX_REPEATED: Final = 256
-"""Bytes of values whose encodings are kept."""
+"""Bytes of values whose encodings are kept,"""
+MAX_ENCODED: Final = 1024
+"""and fields."""
+_encoded = dict(_STATIC_FIELDS)
+"""Encodings of fields; those of the static table always."""
 _NOT_INDEXED: Final = 0x00
 _NEVER_INDEXED: Final = 0x10
 _SECRET: Final = frozenset((b"authorization", b"api-key", b"cookie", b"set-cookie", b"x-api-key"))
@@ -222,13 +226,18 @@ def encode_status(status: int) -> bytes:
 
 def encode_fields(fields: Iterable[Field]) -> bytes:
     """The block of fields, whose names are in lower case; pseudo-header fields come first."""
-    return b"".join(
-        [
-            _STATIC_FIELDS.get(field)
-            or (_repeated_literal if len(field[1]) <= MAX_REPEATED else _encode_literal)(*field)
-            for field in fields
-        ]
-    )
+    return b"".join([_encoded.get(field) or _encode(field) for field in fields])
+
+
+def _encode(field: Field) -> bytes:
+    """Most fields of most messages repeat, and a literal takes 3 microseconds to encode."""
+    encoded = _encode_literal(*field)
+    if len(field[1]) <= MAX_REPEATED:
+        if len(_encoded) >= MAX_ENCODED:
+            _encoded.clear()
+            _encoded.update(_STATIC_FIELDS)
+        _encoded[field] = encoded
+    return encoded
 
 
 def _encode_literal(name: bytes, value: bytes) -> bytes:
@@ -240,10 +249,6 @@ def _encode_literal(name: bytes, value: bytes) -> bytes:
             (bytes((kind,)), _integer(len(name), 0x7F, 0), name, _integer(len(value), 0x7F, 0), value)
         )
     return b"".join((_integer(index, 0x0F, kind), _integer(len(value), 0x7F, 0), value))
-
-
-_repeated_literal = lru_cache(maxsize=1024)(_encode_literal)
-"""Most fields of most messages repeat, and a literal takes 3 microseconds to encode."""
 
 
 def _integer(number: int, prefix: int, bits: int) -> bytes:

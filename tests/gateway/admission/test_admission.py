@@ -53,9 +53,11 @@ class Admitted:
         body = read_request(raw) if path == "/v1/completions" else None
         record = RequestRecord(path, method=method, caller=SENDER)
         incoming = IncomingRequest(method, b"", path, list(headers), raw, body)
-        permit = await self.admission.admit(
-            incoming, record, lambda: ("all", lambda promised, now: self.places > promised), None
-        )
+        permit = self.admission.permit(incoming, record)
+        if permit is not None:
+            await self.admission.enter(
+                permit, record, lambda: ("all", lambda promised, now: self.places > promised), None
+            )
         return record, permit
 
     async def run(self, usage: ReportedUsage | None, *, status: int = 200, **fields: Any) -> None:
@@ -171,7 +173,9 @@ def test_files_in_forms_are_no_text() -> None:
     headers = [(b"content-type", b"multipart/form-data; boundary=x")]
     incoming = IncomingRequest("POST", b"", record.path, headers, b"x" * 51_200, None)
     free = ("all", lambda promised, now: True)
-    asyncio.run(admitted.admission.admit(incoming, record, lambda: free, None))
+    permit = admitted.admission.permit(incoming, record)
+    assert permit is not None
+    asyncio.run(admitted.admission.enter(permit, record, lambda: free, None))
     assert admitted.used() == (1, 100)
 
 

@@ -310,6 +310,8 @@ def test_a_rewritten_model_changes_the_body() -> None:
 class _Prefilled:
     """Another endpoint has computed the prompt."""
 
+    applies = True
+
     def restrict(self, subset: frozenset[str] | None) -> frozenset[str] | None:
         return subset
 

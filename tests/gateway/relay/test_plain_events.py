@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from penstock.gateway.relay.attempt import Attempt, Requester, TimeLimits
+from penstock.gateway.relay.attempt import Attempt, TimeLimits
 from penstock.gateway.relay.client_connection import HttpClientConnection
 from penstock.gateway.relay.plain_events import PlainEvents
 from penstock.gateway.relay.write_batch import WriteBatch
@@ -20,7 +20,7 @@ from penstock.gateway.responses.outcome import TransportResult
 from penstock.gateway.responses.request_record import RequestRecord
 from penstock.gateway.responses.response_observer import StreamObserver
 from penstock.gateway.upstream.connection_pool import ConnectionPool
-from penstock.gateway.upstream.exchange import UpstreamRequest
+from penstock.gateway.upstream.exchange import Headers, UpstreamRequest
 from penstock.gateway.upstream.http2_connection import Http2UpstreamConnection
 from penstock.gateway.upstream.http2_exchange import WINDOW
 from penstock.gateway.upstream.timeouts import Timeouts
@@ -62,6 +62,20 @@ def chunks(data: bytes) -> bytes:
         content += data[: int(size, 16)]
         data = data[int(size, 16) + 2 :]
     return content
+
+
+class FakeRequester:
+    """A request whose replies are relayed as they come."""
+
+    def screen(self, status: int, headers: Headers) -> Headers:
+        return headers
+
+    def error_event(self, code: str, message: str) -> bytes:
+        return RequestRecord("/v1/completions").error_event(code, message)
+
+    def on_response(self, id: str) -> None: ...
+
+    def on_first_token(self) -> None: ...
 
 
 class SocketClient:
@@ -182,12 +196,7 @@ class Relayed:
                 expects="stream",
                 strip_usage=strip_usage,
                 held=HeldBytes(),
-                requester=Requester(
-                    screen=lambda status, headers: headers,
-                    error_event=RequestRecord("/v1/completions").error_event,
-                    on_response=lambda id: None,
-                    on_first_token=lambda: None,
-                ),
+                requester=FakeRequester(),
                 limits=TimeLimits(Timeouts(), loop.time() + 60.0, loop.time),
             )
             exchange.send(UpstreamRequest(b"POST", b"/", [], b""), attempt)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from penstock.gateway.requests.one_meaning import check_meaning
 from penstock.gateway.requests.request_body import read_request, response_of
 from penstock.gateway.requests.sessions import session_named
 from penstock.generation.request.body_decoder import BodyDecoder
@@ -77,6 +78,23 @@ def test_usage_is_asked_for_without_touching_the_rest() -> None:
     assert read.with_usage() == (
         b'{"model":"m","stream":true,"big":12345678901234567890,"stream_options":{"x":1,"include_usage":true}}'
     )
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b' {"stream":true}\r\n',
+        b'{"stream": true, "prompt": "\\"stream_options\\""}',
+        b'{"stream":true,"stream_options":null}',
+        b'{"stream":true,"\\u0073tream_options":{"include_usage":false}}',
+        b'{"stream":true,"stream_option\\u0073":null}',
+    ],
+)
+def test_usage_is_asked_for_once(raw: bytes) -> None:
+    given = json.loads(raw)
+    with_usage = read_request(raw).with_usage()
+    assert json.loads(with_usage) == {**given, "stream_options": {"include_usage": True}}
+    check_meaning(with_usage)
 
 
 @pytest.mark.parametrize(
