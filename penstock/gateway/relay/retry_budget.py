@@ -24,7 +24,8 @@ class RetryBudget:
 
     def on_request(self, now: float) -> None:
         """A request arrived."""
-        self._fill(now, RETRY_RATIO)
+        if self._tokens < BUCKET_SIZE:
+            self._fill(now, RETRY_RATIO)
 
     def allows(self, now: float) -> bool:
         """Whether a retry is left."""

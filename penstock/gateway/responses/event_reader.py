@@ -186,6 +186,8 @@ def read_event(data: bytes, name: bytes = b"") -> ParsedEvent:
     """Parse an event with ``data`` and event field ``name``. Raises ContentError."""
     if name == b"error" and not data.isspace():
         return ParsedEvent(error=data or b"{}")
+    if data == DONE:
+        return _END
     event = None
     if len(data) <= LARGE_BYTES:
         try:

@@ -40,10 +40,11 @@ class Endpoint:
     """State of one endpoint. Compared by identity: an address removed and added again is another endpoint.
 
     Whoever keeps a copy of its state in a row watches it: every change of an attribute, of the circuit
-    breaker or the backoff adds the row to that one's set of changed rows.
+    breaker or the backoff adds the row to that one's set of changed rows, and every request sent or ended,
+    or time to first token, to its set of rows whose counts have changed.
     """
 
-    _watchers: list[tuple[set[int], int]] = field(default_factory=list, init=False, repr=False)
+    _watchers: list[tuple[set[int], set[int], int]] = field(default_factory=list, init=False, repr=False)
     url: str
     """Scheme, host and port, and the path of the URL if it has one."""
     configured_url: str = ""
@@ -110,20 +111,25 @@ class Endpoint:
 
     def __setattr__(self, name: str, value: object) -> None:
         _set(self, name, value)
-        for changed, row in self._watchers:
+        for changed, _, row in self._watchers:
             changed.add(row)
 
     def _notify(self) -> None:
-        for changed, row in self._watchers:
+        for changed, _, row in self._watchers:
             changed.add(row)
+
+    def _mark_counted(self) -> None:
+        for _, counted, row in self._watchers:
+            counted.add(row)
 
     def refused(self, status: int, wait_s: float, client: str, model: str, now: float) -> None:
         """Note that the endpoint answered a request with this status, to come back in ``wait_s`` seconds."""
         self.backoff.refused(status, wait_s, client, now, model if self.several_models else "")
 
-    def watch(self, changed: set[int], row: int) -> None:
-        """From here on ``row`` is added to ``changed`` when anything changes."""
-        self._watchers.append((changed, row))
+    def watch(self, changed: set[int], counted: set[int], row: int) -> None:
+        """From here on ``row`` is added to ``counted`` with what a request changes, and to ``changed`` when
+        anything else changes."""
+        self._watchers.append((changed, counted, row))
 
     def unwatch(self, changed: set[int]) -> None:
         self._watchers = [each for each in self._watchers if each[0] is not changed]
@@ -215,7 +221,8 @@ class Endpoint:
         _set(self, "sent_since_scrape", min(sent, in_flight))
         _set(self, "own_sent", min(own_sent, own))
         _set(self, "in_flight_tokens", self.in_flight_tokens + tokens)
-        self.own_tokens += tokens
+        _set(self, "own_tokens", self.own_tokens + tokens)
+        self._mark_counted()
         if self.on_count is not None:
             self.on_count(own, self.own_sent, self.own_tokens)
 
@@ -234,4 +241,5 @@ class Endpoint:
     def add_ttft(self, ttft_s: float) -> None:
         """Add a time to first token to the moving average."""
         before = ttft_s if self.ttft_s is None else self.ttft_s
-        self.ttft_s = before + TTFT_WEIGHT * (ttft_s - before)
+        _set(self, "ttft_s", before + TTFT_WEIGHT * (ttft_s - before))
+        self._mark_counted()

@@ -63,6 +63,8 @@ class EndpointColumns:
         self._row: dict[Endpoint, int] = {}
         self._free: list[int] = []
         self._changed: set[int] = set()
+        self._counted: set[int] = set()
+        """Rows whose state has changed since it was read, and those of which only counts have."""
         self._lists: OrderedDict[int, tuple[Sequence[Endpoint], Rows]] = OrderedDict()
         """Rows of lists, by identity; a list that is here is not changed any more."""
         self._columns: dict[str, npt.NDArray[Any]] = {}
@@ -84,6 +86,10 @@ class EndpointColumns:
             for row in self._changed:
                 self._read(row)
             self._changed.clear()
+        if self._counted:
+            for row in self._counted:
+                self._read_counts(row)
+            self._counted.clear()
         return rows
 
     def row(self, endpoint: Endpoint) -> int:
@@ -100,7 +106,7 @@ class EndpointColumns:
                     self._grow(2 * row)
             self._row[endpoint] = row
             self.identity[row] = stable_hash(endpoint.url.encode())
-            endpoint.watch(self._changed, row)
+            endpoint.watch(self._changed, self._counted, row)
             self._changed.add(row)
         return row
 
@@ -115,6 +121,7 @@ class EndpointColumns:
             return
         endpoint.unwatch(self._changed)
         self._changed.discard(row)
+        self._counted.discard(row)
         self._forget_adapters(row)
         for rows in (self.troubled, self.has_refused, self.tells_clients_apart):
             rows.discard(row)
@@ -145,10 +152,7 @@ class EndpointColumns:
         self.waiting[row] = load.waiting
         self.running[row] = load.running
         self.kv_used[row] = load.kv_used
-        self.sent[row] = endpoint.sent_since_scrape
-        self.in_flight[row] = endpoint.in_flight
-        self.tokens[row] = endpoint.in_flight_tokens
-        self.ttft_s[row] = endpoint.ttft_s or 0.0
+        self._read_counts(row)
         self.adapter_room[row] = 0.5 if len(load.adapters) < load.max_adapters else 0.0
         self.scraped_at[row] = -math.inf if endpoint.scraped_at is None else endpoint.scraped_at
         open_until = endpoint.breaker.open_until
@@ -173,6 +177,14 @@ class EndpointColumns:
             self._loaded[row] = load.adapters
             for name in load.adapters:
                 self._adapters.setdefault(name, set()).add(row)
+
+    def _read_counts(self, row: int) -> None:
+        endpoint = self.endpoints[row]
+        assert endpoint is not None, "a free row does not change"
+        self.sent[row] = endpoint.sent_since_scrape
+        self.in_flight[row] = endpoint.in_flight
+        self.tokens[row] = endpoint.in_flight_tokens
+        self.ttft_s[row] = endpoint.ttft_s or 0.0
 
     def _forget_adapters(self, row: int) -> None:
         for name in self._loaded.pop(row, _NONE):

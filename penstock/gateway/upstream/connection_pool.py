@@ -119,10 +119,12 @@ class ConnectionPool:
 
     def _take_stream(self) -> Exchange | None:
         """A stream of the connection with the fewest, None if none of them has room."""
-        with_room = [each for each in self._shared if each.has_room]
-        if not with_room:
+        connection = None
+        for each in self._shared:
+            if each.has_room and (connection is None or each.active < connection.active):
+                connection = each
+        if connection is None:
             return None
-        connection = min(with_room, key=_streams)
         if connection.active >= STREAMS_PER_CONNECTION and len(self._shared) < SHARED_CONNECTIONS:
             self._open_shared()
         return connection.open_exchange()
@@ -318,10 +320,6 @@ class _Dial(asyncio.Protocol):
         self.connection = self._pool.make_http2() if http2 else self._pool.make_http1()
         transport.set_protocol(self.connection)
         self.connection.connection_made(transport)
-
-
-def _streams(connection: Http2UpstreamConnection) -> int:
-    return connection.active
 
 
 def _retrieve(opening: asyncio.Task[None]) -> None:

@@ -119,7 +119,8 @@ class Scoreboard:
         return set().union(*(each.changed_keys() for each in self._others()))
 
     def _count(self, key: int, in_flight: int, sent: int, tokens: int) -> None:
-        if (at := self._entry(key, in_flight)) is not None:
+        at = self._entries.get(key)
+        if at is not None or (at := self._entry(key, in_flight)) is not None:
             self._own[at + 1] = in_flight
             self._own[at + 2] = sent
             self._own[at + 3] = tokens

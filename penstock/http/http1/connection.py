@@ -504,7 +504,7 @@ class ServerProtocol(Protocol):
         """The head of the reply in progress."""
         assert self._request is not None
         start = self._framing.begin(self._request.method, status, headers)
-        return self._head_from(start, dated=any(name == b"date" for name, _ in headers))
+        return self._head_from(start, dated=b"date" in [name for name, _ in headers])
 
     def _head_from(self, start: bytes, *, dated: bool = False) -> bytes:
         """A reply's head that begins with ``start``; ``dated``: with a date header."""

@@ -67,11 +67,12 @@ class ReplyFraming:
         its head begins."""
         if method == "HEAD" or status in (204, 304):
             self.body = Framing.NO_BODY
-        elif any(name == b"content-length" for name, _ in headers):
+        elif b"content-length" in [name for name, _ in headers]:
             self.body = Framing.SIZED
         else:
             self.begin_events()
-        return b"HTTP/1.1 %d %b\r\n%b" % (status, responses.get(status, "").encode(), header_lines(headers))
+        start = _OK if status == 200 else b"HTTP/1.1 %d %b\r\n" % (status, responses.get(status, "").encode())
+        return start + header_lines(headers)
 
     def head(self, start: bytes, date: bytes, *, keep_alive: bool) -> bytes:
         """The whole head. ``date``: a line, or empty; ``keep_alive``: the connection goes on."""
