@@ -157,7 +157,7 @@ class Attempt:
         if isinstance(self._observer, StreamObserver):
             self._observer.on_first_token = self._requester.on_first_token
         if self.seen.stream:  # it may get an error event, or lose its usage
-            self._has_fast_path = translation is None and self._exchange.has_fast_path
+            self._has_fast_path = translation is None
             self._headers = [header for header in self._headers if header[0] != b"content-length"]
 
     def on_body(self, data: bytes, now: float) -> None:

@@ -93,11 +93,6 @@ class Exchange(Protocol):
         """Continue after :meth:`pause`."""
         ...
 
-    @property
-    def has_fast_path(self) -> bool:
-        """Whether it can recognize plain events."""
-        ...
-
     def enter_fast_path(self, shape: PlainEventShape, relay: PlainEventRelay) -> int:
         """From here on plain events go to ``relay`` instead of on_body. Returns how many bytes of them may
         come before the fast path has to be left, so that the window is opened again; 0: there is no fast

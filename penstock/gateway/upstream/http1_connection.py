@@ -19,11 +19,15 @@ from penstock.gateway.upstream.exchange import (
     ReplyReceiver,
     UpstreamRequest,
 )
-from penstock.gateway.upstream.reply_scanner import PlainEventRelay, PlainEventShape
+from penstock.gateway.upstream.reply_scanner import PlainEventRelay, PlainEventShape, plain_chunk
 from penstock.gateway.upstream.request_form import AS_GIVEN, RequestForm
 from penstock.gateway.upstream.upstream import Upstream
 from penstock.http.http1.reply_reader import ReplyFault, ReplyReader
 from penstock.http.tls_problem import tls_problem
+
+
+NO_WINDOW = 1 << 62
+"""Bytes of plain events that may come before anything else has to be done for more to come."""
 
 
 class ConnectionOwner(Protocol):
@@ -66,6 +70,11 @@ class Http1UpstreamConnection(asyncio.Protocol):
         self._reader = ReplyReader(self._on_head)
         self._unread = b""
         """Bytes that have come and are not processed; the transport does not read while there are any."""
+        self._between_chunks = False
+        """What comes next begins a chunk of the reply."""
+        self._shape: PlainEventShape | None = None
+        """How its plain events look, which go to ``_plain_events``; None: it has not the fast path."""
+        self._plain_events: PlainEventRelay | None = None
         self._paused = False
         """Whether the receiver, whose client is slow, has paused the connection."""
         self._waits_for_turn = False
@@ -90,6 +99,8 @@ class Http1UpstreamConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
+        if self._shape is not None and self._relay_plain(data, self._shape):
+            return
         if self._receiver is None:
             self._transport.abort()  # a reply without a request
             return
@@ -98,6 +109,18 @@ class Http1UpstreamConnection(asyncio.Protocol):
             self._unread += data  # TLS may have read on
         else:
             self._process(data)
+
+    def _relay_plain(self, data: bytes, shape: PlainEventShape) -> bool:
+        """Relay ``data`` if it is a chunk with a plain event alone. The parser, which waits for the next
+        chunk, need not see it."""
+        assert self._plain_events is not None
+        found = None if self._unread or self._waits_for_turn else plain_chunk(data, shape)
+        if found is None:
+            self._shape = None  # what follows must not overtake it
+            return False
+        event, text = found
+        self._plain_events.relay_events([shape.slot], [event], [text], self._loop.time())
+        return True
 
     def _process(self, data: bytes) -> None:
         """Process what has come, as far as this turn of the event loop and the receiver allow."""
@@ -111,6 +134,8 @@ class Http1UpstreamConnection(asyncio.Protocol):
                 self._break(str(fault))
                 return
             if content and self._receiver is not None:
+                # An event ends so: then the rest of this is the end of its chunk.
+                self._between_chunks = at >= size and piece.endswith(b"\n\n\r\n")
                 self._receiver.on_body(content, self._loop.time())
             if self._receiver is None:
                 return
@@ -200,7 +225,8 @@ class Http1UpstreamConnection(asyncio.Protocol):
         """Send a request. ``receiver`` gets the reply, or on_broken if the connection broke while idle."""
         self._receiver = receiver
         self._reader.begin(bodyless=request.method == b"HEAD")
-        self._answered = False
+        self._answered = self._between_chunks = False
+        self._shape = None
         self._sent_at = self._loop.time()
         usable = self.usable
         self._unprocessed = not usable
@@ -234,13 +260,14 @@ class Http1UpstreamConnection(asyncio.Protocol):
             elif not (self._waits_for_turn or self._transport.is_closing()):
                 self._transport.resume_reading()
 
-    has_fast_path = False
-
     def enter_fast_path(self, shape: PlainEventShape, relay: PlainEventRelay) -> int:
-        return 0
+        if not self._between_chunks or self._paused:
+            return 0
+        self._shape, self._plain_events = shape, relay
+        return NO_WINDOW
 
     def leave_fast_path(self, relayed: int) -> None:
-        raise AssertionError("it has no fast path")
+        self._shape = None
 
     def close(self) -> None:
         self._transport.close()

@@ -115,8 +115,6 @@ class Http2Exchange:
             self._paused = False
             self.refill()
 
-    has_fast_path = True
-
     def enter_fast_path(self, shape: PlainEventShape, relay: PlainEventRelay) -> int:
         allowed = self.window - REFILL_BELOW
         if allowed <= 0 or self._paused or self._left is not None or self.ended:

@@ -1,7 +1,7 @@
-"""Splits what a model server sends over HTTP/2 into events that are known but for their text, and frames.
+"""Recognizes, in what a model server sends, events that are known but for their text.
 
-Most frames of a stream are events that differ from the one before only in their text and number. Those are
-recognized here, without an object per frame, and relayed together
+Most frames or chunks of a stream are events that differ from the one before only in their text and number.
+Those are recognized here, without an object each, and relayed together
 (:mod:`penstock.gateway.relay.plain_events`).
 """
 
@@ -22,6 +22,8 @@ from penstock.http.http2.frames import (
 FRAMES_AT_ONCE = 64
 BYTES_AT_ONCE = 32 << 10
 """What is scanned between two looks at the clock."""
+MAX_CHUNK_HEADER = 5
+"""Bytes of a chunk's length and its line end: chunks of up to 4,095 bytes."""
 
 
 class PlainEventShape(NamedTuple):
@@ -45,6 +47,31 @@ class PlainEventRelay(Protocol):
     def relay_events(self, slots: list[int], events: list[bytes], texts: list[bytes], now: float) -> None:
         """Relay events. A text may still be something else than text, so that its event is not plain."""
         ...
+
+
+def plain_text(event: bytes, shape: PlainEventShape) -> bytes | None:
+    """The text of an event that may be plain, empty if its number is none; None: it has another shape."""
+    head, tail, between, number_first, fixed, _ = shape
+    text = event.removeprefix(head).removesuffix(tail)
+    if len(text) + fixed != len(event):
+        return None
+    if between:
+        text, _, number = text.partition(between)
+        if number_first:
+            text, number = number, text
+        if not number.isdigit() or number.startswith(b"0"):
+            return b""
+    return text
+
+
+def plain_chunk(data: bytes, shape: PlainEventShape) -> tuple[bytes, bytes] | None:
+    """The event, and its text, if ``data`` is one chunk of HTTP/1.1 with an event that may be plain."""
+    at = data.find(b"\r\n", 0, MAX_CHUNK_HEADER) + 2
+    event = data[at:-2]
+    if at < 3 or data[: at - 2].lower() != b"%x" % len(event) or not data.endswith(b"\r\n"):
+        return None
+    text = plain_text(event, shape)
+    return None if text is None else (event, text)
 
 
 class ReplyScanner(FrameScanner):
@@ -82,16 +109,9 @@ class ReplyScanner(FrameScanner):
             payload = buffer[at:end]
             start = end
             if (shape := find(stream_id)) is not None:
-                head, tail, between, number_first, fixed, slot = shape
-                text = payload.removeprefix(head).removesuffix(tail)
-                if not (kind or flags) and len(text) + fixed == end - at:
-                    if between:
-                        text, _, number = text.partition(between)
-                        if number_first:
-                            text, number = number, text
-                        if not number.isdigit() or number.startswith(b"0"):
-                            text = b""  # which is none
-                    add_slot(slot)
+                text = None if kind or flags else plain_text(payload, shape)
+                if text is not None:
+                    add_slot(shape.slot)
                     add_event(payload)
                     add_text(text)
                     continue
