@@ -155,7 +155,6 @@ class GatewayApp:
             if derived is not None:
                 derived[self] = head
         raw = await http.read_body(intake.max_request_bytes, _too_large)
-        query = http.query
         added = [*head.relayed, (REQUEST_ID, record.request_id.encode("latin-1")), head.via]
         return intake.read(
             record,
@@ -163,7 +162,7 @@ class GatewayApp:
             raw,
             session=head.session,
             relayed_headers=inject_trace_context(added, record.trace),
-            target=http.raw_path + (b"?" + query if query else b""),
+            target=http.target,
         )
 
     def _read_head(self, http: HttpRequest, record: RequestRecord) -> _Head:

@@ -48,13 +48,12 @@ class HttpRequest:
         "keep_alive",
         "method",
         "path",
-        "query",
-        "raw_path",
         "reply_headers",
         "sink",
         "started",
         "status",
         "streamed",
+        "target",
         "version",
     )
 
@@ -64,8 +63,8 @@ class HttpRequest:
         self.method = head.method
         self.path = head.path
         """Without percent-encoding. An application may set it to the path of its route."""
-        self.raw_path = head.raw_path
-        self.query = head.query
+        self.target = head.target
+        """The path as the client sent it, and the query, if there is one."""
         self.version = head.version
         self.headers = head.headers
         """Names in lower case, in the order in which the client sent them."""
@@ -142,6 +141,16 @@ class HttpRequest:
     def address(self) -> str:
         """The client's address; empty if it is not known."""
         return self.client[0] if self.client else ""
+
+    @property
+    def raw_path(self) -> bytes:
+        """The path, as the client sent it."""
+        return self.target.partition(b"?")[0]
+
+    @property
+    def query(self) -> bytes:
+        """Empty: there is none."""
+        return self.target.partition(b"?")[2]
 
     def header(self, name: bytes) -> str | None:
         """The first header called ``name`` (lower case), decoded as Latin-1; None when absent."""

@@ -84,12 +84,10 @@ def http_request(
     sink: FakeSink | None = None,
 ) -> HttpRequest:
     """A request with its whole body."""
-    raw_path, _, query = target.partition(b"?")
     head = RequestHead(
         method=method,
-        path=raw_path.decode("latin-1"),
-        raw_path=raw_path,
-        query=query,
+        path=target.partition(b"?")[0].decode("latin-1"),
+        target=target,
         version="1.1",
         headers=list(headers),
         fields=first_values(headers),

@@ -25,7 +25,6 @@ from penstock.gateway.upstream.upstream import Upstream
 from penstock.http.http1.reply_reader import ReplyFault, ReplyReader
 from penstock.http.tls_problem import tls_problem
 
-
 NO_WINDOW = 1 << 62
 """Bytes of plain events that may come before anything else has to be done for more to come."""
 
@@ -72,9 +71,8 @@ class Http1UpstreamConnection(asyncio.Protocol):
         """Bytes that have come and are not processed; the transport does not read while there are any."""
         self._between_chunks = False
         """What comes next begins a chunk of the reply."""
-        self._shape: PlainEventShape | None = None
-        """How its plain events look, which go to ``_plain_events``; None: it has not the fast path."""
-        self._plain_events: PlainEventRelay | None = None
+        self._fast_path: tuple[PlainEventShape, PlainEventRelay] | None = None
+        """How its plain events look, and where they go; None: they are none."""
         self._paused = False
         """Whether the receiver, whose client is slow, has paused the connection."""
         self._waits_for_turn = False
@@ -99,7 +97,7 @@ class Http1UpstreamConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        if self._shape is not None and self._relay_plain(data, self._shape):
+        if self._fast_path is not None and self._relay_plain(data, *self._fast_path):
             return
         if self._receiver is None:
             self._transport.abort()  # a reply without a request
@@ -110,16 +108,15 @@ class Http1UpstreamConnection(asyncio.Protocol):
         else:
             self._process(data)
 
-    def _relay_plain(self, data: bytes, shape: PlainEventShape) -> bool:
+    def _relay_plain(self, data: bytes, shape: PlainEventShape, relay: PlainEventRelay) -> bool:
         """Relay ``data`` if it is a chunk with a plain event alone. The parser, which waits for the next
         chunk, need not see it."""
-        assert self._plain_events is not None
         found = None if self._unread or self._waits_for_turn else plain_chunk(data, shape)
         if found is None:
-            self._shape = None  # what follows must not overtake it
+            self._fast_path = None  # what follows must not overtake it
             return False
         event, text = found
-        self._plain_events.relay_events([shape.slot], [event], [text], self._loop.time())
+        relay.relay_events([shape.slot], [event], [text], self._loop.time())
         return True
 
     def _process(self, data: bytes) -> None:
@@ -226,7 +223,7 @@ class Http1UpstreamConnection(asyncio.Protocol):
         self._receiver = receiver
         self._reader.begin(bodyless=request.method == b"HEAD")
         self._answered = self._between_chunks = False
-        self._shape = None
+        self._fast_path = None
         self._sent_at = self._loop.time()
         usable = self.usable
         self._unprocessed = not usable
@@ -263,11 +260,11 @@ class Http1UpstreamConnection(asyncio.Protocol):
     def enter_fast_path(self, shape: PlainEventShape, relay: PlainEventRelay) -> int:
         if not self._between_chunks or self._paused:
             return 0
-        self._shape, self._plain_events = shape, relay
+        self._fast_path = shape, relay
         return NO_WINDOW
 
     def leave_fast_path(self, relayed: int) -> None:
-        self._shape = None
+        self._fast_path = None
 
     def close(self) -> None:
         self._transport.close()

@@ -66,8 +66,8 @@ class RequestHead(NamedTuple):
     method: str
     path: str
     """Without percent-encoding."""
-    raw_path: bytes
-    query: bytes
+    target: bytes
+    """The path as it came, and the query, if there is one."""
     version: str
     """``1.0``, ``1.1`` or ``2``."""
     headers: list[tuple[bytes, bytes]]
@@ -96,7 +96,7 @@ def parse_head(head: bytes) -> RequestHead:
         raise ApiError(505, "The request is not of HTTP/1.1 or HTTP/1.0, and HTTP/2 has no request line.")
     if method not in METHODS:
         raise ApiError(501, f"There is no method {shown_text(method)} on this server.")
-    raw_path, query = _split_target(method, target)
+    target = _origin_form(method, target)
     headers, fields = _parse_headers(rest[:-2])
     new = minor != b"0"
     connection = fields.get(b"connection", b"")
@@ -110,12 +110,11 @@ def parse_head(head: bytes) -> RequestHead:
         raise ApiError(
             417, "The header Expect is not 100-continue, the only expectation of this server.", param="Expect"
         )
-    path = raw_path.decode("ascii")
+    path = target.partition(b"?")[0].decode("ascii")
     return RequestHead(
         method=method.decode("ascii"),
         path=unquote(path) if "%" in path else path,
-        raw_path=raw_path,
-        query=query,
+        target=target,
         version="1.1" if new else "1.0",
         headers=headers,
         fields=fields,
@@ -148,7 +147,7 @@ def check_start(start: bytes | bytearray, checked: int) -> None:
             raise _bad_line(line)
 
 
-def _split_target(method: bytes, target: bytes) -> tuple[bytes, bytes]:
+def _origin_form(method: bytes, target: bytes) -> bytes:
     """Path and query of a target in origin-form, absolute-form or asterisk-form (RFC 9112 §3.2)."""
     if not target.startswith(b"/"):
         absolute = _ABSOLUTE.match(target)
@@ -160,7 +159,7 @@ def _split_target(method: bytes, target: bytes) -> tuple[bytes, bytes]:
     if b"#" in target:
         raise ApiError(400, "The target of the request line has a fragment (#), which is not sent.")
     path, _, query = target.partition(b"?")
-    return path, query
+    return target if query else path
 
 
 def _parse_headers(lines: bytes) -> tuple[list[tuple[bytes, bytes]], dict[bytes, bytes]]:

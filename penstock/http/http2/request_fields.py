@@ -37,8 +37,7 @@ class _Start(NamedTuple):
     method: str
     authority: bytes | None
     path: str
-    raw_path: bytes
-    query: bytes
+    target: bytes
 
 
 def parse_fields(fields: Sequence[Field], *, complete: bool) -> RequestHead:
@@ -69,8 +68,7 @@ def parse_fields(fields: Sequence[Field], *, complete: bool) -> RequestHead:
     return RequestHead(
         method=start.method,
         path=start.path,
-        raw_path=start.raw_path,
-        query=start.query,
+        target=start.target,
         version="2",
         headers=headers,
         fields=by_name,
@@ -85,8 +83,7 @@ def refused_head(method: str) -> RequestHead:
     return RequestHead(
         method=method,
         path="",
-        raw_path=b"",
-        query=b"",
+        target=b"",
         version="2",
         headers=[],
         fields={},
@@ -118,8 +115,7 @@ def _parse_start(fields: Sequence[Field]) -> _Start:
         method=method.decode("ascii"),
         authority=authority,
         path=unquote(path) if "%" in path else path,
-        raw_path=raw_path,
-        query=query,
+        target=target if query else raw_path,
     )
 
 

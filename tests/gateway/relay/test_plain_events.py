@@ -67,6 +67,8 @@ def chunks(data: bytes) -> bytes:
 class FakeRequester:
     """A request whose replies are relayed as they come."""
 
+    translation = None
+
     def screen(self, status: int, headers: Headers) -> Headers:
         return headers
 

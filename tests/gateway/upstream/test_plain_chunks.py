@@ -51,7 +51,8 @@ class Stream(Collected):
 
     def relay_events(self, slots: list[int], events: list[bytes], texts: list[bytes], now: float) -> None:
         (data,) = events
-        assert slots == [7] and self._on_fast_path
+        assert slots == [7]
+        assert self._on_fast_path
         if self.template.matches(data):
             self.plain += 1
             super().on_body(data, now)
@@ -62,7 +63,7 @@ class Stream(Collected):
         """``data`` comes, and the connection has the turns of the event loop that it asks for."""
         self.connection.data_received(data)
         async with asyncio.timeout(WAIT_S):
-            while self.connection._waits_for_turn:
+            while self.connection._waits_for_turn:  # noqa: ASYNC110 - there is no event
                 await asyncio.sleep(0)
 
 
