@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,11 +15,13 @@ import pytest
 from tests.certificates import Certificates
 from tests.gateway.behaviours import good as answers
 from tests.gateway.processes import Behaviour, Call, Gateway, Upstream, eventually, gateway
+from tests.integration.server import SYNTHETIC, Server
 
 CLIENT, OWN, FIRST, SECOND, THIRD = (f"sk-{each}" for each in ("client", "own", "first", "second", "third"))
+SERVED = "sk-served"
 UNUSED = "sk-unused"
 METRICS = b"vllm:num_requests_waiting 0\n"
-KEYS = (CLIENT, OWN, FIRST, SECOND, THIRD, UNUSED)
+KEYS = (CLIENT, OWN, FIRST, SECOND, THIRD, SERVED, UNUSED)
 
 
 def good(call: Call) -> None:
@@ -62,7 +65,7 @@ class Fleet:
     def ask(self, model: str, path: str = "/v1/chat/completions") -> int:
         reply = self.front.client.post(
             path,
-            json={"model": model, "messages": [{"role": "user", "content": "hello"}]},
+            json={"model": model, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4},
             headers={"authorization": f"Bearer {CLIENT}", "x-api-key": CLIENT, "cookie": f"key={CLIENT}"},
         )
         return reply.status_code
@@ -88,7 +91,9 @@ def fleet(certificates: Certificates, tmp_path_factory: pytest.TempPathFactory) 
     key_file, file = folder / "first.key", folder / "endpoints.yaml"
     key_file.write_text(f"{FIRST}\n")
     (folder / "second.key").write_text(SECOND)
+    starting = Server(*SYNTHETIC, directory=folder, environ=os.environ | {"PENSTOCK_API_KEY": SERVED})
     with contextlib.ExitStack() as stack:
+        served = stack.enter_context(starting)
         own, plain = (stack.enter_context(Upstream(good)) for _ in range(2))
         openai, azure = (stack.enter_context(Upstream(good, tls=locked)) for _ in range(2))
         for server, model in ((own, "own"), (plain, "plain")):
@@ -123,6 +128,7 @@ def fleet(certificates: Certificates, tmp_path_factory: pytest.TempPathFactory) 
                 "timeouts": {"first-token": 1},
                 **hosted,
             },
+            {"name": "served", "endpoints": [served.url], "key": {"env": "PENS_SERVED"}},
             {"name": "plain", "endpoints": [plain.url], "key": "client"},
         ]
         models = {"other": {"targets": "own", "shadow": {"azure": 1}}}
@@ -130,6 +136,7 @@ def fleet(certificates: Certificates, tmp_path_factory: pytest.TempPathFactory) 
         options = ("--endpoints-file", str(file), "--scrape-interval", "0.1", "--models-interval", "0.2")
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PENS_OWN", OWN)
+            patch.setenv("PENS_SERVED", SERVED)
             front = stack.enter_context(
                 gateway(options=(*options, "--allow-loopback-admin", "--endpoint-api-key", UNUSED))
             )
@@ -161,6 +168,15 @@ def test_each_server_gets_its_own_key_where_it_wants_it(servers: Fleet) -> None:
     assert azure.headers["api-key"] == SECOND
     assert "authorization" not in azure.headers
     assert not {"openai-organization", "cookie", "x-api-key"} & azure.headers.keys()
+
+
+def test_a_server_of_our_own_that_wants_its_key(servers: Fleet) -> None:
+    """Over HTTP/2. It refuses others, to requests as to readings of models and metrics."""
+    listed = [model["id"] for model in servers.front.client.get("/v1/models").json()["data"]]
+    (model,) = set(listed) - {"own", "plain", "gpt", "azure-gpt", "other"}
+    assert servers.ask(model) == 200
+    assert [line for line in servers.front.lines if "speaks HTTP/2" in line]
+    assert not [line for line in servers.front.lines if "denies" in line or "401" in line]
 
 
 def test_what_the_gateway_asks_for_itself(servers: Fleet) -> None:

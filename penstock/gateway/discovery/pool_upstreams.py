@@ -13,7 +13,7 @@ from penstock.config.gateway import GatewayConfig
 from penstock.config.watched_file import WatchedFile
 from penstock.gateway.models.pools import SILENT, Pool, PoolKey, PoolTimeouts, PoolTls
 from penstock.gateway.upstream.exchange import REPLACED, without_hop_by_hop
-from penstock.gateway.upstream.request_form import CREDENTIALS, RequestForm
+from penstock.gateway.upstream.request_form import CREDENTIALS, OF_PROXIES, RequestForm
 from penstock.gateway.upstream.timeouts import Timeouts
 from penstock.gateway.upstream.tls import UpstreamTls
 from penstock.gateway.upstream.upstream import Upstream
@@ -121,6 +121,9 @@ class PoolUpstreams:
 
     def _form_maker(self, pool: Pool, path: str, read_key: Callable[[], Key]) -> Callable[[], RequestForm]:
         header = pool.key.header.lower() if isinstance(pool.key, PoolKey) else AUTHORIZATION
+        without = CREDENTIALS if pool.key == "none" else ()
+        if pool.hosted:
+            without = (*without, *OF_PROXIES)
         made: tuple[Key, RequestForm] | None = None
 
         def make() -> RequestForm:
@@ -129,7 +132,7 @@ class PoolUpstreams:
             if made is None or made[0] != key:
                 form = RequestForm(
                     None if key is None else _key_header(header, key),
-                    is_keyless=pool.key == "none",
+                    without=without,
                     headers=pool.headers,
                     query=pool.query,
                     prefix=path,

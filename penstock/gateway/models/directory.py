@@ -99,6 +99,9 @@ class ModelDirectory:
         self._unknown = unknown
         self._routes = ModelRouteTable({})
         self._endpoints: tuple[Endpoint, ...] = ()
+        self._own: tuple[Endpoint, ...] = ()
+        """The endpoints without those of hosted APIs, unless all are: these get only requests that are known
+        to be for them."""
         self._any_model = FallbackStep("", ())
         self._pools: dict[str, _PoolOfEndpoints] = {}
         self._listings: dict[Endpoint, Mapping[str, ModelCard]] = {}
@@ -122,7 +125,8 @@ class ModelDirectory:
         """Replace the endpoints, each in the pool of its name, the pools and the routes."""
         self._routes = ModelRouteTable(routes or {})
         self._endpoints = tuple(endpoints)
-        self._any_model = FallbackStep("", self._endpoints)
+        self._own = tuple(each for each in self._endpoints if not each.upstream.hosted) or self._endpoints
+        self._any_model = FallbackStep("", self._own)
         self.generation += 1
         self._pools = {pool.name: _PoolOfEndpoints(pool) for pool in pools}
         self._listings = {each: cards for each, cards in self._listings.items() if each in self._endpoints}
@@ -402,12 +406,12 @@ class ModelDirectory:
             for pool in self._pools.values()
             if pool.pool.models is None
             for endpoint in pool.endpoints
-            if not self._listings.get(endpoint)
+            if not self._listings.get(endpoint) and endpoint in self._own
         )
         if unlisted:
             return unlisted
         relays = self._unknown == "relay" or (self._unknown == "auto" and self._are_alike())
-        return self._endpoints if relays else ()
+        return self._own if relays else ()
 
     def _shadows_of(self, model: str) -> set[str]:
         own = self._routes.find_route(model)

@@ -228,7 +228,9 @@ class ModelLearner:
         if endpoint in self._denied:
             return
         self._denied.add(endpoint)
-        if self.directory.listing(endpoint) is None:
+        if endpoint.upstream.hosted:
+            gets = "it gets requests for the models of its pool alone"
+        elif self.directory.listing(endpoint) is None:
             gets = "it gets requests for models that nobody lists"
         else:
             gets = "what it listed before holds"

@@ -7,7 +7,7 @@ to retry, to copy or to ask something of the gateway's own, cannot send a server
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import quote_plus, unquote_to_bytes
 
 from penstock.gateway.upstream.exchange import REPLACED
@@ -16,6 +16,18 @@ from penstock.http.http2.header_blocks import encode_fields
 
 CREDENTIALS = (*CLIENT_KEYS, b"x-goog-api-key", b"cookie")
 """Headers by which clients prove who they are."""
+OF_PROXIES = (
+    b"forwarded",
+    b"x-real-ip",
+    b"x-forwarded-client-cert",
+    b"x-forwarded-for",
+    b"x-forwarded-host",
+    b"x-forwarded-port",
+    b"x-forwarded-prefix",
+    b"x-forwarded-proto",
+    b"x-forwarded-server",
+)
+"""Headers by which proxies say who clients are, and what is before the gateway."""
 _REPLACES_VERSION = re.compile(r"(?:^|/)(?:v\d+[a-z0-9]*|deployments/[^/]+$)(?:/|$)").search
 """Matches the path of a URL whose servers want ``/chat/completions`` and so on right below it."""
 _VERSION = b"/v1/"
@@ -41,22 +53,21 @@ class RequestForm:
         self,
         key: tuple[bytes, bytes] | None = None,
         *,
-        is_keyless: bool = False,
+        without: Iterable[bytes] = (),
         headers: Mapping[str, str] | None = None,
         query: Mapping[str, str] | None = None,
         prefix: str = "",
         root_path: str = "",
     ) -> None:
-        """``key``: the header that has the gateway's own key; None: the client's goes on, unless
-        ``is_keyless``. ``headers`` and ``query`` replace what clients send by these names; an empty value
-        removes it. ``prefix``: the path of the servers' URLs; ``root_path``: one that clients may send."""
+        """``key``: the header that has the gateway's own key; None: the client's goes on. ``without``: names
+        of headers of clients that do not go on. ``headers`` and ``query`` replace what clients send by these
+        names; an empty value removes it. ``prefix``: the path of the servers' URLs; ``root_path``: one that
+        clients may send."""
         own = {name.lower().encode(): value.encode() for name, value in (headers or {}).items()}
         fields = [(name, value) for name, value in own.items() if value]
-        dropped = {*REPLACED, *own}
-        if key is not None or is_keyless:
-            dropped.update(CREDENTIALS)
+        dropped = {*REPLACED, *own, *without}
         if key is not None:
-            dropped.add(key[0])
+            dropped.update(CREDENTIALS, (key[0],))
             fields.append(key)
         self.dropped = frozenset(dropped)
         """Names of headers of a request that are not sent as they are."""

@@ -216,6 +216,26 @@ def test_the_client_key_is_replaced() -> None:
     assert {"x-api-key", "api-key"} <= set(reply.remove_headers)
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_envoy_retries_where_the_key_is_the_same(same: bool) -> None:
+    """It sends the same headers to all endpoints that it is given."""
+    world = World()
+    form = RequestForm((b"api-key", b"secret"), headers={"x-org": "o", "x-team": ""})
+    world.endpoints[0].upstream = Upstream(form=form)
+    if same:
+        world.endpoints[1].upstream = world.endpoints[0].upstream
+    exchange = Stream(world.requests)
+    exchange.receive(head())
+    (reply,) = exchange.receive(body())
+    assert isinstance(reply, CommonResponse)
+    headers = dict(reply.set_headers)
+    assert (headers[b"api-key"], headers[b"x-org"]) == (b"secret", b"o")
+    assert {"x-team", "authorization", "x-api-key", "cookie"} <= set(reply.remove_headers)
+    assert not {"api-key", "x-org", "host"} & set(reply.remove_headers)
+    destinations = headers[DESTINATIONS[0].encode()]
+    assert destinations == (b"10.0.0.1:8000,10.0.0.2:8000" if same else b"10.0.0.1:8000")
+
+
 def test_without_spans_trace_contexts_are_left_alone() -> None:
     exchange = Stream(World().requests)
     first = head()

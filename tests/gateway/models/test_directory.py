@@ -15,6 +15,7 @@ from penstock.gateway.models.pools import Pool
 from penstock.gateway.responses.request_record import RequestRecord
 from penstock.gateway.routing.endpoint import Endpoint
 from penstock.gateway.routing.model_steps import FallbackStep
+from penstock.gateway.upstream.upstream import Upstream
 from penstock.http.errors import ApiError
 
 
@@ -157,6 +158,24 @@ def test_requests_go_to_those_who_list_the_model() -> None:
     assert error.message == "The model `unheard` does not exist. There are: m, n, o."
     fleet.lists("z", "o", "unheard")
     assert fleet.steps("unheard") == [("unheard", "z")], "loaded meanwhile"
+
+
+def test_hosted_apis_get_what_is_known_to_be_for_them() -> None:
+    """Neither files, nor names that clients have invented."""
+    fleet = Fleet("own/x", "api/y", "open/z", pools=tuple(Pool(name=name) for name in ("own", "api", "open")))
+    for name in ("api/y", "open/z"):
+        fleet.endpoints[name].upstream = Upstream(hosted=True)
+    fleet.route({"gpt": ModelRoute(targets={"open": 1})})
+    fleet.lists("api/y", "a")
+    fleet.lists("open/z")
+    assert fleet.steps("a") == [("a", "api/y")]
+    assert fleet.steps("gpt") == [("gpt", "open/z")]
+    assert fleet.steps("b") == [("b", "own/x")]
+    assert fleet.directory.any_model.endpoints == (fleet.endpoints["own/x"],)
+    del fleet.endpoints["own/x"]
+    fleet.route({})
+    assert fleet.steps("b") == [("b", "open/z")]
+    assert len(fleet.directory.any_model.endpoints) == 2
 
 
 def test_an_endpoint_that_does_not_list_serves_any_model() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.gateway.upstream.exchange import UpstreamRequest
 from penstock.gateway.upstream.http1_connection import request_bytes
-from penstock.gateway.upstream.request_form import AS_GIVEN, RequestForm
+from penstock.gateway.upstream.request_form import AS_GIVEN, CREDENTIALS, RequestForm
 
 CLIENTS = [
     (b"authorization", b"Bearer mine"),
@@ -32,7 +32,7 @@ def test_the_key_of_a_pool_takes_the_place_of_all_that_clients_prove_themselves_
     form = RequestForm((b"api-key", b"secret"), headers={"X-Region": "there", "accept": ""})
     assert sent(form) == [b"x-region: there", b"api-key: secret"]
     assert form.headers(CLIENTS) == [(b"x-region", b"there"), (b"api-key", b"secret")]
-    assert sent(RequestForm(is_keyless=True)) == [b"x-region: here", b"accept: */*"]
+    assert sent(RequestForm(without=CREDENTIALS)) == [b"x-region: here", b"accept: */*"]
 
 
 @pytest.mark.parametrize(
