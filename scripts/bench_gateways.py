@@ -35,8 +35,11 @@ from penstock.bench.server_process import ServerProcess, serve_arguments
 from penstock.bench.server_under_load import MeasuredServer, ServerUnderLoad
 from penstock.bench.tables import format_table
 from scripts.bench_against import SHORT, START_S, Workload, whole_replies
+from scripts.idle_streams import IdleCost, idle_cost, silent_server, stream_count
 
 REFERENCE = "vllm-router"
+IDLE = "idle"
+"""The workload of streams in which nothing comes."""
 
 
 class Started(NamedTuple):
@@ -223,18 +226,31 @@ def rows(workload: GatewayWorkload, found: dict[str, list[list[float]]]) -> Iter
         yield [f"{workload.text} {part}".strip(), *cells]
 
 
+def idle_rows(gateways: dict[str, Start], *, quick: bool) -> Iterator[list[str]]:
+    """Lines of the table: what streams cost in which nothing comes; once, as memory is not given back."""
+    streams = stream_count() // (8 if quick else 1)
+    found: list[IdleCost] = []
+    for start in gateways.values():
+        with contextlib.ExitStack() as stack:
+            server = stack.enter_context(silent_server(streams, START_S))
+            gateway = start(server, stack)
+            found.append(idle_cost(gateway.url, gateway.processes, streams))
+    yield [f"memory of a stream, {streams:,} idle", *(f"{each.kib:.1f} KiB" for each in found)]
+    yield ["CPU time of all while idle", *(f"{each.cpu_ms:.3g} ms/s" for each in found)]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    known = ", ".join(each.name for each in WORKLOADS)
+    known = ", ".join([*(each.name for each in WORKLOADS), IDLE])
     parser.add_argument("--only", default="", help=f"workloads, separated by commas, of {known}")
     parser.add_argument("--turns", type=int, default=5, help="turns per workload (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="an eighth of the requests")
     parser.add_argument("--peers", type=Path, help="environment with vllm-router and smg")
     options = parser.parse_args()
     names = [name for name in options.only.split(",") if name]
-    if unknown := set(names) - {each.name for each in WORKLOADS}:
+    if unknown := set(names) - {IDLE, *(each.name for each in WORKLOADS)}:
         parser.error(f"there are the workloads {known}, not {', '.join(sorted(unknown))}")
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -252,6 +268,8 @@ def main() -> int:
             found = measure(workload, gateways, options.turns, quick=options.quick)
             lines += rows(workload, found)
             print(*lines[-1], sep=" | ", flush=True)
+    if not names or IDLE in names:
+        lines += idle_rows(gateways, quick=options.quick)
     print("", *format_table([["workload", *gateways], *lines]), sep="\n")
     return 0
 
