@@ -1,4 +1,4 @@
-"""What streams cost a gateway in which nothing comes: the memory of each, and the CPU time of all together."""
+"""What streams cost a gateway in which nothing comes: the memory of each, and the CPU time of all."""
 
 from __future__ import annotations
 
