@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # httpx is not imported at startup
 Samples = dict[str, list[tuple[dict[str, str], float]]]
 """Labels and values of a text in Prometheus' format, by sample name."""
 Row = dict[str, Any]
+Status = TypeVar("Status")
 
 _GATEWAY = "penstock_gateway_"
 _ENDPOINT_GAUGES = {
@@ -86,14 +87,29 @@ class Reading(msgspec.Struct, kw_only=True):
         )
 
 
+class EndpointReading(msgspec.Struct, kw_only=True):
+    """One endpoint of a gateway's ``/status``, as far as the command shows it."""
+
+    endpoint: str
+    obstacles: list[str]
+    failures: list[Row]
+
+
+class GatewayStatus(msgspec.Struct, kw_only=True):
+    """A gateway's ``/status``, as far as the command shows it."""
+
+    endpoints: list[EndpointReading]
+
+
 class GatewayReading(NamedTuple):
-    """A gateway's ``/metrics``."""
+    """A gateway's ``/metrics``, and what ``/status`` says of its endpoints."""
 
     samples: Samples
+    endpoints: list[EndpointReading] = []  # noqa: RUF012
 
 
 class StatusSource:
-    """Where readings come from: a server's ``/status``, or ``/metrics`` of a gateway, which has no other."""
+    """Where readings come from: a server's ``/status``, or ``/metrics`` and ``/status`` of a gateway."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -109,14 +125,20 @@ class StatusSource:
             # A gateway counts requests for what it does not have as rejected ones.
             samples = read_samples(self._client.get("/metrics").decode(errors="replace"))
             if f"{_GATEWAY}requests_in_flight" in samples:
-                return GatewayReading(samples)
+                return GatewayReading(samples, self._read(GatewayStatus).endpoints)
             if "penstock:connections" not in samples:
                 raise ClientError(f"{url}/metrics is neither a Penstock gateway's nor server's")
             self._server = True
+        return self._read(Reading)
+
+    def _read(self, kind: type[Status]) -> Status:
+        """What ``/status`` says. Raises ClientError."""
+        from penstock.client import ClientError
+
         try:
-            return msgspec.json.decode(self._client.get("/status"), type=Reading)
+            return msgspec.json.decode(self._client.get("/status"), type=kind)
         except msgspec.DecodeError as error:
-            raise ClientError(f"{url}/status cannot be read: {error}") from None
+            raise ClientError(f"{self._client.url}/status cannot be read: {error}") from None
 
 
 def read_samples(text: str) -> Samples:
@@ -139,7 +161,7 @@ def status_of(earlier: Reading | GatewayReading, later: Reading | GatewayReading
     """The output of ``--json``. Rates are those between both readings of a server, and are left out if both
     are the same or of different starts."""
     if isinstance(later, GatewayReading):
-        return _gateway_status(later.samples)
+        return _gateway_status(later)
     before = earlier if isinstance(earlier, Reading) and earlier.started == later.started else later
     seconds = later.time - before.time
     old_engines = {each.engine: each for each in before.engines}
@@ -207,7 +229,8 @@ def _rate(gained: int, seconds: float) -> float:
     return round(max(0, gained) / seconds, 1)
 
 
-def _gateway_status(samples: Samples) -> dict[str, Any]:
+def _gateway_status(reading: GatewayReading) -> dict[str, Any]:
+    samples = reading.samples
     outcomes: dict[str, float] = {}
     for labels, value in samples.get(f"{_GATEWAY}request_total", ()):
         outcomes[labels["outcome"]] = outcomes.get(labels["outcome"], 0) + value
@@ -219,11 +242,16 @@ def _gateway_status(samples: Samples) -> dict[str, Any]:
     for column, name in _ENDPOINT_GAUGES.items():
         for labels, value in samples.get(name, ()):
             rows[labels["endpoint"]][column] = value
+    for each in reading.endpoints:
+        if each.endpoint in rows:
+            rows[each.endpoint]["state"] = ", ".join(each.obstacles) or "ready"
+    failures = [{"endpoint": each.endpoint, **row} for each in reading.endpoints for row in each.failures]
     return {
         "kind": "gateway",
         "in_flight": sum(value for _, value in samples[f"{_GATEWAY}requests_in_flight"]),
         "models": _models(samples),
         "endpoints": list(rows.values()),
+        "failures": sorted(failures, key=lambda row: str(row["at"])),
         "costs": _costs(samples, "cost", ("target_model", "pool")),
         "key_costs": _costs(samples, "key_cost", ("key", "team")),
         "requests": outcomes,

@@ -29,6 +29,8 @@ def tables(status: dict[str, Any]) -> str:
         outcomes = [{"outcome": outcome, "requests": count} for outcome, count in status["requests"].items()]
         first = f"gateway, {status['in_flight']:.0f} requests in flight"
         parts = [first, *_table(status["models"]), "", *_table(status["endpoints"]), "", *_table(outcomes)]
+        failures = [row | {"reason": _short(row["reason"])} for row in status["failures"]]
+        parts += ["", *_table(failures)] if failures else []
         for costs in (status["costs"], status["key_costs"]):
             parts += ["", *_table(costs)] if costs else []
     else:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import msgspec
 
@@ -12,6 +14,7 @@ from penstock.gateway.admission.client_keys import ClientKeys
 from penstock.gateway.admission.oidc.token_pending import TokenPending
 from penstock.gateway.control.control_routes import OPERATIONS, ControlRoutes
 from penstock.gateway.control.endpoint_routes import ENDPOINT_PATHS
+from penstock.gateway.control.endpoint_state import endpoint_row
 from penstock.gateway.routing.endpoint_pool import EndpointPool
 from penstock.http.access_keys import check_local
 from penstock.http.admission import send_readiness, unavailable
@@ -22,7 +25,7 @@ from penstock.metrics.gc_policy import GarbageCollector
 from penstock.metrics.shared_exposition import SharedExposition
 from penstock.wire.messages import PAUSE, PAUSED, SLEEP, SLEEPING
 
-OWN_PATHS = frozenset({"/health", "/ready", "/ping", "/metrics", "/version", "/debug/gc"})
+OWN_PATHS = frozenset({"/health", "/ready", "/ping", "/metrics", "/version", "/status", "/debug/gc"})
 """Routes of the gateway itself; requests for them are not counted."""
 OWN_METHODS = ("GET", "HEAD", "POST")
 """POST is for /ping, as on API servers."""
@@ -96,6 +99,8 @@ class OwnRoutes:
             await http.reply_json(await self._exposition.get(), kind=CONTENT_TYPE.encode())
         elif path == "/version":
             await http.reply_json(json.dumps({"version": __version__}).encode())
+        elif path == "/status":
+            await http.reply_json(encode_json(self._status()))
         elif path == "/debug/gc":
             report = {"processes": {"gateway": self._collector.report()}, "failed": {}}
             await http.reply_json(msgspec.json.encode(report))
@@ -103,6 +108,16 @@ class OwnRoutes:
             await http.reply_json(b"{}")
         else:
             await self._send_readiness(http)
+
+    def _status(self) -> dict[str, Any]:
+        """How the endpoints are, as this worker knows it: with the requests and failures of all."""
+        now = self._clock()
+        return {
+            "kind": "gateway",
+            "version": __version__,
+            "time": time.time(),
+            "endpoints": [endpoint_row(each, now) for each in self._pool.endpoints],
+        }
 
     async def answer_control(self, http: HttpRequest) -> None:
         """Answer an administrator's request whose path is one of OPERATIONS or ENDPOINT_PATHS. Clients' keys

@@ -159,14 +159,16 @@ def test_a_gateway(capsys: pytest.CaptureFixture[str]) -> None:
             "waiting": 0,
             "running": 0,
             "kv_used": 0,
+            "state": "ready",
         }
+        assert found["failures"] == []
         assert line(found) == "0 requests in flight, 1 of 1 endpoints up"
         assert main(["status", "--url", front.url, "--interval", "0"]) == 0
         lines = capsys.readouterr().out.splitlines()
         assert lines[0] == "gateway, 0 requests in flight"
         assert lines[1].split() == ["model", "pools", "ready", "endpoints", "in", "flight", "queued"]
         assert lines[2].split() == ["*", "penstock", "1", "1", "0", "0"]
-        assert lines[5].split() == [server.url, "penstock", "yes", "0", "0", "0", "0.0", "%"]
+        assert lines[5].split() == [server.url, "penstock", "yes", "0", "0", "0", "0.0", "%", "ready"]
         assert lines[-1].split() == ["ok", "1"]
 
 
@@ -183,10 +185,10 @@ def test_a_gateway_with_pools_of_which_one_tells_no_load(
             assert main(["status", "--url", front.url, "--interval", "0"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     rows = lines[next(at for at, words in enumerate(lines) if words[:1] == ["endpoint"]) :][:3]
-    assert rows[0] == ["endpoint", "pool", "up", "in", "flight", "waiting", "running", "kv", "used"]
+    assert rows[0] == ["endpoint", "pool", "up", "in", "flight", "waiting", "running", "kv", "used", "state"]
     assert sorted(rows[1:], key=lambda row: row[1]) == [
-        [told.url, "a", "yes", "0", "0", "0", "0.0", "%"],
-        [silent.url, "b", "yes", "0", "-", "-", "-"],
+        [told.url, "a", "yes", "0", "0", "0", "0.0", "%", "ready"],
+        [silent.url, "b", "yes", "0", "-", "-", "-", "ready"],
     ]
 
 

@@ -329,6 +329,9 @@ class RoutedRequests:
         if outcome is Outcome.REJECTED:
             last.breaker.release_probe(sent_at)
             return
+        if outcome in ENDPOINT_FAULTS:
+            record = routed.record
+            last.note_failure(outcome, record.reason, record.status, record.request_id)
         if NO_CONNECTION in entry.flags:
             last.breaker.record_unavailable(now, sent_at)
         elif routed.backs_off:

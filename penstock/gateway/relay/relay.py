@@ -35,7 +35,12 @@ from penstock.gateway.requests.incoming_request import IncomingRequest
 from penstock.gateway.requests.request_body import STREAMING_PATHS
 from penstock.gateway.responses.expected_reply import expected_reply
 from penstock.gateway.responses.held_bytes import HeldBytes
-from penstock.gateway.responses.outcome import Outcome, TransportResult, classify_outcome
+from penstock.gateway.responses.outcome import (
+    ENDPOINT_FAULTS,
+    Outcome,
+    TransportResult,
+    classify_outcome,
+)
 from penstock.gateway.responses.request_record import FailedAttempt, RequestRecord, failure_reason
 from penstock.gateway.routing.backoff import read_retry_after
 from penstock.gateway.routing.circuit_breaker import CircuitBreaker
@@ -404,6 +409,9 @@ class _RequestRelay:
         record.outcome = classify_outcome(ending, status or None, record.seen, record.path)
         stopped = record.outcome is Outcome.REJECTED
         record.reason = "draining" if stopped else reason or failure_reason(record)
+        if record.outcome in ENDPOINT_FAULTS:
+            own_status = 0 if attempt is None else attempt.status or 0
+            endpoint.note_failure(record.outcome, record.reason, own_status, record.request_id)
         self._tell_breaker(endpoint.breaker, ending, connected=attempt is not None)
         first_token_at = None if record.is_replay else record.seen.first_token_at
         if first_token_at is not None and record.sent_at is not None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from penstock.gateway.responses.endpoint_failure import EndpointFailure, endpoint_failure, latest
 from penstock.gateway.routing.backoff import Backoff
 from penstock.gateway.routing.circuit_breaker import CircuitBreaker
 from penstock.gateway.upstream.upstream import Upstream
@@ -100,6 +101,10 @@ class Endpoint:
     opened: frozenset[str] = frozenset()
     """States that were set to have it refuse requests, and that it is not in: somebody has opened it
     directly."""
+    failures: tuple[EndpointFailure, ...] = ()
+    """The latest ones of all workers, in order of time."""
+    on_failure: Callable[[EndpointFailure], None] = lambda failure: None
+    """Called with each failure that this worker has seen."""
     on_lost: Callable[[], None] = lambda: None
     """Called when a connection breaks, or cannot be made: the server may be another one from here on."""
     breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
@@ -237,6 +242,16 @@ class Endpoint:
         self.in_flight = self.own_in_flight + in_flight
         self.sent_since_scrape = self.own_sent + sent
         self.in_flight_tokens = self.own_tokens + tokens
+
+    def note_failure(self, outcome: str, reason: str, status: int = 0, request_id: str = "") -> None:
+        """Something has failed at the endpoint; ``status`` is its own, 0: none."""
+        failure = endpoint_failure(outcome, reason, status, request_id)
+        self.learn_failure(failure)
+        self.on_failure(failure)
+
+    def learn_failure(self, failure: EndpointFailure) -> None:
+        """What this worker or another one has seen."""
+        _set(self, "failures", latest(self.failures, failure))
 
     def add_ttft(self, ttft_s: float) -> None:
         """Add a time to first token to the moving average."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import urlsplit
 
+from penstock.gateway.responses.endpoint_failure import SCRAPE
 from penstock.gateway.routing.circuit_breaker import CircuitBreaker
 from penstock.gateway.routing.endpoint import Endpoint, EndpointLoad
 from penstock.gateway.routing.endpoint_discovery import ResolvedEndpoint
@@ -168,7 +169,10 @@ class EndpointPool:
         else:
             scrape = Scrape("load", began, load)
         self.on_scrape(endpoint, scrape)
+        failures = endpoint.scrape_failures
         self.apply(endpoint, scrape)
+        if failures == 1 and endpoint.scrape_failures == 2:  # told once, until it is read again
+            endpoint.note_failure(SCRAPE, scrape.problem)
 
     def apply(self, endpoint: Endpoint, scrape: Scrape) -> None:
         """What a scrape, by this worker or another one, says of the endpoint."""

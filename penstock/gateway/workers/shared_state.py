@@ -1,19 +1,21 @@
 """What the workers of a gateway tell each other for better picks, a few times a second.
 
-Scrapes, picks, owners of responses, and openings and closings of circuit breakers are reported once, through
-the keeper; requests in flight are read from the scoreboard. All of it may be lost: then a pick is as good as
-that of a worker alone. One worker, the first of those that run, scrapes the loads for all; while nothing
-comes of it, each scrapes.
+Scrapes, picks, owners of responses, failures, and openings and closings of circuit breakers are reported
+once, through the keeper; requests in flight are read from the scoreboard. All of it may be lost: then a pick
+is as good as that of a worker alone. One worker, the first of those that run, scrapes the loads for all;
+while nothing comes of it, each scrapes.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TypeVar
 
 import msgspec
 
+from penstock.gateway.responses.endpoint_failure import EndpointFailure
 from penstock.gateway.routing.endpoint import Endpoint
 from penstock.gateway.routing.endpoint_pool import Scrape
 from penstock.gateway.routing.router import Router
@@ -51,6 +53,7 @@ class StateUpdate(msgspec.Struct, array_like=True):
     """Ids of responses."""
     openings: list[Opening] = []
     closings: list[Closing] = []
+    failures: list[tuple[str, EndpointFailure]] = []
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -84,6 +87,7 @@ class SharedState:
         self._scrapes: deque[tuple[str, Scrape]] = deque(maxlen=MAX_WAITING)
         self._picks: deque[tuple[str, list[int], int | None]] = deque(maxlen=MAX_WAITING)
         self._owners: deque[tuple[str, str]] = deque(maxlen=MAX_WAITING)
+        self._failures: deque[tuple[str, EndpointFailure]] = deque(maxlen=MAX_WAITING)
         self._scraped_at = clock()
         """When a scrape of another worker came last."""
         link.on(TOPIC, self._on_update)
@@ -100,6 +104,7 @@ class SharedState:
         IDLE_INTERVAL_S or ALONE_INTERVAL_S."""
         self._count(self._by_key[key] for key in self._scoreboard.changed_keys() & self._by_key.keys())
         update = StateUpdate(_taken(self._scrapes), _taken(self._picks), _taken(self._owners))
+        update.failures = _taken(self._failures)
         if self._link.siblings:
             update.openings, update.closings = self._changed_breakers()
             if any(msgspec.structs.astuple(update)):
@@ -112,6 +117,8 @@ class SharedState:
         self._known, self._by_key = known, {hash(url): each for url, each in known.items()}
         self._scoreboard.follow(endpoints)
         self._count(known[url] for url in added)
+        for url in added:
+            known[url].on_failure = partial(self._on_failure, url)
 
     def _count(self, endpoints: Iterable[Endpoint]) -> None:
         for endpoint in endpoints:
@@ -130,6 +137,10 @@ class SharedState:
     def _on_scrape(self, endpoint: Endpoint, scrape: Scrape) -> None:
         if self._link.siblings:
             self._scrapes.append((endpoint.url, scrape))
+
+    def _on_failure(self, url: str, failure: EndpointFailure) -> None:
+        if self._link.siblings:
+            self._failures.append((url, failure))
 
     def _scrapes_itself(self) -> bool:
         siblings = self._link.siblings
@@ -166,6 +177,9 @@ class SharedState:
         for url, id in update.owners:
             if (endpoint := known.get(url)) is not None:
                 router.owners.learn(id, endpoint, reported=True)
+        for url, failure in update.failures:
+            if (endpoint := known.get(url)) is not None:
+                endpoint.learn_failure(failure)
         for url, (opened_at, until, avoids) in update.openings:
             if (endpoint := known.get(url)) is not None:
                 endpoint.breaker.open_as_reported(opened_at, until, avoids=avoids)
@@ -177,6 +191,7 @@ class SharedState:
         """Report everything again: the sibling knows nothing yet."""
         self._openings.clear()
         self._closings.clear()
+        self._failures.extend((url, each) for url, known in self._known.items() for each in known.failures)
 
 
 def _taken(waiting: deque[Item]) -> list[Item]:
