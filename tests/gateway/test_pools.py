@@ -126,6 +126,7 @@ def fleet(certificates: Certificates, tmp_path_factory: pytest.TempPathFactory) 
                 "key": {"file": str(folder / "second.key"), "header": "api-key"},
                 "query": {"api-version": "2024-10-21"},
                 "timeouts": {"first-token": 1},
+                "apis": ["chat"],
                 **hosted,
             },
             {"name": "served", "endpoints": [served.url], "key": {"env": "PENS_SERVED"}},
@@ -196,8 +197,12 @@ def test_what_the_gateway_asks_for_itself(servers: Fleet) -> None:
     assert not [line for line in servers.front.lines if "reports no load" in line and "https" in line]
     response = servers.front.client.get("/v1/responses/resp_1", headers={"authorization": f"Bearer {CLIENT}"})
     assert response.status_code == 404
-    for each in (servers.own, servers.plain, servers.openai, servers.azure):
+    for each in (servers.own, servers.plain, servers.openai):
         assert [call for call in each.seen if "resp_1" in call.path]
+    assert not [call for call in servers.azure.seen if "resp_1" in call.path], "it does not speak that API"
+    servers.openai.behaviour = denying
+    response = servers.front.client.get("/v1/responses/resp_2", headers={"authorization": f"Bearer {CLIENT}"})
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "owner_unavailable")
 
 
 def model_of(server: Upstream) -> str:

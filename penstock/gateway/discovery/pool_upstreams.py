@@ -136,7 +136,7 @@ class PoolUpstreams:
                     headers=pool.headers,
                     query=pool.query,
                     prefix=path,
-                    root_path=self._root_path,
+                    root_path=self._root_path if path or pool.hosted else "",
                 )
                 made = key, form
             return made[1]

@@ -24,6 +24,8 @@ MAX_READ = 1 << 20
 """Bytes of a response that are read, so that its connection can be kept."""
 _UNSURE = frozenset({408, 429})
 """Statuses below 500 that do not say whether the endpoint has a response."""
+_DENIED = frozenset({401, 403})
+"""Statuses by which an endpoint refuses the key: the client's, or the gateway's own."""
 _NOT_IMPLEMENTED = 501
 """The one of 500 and above that says so."""
 _NOT_ASKED = frozenset(
@@ -48,10 +50,11 @@ class ResponseSearch:
         are those of the request that names it, with the client's key. ``previous``: the request continues
         it. Raises ApiError."""
         known, endpoints = self._owners.of(id), self._pool.endpoints
-        others = [endpoint for endpoint in endpoints if endpoint not in known]
+        others = [endpoint for endpoint in endpoints if endpoint not in known and _keeps(endpoint)]
         if len(endpoints) < 2:
             return None
-        if any(each.is_ready(now) if previous else each.is_there(now) for each in known) or not others:
+        is_there = any(each.is_ready(now) if previous else each.is_there(now) for each in known)
+        if is_there or (known and not others):
             return known
         answers = await self._ask(others, id, headers, now)
         for endpoint, status in answers.items():
@@ -61,9 +64,11 @@ class ResponseSearch:
         if known:
             return known
         for endpoint, status in answers.items():
-            if status in (401, 403):
+            if status in _DENIED and not endpoint.upstream.key_source:
                 return [endpoint]  # which tells the client so
-        if silent := [endpoint.url for endpoint, status in answers.items() if _is_unsure(status)]:
+        if silent := [
+            each.url for each, status in answers.items() if _is_unsure(status) or status in _DENIED
+        ]:
             raise unavailable(
                 f"Nobody has response {shown(id)!r}, but {', '.join(silent)}, which may have it, "
                 "cannot be asked.",
@@ -84,7 +89,8 @@ class ResponseSearch:
         """Endpoints that have the response as well, besides those that ``failed``."""
         if known := [endpoint for endpoint in self._owners.of(id) if endpoint not in failed]:
             return known
-        untried = [endpoint for endpoint in self._pool.endpoints if endpoint not in failed]
+        endpoints = self._pool.endpoints
+        untried = [endpoint for endpoint in endpoints if endpoint not in failed and _keeps(endpoint)]
         answers = await self._ask(untried, id, headers, now)
         return [endpoint for endpoint, status in answers.items() if status == 200]
 
@@ -135,6 +141,11 @@ class _IdSearch:
         body = self._end + data
         self.found = self.found or self._id in body
         self._end = body[-len(self._id) :]
+
+
+def _keeps(endpoint: Endpoint) -> bool:
+    """Whether the endpoint may have responses: it speaks their API, as far as is known."""
+    return endpoint.apis is None or "responses" in endpoint.apis
 
 
 def _is_unsure(status: int) -> bool:

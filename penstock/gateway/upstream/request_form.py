@@ -62,7 +62,7 @@ class RequestForm:
         """``key``: the header that has the gateway's own key; None: the client's goes on. ``without``: names
         of headers of clients that do not go on. ``headers`` and ``query`` replace what clients send by these
         names; an empty value removes it. ``prefix``: the path of the servers' URLs; ``root_path``: one that
-        clients may send."""
+        clients may send, and that does not go on."""
         own = {name.lower().encode(): value.encode() for name, value in (headers or {}).items()}
         fields = [(name, value) for name, value in own.items() if value]
         dropped = {*REPLACED, *own, *without}
@@ -82,7 +82,7 @@ class RequestForm:
         pairs = [(quote_plus(name), quote_plus(value)) for name, value in (query or {}).items() if value]
         self._query = "&".join([f"{name}={value}" for name, value in pairs]).encode()
         self._replaced_query = frozenset(name.encode() for name in query or ())
-        self.rewrites = bool(prefix or query)
+        self.rewrites = bool(prefix or query or root_path)
         """Whether targets are not sent as they are."""
 
     def headers(self, headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
@@ -92,9 +92,9 @@ class RequestForm:
     def target(self, target: bytes) -> bytes:
         """Path and query that the server gets for those that a client, or the gateway, means."""
         path, _, query = target.partition(b"?")
+        if self._root and path.startswith(self._root + b"/"):
+            path = path[len(self._root) :]
         if self._prefix:
-            if self._root and path.startswith(self._root + b"/"):
-                path = path[len(self._root) :]
             if self._replaces_version and path.startswith(_VERSION):
                 path = path[len(_VERSION) - 1 :]
             path = self._prefix + path

@@ -165,6 +165,10 @@ def test_what_stays_the_same_keeps_its_connections(tmp_path: Path) -> None:
         changed.write_bytes(msgspec.json.encode({"pools": [source_of(**fields)]}))
         changed.replace(path)
         assert (source.document().upstreams["a"] == first["a"]) is same
+    before = source.document()
+    changed.write_bytes(msgspec.json.encode({"pools": [source_of(key={"file": "/absent"})]}))
+    changed.replace(path)
+    assert source.document() is before
 
 
 def test_routes_of_options() -> None:

@@ -47,13 +47,20 @@ def test_the_key_of_a_pool_takes_the_place_of_all_that_clients_prove_themselves_
         ("/vault", "/v1/messages", "/vault/v1/messages"),
         ("/v1", "/rerank", "/v1/rerank"),
         ("/v1", "/llm/v1/models", "/v1/models"),
+        ("", "/llm/v1/models", "/v1/models"),
+        ("", "/llm2/v1/models", "/llm2/v1/models"),
         ("/v1", "/v1", "/v1/v1"),
     ],
 )
 def test_targets_below_a_prefix(prefix: str, target: str, expected: str) -> None:
     form = RequestForm(prefix=prefix, root_path="/llm")
-    assert form.rewrites is bool(prefix)
+    assert form.rewrites
     assert form.target(target.encode()) == expected.encode()
+
+
+def test_nothing_is_rewritten_unasked() -> None:
+    assert not AS_GIVEN.rewrites
+    assert not RequestForm((b"api-key", b"k"), headers={"a": "b"}).rewrites
 
 
 @pytest.mark.parametrize(
