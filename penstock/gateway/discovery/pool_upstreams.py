@@ -227,9 +227,16 @@ def _tls(pool: Pool, default: UpstreamTls) -> UpstreamTls:
 
 def _check_headers(pool: Pool) -> None:
     """Raises ValueError."""
+    of_key = pool.key.header.lower() if isinstance(pool.key, PoolKey) else AUTHORIZATION
+    if _is_set_by_gateway(of_key):
+        raise ValueError(f"pool {pool.name}: key.header {of_key}: the gateway sets it itself")
     for name in pool.headers:
-        header = name.lower().encode()
-        if header in CREDENTIALS or (isinstance(pool.key, PoolKey) and header == pool.key.header.encode()):
+        if name.lower() == of_key or name.lower().encode() in CREDENTIALS:
             raise ValueError(f"pool {pool.name}: headers may not have {name}: key says where its key is")
-        if header in REPLACED or not without_hop_by_hop([(header, b"")]):
+        if _is_set_by_gateway(name):
             raise ValueError(f"pool {pool.name}: headers may not have {name}, which the gateway sets itself")
+
+
+def _is_set_by_gateway(name: str) -> bool:
+    header = name.lower().encode()
+    return header in REPLACED or not without_hop_by_hop([(header, b"")])

@@ -124,6 +124,11 @@ def test_files_that_are_refused(text: str, problem: str) -> None:
             {"headers": {"X-Api-Key": "k"}},
             "pool a: headers may not have X-Api-Key: key says",
         ),
+        ({"key": {"env": "A_KEY", "header": "Host"}}, "pool a: key.header host: the gateway sets it itself"),
+        (
+            {"key": {"env": "A_KEY", "header": "X-K"}, "headers": {"x-k": "k"}},
+            "headers may not have x-k: key",
+        ),
         ({"headers": {"Host": "h"}}, "pool a: headers may not have Host, which the gateway sets itself"),
         ({"headers": {"x": "a\r\nb: c"}}, "matching regex"),
         ({"tls": {"ca-file": "/absent"}}, "pool a: tls.ca-file /absent: .*No such file"),
@@ -140,6 +145,7 @@ def test_connections_that_are_refused(
     fields: dict[str, object], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TWO_WORDS", "sk secret")
+    monkeypatch.setenv("A_KEY", "sk-secret")
     path = tmp_path / "endpoints.yaml"
     path.write_bytes(msgspec.json.encode({"pools": [{"name": "a", "endpoints": ["https://a"], **fields}]}))
     with pytest.raises(ConfigError, match=problem) as raised:
