@@ -12,6 +12,7 @@ from penstock.gateway.upstream.connection_pool import ConnectionPool
 from penstock.gateway.upstream.exchange import Failure, UpstreamRequest
 from penstock.gateway.upstream.http1_connection import Http1UpstreamConnection
 from penstock.gateway.upstream.reply_scanner import PlainEventShape, plain_chunk
+from penstock.gateway.upstream.upstream import Upstream
 from tests.gateway.upstream.receivers import WAIT_S, Collected
 from tests.gateway.upstream.test_http2_faults import FakeTransport
 
@@ -69,7 +70,7 @@ class Stream(Collected):
 
 def stream(learned: bytes) -> Stream:
     """A stream whose head has come."""
-    connection = ConnectionPool("http://127.0.0.1:1", connect_timeout_s=1.0, http2="off").make_http1()
+    connection = ConnectionPool("http://127.0.0.1:1", Upstream(http2="off")).make_http1()
     connection.connection_made(FakeTransport())
     collected = Stream(learned)
     collected.connection = connection
