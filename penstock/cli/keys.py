@@ -1,4 +1,4 @@
-"""``penstock keys``: makes the key file that the hosts of one server share."""
+"""``penstock keys cluster``: makes the key file that the hosts of one server share."""
 
 from __future__ import annotations
 
@@ -28,4 +28,6 @@ def run(config: KeysConfig, origins: Origins) -> int:
     return 0
 
 
-COMMAND = Command(("keys",), "Make the key file that the hosts of one server share.", KeysConfig, run)
+COMMAND = Command(
+    ("keys", "cluster"), "Make the key file that the hosts of one server share.", KeysConfig, run
+)

@@ -28,6 +28,7 @@ class CommandEntry(NamedTuple):
     attribute: str = "COMMAND"
 
 
+CLIENT_KEYS = "penstock.cli.client_keys"
 COMMANDS = (
     CommandEntry(("serve",), "penstock.cli.serve", "Serve a model over the OpenAI HTTP API."),
     CommandEntry(("gateway",), "penstock.cli.gateway", "Route requests to OpenAI-compatible model servers."),
@@ -40,7 +41,18 @@ COMMANDS = (
     CommandEntry(
         ("undrain",), "penstock.cli.drain", "Let an endpoint of a gateway get requests again.", "UNDRAIN"
     ),
-    CommandEntry(("keys",), "penstock.cli.keys", "Make the key file that the hosts of one server share."),
+    CommandEntry(("keys", "list"), CLIENT_KEYS, "List the keys of the gateway's clients.", "LIST"),
+    CommandEntry(("keys", "show"), CLIENT_KEYS, "Show what a client of the gateway may do.", "SHOW"),
+    CommandEntry(("keys", "add"), CLIENT_KEYS, "Add a client of the gateway, and print its key.", "ADD"),
+    CommandEntry(("keys", "rotate"), CLIENT_KEYS, "Replace the key of a client of the gateway.", "ROTATE"),
+    CommandEntry(("keys", "expire"), CLIENT_KEYS, "Set when the keys of a client expire.", "EXPIRE"),
+    CommandEntry(("keys", "revoke"), CLIENT_KEYS, "Refuse a client of the gateway.", "REVOKE"),
+    CommandEntry(
+        ("keys", "check"), CLIENT_KEYS, "Tell who a key or token is, or why it is refused.", "CHECK"
+    ),
+    CommandEntry(
+        ("keys", "cluster"), "penstock.cli.keys", "Make the key file that the hosts of one server share."
+    ),
     CommandEntry(("bench", "host"), "penstock.cli.bench", "Measure the CPU time of API servers.", "HOST"),
     CommandEntry(
         ("bench", "engine"), "penstock.cli.bench", "Measure the CPU time of an engine's steps.", "ENGINE"

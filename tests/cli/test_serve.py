@@ -40,7 +40,7 @@ def test_a_host_without_api_servers_takes_none_of_their_options(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = str(tmp_path / "fleet.key")
-    assert main(["keys", key]) == 0
+    assert main(["keys", "cluster", key]) == 0
     fleet = ["serve", "--headless", "--coordinator", "tcp://127.0.0.1:1", "--cluster-key-file", key]
     assert main([*fleet, "--api-server-count", "2"]) == 2
     assert "--api-server-count: a --headless host has no API server" in capsys.readouterr().err

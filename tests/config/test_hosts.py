@@ -36,7 +36,7 @@ def test_ranks_of_this_host(options: dict[str, Any], ranks: range) -> None:
         ({"data_parallel_size": 2, "data_parallel_size_local": 1}, "-local 1: needs --coordinator"),
         ({"data_parallel_size": 2, "data_parallel_start_rank": 1}, "-start-rank 1: needs --coordinator"),
         ({"cluster_key_file": "k"}, "--cluster-key-file k: needs --coordinator"),
-        ({"coordinator": "tcp://head:5000"}, "penstock keys FILE makes one"),
+        ({"coordinator": "tcp://head:5000"}, "penstock keys cluster FILE makes one"),
         (FLEET | {"data_parallel_start_rank": 1}, "--data-parallel-start-rank 1: is for a --headless host"),
         (FLEET | {"engine_host": "10.0.0.1"}, "--engine-host 10.0.0.1: is for a --headless host"),
         (FLEET | {"headless": True, "data_parallel_start_rank": 4}, "ranks are 0 to 3"),

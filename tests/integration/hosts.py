@@ -52,7 +52,7 @@ class Hosts:
 
 
 def new_key(path: Path) -> str:
-    assert main(["keys", str(path)]) == 0
+    assert main(["keys", "cluster", str(path)]) == 0
     return str(path)
 
 

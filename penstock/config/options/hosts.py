@@ -39,7 +39,7 @@ class HostOptions:
     ] = None
     cluster_key_file: Annotated[
         str | None,
-        option("Key file made by penstock keys, the same on every host.", "Hosts", metavar="FILE"),
+        option("Key file made by penstock keys cluster, the same on every host.", "Hosts", metavar="FILE"),
     ] = None
     engine_host: Annotated[
         Annotated[str, Meta(pattern=r"^[^\s/\[\]]+\Z")] | None,

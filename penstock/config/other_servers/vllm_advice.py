@@ -9,7 +9,9 @@ from __future__ import annotations
 from penstock.config.other_servers.known_flag import Advice, IgnoredFlag, MappedFlag, Unsupported
 
 _HOSTS = "engines on other hosts join at --coordinator tcp://HOST:PORT"
-_ONE_ADDRESS = "tcp://HOST:PORT, address and port in one, with a --cluster-key-file that penstock keys makes"
+_ONE_ADDRESS = (
+    "tcp://HOST:PORT, address and port in one, with a --cluster-key-file that penstock keys cluster makes"
+)
 _BALANCER = "API servers share one address and spread requests over all engines"
 _DOCS = "--no-web-page switches the page off; the API's description needs a key where the API does"
 _NO_TEXTS = "requests and replies are not logged; --access-log all logs one line for each"

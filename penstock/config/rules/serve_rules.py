@@ -61,7 +61,7 @@ WITHOUT_ATTACH: tuple[Rule[ServeConfig], ...] = (
     needs(
         "coordinator",
         lambda config: config.cluster_key_file is not None,
-        "needs --cluster-key-file; penstock keys FILE makes one",
+        "needs --cluster-key-file; penstock keys cluster FILE makes one",
     ),
     excludes(
         "enable_expert_parallel",

@@ -26,7 +26,7 @@ def read_cluster_key(path: str) -> str:
         with open(path, encoding="ascii") as file:
             text = file.read(256).strip()
         if not text.startswith(KEY_FILE_PREFIX):
-            raise ValueError("is no key file; penstock keys FILE makes one")
+            raise ValueError("is no key file; penstock keys cluster FILE makes one")
         secret = ClusterKey(text.removeprefix(KEY_FILE_PREFIX)).secret
     except (OSError, ValueError) as error:
         raise ConfigError(f"--cluster-key-file {path}: {error}") from None
