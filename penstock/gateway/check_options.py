@@ -18,6 +18,7 @@ from penstock.gateway.billing.billing_file import check_journal_folder
 from penstock.gateway.discovery.endpoints_file import EndpointSource
 from penstock.gateway.kv_events.event_ports import EventPorts
 from penstock.gateway.scorer_weights import read_weights
+from penstock.gateway.workers.budget_state import read_budget_state
 from penstock.http.sockets.listener import check_host
 from penstock.http.tls import server_context
 from penstock.telemetry.spans import check_tracing
@@ -113,6 +114,8 @@ def _check_tracing(config: GatewayConfig) -> None:
 
 
 def _check_budget_store(config: GatewayConfig) -> None:
+    if config.budget_state_file is not None:
+        read_budget_state(config.budget_state_file)
     if config.budget_store == "memory":
         return
     _check_library("--budget-store", "redis", "redis")

@@ -56,6 +56,7 @@ STARTUP_TIMEOUT_S = 120.0
 FIXED_OPTIONS = (
     *("host", "port", "ext_proc_host", "ext_proc_port", "workers", "worker_hang_timeout"),
     *("drain_timeout", "drain_grace", "log_level", "log_format", "billing_file"),
+    "budget_state_file",
 )
 """Options of the supervisor itself: only a new start changes them."""
 OPEN = "off, anybody who can connect may use the gateway"
@@ -91,7 +92,7 @@ def serve(config: GatewayConfig, origins: Origins, read_again: ReadOptions) -> i
             if config.billing_file is not None:
                 owned.enter_context(BillingFile(config.billing_file))
             scoreboard = owned.enter_context(ScoreboardFile(run_dir))
-            keeper = owned.enter_context(Keeper())
+            keeper = owned.enter_context(Keeper(budget_state_file=config.budget_state_file))
             acceptor = owned.enter_context(Acceptor(listener.socket)) if config.workers > 1 else None
             gateway = _Gateway(
                 config=config,

@@ -32,6 +32,14 @@ class FlowControlOptions:
             secret=True,
         ),
     ] = "memory"
+    budget_state_file: Annotated[
+        str | None,
+        option(
+            "File in which budgets in memory outlive the gateway. Default: its start fills them.",
+            "Budgets",
+            metavar="FILE",
+        ),
+    ] = None
     budget_store_timeout: Annotated[
         float, option("Maximum time for an answer of Redis, in seconds.", "Budgets", gt=0)
     ] = 0.25

@@ -71,6 +71,16 @@ GATEWAY_RULES: tuple[Rule[GatewayConfig], ...] = (
         "needs --client-keys-file, which has the budgets",
     ),
     needs(
+        "budget_state_file",
+        lambda config: config.client_keys_file is not None,
+        "needs --client-keys-file, which has the budgets",
+    ),
+    excludes(
+        "budget_state_file",
+        lambda config: config.budget_store != "memory",
+        "--budget-store keeps them elsewhere",
+    ),
+    needs(
         "budget_store_timeout budget_store_outage",
         lambda config: config.budget_store != "memory",
         "needs --budget-store URL: budgets in memory are always there",

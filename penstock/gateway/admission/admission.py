@@ -18,6 +18,7 @@ from penstock.gateway.requests.relayed_routes import INFERENCE_ROUTES
 from penstock.gateway.requests.request_body import GENERATION_PATHS, TOKEN_BYTES
 from penstock.gateway.requests.unread_routes import is_unread
 from penstock.gateway.responses.request_record import RequestRecord
+from penstock.gateway.responses.token_usage import CountedTokens
 from penstock.http.errors import ApiError, shown
 from penstock.http.request import ClientGone
 
@@ -47,6 +48,8 @@ class Permit:
     flow: FlowRequest | None = None
     must_enter: bool = field(default=False, compare=False)
     """Whether it has to reserve budgets, or may have to wait."""
+    cost: int = 0
+    """Estimate, in billionths."""
 
 
 @dataclass(slots=True)
@@ -98,10 +101,15 @@ class Admission:
         :meth:`FlowControl.enter`. Raises ApiError, ClientGone; then the request holds nothing."""
         caller = record.caller
         if caller.is_limited:
-            permit.reserved = await self.budgets.reserve(
-                caller, input_tokens=permit.input_tokens, output_tokens=permit.output_tokens
+            permit.cost = self._cost(record, permit.input_tokens, permit.output_tokens)
+            permit.reserved = reserved = await self.budgets.reserve(
+                caller,
+                input_tokens=permit.input_tokens,
+                output_tokens=permit.output_tokens,
+                cost=permit.cost,
+                models=(record.target_model, record.model),
             )
-            record.reply_headers = rate_limit_headers(permit.reserved.charges, permit.reserved.debts_s)
+            record.reply_headers = rate_limit_headers(reserved.charges, reserved.debts, self.budgets.wall())
         if self.flow is not None and permit.flow is not None:
             record.waits = True
             try:
@@ -133,9 +141,12 @@ class Admission:
         if self.flow is not None and permit.flow is not None:
             self.flow.ended(permit.flow, float(sum(used)))
         if permit.reserved is not None:
-            requests = 1 if record.attempts else 0
             self.budgets.settle(
-                permit.reserved, requests=requests, input_tokens=used[0], output_tokens=used[1]
+                permit.reserved,
+                requests=1 if record.attempts else 0,
+                input_tokens=used[0],
+                output_tokens=used[1],
+                cost=self._cost_of(record, used),
             )
 
     def lose(self, permit: Permit) -> None:
@@ -144,8 +155,13 @@ class Admission:
         if self.flow is not None and permit.flow is not None:
             self.flow.ended(permit.flow, None)
         if permit.reserved is not None:
-            used = permit.input_tokens, permit.output_tokens
-            self.budgets.settle(permit.reserved, requests=1, input_tokens=used[0], output_tokens=used[1])
+            self.budgets.settle(
+                permit.reserved,
+                requests=1,
+                input_tokens=permit.input_tokens,
+                output_tokens=permit.output_tokens,
+                cost=permit.cost,
+            )
 
     def figures(self) -> Iterator[Figure]:
         """For metrics."""
@@ -196,6 +212,20 @@ class Admission:
             self._learn(record.caller, output)
         prompt = permit.input_tokens if usage is None or usage.input_tokens is None else usage.input_tokens
         return prompt, output
+
+    def _cost(self, record: RequestRecord, input_tokens: int, output_tokens: int) -> int:
+        pricing = self.billing.pricing
+        if not pricing.currency:
+            return 0
+        return pricing.cost(record, CountedTokens(input_tokens, None, output_tokens)) or 0
+
+    def _cost_of(self, record: RequestRecord, used: tuple[int, int]) -> int:
+        """What a request has cost, or is estimated to have where the server did not count all tokens."""
+        seen = record.seen
+        if used == (0, 0) or seen.usage is None or None in (seen.usage.input_tokens, seen.reported_output):
+            return self._cost(record, *used)
+        self.billing.pricing.set_cost(record)
+        return record.cost or 0
 
     def _learn(self, caller: Caller, output: int) -> None:
         before = self._outputs.get(caller.name, float(FIRST_OUTPUT))

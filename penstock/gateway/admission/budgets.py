@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Literal
 
 from penstock.gateway.admission.budget_store import (
@@ -16,7 +18,9 @@ from penstock.gateway.admission.budget_store import (
     MemoryBudgetStore,
     Reservation,
 )
-from penstock.gateway.requests.caller import Caller
+from penstock.gateway.admission.budget_terms import owner_in_words
+from penstock.gateway.billing.prices import as_decimal
+from penstock.gateway.requests.caller import Budget, Caller
 from penstock.http.admission import retry_headers, unavailable
 from penstock.http.errors import ApiError
 from penstock.logging_setup import RateLimitedLog
@@ -37,7 +41,7 @@ class Reserved:
     caller: Caller
     request: str
     charges: Sequence[Charge]
-    debts_s: Sequence[float]
+    debts: Sequence[float]
     store: BudgetStore
     """Where it is reserved."""
     settled: bool = False
@@ -55,31 +59,49 @@ class Budgets:
     outage: Literal["local", "refuse"] = "local"
     share: float = 1.0
     """This process's share among those of a gateway."""
+    wall: Callable[[], float] = time.time
+    """Gives Unix times."""
     _local: MemoryBudgetStore = field(init=False)
     _absent_until: float = -math.inf
 
     def __post_init__(self) -> None:
         self._local = MemoryBudgetStore(self.clock)
 
-    async def reserve(self, caller: Caller, *, input_tokens: int, output_tokens: int) -> Reserved:
-        """Reserve what a request is estimated to need. Raises ApiError."""
-        request = secrets.token_hex(8)
-        charges = _charges(caller, 1, input_tokens, output_tokens)
+    async def reserve(
+        self,
+        caller: Caller,
+        *,
+        input_tokens: int,
+        output_tokens: int,
+        cost: int = 0,
+        models: Sequence[str] = (),
+    ) -> Reserved:
+        """Reserve what a request for one of ``models`` is estimated to need. Raises ApiError."""
+        request, month = secrets.token_hex(8), ""
+        amounts = _amounts(1, input_tokens, output_tokens, cost)
+        charges = []
+        for budget in caller.budgets:
+            if budget.holds_for(models):
+                if budget.is_monthly:
+                    month = month or month_of(self.wall())
+                charges.append(Charge(budget, amounts[budget.unit], month if budget.is_monthly else ""))
         store, reservation = await self._reserve(caller, request, charges)
         if not reservation.granted:
-            raise _exceeded(caller, charges, reservation)
-        return Reserved(caller, request, charges, reservation.debts_s, store)
+            raise _exceeded(caller, charges, reservation, self.wall())
+        return Reserved(caller, request, charges, reservation.debts, store)
 
-    def settle(self, reserved: Reserved, *, requests: int, input_tokens: int, output_tokens: int) -> None:
+    def settle(
+        self, reserved: Reserved, *, requests: int, input_tokens: int, output_tokens: int, cost: int = 0
+    ) -> None:
         """A request has ended and has used this, which is ``requests=0`` if nothing was sent. Once."""
         if reserved.settled:
             return
         reserved.settled = True
-        used = _charges(reserved.caller, requests, input_tokens, output_tokens)
+        used = _amounts(requests, input_tokens, output_tokens, cost)
         rest = [
-            Charge(now.budget, now.amount - before.amount)
-            for now, before in zip(used, reserved.charges, strict=True)
-            if now.amount != before.amount
+            Charge(budget, used[budget.unit] - amount, month)
+            for budget, amount, month in reserved.charges
+            if used[budget.unit] != amount
         ]
         counted = reserved.caller.most_concurrent is not None
         if rest or counted:
@@ -113,53 +135,71 @@ class Budgets:
         if found.too_many:
             return
         if not found.granted:
-            charges, request = [Charge(each.budget, 0) for each in charges], ""
+            charges, request = [each._replace(amount=0) for each in charges], ""
         counted = found.granted and caller.most_concurrent is not None
-        self._local.granted_elsewhere(caller.id, request, charges, found.debts_s, counted=counted)
+        self._local.granted_elsewhere(caller.id, request, charges, found.debts, counted=counted)
 
 
-def _charges(caller: Caller, requests: int, input_tokens: int, output_tokens: int) -> list[Charge]:
-    amounts = {
+def month_of(at: float) -> str:
+    """The month of a Unix time, in UTC: ``2026-12``."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m")
+
+
+def month_left_s(at: float) -> float:
+    """Seconds from a Unix time to the end of its month, in UTC."""
+    now = datetime.fromtimestamp(at, UTC)
+    following = datetime(now.year + now.month // 12, now.month % 12 + 1, 1, tzinfo=UTC)
+    return following.timestamp() - at
+
+
+def _amounts(requests: int, input_tokens: int, output_tokens: int, cost: int) -> dict[str, int]:
+    return {
         "requests": requests,
         "tokens": input_tokens + output_tokens,
         "input-tokens": input_tokens,
         "output-tokens": output_tokens,
+        "cost": cost,
     }
-    return [Charge(budget, amounts[budget.unit]) for budget in caller.budgets]
 
 
-def _exceeded(caller: Caller, charges: Sequence[Charge], reservation: Reservation) -> ApiError:
-    wait_s = CONCURRENCY_RETRY_S
+def _exceeded(caller: Caller, charges: Sequence[Charge], reservation: Reservation, wall: float) -> ApiError:
+    whose, wait_s = f"the key {caller.name!r}", CONCURRENCY_RETRY_S
     if reservation.exceeded is None:
         what = f"{caller.most_concurrent} concurrent-requests"
     else:
         budget = charges[reservation.exceeded].budget
-        what, wait_s = f"{budget.amount} {budget.name}", reservation.wait_s
+        wait_s = month_left_s(wall) if budget.is_monthly else reservation.wait_s
+        whose, what = owner_in_words(budget, caller.name), f"{_written(budget, budget.amount)} {budget.name}"
     return ApiError(
         429,
-        f"Rate limit reached for the key {caller.name!r}: {what}. Try again in {duration(wait_s)}.",
+        f"Rate limit reached for {whose}: {what}. Try again in {duration(wait_s)}.",
         code="rate_limit_exceeded",
         headers=[
             *retry_headers(max(1, math.ceil(1000 * wait_s))),
-            *rate_limit_headers(charges, reservation.debts_s),
+            *rate_limit_headers(charges, reservation.debts, wall),
         ],
     )
 
 
-def rate_limit_headers(charges: Sequence[Charge], debts_s: Sequence[float]) -> list[tuple[bytes, bytes]]:
+def _written(budget: Budget, amount: int) -> str:
+    return as_decimal(amount) if budget.unit == "cost" else str(amount)
+
+
+def rate_limit_headers(
+    charges: Sequence[Charge], debts: Sequence[float], wall: float
+) -> list[tuple[bytes, bytes]]:
     """``x-ratelimit-*`` as OpenAI sends them: of each unit the budget of which least is left."""
-    left: dict[str, tuple[int, Charge, float]] = {}
-    for charge, debt_s in zip(charges, debts_s, strict=False):
-        budget = charge.budget
-        remaining = max(0, int(budget.amount * (1.0 - debt_s / budget.period_s)))
+    left: dict[str, tuple[int, Budget, float]] = {}
+    for charge, debt in zip(charges, debts, strict=False):
+        budget, remaining = charge.budget, charge.budget.remaining(debt)
         if budget.unit not in left or remaining < left[budget.unit][0]:
-            left[budget.unit] = remaining, charge, debt_s
+            left[budget.unit] = remaining, budget, debt
     headers = []
-    for unit, (remaining, charge, debt_s) in left.items():
+    for unit, (remaining, budget, debt) in left.items():
         for name, value in (
-            ("limit", str(charge.budget.amount)),
-            ("remaining", str(remaining)),
-            ("reset", duration(debt_s)),
+            ("limit", _written(budget, budget.amount)),
+            ("remaining", _written(budget, remaining)),
+            ("reset", duration(month_left_s(wall) if budget.is_monthly else debt)),
         ):
             headers.append((f"x-ratelimit-{name}-{unit}".encode(), value.encode()))
     return headers

@@ -122,7 +122,7 @@ class ClientKeys:
 
             self._tokens = TokenClients(self._clock)
         if self._tokens is not None:
-            self._tokens.configure(known.issuers, known.names)
+            self._tokens.configure(known.issuers, known.names, known.shared)
 
     def _choose(self) -> None:
         """Choose the keys that are good now."""

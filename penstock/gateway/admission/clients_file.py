@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Annotated
 
@@ -12,17 +12,21 @@ from msgspec import Meta
 from penstock.config.document import convert_document
 from penstock.config.watched_file import WatchedFile
 from penstock.distribution import pip_install
+from penstock.gateway.admission.budget_terms import NOT_SHARED, ModelTerms, SharedBudgets, TeamEntry
 from penstock.gateway.admission.keys_file import Grant, KeyEntry
 from penstock.gateway.admission.oidc.issuer_entry import IssuerEntry
 
 OPTION = "--client-keys-file"
 
 
-class ClientsDocument(msgspec.Struct, forbid_unknown_fields=True):
+class ClientsDocument(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     """What the file says."""
 
     keys: Annotated[list[KeyEntry], Meta(min_length=1)] | None = None
     issuers: Annotated[list[IssuerEntry], Meta(min_length=1, max_length=16)] | None = None
+    teams: list[TeamEntry] = []
+    model_budgets: ModelTerms = {}
+    """Budgets that all clients of the file have together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,7 @@ class KnownClients:
     issuers: tuple[IssuerEntry, ...] = ()
     names: frozenset[str] = frozenset()
     """Of keys. No token has one of them."""
+    shared: SharedBudgets = NOT_SHARED
 
     def __str__(self) -> str:
         issuers = f" and {len(self.issuers)} issuers" if self.issuers else ""
@@ -54,6 +59,7 @@ def read_clients(text: str) -> KnownClients:
         raise ValueError("the file: it needs keys, or issuers")
     grants: dict[bytes, Grant] = {}
     names: set[str] = set()
+    shared = SharedBudgets.read(document.teams, document.model_budgets)
     for entry in document.keys or ():
         if entry.name in names:
             raise ValueError(f"the name {entry.name!r} is given twice; give all its keys at once, as a list")
@@ -65,8 +71,8 @@ def read_clients(text: str) -> KnownClients:
                 owners = dict.fromkeys((grants[digest].caller.name, entry.name))
                 twice = "has the same key twice" if len(owners) == 1 else "have the same key"
                 raise ValueError(f"{' and '.join(owners)} {twice}")
-            grants[digest] = grant
-    return KnownClients(grants, _checked(document.issuers or []), frozenset(names))
+            grants[digest] = replace(grant, caller=shared.added_to(grant.caller))
+    return KnownClients(grants, _checked(document.issuers or []), frozenset(names), shared)
 
 
 def _checked(issuers: list[IssuerEntry]) -> tuple[IssuerEntry, ...]:

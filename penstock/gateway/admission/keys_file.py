@@ -11,14 +11,18 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from penstock.config.describe import Key
-from penstock.gateway.requests.caller import DAY_S, MINUTE_S, Budget, Caller
+from penstock.gateway.admission.budget_terms import (
+    BudgetTerms,
+    KeyName,
+    ModelTerms,
+    Pattern,
+    budgets_by_model,
+)
+from penstock.gateway.requests.caller import Caller
 from penstock.http.access_keys import key_digest
 
-Amount = Annotated[int, Meta(gt=0, le=1 << 53)]
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{64}\Z")]
-Pattern = Annotated[str, Meta(min_length=1, max_length=256)]
 Time = Annotated[datetime, Meta(tz=True)]
-KeyName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}\Z")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,28 +41,6 @@ class Grant:
         if now >= self.expires:
             return "expired"
         return "not_yet_valid" if now < self.begins else ""
-
-
-class BudgetTerms(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
-    """Amounts of budgets, as the file names them."""
-
-    requests_per_minute: Amount | None = None
-    requests_per_day: Amount | None = None
-    tokens_per_minute: Amount | None = None
-    tokens_per_day: Amount | None = None
-    input_tokens_per_minute: Amount | None = None
-    input_tokens_per_day: Amount | None = None
-    output_tokens_per_minute: Amount | None = None
-    output_tokens_per_day: Amount | None = None
-    concurrent_requests: Amount | None = None
-
-    def budgets(self) -> tuple[Budget, ...]:
-        found = []
-        for field, name in zip(self.__struct_fields__, self.__struct_encode_fields__, strict=True):
-            amount = getattr(self, field)
-            if amount is not None and "-per-" in name:
-                found.append(Budget(name, amount, DAY_S if name.endswith("-day") else MINUTE_S))
-        return tuple(found)
 
 
 class _Previous(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -83,6 +65,7 @@ class KeyEntry(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     weight: Annotated[float, Meta(gt=0, le=1000)] = 1.0
     models: list[Pattern] = []
     budgets: BudgetTerms = msgspec.field(default_factory=BudgetTerms)
+    model_budgets: ModelTerms = {}
 
     def caller(self) -> Caller:
         return Caller(
@@ -92,7 +75,7 @@ class KeyEntry(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
             priority=self.priority,
             weight=self.weight,
             models=tuple(self.models),
-            budgets=self.budgets.budgets(),
+            budgets=self.budgets.budgets() + budgets_by_model(self.model_budgets, self.name),
             most_concurrent=self.budgets.concurrent_requests,
         )
 

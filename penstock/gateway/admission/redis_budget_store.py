@@ -115,8 +115,8 @@ class RedisBudgetStore:
             raise
         if kind == 2:
             return Reservation(too_many=True)
-        worst, wait_us, *debts_us = numbers
-        debts = [debt / 1e6 for debt in debts_us]
+        worst, wait_us, *told = numbers
+        debts = [debt if charge.month else debt / 1e6 for charge, debt in zip(charges, told, strict=True)]
         if kind == 1:
             return Reservation(debts, worst - 1, wait_s=wait_us / 1e6)
         if most_concurrent is not None:
@@ -230,10 +230,11 @@ class RedisBudgetStore:
             for call in calls:
                 arguments: list[str | int] = [call.action, call.request, lease, longest, call.most_concurrent]
                 arguments += [place.gateway, alive, LEASES, MAX_DEBT]
-                for budget, amount in call.charges:
-                    arguments += [budget.name, amount, budget.amount, int(1e6 * budget.period_s)]
-                keys = [f"{PREFIX}:{{{call.client}}}:{kind}" for kind in ("full", "running")]
-                keys.append(f"{LEASES}{place.gateway}/{place.worker}")
+                keys = [f"{PREFIX}:{{{call.client}}}:running", f"{LEASES}{place.gateway}/{place.worker}"]
+                for charge in call.charges:
+                    budget = charge.budget
+                    arguments += [budget.name, charge.amount, budget.amount, int(1e6 * budget.period_s)]
+                    keys.append(f"{PREFIX}:{{{charge.owner(call.client)}}}:{charge.month or 'full'}")
                 await self._script(keys=keys, args=arguments, client=pipe)
             replies: list[Any] = await pipe.execute(raise_on_error=False)
         return replies

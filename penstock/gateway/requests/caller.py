@@ -2,25 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-MINUTE_S, DAY_S = 60.0, 86_400.0
+PERIODS_S = {"minute": 60.0, "hour": 3600.0, "day": 86_400.0, "month": 0.0}
+"""Periods by the names that budgets end with; 0: the calendar month, in UTC."""
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """An amount per period. It refills continuously, up to the amount."""
+    """An amount per period. It refills continuously, up to the amount; that of a month is full when the month
+    begins."""
 
     name: str
     """Name of the budget in the keys file, such as ``tokens-per-minute``."""
     amount: int
+    """Requests, tokens, or billionths of the currency's unit."""
     period_s: float
+    """0: the calendar month."""
+    owner: str = ""
+    """Whose it is, if it is not the client's alone."""
+    model: str = ""
+    """Name or pattern of the models for which it holds; empty: for all."""
+
+    @classmethod
+    def named(cls, name: str, amount: int, owner: str = "", model: str = "") -> Budget:
+        """A budget whose period is that of its name."""
+        return cls(name, amount, PERIODS_S[name.rpartition("-per-")[2]], owner, model)
 
     @property
     def unit(self) -> str:
-        """``requests``, ``tokens``, ``input-tokens`` or ``output-tokens``."""
+        """``requests``, ``tokens``, ``input-tokens``, ``output-tokens`` or ``cost``."""
         return self.name.rpartition("-per-")[0]
+
+    @property
+    def is_monthly(self) -> bool:
+        return not self.period_s
+
+    def remaining(self, debt: float) -> int:
+        """What is left of it, by its state in the store."""
+        used = debt if self.is_monthly else self.amount * debt / self.period_s
+        return max(0, int(self.amount - used))
+
+    def holds_for(self, models: Sequence[str]) -> bool:
+        """Whether it holds for a request that has one of these names of models."""
+        return not self.model or any(fnmatchcase(name, self.model) for name in models)
 
 
 @dataclass(frozen=True, slots=True)

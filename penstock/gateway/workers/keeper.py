@@ -19,6 +19,7 @@ from typing import Self
 
 import msgspec
 
+from penstock.gateway.workers.budget_state import BudgetState
 from penstock.gateway.workers.drained_endpoints import DrainKeeper
 from penstock.gateway.workers.keeper_link import HELLO, MEMBERS, Members
 from penstock.gateway.workers.kept_metrics import MetricsKeeper
@@ -37,7 +38,10 @@ class Keeper:
     the log.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, budget_state_file: str | None = None
+    ) -> None:
+        """Raises ConfigError for a file that has no budgets."""
         self._loop = asyncio.new_event_loop()
         self._streams: dict[WorkerName, LetterStream] = {}
         self._present: set[WorkerName] = set()
@@ -45,6 +49,9 @@ class Keeper:
         self._ended: dict[int, int] = {}
         """The latest epoch that has ended by the number of a worker."""
         self._budgets = BudgetKeeper(self._send, clock)
+        self._budget_state = None
+        if budget_state_file is not None:
+            self._budget_state = BudgetState(budget_state_file, self._budgets.store)
         self._metrics = MetricsKeeper(self._send)
         self._controls = ControlKeeper(self._send, self._present)
         self._drains = DrainKeeper(self._send, self._present)
@@ -75,10 +82,16 @@ class Keeper:
     # -- in the thread
 
     def _run(self) -> None:
+        saving = None if self._budget_state is None else self._loop.create_task(self._budget_state.run())
         self._loop.run_forever()
         for stream in self._streams.values():
             stream.transport.abort()
         self._loop.run_until_complete(asyncio.sleep(0))
+        if saving is not None and self._budget_state is not None:
+            saving.cancel()
+            self._loop.run_until_complete(asyncio.gather(saving, return_exceptions=True))
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+            self._budget_state.save()
         self._loop.close()
 
     async def _connect(self, worker: WorkerName, sock: socket.socket) -> None:

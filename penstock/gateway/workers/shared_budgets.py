@@ -35,15 +35,15 @@ class _Question(msgspec.Struct, array_like=True, frozen=True):
     """0: nobody waits for an answer, as the request has ended."""
     client: str
     request: str
-    charges: list[tuple[str, int, float, int]]
-    """Name, amount and period of each budget, and what is charged."""
+    charges: list[tuple[str, int, str, int, str]]
+    """Name, amount and owner of each budget, what is charged, and to which month."""
     most_concurrent: int | None
     counted: bool
 
 
 class _Answer(msgspec.Struct, array_like=True, frozen=True):
     number: int
-    debts_s: list[float]
+    debts: list[float]
     exceeded: int | None
     too_many: bool
     wait_s: float
@@ -106,7 +106,7 @@ class SharedBudgetStore:
         for each in _answers.decode(data):
             answer = self._asked.get(each.number)
             if answer is not None and not answer.done():
-                answer.set_result(Reservation(each.debts_s, each.exceeded, each.too_many, each.wait_s))
+                answer.set_result(Reservation(each.debts, each.exceeded, each.too_many, each.wait_s))
 
 
 class BudgetKeeper:
@@ -114,26 +114,27 @@ class BudgetKeeper:
 
     def __init__(self, send: Callable[[WorkerName, Letter], bool], clock: Callable[[], float]) -> None:
         self.handlers = {QUESTIONS: self._on_questions}
+        self.store = MemoryBudgetStore(clock)
         self._send = send
-        self._store = MemoryBudgetStore(clock)
 
     def forget(self, worker: WorkerName) -> None:
         """The worker has ended, and its requests with it."""
-        self._store.end_requests(_prefix(worker))
+        self.store.end_requests(_prefix(worker))
 
     def _on_questions(self, caller: WorkerName, data: bytes) -> None:
         answers = []
         for each in _questions.decode(data):
             request = _prefix(caller) + each.request
             charges = [
-                Charge(Budget(name, of, period_s), amount) for name, of, period_s, amount in each.charges
+                Charge(Budget.named(name, of, owner), amount, month)
+                for name, of, owner, amount, month in each.charges
             ]
             if not each.number:
-                self._store.settle(each.client, request, charges, counted=each.counted)
+                self.store.settle(each.client, request, charges, counted=each.counted)
                 continue
-            found = self._store.reserve_now(each.client, request, charges, each.most_concurrent)
+            found = self.store.reserve_now(each.client, request, charges, each.most_concurrent)
             answers.append(
-                _Answer(each.number, list(found.debts_s), found.exceeded, found.too_many, found.wait_s)
+                _Answer(each.number, list(found.debts), found.exceeded, found.too_many, found.wait_s)
             )
         if answers:
             self._send(caller, Letter(ANSWERS, _encode(answers)))
@@ -144,5 +145,5 @@ def _prefix(worker: WorkerName) -> str:
     return f"{worker}/"
 
 
-def _plain(charges: Sequence[Charge]) -> list[tuple[str, int, float, int]]:
-    return [(budget.name, budget.amount, budget.period_s, amount) for budget, amount in charges]
+def _plain(charges: Sequence[Charge]) -> list[tuple[str, int, str, int, str]]:
+    return [(budget.name, budget.amount, budget.owner, amount, month) for budget, amount, month in charges]

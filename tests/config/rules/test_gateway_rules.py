@@ -32,6 +32,11 @@ WITHOUT_FLOW_CONTROL = "needs --flow-control"
         ),
         ({"kv_events_ranks": 2}, "--kv-events-ranks 2: needs --kv-events"),
         ({"budget_store": "redis://u:secret@h"}, r"--budget-store \*\*\*: needs --client-keys-file"),
+        ({"budget_state_file": "f"}, "--budget-state-file f: needs --client-keys-file"),
+        (
+            KEYS | {"budget_state_file": "f", "budget_store": "redis://h"},
+            "--budget-state-file f: --budget-store keeps them elsewhere",
+        ),
         (KEYS | {"budget_store_timeout": 1.0}, "--budget-store-timeout 1.0: needs --budget-store URL"),
         (KEYS | {"budget_store_outage": "refuse"}, "--budget-store-outage refuse: needs --budget-store URL"),
         ({"max_requests_per_endpoint": 3}, f"--max-requests-per-endpoint 3: {WITHOUT_FLOW_CONTROL}"),

@@ -7,8 +7,11 @@ import contextlib
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
+from datetime import UTC, datetime
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.gateway.admission.budget_store import (
     BudgetStore,
@@ -18,8 +21,17 @@ from penstock.gateway.admission.budget_store import (
     Reservation,
     is_answered,
 )
-from penstock.gateway.admission.budgets import OUTAGE_S, Budgets, Reserved, duration
+from penstock.gateway.admission.budget_terms import PeriodTerms, SharedBudgets, TeamEntry
+from penstock.gateway.admission.budgets import (
+    OUTAGE_S,
+    Budgets,
+    Reserved,
+    duration,
+    month_left_s,
+    month_of,
+)
 from penstock.gateway.admission.redis_budget_store import BudgetClient, RedisBudgetStore
+from penstock.gateway.billing.prices import NANO
 from penstock.gateway.requests.caller import Budget, Caller
 from penstock.http.errors import ApiError
 from tests.gateway.redis_server import redis_server
@@ -179,6 +191,96 @@ class TestStores:
 
         asyncio.run(run())
 
+    def test_months(self, store: str, request: pytest.FixtureRequest) -> None:
+        """What is admitted in a month is charged to that month, whenever it ends."""
+
+        async def run() -> None:
+            async with opened(store, request) as budgets:
+                now = at("2026-12-31T23:59:50")
+                budgets.wall = lambda: now
+                terms = (Budget.named("cost-per-month", 5 * NANO), Budget.named("requests-per-month", 4))
+                who = Caller("a", "a", budgets=terms)
+                late, early = await pay(budgets, who, 2 * NANO), await pay(budgets, who, 2 * NANO)
+                assert late is not None
+                assert early is not None
+                error = await unpaid(budgets, who, 2 * NANO)
+                assert error.message == (
+                    "Rate limit reached for the key 'a': 5 cost-per-month. Try again in 10s."
+                )
+                headers = dict(error.headers)
+                assert headers[b"retry-after"] == b"10"
+                assert headers[b"x-ratelimit-limit-cost"] == b"5"
+                assert headers[b"x-ratelimit-remaining-cost"] == b"1"
+                assert headers[b"x-ratelimit-remaining-requests"] == b"2"
+                assert headers[b"x-ratelimit-reset-cost"] == b"10s"
+                budgets.settle(early, requests=1, input_tokens=0, output_tokens=0, cost=NANO)
+                assert await pay(budgets, who, 2 * NANO) is not None
+                now += 10
+                assert await pay(budgets, who, 5 * NANO) is not None
+                budgets.settle(late, requests=1, input_tokens=0, output_tokens=0, cost=0)
+                budgets.settle(early, requests=0, input_tokens=0, output_tokens=0, cost=0)
+                error = await unpaid(budgets, who, 1)
+                assert "Try again in 744h0m0s" in error.message
+
+        asyncio.run(run())
+
+    def test_what_is_used_of_a_month_never_falls_below_nothing(
+        self, store: str, request: pytest.FixtureRequest
+    ) -> None:
+        async def run() -> None:
+            async with opened(store, request) as budgets:
+                who = Caller("a", "a", budgets=(Budget.named("cost-per-month", 5 * NANO),))
+                reserved = await pay(budgets, who, NANO)
+                assert reserved is not None
+                budgets.settle(reserved, requests=1, input_tokens=0, output_tokens=0, cost=-(10**12))
+                assert await pay(budgets, who, 5 * NANO) is not None
+                await unpaid(budgets, who, 1)
+
+        asyncio.run(run())
+
+    def test_budgets_of_teams_and_models_are_shared(self, store: str, request: pytest.FixtureRequest) -> None:
+        """A request is charged to all that hold for it, or to none."""
+
+        async def run() -> None:
+            async with opened(store, request) as budgets:
+                shared = SharedBudgets.read(
+                    [
+                        TeamEntry(
+                            "t", PeriodTerms(tokens_per_day=100), {"l*": PeriodTerms(tokens_per_month=50)}
+                        )
+                    ],
+                    {"large": PeriodTerms(requests_per_day=2)},
+                )
+                first, second = (
+                    shared.added_to(
+                        Caller(name, name, team="t", budgets=(Budget.named("tokens-per-day", 90),))
+                    )
+                    for name in "ab"
+                )
+                other = shared.added_to(Caller("c", "c"))
+
+                async def ask(who: Caller, tokens: int, *models: str) -> str:
+                    try:
+                        await budgets.reserve(who, input_tokens=tokens, output_tokens=0, models=models)
+                    except ApiError as error:
+                        return error.message.split(". Try")[0].removeprefix("Rate limit reached for ")
+                    return ""
+
+                assert await ask(first, 40, "small") == ""
+                assert await ask(second, 70, "small") == "the team 't': 100 tokens-per-day"
+                assert await ask(second, 51, "large") == ""  # a request needs all of it at most
+                assert (
+                    await ask(first, 1, "small", "large")
+                    == "the team 't' and the model 'l*': 50 tokens-per-month"
+                )
+                assert await ask(second, 9, "small") == ""
+                assert await ask(first, 1, "small") == "the team 't': 100 tokens-per-day"
+                assert await ask(other, 1000, "large") == ""
+                assert await ask(other, 1000, "large") == "the model 'large': 2 requests-per-day"
+                assert await ask(other, 1000, "small") == ""
+
+        asyncio.run(run())
+
     def test_a_wrong_count_of_tokens_costs_a_period(self, store: str, request: pytest.FixtureRequest) -> None:
         """A counter that wrapped: the client waits for no more than two periods, as if its clock had been set
         back."""
@@ -198,6 +300,26 @@ class TestStores:
                 await refused(budgets, who, 1)
 
         asyncio.run(run())
+
+
+def at(text: str) -> float:
+    return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
+
+
+async def pay(budgets: Budgets, who: Caller, cost: int) -> Reserved | None:
+    """What is reserved as soon as what was settled is stored."""
+    for _ in range(1000):
+        try:
+            return await budgets.reserve(who, input_tokens=0, output_tokens=0, cost=cost)
+        except ApiError:
+            await asyncio.sleep(0.001)
+    return None
+
+
+async def unpaid(budgets: Budgets, who: Caller, cost: int) -> ApiError:
+    with pytest.raises(ApiError) as refusal:
+        await budgets.reserve(who, input_tokens=0, output_tokens=0, cost=cost)
+    return refusal.value
 
 
 async def settled(budgets: Budgets, who: Caller, tokens: int = 0, output: int = 0) -> Reserved | None:
@@ -220,18 +342,67 @@ async def eventually_refused(budgets: Budgets, who: Caller) -> ApiError:
     raise AssertionError("it is not refused")
 
 
+@given(st.integers(0, 4_000_000_000))
+def test_a_month_ends_when_the_next_one_begins(now: int) -> None:
+    left = month_left_s(now)
+    assert 0 < left <= 31 * SLOW
+    assert month_of(now + left - 1) == month_of(now) < month_of(now + left)
+
+
+@pytest.mark.parametrize(
+    ("now", "month", "left_s"),
+    [
+        ("2026-11-30T23:59:59", "2026-11", 1),
+        ("2026-12-01T00:00:00", "2026-12", 31 * SLOW),
+        ("2028-02-29T12:00:00", "2028-02", SLOW / 2),
+        ("2027-02-28T00:00:00", "2027-02", SLOW),
+    ],
+)
+def test_months_of_the_calendar(now: str, month: str, left_s: float) -> None:
+    assert (month_of(at(now)), month_left_s(at(now))) == (month, left_s)
+
+
+def test_what_is_known_of_months_is_bounded() -> None:
+    async def run() -> None:
+        store, now = MemoryBudgetStore(lambda: 0.0), 0.0
+        budgets = Budgets(store, lambda: 0.0, wall=lambda: now)
+        who = Caller("a", "a", budgets=(Budget.named("requests-per-month", 1),))
+        for _ in range(5):
+            await reserve(budgets, who)
+            now += month_left_s(now)
+        assert store.saved(0.0).used == [("a", "requests-per-month", f"1970-0{month}", 1) for month in (4, 5)]
+
+    asyncio.run(run())
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**15), st.integers(0, 10**15)), max_size=30))
+def test_sums_of_money_do_not_drift(requests: list[tuple[int, int]]) -> None:
+    """Whatever was estimated, what was used counts."""
+
+    async def run() -> None:
+        store = MemoryBudgetStore(lambda: 0.0)
+        budgets = Budgets(store, lambda: 0.0, wall=lambda: 0.0)
+        who = Caller("a", "a", budgets=(Budget.named("cost-per-month", 1 << 62),))
+        for estimate, used in requests:
+            reserved = await budgets.reserve(who, input_tokens=0, output_tokens=0, cost=estimate)
+            budgets.settle(reserved, requests=1, input_tokens=0, output_tokens=0, cost=used)
+        assert sum(used for *_, used in store.saved(0.0).used) == sum(used for _, used in requests)
+
+    asyncio.run(run())
+
+
 def test_budgets_refill() -> None:
     async def run() -> None:
         now = 50.0
         budgets = Budgets(MemoryBudgetStore(lambda: now), lambda: now)
         who = Caller("a", "a", budgets=(Budget("tokens-per-minute", 600, 60.0),))
         reserved = await reserve(budgets, who, 600)
-        assert reserved.debts_s == [60.0]
+        assert reserved.debts == [60.0]
         assert dict((await refused(budgets, who, 50)).headers)[b"retry-after"] == b"5"
         now += 5.0
         await reserve(budgets, who, 50)
         now += 600.0
-        assert (await reserve(budgets, who, 60)).debts_s == [6.0]
+        assert (await reserve(budgets, who, 60)).debts == [6.0]
 
     asyncio.run(run())
 

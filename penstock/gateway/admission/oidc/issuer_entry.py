@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.config.document import convert_document
-from penstock.gateway.admission.keys_file import BudgetTerms, KeyName, Pattern
+from penstock.gateway.admission.budget_terms import BudgetTerms, KeyName, Pattern
 from penstock.gateway.requests.caller import Caller
 
 Algorithm = Literal[

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
+from penstock.gateway.admission.budget_terms import NOT_SHARED, SharedBudgets
 from penstock.gateway.admission.oidc.issuer_entry import IssuerEntry
 from penstock.gateway.admission.oidc.key_source import MIN_INTERVAL_S, KeySource
 from penstock.gateway.admission.oidc.signing_keys import SigningKeys
@@ -83,6 +84,7 @@ class TokenClients:
         """By issuer."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._check = TokenCheck({}, self._keys, frozenset())
+        self._shared = NOT_SHARED
         self._good: dict[bytes, _Good] = {}
         self._cached_bytes = 0
         self._refused: dict[bytes, _Refused] = {}
@@ -126,12 +128,16 @@ class TokenClients:
 
     # -- settings
 
-    def configure(self, issuers: Iterable[IssuerEntry], reserved: frozenset[str]) -> None:
-        """Tokens of these issuers are good from here on; no name of a token may be ``reserved``. Keys that
-        are known stay."""
+    def configure(
+        self, issuers: Iterable[IssuerEntry], reserved: frozenset[str], shared: SharedBudgets = NOT_SHARED
+    ) -> None:
+        """Tokens of these issuers are good from here on; no name of a token may be ``reserved``; their
+        clients have the ``shared`` budgets, too. Keys that are known stay."""
         entries = {entry.issuer: entry for entry in issuers}
-        if entries == self._check.issuers and reserved == self._check.reserved:
+        told = entries, reserved, shared
+        if told == (self._check.issuers, self._check.reserved, self._shared):
             return
+        self._shared = shared
         sources = {issuer: KeySource(entry, self._clock) for issuer, entry in entries.items()}
         for issuer, source in self._sources.items():
             new = sources.get(issuer)
@@ -196,7 +202,7 @@ class TokenClients:
             self._cached_bytes -= self._good.pop(next(iter(self._good))).weight
         if (before := self._good.pop(waiting.digest, None)) is not None:  # it is checked again
             self._cached_bytes -= before.weight
-        self._good[waiting.digest] = _Good(caller, until, weight)
+        self._good[waiting.digest] = _Good(self._shared.added_to(caller), until, weight)
         self._done(waiting)
 
     def _refuse(self, waiting: _Waiting, refusal: TokenRefused, until: float) -> None:
