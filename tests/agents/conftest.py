@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from tests.agents import claude_code, codex
+from tests.gateway.processes import gateway
 from tests.integration.server import Server, total, wait_until
 
 BIN = Path(__file__).parent / "node_modules" / ".bin"
@@ -101,15 +102,35 @@ def server(root: Path) -> Iterator[Server]:
         yield running
 
 
+@pytest.fixture(scope="session")
+def translating(server: Server, root: Path) -> Iterator[str]:
+    """URL of a gateway for which the server speaks chat completions alone."""
+    path = root / "endpoints.yaml"
+    path.write_text(f"pools:\n- {{name: chat, endpoints: ['{server.url}'], apis: [chat]}}\n")
+    with gateway(options=("--endpoints-file", str(path))) as front:
+        refused = front.client.post("/v1/messages/count_tokens", json={"model": "m", "messages": []})
+        assert "speak chat alone" in refused.text
+        yield front.url
+
+
 @pytest.fixture(params=AGENTS)
 def agent(request: pytest.FixtureRequest, server: Server, root: Path) -> Agent:
-    name = request.param
+    return _agent(request.param, server, server.url, root)
+
+
+@pytest.fixture(params=AGENTS)
+def translated_agent(request: pytest.FixtureRequest, server: Server, translating: str, root: Path) -> Agent:
+    """It reaches the server through that gateway."""
+    return _agent(request.param, server, translating, root)
+
+
+def _agent(name: str, server: Server, url: str, root: Path) -> Agent:
     folder, home = root / name, root / f"{name}-home"
     folder.mkdir(exist_ok=True)
     home.mkdir(exist_ok=True)
     (folder / "config.ini").write_text(CONFIG)
     plain = {name: os.environ[name] for name in ("PATH", "LANG", "TERM") if name in os.environ}
-    environ = plain | {"HOME": str(home)} | AGENTS[name].environ(server.url, KEY, home)
+    environ = plain | {"HOME": str(home)} | AGENTS[name].environ(url, KEY, home)
     return Agent(name, server, folder, environ)
 
 

@@ -67,8 +67,29 @@ def test_the_api_server_is_replaced_between_turns(agent: Agent) -> None:
 @pytest.mark.parametrize("agent", ["codex"], indirect=True)
 def test_a_patch_as_text_under_a_grammar(agent: Agent) -> None:
     """Codex has a freeform tool for models of which it knows that they can write patches."""
+    assert _patch(agent) == "The speed is 4."
+    assert (agent.folder / "config.ini").read_text() == CONFIG.replace("3", "4")
+
+
+@pytest.mark.parametrize("task", ["read", "edit", "command", "error"])
+def test_through_a_gateway_that_translates(translated_agent: Agent, task: str) -> None:
+    """To a server that speaks chat completions alone, as far as the gateway knows."""
+    agent = translated_agent
+    wanted = {"read": "The speed is 3.", "edit": "The speed is 4.", "command": "42 and 3."}
+    assert agent.run(f"{agent.name}-{task}") == wanted.get(task, "The speed is 3.")
+    if task == "edit":
+        assert (agent.folder / "config.ini").read_text() == CONFIG.replace("3", "4")
+
+
+@pytest.mark.parametrize("translated_agent", ["codex"], indirect=True)
+def test_a_patch_as_text_through_a_gateway_that_translates(translated_agent: Agent) -> None:
+    report = _patch(translated_agent)
+    assert report == "The speed is 4."
+    assert (translated_agent.folder / "config.ini").read_text() == CONFIG.replace("3", "4")
+
+
+def _patch(agent: Agent) -> str:
+    """Codex's report of the task for which it has a freeform tool."""
     catalog = agent.folder.parent / "catalog.json"
     catalog.write_text(json.dumps({"models": [CATALOG]}))
-    report = agent.run("codex-patch", "-c", f'model_catalog_json="{catalog}"', "-c", 'web_search="disabled"')
-    assert report == "The speed is 4."
-    assert (agent.folder / "config.ini").read_text() == CONFIG.replace("3", "4")
+    return agent.run("codex-patch", "-c", f'model_catalog_json="{catalog}"', "-c", 'web_search="disabled"')

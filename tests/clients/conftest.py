@@ -53,10 +53,19 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session", params=["direct", "gateway"])
-def url(demo: Server, request: pytest.FixtureRequest) -> Iterator[str]:
-    """Base URL of the API, of the server and of a gateway in front of it."""
+def url(
+    demo: Server, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """Base URL of the API: of the server, of a gateway in front of it, and of one for which the server speaks
+    chat completions alone."""
     if request.param == "direct":
         yield f"{demo.url}/v1"
+        return
+    if request.param == "translated":
+        pools = tmp_path_factory.mktemp("translated") / "endpoints.yaml"
+        pools.write_text(f"pools:\n- {{name: chat, endpoints: ['{demo.url}'], apis: [chat]}}\n")
+        with gateway(options=("--endpoints-file", str(pools)), python=PYTHON) as front:
+            yield f"{front.url}/v1"
         return
     with gateway(demo.url, python=PYTHON) as front:
         yield f"{front.url}/v1"

@@ -65,8 +65,8 @@ class BlockSequence:
         """Whether there was a tool_use."""
         self.omits_thinking = omit_thinking
         self._message_id = message_id
-        self._gap = ""
-        """White space held back."""
+        self._gap: list[str] = []
+        """White space held back, in pieces: there may be very many."""
         self._gap_kind = Kind.TEXT
         self._thinking: list[str] = []
 
@@ -80,7 +80,8 @@ class BlockSequence:
 
     def open_text(self) -> Start:
         """Begin a text block, for text that does not start with white space. No block may be open."""
-        self._gap, self.open, self.index = "", Kind.TEXT, self.index + 1
+        self.open, self.index = Kind.TEXT, self.index + 1
+        self._gap.clear()
         return Start(self.index, Kind.TEXT)
 
     def takes_text(self, text: bytes) -> bool:
@@ -90,12 +91,12 @@ class BlockSequence:
     def text(self, kind: Kind, text: str) -> Iterator[Step]:
         if self.open is not kind:
             if self._gap_kind is not kind:
-                self._gap, self._gap_kind = "", kind
-            text = self._gap + text
+                self._gap.clear()
+                self._gap_kind = kind
             if not text or text.isspace():
-                self._gap = text
+                self._gap.append(text)
                 return
-            self._gap = ""
+            text = "".join([*self._gap, text])
             yield from self._start(kind)
         if kind is Kind.THINKING and self.omits_thinking:
             self._thinking.append(text)
@@ -104,7 +105,7 @@ class BlockSequence:
 
     def finish(self) -> Iterator[Step]:
         """The steps of the output's end."""
-        gap = self._gap
+        gap = "".join(self._gap)
         if self.index < 0 and gap and self._gap_kind is Kind.TEXT:
             yield from self._start(Kind.TEXT)
             yield Piece(self.index, Kind.TEXT, gap)
@@ -122,7 +123,7 @@ class BlockSequence:
 
     def _start(self, kind: Kind, id: str = "", name: str = "") -> Iterator[Step]:
         yield from self._stop()
-        self._gap = ""
+        self._gap.clear()
         self.index += 1
         self.open = kind
         yield Start(self.index, kind, id, name)

@@ -10,6 +10,7 @@ import msgspec
 
 from penstock.config.serve import ServeConfig
 from penstock.dialects.responses.echo import echoed_fields, summary_of
+from penstock.dialects.responses.errors import error_body
 from penstock.dialects.responses.included import ENCRYPTED, LOGPROBS, included_fields
 from penstock.dialects.responses.output import OutputOptions
 from penstock.dialects.responses.prompts import NO_STORE, Found, ResponsePrompt, ResponsePrompts
@@ -26,9 +27,6 @@ from penstock.store.response_store import ResponseStore
 
 MAX_TOP_LOGPROBS = 20
 """OpenAI's limit: items and their events repeat them."""
-
-TOO_LONG = "context_length_exceeded"
-"""How clients recognize that they must shorten the conversation."""
 
 
 class Responses(Dialect):
@@ -80,9 +78,7 @@ class Responses(Dialect):
         return ResponsesReply(plan.dialect_fields, plan.model, self._store)
 
     def error_body(self, error: ApiError, request_id: str) -> bytes:
-        if error.param == "input_tokens":  # the prompt is longer than the context
-            error = ApiError(error.status, error.message, param="input", code=TOO_LONG)
-        return error.body()
+        return error_body(error)
 
     def _logprobs(self, request: ResponseRequest, included: frozenset[str]) -> int:
         """Alternatives per token; -1: no logprobs."""

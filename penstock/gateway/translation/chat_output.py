@@ -6,6 +6,7 @@ an id, arguments as text or as an object. What cannot be read as an output is an
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,6 +23,8 @@ from penstock.generation.request.schemas import Part
 from penstock.http.errors import encode_json
 from penstock.streaming.stream import StreamError
 
+MAX_ITEMS = 4096
+"""Texts, reasonings and calls of one output, each of which takes about 1 KB."""
 UNREADABLE = "invalid_reply"
 """Code of errors about what is no chat completion."""
 
@@ -74,6 +77,13 @@ class _Chunk(msgspec.Struct):
     type: Any = None
 
 
+_TOO_LONG = re.compile(
+    r"\A(?!.*max_(?:completion_)?tokens.*too large)"
+    r".*(?:context_length_exceeded|exceed_context_size|maximum context length|context size)",
+    re.DOTALL,
+)
+"""What servers say of a prompt that is longer than the context: OpenAI and vLLM, llama.cpp. vLLM says another
+thing of a limit of the output that is."""
 _decode = msgspec.json.Decoder(_Chunk).decode
 _FINISHES = {
     "length": b"length",
@@ -96,6 +106,10 @@ class ChatOutput:
         self.usage: TokenUsage | None = None
         """The latest counts."""
         self._parser = MessageParser(format)
+        self._items = 0
+        """How many texts, reasonings and calls there are so far."""
+        self._kind: int | None = None
+        """What the latest of them is: a call by its number, text or reasoning."""
         self._call = -1
         """Number of the last call; -1: there was none."""
         self._place: int | None = None
@@ -134,7 +148,9 @@ class ChatOutput:
         message, whole = choice.delta or choice.message, choice.delta is None
         delta = Delta()
         if message is not None:
-            delta = self._parser.pass_on(self._pieces(message, whole=whole))
+            read = self._pieces(message, whole=whole)
+            self._count_items(read)
+            delta = self._parser.pass_on(read)
         if choice.finish_reason == "error":
             raise TranslationError(StreamError(502, "upstream_failed", "The model server failed."), own=True)
         if choice.finish_reason:
@@ -142,6 +158,15 @@ class ChatOutput:
             if isinstance(choice.stop_reason, str) and self.finish_reason == b"stop":
                 self.stop_sequence = choice.stop_reason
         return delta
+
+    def _count_items(self, delta: Delta) -> None:
+        for piece in delta.pieces:
+            kind = piece.index if isinstance(piece, CallDelta) else -1 - piece.reasoning
+            if kind != self._kind:
+                self._kind = kind
+                self._items += 1
+        if self._items > MAX_ITEMS:
+            raise _unreadable(f"one with more than {MAX_ITEMS} texts and calls")
 
     def _pieces(self, message: _Message, *, whole: bool) -> Delta:
         texts = Delta(reasoning=message.reasoning_content or message.reasoning or "")
@@ -245,6 +270,8 @@ def error_of(error: Any, status: int) -> StreamError:
         status = code
     names = [str(each) for each in (code, kind) if isinstance(each, str) and each]
     param = fields.get("param")
+    if any(_TOO_LONG.match(each[:1000]) for each in (*names, str(message))):
+        param = "input_tokens"  # the clients' APIs have names of their own for it
     return StreamError(
         status,
         names[0] if names else "upstream_failed",

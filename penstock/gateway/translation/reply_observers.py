@@ -18,7 +18,7 @@ from penstock.generation.replies.token_usage import TokenUsage
 from penstock.streaming.sse_parser import Event
 from penstock.streaming.stream import StreamError
 
-MAX_OUTPUT_BYTES = 16 << 20
+MAX_OUTPUT_BYTES = 4 << 20
 """Bytes of the output of one reply: responses are repeated whole at the end."""
 _DONE = b"[DONE]"
 _json = msgspec.json.Decoder()
@@ -58,6 +58,8 @@ class TranslatedStream(StreamObserver):
 
     def _read(self, event: Event, now: float) -> Any:
         meaning = StreamObserver._read(self, event, now)
+        if event.data is None and event.raw.startswith(b":") and not self.ended:
+            self._made += self.reply.keep_alive  # it tells clients that somebody is there
         if event.data and not self.ended:
             try:
                 self._translate(event.data)
@@ -94,9 +96,7 @@ class TranslatedStream(StreamObserver):
             raise TranslationError(error)
         self._size += size
         self._open()
-        self._made += self.reply.event(0, content)
-        for piece in self.reply.take_rest() or ():
-            self._made += piece
+        self._made += self._whole(self.reply.event(0, content))
 
     def _open(self) -> None:
         if not self._opened:
@@ -112,9 +112,7 @@ class TranslatedStream(StreamObserver):
         assert output.finish_reason is not None, "it has ended"
         usage = output.usage or TokenUsage(0, self.seen.token_events, None)
         self.reply.conclude(output.finish_reason, usage)
-        self._made += self.reply.end(usage)
-        for piece in self.reply.take_rest() or ():
-            self._made += piece
+        self._made += self._whole(self.reply.end(usage))
         self.ended = True
 
     def _fail(self, error: StreamError) -> None:
@@ -126,7 +124,12 @@ class TranslatedStream(StreamObserver):
         if self.ended:
             return b""
         self.ended = True
-        return self.reply.error(error)
+        return self._whole(self.reply.error(error))
+
+    def _whole(self, events: bytes) -> bytes:
+        """``events`` with what the reply has left of them."""
+        rest = self.reply.take_rest()
+        return events if rest is None else b"".join((events, *rest))
 
     def close(self) -> None:
         StreamObserver.close(self)

@@ -10,6 +10,7 @@ from dataclasses import replace
 import msgspec
 
 from penstock.dialects.messages.errors import error_body as messages_error
+from penstock.dialects.responses.errors import error_body as response_error
 from penstock.gateway.requests.apis import APIS
 from penstock.gateway.requests.incoming_request import IncomingRequest
 from penstock.gateway.responses.response_observer import ReplyObserver, StreamObserver
@@ -27,7 +28,7 @@ CHAT = "chat"
 CHAT_PATH = b"/v1/chat/completions"
 THREAD_BYTES = 256 << 10
 """A body that is translated in a thread, as it takes milliseconds."""
-MAX_BODY_BYTES = 16 << 20
+MAX_BODY_BYTES = 8 << 20
 """Bytes of a reply that is not streamed."""
 TRANSLATED = {"messages": translate_messages, "responses": translate_response}
 _COUNTERS = {"/v1/messages/count_tokens": "messages", "/v1/responses/input_tokens": "responses"}
@@ -133,7 +134,7 @@ class Translation:
 
     def _error_body(self, error: StreamError) -> bytes:
         shown = stream_failed(error)
-        return messages_error(shown, self._request_id) if self._messages else shown.body()
+        return messages_error(shown, self._request_id) if self._messages else response_error(shown)
 
 
 async def translate(incoming: IncomingRequest, request_id: str) -> Translation:

@@ -218,3 +218,63 @@ def test_a_server_that_speaks_the_api_gets_it_as_it_is(tmp_path: Path) -> None:
         reply = front.client.post("/v1/completions", json={"model": "m", "prompt": "a"})
         assert (reply.status_code, reply.json()["error"]["code"]) == (404, "api_not_served")
         assert len(server.calls) == 1
+
+
+def test_a_client_that_leaves(upstream: Upstream, front: Gateway) -> None:
+    def behave(call: Call) -> None:
+        call.stream(TEXT, end=False)
+        call.wait_until_gone()
+
+    upstream.behaviour = behave
+    body = {"model": "m", "stream": True, "input": "a"}
+
+    def leave() -> None:
+        with front.client.stream("POST", "/v1/responses", json=body) as reply:
+            next(reply.iter_lines())
+
+    assert outcome_of(front, leave) == "client_disconnect"
+    assert upstream.calls[-1].gone.wait(30)
+
+
+@pytest.mark.parametrize("first", ["[chat]", "[messages]"])
+def test_a_request_falls_back_to_a_pool_of_another_api(tmp_path: Path, first: str) -> None:
+    """It is translated for the one that does not speak its API, whichever comes first."""
+    chat = whole('{"choices":[{"message":{"content":"Hi"},"finish_reason":"stop"}]}')
+    own = whole('{"type":"message","content":[{"type":"text","text":"Hi"}],"stop_reason":"end_turn"}')
+    refusing = whole('{"error":{"message":"full"}}', 503)
+    second = "[messages]" if first == "[chat]" else "[chat]"
+    with Upstream(refusing) as one, Upstream(own if first == "[chat]" else chat) as other:
+        path = tmp_path / "endpoints.yaml"
+        path.write_text(
+            "pools:\n"
+            f"- {{name: a, endpoints: ['{one.url}'], models: [m], apis: {first}, fallback: [b]}}\n"
+            f"- {{name: b, endpoints: ['{other.url}'], models: [m], apis: {second}}}\n"
+        )
+        with gateway(options=("--endpoints-file", str(path))) as front:
+            reply = messages(front, stream=False)
+            assert (reply.status_code, reply.json()["content"]) == (200, [{"type": "text", "text": "Hi"}])
+    chats, messages_ = (one, other) if first == "[chat]" else (other, one)
+    assert chats.calls[-1].path == "/v1/chat/completions"
+    assert messages_.calls[-1].path == "/v1/messages?beta=true"
+
+
+def test_a_long_output(upstream: Upstream, front: Gateway) -> None:
+    """One that the last events repeat, and one that is too long for that."""
+    long = json.dumps({"choices": [{"index": 0, "delta": {"content": "x" * (1 << 20)}}]})
+    upstream.behaviour = events(long, STOP, USAGE, "[DONE]")
+    response = last_event(responses(front).text)["response"]
+    assert len(response["output"][0]["content"][0]["text"]) == 1 << 20
+    upstream.behaviour = events(*[long] * 5, STOP, USAGE, "[DONE]")
+    response = last_event(responses(front).text)["response"]
+    assert (response["status"], "too long" in response["error"]["message"]) == ("failed", True)
+
+
+def test_signs_of_life_are_passed_on(upstream: Upstream, front: Gateway) -> None:
+    def behave(call: Call) -> None:
+        call.stream(end=False)
+        call.chunk(b": waiting\n\n")
+        call.chunk(f"data: {TEXT}\n\ndata: {STOP}\n\ndata: [DONE]\n\n".encode())
+        call.send(b"0\r\n\r\n")
+
+    upstream.behaviour = behave
+    assert messages(front).text.startswith("event: ping\n")
