@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -25,6 +26,8 @@ from penstock.http.errors import ApiError
 
 if TYPE_CHECKING:  # imported where there are issuers of tokens
     from penstock.gateway.admission.oidc.token_clients import TokenClients
+
+log = logging.getLogger(__name__)
 
 RELOAD_INTERVAL_S = 1.0
 """Interval of checks whether the file has changed, and so the most by which a change is late."""
@@ -102,9 +105,12 @@ class ClientKeys:
         try:
             while True:
                 await asyncio.sleep(max(0.0, min(RELOAD_INTERVAL_S, self._changes_at - self._clock())))
-                # In a thread: a large file takes long to read, and a disk may not answer.
-                self.take_over(await loop.run_in_executor(None, self._file.latest))
-                self._follow_issuers()
+                try:
+                    # In a thread: a large file takes long to read, and a disk may not answer.
+                    self.take_over(await loop.run_in_executor(None, self._file.latest))
+                    self._follow_issuers()
+                except Exception:
+                    log.exception("the clients' keys stay as they are")
         finally:
             if self._tokens is not None:
                 await self._tokens.close()

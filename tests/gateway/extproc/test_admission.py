@@ -24,6 +24,7 @@ from penstock.gateway.extproc.messages import (
 from penstock.gateway.extproc.processor_stream import ProcessorStream
 from penstock.gateway.routing.endpoint_capacity import EndpointCapacity
 from tests.gateway.extproc.test_processor_stream import World
+from tests.gateway.token_issuer import OTHER_RSA, RSA, public_jwk, signed
 
 KEYS = """
 keys:
@@ -39,8 +40,8 @@ keys:
 class Gateway(World):
     """With keys, budgets and one place at each endpoint; its clock stands still."""
 
-    def __init__(self, path: Path) -> None:
-        path.write_text(KEYS)
+    def __init__(self, path: Path, keys: str = KEYS) -> None:
+        path.write_text(keys)
         path.chmod(0o600)
         budgets = Budgets(MemoryBudgetStore(lambda: 0.0), lambda: 0.0)
         self.flow = FlowControl(FlowLimits(), lambda: self.now)
@@ -93,6 +94,43 @@ def test_budgets_and_models(world: Gateway) -> None:
         assert dict(refused.headers)[b"retry-after"] == b"86400"
         assert dict(refused.headers)[b"x-ratelimit-limit-requests"] == b"1"
         assert refused.details == "penstock_rate_limit_exceeded"
+
+    asyncio.run(run())
+
+
+def test_tokens(tmp_path: Path) -> None:
+    """A new one waits for its check, as a request to the gateway itself."""
+    jwks = tmp_path / "jwks.json"
+    jwks.write_text(json.dumps({"keys": [public_jwk(RSA, kid="k")]}))
+    world = Gateway(
+        tmp_path / "keys.yaml", f"issuers: [{{issuer: i, audience: a, jwks: {jwks}, models: [m]}}]"
+    )
+    claims = {"iss": "i", "aud": "a", "sub": "alice", "exp": world.now + 60}
+
+    async def run() -> None:
+        following = asyncio.ensure_future(world.requests.intake.keys.follow())
+        await asyncio.sleep(0)
+        for token, status in (
+            (signed(claims, kid="k"), None),
+            (signed(claims | {"exp": 0}, kid="k"), 401),
+            (signed(claims, OTHER_RSA, kid="k"), 401),
+            ("sk-none", 401),
+        ):
+            stream = ProcessorStream(world.requests)
+            headers = [
+                (b":method", b"GET"),
+                (b":path", b"/v1/models"),
+                (b"authorization", b"Bearer " + token.encode()),
+            ]
+            [answer] = await stream.receive(
+                ProcessingRequest(
+                    MessagePart.REQUEST_HEADERS, headers, request_mode=BodyMode.BUFFERED, end=True
+                )
+            )
+            assert getattr(answer, "status", None) == status
+            stream.closed()
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
 
     asyncio.run(run())
 

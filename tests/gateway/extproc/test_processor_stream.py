@@ -11,6 +11,7 @@ import pytest
 from penstock.config.watched_file import WatchedFile
 from penstock.gateway.admission.admission import Admission
 from penstock.gateway.admission.client_keys import ClientKeys
+from penstock.gateway.admission.clients_file import KnownClients
 from penstock.gateway.admission.intake import Intake
 from penstock.gateway.extproc.messages import (
     AccessLogEntry,
@@ -30,7 +31,6 @@ from penstock.gateway.extproc.processor_stream import (
 from penstock.gateway.extproc.routed_requests import LOG_DELAY_S, PROCESS_KEY, RoutedRequests
 from penstock.gateway.relay.relay import Relay
 from penstock.gateway.relay.retry_policy import RetryPolicy
-from penstock.gateway.requests.caller import Caller
 from penstock.gateway.requests.relayed_routes import RelayedRoutes
 from penstock.gateway.routing.endpoint import Endpoint
 from penstock.gateway.routing.endpoint_discovery import ResolvedEndpoint
@@ -69,7 +69,7 @@ class World:
         spans: bool = False,
         access_log: Literal["none", "all"] = "none",
         admission: Admission | None = None,
-        client_keys: WatchedFile[dict[bytes, Caller]] | None = None,
+        client_keys: WatchedFile[KnownClients] | None = None,
     ) -> None:
         self.now = 100.0
         pool = EndpointPool(Upstream(), lambda endpoint: None)

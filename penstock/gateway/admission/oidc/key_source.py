@@ -103,6 +103,9 @@ class KeySource:
             except KeyFetchError as error:
                 failures += 1
                 self._log(error)
+            except Exception:
+                failures += 1
+                log.exception("issuer %s: its keys cannot be read", self.entry.issuer)
             on_read(changed)
             wait_s = FILE_S if self.entry.has_file else REFRESH_S * random.uniform(0.9, 1.0)
             if failures and not self.entry.has_file:
@@ -201,11 +204,12 @@ async def _discover(client: httpx.AsyncClient, issuer: str) -> str:
 
 async def _get(client: httpx.AsyncClient, url: str) -> bytes:
     """Redirects are not followed. Raises KeyFetchError and httpx.HTTPError."""
-    async with client.stream("GET", url, headers={"accept": "application/json"}) as reply:
+    headers = {"accept": "application/json", "accept-encoding": "identity"}
+    async with client.stream("GET", url, headers=headers) as reply:
         if reply.status_code != 200:
             raise KeyFetchError(f"{url}: status {reply.status_code}")
         text = bytearray()
-        async for piece in reply.aiter_bytes(65536):
+        async for piece in reply.aiter_raw():  # what is compressed has no bound
             text += piece
             if len(text) > MAX_BYTES:
                 raise KeyFetchError(f"{url}: longer than {MAX_BYTES} bytes")
