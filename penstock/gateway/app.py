@@ -15,6 +15,7 @@ from penstock.gateway.relay.client_connection import REQUEST_ID, HttpClientConne
 from penstock.gateway.relay.relay import Relay, reply_with_json
 from penstock.gateway.relay.write_batch import WriteBatch
 from penstock.gateway.requests.apis import error_body, rejection_reason
+from penstock.gateway.requests.body_rest import too_large
 from penstock.gateway.requests.bounded_name import bounded_name
 from penstock.gateway.requests.incoming_request import IncomingRequest
 from penstock.gateway.requests.via import Via
@@ -154,7 +155,11 @@ class GatewayApp:
             head = self._read_head(http, record)
             if derived is not None:
                 derived[self] = head
-        raw = await http.read_body(intake.max_request_bytes, _too_large)
+        rest = None
+        if intake.generates(record.method, record.path):
+            raw = await http.read_body(intake.bodies.max_read, too_large)
+        else:
+            raw, rest = await intake.bodies.read(http, record.caller)
         added = [*head.relayed, (REQUEST_ID, record.request_id.encode("latin-1")), head.via]
         return intake.read(
             record,
@@ -163,6 +168,7 @@ class GatewayApp:
             session=head.session,
             relayed_headers=inject_trace_context(added, record.trace),
             target=http.target,
+            rest=rest,
         )
 
     def _read_head(self, http: HttpRequest, record: RequestRecord) -> _Head:
@@ -210,8 +216,3 @@ def _check_upgrade(http: HttpRequest) -> None:
             "The gateway does not relay WebSockets. Connect to a model server that has them directly.",
             code="websocket",
         )
-
-
-def _too_large(limit: int) -> ApiError:
-    text = f"The request body is larger than the {limit} bytes allowed by --max-request-bytes."
-    return ApiError(413, text, code="too_large")

@@ -37,6 +37,7 @@ from penstock.gateway.own_routes import OwnRoutes
 from penstock.gateway.relay.plain_events import PlainEvents
 from penstock.gateway.relay.relay import Relay
 from penstock.gateway.relay.retry_policy import RetryPolicy
+from penstock.gateway.requests.body_rest import BodyLimits
 from penstock.gateway.requests.relayed_routes import RelayedRoutes
 from penstock.gateway.requests.via import Via
 from penstock.gateway.responses.request_record import RequestRecord
@@ -161,7 +162,7 @@ def assemble(
         _make_keys(config),
         RelayedRoutes(config.allow_route or (), config.root_path),
         session_header=config.session_header.lower().encode(),
-        max_request_bytes=config.max_request_bytes,
+        bodies=BodyLimits(config.max_request_bytes, config.max_relayed_bytes),
         priorities={} if kubernetes is None else kubernetes.priorities,
         relays_kv_transfer=config.allow_kv_transfer_params,
     )

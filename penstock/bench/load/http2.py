@@ -62,12 +62,16 @@ class _Stream:
     """One request and its reply; a :class:`penstock.http.http2.request_bodies.RequestStream`."""
 
     __slots__ = ("reply", "request", "send_window", "stream_id", "unsent")
+    more = False
 
     def __init__(self, request: int) -> None:
         self.request = request
         self.reply = ReplyCounter()
         self.stream_id = self.send_window = 0
         self.unsent = memoryview(b"")
+
+    def on_sent(self) -> None:
+        """Nothing follows."""
 
 
 class Http2LoadConnection:

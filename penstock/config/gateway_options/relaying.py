@@ -29,6 +29,15 @@ class RelayingOptions:
             "Relaying",
         ),
     ] = False
+    max_relayed_bytes: Annotated[
+        int,
+        option(
+            "Maximum size of a request body that is relayed as it comes, in bytes: files, audio, images, and "
+            "whatever is not JSON. --max-request-bytes bounds the others, and these if it is larger.",
+            "Relaying",
+            ge=1024,
+        ),
+    ] = 1 << 30
     upstream_http2: Annotated[
         Literal["auto", "off", "require"],
         option(

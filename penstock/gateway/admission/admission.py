@@ -79,7 +79,7 @@ class Admission:
             permit = Permit(body.tokens, 0)
         else:
             token_bytes = FILE_TOKEN_BYTES if is_form(incoming.headers) else TOKEN_BYTES
-            permit = Permit(len(incoming.raw) // token_bytes, 0)
+            permit = Permit(incoming.size // token_bytes, 0)
         if incoming.path in GENERATION_PATHS:
             average = int(self._outputs.get(caller.name, FIRST_OUTPUT))
             most = None if body is None else body.most_output

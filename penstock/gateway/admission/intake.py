@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from penstock.gateway.admission.client_keys import ClientKeys
+from penstock.gateway.requests.body_rest import BodyLimits, BodyRest
 from penstock.gateway.requests.bounded_name import bounded_name
 from penstock.gateway.requests.caller import Caller
 from penstock.gateway.requests.incoming_request import IncomingRequest
@@ -44,7 +45,7 @@ class Intake:
     routes: RelayedRoutes
     session_header: bytes
     """Name of the header of ``--session-header``, in lower case."""
-    max_request_bytes: int
+    bodies: BodyLimits
     priorities: Mapping[str, int] = field(default_factory=dict)
     """Priority by name of objective; requests name theirs in :data:`OBJECTIVE_HEADERS`."""
     relays_kv_transfer: bool = False
@@ -75,9 +76,11 @@ class Intake:
         relayed_headers: Headers,
         target: bytes,
         subset: frozenset[str] | None = None,
+        rest: BodyRest | None = None,
     ) -> IncomingRequest:
         """The request of ``record`` with these ``headers`` and the body ``raw``; None: the body is not known.
-        Endpoints get ``relayed_headers``; ``session``: that of :meth:`session_in`. Raises ApiError."""
+        ``rest`` follows it. Endpoints get ``relayed_headers``; ``session``: that of :meth:`session_in`.
+        Raises ApiError."""
         record.bytes_in = len(raw or b"")
         body, model = None, None
         if raw is not None and self.generates(record.method, record.path):
@@ -89,7 +92,7 @@ class Intake:
             model = body.model
         else:
             if raw and record.method == "POST":
-                model = self._read_model(record, relayed_headers, raw)
+                model = self._read_model(record, relayed_headers, raw, partial=rest is not None)
             else:
                 model = described_model(record.method, record.path)
             if model is not None:
@@ -105,6 +108,7 @@ class Intake:
             model=model,
             session=session,
             subset=subset,
+            rest=rest,
         )
 
     def _read_body(self, record: RequestRecord, raw: bytes) -> RequestBody:
@@ -118,10 +122,10 @@ class Intake:
         return body
 
     @staticmethod
-    def _read_model(record: RequestRecord, headers: Headers, raw: bytes) -> str | None:
+    def _read_model(record: RequestRecord, headers: Headers, raw: bytes, *, partial: bool) -> str | None:
         """Raises ApiError."""
         try:
-            return read_model(headers, raw)
+            return read_model(headers, raw, partial=partial)
         except ApiError:
             record.reason = "bad_body"
             raise

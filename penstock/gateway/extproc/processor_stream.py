@@ -184,7 +184,7 @@ class ProcessorStream:
             return [CommonResponse(MessagePart.REQUEST_BODY)]
         self._is_named = self._request_mode is BodyMode.BUFFERED  # by the answer to the headers
         self._body += message.body
-        limit = self._requests.intake.max_request_bytes
+        limit = self._requests.intake.bodies.max_read
         if len(self._body) > limit:
             text = f"The request body is larger than the {limit} bytes allowed by --max-request-bytes."
             return [self._reject(gateway_error(413, "too_large", text))]

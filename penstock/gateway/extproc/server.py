@@ -69,7 +69,7 @@ class EnvoyServer:
                 ("grpc.max_connection_age_ms", int(1000 * CONNECTION_AGE_S)),
                 ("grpc.so_reuseport", 1),  # a worker and its replacement listen together for a while
                 ("grpc.http2.max_ping_strikes", 0),  # Envoy's PINGs tell it when a gateway hangs
-                ("grpc.max_receive_message_length", requests.intake.max_request_bytes + MESSAGE_EXCESS),
+                ("grpc.max_receive_message_length", requests.intake.bodies.max_read + MESSAGE_EXCESS),
             ]
         )
         self._server.add_generic_rpc_handlers(

@@ -69,7 +69,8 @@ class Shadows:
         if shadow is None or incoming is None:
             return
         name, step = shadow
-        if step is None or len(self._running) >= MAX_RUNNING or len(incoming.raw) > MAX_BODY:
+        large = incoming.rest is not None or len(incoming.raw) > MAX_BODY
+        if step is None or len(self._running) >= MAX_RUNNING or large:
             self._counts[name, SKIPPED] += 1
             return
         task = asyncio.ensure_future(self._run(name, step, session, incoming))

@@ -251,6 +251,10 @@ class Attempt:
             self._exchange.abort()
             self._end(TransportResult.CLIENT_GONE)
 
+    def on_uploaded(self) -> None:
+        """The server has taken another part of the request's body: the wait for its reply begins anew."""
+        self._sent_at = self._clock()
+
     def on_pause(self) -> None:
         self.leave_fast_path()
         self._paused_at = self._clock()

@@ -30,7 +30,9 @@ from penstock.gateway.relay.retry_policy import (
     progress_of,
     refused_with_usage,
 )
-from penstock.gateway.requests.apis import gateway_error
+from penstock.gateway.relay.upload import upload
+from penstock.gateway.requests.apis import gateway_error, rejection_reason
+from penstock.gateway.requests.body_rest import BodyRest
 from penstock.gateway.requests.incoming_request import IncomingRequest
 from penstock.gateway.requests.request_body import STREAMING_PATHS
 from penstock.gateway.responses.expected_reply import expected_reply
@@ -244,7 +246,7 @@ class _RequestRelay:
         self.translation = None if endpoint.apis is None else await self._translate(endpoint)
         incoming = self._incoming if self.translation is None else self.translation.incoming
         self._with_usage = relay.wants_usage(incoming, endpoint)
-        fresh = False
+        fresh = self._incoming.rest is not None  # it is sent once: not on a connection that may be closing
         while True:
             try:
                 exchange = self._ready_exchange(endpoint, fresh=fresh)
@@ -261,6 +263,8 @@ class _RequestRelay:
             try:
                 await attempt.ended
             finally:
+                if (rest := self._incoming.rest) is not None and rest.sending is not None:
+                    rest.sending.cancel()
                 relay.running.discard(attempt)
                 self._client.listen(None)  # breaks a reference cycle
             ending, with_usage = attempt.ended.result(), self._with_usage
@@ -273,16 +277,38 @@ class _RequestRelay:
             if not with_usage and relay.wants_usage(incoming, endpoint) and attempt.status == 200:
                 relay.stop_asking_for_usage(endpoint)
             record.bytes_out = attempt.bytes_out
+            if rest is not None and self._end_upload(endpoint, attempt, rest):
+                return True
             if relay.is_denied(endpoint, record.method, attempt.status):
                 reason = relay.denial(endpoint, attempt.status)
                 return self._finish_attempt(endpoint, TransportResult.DENIED, attempt, reason)
             return self._finish_attempt(endpoint, ending, attempt, attempt.reason)
+
+    def _end_upload(self, endpoint: Endpoint, attempt: Attempt, rest: BodyRest) -> bool:
+        """Returns whether the request has ended, as the client has not sent the rest of its body, or more
+        than it may: the endpoint is not at fault."""
+        record, error = self._record, rest.refusal
+        record.bytes_in += rest.size
+        if error is None:
+            if not rest.complete:
+                attempt.reason = attempt.reason or "the request body is incomplete"
+            return False
+        endpoint.breaker.release_probe(self._sent_at)
+        record.outcome, record.reason = Outcome.REJECTED, rejection_reason(error)
+        if attempt.relayed:
+            record.status = attempt.status or 0
+            self._client.cut()
+        else:
+            reply_locally(self._client, record, error)
+        return True
 
     def _claim_resend(self, attempt: Attempt) -> bool:
         """Decide whether to send the endpoint a request again whose connection had ended, and count that as a
         failed attempt that is no fault of the endpoint."""
         record, now = self._record, self._clock()
         unprocessed = attempt.ended.result() is TransportResult.UNPROCESSED
+        if (rest := self._incoming.rest) is not None and rest.begun:
+            return False
         if not (unprocessed or self._relay.retry_policy.claim_resend(self._incoming, now)):
             return False
         record.attempts += 1
@@ -343,10 +369,14 @@ class _RequestRelay:
             limits=TimeLimits(endpoint.upstream.timeouts, self._deadline, self._clock),
         )
         raw = body.with_usage() if with_usage and body is not None else incoming.raw
-        request = UpstreamRequest(incoming.method.encode(), incoming.target, incoming.headers, raw)
+        rest = incoming.rest
+        left = 0 if rest is None else rest.left
+        request = UpstreamRequest(incoming.method.encode(), incoming.target, incoming.headers, raw, left)
         exchange.send(request, attempt)
         relay.running.add(attempt)
         self._client.listen(attempt)
+        if rest is not None:
+            rest.sending = asyncio.ensure_future(upload(rest, exchange, attempt))
         return attempt
 
     # -- see Requester
@@ -390,7 +420,9 @@ class _RequestRelay:
 
     def _claim_retry(self) -> bool:
         """Decide whether the request is sent to another endpoint."""
-        now = self._clock()
+        now, rest = self._clock(), self._incoming.rest
+        if rest is not None and rest.begun:
+            return False
         return now < self._deadline and self._relay.retry_policy.claim(
             self._progress, self._incoming, self._request, now
         )

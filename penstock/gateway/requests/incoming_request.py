@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from penstock.gateway.requests.body_rest import BodyRest
 from penstock.gateway.requests.model_field import replace_model
 from penstock.gateway.requests.request_body import RequestBody, response_of
 from penstock.gateway.upstream.exchange import Headers
@@ -20,7 +21,7 @@ class IncomingRequest:
     headers: Headers
     """End-to-end headers, see :func:`~penstock.gateway.upstream.exchange.without_hop_by_hop`."""
     raw: bytes
-    """The body's bytes."""
+    """The body's bytes, but for its ``rest``."""
     body: RequestBody | None
     """None when the request does not generate; only the model is read of its body."""
     model: str | None = None
@@ -29,6 +30,13 @@ class IncomingRequest:
     session: str | None = None
     subset: frozenset[str] | None = None
     """Addresses and ports of the endpoints that Envoy allows; None: all."""
+    rest: BodyRest | None = None
+    """What follows of the body; None: nothing."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the body, as far as it is known."""
+        return len(self.raw) + (0 if self.rest is None else self.rest.left or 0)
 
     def allows(self, destination: str) -> bool:
         """Whether Envoy allows the endpoint with this address and port."""
@@ -41,7 +49,8 @@ class IncomingRequest:
         if not self.raw:
             return replace(self, model=model)
         if self.body is None:
-            return replace(self, model=model, raw=replace_model(self.headers, self.raw, model))
+            raw = replace_model(self.headers, self.raw, model, partial=self.rest is not None)
+            return replace(self, model=model, raw=raw)
         body = self.body.with_model(model)
         return replace(self, model=model, raw=body.raw, body=body)
 

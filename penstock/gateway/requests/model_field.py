@@ -76,11 +76,11 @@ def described_model(method: str, path: str) -> str | None:
     return path.removeprefix(ONE) if method in READING and path.startswith(ONE) else None
 
 
-def read_model(headers: Headers, raw: bytes) -> str | None:
-    """The model that a body names; None: it names none. What is malformed is left to the server. Raises
-    ApiError for JSON that another parser may read as naming another one."""
-    if (kind := _form_type(headers)) is not None:
-        place = _find_model(kind, raw)
+def read_model(headers: Headers, raw: bytes, *, partial: bool = False) -> str | None:
+    """The model that a body names; None: it names none. What is malformed is left to the server. ``partial``:
+    more of the body follows. Raises ApiError for JSON that another parser may read as naming another one."""
+    if (kind := form_type(headers)) is not None:
+        place = _find_model(kind, raw, partial=partial)
         return None if place is None else raw[place].decode(errors="replace")
     if not _OBJECT(raw):
         return None
@@ -95,7 +95,7 @@ def read_model(headers: Headers, raw: bytes) -> str | None:
 def other_model_field(headers: Headers, raw: bytes) -> str | None:
     """The field of a JSON body or a form by which some servers take another model than the one it names;
     None: there is none."""
-    if (kind := _form_type(headers)) is not None:
+    if (kind := form_type(headers)) is not None:
         return next((name for name in _part_names(kind, raw) if _folded(name) in OTHER_MODEL_FIELDS), None)
     try:
         said = _decode_others(raw)
@@ -115,34 +115,48 @@ def named_beside(target: bytes, headers: Headers) -> str | None:
     return next((f"the header {name.decode()}" for name, _ in headers if name in _MODEL_HEADERS), None)
 
 
-def replace_model(headers: Headers, raw: bytes, model: str) -> bytes:
-    """Copy the body, which names a model, for another one."""
-    if (kind := _form_type(headers)) is None:
+def replace_model(headers: Headers, raw: bytes, model: str, *, partial: bool = False) -> bytes:
+    """Copy the body, which names a model, for another one. ``partial``: more of it follows."""
+    if (kind := form_type(headers)) is None:
         return _encode({**_fields(raw), "model": model})
-    place = _find_model(kind, raw)
+    place = _find_model(kind, raw, partial=partial)
     assert place is not None, "it names a model"
     return b"%b%b%b" % (raw[: place.start], model.encode(), raw[place.stop :])
 
 
 def is_form(headers: Headers) -> bool:
     """Whether the body is a form, as audio and images are sent."""
-    return _form_type(headers) is not None
+    return form_type(headers) is not None
 
 
-def _form_type(headers: Headers) -> bytes | None:
+def form_type(headers: Headers) -> bytes | None:
     """The content type of a form; of several all. None: it is no form."""
     kinds = b",".join(value for name, value in headers if name == b"content-type")
     return kinds if FORM in kinds.lower() else None
 
 
-def _find_model(kind: bytes, raw: bytes) -> slice | None:
-    """Where the form has the name of the model; None: nowhere, or not clearly."""
+def form_delimiter(kind: bytes) -> bytes | None:
+    """What stands between the parts of a form of this content type; None: it does not say so clearly."""
     boundaries = _boundaries(kind)
     if len(boundaries) != 1 or not any(boundaries[0]):
         return None
+    return b"--" + bytes(boundaries[0][0] or boundaries[0][1])
+
+
+def names_model(head: bytes) -> bool:
+    """Whether a part with these headers may be the model."""
+    return any(_folded(name) == "model" for _, name in _names(head))
+
+
+def _find_model(kind: bytes, raw: bytes, *, partial: bool) -> slice | None:
+    """Where the form has the name of the model; None: nowhere, or not clearly. ``partial``: in its complete
+    parts."""
+    delimiter = form_delimiter(kind)
+    if delimiter is None:
+        return None
     found = None
     try:
-        for head, content in _parts(raw, b"--" + (boundaries[0][0] or boundaries[0][1])):
+        for head, content in _parts(raw, delimiter):
             names = _names(head)
             if any(coded for coded, _ in names):
                 return None
@@ -151,7 +165,8 @@ def _find_model(kind: bytes, raw: bytes) -> slice | None:
                     return None
                 found = content
     except ValueError:
-        return None
+        if not partial:
+            return None
     if found is None or not 0 < found.stop - found.start <= MAX_FORM_MODEL:
         return None
     return None if b"\n" in raw[found] or b"\r" in raw[found] else found

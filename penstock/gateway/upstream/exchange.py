@@ -54,6 +54,8 @@ class UpstreamRequest(NamedTuple):
     """End-to-end headers. Host and content-length are replaced; expect is dropped because the body is sent
     without waiting for 100 (Continue)."""
     body: bytes
+    rest: int | None = 0
+    """Bytes of the body that follow by :meth:`Exchange.send_part`; None: their number is unknown."""
 
 
 class ReplyReceiver(Protocol):
@@ -78,6 +80,11 @@ class Exchange(Protocol):
 
     def send(self, request: UpstreamRequest, receiver: ReplyReceiver) -> None:
         """Send a request. ``receiver`` gets the reply, or on_broken if the connection broke before."""
+        ...
+
+    async def send_part(self, data: bytes) -> None:
+        """Send the next part of a body that has a ``rest``, once the server has taken most of those before;
+        empty: the body is complete. Without effect after the end of the exchange."""
         ...
 
     def abort(self) -> None:

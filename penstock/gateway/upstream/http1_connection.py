@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import os
 import select
 import struct
 import termios
 import time
+from contextlib import suppress
 from typing import Protocol, cast
 
 from penstock.gateway.upstream.exchange import (
@@ -22,11 +24,15 @@ from penstock.gateway.upstream.exchange import (
 from penstock.gateway.upstream.reply_scanner import PlainEventRelay, PlainEventShape, plain_chunk
 from penstock.gateway.upstream.request_form import AS_GIVEN, RequestForm
 from penstock.gateway.upstream.upstream import Upstream
+from penstock.http.http1.chunks import LAST_CHUNK, chunk
 from penstock.http.http1.reply_reader import ReplyFault, ReplyReader
 from penstock.http.tls_problem import tls_problem
 
 NO_WINDOW = 1 << 62
 """Bytes of plain events that may come before anything else has to be done for more to come."""
+MAX_LAST_BYTES = 64 << 10
+"""Bytes that are read of a connection whose server has closed it while it was sent a body: an error's head
+and body."""
 
 
 class ConnectionOwner(Protocol):
@@ -54,6 +60,15 @@ class ConnectionOwner(Protocol):
     def on_unanswered(self) -> None:
         """A new connection broke before the head of a reply: the server may not speak HTTP/1.1 any more."""
         ...
+
+
+class Upload:
+    """The rest of a body: whether it is ``chunked``, and whether the server takes more of it."""
+
+    def __init__(self, *, chunked: bool) -> None:
+        self.chunked = chunked
+        self.writable = asyncio.Event()
+        self.writable.set()
 
 
 class Http1UpstreamConnection(asyncio.Protocol):
@@ -90,11 +105,21 @@ class Http1UpstreamConnection(asyncio.Protocol):
         self._request_size = 0
         self._unprocessed = False
         """The server has not got the latest request."""
+        self._upload: Upload | None = None
+        """The rest of the latest request's body; None: it has been sent whole."""
 
     # -- asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+
+    def pause_writing(self) -> None:
+        if self._upload is not None:
+            self._upload.writable.clear()
+
+    def resume_writing(self) -> None:
+        if self._upload is not None:
+            self._upload.writable.set()
 
     def data_received(self, data: bytes) -> None:
         if self._fast_path is not None and self._relay_plain(data, *self._fast_path):
@@ -176,6 +201,8 @@ class Http1UpstreamConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._reusable = False
+        if self._end_upload():
+            self._read_last()
         self._owner.forget(self)
         self._lost = "the connection was closed before the reply was complete"
         if exc is not None:
@@ -184,6 +211,14 @@ class Http1UpstreamConnection(asyncio.Protocol):
             self._lost += self._owner.unheard
         if not self._unread:
             self._on_lost()
+
+    def _read_last(self) -> None:
+        """Read what the server has answered before it closed the connection, in the middle of an upload: the
+        error of a write hides it."""
+        if self._receiver is None or self._transport.get_extra_info("ssl_object") is not None:
+            return
+        with suppress(OSError):
+            self.data_received(os.read(self._transport.get_extra_info("socket").fileno(), MAX_LAST_BYTES))
 
     def _on_lost(self) -> None:
         """The connection is lost, and what came before is processed."""
@@ -228,16 +263,39 @@ class Http1UpstreamConnection(asyncio.Protocol):
         usable = self.usable
         self._unprocessed = not usable
         if usable:
+            if request.rest != 0:
+                self._upload = Upload(chunked=request.rest is None)
             data = request_bytes(request, self._authority, self._owner.upstream.form)
             self._request_size = len(data)
             self._transport.write(data)
         else:  # connection_lost, called only once, may be over
             self._loop.call_soon(self._break, "the connection was closed")
 
+    async def send_part(self, data: bytes) -> None:
+        upload = self._upload
+        if upload is None:
+            return
+        await upload.writable.wait()
+        if self._upload is not upload:
+            return
+        if not data:
+            self._upload = None
+        if part := (data and chunk(data)) or LAST_CHUNK if upload.chunked else data:
+            self._transport.write(part)
+
+    def _end_upload(self) -> bool:
+        """Send nothing more of a body; returns whether more was to follow."""
+        upload, self._upload = self._upload, None
+        if upload is None:
+            return False
+        upload.writable.set()
+        return True
+
     def abort(self) -> None:
         """Discard the rest of the reply; closing the connection cancels the request at the server."""
         self._receiver, self._unread = None, b""
         self._reusable = False
+        self._end_upload()
         self._transport.abort()
 
     def pause(self, receiver: ReplyReceiver) -> None:
@@ -273,7 +331,7 @@ class Http1UpstreamConnection(asyncio.Protocol):
         receiver, self._receiver = self._receiver, None
         self._paused = False
         assert receiver is not None
-        if self._transport.get_write_buffer_size():
+        if self._end_upload() or self._transport.get_write_buffer_size():
             self._transport.abort()  # the server answered without reading the whole request
         elif self.usable:
             self._transport.resume_reading()
@@ -284,6 +342,7 @@ class Http1UpstreamConnection(asyncio.Protocol):
 
     def _break(self, reason: str) -> None:
         receiver, self._receiver = self._receiver, None
+        self._end_upload()
         self._transport.abort()
         if receiver is None:
             return
@@ -315,12 +374,15 @@ class Http1UpstreamConnection(asyncio.Protocol):
 
 def request_bytes(request: UpstreamRequest, authority: bytes, form: RequestForm = AS_GIVEN) -> bytes:
     """The bytes of an HTTP/1.1 request. ``authority``: value of the host header."""
-    method, target, headers, body = request
+    method, target, headers, body, rest = request
     if form.rewrites:
         target = form.target(target)
     lines = [b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (method, target, authority)]
     lines += [b"%b: %b\r\n" % header for header in headers if header[0] not in form.dropped]
     lines.append(form.lines)
-    if body or method not in (b"GET", b"HEAD"):
-        lines.append(b"content-length: %d\r\n" % len(body))
+    if rest is None:
+        lines.append(b"transfer-encoding: chunked\r\n")
+        body = chunk(body)
+    elif body or method not in (b"GET", b"HEAD"):
+        lines.append(b"content-length: %d\r\n" % (len(body) + rest))
     return b"".join([*lines, b"\r\n", body])

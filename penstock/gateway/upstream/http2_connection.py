@@ -389,17 +389,21 @@ class Http2UpstreamConnection(asyncio.Protocol):
         if not self._streams:
             self._unheard_since, self._silent_ticks = self._loop.time(), 0
         exchange.stream_id = stream_id = self.core.open(exchange)
-        method, target, headers, body = request
+        method, target, headers, body, rest = request
+        exchange.more = rest != 0
         form = self._owner.upstream.form
         fields = [(b":method", method), (b":path", form.target(target) if form.rewrites else target)]
         fields += [header for header in headers if header[0] not in form.dropped]
-        if body or method not in (b"GET", b"HEAD"):
-            fields.append((b"content-length", b"%d" % len(body)))
+        if rest is not None and (body or method not in (b"GET", b"HEAD")):
+            fields.append((b"content-length", b"%d" % (len(body) + rest)))
         settings = self.core.settings
         block = settings.block_start + self._origin + encode_fields(fields) + form.block
         size = h2.DEFAULT_FRAME_SIZE
         head = h2.header_frames(stream_id, block, end_stream=not body, max_frame_size=size)
         self._bodies.add(exchange, head, body, settings.initial_window)
+
+    def send_part(self, exchange: Http2Exchange, data: bytes) -> None:
+        self._bodies.append(exchange, data)
 
     def _refuse(self, exchange: Http2Exchange) -> None:
         """The connection has ended before the request was sent."""

@@ -5,6 +5,7 @@ Its window for the reply is opened again as the client takes the reply: a slow c
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
@@ -38,6 +39,10 @@ class StreamConnection(Protocol):
         """Open the stream and send the request; the stream breaks later if the connection has ended."""
         ...
 
+    def send_part(self, exchange: Http2Exchange, data: bytes) -> None:
+        """Send the next part of the request's body, the last one unless ``more`` follows."""
+        ...
+
     def end(self, exchange: Http2Exchange, code: ErrorCode | None) -> None:
         """The stream has ended; with ``code`` by RST_STREAM."""
         ...
@@ -56,6 +61,7 @@ class Http2Exchange:
     __slots__ = (
         "_bodyless",
         "_connection",
+        "_drained",
         "_left",
         "_overhead",
         "_paused",
@@ -64,6 +70,7 @@ class Http2Exchange:
         "deliver",
         "ended",
         "has_head",
+        "more",
         "send_window",
         "stream_id",
         "unsent",
@@ -80,7 +87,11 @@ class Http2Exchange:
         self.send_window = 0
         """Bytes of the request's body that the server allows to send."""
         self.unsent = memoryview(b"")
-        """The rest of the request's body."""
+        """What has come of the request's body and is not sent."""
+        self.more = False
+        """Whether more of the body follows that."""
+        self._drained: asyncio.Future[None] | None = None
+        """Done when all that has come is sent, or the exchange has ended; None: nobody waits."""
         self.answered = False
         """Anything of the reply has come."""
         self.has_head = False
@@ -101,6 +112,20 @@ class Http2Exchange:
         self._receiver = receiver
         self._bodyless = request.method == b"HEAD"
         self._connection.start(self, request)
+
+    async def send_part(self, data: bytes) -> None:
+        while self.unsent and self._receiver is not None:
+            self._drained = asyncio.get_running_loop().create_future()
+            await self._drained
+        if self.more and self._receiver is not None:
+            self.more = bool(data)
+            self._connection.send_part(self, data)
+
+    def on_sent(self) -> None:
+        """All that has come of the body is sent."""
+        waiter, self._drained = self._drained, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def abort(self) -> None:
         self._forget()
@@ -202,7 +227,7 @@ class Http2Exchange:
             raise self._fault("less content than its content-length")
         receiver = self._receiver
         self._forget()
-        self._connection.end(self, ErrorCode.CANCEL if self.unsent else None)
+        self._connection.end(self, ErrorCode.CANCEL if self.unsent or self.more else None)
         if receiver is not None:
             receiver.on_end()
 
@@ -215,6 +240,7 @@ class Http2Exchange:
 
     def _forget(self) -> None:
         self._receiver = self.deliver = None
+        self.on_sent()
 
     def _fault(self, reason: str) -> StreamFault:
         return StreamFault(self.stream_id, ErrorCode.PROTOCOL_ERROR, reason)

@@ -22,7 +22,13 @@ class RequestStream(Protocol):
     send_window: int
     """Bytes of the request's body that the server allows to send."""
     unsent: memoryview
-    """The rest of the request's body."""
+    """What has come of the request's body and is not sent."""
+    more: bool
+    """Whether more of it follows."""
+
+    def on_sent(self) -> None:
+        """All that has come is sent."""
+        ...
 
 
 class RequestBodies:
@@ -58,6 +64,15 @@ class RequestBodies:
         if stream.unsent:
             self.waiting[stream.stream_id] = stream
         self.write(b"".join(frames))
+
+    def append(self, stream: RequestStream, data: bytes) -> None:
+        """Send the next part of a body of which nothing is unsent; the last part may be empty."""
+        if not data:
+            self.write(frame_header(0, DATA, END_STREAM, stream.stream_id))
+            return
+        stream.unsent = memoryview(data)
+        self.waiting[stream.stream_id] = stream
+        self._send()
 
     def forget(self, stream: RequestStream) -> None:
         """The stream has ended."""
@@ -107,6 +122,7 @@ class RequestBodies:
                 frames += self._take_frame(stream)
                 if not stream.unsent:
                     del self.waiting[stream.stream_id]
+                    stream.on_sent()
             if not frames:
                 return
             self.write(b"".join(frames))
@@ -121,5 +137,5 @@ class RequestBodies:
         self.data_bytes += size
         stream.send_window -= size
         stream.unsent = unsent[size:]
-        flags = 0 if stream.unsent else END_STREAM
+        flags = 0 if stream.unsent or stream.more else END_STREAM
         return frame_header(size, DATA, flags, stream.stream_id), unsent[:size]

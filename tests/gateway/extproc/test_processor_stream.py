@@ -31,6 +31,7 @@ from penstock.gateway.extproc.processor_stream import (
 from penstock.gateway.extproc.routed_requests import LOG_DELAY_S, PROCESS_KEY, RoutedRequests
 from penstock.gateway.relay.relay import Relay
 from penstock.gateway.relay.retry_policy import RetryPolicy
+from penstock.gateway.requests.body_rest import BodyLimits
 from penstock.gateway.requests.relayed_routes import RelayedRoutes
 from penstock.gateway.routing.endpoint import Endpoint
 from penstock.gateway.routing.endpoint_discovery import ResolvedEndpoint
@@ -89,7 +90,7 @@ class World:
         self.requests = RoutedRequests(
             relay=relay,
             recorder=RequestRecorder(self.metrics, access_log),
-            intake=Intake(keys, RelayedRoutes(), b"x-session-id", limit),
+            intake=Intake(keys, RelayedRoutes(), b"x-session-id", BodyLimits(limit, limit)),
             tracing=self.tracing,
         )
 

@@ -1,0 +1,33 @@
+"""Sends the rest of a request's body to an endpoint, as its client sends it and the endpoint takes it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from penstock.gateway.relay.attempt import Attempt
+from penstock.gateway.requests.body_rest import BodyRest
+from penstock.gateway.upstream.exchange import Exchange
+from penstock.http.errors import ApiError
+from penstock.http.request import ClientGone
+
+ERROR = 400
+"""A reply with this status or a higher one may end before the body: nothing more is sent."""
+
+
+async def upload(rest: BodyRest, exchange: Exchange, attempt: Attempt) -> None:
+    """Send what is left, unless the attempt ends before. It is told when the client leaves, or does not send
+    what it may."""
+    try:
+        while part := await rest.read():
+            await exchange.send_part(part)
+            await asyncio.sleep(0)  # what the endpoint has answered meanwhile is read before more is sent
+            if attempt.ended.done() or (attempt.status or 0) >= ERROR:
+                return
+            attempt.on_uploaded()
+        await exchange.send_part(b"")
+    except ClientGone:
+        attempt.on_disconnect()
+    except ApiError as error:
+        if not attempt.ended.done():
+            rest.refusal = error
+            attempt.on_disconnect()
