@@ -101,8 +101,8 @@ class Http1UpstreamConnection(asyncio.Protocol):
         """Bytes of the reply to the latest request have come."""
         self.was_used = False
         """Whether the connection has carried a reply before, so the server may have closed it meanwhile."""
-        self._sent_at = 0.0
-        self._request_size = 0
+        self._sent = 0.0, 0
+        """When the latest request was sent, and its bytes; of a body with a rest the beginning counts."""
         self._unprocessed = False
         """The server has not got the latest request."""
         self._upload: Upload | None = None
@@ -195,7 +195,7 @@ class Http1UpstreamConnection(asyncio.Protocol):
     def eof_received(self) -> None:
         self._ended = True
         if self._receiver is not None and not self._answered:
-            self._unprocessed = self._unacknowledged() >= self._request_size
+            self._unprocessed = self._unacknowledged() >= self._sent[1]
         if not self._unread and self._ends_with_connection():
             self._finish()
 
@@ -259,14 +259,14 @@ class Http1UpstreamConnection(asyncio.Protocol):
         self._reader.begin(bodyless=request.method == b"HEAD")
         self._answered = self._between_chunks = False
         self._fast_path = None
-        self._sent_at = self._loop.time()
+        self._sent = self._loop.time(), 0
         usable = self.usable
         self._unprocessed = not usable
         if usable:
             if request.rest != 0:
                 self._upload = Upload(chunked=request.rest is None)
             data = request_bytes(request, self._authority, self._owner.upstream.form)
-            self._request_size = len(data)
+            self._sent = self._sent[0], len(data)
             self._transport.write(data)
         else:  # connection_lost, called only once, may be over
             self._loop.call_soon(self._break, "the connection was closed")
@@ -368,7 +368,7 @@ class Http1UpstreamConnection(asyncio.Protocol):
     def _was_idle_closed(self) -> bool:
         """Whether the server may have closed the idle connection before it got the request. It answers with a
         reset at once then; a server that breaks the connection later may have run the request."""
-        waited_s = self._loop.time() - self._sent_at
+        waited_s = self._loop.time() - self._sent[0]
         return self.was_used and not self._answered and waited_s <= IDLE_CLOSE_S
 
 
