@@ -227,10 +227,11 @@ def _written(at: datetime | None) -> str:
     return "never" if at is None else at.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
-def _budgets(given: list[str] | None) -> dict[str, int] | None:
+def _budgets(given: list[str] | None) -> dict[str, int | float] | None:
     if not given:
         return None
-    return {name: int(amount) for name, _, amount in (each.partition("=") for each in given)}
+    pairs = (each.partition("=") for each in given)
+    return {name: float(amount) if "." in amount else int(amount) for name, _, amount in pairs}
 
 
 def _described(entry: KeyEntry) -> dict[str, Any]:

@@ -77,9 +77,9 @@ class AddKeyConfig(OneKeyConfig):
         option("Its share beside others of the same priority.", "Client"),
     ] = None
     budgets: Annotated[
-        list[Annotated[str, Meta(pattern=r"^[a-z-]+=[0-9]+\Z")]] | None,
+        list[Annotated[str, Meta(pattern=r"^[a-z-]+=[0-9]+([.][0-9]+)?\Z")]] | None,
         option(
-            "Its budgets: requests-per-minute=600 tokens-per-day=1000000.",
+            "Its budgets: requests-per-minute=600 tokens-per-day=1000000 cost-per-month=12.50.",
             "Client",
             metavar="NAME=AMOUNT",
             allowed="NAME=AMOUNT",

@@ -242,6 +242,7 @@ class _Worker:
         while True:
             await asyncio.sleep(self._share_interval_s(link))
             self._parts.shared_state.share()
+            self._parts.relay.router.admission.billing.note_sent()
             if self._parts.log_forwarding is not None:
                 self._parts.log_forwarding.send()
             self._parts.exposition.send_when_due()

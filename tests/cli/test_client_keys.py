@@ -106,7 +106,14 @@ def test_a_client_expires_and_is_revoked(path: Path, capsys: pytest.CaptureFixtu
 def test_clients_are_added_listed_and_shown(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = path.read_text()
     given = ["--team", "lab", "--expires", "30d", "--models", "a", "b-*", "--priority", "-1"]
-    given += ["--weight", "2.5", "--budgets", "requests-per-minute=5", "concurrent-requests=2"]
+    given += [
+        "--weight",
+        "2.5",
+        "--budgets",
+        "requests-per-minute=5",
+        "concurrent-requests=2",
+        "cost-per-month=12.50",
+    ]
     assert keys(path, "add", "trial@1", *given) == 0
     key = capsys.readouterr().out.strip()
     assert state(path, key) == ""
@@ -117,7 +124,11 @@ def test_clients_are_added_listed_and_shown(path: Path, capsys: pytest.CaptureFi
     shown = json.loads(capsys.readouterr().out)
     assert (shown["name"], shown["team"], shown["models"]) == ("trial@1", "lab", ["a", "b-*"])
     assert (shown["priority"], shown["weight"]) == (-1, 2.5)
-    assert shown["budgets"] == {"requests-per-minute": 5, "concurrent-requests": 2}
+    assert shown["budgets"] == {
+        "requests-per-minute": 5,
+        "concurrent-requests": 2,
+        "cost-per-month": "12.5",
+    }
     assert shown["keys"] == [{"sha256": sha256(key.encode()).hexdigest()[:12] + "…", "state": "valid"}]
     assert keys(path, "list") == 0
     rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}

@@ -17,6 +17,11 @@ class Billing:
     journal: RequestJournal | None = None
     """None: there is no billing file."""
 
+    def note_sent(self) -> None:
+        """See :meth:`RequestJournal.note_sent`."""
+        if self.journal is not None:
+            self.journal.note_sent()
+
     def ended(self, record: RequestRecord) -> None:
         """A request has ended with an outcome. Once."""
         if self.pricing.currency:

@@ -102,6 +102,10 @@ class JournalSlots:
         self._write(slot, 0, line)
         self.states[slot] = BEGUN
 
+    def update(self, slot: int, line: bytes) -> None:
+        """``line``, of the same request, is due if the worker is lost."""
+        self._write(slot, 1, line)
+
     def end(self, slot: int, line: bytes) -> None:
         """``line`` is due."""
         self._write(slot, 1, line)
@@ -122,13 +126,17 @@ class JournalSlots:
         ]
         if orphaned:
             found += [
-                Line(slot, self._read(slot, 0), lost=True)
-                for slot in np.flatnonzero(states == BEGUN).tolist()
+                Line(slot, self._lost(slot), lost=True) for slot in np.flatnonzero(states == BEGUN).tolist()
             ]
         return [line for line in found if line.text]
 
     def free(self, slot: int) -> None:
         self.states[slot] = FREE
+
+    def _lost(self, slot: int) -> bytes:
+        """The line of a request whose worker is lost: the later one, if it is whole and of this request."""
+        begun, updated = self._read(slot, 0), self._read(slot, 1)
+        return updated if updated.partition(b",")[0] == begun.partition(b",")[0] else begun
 
     def _read(self, slot: int, text: int) -> bytes:
         """Empty: it is not whole."""

@@ -28,6 +28,10 @@ _log_lost = RateLimitedLog(log, logging.ERROR)
 
 MAX_FILES = 64
 """Files of 4 MB: 65,536 requests that run, or whose lines the supervisor cannot write."""
+MAX_NOTES = 256
+"""Requests at a time of which it is noted where they were sent."""
+NOBODY = 401
+"""Status of requests that nobody pays for: whoever has no key must not fill the disk."""
 WORKER_LOST = "worker_lost"
 """Outcome of a request whose worker ended before it did."""
 SHORT_NAME = 40
@@ -84,6 +88,8 @@ class RequestJournal:
         """Slots that are known to be free: of the file of their number by :data:`SLOTS`."""
         self._begun: dict[RequestRecord, tuple[int, str]] = {}
         """Slots of requests that run, and the ids of their lines."""
+        self._unsent: list[RequestRecord] = []
+        """Requests of which it is not noted where they were sent."""
         self._counts = {"recorded": 0, "lost": 0}
 
     def begin(self, record: RequestRecord) -> None:
@@ -91,13 +97,27 @@ class RequestJournal:
         if (slot := self._take_slot()) is not None:
             id = self._new_id()
             self._begun[record] = slot, id
+            self._unsent.append(record)
             self._files[slot // SLOTS].begin(slot % SLOTS, self._line(record, id, WORKER_LOST))
+
+    def note_sent(self) -> None:
+        """Note of requests that run where they were sent; called several times a second."""
+        unsent, self._unsent, notes = self._unsent, [], 0
+        for record in unsent:
+            slot, id = self._begun.get(record, (None, ""))
+            if slot is None:
+                continue
+            if not record.endpoint or notes >= MAX_NOTES:
+                self._unsent.append(record)
+                continue
+            notes += 1
+            self._files[slot // SLOTS].update(slot % SLOTS, self._line(record, id, WORKER_LOST))
 
     def end(self, record: RequestRecord) -> None:
         """A request has ended."""
-        if not record.path:  # it was refused before it was complete
-            return
         slot, id = self._begun.pop(record, (None, ""))
+        if slot is None and (not (record.path and record.method) or record.status == NOBODY):
+            return  # it was refused before it was complete, or another gateway process has its line
         if slot is None:
             slot, id = self._take_slot(), self._new_id()
         if slot is None:

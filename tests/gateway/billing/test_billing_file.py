@@ -116,6 +116,8 @@ def test_a_stream_whose_worker_is_killed(tmp_path: Path) -> None:
                 "POST", "/v1/completions", json=BODY, headers={"x-request-id": "a"}
             ) as reply:
                 assert reply.status_code == 200
+                [journal] = Path(journal_folder(str(bills))).glob("*.slots")
+                eventually(lambda: server.url.encode() in journal.read_bytes())
                 front.workers[0].kill()
                 eventually(lambda: bills.read_text().endswith("\n"))
                 with pytest.raises(httpx.HTTPError):
@@ -131,6 +133,8 @@ def test_a_stream_whose_worker_is_killed(tmp_path: Path) -> None:
                 "team": "retrieval",
                 "model": "m",
                 "target_model": "m",
+                "endpoint": server.url,
+                "attempts": 1,
                 "outcome": "worker_lost",
             }
 
@@ -328,6 +332,26 @@ def test_a_foreign_file_is_kept(tmp_path: Path) -> None:
         pass
     first, second = folder.file.read_text().splitlines()
     assert (first, json.loads(second)["request_id"]) == ("not ours", "a")
+
+
+def test_what_is_noted_last_of_a_lost_request_counts(tmp_path: Path) -> None:
+    slots = JournalSlots.create(str(tmp_path))
+    slots.end(0, b'{"id":"before","x":1}')
+    slots.free(0)
+    slots.begin(0, b'{"id":"a","x":1}')
+    assert [line.text for line in slots.due(orphaned=True)] == [b'{"id":"a","x":1}']
+    slots.update(0, b'{"id":"a","x":2}')
+    assert slots.due(orphaned=False) == []
+    assert [line.text for line in slots.due(orphaned=True)] == [b'{"id":"a","x":2}']
+    slots.close()
+
+
+def test_who_has_no_line(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    journal = folder.journal()
+    journal.end(RequestRecord("/v1/completions", "r"))
+    journal.end(record("nobody", status=401))
+    assert folder.write() == []
 
 
 def test_a_text_that_is_not_whole_is_due_later(tmp_path: Path) -> None:
