@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from penstock.gateway.metric_definitions import KUBERNETES_AGE, KUBERNETES_FAILURES, QUEUED, Figure
+from penstock.gateway.metric_definitions import (
+    BILLING_RECORDS,
+    BILLING_WAITING,
+    KUBERNETES_AGE,
+    KUBERNETES_FAILURES,
+    QUEUED,
+    Figure,
+)
 from penstock.gateway.requests.caller import Caller
 from penstock.gateway.responses.outcome import Outcome
 from penstock.gateway.responses.request_record import RequestRecord
@@ -39,6 +46,8 @@ def exposed() -> dict[str, set[str]]:
     metrics = GatewayMetrics(lambda: [endpoint])
     queued = Figure(QUEUED, 1, {"priority": "0"})
     metrics.sources.append(lambda: [Figure(KUBERNETES_AGE, 1.0), Figure(KUBERNETES_FAILURES, 0), queued])
+    bills = Figure(BILLING_RECORDS, 1, {"state": "recorded"}), Figure(BILLING_WAITING, 1)
+    metrics.sources.append(lambda: bills)
     seen = Observation(token_events=2, first_token_at=1.0, last_token_at=2.0, usage=ReportedUsage(1, 2, 1))
     metrics.request_ended(
         RequestRecord("/v1/completions", model="m", outcome=Outcome.OK, attempts=2, seen=seen, pick_s=0.1)
